@@ -1,1 +1,16 @@
-//! Forebay.
+//! Ids, sizes, limits, attributes and errno: the words every other crate speaks. No I/O.
+
+mod attr;
+mod errno;
+mod ids;
+pub mod limits;
+mod name;
+mod quantity;
+
+pub use attr::{Attr, Cred, FileKind, OpenFlags, SetAttr, SetTime, Statfs, TimeSpec};
+pub use errno::Errno;
+pub use ids::{Generation, Handle, Ino, ObjectId, TierId};
+pub use name::{NameError, check_name};
+pub use quantity::{
+    QuantityError, format_duration, format_size, parse_duration, parse_percent, parse_size,
+};

@@ -1,0 +1,31 @@
+//! A limit on everything that a peer or a user can make large.
+
+/// Longest name of one path component, in bytes (`NAME_MAX`).
+pub const NAME_BYTES_MAX: usize = 255;
+/// Longest path from the root of the mount, in bytes (`PATH_MAX`).
+pub const PATH_BYTES_MAX: usize = 4096;
+/// Longest target of a symbolic link, in bytes; the kernel's own limit less the NUL.
+pub const SYMLINK_BYTES_MAX: usize = 4095;
+/// Longest name of an extended attribute, in bytes (`XATTR_NAME_MAX`).
+pub const XATTR_NAME_BYTES_MAX: usize = 255;
+/// Largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
+pub const XATTR_VALUE_BYTES_MAX: usize = 65536;
+/// Largest total of a burst-buffer file's extended attributes, in bytes: they live in its record.
+pub const XATTRS_PER_FILE_BYTES_MAX: usize = 32768;
+/// Largest data part of one message, in bytes; also the largest FUSE request.
+pub const IO_BYTES_MAX: usize = 1 << 20;
+/// Largest message on a connection without its data part, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// Paths in one control message.
+pub const PATHS_PER_MESSAGE_MAX: usize = 4096;
+/// Directory entries in one reply.
+pub const DIRENTS_PER_REPLY_MAX: usize = 1024;
+/// Largest size of a file, in bytes.
+pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+/// Unit in which space is set aside for a growing file, in bytes (the SAU of ONFS, 4 MiB).
+pub const SPACE_UNIT_BYTES: u64 = 4 << 20;
+/// Errors that `status` remembers; older ones are only counted.
+pub const ERRORS_REMEMBERED_MAX: usize = 256;
+
+const _: () = assert!(IO_BYTES_MAX as u64 <= SPACE_UNIT_BYTES);
+const _: () = assert!(XATTRS_PER_FILE_BYTES_MAX < MESSAGE_BYTES_MAX);
