@@ -99,7 +99,7 @@ impl FileKind {
 }
 
 /// Attributes of one file as the mount shows them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
     /// Id, also `st_ino`.
     pub ino: Ino,
@@ -128,7 +128,7 @@ pub struct Attr {
 }
 
 /// A time to set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetTime {
     /// The server's clock.
     Now,
@@ -137,7 +137,7 @@ pub enum SetTime {
 }
 
 /// Attributes to set; `None` leaves one as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetAttr {
     /// Permission bits, 0..=0o7777.
     pub perm: Option<u16>,
@@ -154,7 +154,7 @@ pub struct SetAttr {
 }
 
 /// Who asks, as the kernel told the mount.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cred {
     /// File-system user id.
     pub uid: u32,
@@ -165,7 +165,7 @@ pub struct Cred {
 }
 
 /// How a file is opened: the bits of open(2) that matter below the kernel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenFlags(pub u32);
 
 impl OpenFlags {
@@ -196,7 +196,7 @@ impl OpenFlags {
 }
 
 /// What statfs(2) shows; sizes in units of `block_bytes`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statfs {
     /// Block size, bytes.
     pub block_bytes: u32,

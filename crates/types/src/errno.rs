@@ -3,7 +3,7 @@
 use std::{fmt, io};
 
 /// A positive Linux error number.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Errno(pub i32);
 
 macro_rules! errnos {

@@ -2,11 +2,13 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A file or directory as the mount shows it. `1` is the root.
 ///
 /// Ids of things that live on the PFS are the PFS's own inode numbers; files born in the burst
 /// buffer have bit 62 set, so that the two never meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Ino(pub u64);
 
 impl Ino {
@@ -28,7 +30,7 @@ impl fmt::Display for Ino {
 }
 
 /// The part of one file that one data server holds in one tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ObjectId(pub u64);
 
 impl fmt::Display for ObjectId {
@@ -38,16 +40,16 @@ impl fmt::Display for ObjectId {
 }
 
 /// An open file, as client and server name it to each other. Never reused within a server's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Handle(pub u64);
 
 /// Position of a tier in the server's list of tiers (`dram` first, then the `ssd` ones).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TierId(pub u8);
 
 /// Counts the changes of a file's content. A demotion publishes only what it copied under the
 /// generation it began with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Generation(pub u64);
 
 impl Generation {

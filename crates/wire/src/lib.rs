@@ -1,1 +1,19 @@
-//! Forebay.
+//! What client and server say to each other, and how it travels.
+//!
+//! A [`Request`] goes out, a [`Reply`] comes back. Bulk data travels beside the message, not in it,
+//! so that the in-memory transport hands over slices without a copy and a socket can use one
+//! vectored call. Everything a peer sends is bounded before memory is set aside for it.
+
+mod connection;
+pub mod control;
+mod frame;
+mod message;
+mod socket;
+
+pub use connection::{Connection, InMemory, Peer, Reply, Service};
+pub use frame::{FrameError, PROTOCOL_VERSION};
+pub use message::{
+    Dirent, Link, OpenMode, Opened, RenameMode, Request, Response, SeekWhat, SpaceChange,
+    XattrMode,
+};
+pub use socket::{UnixConnection, UnixServer};

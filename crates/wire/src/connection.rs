@@ -1,0 +1,95 @@
+//! A way to a server.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use forebay_types::Errno;
+
+use crate::{Request, Response};
+
+/// Who is at the other end, as the transport knows it (not as they say).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Effective user id of the peer's process.
+    pub uid: u32,
+    /// The peer shares this machine's kernel: descriptors can be handed over.
+    pub local: bool,
+    /// The peer is the mount in this very process: it may speak for the users whom the kernel
+    /// named to it.
+    pub mount: bool,
+}
+
+/// An answer with what travels beside it.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// The answer.
+    pub response: Response,
+    /// An object's descriptor, on local transports only.
+    pub descriptor: Option<Arc<OwnedFd>>,
+}
+
+impl From<Response> for Reply {
+    fn from(response: Response) -> Reply {
+        Reply {
+            response,
+            descriptor: None,
+        }
+    }
+}
+
+impl From<Errno> for Reply {
+    fn from(errno: Errno) -> Reply {
+        Response::Failed(errno).into()
+    }
+}
+
+/// The serving side of a connection.
+pub trait Service: Send + Sync {
+    /// Answers one request. `payload` is the data of a write; the data of a read goes to the start
+    /// of `into`, its length is in [`Response::Moved`]. May be called from many threads at once.
+    fn handle(&self, peer: Peer, request: Request, payload: &[u8], into: &mut [u8]) -> Reply;
+}
+
+/// The asking side.
+pub trait Connection: Send + Sync {
+    /// Sends one request and waits for its answer. An answer [`Response::Failed`] becomes `Err`, as
+    /// does a broken connection (`ENOTCONN`).
+    fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno>;
+
+    /// Whether replies may carry descriptors.
+    fn hands_over_descriptors(&self) -> bool;
+}
+
+/// Client and server in one process: a call is a call, and nothing is encoded or copied.
+pub struct InMemory {
+    service: Arc<dyn Service>,
+    peer: Peer,
+}
+
+impl InMemory {
+    /// Connects the mount of this process to the server of this process.
+    pub fn mount(service: Arc<dyn Service>) -> InMemory {
+        let uid = rustix::process::geteuid().as_raw();
+        let peer = Peer {
+            uid,
+            local: true,
+            mount: true,
+        };
+        InMemory { service, peer }
+    }
+}
+
+impl Connection for InMemory {
+    fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        request.check()?;
+        let reply = self.service.handle(self.peer, request, payload, into);
+        match reply.response {
+            Response::Failed(errno) => Err(errno),
+            _ => Ok(reply),
+        }
+    }
+
+    fn hands_over_descriptors(&self) -> bool {
+        true
+    }
+}

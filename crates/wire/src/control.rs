@@ -1,0 +1,243 @@
+//! What the command line says to a running burst buffer.
+
+use forebay_types::{Errno, limits};
+use serde::{Deserialize, Serialize};
+
+/// An explicit movement of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Movement {
+    /// PFS → burst buffer, kept there as clean copies.
+    StageIn,
+    /// Burst buffer → PFS.
+    StageOut,
+    /// PFS → memory.
+    Prefetch,
+    /// Drops clean copies from the burst buffer.
+    Release,
+}
+
+/// A question or an order. Paths are relative to the root of the mount, without leading '/'; the
+/// root itself is empty.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum Control {
+    /// Everything `forebay status` shows.
+    Status,
+    /// Residency of files; directories recurse. `after` continues a long answer.
+    Where { paths: Vec<Vec<u8>>, after: Option<Vec<u8>> },
+    /// Starts a movement and answers with its job id.
+    Start { movement: Movement, paths: Vec<Vec<u8>> },
+    /// Progress of a job.
+    Job { id: u64 },
+    /// Stops a job; what it has moved stays moved.
+    Cancel { id: u64 },
+    /// Stops taking new work and ends the server; with `drain`, when all is on the PFS.
+    /// `timeout_ms` 0 means no limit.
+    Shutdown { drain: bool, timeout_ms: u64 },
+    /// Compares records, objects and PFS; repairs unless `dry_run`.
+    Fsck { dry_run: bool, checksums: bool },
+}
+
+impl Control {
+    /// Bounds on the number and length of paths.
+    pub fn check(&self) -> Result<(), Errno> {
+        let paths = match self {
+            Control::Where { paths, .. } | Control::Start { paths, .. } => paths,
+            _ => return Ok(()),
+        };
+        if paths.len() > limits::PATHS_PER_MESSAGE_MAX {
+            return Err(Errno::E2BIG);
+        }
+        if paths.iter().any(|p| p.len() > limits::PATH_BYTES_MAX) {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        if paths.iter().any(|p| p.contains(&0)) {
+            return Err(Errno::EINVAL);
+        }
+        Ok(())
+    }
+}
+
+/// What comes back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub enum ControlResponse {
+    Status(Box<StatusBits>),
+    Where { files: Vec<WhereEntry>, more_after: Option<Vec<u8>>, failures: Vec<PathFailure> },
+    Started { id: u64 },
+    Job(JobProgress),
+    Stopping,
+    Fsck(FsckReport),
+}
+
+/// A path that could not be served, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathFailure {
+    /// Relative to the root of the mount.
+    pub path: Vec<u8>,
+    /// Error number.
+    pub errno: Errno,
+    /// One line for a person.
+    pub reason: String,
+}
+
+/// State of a movement.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobProgress {
+    /// Still listing the files: the totals may grow.
+    pub counting: bool,
+    /// No more will happen.
+    pub finished: bool,
+    /// Files to move, done, and already where they should be.
+    pub files_total: u64,
+    /// Files done, failures included.
+    pub files_done: u64,
+    /// Files that needed nothing.
+    pub files_skipped: u64,
+    /// Bytes to move.
+    pub bytes_total: u64,
+    /// Bytes moved.
+    pub bytes_done: u64,
+    /// All failures so far, at most [`limits::ERRORS_REMEMBERED_MAX`].
+    pub failures: Vec<PathFailure>,
+    /// Failures in all.
+    pub failed: u64,
+    /// Paths not done yet, at most [`limits::ERRORS_REMEMBERED_MAX`]; filled once the job is
+    /// cancelled or out of time.
+    pub left: Vec<Vec<u8>>,
+}
+
+/// Residency of one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WhereEntry {
+    /// Relative to the root of the mount.
+    pub path: Vec<u8>,
+    /// Names of the tiers that hold it, fastest first.
+    pub tiers: Vec<String>,
+    /// `dirty`, `demoting`, `clean`, or `pfs` for a file that is only there.
+    pub state: String,
+    /// Logical size, bytes.
+    pub size_bytes: u64,
+    /// Application.
+    pub application: String,
+    /// Checkpoint version.
+    pub version: Option<u64>,
+    /// CRC-32C of the content, where it has been computed.
+    pub crc32c: Option<u32>,
+    /// Why its last demotion failed.
+    pub error: Option<String>,
+}
+
+/// One tier in `status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TierStatus {
+    /// Name.
+    pub name: String,
+    /// Capacity, bytes.
+    pub capacity_bytes: u64,
+    /// Held by objects, bytes.
+    pub used_bytes: u64,
+    /// Of those not yet on the PFS, bytes.
+    pub dirty_bytes: u64,
+    /// Set aside for files that are being written, bytes.
+    pub reserved_bytes: u64,
+}
+
+/// One application in `status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApplicationStatus {
+    /// Name: its path with the numbers of version and writer taken out.
+    pub name: String,
+    /// Newest version seen.
+    pub version: Option<u64>,
+    /// Mean time between failures, milliseconds; `None` until known.
+    pub mtbf_ms: Option<u64>,
+    /// In the burst buffer, bytes.
+    pub resident_bytes: u64,
+    /// Of those not yet on the PFS, bytes.
+    pub dirty_bytes: u64,
+    /// Files in the burst buffer.
+    pub files: u64,
+}
+
+/// Everything `forebay status` shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusBits {
+    /// Version of the program.
+    pub version: String,
+    /// The slow file system.
+    pub pfs: Vec<u8>,
+    /// Where it is shown.
+    pub mount: Vec<u8>,
+    /// State folder.
+    pub state: Vec<u8>,
+    /// Process id of the server.
+    pub pid: u32,
+    /// Since the start, milliseconds.
+    pub uptime_ms: u64,
+    /// Durability rung of fsync.
+    pub durability: String,
+    /// Policy in force.
+    pub policy: String,
+    /// Whether the kernel reads and writes objects by itself.
+    pub passthrough: bool,
+    /// Tiers, fastest first.
+    pub tiers: Vec<TierStatus>,
+    /// Data written in this period, bytes.
+    pub dwsf_bytes: u64,
+    /// Data expected per period, bytes.
+    pub dwpp_bytes: u64,
+    /// Hard cap on dirty bytes.
+    pub dirty_cap_bytes: u64,
+    /// Undrained bytes.
+    pub dirty_bytes: u64,
+    /// Rate of the drain in the last seconds, bytes/s.
+    pub drain_rate_bytes_per_s: u64,
+    /// Files waiting for it.
+    pub drain_queued_files: u64,
+    /// Written to the PFS and verified since the state was made, bytes.
+    pub demoted_bytes_total: u64,
+    /// Files likewise.
+    pub demoted_files_total: u64,
+    /// Dropped clean copies, bytes.
+    pub evicted_bytes_total: u64,
+    /// Writes that had to wait for space.
+    pub waited_writes_total: u64,
+    /// Files in the burst buffer.
+    pub files: u64,
+    /// Open files.
+    pub open_files: u64,
+    /// The last errors.
+    pub errors: Vec<PathFailure>,
+    /// Errors since the start.
+    pub errors_total: u64,
+    /// Applications.
+    pub applications: Vec<ApplicationStatus>,
+}
+
+/// One thing `fsck` found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// Relative path, or the object where there is none.
+    pub subject: Vec<u8>,
+    /// What is wrong.
+    pub problem: String,
+    /// What was done, or would be.
+    pub action: String,
+    /// Whether it is mended (or would be).
+    pub repaired: bool,
+}
+
+/// Outcome of `fsck`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FsckReport {
+    /// Records looked at.
+    pub records: u64,
+    /// Objects looked at.
+    pub objects: u64,
+    /// Bytes whose checksum was compared.
+    pub verified_bytes: u64,
+    /// What was found.
+    pub findings: Vec<Finding>,
+}

@@ -1,0 +1,235 @@
+//! The messages: one request, one response.
+
+use forebay_types::{
+    Attr, Cred, Errno, FileKind, Handle, Ino, NameError, OpenFlags, SetAttr, Statfs, check_name,
+    limits,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::control::{Control, ControlResponse};
+
+/// What a rename does when the new name exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replaces it, as rename(2).
+    Replace,
+    /// Fails with `EEXIST` (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// Swaps the two (`RENAME_EXCHANGE`).
+    Exchange,
+}
+
+/// What a setxattr does when the attribute exists, or does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum XattrMode {
+    /// Creates or replaces.
+    Set,
+    /// Fails with `EEXIST` if it exists (`XATTR_CREATE`).
+    Create,
+    /// Fails with `ENODATA` if it does not (`XATTR_REPLACE`).
+    Replace,
+}
+
+/// The modes of fallocate(2) that Forebay serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpaceChange {
+    /// Allocates and extends the file (mode 0).
+    Allocate,
+    /// Allocates without extending (`KEEP_SIZE`).
+    Reserve,
+    /// `PUNCH_HOLE | KEEP_SIZE`.
+    PunchHole,
+    /// `ZERO_RANGE`.
+    ZeroRange,
+    /// `ZERO_RANGE | KEEP_SIZE`.
+    ZeroRangeKeepSize,
+}
+
+/// What lseek(2) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SeekWhat {
+    /// `SEEK_DATA`.
+    Data,
+    /// `SEEK_HOLE`.
+    Hole,
+}
+
+/// A name to be resolved in a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    /// The directory.
+    pub parent: Ino,
+    /// One component; checked by [`Request::check`].
+    pub name: Vec<u8>,
+}
+
+/// What a client asks of a server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the fields are named after those of the system calls
+pub enum Request {
+    /// Resolves a name and takes one reference on what it finds.
+    Lookup(Link),
+    /// Drops references taken by `Lookup`, `Create`, `Mkdir`, `Mknod`, `Symlink`, `Link`.
+    Forget(Vec<(Ino, u64)>),
+    /// Attributes; through the handle where there is one.
+    Getattr { ino: Ino, handle: Option<Handle> },
+    /// Sets attributes; a size may have to wait for space, see [`Response::WouldWait`].
+    Setattr { ino: Ino, handle: Option<Handle>, set: SetAttr, cred: Cred },
+    Readlink { ino: Ino },
+    Mknod { link: Link, mode: u32, rdev: u32, cred: Cred },
+    Mkdir { link: Link, perm: u16, cred: Cred },
+    Symlink { link: Link, target: Vec<u8>, cred: Cred },
+    /// A further name for an existing file.
+    Link { ino: Ino, link: Link, cred: Cred },
+    Unlink { link: Link, cred: Cred },
+    Rmdir { link: Link, cred: Cred },
+    Rename { from: Link, to: Link, mode: RenameMode, cred: Cred },
+    /// Takes a snapshot of a directory's entries.
+    OpenDir { ino: Ino },
+    /// Entries of that snapshot from position `offset` on.
+    ReadDir { handle: Handle, offset: u64 },
+    CloseDir { handle: Handle },
+    Statfs,
+    GetXattr { ino: Ino, name: Vec<u8> },
+    SetXattr { ino: Ino, name: Vec<u8>, value: Vec<u8>, mode: XattrMode, cred: Cred },
+    ListXattr { ino: Ino },
+    RemoveXattr { ino: Ino, name: Vec<u8>, cred: Cred },
+    /// Creates a regular file and opens it.
+    Create { link: Link, perm: u16, flags: OpenFlags, cred: Cred },
+    Open { ino: Ino, flags: OpenFlags, cred: Cred },
+    Release { handle: Handle },
+    /// Data comes back beside the reply.
+    Read { handle: Handle, offset: u64, len: u32 },
+    /// Data travels beside the request. Without `may_wait` the server answers
+    /// [`Response::WouldWait`] instead of blocking the caller until there is space.
+    Write { handle: Handle, offset: u64, append: bool, may_wait: bool },
+    Fsync { handle: Handle, data_only: bool },
+    FsyncDir { ino: Ino },
+    Space { handle: Handle, change: SpaceChange, offset: u64, len: u64, may_wait: bool },
+    Seek { handle: Handle, offset: u64, what: SeekWhat },
+    /// From the command line, not from a mount.
+    Control(Control),
+}
+
+/// How the mount may serve an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OpenMode {
+    /// Reads and writes are requests.
+    Plain {
+        /// What the kernel has cached of this file is still true.
+        keep_cache: bool,
+    },
+    /// The reply carries the object's descriptor: the kernel may read and write it by itself.
+    Passthrough,
+}
+
+/// An open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    /// Names it in later requests.
+    pub handle: Handle,
+    /// How it may be served.
+    pub mode: OpenMode,
+}
+
+/// One entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dirent {
+    /// `d_ino`.
+    pub ino: Ino,
+    /// `d_type`.
+    pub kind: FileKind,
+    /// Name.
+    pub name: Vec<u8>,
+    /// Position after this entry, for the next `ReadDir`.
+    pub next: u64,
+}
+
+/// What a server answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Response {
+    /// It failed, and nothing has changed.
+    Failed(Errno),
+    /// Done.
+    Done,
+    /// Attributes of what was found, made or changed.
+    Attr(Attr),
+    /// A new, open file.
+    Created(Attr, Opened),
+    /// An open file.
+    Opened(Opened),
+    /// An open directory.
+    OpenedDir(Handle),
+    /// Entries; none at the end.
+    Entries(Vec<Dirent>),
+    /// Link target, xattr value or NUL-separated xattr names.
+    Bytes(Vec<u8>),
+    /// So many bytes were written; of a read, lie beside the reply.
+    Moved(u32),
+    /// Position.
+    Position(u64),
+    /// File system totals.
+    Statfs(Statfs),
+    /// The request would have to wait for space; ask again with `may_wait`.
+    WouldWait,
+    /// Answer to [`Request::Control`].
+    Control(ControlResponse),
+}
+
+impl Request {
+    /// Refuses what no honest client sends: bad names and lengths over the limits. Servers call
+    /// this before they act on a request that came over a socket.
+    pub fn check(&self) -> Result<(), Errno> {
+        let link = |l: &Link| check_name(&l.name).map_err(|e: NameError| Errno::from(e));
+        let xattr_name = |name: &[u8]| {
+            if name.is_empty() || name.len() > limits::XATTR_NAME_BYTES_MAX || name.contains(&0) {
+                Err(Errno::ERANGE)
+            } else {
+                Ok(())
+            }
+        };
+        match self {
+            Request::Lookup(l)
+            | Request::Mknod { link: l, .. }
+            | Request::Mkdir { link: l, .. }
+            | Request::Link { link: l, .. }
+            | Request::Unlink { link: l, .. }
+            | Request::Rmdir { link: l, .. }
+            | Request::Create { link: l, .. } => link(l),
+            Request::Symlink { link: l, target, .. } => {
+                link(l)?;
+                if target.is_empty() || target.contains(&0) {
+                    return Err(Errno::EINVAL);
+                }
+                if target.len() > limits::SYMLINK_BYTES_MAX {
+                    return Err(Errno::ENAMETOOLONG);
+                }
+                Ok(())
+            }
+            Request::Rename { from, to, .. } => {
+                link(from)?;
+                link(to)
+            }
+            Request::GetXattr { name, .. } | Request::RemoveXattr { name, .. } => xattr_name(name),
+            Request::SetXattr { name, value, .. } => {
+                xattr_name(name)?;
+                if value.len() > limits::XATTR_VALUE_BYTES_MAX {
+                    return Err(Errno::E2BIG);
+                }
+                Ok(())
+            }
+            Request::Read { len, .. } if *len as usize > limits::IO_BYTES_MAX => {
+                Err(Errno::EINVAL)
+            }
+            Request::Write { offset, .. } if *offset > limits::FILE_BYTES_MAX => {
+                Err(Errno::EFBIG)
+            }
+            Request::Space { offset, len, .. } => match offset.checked_add(*len) {
+                Some(end) if end <= limits::FILE_BYTES_MAX => Ok(()),
+                _ => Err(Errno::EFBIG),
+            },
+            Request::Control(control) => control.check(),
+            _ => Ok(()),
+        }
+    }
+}
