@@ -1,1 +1,27 @@
-//! Forebay.
+//! The tree that the mount shows: the PFS's own, with the files of the burst buffer laid over it.
+//!
+//! Directories, links and special files always live on the PFS, and every change of them goes there
+//! at once. Regular files may live in the burst buffer; only they have records. So there is nothing
+//! to merge but names of files, and nothing to hide: what is gone from the tree is gone from the PFS.
+//!
+//! One file per operation in `ops`, with the rule of POSIX on top. Bytes are moved elsewhere.
+
+mod dir;
+mod error;
+mod file;
+mod namespace;
+mod ops;
+mod record;
+mod residency;
+mod table;
+
+pub use dir::Dir;
+pub use error::NsError;
+pub use file::{File, FileState};
+pub use namespace::{Garbage, Loaded, Namespace, PendingRename};
+pub use ops::create::NewFile;
+pub use ops::lookup::Found;
+pub use ops::setattr::AttrPlan;
+pub use record::{DirKey, FileRecord, Meta, Published, Residency, Temporary};
+pub use residency::{Demotion, Placed};
+pub use table::{Node, PlainNode};

@@ -1,0 +1,176 @@
+//! Directories: all of them live on the PFS; some hold names of files that are only in the buffer.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use forebay_tiers::{PfsDir, PfsStat, PfsTree};
+use forebay_types::{Errno, Ino, TimeSpec};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::NsError;
+use crate::file::File;
+use crate::record::DirKey;
+
+/// Open directory descriptors that are kept; the oldest are closed beyond that.
+const HANDLES_MAX: usize = 2048;
+/// For how long a directory's set-group-id bit and group are believed without asking the PFS.
+const GROUP_RULE_TTL: Duration = Duration::from_secs(1);
+
+/// Names of burst-buffer files in one directory.
+pub(crate) type Children = HashMap<Box<[u8]>, Arc<File>>;
+
+/// A directory of the PFS.
+pub struct Dir {
+    /// Identity on the PFS.
+    pub key: DirKey,
+    /// Id in the mount.
+    pub ino: Ino,
+    /// Parent and name; `None` for the root. An outsider may move the directory: a lookup that
+    /// finds it elsewhere corrects this.
+    place: Mutex<Option<(Arc<Dir>, Box<[u8]>)>>,
+    /// Burst-buffer files here. The lock also orders all changes of names in this directory.
+    children: Mutex<Children>,
+    handle: Mutex<Option<PfsDir>>,
+    /// When a name was last added or removed that the PFS has not seen.
+    touched: Mutex<Option<TimeSpec>>,
+    group_rule: Mutex<Option<(Instant, Option<u32>)>>,
+    /// The store has this directory's record, and so its parents'.
+    pub(crate) persisted: AtomicBool,
+    /// Removed through the mount: no further names.
+    pub(crate) removed: AtomicBool,
+}
+
+impl Dir {
+    pub(crate) fn new(key: DirKey, ino: Ino, place: Option<(Arc<Dir>, Box<[u8]>)>) -> Dir {
+        Dir {
+            key,
+            ino,
+            place: Mutex::new(place),
+            children: Mutex::new(HashMap::new()),
+            handle: Mutex::new(None),
+            touched: Mutex::new(None),
+            group_rule: Mutex::new(None),
+            persisted: AtomicBool::new(false),
+            removed: AtomicBool::new(false),
+        }
+    }
+
+    /// Parent and name; `None` for the root.
+    pub fn place(&self) -> Option<(Arc<Dir>, Box<[u8]>)> {
+        self.place.lock().clone()
+    }
+
+    pub(crate) fn move_to(&self, parent: Arc<Dir>, name: &[u8]) {
+        *self.place.lock() = Some((parent, name.into()));
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Children> {
+        self.children.lock()
+    }
+
+    pub(crate) fn child(&self, name: &[u8]) -> Option<Arc<File>> {
+        self.children.lock().get(name).cloned()
+    }
+
+    pub(crate) fn has_children(&self) -> bool {
+        !self.children.lock().is_empty()
+    }
+
+    /// Path from the root of the mount, without leading '/'; empty for the root.
+    pub fn path(&self) -> Vec<u8> {
+        let mut parts = Vec::new();
+        let mut place = self.place();
+        while let Some((parent, name)) = place {
+            parts.push(name);
+            place = parent.place();
+        }
+        parts.reverse();
+        parts.join(&b'/')
+    }
+
+    /// Path of an entry of this directory.
+    pub fn path_of(&self, name: &[u8]) -> Vec<u8> {
+        let mut path = self.path();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(name);
+        path
+    }
+
+    pub(crate) fn touch(&self) {
+        *self.touched.lock() = Some(TimeSpec::now());
+    }
+
+    pub(crate) fn touched(&self) -> Option<TimeSpec> {
+        *self.touched.lock()
+    }
+
+    pub(crate) fn learn_group_rule(&self, stat: &PfsStat) {
+        let rule = (stat.mode & libc::S_ISGID != 0).then_some(stat.gid);
+        *self.group_rule.lock() = Some((Instant::now(), rule));
+    }
+
+    pub(crate) fn group_rule(&self) -> Option<Option<u32>> {
+        let (at, rule) = (*self.group_rule.lock())?;
+        (at.elapsed() < GROUP_RULE_TTL).then_some(rule)
+    }
+}
+
+impl std::fmt::Debug for Dir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Dir({:?})", String::from_utf8_lossy(&self.path()))
+    }
+}
+
+/// Opens directories by walking down from the root, and keeps a bounded number of them open.
+pub(crate) struct Handles {
+    open: Mutex<VecDeque<Weak<Dir>>>,
+}
+
+impl Handles {
+    pub(crate) fn new() -> Handles {
+        Handles {
+            open: Mutex::new(VecDeque::new()),
+        }
+    }
+
+    /// The directory's descriptor. `ESTALE` when an outsider has moved or replaced it.
+    pub(crate) fn get(
+        &self,
+        pfs: &PfsTree,
+        root_dev: u64,
+        dir: &Arc<Dir>,
+    ) -> Result<PfsDir, NsError> {
+        if let Some(handle) = &*dir.handle.lock() {
+            return Ok(handle.clone());
+        }
+        let Some((parent, name)) = dir.place() else {
+            return Ok(pfs.root().clone());
+        };
+        if dir.removed.load(Ordering::Acquire) {
+            return Err(Errno::ENOENT.into());
+        }
+        let above = self.get(pfs, root_dev, &parent)?;
+        let opened = pfs.open_dir(&above, &name)?;
+        if DirKey::new(pfs.stat_dir(&opened)?.id, root_dev) != dir.key {
+            return Err(Errno::ESTALE.into());
+        }
+        *dir.handle.lock() = Some(opened.clone());
+        let mut open = self.open.lock();
+        open.push_back(Arc::downgrade(dir));
+        while open.len() > HANDLES_MAX {
+            if let Some(old) = open.pop_front().and_then(|w| w.upgrade()) {
+                *old.handle.lock() = None;
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Forgets a descriptor that may no longer be right.
+    pub(crate) fn forget(&self, dir: &Dir) {
+        *dir.handle.lock() = None;
+    }
+}

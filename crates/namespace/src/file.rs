@@ -1,0 +1,134 @@
+//! Files in the burst buffer, as held in memory.
+
+use std::sync::Arc;
+
+use forebay_types::{Attr, Errno, FileKind, Generation, Ino, ObjectId, TierId};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::dir::Dir;
+use crate::record::{FileRecord, Meta, Residency};
+
+/// A file that has an object in the burst buffer.
+pub struct File {
+    /// Its object.
+    pub object: ObjectId,
+    /// Its id in the mount.
+    pub ino: Ino,
+    state: Mutex<FileState>,
+}
+
+/// What changes about a file. Invariants:
+///
+/// 1. `names` is empty exactly when the file is unlinked; then the store has no record of it.
+/// 2. Every `(dir, name)` in `names` maps to this file in that directory's children, and no other
+///    child maps to it.
+/// 3. `residency.clean` implies `residency.published` and not `residency.writing`.
+/// 4. `residency.generation` never goes back.
+#[derive(Clone)]
+pub struct FileState {
+    /// Names, the one to publish under first.
+    pub names: Vec<(Arc<Dir>, Box<[u8]>)>,
+    /// Attributes.
+    pub meta: Meta,
+    /// Extended attributes, while dirty.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Residency.
+    pub residency: Residency,
+    /// A worker is copying it to the PFS now. Not kept across restarts.
+    pub demoting: bool,
+    /// Error of the last demotion: reported by the next fsync, shown until a demotion succeeds.
+    pub error: Option<Errno>,
+    /// That error has not been reported to an fsync yet.
+    pub error_unreported: bool,
+}
+
+impl File {
+    pub(crate) fn new(object: ObjectId, ino: Ino, state: FileState) -> File {
+        File {
+            object,
+            ino,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The state. Hold it briefly: no I/O on the PFS meanwhile. Taken after a directory's lock.
+    pub fn lock(&self) -> MutexGuard<'_, FileState> {
+        self.state.lock()
+    }
+
+    /// Attributes as of the last close or explicit change.
+    pub fn attr(&self) -> Attr {
+        self.state.lock().attr(self.ino)
+    }
+
+    /// Path from the root of the mount, or a description of an unlinked file.
+    pub fn path(&self) -> Vec<u8> {
+        let name = self.state.lock().names.first().cloned();
+        match name {
+            Some((dir, name)) => dir.path_of(&name),
+            None => format!("(unlinked object {})", self.object).into_bytes(),
+        }
+    }
+
+    /// Tier of the object.
+    pub fn tier(&self) -> TierId {
+        self.state.lock().residency.tier
+    }
+}
+
+impl FileState {
+    pub(crate) fn attr(&self, ino: Ino) -> Attr {
+        let meta = &self.meta;
+        Attr {
+            ino,
+            kind: FileKind::Regular,
+            perm: meta.perm,
+            nlink: self.names.len() as u32,
+            uid: meta.uid,
+            gid: meta.gid,
+            rdev: 0,
+            size: meta.size,
+            blocks: meta.allocated_bytes.div_ceil(512),
+            atime: meta.atime,
+            mtime: meta.mtime,
+            ctime: meta.ctime,
+        }
+    }
+
+    /// Whether the PFS has no whole copy of this content.
+    pub fn is_dirty(&self) -> bool {
+        !self.residency.clean
+    }
+
+    /// Whether the file has been unlinked.
+    pub fn is_unlinked(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// The content has changed: a copy of an older generation will not be published.
+    pub fn changed(&mut self) {
+        let residency = &mut self.residency;
+        residency.generation = residency.generation.next();
+        residency.clean = false;
+        residency.crc = None;
+    }
+
+    /// Generation of the content.
+    pub fn generation(&self) -> Generation {
+        self.residency.generation
+    }
+
+    pub(crate) fn record(&self, ino: Ino) -> FileRecord {
+        FileRecord {
+            ino,
+            names: self
+                .names
+                .iter()
+                .map(|(dir, name)| (dir.key, name.to_vec()))
+                .collect(),
+            meta: self.meta,
+            xattrs: self.xattrs.clone(),
+            residency: self.residency,
+        }
+    }
+}

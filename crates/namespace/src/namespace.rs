@@ -1,0 +1,455 @@
+//! The namespace as a whole: opening it, finding directories, writing records.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use forebay_kv::{Batch, Durability, Store};
+use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree};
+use forebay_types::{Errno, Ino, ObjectId, Statfs, TierId};
+use parking_lot::Mutex;
+
+use crate::NsError;
+use crate::dir::{Dir, Handles};
+use crate::file::{File, FileState};
+use crate::record::{self, DirKey, DirRecord, FileRecord, RenameIntent};
+use crate::table::{Node, Table};
+
+/// Object ids are set aside in the store so many at a time.
+const OBJECT_IDS_AHEAD: u64 = 1 << 20;
+
+/// An object that nothing refers to any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Garbage {
+    /// The object.
+    pub object: ObjectId,
+    /// The tiers that hold it.
+    pub tiers: [Option<TierId>; 2],
+}
+
+/// A rename that a crash interrupted.
+pub struct PendingRename {
+    sequence: u64,
+    intent: RenameIntent,
+}
+
+/// What was found in the store at opening.
+pub struct Loaded {
+    /// All files in the burst buffer.
+    pub files: Vec<Arc<File>>,
+    /// Objects to be removed.
+    pub garbage: Vec<Garbage>,
+    /// Renames to be finished by [`Namespace::settle_rename`] before anything else.
+    pub renames: Vec<PendingRename>,
+    /// Files whose directory has no record: kept in the store, not shown.
+    pub lost: Vec<(ObjectId, FileRecord)>,
+}
+
+/// The tree.
+pub struct Namespace {
+    pub(crate) pfs: PfsTree,
+    pub(crate) store: Box<dyn Store>,
+    pub(crate) instance: [u8; 16],
+    pub(crate) root_dev: u64,
+    pub(crate) root: Arc<Dir>,
+    pub(crate) handles: Handles,
+    pub(crate) table: Mutex<Table>,
+    dirs: Mutex<HashMap<DirKey, Weak<Dir>>>,
+    next_object: AtomicU64,
+    object_limit: Mutex<u64>,
+    next_sequence: AtomicU64,
+    garbage: Mutex<Vec<Garbage>>,
+}
+
+impl Namespace {
+    /// Opens the tree over `pfs` with the records in `store`.
+    pub fn open(
+        pfs: PfsTree,
+        store: Box<dyn Store>,
+        instance: [u8; 16],
+    ) -> Result<(Namespace, Loaded), NsError> {
+        let root_stat = pfs.stat_dir(pfs.root())?;
+        let root_dev = root_stat.id.dev;
+        let root_key = DirKey::new(root_stat.id, root_dev);
+        let root = Arc::new(Dir::new(root_key, Ino::ROOT, None));
+        root.persisted.store(true, Ordering::Release);
+        let next = match store.get(record::NEXT_OBJECT_KEY)? {
+            Some(bytes) => record::decode(&bytes)?,
+            None => 1,
+        };
+        let namespace = Namespace {
+            pfs,
+            store,
+            instance,
+            root_dev,
+            handles: Handles::new(),
+            table: Mutex::new(Table::new(root.clone())),
+            dirs: Mutex::new(HashMap::from([(root_key, Arc::downgrade(&root))])),
+            root,
+            next_object: AtomicU64::new(next),
+            object_limit: Mutex::new(next),
+            next_sequence: AtomicU64::new(1),
+            garbage: Mutex::new(Vec::new()),
+        };
+        let loaded = namespace.load()?;
+        Ok((namespace, loaded))
+    }
+
+    fn load(&self) -> Result<Loaded, NsError> {
+        let mut failure = None;
+        let mut dir_records = HashMap::new();
+        self.store
+            .scan(record::DIR_PREFIX, None, &mut |key, value| {
+                match (DirKey::from_bytes(&key[2..]), record::decode(value)) {
+                    (Some(key), Ok(dir)) => drop(dir_records.insert(key, dir)),
+                    (_, Err(error)) => failure = Some(error),
+                    (None, _) => failure = Some(NsError::Record("directory key".into())),
+                }
+                failure.is_none()
+            })?;
+        let mut files = Vec::new();
+        let mut lost = Vec::new();
+        self.store
+            .scan(record::FILE_PREFIX, None, &mut |key, value| {
+                match (record::object_of_key(key), record::decode(value)) {
+                    (Some(object), Ok(file)) => match self.load_file(object, file, &dir_records) {
+                        Ok(file) => files.push(file),
+                        Err(file) => lost.push((object, file)),
+                    },
+                    (_, Err(error)) => failure = Some(error),
+                    (None, _) => failure = Some(NsError::Record("file key".into())),
+                }
+                failure.is_none()
+            })?;
+        let mut garbage = Vec::new();
+        self.store
+            .scan(record::GARBAGE_PREFIX, None, &mut |key, value| {
+                if let (Some(object), Ok(tiers)) =
+                    (record::object_of_key(key), record::decode(value))
+                {
+                    garbage.push(Garbage { object, tiers });
+                }
+                true
+            })?;
+        let mut renames = Vec::new();
+        self.store
+            .scan(record::RENAME_PREFIX, None, &mut |key, value| {
+                match (record::object_of_key(key), record::decode(value)) {
+                    (Some(ObjectId(sequence)), Ok(intent)) => {
+                        self.next_sequence.fetch_max(sequence + 1, Ordering::AcqRel);
+                        renames.push(PendingRename { sequence, intent });
+                    }
+                    (_, Err(error)) => failure = Some(error),
+                    _ => {}
+                }
+                failure.is_none()
+            })?;
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(Loaded {
+                files,
+                garbage,
+                renames,
+                lost,
+            }),
+        }
+    }
+
+    fn load_file(
+        &self,
+        object: ObjectId,
+        file: FileRecord,
+        dir_records: &HashMap<DirKey, DirRecord>,
+    ) -> Result<Arc<File>, FileRecord> {
+        let mut names = Vec::new();
+        for (key, name) in &file.names {
+            match self.load_dir(*key, dir_records, 0) {
+                Some(dir) => names.push((dir, name.clone().into_boxed_slice())),
+                None => return Err(file),
+            }
+        }
+        if names.is_empty() {
+            return Err(file);
+        }
+        let state = FileState {
+            names: names.clone(),
+            meta: file.meta,
+            xattrs: file.xattrs,
+            residency: file.residency,
+            demoting: false,
+            error: None,
+            error_unreported: false,
+        };
+        self.table.lock().reserve(file.ino);
+        let file = Arc::new(File::new(object, file.ino, state));
+        for (dir, name) in names {
+            dir.lock().insert(name, file.clone());
+        }
+        Ok(file)
+    }
+
+    fn load_dir(
+        &self,
+        key: DirKey,
+        records: &HashMap<DirKey, DirRecord>,
+        depth: usize,
+    ) -> Option<Arc<Dir>> {
+        if let Some(dir) = self.known_dir(key) {
+            return Some(dir);
+        }
+        // A cycle cannot arise by renames, only by damage; PATH_MAX bounds honest depths.
+        if depth > forebay_types::limits::PATH_BYTES_MAX {
+            return None;
+        }
+        let record = records.get(&key)?;
+        let parent = self.load_dir(record.parent, records, depth + 1)?;
+        let id = PfsId {
+            dev: if key.dev == 0 { self.root_dev } else { key.dev },
+            ino: key.ino,
+            btime_ns: key.btime_ns,
+        };
+        let dir = self.intern_dir(id, &parent, &record.name);
+        dir.persisted.store(true, Ordering::Release);
+        Some(dir)
+    }
+
+    /// The tree below.
+    pub fn pfs(&self) -> &PfsTree {
+        &self.pfs
+    }
+
+    /// This instance's id, as objects and temporary files carry it.
+    pub fn instance(&self) -> [u8; 16] {
+        self.instance
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> &Arc<Dir> {
+        &self.root
+    }
+
+    /// What an id stands for; `ESTALE` for one that was never given out or has been forgotten.
+    pub fn node(&self, ino: Ino) -> Result<Node, NsError> {
+        let node = self.table.lock().get(ino).cloned();
+        node.ok_or(NsError::Errno(Errno::ESTALE))
+    }
+
+    pub(crate) fn dir(&self, ino: Ino) -> Result<Arc<Dir>, NsError> {
+        match self.node(ino)? {
+            Node::Dir(dir) => Ok(dir),
+            _ => Err(Errno::ENOTDIR.into()),
+        }
+    }
+
+    /// Opens a directory on the PFS.
+    pub fn open_dir(&self, dir: &Arc<Dir>) -> Result<PfsDir, NsError> {
+        self.handles.get(&self.pfs, self.root_dev, dir)
+    }
+
+    pub(crate) fn known_dir(&self, key: DirKey) -> Option<Arc<Dir>> {
+        self.dirs.lock().get(&key).and_then(Weak::upgrade)
+    }
+
+    /// The one `Dir` for a directory of the PFS, corrected if it is found at another place.
+    pub(crate) fn intern_dir(&self, id: PfsId, parent: &Arc<Dir>, name: &[u8]) -> Arc<Dir> {
+        let key = DirKey::new(id, self.root_dev);
+        if let Some(dir) = self.known_dir(key) {
+            let moved = match dir.place() {
+                Some((p, n)) => !Arc::ptr_eq(&p, parent) || &*n != name,
+                None => false,
+            };
+            if moved {
+                dir.move_to(parent.clone(), name);
+                self.rewrite_dir_record(&dir);
+            }
+            return dir;
+        }
+        let ino = self.table.lock().ino_for(id, self.root_dev);
+        let dir = Arc::new(Dir::new(key, ino, Some((parent.clone(), name.into()))));
+        let mut dirs = self.dirs.lock();
+        if dirs.len() > 64 && dirs.len().is_power_of_two() {
+            dirs.retain(|_, dir| dir.strong_count() > 0);
+        }
+        dirs.insert(key, Arc::downgrade(&dir));
+        dir
+    }
+
+    fn rewrite_dir_record(&self, dir: &Arc<Dir>) {
+        if !dir.persisted.load(Ordering::Acquire) {
+            return;
+        }
+        let mut batch = Batch::new();
+        let written = self
+            .put_dir(&mut batch, dir)
+            .and_then(|()| Ok(self.store.commit(batch, Durability::Buffered)?));
+        if let Err(error) = written {
+            // The record is a hint of where to look: a stale one makes the next start search.
+            tracing::warn!("record of {dir:?}: {error}");
+        }
+    }
+
+    pub(crate) fn put_dir(&self, batch: &mut Batch, dir: &Arc<Dir>) -> Result<(), NsError> {
+        if let Some((parent, name)) = dir.place() {
+            let parent = parent.key;
+            let value = record::encode(&DirRecord {
+                parent,
+                name: name.to_vec(),
+            })?;
+            batch.put(record::dir_key(dir.key), value);
+        }
+        Ok(())
+    }
+
+    /// Adds the records of a directory and its parents that the store does not have yet.
+    pub(crate) fn put_dirs(&self, batch: &mut Batch, dir: &Arc<Dir>) -> Result<(), NsError> {
+        let mut at = dir.clone();
+        while !at.persisted.load(Ordering::Acquire) {
+            self.put_dir(batch, &at)?;
+            match at.place() {
+                Some((parent, _)) => at = parent,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn dirs_written(&self, dir: &Arc<Dir>) {
+        let mut at = dir.clone();
+        while !at.persisted.swap(true, Ordering::AcqRel) {
+            match at.place() {
+                Some((parent, _)) => at = parent,
+                None => break,
+            }
+        }
+    }
+
+    pub(crate) fn put_file(
+        &self,
+        batch: &mut Batch,
+        file: &File,
+        state: &FileState,
+    ) -> Result<(), NsError> {
+        batch.put(
+            record::file_key(file.object),
+            record::encode(&state.record(file.ino))?,
+        );
+        Ok(())
+    }
+
+    /// Removes a file's record and leaves its objects to be collected.
+    pub(crate) fn drop_file(
+        &self,
+        batch: &mut Batch,
+        file: &File,
+        state: &FileState,
+    ) -> Result<Garbage, NsError> {
+        let residency = &state.residency;
+        let shadow = residency.shadow.map(|(tier, _)| tier);
+        let garbage = Garbage {
+            object: file.object,
+            tiers: [Some(residency.tier), shadow],
+        };
+        batch.delete(record::file_key(file.object));
+        batch.put(
+            record::garbage_key(file.object),
+            record::encode(&garbage.tiers)?,
+        );
+        Ok(garbage)
+    }
+
+    pub(crate) fn add_garbage(&self, garbage: Garbage) {
+        self.garbage.lock().push(garbage);
+    }
+
+    /// Objects to be removed, once nobody has them open. The caller removes them and then says so.
+    pub fn take_garbage(&self) -> Vec<Garbage> {
+        std::mem::take(&mut *self.garbage.lock())
+    }
+
+    /// These objects are gone from their tiers.
+    pub fn garbage_removed(&self, objects: &[ObjectId]) -> Result<(), NsError> {
+        let mut batch = Batch::new();
+        for object in objects {
+            batch.delete(record::garbage_key(*object));
+        }
+        Ok(self.store.commit(batch, Durability::Buffered)?)
+    }
+
+    pub(crate) fn commit(&self, batch: Batch) -> Result<(), NsError> {
+        Ok(self.store.commit(batch, Durability::Buffered)?)
+    }
+
+    /// Writes a file's record; nothing for an unlinked one.
+    pub fn save(
+        &self,
+        file: &File,
+        state: &FileState,
+        durability: Durability,
+    ) -> Result<(), NsError> {
+        if state.is_unlinked() {
+            return Ok(());
+        }
+        let mut batch = Batch::new();
+        self.put_file(&mut batch, file, state)?;
+        Ok(self.store.commit(batch, durability)?)
+    }
+
+    /// Everything recorded so far survives power loss.
+    pub fn sync(&self) -> Result<(), NsError> {
+        Ok(self.store.sync()?)
+    }
+
+    /// Reads a value of the caller's own, under `c/`.
+    pub fn get_fact(&self, name: &str) -> Result<Option<Vec<u8>>, NsError> {
+        Ok(self.store.get(format!("c/{name}").as_bytes())?)
+    }
+
+    /// Writes a value of the caller's own, under `c/`.
+    pub fn put_fact(&self, name: &str, value: &[u8]) -> Result<(), NsError> {
+        let mut batch = Batch::new();
+        batch.put(format!("c/{name}").into_bytes(), value);
+        self.commit(batch)
+    }
+
+    /// An object id that has never been used.
+    pub fn new_object(&self) -> Result<ObjectId, NsError> {
+        let id = self.next_object.fetch_add(1, Ordering::AcqRel);
+        let mut limit = self.object_limit.lock();
+        if id >= *limit {
+            let ahead = id + OBJECT_IDS_AHEAD;
+            let mut batch = Batch::new();
+            batch.put(record::NEXT_OBJECT_KEY, record::encode(&ahead)?);
+            self.commit(batch)?;
+            *limit = ahead;
+        }
+        Ok(ObjectId(id))
+    }
+
+    pub(crate) fn new_sequence(&self) -> u64 {
+        self.next_sequence.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// Drops references of the kernel.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        self.table.lock().forget(ino, count);
+    }
+
+    /// Ids that the kernel knows.
+    pub fn nodes(&self) -> usize {
+        self.table.lock().len()
+    }
+
+    /// Totals of the PFS: the burst buffer is a passage, not a place.
+    pub fn statfs(&self) -> Result<Statfs, NsError> {
+        Ok(self.pfs.statfs()?)
+    }
+
+    pub(crate) fn dir_key(&self, stat: &PfsStat) -> DirKey {
+        DirKey::new(stat.id, self.root_dev)
+    }
+
+    /// Finishes or takes back a rename that a crash interrupted: the PFS tells which.
+    pub fn settle_rename(&self, pending: PendingRename) -> Result<(), NsError> {
+        crate::ops::rename::settle(self, pending.sequence, pending.intent)
+    }
+}

@@ -1,0 +1,120 @@
+//! create: a new regular file exists in the burst buffer only, until its first demotion.
+
+use std::sync::Arc;
+
+use forebay_kv::Batch;
+use forebay_tiers::PfsTree;
+use forebay_types::{Attr, Cred, Errno, Generation, Ino, ObjectId, TierId, TimeSpec, check_name};
+
+use crate::dir::Dir;
+use crate::file::{File, FileState};
+use crate::record::{Meta, Residency};
+use crate::table::Node;
+use crate::{Namespace, NsError};
+
+/// A file to be created.
+pub struct NewFile {
+    /// Its object; exists already, empty, so that no record ever points at nothing.
+    pub object: ObjectId,
+    /// Its tier.
+    pub tier: TierId,
+    /// Permission bits.
+    pub perm: u16,
+    /// Owner.
+    pub cred: Cred,
+    /// It is handed to the kernel for writing at once.
+    pub writing: bool,
+}
+
+impl Namespace {
+    /// Fails with `EEXIST` if the name is taken in the burst buffer or on the PFS, and otherwise
+    /// answers with the group that a new file in this directory gets.
+    pub fn check_free(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        cred: &Cred,
+    ) -> Result<(Arc<Dir>, u32), NsError> {
+        check_name(name)?;
+        let dir = self.dir(parent)?;
+        if PfsTree::is_temporary(name) {
+            return Err(Errno::EPERM.into());
+        }
+        if dir.child(name).is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        let handle = self.open_dir(&dir)?;
+        match self.pfs.stat(&handle, name) {
+            Ok(_) => return Err(Errno::EEXIST.into()),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let gid = match dir.group_rule() {
+            Some(rule) => rule,
+            None => {
+                dir.learn_group_rule(&self.pfs.stat_dir(&handle)?);
+                dir.group_rule().flatten()
+            }
+        };
+        Ok((dir, gid.unwrap_or(cred.gid)))
+    }
+
+    /// Creates the file under a name that [`Self::check_free`] found free, and counts one
+    /// reference of the kernel.
+    pub fn create(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        gid: u32,
+        new: &NewFile,
+    ) -> Result<(Attr, Arc<File>), NsError> {
+        let now = TimeSpec::now();
+        let state = FileState {
+            names: vec![(dir.clone(), name.into())],
+            meta: Meta {
+                perm: new.perm,
+                uid: new.cred.uid,
+                gid,
+                size: 0,
+                allocated_bytes: 0,
+                atime: now,
+                mtime: now,
+                ctime: now,
+            },
+            xattrs: Vec::new(),
+            residency: Residency {
+                tier: new.tier,
+                shadow: None,
+                generation: Generation(1),
+                published: None,
+                clean: false,
+                writing: new.writing,
+                crc: None,
+                temporary: None,
+            },
+            demoting: false,
+            error: None,
+            error_unreported: false,
+        };
+        let ino = Ino(Ino::FIRST_BORN | new.object.0);
+        let file = Arc::new(File::new(new.object, ino, state));
+        let mut batch = Batch::new();
+        self.put_dirs(&mut batch, dir)?;
+        self.put_file(&mut batch, &file, &file.lock())?;
+        {
+            let mut children = dir.lock();
+            if dir.removed.load(std::sync::atomic::Ordering::Acquire) {
+                return Err(Errno::ENOENT.into());
+            }
+            if children.contains_key(name) {
+                return Err(Errno::EEXIST.into());
+            }
+            self.commit(batch)?;
+            children.insert(name.into(), file.clone());
+        }
+        self.dirs_written(dir);
+        dir.touch();
+        self.table.lock().remember(ino, Node::File(file.clone()));
+        Ok((file.attr(), file))
+    }
+}

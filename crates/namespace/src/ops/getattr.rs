@@ -1,0 +1,53 @@
+//! getattr and readlink, by id.
+
+use std::sync::Arc;
+
+use forebay_tiers::PfsStat;
+use forebay_types::{Attr, Errno, FileKind, Ino};
+
+use crate::ops::lookup::attr_of;
+use crate::table::{Node, PlainNode};
+use crate::{File, Namespace, NsError};
+
+impl Namespace {
+    /// Attributes; of a burst-buffer file, as of the last close, with the file itself.
+    pub fn getattr(&self, ino: Ino) -> Result<(Attr, Option<Arc<File>>), NsError> {
+        match self.node(ino)? {
+            Node::Dir(dir) => {
+                let stat = self.pfs.stat_dir(&self.open_dir(&dir)?)?;
+                dir.learn_group_rule(&stat);
+                Ok((self.dir_attr(&dir, &stat), None))
+            }
+            Node::File(file) => Ok((file.attr(), Some(file))),
+            Node::Plain(plain) => {
+                let stat = self.stat_plain(&plain)?;
+                Ok((attr_of(ino, &stat), None))
+            }
+        }
+    }
+
+    /// The PFS's attributes of a node; `ESTALE` where another thing has taken its name.
+    pub fn stat_plain(&self, plain: &PlainNode) -> Result<PfsStat, NsError> {
+        let handle = self.open_dir(&plain.parent)?;
+        let stat = match self.pfs.stat(&handle, &plain.name) {
+            Ok(stat) => stat,
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Err(Errno::ESTALE.into()),
+            Err(e) => return Err(e.into()),
+        };
+        if stat.id != plain.id {
+            return Err(Errno::ESTALE.into());
+        }
+        Ok(stat)
+    }
+
+    /// Target of a symbolic link.
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>, NsError> {
+        match self.node(ino)? {
+            Node::Plain(plain) if plain.kind == FileKind::Symlink => {
+                let handle = self.open_dir(&plain.parent)?;
+                Ok(self.pfs.readlink(&handle, &plain.name)?)
+            }
+            _ => Err(Errno::EINVAL.into()),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! lookup: the burst buffer's file where there is one, else what the PFS has.
+//!
+//! A clean copy is shown only as long as the PFS still has what it was copied from. A dirty file is
+//! shown regardless: it is newer than anything there, and its demotion will notice a conflict.
+
+use std::sync::Arc;
+
+use forebay_tiers::{PfsId, PfsStat, PfsTree};
+use forebay_types::{Attr, Errno, FileKind, Ino, check_name};
+
+use crate::dir::Dir;
+use crate::file::File;
+use crate::record::Published;
+use crate::table::{Node, PlainNode};
+use crate::{Namespace, NsError};
+
+/// What a name stands for.
+pub struct Found {
+    /// Attributes; of an open file, as of the last close.
+    pub attr: Attr,
+    /// The file, if it is in the burst buffer.
+    pub file: Option<Arc<File>>,
+}
+
+impl Namespace {
+    /// Resolves a name and counts one reference of the kernel.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Found, NsError> {
+        check_name(name)?;
+        let dir = self.dir(parent)?;
+        self.lookup_in(&dir, name, true)
+    }
+
+    /// Resolves a path from the root without counting references.
+    pub fn resolve(&self, path: &[u8]) -> Result<(Arc<Dir>, Option<(Box<[u8]>, Found)>), NsError> {
+        let mut dir = self.root.clone();
+        let mut parts = path
+            .split(|&b| b == b'/')
+            .filter(|p| !p.is_empty())
+            .peekable();
+        while let Some(part) = parts.next() {
+            check_name(part)?;
+            let found = self.lookup_in(&dir, part, false)?;
+            if parts.peek().is_none() && found.attr.kind != FileKind::Directory {
+                return Ok((dir, Some((part.into(), found))));
+            }
+            if found.attr.kind != FileKind::Directory {
+                return Err(Errno::ENOTDIR.into());
+            }
+            let handle = self.open_dir(&dir)?;
+            let id = self.pfs.stat(&handle, part)?.id;
+            dir = self.intern_dir(id, &dir, part);
+        }
+        Ok((dir, None))
+    }
+
+    /// Resolves a name in a directory.
+    pub fn lookup_in(&self, dir: &Arc<Dir>, name: &[u8], remember: bool) -> Result<Found, NsError> {
+        if let Some(file) = dir.child(name)
+            && self.still_valid(dir, name, &file)?
+        {
+            let attr = file.attr();
+            if remember {
+                self.table
+                    .lock()
+                    .remember(file.ino, Node::File(file.clone()));
+            }
+            return Ok(Found {
+                attr,
+                file: Some(file),
+            });
+        }
+        if PfsTree::is_temporary(name) {
+            return Err(Errno::ENOENT.into());
+        }
+        let handle = self.open_dir(dir)?;
+        let stat = self.pfs.stat(&handle, name)?;
+        Ok(Found {
+            attr: self.meet(dir, name, &stat, remember),
+            file: None,
+        })
+    }
+
+    /// Whether a burst-buffer file may still be shown under this name; a clean copy of something
+    /// that is no longer on the PFS is dropped.
+    fn still_valid(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<bool, NsError> {
+        let published = {
+            let state = file.lock();
+            if state.is_dirty() {
+                return Ok(true);
+            }
+            state.residency.published
+        };
+        let handle = match self.open_dir(dir) {
+            Ok(handle) => handle,
+            Err(NsError::Errno(Errno::ENOENT | Errno::ESTALE)) => return Ok(true),
+            Err(error) => return self.serve_unchecked(file, error),
+        };
+        match self.pfs.stat(&handle, name) {
+            Ok(stat) if published == Some(Published::from(&stat)) => return Ok(true),
+            Ok(_) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => return self.serve_unchecked(file, error.into()),
+        }
+        self.drop_outdated(dir, name, file, published)
+    }
+
+    /// The PFS does not answer: what is in the burst buffer goes on being served.
+    fn serve_unchecked(&self, file: &File, error: NsError) -> Result<bool, NsError> {
+        let path = file.path();
+        tracing::debug!("{}: not revalidated: {error}", path.escape_ascii());
+        Ok(true)
+    }
+
+    fn drop_outdated(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        file: &Arc<File>,
+        published: Option<Published>,
+    ) -> Result<bool, NsError> {
+        let mut children = dir.lock();
+        let mut state = file.lock();
+        let unchanged = state.residency.clean && state.residency.published == published;
+        if !unchanged || state.is_unlinked() {
+            return Ok(!state.is_unlinked());
+        }
+        let mut batch = forebay_kv::Batch::new();
+        let several = state.names.len() > 1;
+        if several {
+            state
+                .names
+                .retain(|(d, n)| !(Arc::ptr_eq(d, dir) && &**n == name));
+            self.put_file(&mut batch, file, &state)?;
+            self.commit(batch)?;
+        } else {
+            let garbage = self.drop_file(&mut batch, file, &state)?;
+            self.commit(batch)?;
+            state.names.clear();
+            self.add_garbage(garbage);
+        }
+        children.remove(name);
+        Ok(false)
+    }
+
+    /// Attributes of something on the PFS; with `remember`, counts one reference of the kernel.
+    pub(crate) fn meet(&self, dir: &Arc<Dir>, name: &[u8], stat: &PfsStat, remember: bool) -> Attr {
+        if stat.kind() == FileKind::Directory {
+            let child = self.intern_dir(stat.id, dir, name);
+            child.learn_group_rule(stat);
+            if remember {
+                self.table
+                    .lock()
+                    .remember(child.ino, Node::Dir(child.clone()));
+            }
+            return self.dir_attr(&child, stat);
+        }
+        let mut table = self.table.lock();
+        let ino = table.ino_for(stat.id, self.root_dev);
+        if remember {
+            let node = PlainNode {
+                kind: stat.kind(),
+                parent: dir.clone(),
+                name: name.into(),
+                id: stat.id,
+            };
+            table.remember(ino, Node::Plain(node));
+        }
+        attr_of(ino, stat)
+    }
+
+    pub(crate) fn dir_attr(&self, dir: &Dir, stat: &PfsStat) -> Attr {
+        let mut attr = attr_of(dir.ino, stat);
+        if let Some(touched) = dir.touched() {
+            attr.mtime = attr.mtime.max(touched);
+            attr.ctime = attr.ctime.max(touched);
+        }
+        attr
+    }
+
+    /// The id a PFS inode goes by.
+    pub fn ino_of(&self, id: PfsId) -> Ino {
+        self.table.lock().ino_for(id, self.root_dev)
+    }
+}
+
+pub(crate) fn attr_of(ino: Ino, stat: &PfsStat) -> Attr {
+    Attr {
+        ino,
+        kind: stat.kind(),
+        perm: stat.perm(),
+        nlink: stat.nlink,
+        uid: stat.uid,
+        gid: stat.gid,
+        rdev: stat.rdev,
+        size: stat.size,
+        blocks: stat.blocks,
+        atime: stat.atime,
+        mtime: stat.mtime,
+        ctime: stat.ctime,
+    }
+}

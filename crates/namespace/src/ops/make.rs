@@ -1,0 +1,90 @@
+//! mkdir, symlink, mknod: made on the PFS at once, owned by whoever asked.
+
+use forebay_tiers::{ActAs, PfsDir, PfsTree};
+use forebay_types::{Attr, Cred, Errno, FileKind, Ino, check_name};
+
+use crate::{Namespace, NsError};
+
+impl Namespace {
+    /// Makes a directory and counts one reference of the kernel.
+    pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, cred: &Cred) -> Result<Attr, NsError> {
+        self.make(parent, name, |pfs, dir| {
+            as_owner(cred, || {
+                pfs.mkdir(dir, name, u32::from(perm), cred.uid, cred.gid)
+            })
+        })
+    }
+
+    /// Makes a symbolic link.
+    pub fn symlink(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        target: &[u8],
+        cred: &Cred,
+    ) -> Result<Attr, NsError> {
+        self.make(parent, name, |pfs, dir| {
+            as_owner(cred, || pfs.symlink(dir, name, target, cred.uid, cred.gid))
+        })
+    }
+
+    /// Makes a FIFO, socket, device, or an empty regular file.
+    pub fn mknod(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        rdev: u32,
+        cred: &Cred,
+    ) -> Result<Attr, NsError> {
+        FileKind::from_mode(mode).ok_or(Errno::EINVAL)?;
+        self.make(parent, name, |pfs, dir| {
+            as_owner(cred, || {
+                pfs.mknod(dir, name, mode, rdev, cred.uid, cred.gid)
+            })
+        })
+    }
+
+    fn make(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        make: impl FnOnce(&PfsTree, &PfsDir) -> std::io::Result<()>,
+    ) -> Result<Attr, NsError> {
+        check_name(name)?;
+        if PfsTree::is_temporary(name) {
+            return Err(Errno::EPERM.into());
+        }
+        let dir = self.dir(parent)?;
+        let handle = self.open_dir(&dir)?;
+        {
+            let children = dir.lock();
+            if children.contains_key(name) {
+                return Err(Errno::EEXIST.into());
+            }
+            make(&self.pfs, &handle)?;
+        }
+        let stat = self.pfs.stat(&handle, name)?;
+        Ok(self.meet(&dir, name, &stat, true))
+    }
+}
+
+/// Tries as the user, which is what a PFS with root squash or quotas wants to see. The kernel has
+/// checked the user's rights with their supplementary groups, which we do not know here; so where
+/// the PFS refuses, the daemon's own rights decide, and the caller hands the result to the user.
+pub(crate) fn as_owner<T>(
+    cred: &Cred,
+    mut act: impl FnMut() -> std::io::Result<T>,
+) -> std::io::Result<T> {
+    if cred.uid == 0 {
+        return act();
+    }
+    let first = {
+        let _user = ActAs::user(cred.uid, cred.gid, &[])?;
+        act()
+    };
+    match first {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => act(),
+        other => other,
+    }
+}

@@ -1,0 +1,12 @@
+//! One file per operation.
+
+pub(crate) mod create;
+pub(crate) mod getattr;
+pub(crate) mod link;
+pub(crate) mod lookup;
+pub(crate) mod make;
+pub(crate) mod readdir;
+pub(crate) mod rename;
+pub(crate) mod setattr;
+pub(crate) mod unlink;
+pub(crate) mod xattr;

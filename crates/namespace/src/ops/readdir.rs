@@ -1,0 +1,89 @@
+//! readdir: the PFS's entries and the burst buffer's own, each name once.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use forebay_types::{FileKind, Ino};
+use forebay_wire::Dirent;
+
+use crate::dir::Dir;
+use crate::{File, Namespace, NsError};
+
+/// One entry of a directory, and its file if that is in the burst buffer.
+pub struct Listed {
+    /// Name.
+    pub name: Vec<u8>,
+    /// Kind.
+    pub kind: FileKind,
+    /// Id.
+    pub ino: Ino,
+    /// The burst-buffer file.
+    pub file: Option<Arc<File>>,
+}
+
+impl Namespace {
+    /// All entries of a directory, `.` and `..` included, positions counted from 1.
+    pub fn read_dir(&self, ino: Ino) -> Result<Vec<Dirent>, NsError> {
+        let dir = self.dir(ino)?;
+        let parent = dir.place().map_or(ino, |(parent, _)| parent.ino);
+        let mut entries = vec![
+            Dirent {
+                ino,
+                kind: FileKind::Directory,
+                name: b".".to_vec(),
+                next: 1,
+            },
+            Dirent {
+                ino: parent,
+                kind: FileKind::Directory,
+                name: b"..".to_vec(),
+                next: 2,
+            },
+        ];
+        for listed in self.list(&dir)? {
+            entries.push(Dirent {
+                ino: listed.ino,
+                kind: listed.kind,
+                name: listed.name,
+                next: entries.len() as u64 + 1,
+            });
+        }
+        Ok(entries)
+    }
+
+    /// All entries but `.` and `..`, in no order.
+    pub fn list(&self, dir: &Arc<Dir>) -> Result<Vec<Listed>, NsError> {
+        let mut listed: Vec<Listed> = Vec::new();
+        let mut seen: HashSet<Box<[u8]>> = HashSet::new();
+        // The buffer first: a file that is published while the PFS is read is then seen, once.
+        for (name, file) in dir.lock().iter() {
+            seen.insert(name.clone());
+            listed.push(Listed {
+                name: name.to_vec(),
+                kind: FileKind::Regular,
+                ino: file.ino,
+                file: Some(file.clone()),
+            });
+        }
+        let handle = self.open_dir(dir)?;
+        let mut on_pfs: HashSet<Box<[u8]>> = HashSet::new();
+        self.pfs.read_dir(&handle, &mut |entry| {
+            if seen.contains(&*entry.name) {
+                on_pfs.insert(entry.name.into());
+            } else {
+                listed.push(Listed {
+                    name: entry.name,
+                    kind: entry.kind,
+                    ino: Ino(entry.ino),
+                    file: None,
+                });
+            }
+        })?;
+        // A clean copy whose original an outsider removed is on its way out.
+        listed.retain(|entry| match &entry.file {
+            Some(file) => on_pfs.contains(&*entry.name) || file.lock().is_dirty(),
+            None => true,
+        });
+        Ok(listed)
+    }
+}

@@ -1,0 +1,553 @@
+//! rename, in every mix of burst buffer and PFS.
+//!
+//! A file that is only in the burst buffer is renamed in its record. If the new name is taken on the
+//! PFS, what is there becomes the older version that the file's next demotion replaces: so a
+//! program that writes a temporary file and renames it over the last checkpoint leaves the old
+//! checkpoint whole on the PFS until the new one is whole there too.
+//!
+//! What is on the PFS is renamed there. Where that must agree with records, an intent is written
+//! first and settled after a crash by looking at what the PFS has.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_kv::Batch;
+use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
+use forebay_types::{Errno, FileKind, Ino, ObjectId, TimeSpec, check_name};
+use forebay_wire::RenameMode;
+use parking_lot::MutexGuard;
+
+use crate::dir::{Children, Dir};
+use crate::record::{self, DirKey, FileRecord, RenameIntent};
+use crate::{File, Namespace, NsError};
+
+/// Children of one or two directories, locked in the order of their keys.
+struct Locked<'a> {
+    from: MutexGuard<'a, Children>,
+    to: Option<MutexGuard<'a, Children>>,
+}
+
+impl<'a> Locked<'a> {
+    fn new(from: &'a Arc<Dir>, to: &'a Arc<Dir>) -> Locked<'a> {
+        if Arc::ptr_eq(from, to) {
+            return Locked {
+                from: from.lock(),
+                to: None,
+            };
+        }
+        if from.key < to.key {
+            let first = from.lock();
+            Locked {
+                from: first,
+                to: Some(to.lock()),
+            }
+        } else {
+            let first = to.lock();
+            Locked {
+                from: from.lock(),
+                to: Some(first),
+            }
+        }
+    }
+
+    fn to(&mut self) -> &mut Children {
+        self.to.as_mut().unwrap_or(&mut self.from)
+    }
+}
+
+/// One end of a rename.
+struct End {
+    dir: Arc<Dir>,
+    handle: PfsDir,
+    name: Box<[u8]>,
+    file: Option<Arc<File>>,
+    stat: Option<PfsStat>,
+}
+
+impl End {
+    fn is_dir(&self) -> bool {
+        self.stat
+            .as_ref()
+            .is_some_and(|s| s.kind() == FileKind::Directory)
+    }
+
+    /// Whether the PFS has something under this name that belongs to it.
+    fn on_pfs(&self) -> bool {
+        match &self.file {
+            Some(file) => file.lock().residency.published.is_some() && self.stat.is_some(),
+            None => self.stat.is_some(),
+        }
+    }
+
+    fn place(&self) -> (Arc<Dir>, Box<[u8]>) {
+        (self.dir.clone(), self.name.clone())
+    }
+}
+
+impl Namespace {
+    /// Renames. Answers with the burst-buffer file that was replaced, if one was.
+    pub fn rename(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<Option<Arc<File>>, NsError> {
+        check_name(name)?;
+        check_name(new_name)?;
+        if PfsTree::is_temporary(new_name) || PfsTree::is_temporary(name) {
+            return Err(Errno::EPERM.into());
+        }
+        let (from_dir, to_dir) = (self.dir(parent)?, self.dir(new_parent)?);
+        let mut locked = Locked::new(&from_dir, &to_dir);
+        let from = self.end(&from_dir, name, locked.from.get(name).cloned())?;
+        let to = self.end(&to_dir, new_name, locked.to().get(new_name).cloned())?;
+        if from.file.is_none() && from.stat.is_none() {
+            return Err(Errno::ENOENT.into());
+        }
+        let target_exists = to.file.is_some() || to.stat.is_some();
+        let replaced = match mode {
+            RenameMode::NoReplace if target_exists => return Err(Errno::EEXIST.into()),
+            RenameMode::Exchange if !target_exists => return Err(Errno::ENOENT.into()),
+            RenameMode::Exchange => {
+                self.exchange(&mut locked, &from, &to)?;
+                None
+            }
+            _ => self.replace(&mut locked, &from, &to)?,
+        };
+        drop(locked);
+        from_dir.touch();
+        to_dir.touch();
+        Ok(replaced)
+    }
+
+    fn end(&self, dir: &Arc<Dir>, name: &[u8], file: Option<Arc<File>>) -> Result<End, NsError> {
+        let handle = self.open_dir(dir)?;
+        let stat = match self.pfs.stat(&handle, name) {
+            Ok(stat) => Some(stat),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
+            Err(e) => return Err(e.into()),
+        };
+        Ok(End {
+            dir: dir.clone(),
+            handle,
+            name: name.into(),
+            file,
+            stat,
+        })
+    }
+
+    fn replace(
+        &self,
+        locked: &mut Locked<'_>,
+        from: &End,
+        to: &End,
+    ) -> Result<Option<Arc<File>>, NsError> {
+        if let (Some(a), Some(b)) = (&from.file, &to.file)
+            && Arc::ptr_eq(a, b)
+        {
+            return Ok(None);
+        }
+        self.check_kinds(from, to)?;
+        if from.on_pfs() {
+            self.replace_on_pfs(locked, from, to)?;
+        } else if let Some(file) = from.file.clone() {
+            self.replace_in_buffer(locked, &file, from, to)?;
+        }
+        Ok(to.file.clone())
+    }
+
+    fn check_kinds(&self, from: &End, to: &End) -> Result<(), NsError> {
+        let from_is_dir = from.file.is_none() && from.is_dir();
+        let to_is_dir = to.file.is_none() && to.is_dir();
+        if to.file.is_none() && to.stat.is_none() {
+            return Ok(());
+        }
+        match (from_is_dir, to_is_dir) {
+            (true, false) => Err(Errno::ENOTDIR.into()),
+            (false, true) => Err(Errno::EISDIR.into()),
+            (true, true) => {
+                let known = to
+                    .stat
+                    .as_ref()
+                    .and_then(|s| self.known_dir(self.dir_key(s)));
+                match known {
+                    Some(dir) if dir.has_children() => Err(Errno::ENOTEMPTY.into()),
+                    _ => Ok(()),
+                }
+            }
+            (false, false) => Ok(()),
+        }
+    }
+
+    /// The file is only in the burst buffer.
+    fn replace_in_buffer(
+        &self,
+        locked: &mut Locked<'_>,
+        file: &Arc<File>,
+        from: &End,
+        to: &End,
+    ) -> Result<(), NsError> {
+        let mut batch = Batch::new();
+        let inherited = match &to.file {
+            Some(old) => old.lock().residency.published,
+            None => to.stat.as_ref().map(Into::into),
+        };
+        let mut state = file.lock();
+        let before = state.clone();
+        rename_in(&mut state.names, &from.place(), to.place());
+        state.residency.published = inherited;
+        state.residency.generation = state.residency.generation.next();
+        state.meta.ctime = TimeSpec::now();
+        let committed = self.put_dirs(&mut batch, &to.dir).and_then(|()| {
+            self.put_file(&mut batch, file, &state)?;
+            let garbage = self.drop_replaced(&mut batch, to)?;
+            self.commit(batch)?;
+            Ok(garbage)
+        });
+        let garbage = match committed {
+            Ok(garbage) => garbage,
+            Err(error) => {
+                *state = before;
+                return Err(error);
+            }
+        };
+        drop(state);
+        self.dirs_written(&to.dir);
+        self.finish_replaced(to, garbage);
+        locked.from.remove(&from.name);
+        locked.to().insert(to.name.clone(), file.clone());
+        Ok(())
+    }
+
+    fn drop_replaced(
+        &self,
+        batch: &mut Batch,
+        to: &End,
+    ) -> Result<Option<crate::Garbage>, NsError> {
+        let Some(old) = &to.file else {
+            return Ok(None);
+        };
+        let mut state = old.lock();
+        if state.names.len() > 1 {
+            state
+                .names
+                .retain(|(d, n)| !(Arc::ptr_eq(d, &to.dir) && *n == to.name));
+            self.put_file(batch, old, &state)?;
+            return Ok(None);
+        }
+        Ok(Some(self.drop_file(batch, old, &state)?))
+    }
+
+    fn finish_replaced(&self, to: &End, garbage: Option<crate::Garbage>) {
+        if let (Some(old), Some(garbage)) = (&to.file, garbage) {
+            old.lock().names.clear();
+            self.add_garbage(garbage);
+        }
+    }
+
+    /// What moves is on the PFS, and perhaps in the burst buffer too.
+    fn replace_on_pfs(&self, locked: &mut Locked<'_>, from: &End, to: &End) -> Result<(), NsError> {
+        let Some(stat) = &from.stat else {
+            return Err(Errno::ENOENT.into());
+        };
+        let moved_dir = (from.file.is_none() && from.is_dir())
+            .then(|| self.intern_dir(stat.id, &from.dir, &from.name));
+        let dir_key = moved_dir
+            .as_ref()
+            .filter(|dir| dir.persisted.load(Ordering::Acquire))
+            .map(|dir| dir.key);
+        let intent = RenameIntent {
+            from: (from.dir.key, from.name.to_vec()),
+            to: (to.dir.key, to.name.to_vec()),
+            pfs_ino: stat.id.ino,
+            file: from.file.as_ref().map(|f| f.object),
+            dir: dir_key,
+            replaced: to.file.as_ref().map(|f| f.object),
+        };
+        let needs_intent =
+            intent.file.is_some() || intent.replaced.is_some() || intent.dir.is_some();
+        let sequence = self.new_sequence();
+        if needs_intent {
+            let mut batch = Batch::new();
+            self.put_dirs(&mut batch, &to.dir)?;
+            batch.put(record::rename_key(sequence), record::encode(&intent)?);
+            self.commit(batch)?;
+            self.dirs_written(&to.dir);
+        }
+        let renamed = self.pfs.rename(
+            &from.handle,
+            &from.name,
+            &to.handle,
+            &to.name,
+            PfsRename::Replace,
+        );
+        if let Err(error) = renamed {
+            if needs_intent {
+                let mut batch = Batch::new();
+                batch.delete(record::rename_key(sequence));
+                self.commit(batch)?;
+            }
+            return Err(error.into());
+        }
+        self.after_pfs_rename(
+            locked,
+            from,
+            to,
+            moved_dir,
+            needs_intent.then_some(sequence),
+        )
+    }
+
+    fn after_pfs_rename(
+        &self,
+        locked: &mut Locked<'_>,
+        from: &End,
+        to: &End,
+        moved_dir: Option<Arc<Dir>>,
+        sequence: Option<u64>,
+    ) -> Result<(), NsError> {
+        let mut batch = Batch::new();
+        if let Some(sequence) = sequence {
+            batch.delete(record::rename_key(sequence));
+        }
+        self.forget_replaced_dir(&mut batch, to);
+        if let Some(dir) = &moved_dir {
+            dir.move_to(to.dir.clone(), &to.name);
+            if dir.persisted.load(Ordering::Acquire) {
+                self.put_dir(&mut batch, dir)?;
+            }
+        }
+        if let Some(file) = &from.file {
+            let mut state = file.lock();
+            rename_in(&mut state.names, &from.place(), to.place());
+            if let Ok(stat) = self.pfs.stat(&to.handle, &to.name) {
+                state.residency.published = Some((&stat).into());
+            }
+            if state.is_dirty() {
+                state.residency.generation = state.residency.generation.next();
+            }
+            state.meta.ctime = TimeSpec::now();
+            self.put_dirs(&mut batch, &to.dir)?;
+            self.put_file(&mut batch, file, &state)?;
+        } else if let Some(stat) = &from.stat
+            && let Some(plain) = self.table.lock().plain_by_id(stat.id)
+        {
+            plain.parent = to.dir.clone();
+            plain.name = to.name.clone();
+        }
+        let garbage = self.drop_replaced(&mut batch, to)?;
+        // The PFS has it: memory follows even if the record could not be written (the intent will).
+        locked.from.remove(&from.name);
+        locked.to().remove(&to.name);
+        if let Some(file) = &from.file {
+            locked.to().insert(to.name.clone(), file.clone());
+        }
+        self.finish_replaced(to, garbage);
+        self.commit(batch)?;
+        if from.file.is_some() {
+            self.dirs_written(&to.dir);
+        }
+        Ok(())
+    }
+
+    fn forget_replaced_dir(&self, batch: &mut Batch, to: &End) {
+        let Some(stat) = to.stat.as_ref().filter(|s| s.kind() == FileKind::Directory) else {
+            return;
+        };
+        if let Some(dir) = self.known_dir(self.dir_key(stat)) {
+            dir.removed.store(true, Ordering::Release);
+            self.handles.forget(&dir);
+            batch.delete(record::dir_key(dir.key));
+        }
+    }
+
+    /// Swaps two names. No intent: if a crash comes between, clean copies no longer match the PFS
+    /// and are dropped, and dirty ones show as conflicts with both versions kept.
+    fn exchange(&self, locked: &mut Locked<'_>, from: &End, to: &End) -> Result<(), NsError> {
+        match (from.on_pfs(), to.on_pfs()) {
+            (true, true) => {
+                self.pfs.rename(
+                    &from.handle,
+                    &from.name,
+                    &to.handle,
+                    &to.name,
+                    PfsRename::Exchange,
+                )?;
+            }
+            (true, false) => {
+                self.pfs.rename(
+                    &from.handle,
+                    &from.name,
+                    &to.handle,
+                    &to.name,
+                    PfsRename::Replace,
+                )?;
+            }
+            (false, true) => {
+                self.pfs.rename(
+                    &to.handle,
+                    &to.name,
+                    &from.handle,
+                    &from.name,
+                    PfsRename::Replace,
+                )?;
+            }
+            (false, false) => {}
+        }
+        let mut batch = Batch::new();
+        self.put_dirs(&mut batch, &from.dir)?;
+        self.put_dirs(&mut batch, &to.dir)?;
+        for (end, other) in [(from, to), (to, from)] {
+            self.exchange_end(&mut batch, end, other)?;
+        }
+        locked.from.remove(&from.name);
+        locked.to().remove(&to.name);
+        if let Some(file) = &from.file {
+            locked.to().insert(to.name.clone(), file.clone());
+        }
+        if let Some(file) = &to.file {
+            locked.from.insert(from.name.clone(), file.clone());
+        }
+        self.commit(batch)?;
+        self.dirs_written(&from.dir);
+        self.dirs_written(&to.dir);
+        Ok(())
+    }
+
+    fn exchange_end(&self, batch: &mut Batch, end: &End, other: &End) -> Result<(), NsError> {
+        if let Some(file) = &end.file {
+            let mut state = file.lock();
+            rename_in(&mut state.names, &end.place(), other.place());
+            if state.residency.published.is_some()
+                && let Ok(stat) = self.pfs.stat(&other.handle, &other.name)
+            {
+                state.residency.published = Some((&stat).into());
+            }
+            if state.is_dirty() {
+                state.residency.generation = state.residency.generation.next();
+            }
+            return self.put_file(batch, file, &state);
+        }
+        let Some(stat) = &end.stat else {
+            return Ok(());
+        };
+        if stat.kind() == FileKind::Directory {
+            let dir = self.intern_dir(stat.id, &end.dir, &end.name);
+            dir.move_to(other.dir.clone(), &other.name);
+            if dir.persisted.load(Ordering::Acquire) {
+                self.put_dir(batch, &dir)?;
+            }
+        } else if let Some(plain) = self.table.lock().plain_by_id(stat.id) {
+            plain.parent = other.dir.clone();
+            plain.name = other.name.clone();
+        }
+        Ok(())
+    }
+}
+
+fn rename_in(
+    names: &mut [(Arc<Dir>, Box<[u8]>)],
+    old: &(Arc<Dir>, Box<[u8]>),
+    new: (Arc<Dir>, Box<[u8]>),
+) {
+    for name in names {
+        if Arc::ptr_eq(&name.0, &old.0) && name.1 == old.1 {
+            *name = new;
+            return;
+        }
+    }
+}
+
+/// After a crash: if the PFS shows the moved thing under its new name, the records follow.
+pub(crate) fn settle(ns: &Namespace, sequence: u64, intent: RenameIntent) -> Result<(), NsError> {
+    let mut batch = Batch::new();
+    batch.delete(record::rename_key(sequence));
+    let moved = ns.known_dir(intent.to.0).is_some_and(|dir| {
+        ns.open_dir(&dir)
+            .and_then(|handle| Ok(ns.pfs.stat(&handle, &intent.to.1)?))
+            .is_ok_and(|stat| stat.id.ino == intent.pfs_ino)
+    });
+    if moved {
+        if let Some(object) = intent.file {
+            settle_file(ns, &mut batch, object, &intent)?;
+        }
+        if let (Some(key), Some(parent)) = (intent.dir, ns.known_dir(intent.to.0)) {
+            settle_dir(ns, &mut batch, key, &parent, &intent.to.1)?;
+        }
+        if let Some(object) = intent.replaced {
+            settle_replaced(ns, &mut batch, object, &intent)?;
+        }
+    }
+    ns.commit(batch)
+}
+
+fn settle_file(
+    ns: &Namespace,
+    batch: &mut Batch,
+    object: ObjectId,
+    intent: &RenameIntent,
+) -> Result<(), NsError> {
+    let (Some(from), Some(to)) = (ns.known_dir(intent.from.0), ns.known_dir(intent.to.0)) else {
+        return Ok(());
+    };
+    let Some(file) = from.child(&intent.from.1).filter(|f| f.object == object) else {
+        return Ok(());
+    };
+    let old = (from.clone(), intent.from.1.clone().into_boxed_slice());
+    let new = (to.clone(), intent.to.1.clone().into_boxed_slice());
+    let stat = ns.pfs.stat(&ns.open_dir(&to)?, &intent.to.1)?;
+    let mut state = file.lock();
+    rename_in(&mut state.names, &old, new);
+    state.residency.published = Some((&stat).into());
+    ns.put_dirs(batch, &to)?;
+    ns.put_file(batch, &file, &state)?;
+    drop(state);
+    from.lock().remove(&*intent.from.1);
+    to.lock().insert(intent.to.1.clone().into(), file);
+    Ok(())
+}
+
+fn settle_dir(
+    ns: &Namespace,
+    batch: &mut Batch,
+    key: DirKey,
+    parent: &Arc<Dir>,
+    name: &[u8],
+) -> Result<(), NsError> {
+    if let Some(dir) = ns.known_dir(key) {
+        dir.move_to(parent.clone(), name);
+        ns.handles.forget(&dir);
+        ns.put_dir(batch, &dir)?;
+    }
+    Ok(())
+}
+
+fn settle_replaced(
+    ns: &Namespace,
+    batch: &mut Batch,
+    object: ObjectId,
+    intent: &RenameIntent,
+) -> Result<(), NsError> {
+    let Some(bytes) = ns.store.get(&record::file_key(object))? else {
+        return Ok(());
+    };
+    let old: FileRecord = record::decode(&bytes)?;
+    let shadow = old.residency.shadow.map(|(tier, _)| tier);
+    let tiers = [Some(old.residency.tier), shadow];
+    batch.delete(record::file_key(object));
+    batch.put(record::garbage_key(object), record::encode(&tiers)?);
+    ns.add_garbage(crate::Garbage { object, tiers });
+    if let Some(dir) = ns.known_dir(intent.to.0) {
+        let mut children = dir.lock();
+        if children
+            .get(&*intent.to.1)
+            .is_some_and(|f| f.object == object)
+            && let Some(file) = children.remove(&*intent.to.1)
+        {
+            file.lock().names.clear();
+        }
+    }
+    Ok(())
+}

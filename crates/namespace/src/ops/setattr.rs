@@ -1,0 +1,100 @@
+//! setattr, all but the size: owner, mode and times. The size belongs to whoever holds the object.
+//!
+//! What is only on the PFS is changed there. A file in the burst buffer is changed in its record,
+//! and, while its copy on the PFS is current, there too, so that it stays current.
+
+use std::sync::Arc;
+
+use forebay_kv::Durability;
+use forebay_types::{Errno, FileKind, Ino, SetAttr, SetTime, TimeSpec};
+
+use crate::record::Published;
+use crate::table::Node;
+use crate::{File, Namespace, NsError};
+
+/// What is left for the caller to do: the object of a burst-buffer file has its own size and times.
+pub enum AttrPlan {
+    /// Nothing: it is done.
+    Done,
+    /// Apply size and times to this file's object.
+    Object(Arc<File>),
+    /// Set the size of this regular file on the PFS (and decide whether to bring it in).
+    PfsFile,
+}
+
+impl Namespace {
+    /// Applies everything but the size.
+    pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<AttrPlan, NsError> {
+        let without_size = SetAttr { size: None, ..*set };
+        match self.node(ino)? {
+            Node::Dir(dir) => {
+                if set.size.is_some() {
+                    return Err(Errno::EISDIR.into());
+                }
+                self.pfs
+                    .set_attr_dir(&self.open_dir(&dir)?, &without_size)?;
+                Ok(AttrPlan::Done)
+            }
+            Node::Plain(plain) => {
+                self.stat_plain(&plain)?;
+                if without_size != SetAttr::default() {
+                    let handle = self.open_dir(&plain.parent)?;
+                    self.pfs
+                        .set_attr(&handle, &plain.name, plain.kind, &without_size)?;
+                }
+                match (set.size, plain.kind) {
+                    (None, _) => Ok(AttrPlan::Done),
+                    (Some(_), FileKind::Regular) => Ok(AttrPlan::PfsFile),
+                    (Some(_), _) => Err(Errno::EINVAL.into()),
+                }
+            }
+            Node::File(file) => {
+                if without_size != SetAttr::default() {
+                    self.setattr_file(&file, &without_size)?;
+                }
+                Ok(AttrPlan::Object(file))
+            }
+        }
+    }
+
+    fn setattr_file(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), NsError> {
+        let name = file.lock().names.first().cloned();
+        let Some((dir, name)) = name else {
+            file.lock().apply(set);
+            return Ok(());
+        };
+        // The directory's lock keeps a demotion from publishing between the two changes.
+        let _children = dir.lock();
+        let mut state = file.lock();
+        let current = state.residency.clean && !state.is_unlinked();
+        if current {
+            let handle = self.open_dir(&dir)?;
+            self.pfs.set_attr(&handle, &name, FileKind::Regular, set)?;
+            let stat = self.pfs.stat(&handle, &name)?;
+            state.residency.published = Some(Published::from(&stat));
+        } else if !state.is_unlinked() {
+            // A copy under way would carry the old attributes.
+            let residency = &mut state.residency;
+            residency.generation = residency.generation.next();
+        }
+        state.apply(set);
+        self.save(file, &state, Durability::Buffered)
+    }
+}
+
+impl crate::FileState {
+    pub(crate) fn apply(&mut self, set: &SetAttr) {
+        let now = TimeSpec::now();
+        let time = |t: SetTime| match t {
+            SetTime::Now => now,
+            SetTime::At(at) => at,
+        };
+        let meta = &mut self.meta;
+        meta.perm = set.perm.unwrap_or(meta.perm);
+        meta.uid = set.uid.unwrap_or(meta.uid);
+        meta.gid = set.gid.unwrap_or(meta.gid);
+        meta.atime = set.atime.map_or(meta.atime, time);
+        meta.mtime = set.mtime.map_or(meta.mtime, time);
+        meta.ctime = now;
+    }
+}

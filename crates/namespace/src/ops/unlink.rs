@@ -1,0 +1,107 @@
+//! unlink and rmdir. The PFS loses the name first: a crash in between leaves a file that is in the
+//! burst buffer only, which is dirty again and not lost; never one that comes back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_kv::{Batch, Durability};
+use forebay_types::{Errno, Ino, TimeSpec, check_name};
+
+use crate::dir::{Children, Dir};
+use crate::record;
+use crate::{File, Namespace, NsError};
+
+impl Namespace {
+    /// Removes a name. Answers with the file, if it was in the burst buffer: its object goes when
+    /// nobody has it open any more.
+    pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<Option<Arc<File>>, NsError> {
+        check_name(name)?;
+        let dir = self.dir(parent)?;
+        let mut children = dir.lock();
+        let Some(file) = children.get(name).cloned() else {
+            let handle = self.open_dir(&dir)?;
+            self.pfs.unlink(&handle, name)?;
+            return Ok(None);
+        };
+        self.unlink_file(&dir, &mut children, name, &file)?;
+        drop(children);
+        dir.touch();
+        Ok(Some(file))
+    }
+
+    fn unlink_file(
+        &self,
+        dir: &Arc<Dir>,
+        children: &mut Children,
+        name: &[u8],
+        file: &Arc<File>,
+    ) -> Result<(), NsError> {
+        let mut state = file.lock();
+        if state.residency.published.is_some() {
+            let handle = self.open_dir(dir)?;
+            match self.pfs.unlink(&handle, name) {
+                Ok(()) => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let mut batch = Batch::new();
+        let garbage = if state.names.len() > 1 {
+            state
+                .names
+                .retain(|(d, n)| !(Arc::ptr_eq(d, dir) && &**n == name));
+            if let Some((other, other_name)) = state.names.first().cloned()
+                && state.residency.published.is_some()
+            {
+                // The link count changed the PFS's ctime.
+                let handle = self.open_dir(&other)?;
+                if let Ok(stat) = self.pfs.stat(&handle, &other_name) {
+                    state.residency.published = Some((&stat).into());
+                }
+            }
+            self.put_file(&mut batch, file, &state)?;
+            None
+        } else {
+            let garbage = self.drop_file(&mut batch, file, &state)?;
+            state.names.clear();
+            Some(garbage)
+        };
+        state.meta.ctime = TimeSpec::now();
+        children.remove(name);
+        self.commit(batch)?;
+        if let Some(garbage) = garbage {
+            self.add_garbage(garbage);
+        }
+        Ok(())
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<(), NsError> {
+        check_name(name)?;
+        let dir = self.dir(parent)?;
+        let siblings = dir.lock();
+        if siblings.contains_key(name) {
+            return Err(Errno::ENOTDIR.into());
+        }
+        let handle = self.open_dir(&dir)?;
+        let stat = self.pfs.stat(&handle, name)?;
+        let known = self.known_dir(self.dir_key(&stat));
+        // Held until it is gone, so that no file is created in it meanwhile.
+        let children = known.as_ref().map(|child| child.lock());
+        if children.as_ref().is_some_and(|c| !c.is_empty()) {
+            return Err(Errno::ENOTEMPTY.into());
+        }
+        self.pfs.rmdir(&handle, name)?;
+        drop(children);
+        if let Some(child) = known {
+            child.removed.store(true, Ordering::Release);
+            self.handles.forget(&child);
+            if child.persisted.load(Ordering::Acquire) {
+                let mut batch = Batch::new();
+                batch.delete(record::dir_key(child.key));
+                self.store.commit(batch, Durability::Buffered)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,209 @@
+//! Extended attributes. The PFS has them, but for dirty files: theirs are in the record and go to
+//! the PFS with the next demotion.
+
+use std::sync::Arc;
+
+use forebay_kv::Durability;
+use forebay_types::{Errno, Ino, TimeSpec, limits};
+use forebay_wire::XattrMode;
+
+use crate::dir::Dir;
+use crate::table::Node;
+use crate::{File, FileState, Namespace, NsError};
+
+/// Where a node's extended attributes are.
+enum Place {
+    Dir(Arc<Dir>),
+    Name(Arc<Dir>, Box<[u8]>),
+    Record(Arc<File>),
+}
+
+/// Attributes that only root may set, and that programs expect to be told are not there.
+fn supported(name: &[u8]) -> Result<(), Errno> {
+    let known = [
+        &b"user."[..],
+        b"trusted.",
+        b"security.",
+        b"system.posix_acl_",
+    ];
+    match known.iter().any(|prefix| name.starts_with(prefix)) {
+        true => Ok(()),
+        false => Err(Errno::EOPNOTSUPP),
+    }
+}
+
+fn flags(mode: XattrMode) -> u32 {
+    match mode {
+        XattrMode::Set => 0,
+        XattrMode::Create => libc::XATTR_CREATE as u32,
+        XattrMode::Replace => libc::XATTR_REPLACE as u32,
+    }
+}
+
+impl Namespace {
+    fn xattr_place(&self, ino: Ino) -> Result<Place, NsError> {
+        Ok(match self.node(ino)? {
+            Node::Dir(dir) => Place::Dir(dir),
+            Node::Plain(plain) => {
+                self.stat_plain(&plain)?;
+                Place::Name(plain.parent, plain.name)
+            }
+            Node::File(file) => {
+                let state = file.lock();
+                match state.names.first().cloned() {
+                    Some((dir, name)) if !state.is_dirty() => Place::Name(dir, name),
+                    _ => {
+                        drop(state);
+                        Place::Record(file)
+                    }
+                }
+            }
+        })
+    }
+
+    /// One attribute.
+    pub fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, NsError> {
+        supported(name)?;
+        match self.xattr_place(ino)? {
+            Place::Dir(dir) => Ok(self.pfs.get_xattr_dir(&self.open_dir(&dir)?, name)?),
+            Place::Name(dir, file) => Ok(self.pfs.get_xattr(&self.open_dir(&dir)?, &file, name)?),
+            Place::Record(file) => {
+                let state = file.lock();
+                let found = state.xattrs.iter().find(|(n, _)| n == name);
+                found.map(|(_, v)| v.clone()).ok_or(Errno::ENODATA.into())
+            }
+        }
+    }
+
+    /// All names, each followed by NUL.
+    pub fn list_xattr(&self, ino: Ino) -> Result<Vec<u8>, NsError> {
+        let names = match self.xattr_place(ino)? {
+            Place::Dir(dir) => self.pfs.list_xattr_dir(&self.open_dir(&dir)?)?,
+            Place::Name(dir, name) => self.pfs.list_xattr(&self.open_dir(&dir)?, &name)?,
+            Place::Record(file) => file.lock().xattrs.iter().map(|(n, _)| n.clone()).collect(),
+        };
+        let mut joined = Vec::new();
+        for name in names {
+            joined.extend_from_slice(&name);
+            joined.push(0);
+        }
+        Ok(joined)
+    }
+
+    /// Sets one attribute.
+    pub fn set_xattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), NsError> {
+        supported(name)?;
+        match self.xattr_place(ino)? {
+            Place::Dir(dir) => {
+                let handle = self.open_dir(&dir)?;
+                Ok(self.pfs.set_xattr_dir(&handle, name, value, flags(mode))?)
+            }
+            Place::Name(dir, file) => {
+                let handle = self.open_dir(&dir)?;
+                self.pfs
+                    .set_xattr(&handle, &file, name, value, flags(mode))?;
+                self.refresh_published(ino)
+            }
+            Place::Record(file) => self.edit_xattrs(&file, |state| {
+                let at = state.xattrs.iter().position(|(n, _)| n == name);
+                match (at, mode) {
+                    (Some(_), XattrMode::Create) => return Err(Errno::EEXIST),
+                    (None, XattrMode::Replace) => return Err(Errno::ENODATA),
+                    _ => {}
+                }
+                let others: usize = state
+                    .xattrs
+                    .iter()
+                    .filter(|(n, _)| n != name)
+                    .map(|(n, v)| n.len() + v.len())
+                    .sum();
+                if others + name.len() + value.len() > limits::XATTRS_PER_FILE_BYTES_MAX {
+                    return Err(Errno::ENOSPC);
+                }
+                match at {
+                    Some(at) => state.xattrs[at].1 = value.to_vec(),
+                    None => state.xattrs.push((name.to_vec(), value.to_vec())),
+                }
+                Ok(())
+            }),
+        }
+    }
+
+    /// Removes one attribute.
+    pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), NsError> {
+        supported(name)?;
+        match self.xattr_place(ino)? {
+            Place::Dir(dir) => Ok(self.pfs.remove_xattr_dir(&self.open_dir(&dir)?, name)?),
+            Place::Name(dir, file) => {
+                let handle = self.open_dir(&dir)?;
+                self.pfs.remove_xattr(&handle, &file, name)?;
+                self.refresh_published(ino)
+            }
+            Place::Record(file) => self.edit_xattrs(&file, |state| {
+                let before = state.xattrs.len();
+                state.xattrs.retain(|(n, _)| n != name);
+                match state.xattrs.len() < before {
+                    true => Ok(()),
+                    false => Err(Errno::ENODATA),
+                }
+            }),
+        }
+    }
+
+    fn edit_xattrs(
+        &self,
+        file: &Arc<File>,
+        edit: impl FnOnce(&mut FileState) -> Result<(), Errno>,
+    ) -> Result<(), NsError> {
+        let mut state = file.lock();
+        edit(&mut state)?;
+        state.meta.ctime = TimeSpec::now();
+        state.residency.generation = state.residency.generation.next();
+        self.save(file, &state, Durability::Buffered)
+    }
+
+    /// A change of attributes that we made ourselves must not look like an outsider's.
+    fn refresh_published(&self, ino: Ino) -> Result<(), NsError> {
+        let Node::File(file) = self.node(ino)? else {
+            return Ok(());
+        };
+        let mut state = file.lock();
+        if let (Some((dir, name)), true) = (state.names.first().cloned(), state.residency.clean) {
+            let stat = self.pfs.stat(&self.open_dir(&dir)?, &name)?;
+            state.residency.published = Some((&stat).into());
+            state.meta.ctime = stat.ctime;
+            self.save(&file, &state, Durability::Buffered)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the PFS's attributes of a clean file into its record, before it becomes dirty.
+    pub(crate) fn load_xattrs(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, NsError> {
+        let handle = self.open_dir(dir)?;
+        let names = match self.pfs.list_xattr(&handle, name) {
+            Ok(names) => names,
+            Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Vec::new()),
+            Err(e) => return Err(e.into()),
+        };
+        let mut xattrs = Vec::new();
+        for attribute in names {
+            let kept =
+                attribute.starts_with(b"user.") || attribute.starts_with(b"system.posix_acl_");
+            if kept {
+                let value = self.pfs.get_xattr(&handle, name, &attribute)?;
+                xattrs.push((attribute, value));
+            }
+        }
+        Ok(xattrs)
+    }
+}

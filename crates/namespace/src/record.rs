@@ -1,0 +1,215 @@
+//! What is kept in the key-value store, and under which keys.
+//!
+//! ```text
+//! f/<object, 8 bytes>            a file in the burst buffer: FileRecord
+//! d/<directory, 24 bytes>        where a directory with such files is: DirRecord
+//! g/<object, 8 bytes>            an object that nobody names any more and that is to be removed: tier
+//! r/<sequence, 8 bytes>          a rename under way: RenameIntent
+//! c/<name>                       counters and facts about the instance
+//! ```
+//!
+//! Records are written whole, so a file is always as one transaction left it.
+
+use forebay_tiers::{PfsId, PfsStat};
+use forebay_types::{Generation, Ino, ObjectId, TierId, TimeSpec};
+use serde::{Deserialize, Serialize};
+
+use crate::NsError;
+
+/// Identity of a directory that outlives restarts and renames: device (0 for the root's own),
+/// inode number and time of birth on the PFS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct DirKey {
+    /// Device number; 0 on the device of the PFS root, whose number may change at a remount.
+    pub dev: u64,
+    /// Inode number.
+    pub ino: u64,
+    /// Birth time, nanoseconds; 0 where the PFS does not tell.
+    pub btime_ns: u64,
+}
+
+impl DirKey {
+    /// Key of a directory on the PFS whose root is on device `root_dev`.
+    pub fn new(id: PfsId, root_dev: u64) -> DirKey {
+        DirKey {
+            dev: if id.dev == root_dev { 0 } else { id.dev },
+            ino: id.ino,
+            btime_ns: id.btime_ns,
+        }
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; 24] {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&self.dev.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.ino.to_be_bytes());
+        bytes[16..].copy_from_slice(&self.btime_ns.to_be_bytes());
+        bytes
+    }
+
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<DirKey> {
+        let field = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+        Some(DirKey {
+            dev: field(0)?,
+            ino: field(8)?,
+            btime_ns: field(16)?,
+        })
+    }
+}
+
+/// The copy on the PFS as Forebay left or found it. An outsider's change shows as a difference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Published {
+    /// Inode number on the PFS.
+    pub ino: u64,
+    /// Birth time, nanoseconds.
+    pub btime_ns: u64,
+    /// Size, bytes.
+    pub size: u64,
+    /// Modification time.
+    pub mtime: TimeSpec,
+    /// Change time.
+    pub ctime: TimeSpec,
+}
+
+impl From<&PfsStat> for Published {
+    fn from(stat: &PfsStat) -> Published {
+        Published {
+            ino: stat.id.ino,
+            btime_ns: stat.id.btime_ns,
+            size: stat.size,
+            mtime: stat.mtime,
+            ctime: stat.ctime,
+        }
+    }
+}
+
+/// A demotion under way: its temporary file on the PFS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Temporary {
+    /// Generation being copied.
+    pub generation: Generation,
+    /// Inode number of the temporary file; it keeps it when it is renamed into place.
+    pub ino: u64,
+}
+
+/// Facts of a file that stat(2) shows and that are not in its names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meta {
+    /// Permission bits, 0..=0o7777.
+    pub perm: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Logical size at the last close, bytes.
+    pub size: u64,
+    /// Space the object took at the last close, bytes.
+    pub allocated_bytes: u64,
+    /// Last access.
+    pub atime: TimeSpec,
+    /// Last change of content.
+    pub mtime: TimeSpec,
+    /// Last change of anything.
+    pub ctime: TimeSpec,
+}
+
+/// Where a file's content is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Residency {
+    /// Tier of the object.
+    pub tier: TierId,
+    /// A durable copy in another tier, of the generation named.
+    pub shadow: Option<(TierId, Generation)>,
+    /// Counts changes of content.
+    pub generation: Generation,
+    /// The copy on the PFS, of this generation if `clean`, else of an older one.
+    pub published: Option<Published>,
+    /// The copy on the PFS is whole, verified and of this generation.
+    pub clean: bool,
+    /// Opened for writing in a way the server does not see: after a crash the object, not the
+    /// record, knows the size, and the file counts as dirty.
+    pub writing: bool,
+    /// CRC-32C of the content of this generation.
+    pub crc: Option<u32>,
+    /// A demotion under way.
+    pub temporary: Option<Temporary>,
+}
+
+/// A file in the burst buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Id under which the mount shows it.
+    pub ino: Ino,
+    /// All names that Forebay knows; the first is the one it is published under.
+    pub names: Vec<(DirKey, Vec<u8>)>,
+    /// Attributes.
+    pub meta: Meta,
+    /// Extended attributes; authoritative while the file is dirty, else the PFS has them.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Residency.
+    pub residency: Residency,
+}
+
+/// Where a directory is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirRecord {
+    /// Its parent; the root has no record.
+    pub parent: DirKey,
+    /// Its name there.
+    pub name: Vec<u8>,
+}
+
+/// A rename that changes both the PFS and records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RenameIntent {
+    /// Old place.
+    pub from: (DirKey, Vec<u8>),
+    /// New place.
+    pub to: (DirKey, Vec<u8>),
+    /// Inode number on the PFS of what moves: tells after a crash whether it has moved.
+    pub pfs_ino: u64,
+    /// The file that moves, if it is in the burst buffer.
+    pub file: Option<ObjectId>,
+    /// The directory that moves, if it has a record.
+    pub dir: Option<DirKey>,
+    /// The file that is replaced, if it is in the burst buffer.
+    pub replaced: Option<ObjectId>,
+}
+
+pub(crate) const FILE_PREFIX: &[u8] = b"f/";
+pub(crate) const DIR_PREFIX: &[u8] = b"d/";
+pub(crate) const GARBAGE_PREFIX: &[u8] = b"g/";
+pub(crate) const RENAME_PREFIX: &[u8] = b"r/";
+pub(crate) const NEXT_OBJECT_KEY: &[u8] = b"c/next-object";
+
+fn key(prefix: &[u8], id: &[u8]) -> Vec<u8> {
+    [prefix, id].concat()
+}
+
+pub(crate) fn file_key(object: ObjectId) -> Vec<u8> {
+    key(FILE_PREFIX, &object.0.to_be_bytes())
+}
+
+pub(crate) fn dir_key(dir: DirKey) -> Vec<u8> {
+    key(DIR_PREFIX, &dir.to_bytes())
+}
+
+pub(crate) fn garbage_key(object: ObjectId) -> Vec<u8> {
+    key(GARBAGE_PREFIX, &object.0.to_be_bytes())
+}
+
+pub(crate) fn rename_key(sequence: u64) -> Vec<u8> {
+    key(RENAME_PREFIX, &sequence.to_be_bytes())
+}
+
+pub(crate) fn object_of_key(key: &[u8]) -> Option<ObjectId> {
+    Some(ObjectId(u64::from_be_bytes(key.get(2..)?.try_into().ok()?)))
+}
+
+pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, NsError> {
+    postcard::to_stdvec(value).map_err(|e| NsError::Record(e.to_string()))
+}
+
+pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, NsError> {
+    postcard::from_bytes(bytes).map_err(|e| NsError::Record(e.to_string()))
+}

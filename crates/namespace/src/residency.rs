@@ -1,0 +1,473 @@
+//! Residency: files come into the burst buffer, become dirty, are published, and leave.
+//!
+//! ```text
+//!            attach (stage-in)                     change
+//!   PFS only ----------------> clean  --------------------------> dirty <--- create
+//!      ^                        |  ^                                |
+//!      |        evict           |  |  confirm     place     begin   |
+//!      +------------------------+  +---------- demoting <-----------+
+//! ```
+//!
+//! Promises kept here: only a clean file is evicted; a copy is published only if the content is
+//! still of the generation that was copied; what an outsider put in its place is never replaced.
+
+use std::sync::Arc;
+
+use forebay_kv::{Batch, Durability};
+use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode};
+use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId};
+
+use crate::dir::Dir;
+use crate::file::{File, FileState};
+use crate::record::{Meta, Published, Residency, Temporary};
+use crate::table::{Node, PlainNode};
+use crate::{Namespace, NsError};
+
+/// A demotion under way: what is to be copied, and where to.
+pub struct Demotion {
+    /// The file.
+    pub file: Arc<File>,
+    /// Directory of the name it is published under.
+    pub dir: Arc<Dir>,
+    /// The directory on the PFS.
+    pub handle: PfsDir,
+    /// That name.
+    pub name: Box<[u8]>,
+    /// Name of the temporary file beside it.
+    pub temporary: Vec<u8>,
+    /// What is copied.
+    pub generation: Generation,
+    /// Tier to copy from.
+    pub tier: TierId,
+    /// Attributes to give the copy.
+    pub meta: Meta,
+    /// Extended attributes to give the copy.
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What came of putting a finished copy in its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// It is there.
+    Published,
+    /// The file changed, moved or was unlinked meanwhile: the copy is to be thrown away.
+    Superseded,
+    /// An outsider has put something else there. It keeps its name; our version is beside it.
+    Conflict {
+        /// Name of our version.
+        name: Vec<u8>,
+    },
+}
+
+impl Namespace {
+    /// Makes a file of the PFS a file of the burst buffer, whose object holds the same content.
+    /// Fails with `ESTALE` if the PFS's file is no longer the one that was copied.
+    pub fn attach(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        stat: &PfsStat,
+        object: ObjectId,
+        residency: Residency,
+        allocated_bytes: u64,
+    ) -> Result<Arc<File>, NsError> {
+        let xattrs = match residency.clean {
+            true => Vec::new(),
+            false => self.load_xattrs(dir, name)?,
+        };
+        let mut children = dir.lock();
+        if children.contains_key(name) {
+            return Err(Errno::EEXIST.into());
+        }
+        let now = self.pfs.stat(&self.open_dir(dir)?, name)?;
+        if Published::from(&now) != Published::from(stat) {
+            return Err(Errno::ESTALE.into());
+        }
+        let ino = {
+            let mut table = self.table.lock();
+            let ino = table.ino_for(stat.id, self.root_dev);
+            table.reserve(ino);
+            ino
+        };
+        let state = FileState {
+            names: vec![(dir.clone(), name.into())],
+            meta: Meta {
+                perm: stat.perm(),
+                uid: stat.uid,
+                gid: stat.gid,
+                size: if residency.clean { stat.size } else { 0 },
+                allocated_bytes,
+                atime: stat.atime,
+                mtime: stat.mtime,
+                ctime: stat.ctime,
+            },
+            xattrs,
+            residency,
+            demoting: false,
+            error: None,
+            error_unreported: false,
+        };
+        let file = Arc::new(File::new(object, ino, state));
+        let mut batch = Batch::new();
+        self.put_dirs(&mut batch, dir)?;
+        self.put_file(&mut batch, &file, &file.lock())?;
+        self.commit(batch)?;
+        children.insert(name.into(), file.clone());
+        drop(children);
+        self.dirs_written(dir);
+        self.table.lock().replace(ino, Node::File(file.clone()));
+        Ok(file)
+    }
+
+    /// The content is about to change, or may change unseen (`writing`): from here on the file is
+    /// dirty, on record too.
+    pub fn begin_change(&self, file: &Arc<File>, writing: bool) -> Result<(), NsError> {
+        let (clean, name) = {
+            let state = file.lock();
+            (state.residency.clean, state.names.first().cloned())
+        };
+        let xattrs = match (clean, name) {
+            (true, Some((dir, name))) => Some(self.load_xattrs(&dir, &name)?),
+            _ => None,
+        };
+        let mut state = file.lock();
+        let persist = state.residency.clean || (writing && !state.residency.writing);
+        if let Some(xattrs) = xattrs.filter(|_| state.residency.clean) {
+            state.xattrs = xattrs;
+        }
+        state.changed();
+        state.residency.writing |= writing;
+        if persist {
+            self.save(file, &state, Durability::Buffered)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A file opened for unseen writing was closed without a change: it is as clean as it was.
+    pub fn unchanged(&self, file: &File, was: (Generation, Option<u32>)) -> Result<(), NsError> {
+        let mut state = file.lock();
+        state.residency.writing = false;
+        if state.residency.published.is_some() && state.residency.generation == was.0.next() {
+            state.residency.clean = true;
+            state.residency.crc = was.1;
+        }
+        self.save(file, &state, Durability::Buffered)
+    }
+
+    /// The object has been copied to another tier, which has it from now on.
+    pub fn migrated(
+        &self,
+        file: &File,
+        generation: Generation,
+        tier: TierId,
+    ) -> Result<bool, NsError> {
+        let mut state = file.lock();
+        if state.residency.generation != generation || state.residency.writing {
+            return Ok(false);
+        }
+        state.residency.tier = tier;
+        state.residency.shadow = None;
+        self.save(file, &state, Durability::Synced)?;
+        Ok(true)
+    }
+
+    /// Begins a demotion, unless the file is clean, unlinked, already being demoted, or written
+    /// unseen.
+    pub fn begin_demotion(&self, file: &Arc<File>) -> Result<Option<Demotion>, NsError> {
+        let (dir, name, generation, tier, meta, xattrs) = {
+            let mut state = file.lock();
+            if !state.is_dirty() || state.demoting || state.residency.writing {
+                return Ok(None);
+            }
+            let Some((dir, name)) = state.names.first().cloned() else {
+                return Ok(None);
+            };
+            state.demoting = true;
+            let residency = state.residency;
+            (
+                dir,
+                name,
+                residency.generation,
+                residency.tier,
+                state.meta,
+                state.xattrs.clone(),
+            )
+        };
+        match self.open_dir(&dir) {
+            Ok(handle) => Ok(Some(Demotion {
+                file: file.clone(),
+                dir,
+                handle,
+                temporary: PfsTree::temporary_name(self.instance, file.object, generation),
+                name,
+                generation,
+                tier,
+                meta,
+                xattrs,
+            })),
+            Err(error) => {
+                file.lock().demoting = false;
+                Err(error)
+            }
+        }
+    }
+
+    /// Records the temporary file, so that after a crash it is known whose it is.
+    pub fn note_temporary(&self, demotion: &Demotion, ino: u64) -> Result<(), NsError> {
+        let mut state = demotion.file.lock();
+        state.residency.temporary = Some(Temporary {
+            generation: demotion.generation,
+            ino,
+        });
+        self.save(&demotion.file, &state, Durability::Buffered)
+    }
+
+    /// Whether the copy under way is still of the newest content.
+    pub fn is_current(&self, demotion: &Demotion) -> bool {
+        let state = demotion.file.lock();
+        state.residency.generation == demotion.generation && !state.is_unlinked()
+    }
+
+    /// Renames a whole, verified and flushed copy into place.
+    pub fn place(&self, demotion: &Demotion) -> Result<Placed, NsError> {
+        let _children = demotion.dir.lock();
+        let (expected, names) = {
+            let state = demotion.file.lock();
+            let here = state.names.first().is_some_and(|(dir, name)| {
+                Arc::ptr_eq(dir, &demotion.dir) && *name == demotion.name
+            });
+            if !here || state.residency.generation != demotion.generation {
+                return Ok(Placed::Superseded);
+            }
+            (state.residency.published, state.names.clone())
+        };
+        let found = match self.pfs.stat(&demotion.handle, &demotion.name) {
+            Ok(stat) => Some(stat),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
+            Err(e) => return Err(e.into()),
+        };
+        let foreign = match (&found, expected) {
+            (None, _) => false,
+            (Some(_), None) => true,
+            (Some(stat), Some(ours)) => Published::from(stat) != ours,
+        };
+        if foreign {
+            return self.place_beside(demotion);
+        }
+        let mode = if found.is_some() {
+            RenameMode::Replace
+        } else {
+            RenameMode::NoReplace
+        };
+        match self.pfs.rename(
+            &demotion.handle,
+            &demotion.temporary,
+            &demotion.handle,
+            &demotion.name,
+            mode,
+        ) {
+            Ok(()) => {}
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => return self.place_beside(demotion),
+            Err(e) => return Err(e.into()),
+        }
+        self.place_links(demotion, &names[1..])?;
+        let stat = self.pfs.stat(&demotion.handle, &demotion.name)?;
+        // From here on an unlink or rename must act on the PFS too.
+        demotion.file.lock().residency.published = Some((&stat).into());
+        Ok(Placed::Published)
+    }
+
+    /// Further names of the file become links of the published one.
+    fn place_links(
+        &self,
+        demotion: &Demotion,
+        names: &[(Arc<Dir>, Box<[u8]>)],
+    ) -> Result<(), NsError> {
+        for (dir, name) in names {
+            let handle = self.open_dir(dir)?;
+            let mut temporary = demotion.temporary.clone();
+            temporary.extend_from_slice(b".part");
+            self.pfs
+                .link(&demotion.handle, &demotion.name, &handle, &temporary)?;
+            self.pfs
+                .rename(&handle, &temporary, &handle, name, RenameMode::Replace)?;
+        }
+        Ok(())
+    }
+
+    fn place_beside(&self, demotion: &Demotion) -> Result<Placed, NsError> {
+        let stamp = forebay_types::TimeSpec::now().sec;
+        for attempt in 0..100u32 {
+            let mut name = demotion.name.to_vec();
+            let suffix = match attempt {
+                0 => format!(".forebay-conflict-{stamp}"),
+                n => format!(".forebay-conflict-{stamp}-{n}"),
+            };
+            name.truncate(forebay_types::limits::NAME_BYTES_MAX - suffix.len());
+            name.extend_from_slice(suffix.as_bytes());
+            match self.pfs.rename(
+                &demotion.handle,
+                &demotion.temporary,
+                &demotion.handle,
+                &name,
+                RenameMode::NoReplace,
+            ) {
+                Ok(()) => return Ok(Placed::Conflict { name }),
+                Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Err(Errno::EEXIST.into())
+    }
+
+    /// The copy is durable under its name: the file is clean, if it has not changed since.
+    pub fn confirm(
+        &self,
+        demotion: &Demotion,
+        crc: u32,
+        durability: Durability,
+    ) -> Result<bool, NsError> {
+        let mut state = demotion.file.lock();
+        state.demoting = false;
+        state.error = None;
+        state.error_unreported = false;
+        state.residency.temporary = None;
+        let current = state.residency.generation == demotion.generation;
+        if current {
+            state.residency.clean = state.residency.published.is_some();
+            state.residency.crc = Some(crc);
+            state.xattrs = Vec::new();
+        }
+        self.save(&demotion.file, &state, durability)?;
+        Ok(current)
+    }
+
+    /// Our version is on the PFS under another name: this name is the outsider's from now on.
+    pub fn yield_name(&self, demotion: &Demotion) -> Result<(), NsError> {
+        let mut children = demotion.dir.lock();
+        let mut state = demotion.file.lock();
+        state.demoting = false;
+        let mut batch = Batch::new();
+        let garbage = self.drop_file(&mut batch, &demotion.file, &state)?;
+        self.commit(batch)?;
+        children.remove(&demotion.name);
+        state.names.clear();
+        self.add_garbage(garbage);
+        Ok(())
+    }
+
+    /// The demotion is given up; the temporary file has been removed, or never was.
+    pub fn abandon(&self, demotion: &Demotion, error: Option<Errno>) -> Result<(), NsError> {
+        let mut state = demotion.file.lock();
+        state.demoting = false;
+        state.residency.temporary = None;
+        if let Some(errno) = error {
+            state.error_unreported |= state.error != Some(errno);
+            state.error = Some(errno);
+        }
+        self.save(&demotion.file, &state, Durability::Buffered)
+    }
+
+    /// Drops a clean copy. `false` if the file is not clean (any more) or is busy: undrained data
+    /// is never evicted.
+    pub fn evict(&self, file: &Arc<File>) -> Result<bool, NsError> {
+        let name = file.lock().names.first().cloned();
+        let Some((dir, name)) = name else {
+            return Ok(false);
+        };
+        let mut children = dir.lock();
+        let mut state = file.lock();
+        let here = state.names.len() == 1
+            && state
+                .names
+                .first()
+                .is_some_and(|(d, n)| Arc::ptr_eq(d, &dir) && *n == name);
+        let residency = state.residency;
+        let Some(published) = residency.published.filter(|_| here) else {
+            return Ok(false);
+        };
+        if !residency.clean || residency.writing || state.demoting {
+            return Ok(false);
+        }
+        let mut batch = Batch::new();
+        let garbage = self.drop_file(&mut batch, file, &state)?;
+        self.commit(batch)?;
+        state.names.clear();
+        children.remove(&name);
+        drop(state);
+        drop(children);
+        let node = PlainNode {
+            kind: FileKind::Regular,
+            parent: dir,
+            name,
+            id: forebay_tiers::PfsId {
+                dev: self.root_dev,
+                ino: published.ino,
+                btime_ns: published.btime_ns,
+            },
+        };
+        let mut table = self.table.lock();
+        table.replace(file.ino, Node::Plain(node));
+        table.unreserve(file.ino);
+        drop(table);
+        self.add_garbage(garbage);
+        Ok(true)
+    }
+
+    /// The file's data is gone from the burst buffer through no order of ours (memory after a
+    /// reboot, a lost device): its record goes too.
+    pub fn disown(&self, file: &Arc<File>) -> Result<(), NsError> {
+        let names = file.lock().names.clone();
+        for (dir, name) in &names {
+            dir.lock().remove(name);
+        }
+        let mut state = file.lock();
+        let mut batch = Batch::new();
+        let garbage = self.drop_file(&mut batch, file, &state)?;
+        self.commit(batch)?;
+        state.names.clear();
+        self.add_garbage(garbage);
+        Ok(())
+    }
+
+    /// Where a demotion stood when the daemon died: removes its temporary file, or, if the copy had
+    /// reached its name, takes it as published.
+    pub fn settle_demotion(&self, file: &Arc<File>) -> Result<(), NsError> {
+        let (temporary, name) = {
+            let state = file.lock();
+            (state.residency.temporary, state.names.first().cloned())
+        };
+        let (Some(temporary), Some((dir, name))) = (temporary, name) else {
+            return Ok(());
+        };
+        let handle = self.open_dir(&dir)?;
+        let temporary_name =
+            PfsTree::temporary_name(self.instance, file.object, temporary.generation);
+        let placed = match self.pfs.stat(&handle, &name) {
+            Ok(stat) if stat.id.ino == temporary.ino => Some(stat),
+            Ok(_) => None,
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
+            Err(e) => return Err(e.into()),
+        };
+        if placed.is_none() {
+            match self.pfs.unlink(&handle, &temporary_name) {
+                Ok(()) => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        let mut state = file.lock();
+        state.residency.temporary = None;
+        if let Some(stat) = placed {
+            // Whether its directory was flushed is not known, so it stays dirty and is copied again.
+            state.residency.published = Some((&stat).into());
+        }
+        self.save(file, &state, Durability::Buffered)
+    }
+
+    /// The id of a file that the kernel knows under a PFS inode number stays taken while it lives.
+    pub fn reserve_ino(&self, ino: Ino) {
+        self.table.lock().reserve(ino);
+    }
+}
