@@ -1,1 +1,132 @@
-//! Forebay.
+//! A small transactional ordered key-value trait, and its engines.
+//!
+//! [`Store`] has four methods, and every engine behaves the same through them: the functions in [`conformance`] say how.
+//!
+//! | engine | survives | for |
+//! | --- | --- | --- |
+//! | [`Lsm`](lsm::Lsm) | what [`Durability`] says | the metadata server; see `docs/decisions/0001-embedded-kv-engine.md` |
+//! | [`Memory`](memory::Memory) | nothing | tests, and state that may die with the process |
+//! | [`Failing`](failing::Failing) | as the store inside | tests of what happens when storage fails |
+
+use std::path::Path;
+use std::sync::Arc;
+
+mod batch;
+#[doc(hidden)]
+pub mod conformance;
+mod error;
+pub mod failing;
+mod flush;
+pub mod lsm;
+pub mod memory;
+mod range;
+
+pub use batch::{Batch, Entry};
+pub use error::{Error, Part};
+
+/// The longest key. Room for a name of 255 bytes with its parent and tags, four times over.
+pub const MAX_KEY_BYTES: usize = 1024;
+
+/// The longest value. Extended attributes, the largest thing a file system keeps in one value, end at 64 KiB.
+pub const MAX_VALUE_BYTES: usize = 64 * 1024;
+
+/// The most bytes of keys and values in one batch, expectations included. An engine holds a batch in memory until it is
+/// applied, so this bounds what one caller can make it hold.
+pub const MAX_BATCH_BYTES: usize = 16 * 1024 * 1024;
+
+const _: () = assert!(
+    MAX_KEY_BYTES + MAX_VALUE_BYTES < MAX_BATCH_BYTES,
+    "the largest entry fits in a batch"
+);
+
+/// What a commit survives when it has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Durability {
+    /// Handed to the kernel: survives death (kill -9) of this process, not of the node.
+    Buffered,
+    /// On stable storage: survives power loss.
+    Synced,
+}
+
+/// An ordered map from byte strings to byte strings, changed by atomic batches.
+///
+/// Invariants of every engine:
+///
+/// 1. Once a read has seen any change of a batch, every read that starts later sees all of them.
+/// 2. Commits take effect one after another; an expectation is judged at the moment its batch takes effect.
+/// 3. What survives a crash is a prefix of the commits: no later one without every earlier one.
+/// 4. When storage fails a write or a flush with [`Error::Io`], the store is poisoned: whether that batch survives is known
+///    only after opening the store again, and until then commits and syncs give [`Error::Poisoned`]. Reads go on.
+pub trait Store: Send + Sync {
+    /// The value of `key`, or `None` if it is absent.
+    ///
+    /// # Errors
+    ///
+    /// A key over its limits, or storage that fails or is damaged.
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error>;
+
+    /// Visits keys with `prefix` in ascending order, starting strictly after `after` if given; stops when `visit` returns
+    /// false.
+    ///
+    /// `visit` may use the store. The scan shows each key once: every key present and unchanged during the whole scan, and
+    /// of those that change meanwhile, either state. An engine may show a single moment, but callers must not need it.
+    ///
+    /// # Errors
+    ///
+    /// Storage that fails or is damaged. `prefix` and `after` may be of any length, or empty.
+    fn scan(
+        &self,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), Error>;
+
+    /// Applies `batch` whole if all its expectations hold, and returns when it is as durable as asked.
+    ///
+    /// Readers may see a [`Durability::Synced`] batch before it is durable.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Conflict`], [`Error::TooLarge`], [`Error::EmptyKey`] and [`Error::Poisoned`] change nothing. After
+    /// [`Error::Io`] the batch may survive or not, and the caller must not assume either.
+    fn commit(&self, batch: Batch, durability: Durability) -> Result<(), Error>;
+
+    /// Everything committed before is on stable storage when this returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Poisoned`], or storage that fails, which poisons the store.
+    fn sync(&self) -> Result<(), Error>;
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        (**self).get(key)
+    }
+
+    fn scan(
+        &self,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), Error> {
+        (**self).scan(prefix, after, visit)
+    }
+
+    fn commit(&self, batch: Batch, durability: Durability) -> Result<(), Error> {
+        (**self).commit(batch, durability)
+    }
+
+    fn sync(&self) -> Result<(), Error> {
+        (**self).sync()
+    }
+}
+
+/// Opens the embedded engine in `dir`, and creates both if they are not there.
+///
+/// # Errors
+///
+/// [`Error::InUse`] if the store is open already; storage that fails or is damaged.
+pub fn open_default(dir: &Path) -> Result<Box<dyn Store>, Error> {
+    Ok(Box::new(lsm::Lsm::open(dir)?))
+}

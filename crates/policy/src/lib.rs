@@ -1,1 +1,30 @@
-//! Forebay.
+//! Every decision Forebay takes, as pure functions and small state machines.
+//!
+//! Nothing here does I/O, starts a thread or reads a clock: time is an argument, in seconds as `f64` (`now_s`), counted
+//! from any fixed origin that does not run backwards. The same code runs in the servers and in the discrete-event twin.
+//!
+//! Sizes are bytes (`_bytes`), rates are bytes per second (`_bytes_per_s`). Papers are cited by short name: *BBOS* (burst-buffer
+//! over-subscription, dissertation 2020 and IEEE Access 2023), *ONFS* (DRAM, SSD and HDD in one namespace, 2017), *TRIO*
+//! (draining in the order the file system likes, dissertation 2017).
+//!
+//! | question | module |
+//! | --- | --- |
+//! | Which application, which version? | [`series`] |
+//! | Which version is complete, which outdated, how large will a file be? | [`version`] |
+//! | What does fsync promise? | [`durability`] |
+//! | Where does a new file go, and how much space is set aside? | [`placement`] |
+//! | When, and how fast, is data demoted? | [`plan`], [`trigger`] |
+//! | What is demoted and evicted first? | [`demotion`] |
+//! | How likely is an application to fail next? | [`mtbf`] |
+
+pub mod demotion;
+pub mod durability;
+pub mod mtbf;
+mod named;
+pub mod placement;
+pub mod plan;
+pub mod series;
+pub mod trigger;
+pub mod version;
+
+pub use named::UnknownName;

@@ -1,0 +1,73 @@
+use std::fmt;
+
+/// Which part of a request exceeded its limit, see [`Error::TooLarge`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A key, limited by [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
+    Key,
+    /// A value, limited by [`MAX_VALUE_BYTES`](crate::MAX_VALUE_BYTES).
+    Value,
+    /// All keys and values of a batch, limited by [`MAX_BATCH_BYTES`](crate::MAX_BATCH_BYTES).
+    Batch,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Part::Key => "key",
+            Part::Value => "value",
+            Part::Batch => "batch",
+        })
+    }
+}
+
+/// Why a store refused or failed a request.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An expectation of the batch did not hold; nothing was changed. Read again and retry.
+    #[error("the store changed since the caller read it")]
+    Conflict,
+    /// The storage under the store failed.
+    #[error("storage of the key-value store failed")]
+    Io(#[from] std::io::Error),
+    /// What is on storage is not what the store wrote.
+    #[error("the key-value store is damaged: {0}")]
+    Corrupt(String),
+    /// An earlier flush failed, so nobody knows what reached storage. Only closing the store and opening it again, which
+    /// reads storage back, says what survived; until then no commit is accepted.
+    #[error("the key-value store takes no commits, because an earlier one failed to reach storage")]
+    Poisoned,
+    /// The store is already open, here or in another process.
+    #[error("the key-value store is in use by another process")]
+    InUse,
+    /// A key, a value or a whole batch is over its limit; nothing was changed.
+    #[error("{part} of {len_bytes} bytes is over the limit of {limit_bytes} bytes")]
+    TooLarge {
+        /// What was too large.
+        part: Part,
+        /// How large it was.
+        len_bytes: usize,
+        /// How large it may be.
+        limit_bytes: usize,
+    },
+    /// The empty key, which not every engine can hold.
+    #[error("the key is empty")]
+    EmptyKey,
+}
+
+impl Error {
+    /// The errno this error becomes when it reaches a system call.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::Conflict => libc::EAGAIN,
+            Error::Io(source) => source.raw_os_error().unwrap_or(libc::EIO),
+            Error::Corrupt(_) | Error::Poisoned => libc::EIO,
+            Error::InUse => libc::EBUSY,
+            Error::TooLarge {
+                part: Part::Key, ..
+            } => libc::ENAMETOOLONG,
+            Error::TooLarge { .. } => libc::E2BIG,
+            Error::EmptyKey => libc::EINVAL,
+        }
+    }
+}
