@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Installs what is missing on a Debian 12 machine; says nothing when nothing is.
+#
+#   scripts/setup.sh build|run|test|python...     (several at once are fine)
+#
+# build   a C compiler and cargo       run   what a mount and the demo need
+# test    what only the tests need     python   .cache/venv with examples/heat/requirements.txt
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+apt_is_fresh=no
+# Keep in step with `rust-version` in Cargo.toml.
+rust_minor_min=90
+
+fail() {
+    printf 'setup: %s\n' "$*" >&2
+    exit 1
+}
+
+have() {
+    # Administrators' tools are not in everybody's PATH.
+    PATH="$PATH:/usr/sbin:/sbin" command -v "$1" >/dev/null
+}
+
+# Installs Debian packages, or says which ones somebody with the right to must install.
+install() {
+    [[ $(id -u) == 0 ]] || fail "missing: $* - please run: sudo apt-get install $*"
+    have apt-get || fail "missing: $* - please install them (no apt-get here)"
+    local output
+    if [[ $apt_is_fresh == no ]]; then
+        output=$(apt-get update -qq 2>&1) || fail "apt-get update failed: $output"
+        apt_is_fresh=yes
+    fi
+    printf 'setup: installing %s\n' "$*"
+    output=$(DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" 2>&1) \
+        || fail "apt-get install $* failed: $output"
+}
+
+# need PROGRAM PACKAGE...: collects the package in `missing` when the program is not there.
+need() {
+    have "$1" || missing+=("${@:2}")
+}
+
+# Both cargo and pip fetch over HTTPS.
+need_certificates() {
+    [[ -e /etc/ssl/certs/ca-certificates.crt || -e /etc/pki/tls/certs/ca-bundle.crt ]] || missing+=(ca-certificates)
+}
+
+install_missing() {
+    if ((${#missing[@]})); then
+        install "${missing[@]}"
+    fi
+}
+
+cargo_is_new_enough() {
+    have cargo || return 1
+    local version
+    version=$(cd "$here" && cargo --version 2>/dev/null) || return 1
+    [[ $version =~ ^cargo\ 1\.([0-9]+)\. ]] && ((BASH_REMATCH[1] >= rust_minor_min))
+}
+
+# Debian 12 carries a current Rust in its security archive, as cargo-web (its cargo is too old).
+install_cargo() {
+    local advice="install Rust 1.$rust_minor_min or newer from https://rustup.rs"
+    if have rustup; then
+        fail "rustup is here but gives no cargo >= 1.$rust_minor_min - run: rustup toolchain install stable"
+    fi
+    if have cargo; then
+        fail "cargo is older than 1.$rust_minor_min - remove it and run this again, or $advice"
+    fi
+    install cargo-web rustc-web
+    hash -r
+    cargo_is_new_enough || fail "the packaged cargo is older than 1.$rust_minor_min - $advice"
+}
+
+setup_build() {
+    local missing=()
+    need_certificates
+    need cc gcc libc6-dev
+    install_missing
+    cargo_is_new_enough || install_cargo
+}
+
+setup_run() {
+    local missing=()
+    need fusermount3 fuse3
+    need losetup mount
+    need mountpoint util-linux
+    need mkfs.ext4 e2fsprogs
+    need python3 python3
+    # python3 without ensurepip cannot make virtual environments.
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    install_missing
+    [[ -e /dev/fuse ]] || fail "/dev/fuse is missing - load the kernel module: modprobe fuse"
+}
+
+setup_test() {
+    local missing=()
+    need setfattr attr
+    need setfacl acl
+    need mkfs.xfs xfsprogs
+    need fio fio
+    install_missing
+}
+
+setup_python() {
+    local venv=$here/.cache/venv wanted=$here/examples/heat/requirements.txt
+    if [[ -x $venv/bin/python ]] && cmp -s "$wanted" "$venv/installed.txt"; then
+        return
+    fi
+    local missing=()
+    need_certificates
+    install_missing
+    printf 'setup: installing numpy and h5py in .cache/venv\n'
+    mkdir -p "$here/.cache"
+    python3 -m venv --clear "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: -r "$wanted" \
+        || fail "pip could not install $(grep -v '^#' "$wanted" | tr '\n' ' ')"
+    # Last, so that an interrupted set-up is done again.
+    cp "$wanted" "$venv/installed.txt"
+}
+
+(($#)) || fail "usage: setup.sh build|run|test|python..."
+for mode in "$@"; do
+    case $mode in
+        build | run | test | python) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, python)" ;;
+    esac
+done
