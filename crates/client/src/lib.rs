@@ -1,1 +1,266 @@
-//! Forebay.
+//! The client: the operations of a file system as calls, on top of a connection.
+//!
+//! It knows nothing of FUSE. Reads fill the caller's buffer, writes take the caller's slice, and
+//! nothing is copied on the way to an in-memory server.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, Statfs};
+use forebay_wire::{
+    Connection, Dirent, Link, Opened, RenameMode, Reply, Request, Response, SeekWhat, SpaceChange,
+    XattrMode,
+};
+
+/// Outcome of a request that may have to wait for space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress<T> {
+    /// Done.
+    Done(T),
+    /// It would have to wait: ask again, from a thread that may.
+    WouldWait,
+}
+
+/// A file just opened.
+pub struct OpenFile {
+    /// Handle and mode.
+    pub opened: Opened,
+    /// The object's descriptor, if the kernel may use it by itself.
+    pub descriptor: Option<Arc<OwnedFd>>,
+}
+
+/// Calls to one server.
+#[derive(Clone)]
+pub struct Client {
+    connection: Arc<dyn Connection>,
+}
+
+fn link(parent: Ino, name: &[u8]) -> Link {
+    Link { parent, name: name.to_vec() }
+}
+
+/// What a server answers out of turn is a fault of the server.
+fn unexpected<T>(_: Response) -> Result<T, Errno> {
+    Err(Errno::EPROTO)
+}
+
+impl Client {
+    /// Talks over this connection.
+    pub fn new(connection: Arc<dyn Connection>) -> Client {
+        Client { connection }
+    }
+
+    /// Whether descriptors can be handed over.
+    pub fn is_local(&self) -> bool {
+        self.connection.hands_over_descriptors()
+    }
+
+    /// Says whether descriptors are of use here.
+    pub fn accept_descriptors(&self, yes: bool) {
+        self.connection.accept_descriptors(yes);
+    }
+
+    fn call(&self, request: Request) -> Result<Response, Errno> {
+        Ok(self.connection.call(request, &[], &mut [])?.response)
+    }
+
+    fn attr(&self, request: Request) -> Result<Attr, Errno> {
+        match self.call(request)? {
+            Response::Attr(attr) => Ok(attr),
+            other => unexpected(other),
+        }
+    }
+
+    fn done(&self, request: Request) -> Result<(), Errno> {
+        match self.call(request)? {
+            Response::Done => Ok(()),
+            other => unexpected(other),
+        }
+    }
+
+    fn bytes(&self, request: Request) -> Result<Vec<u8>, Errno> {
+        match self.call(request)? {
+            Response::Bytes(bytes) => Ok(bytes),
+            other => unexpected(other),
+        }
+    }
+
+    /// Resolves a name and takes a reference on what it finds.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
+        self.attr(Request::Lookup(link(parent, name)))
+    }
+
+    /// Drops references. Cannot fail: a reference that is not dropped costs memory only.
+    pub fn forget(&self, nodes: Vec<(Ino, u64)>) {
+        drop(self.call(Request::Forget(nodes)));
+    }
+
+    /// Attributes.
+    pub fn getattr(&self, ino: Ino, handle: Option<Handle>) -> Result<Attr, Errno> {
+        self.attr(Request::Getattr { ino, handle })
+    }
+
+    /// Sets attributes and answers with all of them.
+    pub fn setattr(&self, ino: Ino, handle: Option<Handle>, set: SetAttr, cred: Cred) -> Result<Attr, Errno> {
+        self.attr(Request::Setattr { ino, handle, set, cred })
+    }
+
+    /// Target of a symbolic link.
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
+        self.bytes(Request::Readlink { ino })
+    }
+
+    /// Makes a FIFO, socket, device or empty file.
+    pub fn mknod(&self, parent: Ino, name: &[u8], mode: u32, rdev: u32, cred: Cred) -> Result<Attr, Errno> {
+        self.attr(Request::Mknod { link: link(parent, name), mode, rdev, cred })
+    }
+
+    /// Makes a directory.
+    pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, cred: Cred) -> Result<Attr, Errno> {
+        self.attr(Request::Mkdir { link: link(parent, name), perm, cred })
+    }
+
+    /// Makes a symbolic link.
+    pub fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], cred: Cred) -> Result<Attr, Errno> {
+        self.attr(Request::Symlink { link: link(parent, name), target: target.to_vec(), cred })
+    }
+
+    /// Gives a file a further name.
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8], cred: Cred) -> Result<Attr, Errno> {
+        self.attr(Request::Link { ino, link: link(parent, name), cred })
+    }
+
+    /// Removes a name.
+    pub fn unlink(&self, parent: Ino, name: &[u8], cred: Cred) -> Result<(), Errno> {
+        self.done(Request::Unlink { link: link(parent, name), cred })
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(&self, parent: Ino, name: &[u8], cred: Cred) -> Result<(), Errno> {
+        self.done(Request::Rmdir { link: link(parent, name), cred })
+    }
+
+    /// Renames.
+    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode, cred: Cred) -> Result<(), Errno> {
+        let (from, to) = (link(from.0, from.1), link(to.0, to.1));
+        self.done(Request::Rename { from, to, mode, cred })
+    }
+
+    /// Opens a directory.
+    pub fn open_dir(&self, ino: Ino) -> Result<Handle, Errno> {
+        match self.call(Request::OpenDir { ino })? {
+            Response::OpenedDir(handle) => Ok(handle),
+            other => unexpected(other),
+        }
+    }
+
+    /// Entries from position `offset` on; none at the end.
+    pub fn read_dir(&self, handle: Handle, offset: u64) -> Result<Vec<Dirent>, Errno> {
+        match self.call(Request::ReadDir { handle, offset })? {
+            Response::Entries(entries) => Ok(entries),
+            other => unexpected(other),
+        }
+    }
+
+    /// Closes a directory.
+    pub fn close_dir(&self, handle: Handle) -> Result<(), Errno> {
+        self.done(Request::CloseDir { handle })
+    }
+
+    /// Names in a directory reach stable storage.
+    pub fn fsync_dir(&self, ino: Ino) -> Result<(), Errno> {
+        self.done(Request::FsyncDir { ino })
+    }
+
+    /// Totals.
+    pub fn statfs(&self) -> Result<Statfs, Errno> {
+        match self.call(Request::Statfs)? {
+            Response::Statfs(statfs) => Ok(statfs),
+            other => unexpected(other),
+        }
+    }
+
+    /// One extended attribute.
+    pub fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        self.bytes(Request::GetXattr { ino, name: name.to_vec() })
+    }
+
+    /// Names of all, each followed by NUL.
+    pub fn list_xattr(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
+        self.bytes(Request::ListXattr { ino })
+    }
+
+    /// Sets one.
+    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode, cred: Cred) -> Result<(), Errno> {
+        let (name, value) = (name.to_vec(), value.to_vec());
+        self.done(Request::SetXattr { ino, name, value, mode, cred })
+    }
+
+    /// Removes one.
+    pub fn remove_xattr(&self, ino: Ino, name: &[u8], cred: Cred) -> Result<(), Errno> {
+        self.done(Request::RemoveXattr { ino, name: name.to_vec(), cred })
+    }
+
+    /// Creates a regular file and opens it.
+    pub fn create(&self, parent: Ino, name: &[u8], perm: u16, flags: OpenFlags, cred: Cred) -> Result<(Attr, OpenFile), Errno> {
+        let request = Request::Create { link: link(parent, name), perm, flags, cred };
+        match self.connection.call(request, &[], &mut [])? {
+            Reply { response: Response::Created(attr, opened), descriptor } => Ok((attr, OpenFile { opened, descriptor })),
+            other => unexpected(other.response),
+        }
+    }
+
+    /// Opens a file.
+    pub fn open(&self, ino: Ino, flags: OpenFlags, cred: Cred) -> Result<OpenFile, Errno> {
+        match self.connection.call(Request::Open { ino, flags, cred }, &[], &mut [])? {
+            Reply { response: Response::Opened(opened), descriptor } => Ok(OpenFile { opened, descriptor }),
+            other => unexpected(other.response),
+        }
+    }
+
+    /// Closes a file.
+    pub fn release(&self, handle: Handle) -> Result<(), Errno> {
+        self.done(Request::Release { handle })
+    }
+
+    /// Fills `into` from `offset`; fewer bytes only at the end of the file.
+    pub fn read(&self, handle: Handle, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        let len = into.len() as u32;
+        match self.connection.call(Request::Read { handle, offset, len }, &[], into)?.response {
+            Response::Moved(bytes) => Ok(bytes as usize),
+            other => unexpected(other),
+        }
+    }
+
+    /// Writes `data` at `offset`; `drop_suid` if the writer may not keep set-id bits.
+    pub fn write(&self, handle: Handle, offset: u64, data: &[u8], drop_suid: bool, may_wait: bool) -> Result<Progress<usize>, Errno> {
+        let request = Request::Write { handle, offset, drop_suid, may_wait };
+        match self.connection.call(request, data, &mut [])?.response {
+            Response::Moved(bytes) => Ok(Progress::Done(bytes as usize)),
+            Response::WouldWait => Ok(Progress::WouldWait),
+            other => unexpected(other),
+        }
+    }
+
+    /// What was written is as durable as the file's rung says.
+    pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
+        self.done(Request::Fsync { handle, data_only })
+    }
+
+    /// fallocate(2).
+    pub fn change_space(&self, handle: Handle, change: SpaceChange, offset: u64, len: u64, may_wait: bool) -> Result<Progress<()>, Errno> {
+        match self.call(Request::Space { handle, change, offset, len, may_wait })? {
+            Response::Done => Ok(Progress::Done(())),
+            Response::WouldWait => Ok(Progress::WouldWait),
+            other => unexpected(other),
+        }
+    }
+
+    /// lseek(2) for data and holes.
+    pub fn seek(&self, handle: Handle, offset: u64, what: SeekWhat) -> Result<u64, Errno> {
+        match self.call(Request::Seek { handle, offset, what })? {
+            Response::Position(position) => Ok(position),
+            other => unexpected(other),
+        }
+    }
+}

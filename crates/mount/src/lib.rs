@@ -1,1 +1,125 @@
-//! Forebay.
+//! The mount: a thin adapter between the kernel's FUSE requests and the client's calls.
+
+mod adapter;
+mod backing;
+mod convert;
+mod pool;
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
+use forebay_client::Client;
+use parking_lot::Mutex;
+use rustix::mount::UnmountFlags;
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// An existing, empty directory.
+    pub mount_point: PathBuf,
+    /// Shown in /proc/self/mountinfo: the state folder, by which the command line finds it.
+    pub source: String,
+    /// Other users may use it.
+    pub allow_other: bool,
+    /// Threads that take requests from the kernel.
+    pub threads: usize,
+    /// Let the kernel read and write objects by itself.
+    pub passthrough: bool,
+}
+
+/// A mount in service. Dropping it unmounts.
+pub struct Mounted {
+    mount_point: PathBuf,
+    /// Device number of the mount: tells it from whatever may be there after it.
+    dev: u64,
+    session: Mutex<Option<BackgroundSession>>,
+    ended: std::sync::Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>,
+}
+
+/// Mounts and serves on background threads.
+pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
+    let mut config = Config::default();
+    config.mount_options = vec![
+        MountOption::FSName(options.source.clone()),
+        MountOption::Subtype("forebay".into()),
+        MountOption::DefaultPermissions,
+        MountOption::NoDev,
+        MountOption::NoSuid,
+        MountOption::NoAtime,
+    ];
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(options.threads.max(1));
+    let adapter = adapter::Adapter::new(client, options.passthrough)?;
+    let ended = adapter.on_destroy();
+    let session = Session::new(adapter, &options.mount_point, &config)?.spawn()?;
+    // Asks the new mount itself, so it also shows that it answers.
+    let dev = std::fs::metadata(&options.mount_point)?.dev();
+    Ok(Mounted {
+        mount_point: options.mount_point.clone(),
+        dev,
+        session: Mutex::new(Some(session)),
+        ended,
+    })
+}
+
+impl Mounted {
+    /// Calls `f` when the mount ends, whoever ends it.
+    pub fn on_unmounted(&self, f: Box<dyn FnOnce() + Send>) {
+        *self.ended.lock() = Some(f);
+    }
+
+    /// Unmounts. `EBUSY` while it is in use, unless `lazily`: then it vanishes from the tree at once
+    /// and ends when the last user lets go; this call does not wait for that.
+    pub fn unmount(&self, lazily: bool) -> io::Result<()> {
+        let here = std::fs::metadata(&self.mount_point).is_ok_and(|m| m.dev() == self.dev);
+        if here {
+            self.detach(lazily)?;
+        }
+        let Some(session) = self.session.lock().take() else {
+            return Ok(());
+        };
+        if lazily && !session.guard.is_finished() {
+            // Joining would wait for the last user.
+            std::mem::forget(session);
+            return Ok(());
+        }
+        session.join()
+    }
+
+    fn detach(&self, lazily: bool) -> io::Result<()> {
+        let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+        match rustix::mount::unmount(&self.mount_point, flags | UnmountFlags::NOFOLLOW) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::PERM) => self.detach_by_helper(lazily),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// An ordinary user needs the set-user-id helper of fuse3.
+    fn detach_by_helper(&self, lazily: bool) -> io::Result<()> {
+        let mut command = Command::new("fusermount3");
+        command.arg(if lazily { "-uz" } else { "-u" }).arg("--").arg(&self.mount_point);
+        let output = command.output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&output.stderr);
+        match text.contains("busy") {
+            true => Err(io::Error::from_raw_os_error(libc::EBUSY)),
+            false => Err(io::Error::other(text.trim().to_string())),
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.session.lock().is_some()
+            && let Err(error) = self.unmount(true)
+        {
+            tracing::warn!("{} stays mounted: {error}", self.mount_point.display());
+        }
+    }
+}

@@ -21,7 +21,7 @@ pub use file::{File, FileState};
 pub use namespace::{Garbage, Loaded, Namespace, PendingRename};
 pub use ops::create::NewFile;
 pub use ops::lookup::Found;
-pub use ops::setattr::AttrPlan;
+pub use ops::setattr::{AttrPlan, without_set_id};
 pub use record::{DirKey, FileRecord, Meta, Published, Residency, Temporary};
 pub use residency::{Demotion, Placed};
 pub use table::{Node, PlainNode};

@@ -357,7 +357,8 @@ impl Namespace {
         Ok(garbage)
     }
 
-    pub(crate) fn add_garbage(&self, garbage: Garbage) {
+    /// An object is to be collected, now or, while somebody has it open, later.
+    pub fn add_garbage(&self, garbage: Garbage) {
         self.garbage.lock().push(garbage);
     }
 
@@ -397,6 +398,14 @@ impl Namespace {
     /// Everything recorded so far survives power loss.
     pub fn sync(&self) -> Result<(), NsError> {
         Ok(self.store.sync()?)
+    }
+
+    /// The names in a directory survive power loss: those on record and those on the PFS.
+    pub fn sync_dir(&self, ino: Ino) -> Result<(), NsError> {
+        let dir = self.dir(ino)?;
+        self.store.sync()?;
+        let handle = self.open_dir(&dir)?;
+        Ok(self.pfs.sync_dir(&handle)?)
     }
 
     /// Reads a value of the caller's own, under `c/`.

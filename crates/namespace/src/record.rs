@@ -18,7 +18,9 @@ use crate::NsError;
 
 /// Identity of a directory that outlives restarts and renames: device (0 for the root's own),
 /// inode number and time of birth on the PFS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct DirKey {
     /// Device number; 0 on the device of the PFS root, whose number may change at a remount.
     pub dev: u64,

@@ -1,1 +1,29 @@
-//! Forebay.
+//! The server: an I/O engine that answers requests, and a data-management engine that demotes,
+//! evicts and stages. What to do is decided in `policy`, bytes are moved in `tiers`, the rules of
+//! names and residency are in `namespace`.
+
+mod apps;
+mod core;
+mod demote;
+mod drain;
+mod facts;
+mod fsck;
+mod instance;
+mod io;
+mod jobs;
+mod ledger;
+mod monitor;
+mod open;
+mod opens;
+mod recovery;
+mod rules;
+mod service;
+mod settings;
+mod space;
+mod stage;
+mod status;
+mod tierset;
+mod walk;
+
+pub use instance::{Instance, StartError, StopReason, StopSummary, fsck_offline};
+pub use settings::{DemotionSettings, PathRule, Settings, SsdSetting, Verify};

@@ -1,1 +1,35 @@
-//! Forebay.
+//! Every byte is moved here: objects in tiers, the tree of the parallel file system (PFS) below,
+//! copies between them and the checksums that prove them. Linux only.
+//!
+//! A tier is a directory: `dram` a private tmpfs, `ssd` any directory on flash. The PFS is reached
+//! by descriptors only, one checked name at a time, and never through a symbolic link.
+
+mod actas;
+#[doc(hidden)]
+pub mod conformance;
+mod copy;
+mod crc;
+mod dir;
+mod dram;
+mod file;
+mod identity;
+mod null;
+mod object;
+mod pfs;
+mod publish;
+#[doc(hidden)]
+pub mod testing;
+mod tier;
+
+pub use actas::ActAs;
+pub use copy::{CopyControl, CopyError, CopyReport, checksum, copy, verify};
+pub use crc::{crc32c_append_zeros, crc32c_update};
+pub use dir::{DirError, DirTier};
+pub use dram::{DramError, DramMount, mount_dram};
+pub use file::FileObject;
+pub use identity::{Identity, IdentityError, ParentKey};
+pub use null::NullTier;
+pub use object::{Allocate, Object, ObjectStat, Seek};
+pub use pfs::{PfsDir, PfsEntry, PfsId, PfsStat, PfsTree, RenameMode};
+pub use publish::{MetadataWarning, apply_metadata};
+pub use tier::{Space, Tier, TierKind};

@@ -171,11 +171,17 @@ pub struct OpenFlags(pub u32);
 impl OpenFlags {
     /// Opened for reading.
     pub fn reads(self) -> bool {
-        matches!(self.0 as i32 & libc::O_ACCMODE, libc::O_RDONLY | libc::O_RDWR)
+        matches!(
+            self.0 as i32 & libc::O_ACCMODE,
+            libc::O_RDONLY | libc::O_RDWR
+        )
     }
     /// Opened for writing.
     pub fn writes(self) -> bool {
-        matches!(self.0 as i32 & libc::O_ACCMODE, libc::O_WRONLY | libc::O_RDWR)
+        matches!(
+            self.0 as i32 & libc::O_ACCMODE,
+            libc::O_WRONLY | libc::O_RDWR
+        )
     }
     /// `O_TRUNC`.
     pub fn truncates(self) -> bool {

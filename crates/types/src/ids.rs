@@ -49,7 +49,9 @@ pub struct TierId(pub u8);
 
 /// Counts the changes of a file's content. A demotion publishes only what it copied under the
 /// generation it began with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 pub struct Generation(pub u64);
 
 impl Generation {

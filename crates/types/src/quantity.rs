@@ -72,8 +72,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, QuantityError> {
         "d" => 86400.0,
         _ => return Err(QuantityError::Unit(text.to_string(), DURATION_UNITS)),
     };
-    Duration::try_from_secs_f64(number * factor)
-        .map_err(|_| QuantityError::Range(text.to_string()))
+    Duration::try_from_secs_f64(number * factor).map_err(|_| QuantityError::Range(text.to_string()))
 }
 
 /// A fraction 0..=1 from `50%` or `0.5`.
@@ -134,9 +133,18 @@ mod tests {
         assert_eq!(parse_size("1_000"), Ok(1000));
         assert!(matches!(parse_size("GiB"), Err(QuantityError::NoNumber(_))));
         assert!(matches!(parse_size("-1"), Err(QuantityError::NoNumber(_))));
-        assert!(matches!(parse_size("4 apples"), Err(QuantityError::Unit(..))));
-        assert!(matches!(parse_size("99999999P"), Err(QuantityError::Range(_))));
-        assert!(matches!(parse_size("1.2.3G"), Err(QuantityError::NoNumber(_))));
+        assert!(matches!(
+            parse_size("4 apples"),
+            Err(QuantityError::Unit(..))
+        ));
+        assert!(matches!(
+            parse_size("99999999P"),
+            Err(QuantityError::Range(_))
+        ));
+        assert!(matches!(
+            parse_size("1.2.3G"),
+            Err(QuantityError::NoNumber(_))
+        ));
         assert!(parse_size("").is_err());
     }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_types::Errno;
 
@@ -58,31 +59,39 @@ pub trait Connection: Send + Sync {
 
     /// Whether replies may carry descriptors.
     fn hands_over_descriptors(&self) -> bool;
+
+    /// Says whether the asking side can use descriptors at all; a transport that carries none
+    /// need not care.
+    fn accept_descriptors(&self, _yes: bool) {}
 }
 
 /// Client and server in one process: a call is a call, and nothing is encoded or copied.
 pub struct InMemory {
     service: Arc<dyn Service>,
-    peer: Peer,
+    uid: u32,
+    descriptors: AtomicBool,
 }
 
 impl InMemory {
     /// Connects the mount of this process to the server of this process.
     pub fn mount(service: Arc<dyn Service>) -> InMemory {
-        let uid = rustix::process::geteuid().as_raw();
-        let peer = Peer {
-            uid,
-            local: true,
-            mount: true,
-        };
-        InMemory { service, peer }
+        InMemory {
+            service,
+            uid: rustix::process::geteuid().as_raw(),
+            descriptors: AtomicBool::new(true),
+        }
     }
 }
 
 impl Connection for InMemory {
     fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
         request.check()?;
-        let reply = self.service.handle(self.peer, request, payload, into);
+        let peer = Peer {
+            uid: self.uid,
+            local: self.hands_over_descriptors(),
+            mount: true,
+        };
+        let reply = self.service.handle(peer, request, payload, into);
         match reply.response {
             Response::Failed(errno) => Err(errno),
             _ => Ok(reply),
@@ -90,6 +99,10 @@ impl Connection for InMemory {
     }
 
     fn hands_over_descriptors(&self) -> bool {
-        true
+        self.descriptors.load(Ordering::Acquire)
+    }
+
+    fn accept_descriptors(&self, yes: bool) {
+        self.descriptors.store(yes, Ordering::Release);
     }
 }

@@ -25,9 +25,15 @@ pub enum Control {
     /// Everything `forebay status` shows.
     Status,
     /// Residency of files; directories recurse. `after` continues a long answer.
-    Where { paths: Vec<Vec<u8>>, after: Option<Vec<u8>> },
+    Where {
+        paths: Vec<Vec<u8>>,
+        after: Option<Vec<u8>>,
+    },
     /// Starts a movement and answers with its job id.
-    Start { movement: Movement, paths: Vec<Vec<u8>> },
+    Start {
+        movement: Movement,
+        paths: Vec<Vec<u8>>,
+    },
     /// Progress of a job.
     Job { id: u64 },
     /// Stops a job; what it has moved stays moved.
@@ -64,8 +70,14 @@ impl Control {
 #[allow(missing_docs)]
 pub enum ControlResponse {
     Status(Box<StatusBits>),
-    Where { files: Vec<WhereEntry>, more_after: Option<Vec<u8>>, failures: Vec<PathFailure> },
-    Started { id: u64 },
+    Where {
+        files: Vec<WhereEntry>,
+        more_after: Option<Vec<u8>>,
+        failures: Vec<PathFailure>,
+    },
+    Started {
+        id: u64,
+    },
     Job(JobProgress),
     Stopping,
     Fsck(FsckReport),

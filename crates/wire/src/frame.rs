@@ -28,7 +28,10 @@ pub enum FrameError {
     #[error("the other side is not Forebay")]
     NotForebay,
     /// The other side is another version.
-    #[error("the other side speaks protocol version {theirs}, this side {}; use the same forebay on both", PROTOCOL_VERSION)]
+    #[error(
+        "the other side speaks protocol version {theirs}, this side {}; use the same forebay on both",
+        PROTOCOL_VERSION
+    )]
     Version {
         /// Their version.
         theirs: u32,
@@ -59,7 +62,11 @@ fn checksum(bytes: &[u8]) -> u32 {
             let mut crc = i as u32;
             let mut bit = 0;
             while bit < 8 {
-                crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
+                crc = if crc & 1 == 1 {
+                    (crc >> 1) ^ 0x82f6_3b78
+                } else {
+                    crc >> 1
+                };
                 bit += 1;
             }
             table[i] = crc;
@@ -67,9 +74,9 @@ fn checksum(bytes: &[u8]) -> u32 {
         }
         table
     };
-    !bytes
-        .iter()
-        .fold(!0u32, |crc, &b| (crc >> 8) ^ TABLE[((crc ^ u32::from(b)) & 0xff) as usize])
+    !bytes.iter().fold(!0u32, |crc, &b| {
+        (crc >> 8) ^ TABLE[((crc ^ u32::from(b)) & 0xff) as usize]
+    })
 }
 
 /// Sends and expects the hello.
@@ -136,7 +143,8 @@ pub fn read_frame<M: DeserializeOwned>(
     if !read_head(stream, &mut head)? {
         return Ok(None);
     }
-    let field = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    let field =
+        |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     if field(0) != MAGIC {
         return Err(FrameError::NotForebay);
     }
@@ -186,13 +194,24 @@ mod tests {
 
     #[test]
     fn frames_survive_the_way() {
-        let request = Request::Write { handle: Handle(7), offset: 1 << 40, append: false, may_wait: true };
+        let request = Request::Write {
+            handle: Handle(7),
+            offset: 1 << 40,
+            drop_suid: false,
+            may_wait: true,
+        };
         let mut bytes = Vec::new();
         write_frame(&mut bytes, &request, b"data").expect("vec");
         let mut into = [0u8; 8];
-        let (back, len) = read_frame::<Request>(&mut &bytes[..], &mut into).expect("frame").expect("one");
+        let (back, len) = read_frame::<Request>(&mut &bytes[..], &mut into)
+            .expect("frame")
+            .expect("one");
         assert_eq!((back, &into[..len]), (request, &b"data"[..]));
-        assert!(read_frame::<Request>(&mut &[][..], &mut into).expect("end").is_none());
+        assert!(
+            read_frame::<Request>(&mut &[][..], &mut into)
+                .expect("end")
+                .is_none()
+        );
         let too_small = read_frame::<Request>(&mut &bytes[..], &mut into[..2]);
         assert!(matches!(too_small, Err(FrameError::TooLong { .. })));
     }
@@ -214,8 +233,14 @@ mod tests {
             }
         }
         let newer = [b'F', b'B', b'A', b'Y', 99, 0, 0, 0];
-        assert!(matches!(greet(&mut Half(&newer)), Err(FrameError::Version { theirs: 99 })));
-        assert!(matches!(greet(&mut Half(b"HTTP/1.1")), Err(FrameError::NotForebay)));
+        assert!(matches!(
+            greet(&mut Half(&newer)),
+            Err(FrameError::Version { theirs: 99 })
+        ));
+        assert!(matches!(
+            greet(&mut Half(b"HTTP/1.1")),
+            Err(FrameError::NotForebay)
+        ));
     }
 
     proptest! {

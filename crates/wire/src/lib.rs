@@ -13,7 +13,6 @@ mod socket;
 pub use connection::{Connection, InMemory, Peer, Reply, Service};
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use message::{
-    Dirent, Link, OpenMode, Opened, RenameMode, Request, Response, SeekWhat, SpaceChange,
-    XattrMode,
+    Dirent, Link, OpenMode, Opened, RenameMode, Request, Response, SeekWhat, SpaceChange, XattrMode,
 };
 pub use socket::{UnixConnection, UnixServer};

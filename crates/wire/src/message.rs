@@ -72,41 +72,137 @@ pub enum Request {
     /// Drops references taken by `Lookup`, `Create`, `Mkdir`, `Mknod`, `Symlink`, `Link`.
     Forget(Vec<(Ino, u64)>),
     /// Attributes; through the handle where there is one.
-    Getattr { ino: Ino, handle: Option<Handle> },
+    Getattr {
+        ino: Ino,
+        handle: Option<Handle>,
+    },
     /// Sets attributes; a size may have to wait for space, see [`Response::WouldWait`].
-    Setattr { ino: Ino, handle: Option<Handle>, set: SetAttr, cred: Cred },
-    Readlink { ino: Ino },
-    Mknod { link: Link, mode: u32, rdev: u32, cred: Cred },
-    Mkdir { link: Link, perm: u16, cred: Cred },
-    Symlink { link: Link, target: Vec<u8>, cred: Cred },
+    Setattr {
+        ino: Ino,
+        handle: Option<Handle>,
+        set: SetAttr,
+        cred: Cred,
+    },
+    Readlink {
+        ino: Ino,
+    },
+    Mknod {
+        link: Link,
+        mode: u32,
+        rdev: u32,
+        cred: Cred,
+    },
+    Mkdir {
+        link: Link,
+        perm: u16,
+        cred: Cred,
+    },
+    Symlink {
+        link: Link,
+        target: Vec<u8>,
+        cred: Cred,
+    },
     /// A further name for an existing file.
-    Link { ino: Ino, link: Link, cred: Cred },
-    Unlink { link: Link, cred: Cred },
-    Rmdir { link: Link, cred: Cred },
-    Rename { from: Link, to: Link, mode: RenameMode, cred: Cred },
+    Link {
+        ino: Ino,
+        link: Link,
+        cred: Cred,
+    },
+    Unlink {
+        link: Link,
+        cred: Cred,
+    },
+    Rmdir {
+        link: Link,
+        cred: Cred,
+    },
+    Rename {
+        from: Link,
+        to: Link,
+        mode: RenameMode,
+        cred: Cred,
+    },
     /// Takes a snapshot of a directory's entries.
-    OpenDir { ino: Ino },
+    OpenDir {
+        ino: Ino,
+    },
     /// Entries of that snapshot from position `offset` on.
-    ReadDir { handle: Handle, offset: u64 },
-    CloseDir { handle: Handle },
+    ReadDir {
+        handle: Handle,
+        offset: u64,
+    },
+    CloseDir {
+        handle: Handle,
+    },
     Statfs,
-    GetXattr { ino: Ino, name: Vec<u8> },
-    SetXattr { ino: Ino, name: Vec<u8>, value: Vec<u8>, mode: XattrMode, cred: Cred },
-    ListXattr { ino: Ino },
-    RemoveXattr { ino: Ino, name: Vec<u8>, cred: Cred },
+    GetXattr {
+        ino: Ino,
+        name: Vec<u8>,
+    },
+    SetXattr {
+        ino: Ino,
+        name: Vec<u8>,
+        value: Vec<u8>,
+        mode: XattrMode,
+        cred: Cred,
+    },
+    ListXattr {
+        ino: Ino,
+    },
+    RemoveXattr {
+        ino: Ino,
+        name: Vec<u8>,
+        cred: Cred,
+    },
     /// Creates a regular file and opens it.
-    Create { link: Link, perm: u16, flags: OpenFlags, cred: Cred },
-    Open { ino: Ino, flags: OpenFlags, cred: Cred },
-    Release { handle: Handle },
+    Create {
+        link: Link,
+        perm: u16,
+        flags: OpenFlags,
+        cred: Cred,
+    },
+    Open {
+        ino: Ino,
+        flags: OpenFlags,
+        cred: Cred,
+    },
+    Release {
+        handle: Handle,
+    },
     /// Data comes back beside the reply.
-    Read { handle: Handle, offset: u64, len: u32 },
+    Read {
+        handle: Handle,
+        offset: u64,
+        len: u32,
+    },
+    /// Clears the set-id bits where the writer may not keep them (`drop_suid`).
     /// Data travels beside the request. Without `may_wait` the server answers
     /// [`Response::WouldWait`] instead of blocking the caller until there is space.
-    Write { handle: Handle, offset: u64, append: bool, may_wait: bool },
-    Fsync { handle: Handle, data_only: bool },
-    FsyncDir { ino: Ino },
-    Space { handle: Handle, change: SpaceChange, offset: u64, len: u64, may_wait: bool },
-    Seek { handle: Handle, offset: u64, what: SeekWhat },
+    Write {
+        handle: Handle,
+        offset: u64,
+        drop_suid: bool,
+        may_wait: bool,
+    },
+    Fsync {
+        handle: Handle,
+        data_only: bool,
+    },
+    FsyncDir {
+        ino: Ino,
+    },
+    Space {
+        handle: Handle,
+        change: SpaceChange,
+        offset: u64,
+        len: u64,
+        may_wait: bool,
+    },
+    Seek {
+        handle: Handle,
+        offset: u64,
+        what: SeekWhat,
+    },
     /// From the command line, not from a mount.
     Control(Control),
 }
@@ -196,7 +292,9 @@ impl Request {
             | Request::Unlink { link: l, .. }
             | Request::Rmdir { link: l, .. }
             | Request::Create { link: l, .. } => link(l),
-            Request::Symlink { link: l, target, .. } => {
+            Request::Symlink {
+                link: l, target, ..
+            } => {
                 link(l)?;
                 if target.is_empty() || target.contains(&0) {
                     return Err(Errno::EINVAL);
@@ -218,12 +316,8 @@ impl Request {
                 }
                 Ok(())
             }
-            Request::Read { len, .. } if *len as usize > limits::IO_BYTES_MAX => {
-                Err(Errno::EINVAL)
-            }
-            Request::Write { offset, .. } if *offset > limits::FILE_BYTES_MAX => {
-                Err(Errno::EFBIG)
-            }
+            Request::Read { len, .. } if *len as usize > limits::IO_BYTES_MAX => Err(Errno::EINVAL),
+            Request::Write { offset, .. } if *offset > limits::FILE_BYTES_MAX => Err(Errno::EFBIG),
             Request::Space { offset, len, .. } => match offset.checked_add(*len) {
                 Some(end) if end <= limits::FILE_BYTES_MAX => Ok(()),
                 _ => Err(Errno::EFBIG),

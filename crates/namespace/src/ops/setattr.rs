@@ -90,6 +90,10 @@ impl crate::FileState {
             SetTime::At(at) => at,
         };
         let meta = &mut self.meta;
+        if set.uid.is_some() || set.gid.is_some() {
+            // chown(2) of anything but a directory, whoever does it.
+            meta.perm = without_set_id(meta.perm);
+        }
         meta.perm = set.perm.unwrap_or(meta.perm);
         meta.uid = set.uid.unwrap_or(meta.uid);
         meta.gid = set.gid.unwrap_or(meta.gid);
@@ -97,4 +101,11 @@ impl crate::FileState {
         meta.mtime = set.mtime.map_or(meta.mtime, time);
         meta.ctime = now;
     }
+}
+
+/// Permission bits without set-user-id, and without set-group-id where it means that (with group
+/// execution; without it the bit asks for mandatory locking).
+pub fn without_set_id(perm: u16) -> u16 {
+    let group = if perm & 0o010 != 0 { 0o2000 } else { 0 };
+    perm & !(0o4000 | group)
 }

@@ -1,0 +1,96 @@
+//! Between fuser's types and ours.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_types::{Attr, Cred, Errno, FileKind, Ino, SetTime, TimeSpec};
+use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
+
+pub(crate) fn time(at: TimeSpec) -> SystemTime {
+    let nanos = Duration::from_nanos(u64::from(at.nsec));
+    match u64::try_from(at.sec) {
+        Ok(sec) => UNIX_EPOCH + Duration::from_secs(sec) + nanos,
+        Err(_) => UNIX_EPOCH - Duration::from_secs(at.sec.unsigned_abs()) + nanos,
+    }
+}
+
+pub(crate) fn time_spec(at: SystemTime) -> TimeSpec {
+    match at.duration_since(UNIX_EPOCH) {
+        Ok(since) => TimeSpec { sec: since.as_secs() as i64, nsec: since.subsec_nanos() },
+        Err(before) => {
+            let before = before.duration();
+            let (sec, nsec) = (-(before.as_secs() as i64), before.subsec_nanos());
+            match nsec {
+                0 => TimeSpec { sec, nsec: 0 },
+                nsec => TimeSpec { sec: sec - 1, nsec: 1_000_000_000 - nsec },
+            }
+        }
+    }
+}
+
+pub(crate) fn set_time(at: TimeOrNow) -> SetTime {
+    match at {
+        TimeOrNow::Now => SetTime::Now,
+        TimeOrNow::SpecificTime(at) => SetTime::At(time_spec(at)),
+    }
+}
+
+pub(crate) fn kind(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Regular => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+pub(crate) fn attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(attr.ino.0),
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: time(attr.atime),
+        mtime: time(attr.mtime),
+        ctime: time(attr.ctime),
+        crtime: UNIX_EPOCH,
+        kind: kind(attr.kind),
+        perm: attr.perm,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: 1 << 20,
+        flags: 0,
+    }
+}
+
+pub(crate) fn cred(request: &Request) -> Cred {
+    Cred { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+}
+
+pub(crate) fn ino(ino: INodeNo) -> Ino {
+    Ino(ino.0)
+}
+
+pub(crate) fn errno(errno: Errno) -> fuser::Errno {
+    fuser::Errno::from_i32(errno.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_the_epoch_survive() {
+        for at in [
+            TimeSpec { sec: 0, nsec: 0 },
+            TimeSpec { sec: 1_700_000_000, nsec: 999_999_999 },
+            TimeSpec { sec: -1, nsec: 500_000_000 },
+            TimeSpec { sec: -7, nsec: 0 },
+        ] {
+            assert_eq!(time_spec(time(at)), at);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! What all parts of a server share.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use forebay_namespace::{File, Namespace};
+use forebay_policy::durability::Durability;
+use forebay_tiers::{Identity, ParentKey};
+use forebay_types::{Errno, Generation, ObjectId, TierId, limits};
+use forebay_wire::control::PathFailure;
+use parking_lot::{Condvar, Mutex, RwLock};
+
+use crate::apps::Applications;
+use crate::drain::DrainQueue;
+use crate::jobs::Jobs;
+use crate::ledger::Ledger;
+use crate::opens::OpenTable;
+use crate::rules::Rules;
+use crate::settings::Settings;
+use crate::tierset::TierSet;
+
+/// Monotone counts since the state was made or the server started.
+#[derive(Default)]
+pub struct Counters {
+    /// Written to the PFS and verified, bytes.
+    pub demoted_bytes: AtomicU64,
+    /// Likewise, files.
+    pub demoted_files: AtomicU64,
+    /// Dropped clean copies, bytes.
+    pub evicted_bytes: AtomicU64,
+    /// Writes that waited for space.
+    pub waited_writes: AtomicU64,
+    /// Bytes written by programs through requests or seen at close.
+    pub written_bytes: AtomicU64,
+    /// Errors.
+    pub errors: AtomicU64,
+}
+
+/// The last errors, oldest first, one per path.
+#[derive(Default)]
+pub struct ErrorLog {
+    entries: Mutex<VecDeque<PathFailure>>,
+}
+
+impl ErrorLog {
+    /// Remembers an error; a newer one of the same path replaces the older.
+    pub fn add(&self, path: Vec<u8>, errno: Errno, reason: String) {
+        let mut entries = self.entries.lock();
+        entries.retain(|e| e.path != path);
+        if entries.len() >= limits::ERRORS_REMEMBERED_MAX {
+            entries.pop_front();
+        }
+        entries.push_back(PathFailure { path, errno, reason });
+    }
+
+    /// What was wrong with this path no longer is.
+    pub fn clear(&self, path: &[u8]) {
+        let mut entries = self.entries.lock();
+        if !entries.is_empty() {
+            entries.retain(|e| e.path != path);
+        }
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<PathFailure> {
+        self.entries.lock().iter().cloned().collect()
+    }
+}
+
+/// An order to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopOrder {
+    /// Drain first.
+    pub drain: bool,
+    /// Give up draining then.
+    pub deadline: Option<Instant>,
+}
+
+/// Everything.
+pub struct Core {
+    /// As started.
+    pub settings: Settings,
+    /// The tree.
+    pub ns: Namespace,
+    /// The tiers.
+    pub tiers: TierSet,
+    /// Who holds what.
+    pub ledger: Ledger,
+    /// Open files.
+    pub opens: OpenTable,
+    /// Files of the burst buffer by object.
+    pub files: RwLock<HashMap<ObjectId, Arc<File>>>,
+    /// Files to be demoted.
+    pub drain: DrainQueue,
+    /// Applications.
+    pub apps: Applications,
+    /// Path rules.
+    pub rules: Rules,
+    /// Movements ordered from the command line.
+    pub jobs: Jobs,
+    /// Counts.
+    pub counters: Counters,
+    /// Errors.
+    pub errors: ErrorLog,
+    /// Start of this server.
+    pub started: Instant,
+    /// Default rung of fsync.
+    pub durability: Durability,
+    /// Threads are to end.
+    pub ending: AtomicBool,
+    /// The order to stop, once given.
+    pub stop: Mutex<Option<StopOrder>>,
+    /// Signalled with it.
+    pub stop_given: Condvar,
+    /// Serialises the making of space, so that two writers do not evict for the same need.
+    pub making_space: Mutex<()>,
+    /// The collector of unused objects sleeps here.
+    pub collector: (Mutex<bool>, Condvar),
+}
+
+impl Core {
+    /// Whether threads are to end.
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
+    }
+
+    /// What fsync promises for a path.
+    pub fn durability_of(&self, path: &[u8]) -> Durability {
+        self.rules.durability(path).unwrap_or(self.durability)
+    }
+
+    /// The file with this object.
+    pub fn file(&self, object: ObjectId) -> Option<Arc<File>> {
+        self.files.read().get(&object).cloned()
+    }
+
+    /// Remembers an error and says it in the log.
+    pub fn report(&self, path: Vec<u8>, errno: Errno, reason: String) {
+        tracing::warn!("{}: {reason}", path.escape_ascii());
+        self.counters.errors.fetch_add(1, Ordering::Relaxed);
+        self.errors.add(path, errno, reason);
+    }
+
+    /// What an object carries beside its data.
+    pub fn identity(&self, file: &File, shadow: bool) -> Identity {
+        let state = file.lock();
+        let (parent, name, path) = match state.names.first() {
+            Some((dir, name)) => (dir.key, name.to_vec(), dir.path_of(name)),
+            None => Default::default(),
+        };
+        Identity {
+            instance: self.ns.instance(),
+            object: file.object,
+            path,
+            parent: ParentKey { dev_ordinal: parent.dev, ino: parent.ino, btime_ns: parent.btime_ns },
+            name,
+            mode: u32::from(state.meta.perm),
+            uid: state.meta.uid,
+            gid: state.meta.gid,
+            generation: state.generation(),
+            shadow,
+        }
+    }
+
+    /// Removes objects that nobody names or has open any more.
+    pub fn collect_garbage(&self) {
+        let mut removed = Vec::new();
+        for garbage in self.ns.take_garbage() {
+            let file = self.files.write().remove(&garbage.object);
+            self.drain.forget(garbage.object);
+            if let Some(file) = &file
+                && let Some(open) = self.opens.by_ino(file.ino)
+                && matches!(&*open.target.read(), crate::opens::Target::Buffer { file: f, .. } if f.object == garbage.object)
+            {
+                // The last close collects it.
+                self.files.write().insert(garbage.object, file.clone());
+                self.ns.add_garbage(garbage);
+                continue;
+            }
+            if self.remove_objects(garbage.object, &garbage.tiers) {
+                removed.push(garbage.object);
+            }
+            self.ledger.release(garbage.object);
+            self.apps.left(garbage.object);
+        }
+        if !removed.is_empty()
+            && let Err(error) = self.ns.garbage_removed(&removed)
+        {
+            // They stay marked as garbage, and the next start removes what is left of them.
+            tracing::warn!("removed objects stay on record: {error}");
+        }
+    }
+
+    fn remove_objects(&self, object: ObjectId, tiers: &[Option<TierId>]) -> bool {
+        let mut all = true;
+        for tier in tiers.iter().flatten() {
+            let Some(slot) = self.tiers.get(*tier) else {
+                continue;
+            };
+            match slot.tier.remove(object) {
+                Ok(()) => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(e) => {
+                    all = false;
+                    let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
+                    self.report(path, (&e).into(), format!("cannot be removed: {e}"));
+                }
+            }
+        }
+        all
+    }
+
+    /// Wakes the collector.
+    pub fn wake_collector(&self) {
+        *self.collector.0.lock() = true;
+        self.collector.1.notify_one();
+    }
+
+    /// Generation of a file, for copies made outside its lock.
+    pub fn generation(&self, file: &File) -> Generation {
+        file.lock().generation()
+    }
+}

@@ -1,0 +1,303 @@
+//! Which files wait for their demotion, and when it is their turn.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_policy::demotion::{DrainItem, PlacementPolicy, drain_order, order_demotion};
+use forebay_policy::trigger::{Drive, Trigger, TriggerConfig};
+use forebay_types::{Ino, ObjectId};
+use parking_lot::{Condvar, Mutex};
+
+use crate::core::Core;
+use crate::settings::DemotionSettings;
+
+/// The order is computed anew after this long even if files are left in it.
+const ORDER_AGE_MAX: Duration = Duration::from_secs(1);
+/// Most files in one batch: they share their flushes.
+const BATCH_FILES_MAX: usize = 256;
+/// Most bytes in one batch of several files.
+const BATCH_BYTES_MAX: u64 = 256 << 20;
+/// Longest wait between two tries of a demotion that fails.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// The rate that `status` shows is over this time.
+const RATE_WINDOW: Duration = Duration::from_secs(5);
+/// After a writer asked for space, demotion runs for this long whatever the trigger says.
+const HURRY_FOR: Duration = Duration::from_millis(500);
+
+struct Retry {
+    at: Instant,
+    after: Duration,
+}
+
+struct Inner {
+    /// Dirty files that nobody writes.
+    waiting: HashSet<ObjectId>,
+    /// To be demoted at once: somebody waits for them.
+    urgent: VecDeque<ObjectId>,
+    order: VecDeque<ObjectId>,
+    ordered_at: Instant,
+    retries: HashMap<ObjectId, Retry>,
+    trigger: Trigger,
+    hurry_until: Option<Instant>,
+    drain_all: bool,
+    in_flight: usize,
+    recent: VecDeque<(Instant, u64)>,
+}
+
+/// The queue of demotions.
+pub struct DrainQueue {
+    inner: Mutex<Inner>,
+    wake: Condvar,
+    settled: Condvar,
+    origin: Instant,
+    idle: bool,
+    retry_after: Duration,
+    foreground_ms: AtomicU64,
+}
+
+impl DrainQueue {
+    /// An empty queue.
+    pub fn new(settings: &DemotionSettings, origin: Instant) -> Result<DrainQueue, String> {
+        let mut config = TriggerConfig::starting_at(settings.start_fraction);
+        config.idle_s = settings.idle_after.as_secs_f64();
+        let trigger = Trigger::new(config, 0.0).map_err(|e| e.to_string())?;
+        Ok(DrainQueue {
+            inner: Mutex::new(Inner {
+                waiting: HashSet::new(),
+                urgent: VecDeque::new(),
+                order: VecDeque::new(),
+                ordered_at: origin,
+                retries: HashMap::new(),
+                trigger,
+                hurry_until: None,
+                drain_all: false,
+                in_flight: 0,
+                recent: VecDeque::new(),
+            }),
+            wake: Condvar::new(),
+            settled: Condvar::new(),
+            origin,
+            idle: settings.idle,
+            retry_after: settings.retry_after,
+            foreground_ms: AtomicU64::new(0),
+        })
+    }
+
+    /// A program wrote, or opened or closed what it writes. Cheap: called for every request.
+    pub fn foreground(&self) {
+        let ms = self.origin.elapsed().as_millis() as u64;
+        self.foreground_ms.store(ms, Ordering::Relaxed);
+    }
+
+    /// A file is dirty and nobody writes it.
+    pub fn add(&self, object: ObjectId) {
+        let mut inner = self.inner.lock();
+        inner.waiting.insert(object);
+        inner.retries.remove(&object);
+    }
+
+    /// A file is to be demoted now.
+    pub fn add_urgent(&self, object: ObjectId) {
+        let mut inner = self.inner.lock();
+        inner.retries.remove(&object);
+        if !inner.urgent.contains(&object) {
+            inner.urgent.push_back(object);
+        }
+        drop(inner);
+        self.wake.notify_all();
+    }
+
+    /// A file needs no demotion any more.
+    pub fn forget(&self, object: ObjectId) {
+        let mut inner = self.inner.lock();
+        inner.waiting.remove(&object);
+        inner.retries.remove(&object);
+    }
+
+    /// A writer needs space.
+    pub fn hurry(&self) {
+        self.inner.lock().hurry_until = Some(Instant::now() + HURRY_FOR);
+        self.wake.notify_all();
+    }
+
+    /// From now on everything is demoted as fast as it goes.
+    pub fn drain_all(&self, on: bool) {
+        let mut inner = self.inner.lock();
+        inner.drain_all = on;
+        inner.retries.clear();
+        drop(inner);
+        self.wake.notify_all();
+    }
+
+    /// Wakes all who wait, to look whether they are to end.
+    pub fn wake_all(&self) {
+        self.wake.notify_all();
+        self.settled.notify_all();
+    }
+
+    /// Files waiting or being copied.
+    pub fn queued(&self) -> u64 {
+        let inner = self.inner.lock();
+        (inner.waiting.len() + inner.in_flight) as u64
+    }
+
+    /// Whether waiting may help a writer: something other than its own file can be demoted.
+    pub fn can_free(&self, core: &Core, writer: Ino) -> bool {
+        let inner = self.inner.lock();
+        if inner.in_flight > 0 {
+            return true;
+        }
+        let now = Instant::now();
+        let ready = |o: &&ObjectId| inner.retries.get(o).is_none_or(|r| r.at <= now);
+        inner.waiting.iter().filter(ready).take(64).any(|object| {
+            core.file(*object).is_some_and(|file| file.ino != writer)
+        })
+    }
+
+    /// Bytes per second demoted lately.
+    pub fn rate_bytes_per_s(&self) -> u64 {
+        let mut inner = self.inner.lock();
+        let now = Instant::now();
+        while inner.recent.front().is_some_and(|(at, _)| now - *at > RATE_WINDOW) {
+            inner.recent.pop_front();
+        }
+        let Some((first, _)) = inner.recent.front() else {
+            return 0;
+        };
+        let span = (now - *first).as_secs_f64().max(0.25);
+        let bytes: u64 = inner.recent.iter().map(|(_, b)| b).sum();
+        (bytes as f64 / span) as u64
+    }
+
+    /// Bytes have been copied to the PFS.
+    pub fn moved(&self, bytes: u64) {
+        let mut inner = self.inner.lock();
+        let now = Instant::now();
+        match inner.recent.back_mut() {
+            Some((at, sum)) if now - *at < Duration::from_millis(100) => *sum += bytes,
+            _ => inner.recent.push_back((now, bytes)),
+        }
+        if inner.recent.len() > 128 {
+            inner.recent.pop_front();
+        }
+    }
+
+    /// The outcome of one demotion: `again` keeps the file waiting, after an error for longer.
+    pub fn finished(&self, object: ObjectId, again: bool, failed: bool) {
+        let mut inner = self.inner.lock();
+        inner.in_flight -= 1;
+        if failed {
+            let before = inner.retries.get(&object).map(|r| r.after * 2);
+            let after = before.unwrap_or(self.retry_after).min(RETRY_AFTER_MAX);
+            inner.retries.insert(object, Retry { at: Instant::now() + after, after });
+        } else {
+            inner.retries.remove(&object);
+        }
+        if again {
+            inner.waiting.insert(object);
+        }
+        drop(inner);
+        self.settled.notify_all();
+    }
+
+    /// Waits until some demotion has ended, at most for `timeout`.
+    pub fn wait_settled(&self, timeout: Duration) {
+        self.settled.wait_for(&mut self.inner.lock(), timeout);
+    }
+
+    /// The next files to demote together; empty if there is nothing to do now. Waits a little.
+    pub fn next_batch(&self, core: &Core) -> Vec<ObjectId> {
+        let mut inner = self.inner.lock();
+        let batch = self.pick(&mut inner, core);
+        if !batch.is_empty() || core.is_ending() {
+            return batch;
+        }
+        self.wake.wait_for(&mut inner, Duration::from_millis(50));
+        self.pick(&mut inner, core)
+    }
+
+    fn pick(&self, inner: &mut Inner, core: &Core) -> Vec<ObjectId> {
+        if inner.urgent.is_empty() && !self.is_time(inner, core) {
+            return Vec::new();
+        }
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        while let Some(object) = inner.urgent.pop_front() {
+            inner.waiting.remove(&object);
+            bytes += core.ledger.used_bytes(object);
+            batch.push(object);
+            if batch.len() >= BATCH_FILES_MAX || bytes >= BATCH_BYTES_MAX {
+                break;
+            }
+        }
+        if batch.is_empty() {
+            self.pick_in_order(inner, core, &mut batch, &mut bytes);
+        }
+        inner.in_flight += batch.len();
+        batch
+    }
+
+    fn pick_in_order(&self, inner: &mut Inner, core: &Core, batch: &mut Vec<ObjectId>, bytes: &mut u64) {
+        let now = Instant::now();
+        if inner.order.is_empty() || now - inner.ordered_at > ORDER_AGE_MAX {
+            inner.order = ordered(core, &inner.waiting, &inner.retries, now);
+            inner.ordered_at = now;
+        }
+        while batch.len() < BATCH_FILES_MAX && *bytes < BATCH_BYTES_MAX {
+            let Some(object) = inner.order.pop_front() else {
+                break;
+            };
+            if inner.waiting.remove(&object) {
+                *bytes += core.ledger.used_bytes(object);
+                batch.push(object);
+            }
+        }
+    }
+
+    fn is_time(&self, inner: &mut Inner, core: &Core) -> bool {
+        if inner.waiting.is_empty() {
+            return false;
+        }
+        let now = Instant::now();
+        if inner.drain_all || inner.hurry_until.is_some_and(|until| now < until) {
+            return true;
+        }
+        let (dirty, capacity) = core.ledger.dirty_and_capacity();
+        let foreground_s = self.foreground_ms.load(Ordering::Relaxed) as f64 / 1e3;
+        inner.trigger.on_foreground(foreground_s);
+        // Files in the overflow and empty ones are waiting too, but hold no bytes of ours.
+        let now_s = (now - self.origin).as_secs_f64();
+        match inner.trigger.drive(dirty.max(1), capacity, now_s) {
+            Drive::Stop => false,
+            Drive::Idle => self.idle,
+            Drive::Paced | Drive::Full => true,
+        }
+    }
+}
+
+/// Victims by the policy's order, the head of them in the order that the PFS likes.
+fn ordered(
+    core: &Core,
+    waiting: &HashSet<ObjectId>,
+    retries: &HashMap<ObjectId, Retry>,
+    now: Instant,
+) -> VecDeque<ObjectId> {
+    let ready = waiting.iter().filter(|o| retries.get(o).is_none_or(|r| r.at <= now));
+    let mut candidates: Vec<_> = ready
+        .map(|&object| core.apps.candidate(object, core.ledger.used_bytes(object), false))
+        .collect();
+    order_demotion(PlacementPolicy::Bbos, &mut candidates, core.apps.now_s());
+    let head = candidates.len().min(BATCH_FILES_MAX * 4);
+    let mut items: Vec<DrainItem> = candidates[..head]
+        .iter()
+        .map(|c| DrainItem {
+            id: c.id,
+            path: core.file(ObjectId(c.id)).map(|f| f.path()).unwrap_or_default(),
+            bytes: c.bytes,
+        })
+        .collect();
+    drain_order(&mut items);
+    let rest = candidates[head..].iter().map(|c| ObjectId(c.id));
+    items.iter().map(|i| ObjectId(i.id)).chain(rest).collect()
+}

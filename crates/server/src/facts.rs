@@ -1,0 +1,85 @@
+//! What the state folder remembers about the instance, beside the files.
+
+use std::path::PathBuf;
+
+use forebay_namespace::{Namespace, NsError};
+use serde::{Deserialize, Serialize};
+
+use crate::settings::{Settings, SsdSetting};
+
+/// How the instance was last started: enough to check it offline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Facts {
+    /// The PFS.
+    pub pfs: PathBuf,
+    /// The mount point.
+    pub mount: PathBuf,
+    /// Size of the memory tier, bytes.
+    pub dram_bytes: Option<u64>,
+    /// Flash directories and their sizes, bytes.
+    pub ssd: Vec<(PathBuf, Option<u64>)>,
+    /// Flash directories in the order of their ids.
+    pub known_ssd: Vec<PathBuf>,
+    /// Totals over all runs.
+    pub demoted_bytes: u64,
+    /// Totals over all runs.
+    pub demoted_files: u64,
+    /// Totals over all runs.
+    pub evicted_bytes: u64,
+}
+
+const NAME: &str = "instance";
+
+impl Facts {
+    /// Reads them; `None` in a new state folder.
+    pub fn load(ns: &Namespace) -> Result<Option<Facts>, NsError> {
+        match ns.get_fact(NAME)? {
+            Some(bytes) => match postcard::from_bytes(&bytes) {
+                Ok(facts) => Ok(Some(facts)),
+                Err(error) => Err(NsError::Record(error.to_string())),
+            },
+            None => Ok(None),
+        }
+    }
+
+    /// Writes them.
+    pub fn save(&self, ns: &Namespace) -> Result<(), NsError> {
+        let bytes = postcard::to_stdvec(self).map_err(|e| NsError::Record(e.to_string()))?;
+        ns.put_fact(NAME, &bytes)
+    }
+
+    /// Facts of a first start.
+    pub fn new(settings: &Settings) -> Facts {
+        let mut facts = Facts {
+            pfs: settings.pfs.clone(),
+            mount: settings.mount.clone(),
+            dram_bytes: None,
+            ssd: Vec::new(),
+            known_ssd: Vec::new(),
+            demoted_bytes: 0,
+            demoted_files: 0,
+            evicted_bytes: 0,
+        };
+        facts.follow(settings);
+        facts
+    }
+
+    /// Takes over what may change from start to start.
+    pub fn follow(&mut self, settings: &Settings) {
+        self.mount = settings.mount.clone();
+        self.dram_bytes = settings.dram_bytes;
+        self.ssd = settings.ssd.iter().map(|s| (s.dir.clone(), s.capacity_bytes)).collect();
+    }
+
+    /// Settings to open the state with, without serving.
+    pub fn settings(&self, state: PathBuf) -> Settings {
+        let mut settings = Settings::new(self.pfs.clone(), self.mount.clone(), state);
+        settings.dram_bytes = self.dram_bytes;
+        let ssd = self.ssd.iter().map(|(dir, capacity_bytes)| SsdSetting {
+            dir: dir.clone(),
+            capacity_bytes: *capacity_bytes,
+        });
+        settings.ssd = ssd.collect();
+        settings
+    }
+}

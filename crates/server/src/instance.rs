@@ -1,0 +1,391 @@
+//! A server's life: start, serve, stop.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_namespace::Namespace;
+use forebay_tiers::{PfsTree, TierKind};
+use forebay_wire::Service;
+use forebay_wire::control::FsckReport;
+use parking_lot::{Condvar, Mutex};
+
+use crate::apps::Applications;
+use crate::core::{Core, Counters, ErrorLog, StopOrder};
+use crate::drain::DrainQueue;
+use crate::facts::Facts;
+use crate::jobs::Jobs;
+use crate::ledger::Ledger;
+use crate::opens::OpenTable;
+use crate::rules::Rules;
+use crate::service::Server;
+use crate::settings::Settings;
+use crate::tierset::{SSDS_MAX, TierSet};
+use crate::{demote, monitor};
+
+/// After the mount is gone, a drain that was asked for gets this long for the last files.
+const LAST_DRAIN: Duration = Duration::from_secs(60);
+
+/// Why a server cannot start: one line for a person.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// Something below does not work.
+    #[error("{what}: {why}")]
+    Failed {
+        /// Which part.
+        what: String,
+        /// What it said.
+        why: String,
+    },
+    /// The state belongs to another PFS.
+    #[error("the state folder {state} was made for the PFS {was}, not {now}; use that, or another state folder")]
+    OtherPfs {
+        /// State folder.
+        state: String,
+        /// The PFS it was made for.
+        was: String,
+        /// The PFS given.
+        now: String,
+    },
+    /// A tier with undrained files was not given.
+    #[error("{count} files that are not on the PFS yet are in a tier that was not given; start with the same --dram and --ssd as before")]
+    TierMissing {
+        /// How many.
+        count: usize,
+    },
+    /// The state folder holds no instance.
+    #[error("the state folder {0} holds no instance")]
+    NoInstance(String),
+}
+
+fn failed<E: std::fmt::Display>(what: impl Into<String>) -> impl FnOnce(E) -> StartError {
+    let what = what.into();
+    move |error| StartError::Failed { what, why: error.to_string() }
+}
+
+/// Why [`Instance::wait_stop`] returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// Ordered without a drain.
+    Ordered,
+    /// Ordered with a drain, and all is on the PFS.
+    Drained,
+}
+
+/// What an instance leaves behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StopSummary {
+    /// Files that are not on the PFS.
+    pub undrained_files: u64,
+    /// Their bytes.
+    pub undrained_bytes: u64,
+    /// Of those, bytes in memory: a reboot would lose them.
+    pub in_memory_bytes: u64,
+}
+
+/// A running server.
+pub struct Instance {
+    core: Arc<Core>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    drained: AtomicBool,
+}
+
+impl Core {
+    /// Gives the order to stop.
+    pub fn order_stop(&self, order: StopOrder) {
+        *self.stop.lock() = Some(order);
+        self.stop_given.notify_all();
+    }
+}
+
+fn open_core(settings: Settings) -> Result<Core, StartError> {
+    let pfs = PfsTree::open(&settings.pfs).map_err(failed(format!("PFS {}", settings.pfs.display())))?;
+    let kv_dir = settings.state.join("kv");
+    let store = forebay_kv::open_default(&kv_dir).map_err(failed(format!("metadata store {}", kv_dir.display())))?;
+    let instance = instance_id(&*store)?;
+    let (ns, loaded) = Namespace::open(pfs, store, instance).map_err(failed("metadata store"))?;
+    let mut facts = match Facts::load(&ns).map_err(failed("metadata store"))? {
+        Some(facts) if facts.pfs != settings.pfs => {
+            return Err(StartError::OtherPfs {
+                state: settings.state.display().to_string(),
+                was: facts.pfs.display().to_string(),
+                now: settings.pfs.display().to_string(),
+            });
+        }
+        Some(facts) => facts,
+        None => Facts::new(&settings),
+    };
+    facts.follow(&settings);
+    if settings.ssd.len() + facts.known_ssd.len() > SSDS_MAX {
+        return Err(StartError::Failed { what: "--ssd".into(), why: format!("more than {SSDS_MAX} directories") });
+    }
+    let tiers = TierSet::open(&settings, instance, &mut facts.known_ssd).map_err(failed("tiers"))?;
+    let missing = loaded.files.iter().filter(|f| f.lock().is_dirty() && tiers.get(f.tier()).is_none()).count();
+    if missing > 0 {
+        return Err(StartError::TierMissing { count: missing });
+    }
+    facts.save(&ns).map_err(failed("metadata store"))?;
+    let started = Instant::now();
+    let has_flash = !settings.ssd.is_empty();
+    let core = Core {
+        ledger: Ledger::new(&tiers.limits(), settings.demotion.dirty_cap_fraction),
+        drain: DrainQueue::new(&settings.demotion, started).map_err(failed("demotion settings"))?,
+        durability: settings.durability.unwrap_or(Core::default_durability(has_flash)),
+        rules: Rules::new(&settings.rules),
+        apps: Applications::new(started),
+        opens: OpenTable::new(),
+        files: Default::default(),
+        jobs: Jobs::default(),
+        counters: Counters::default(),
+        errors: ErrorLog::default(),
+        started,
+        ending: AtomicBool::new(false),
+        stop: Mutex::new(None),
+        stop_given: Condvar::new(),
+        making_space: Mutex::new(()),
+        collector: Default::default(),
+        settings,
+        ns,
+        tiers,
+    };
+    core.restore_totals(&facts);
+    core.recover(loaded).map_err(failed("recovery"))?;
+    Ok(core)
+}
+
+fn instance_id(store: &dyn forebay_kv::Store) -> Result<[u8; 16], StartError> {
+    const KEY: &[u8] = b"c/instance-id";
+    let known = store.get(KEY).map_err(failed("metadata store"))?;
+    if let Some(id) = known.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()) {
+        return Ok(id);
+    }
+    let mut id = [0; 16];
+    let mut random = std::fs::File::open("/dev/urandom").map_err(failed("/dev/urandom"))?;
+    std::io::Read::read_exact(&mut random, &mut id).map_err(failed("/dev/urandom"))?;
+    let mut batch = forebay_kv::Batch::new();
+    batch.put(KEY, id);
+    store.commit(batch, forebay_kv::Durability::Synced).map_err(failed("metadata store"))?;
+    Ok(id)
+}
+
+impl Instance {
+    /// Opens the state, finishes what an earlier run left, and begins to serve.
+    pub fn start(settings: Settings) -> Result<Arc<Instance>, StartError> {
+        let workers = settings.demotion.workers.max(1);
+        let core = Arc::new(open_core(settings)?);
+        let instance = Arc::new(Instance {
+            core: core.clone(),
+            threads: Mutex::default(),
+            drained: AtomicBool::new(false),
+        });
+        for i in 0..workers {
+            instance.spawn(format!("fb-demote-{i}"), demote::run)?;
+        }
+        instance.spawn("fb-monitor".into(), monitor::run)?;
+        instance.spawn("fb-collect".into(), monitor::collect)?;
+        Ok(instance)
+    }
+
+    fn spawn(&self, name: String, body: fn(&Arc<Core>)) -> Result<(), StartError> {
+        let core = self.core.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.clone())
+            .spawn(move || body(&core))
+            .map_err(failed(format!("thread {name}")))?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+
+    /// What connections talk to.
+    pub fn service(&self) -> Arc<dyn Service> {
+        Arc::new(Server::new(self.core.clone()))
+    }
+
+    /// Begins an orderly stop without drain.
+    pub fn request_stop(&self) {
+        self.core.order_stop(StopOrder { drain: false, deadline: None });
+    }
+
+    /// Blocks until the server is to stop. A drain whose deadline passes takes the order back: the
+    /// server goes on.
+    pub fn wait_stop(&self) -> StopReason {
+        loop {
+            let order = {
+                let mut stop = self.core.stop.lock();
+                while stop.is_none() {
+                    self.core.stop_given.wait(&mut stop);
+                }
+                *stop
+            };
+            match order {
+                Some(StopOrder { drain: false, .. }) | None => return StopReason::Ordered,
+                Some(StopOrder { drain: true, deadline }) => {
+                    if self.drain(deadline) {
+                        self.drained.store(true, Ordering::Release);
+                        return StopReason::Drained;
+                    }
+                    let mut stop = self.core.stop.lock();
+                    if *stop == order {
+                        *stop = None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Demotes everything. `false` if the deadline came first, or another order.
+    fn drain(&self, deadline: Option<Instant>) -> bool {
+        let core = &self.core;
+        core.drain.drain_all(true);
+        loop {
+            if self.undrained().undrained_files == 0 {
+                return true;
+            }
+            let another = !matches!(*core.stop.lock(), Some(StopOrder { drain: true, .. }));
+            if another || deadline.is_some_and(|d| Instant::now() >= d) {
+                core.drain.drain_all(false);
+                return false;
+            }
+            core.drain.wait_settled(Duration::from_millis(50));
+        }
+    }
+
+    /// What is not on the PFS now.
+    pub fn undrained(&self) -> StopSummary {
+        let core = &self.core;
+        let mut summary = StopSummary::default();
+        let files: Vec<_> = core.files.read().values().cloned().collect();
+        for file in files {
+            let (dirty, tier) = {
+                let state = file.lock();
+                (state.is_dirty() && !state.is_unlinked(), state.residency.tier)
+            };
+            if dirty {
+                let bytes = core.ledger.used_bytes(file.object);
+                summary.undrained_files += 1;
+                summary.undrained_bytes += bytes;
+                if core.tiers.kind(tier) == TierKind::Dram {
+                    summary.in_memory_bytes += bytes;
+                }
+            }
+        }
+        summary
+    }
+
+    /// Ends all threads and leaves everything on stable storage where there is room for it. To be
+    /// called when nothing is mounted any more.
+    pub fn stop(&self) -> StopSummary {
+        let core = &self.core;
+        if self.drained.load(Ordering::Acquire) {
+            // What was closed by the unmount itself.
+            self.drain(Some(Instant::now() + LAST_DRAIN));
+        }
+        core.ending.store(true, Ordering::Release);
+        core.drain.wake_all();
+        core.wake_collector();
+        for thread in self.threads.lock().drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the server panicked");
+            }
+        }
+        self.leave_memory();
+        core.collect_garbage();
+        let summary = self.undrained();
+        self.save_totals();
+        if let Err(error) = core.ns.sync() {
+            tracing::error!("metadata store: {error}");
+        }
+        if summary.in_memory_bytes == 0 && !self.memory_in_use() {
+            if let Err(error) = core.tiers.drop_dram(&core.settings.state) {
+                tracing::warn!("the memory tier stays mounted: {error}");
+            }
+        }
+        core.tiers.tidy_overflow();
+        summary
+    }
+
+    /// Moves what is only in memory to flash, where there is room, and drops clean copies in memory:
+    /// after a stop nothing depends on the node staying up.
+    fn leave_memory(&self) {
+        let core = &self.core;
+        let files: Vec<_> = core.files.read().values().cloned().collect();
+        for file in files {
+            let tier = file.tier();
+            if core.tiers.kind(tier) != TierKind::Dram || file.lock().is_unlinked() {
+                continue;
+            }
+            if !file.lock().is_dirty() && core.evict(&file).is_some() {
+                continue;
+            }
+            if let Err(errno) = self.move_to_flash(&file, tier) {
+                tracing::warn!("{}: stays in memory: {errno}", file.path().escape_ascii());
+            }
+        }
+    }
+
+    fn move_to_flash(&self, file: &Arc<forebay_namespace::File>, tier: forebay_types::TierId) -> Result<(), forebay_types::Errno> {
+        let core = &self.core;
+        let source = core.tiers.open_object(tier, file.object)?;
+        let bytes = source.stat()?.allocated_bytes;
+        let spaces = core.ledger.spaces();
+        let flash = spaces
+            .iter()
+            .filter(|s| s.kind == forebay_policy::placement::TierKind::Ssd && s.available_bytes() >= bytes)
+            .max_by_key(|s| s.available_bytes())
+            .ok_or(forebay_types::Errno::ENOSPC)?;
+        let to = forebay_types::TierId(flash.index as u8);
+        let generation = core.generation(file);
+        let dirty = file.lock().is_dirty();
+        file.lock().residency.writing = false;
+        core.copy_object(file, &*source, to)?;
+        if core.ns.migrated(file, generation, to)? {
+            core.ledger.settle(file.object, to, bytes, dirty);
+            core.remove_left_behind(file, tier);
+        }
+        Ok(())
+    }
+
+    fn memory_in_use(&self) -> bool {
+        let core = &self.core;
+        core.tiers.iter().any(|(_, slot)| {
+            let mut any = false;
+            slot.kind == TierKind::Dram && (slot.tier.list(&mut |_| any = true).is_err() || any)
+        })
+    }
+
+    fn save_totals(&self) {
+        let core = &self.core;
+        let saved = Facts::load(&core.ns).and_then(|facts| {
+            let Some(mut facts) = facts else {
+                return Ok(());
+            };
+            facts.demoted_bytes = core.counters.demoted_bytes.load(Ordering::Relaxed);
+            facts.demoted_files = core.counters.demoted_files.load(Ordering::Relaxed);
+            facts.evicted_bytes = core.counters.evicted_bytes.load(Ordering::Relaxed);
+            facts.save(&core.ns)
+        });
+        if let Err(error) = saved {
+            tracing::warn!("totals are not kept: {error}");
+        }
+    }
+}
+
+/// Checks a state folder whose instance does not run. The caller holds its lock.
+pub fn fsck_offline(state: &Path, dry_run: bool, checksums: bool) -> Result<FsckReport, StartError> {
+    let kv_dir = state.join("kv");
+    if !kv_dir.is_dir() {
+        return Err(StartError::NoInstance(state.display().to_string()));
+    }
+    let store = forebay_kv::open_default(&kv_dir).map_err(failed(format!("metadata store {}", kv_dir.display())))?;
+    let facts = match store.get(b"c/instance").map_err(failed("metadata store"))? {
+        Some(bytes) => postcard::from_bytes::<Facts>(&bytes).map_err(failed("metadata store"))?,
+        None => return Err(StartError::NoInstance(state.display().to_string())),
+    };
+    drop(store);
+    let core = open_core(facts.settings(state.to_path_buf()))?;
+    let report = core.fsck(dry_run, checksums);
+    core.ns.sync().map_err(failed("metadata store"))?;
+    Ok(report)
+}

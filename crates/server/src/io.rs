@@ -1,0 +1,486 @@
+//! read, write, truncate, fsync, fallocate and lseek on open files.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_kv::Durability as KvDurability;
+use forebay_namespace::{AttrPlan, File};
+use forebay_policy::durability::Durability;
+use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
+use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind};
+use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, TierId, limits};
+use forebay_wire::{SeekWhat, SpaceChange};
+
+use crate::core::Core;
+use crate::opens::{OpenFile, Target};
+use crate::space::Room;
+
+impl Core {
+    /// Reads into the start of `into`.
+    pub fn read(&self, handle: Handle, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+        let (open, flags) = self.opens.file(handle)?;
+        if !flags.reads() {
+            return Err(Errno::EBADF);
+        }
+        Ok(open.target.read().object().read_at(into, offset)?)
+    }
+
+    /// Writes all of `data`; `None` if it would have to wait for space and may not.
+    pub fn write(&self, handle: Handle, offset: u64, data: &[u8], drop_suid: bool, may_wait: bool) -> Result<Option<usize>, Errno> {
+        let (open, flags) = self.opens.file(handle)?;
+        if !flags.writes() {
+            return Err(Errno::EBADF);
+        }
+        if offset.saturating_add(data.len() as u64) > limits::FILE_BYTES_MAX {
+            return Err(Errno::EFBIG);
+        }
+        self.drain.foreground();
+        if !may_wait && matches!(&*open.target.read(), Target::Pfs { writable: false, .. }) {
+            return Ok(None);
+        }
+        self.prepare_change(&open, false)?;
+        loop {
+            if self.admit(&open, data.len() as u64, may_wait)? == Room::WouldWait {
+                return Ok(None);
+            }
+            let target = open.target.read();
+            self.note_change(&open, &target)?;
+            if drop_suid {
+                self.drop_suid(&target)?;
+            }
+            match target.object().write_at(data, offset) {
+                Ok(written) => return Ok(Some(written)),
+                Err(error) if is_full(&error) && matches!(&*target, Target::Buffer { .. }) => {
+                    // The file system below had less than it said: correct the books and ask again.
+                    if let Target::Buffer { tier, .. } = &*target {
+                        if self.tiers.kind(*tier) == TierKind::Pfs {
+                            return Err(error.into());
+                        }
+                        self.ledger.set_physical_free(*tier, 0);
+                    }
+                    drop(target);
+                    open.budget_bytes.store(0, Ordering::Release);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The content is about to change: from here on copies of what it was are not published.
+    fn note_change(&self, open: &OpenFile, target: &Target) -> Result<(), Errno> {
+        open.touched.store(true, Ordering::Release);
+        let Target::Buffer { file, .. } = target else {
+            return Ok(());
+        };
+        {
+            let mut state = file.lock();
+            if state.is_dirty() && (open.passthrough || state.residency.writing) {
+                state.changed();
+                return Ok(());
+            }
+        }
+        self.ns.begin_change(file, true)?;
+        self.ledger.set_dirty(file.object, true);
+        Ok(())
+    }
+
+    /// Set-id bits do not survive a write by somebody who could not have set them.
+    fn drop_suid(&self, target: &Target) -> Result<(), Errno> {
+        let Target::Buffer { file, .. } = target else {
+            return Ok(());
+        };
+        let perm = file.lock().meta.perm;
+        let kept = forebay_namespace::without_set_id(perm);
+        if kept == perm {
+            return Ok(());
+        }
+        let set = SetAttr { perm: Some(kept), ..SetAttr::default() };
+        Ok(self.ns.setattr(file.ino, &set).map(|_| ())?)
+    }
+
+    /// A file of the PFS that is about to change comes into the burst buffer first, if that is cheap.
+    fn prepare_change(&self, open: &OpenFile, truncates: bool) -> Result<(), Errno> {
+        if !matches!(&*open.target.read(), Target::Pfs { writable: false, .. }) {
+            return Ok(());
+        }
+        let mut target = open.target.write();
+        let Target::Pfs { node, file, writable: false } = &*target else {
+            return Ok(());
+        };
+        let stat = self.ns.pfs().stat_file(file.file())?;
+        let way = self.way_in(&stat, truncates);
+        let next = match way {
+            FirstChange::InPlaceOnPfs => {
+                let handle = self.ns.open_dir(&node.parent)?;
+                let writable = self.ns.pfs().open_file(&handle, &node.name, true)?;
+                if self.ns.pfs().stat_file(&writable)?.id != node.id {
+                    return Err(Errno::ESTALE);
+                }
+                Target::Pfs { node: node.clone(), file: Arc::new(FileObject::new(writable)), writable: true }
+            }
+            FirstChange::FreshObject | FirstChange::StageIn => {
+                let empty = way == FirstChange::FreshObject;
+                let (file, object, tier) = self.bring_in(&node.parent, &node.name, empty, &|_| ())?;
+                self.apps.opened_for_write(file.object);
+                Target::Buffer { file, object, tier }
+            }
+        };
+        *target = next;
+        Ok(())
+    }
+
+    /// How a file of the PFS is changed for the first time. Files with several links there stay
+    /// one file only if they are changed where they are.
+    fn way_in(&self, stat: &forebay_tiers::PfsStat, truncates: bool) -> FirstChange {
+        if stat.nlink > 1 {
+            return FirstChange::InPlaceOnPfs;
+        }
+        first_change(stat.size, truncates, &self.ledger.spaces(), &ChangeLimits::default())
+    }
+
+    /// Sets attributes, the size included.
+    pub fn setattr(&self, ino: Ino, handle: Option<Handle>, set: &SetAttr, cred: Cred) -> Result<Attr, Errno> {
+        if set.size.is_some_and(|size| size > limits::FILE_BYTES_MAX) {
+            return Err(Errno::EFBIG);
+        }
+        let plan = self.ns.setattr(ino, set)?;
+        if let (AttrPlan::Object(file), true, true) = (&plan, set.size.is_some(), cred.uid != 0) {
+            let perm = file.lock().meta.perm;
+            let kept = forebay_namespace::without_set_id(perm);
+            if kept != perm {
+                self.ns.setattr(ino, &SetAttr { perm: Some(kept), ..SetAttr::default() })?;
+            }
+        }
+        match plan {
+            AttrPlan::Done => {}
+            AttrPlan::Object(file) => self.setattr_object(&file, set)?,
+            AttrPlan::PfsFile => self.truncate_pfs(ino, handle, set.size.unwrap_or(0))?,
+        }
+        self.getattr(ino)
+    }
+
+    /// Attributes as they are now.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
+        match self.ns.getattr(ino) {
+            Ok((attr, file)) => self.live_attr(attr, file.as_ref()),
+            Err(error) => self.stat_open_pfs(ino).ok_or(error.errno()),
+        }
+    }
+
+    /// An outsider has removed the name of a file that is open here: its descriptor still knows it.
+    fn stat_open_pfs(&self, ino: Ino) -> Option<Attr> {
+        let open = self.opens.by_ino(ino)?;
+        let target = open.target.read();
+        let Target::Pfs { file, .. } = &*target else {
+            return None;
+        };
+        let stat = self.ns.pfs().stat_file(file.file()).ok()?;
+        Some(Attr {
+            ino,
+            kind: stat.kind(),
+            perm: stat.perm(),
+            nlink: stat.nlink,
+            uid: stat.uid,
+            gid: stat.gid,
+            rdev: 0,
+            size: stat.size,
+            blocks: stat.blocks,
+            atime: stat.atime,
+            mtime: stat.mtime,
+            ctime: stat.ctime,
+        })
+    }
+
+    fn setattr_object(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), Errno> {
+        let times = set.atime.is_some() || set.mtime.is_some();
+        if set.size.is_none() && !times {
+            return Ok(());
+        }
+        let open = self.opens.by_ino(file.ino);
+        let Some(open) = open else {
+            let object = self.tiers.open_object(file.tier(), file.object)?;
+            return self.change_closed(file, &*object, set);
+        };
+        if let Some(size) = set.size {
+            self.prepare_change(&open, size == 0)?;
+            self.drain.foreground();
+        }
+        let target = open.target.read();
+        if let Some(size) = set.size {
+            self.note_change(&open, &target)?;
+            target.object().set_len(size)?;
+        }
+        if times {
+            open.touched.store(true, Ordering::Release);
+            target.object().set_times(set.atime, set.mtime)?;
+        }
+        let written = open.is_written();
+        drop(target);
+        if !written {
+            self.absorb_change(file)?;
+        }
+        Ok(())
+    }
+
+    fn change_closed(&self, file: &Arc<File>, object: &dyn Object, set: &SetAttr) -> Result<(), Errno> {
+        if let Some(size) = set.size {
+            self.ns.begin_change(file, false)?;
+            self.ledger.set_dirty(file.object, true);
+            self.drain.foreground();
+            object.set_len(size)?;
+            object.set_times(None, set.mtime.or(Some(SetTime::Now)))?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            object.set_times(set.atime, set.mtime)?;
+        }
+        self.record_object(file, object)
+    }
+
+    /// A change through a handle that does not count as a writer (truncate(2) on a file that
+    /// somebody reads).
+    fn absorb_change(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let object = self.tiers.open_object(file.tier(), file.object)?;
+        self.record_object(file, &*object)
+    }
+
+    /// Takes size and times of an object into its record.
+    pub fn record_object(&self, file: &Arc<File>, object: &dyn Object) -> Result<(), Errno> {
+        let stat = object.stat()?;
+        let (dirty, unlinked, tier) = {
+            let mut state = file.lock();
+            state.residency.writing = false;
+            state.meta.size = stat.size;
+            state.meta.allocated_bytes = stat.allocated_bytes;
+            state.meta.mtime = stat.mtime;
+            state.meta.atime = stat.atime;
+            self.ns.save(file, &state, KvDurability::Buffered)?;
+            (state.is_dirty(), state.is_unlinked(), state.residency.tier)
+        };
+        self.ledger.settle(file.object, tier, stat.allocated_bytes, dirty);
+        if dirty && !unlinked {
+            self.drain.add(file.object);
+        }
+        Ok(())
+    }
+
+    fn truncate_pfs(&self, ino: Ino, handle: Option<Handle>, size: u64) -> Result<(), Errno> {
+        if let Some(open) = self.opens.by_ino(ino) {
+            self.prepare_change(&open, size == 0)?;
+            let target = open.target.read();
+            if let Target::Buffer { file, .. } = &*target {
+                let file = file.clone();
+                drop(target);
+                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                return self.setattr_object(&file, &set);
+            }
+            target.object().set_len(size)?;
+            return Ok(());
+        }
+        if handle.is_some() {
+            return Err(Errno::EBADF);
+        }
+        let forebay_namespace::Node::Plain(plain) = self.ns.node(ino)? else {
+            return Err(Errno::EINVAL);
+        };
+        let stat = self.ns.stat_plain(&plain)?;
+        let way = self.way_in(&stat, size == 0);
+        if way == FirstChange::InPlaceOnPfs {
+            let dir = self.ns.open_dir(&plain.parent)?;
+            let file = self.ns.pfs().open_file(&dir, &plain.name, true)?;
+            file.set_len(size)?;
+            return Ok(());
+        }
+        let empty = way == FirstChange::FreshObject;
+        let (file, object, _) = self.bring_in(&plain.parent, &plain.name, empty, &|_| ())?;
+        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        self.change_closed(&file, &*object, &set)
+    }
+
+    /// Makes what was written so far as durable as the file's rung says.
+    pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
+        let (open, _) = self.opens.file(handle)?;
+        open.fsynced.store(true, Ordering::Release);
+        let target = open.target.read().clone();
+        let (file, object, tier) = match target {
+            Target::Pfs { file, .. } => return Ok(file.sync(data_only)?),
+            Target::Buffer { file, object, tier } => (file, object, tier),
+        };
+        self.report_to_fsync(&file)?;
+        match self.durability_of(&file.path()) {
+            Durability::Memory => Ok(()),
+            Durability::Pfs => {
+                object.sync(data_only)?;
+                self.save_live(&file, &*object)?;
+                self.demote_and_wait(&file)
+            }
+            Durability::Ssd | Durability::Replica => {
+                if self.tiers.kind(tier) == TierKind::Dram {
+                    self.flush_to_flash(&open, &file, &*object)?;
+                } else {
+                    object.sync(data_only)?;
+                }
+                self.save_live(&file, &*object)
+            }
+        }
+    }
+
+    /// An error of a demotion reaches the next fsync of the file, once.
+    fn report_to_fsync(&self, file: &File) -> Result<(), Errno> {
+        let mut state = file.lock();
+        match (state.error, std::mem::take(&mut state.error_unreported)) {
+            (Some(errno), true) => Err(errno),
+            _ => Ok(()),
+        }
+    }
+
+    fn save_live(&self, file: &File, object: &dyn Object) -> Result<(), Errno> {
+        let stat = object.stat()?;
+        let mut state = file.lock();
+        state.meta.size = stat.size;
+        state.meta.allocated_bytes = stat.allocated_bytes;
+        if state.is_dirty() {
+            state.meta.mtime = stat.mtime;
+        }
+        Ok(self.ns.save(file, &state, KvDurability::Synced)?)
+    }
+
+    /// Copies an object in memory to flash: what was written before is then safe there.
+    fn flush_to_flash(&self, open: &OpenFile, file: &Arc<File>, object: &dyn Object) -> Result<(), Errno> {
+        let _one = open.growing.lock();
+        let generation = self.generation(file);
+        let known = file.lock().residency.shadow;
+        if known.is_some_and(|(_, g)| g == generation) && !open.is_written() {
+            return Ok(());
+        }
+        let size = object.stat()?.allocated_bytes;
+        let flash = known.map(|(tier, _)| tier).or_else(|| self.flash_for(size));
+        let Some(flash) = flash else {
+            // No flash has room: the PFS is the next stable place.
+            return self.demote_and_wait(file);
+        };
+        let slot = self.tiers.get(flash).ok_or(Errno::ENODEV)?;
+        let identity = self.identity(file, true);
+        let shadow = match slot.tier.create(file.object, &identity) {
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
+            other => other?,
+        };
+        forebay_tiers::copy(object, &*shadow, &forebay_tiers::CopyControl::NONE).map_err(|e| e.errno())?;
+        let stat = object.stat()?;
+        let at = SetTime::At;
+        shadow.set_times(Some(at(stat.atime)), Some(at(stat.mtime)))?;
+        shadow.sync(false)?;
+        slot.tier.sync_all()?;
+        file.lock().residency.shadow = Some((flash, generation));
+        Ok(())
+    }
+
+    fn flash_for(&self, bytes: u64) -> Option<TierId> {
+        let spaces = self.ledger.spaces();
+        let flash = spaces.iter().filter(|s| {
+            s.kind == forebay_policy::placement::TierKind::Ssd && s.available_bytes() >= bytes
+        });
+        let best = flash.max_by_key(|s| s.available_bytes())?;
+        Some(TierId(best.index as u8))
+    }
+
+    /// After the last close of a file that was fsynced: the copy on flash becomes the file, or goes.
+    pub fn settle_shadow(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+        let (shadow, generation, clean) = {
+            let state = file.lock();
+            (state.residency.shadow, state.generation(), state.residency.clean)
+        };
+        let Some((flash, _)) = shadow else {
+            return Ok(());
+        };
+        if self.tiers.kind(tier) != TierKind::Dram || clean {
+            return Ok(());
+        }
+        // Writes after the last fsync are in memory only; what is on flash is brought up to date.
+        let source = self.tiers.open_object(tier, file.object)?;
+        let moved = self.copy_object(file, &*source, flash)?;
+        if self.ns.migrated(file, generation, flash)? {
+            self.ledger.settle(file.object, flash, moved.stat()?.allocated_bytes, true);
+            self.remove_left_behind(file, tier);
+        }
+        Ok(())
+    }
+
+    /// Demotes a file now and waits until it is on the PFS.
+    pub fn demote_and_wait(&self, file: &Arc<File>) -> Result<(), Errno> {
+        file.lock().error = None;
+        loop {
+            {
+                let state = file.lock();
+                if state.residency.clean || state.is_unlinked() {
+                    return Ok(());
+                }
+                if let (Some(errno), false) = (state.error, state.demoting) {
+                    drop(state);
+                    file.lock().error_unreported = false;
+                    return Err(errno);
+                }
+            }
+            self.demote_open(file)?;
+            self.drain.wait_settled(std::time::Duration::from_millis(20));
+            if self.is_ending() {
+                return Err(Errno::EIO);
+            }
+        }
+    }
+
+    /// Makes a file that is open for requests demotable: its record knows the size.
+    fn demote_open(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let open = self.opens.by_ino(file.ino);
+        {
+            let mut state = file.lock();
+            if state.demoting {
+                return Ok(());
+            }
+            if open.as_ref().is_none_or(|open| !open.passthrough) {
+                state.residency.writing = false;
+            }
+        }
+        self.drain.add_urgent(file.object);
+        Ok(())
+    }
+
+    /// fallocate(2).
+    pub fn change_space(&self, handle: Handle, change: SpaceChange, offset: u64, len: u64, may_wait: bool) -> Result<Option<()>, Errno> {
+        let (open, flags) = self.opens.file(handle)?;
+        if !flags.writes() {
+            return Err(Errno::EBADF);
+        }
+        self.drain.foreground();
+        self.prepare_change(&open, false)?;
+        let takes_space = matches!(change, SpaceChange::Allocate | SpaceChange::Reserve);
+        if takes_space && self.admit(&open, len, may_wait)? == Room::WouldWait {
+            return Ok(None);
+        }
+        let target = open.target.read();
+        self.note_change(&open, &target)?;
+        let mode = match change {
+            SpaceChange::Allocate => Allocate::Extend,
+            SpaceChange::Reserve => Allocate::Reserve,
+            SpaceChange::PunchHole => Allocate::PunchHole,
+            SpaceChange::ZeroRange => Allocate::ZeroRange,
+            SpaceChange::ZeroRangeKeepSize => Allocate::ZeroRangeKeepSize,
+        };
+        target.object().allocate(mode, offset, len)?;
+        Ok(Some(()))
+    }
+
+    /// lseek(2) for data and holes.
+    pub fn seek(&self, handle: Handle, offset: u64, what: SeekWhat) -> Result<u64, Errno> {
+        let (open, _) = self.opens.file(handle)?;
+        let what = match what {
+            SeekWhat::Data => Seek::Data,
+            SeekWhat::Hole => Seek::Hole,
+        };
+        let found = open.target.read().object().seek(offset, what)?;
+        found.ok_or(Errno::ENXIO)
+    }
+}
+
+fn is_full(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}

@@ -1,0 +1,278 @@
+//! Movements ordered from the command line: stage-in, stage-out, prefetch, release.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_namespace::File;
+use forebay_types::{Errno, limits};
+use forebay_wire::control::{JobProgress, Movement, PathFailure};
+use parking_lot::Mutex;
+
+use crate::core::Core;
+use crate::walk::Visited;
+
+/// Finished jobs that can still be asked for.
+const FINISHED_KEPT_MAX: usize = 64;
+/// A file that is still open for writing may be closed within this time (close(2) returns before
+/// the server hears of it).
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+
+struct Job {
+    progress: Mutex<JobProgress>,
+    cancelled: AtomicBool,
+    bytes_done: AtomicU64,
+}
+
+/// All jobs.
+#[derive(Default)]
+pub struct Jobs {
+    jobs: Mutex<HashMap<u64, Arc<Job>>>,
+    next: AtomicU64,
+}
+
+impl Jobs {
+    /// Progress of a job.
+    pub fn progress(&self, id: u64) -> Option<JobProgress> {
+        let job = self.jobs.lock().get(&id).cloned()?;
+        let mut progress = job.progress.lock().clone();
+        progress.bytes_done = job.bytes_done.load(Ordering::Relaxed).min(progress.bytes_total);
+        Some(progress)
+    }
+
+    /// Stops a job.
+    pub fn cancel(&self, id: u64) -> bool {
+        let job = self.jobs.lock().get(&id).cloned();
+        job.inspect(|j| j.cancelled.store(true, Ordering::Release)).is_some()
+    }
+
+    fn add(&self) -> (u64, Arc<Job>) {
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let progress = JobProgress { counting: true, ..JobProgress::default() };
+        let job = Arc::new(Job {
+            progress: Mutex::new(progress),
+            cancelled: AtomicBool::new(false),
+            bytes_done: AtomicU64::new(0),
+        });
+        let mut jobs = self.jobs.lock();
+        while jobs.len() >= FINISHED_KEPT_MAX {
+            let oldest = jobs.iter().filter(|(_, j)| j.progress.lock().finished).map(|(id, _)| *id).min();
+            match oldest {
+                Some(oldest) => drop(jobs.remove(&oldest)),
+                None => break,
+            }
+        }
+        jobs.insert(id, job.clone());
+        (id, job)
+    }
+}
+
+/// Starts a movement on a thread of its own; only files of `uid`, unless that is root's.
+pub fn start(core: &Arc<Core>, movement: Movement, paths: Vec<Vec<u8>>, uid: u32) -> Result<u64, Errno> {
+    let (id, job) = core.jobs.add();
+    let core = core.clone();
+    std::thread::Builder::new()
+        .name(format!("fb-job-{id}"))
+        .spawn(move || run(&core, &job, movement, &paths, uid))?;
+    Ok(id)
+}
+
+fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], uid: u32) {
+    let mut work: Vec<Visited> = Vec::new();
+    for path in paths {
+        core.walk(
+            path,
+            &mut |visited| {
+                if uid != 0 && owner(core, &visited) != Some(uid) {
+                    fail(job, visited.path(), Errno::EPERM, "not your file".into());
+                    return true;
+                }
+                let (bytes, needed) = need(core, movement, &visited);
+                let mut progress = job.progress.lock();
+                progress.files_total += 1;
+                if needed {
+                    progress.bytes_total += bytes;
+                    drop(progress);
+                    work.push(visited);
+                } else {
+                    progress.files_skipped += 1;
+                    progress.files_done += 1;
+                }
+                !job.cancelled.load(Ordering::Acquire)
+            },
+            &mut |path, errno| fail(job, path, errno, errno.message()),
+        );
+    }
+    job.progress.lock().counting = false;
+    match movement {
+        Movement::StageOut => stage_out(core, job, work),
+        _ => one_by_one(core, job, movement, work),
+    }
+    let mut progress = job.progress.lock();
+    progress.bytes_done = job.bytes_done.load(Ordering::Relaxed);
+    progress.finished = true;
+}
+
+fn owner(core: &Core, visited: &Visited) -> Option<u32> {
+    match &visited.file {
+        Some(file) => Some(file.lock().meta.uid),
+        None => {
+            let dir = core.ns.open_dir(&visited.dir).ok()?;
+            Some(core.ns.pfs().stat(&dir, &visited.name).ok()?.uid)
+        }
+    }
+}
+
+/// Bytes to move, and whether there is anything to do.
+fn need(core: &Core, movement: Movement, visited: &Visited) -> (u64, bool) {
+    match (&visited.file, movement) {
+        (None, Movement::StageIn | Movement::Prefetch) => {
+            let stat = core.ns.open_dir(&visited.dir).and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
+            (stat.map_or(0, |s| s.size), true)
+        }
+        (None, _) | (Some(_), Movement::StageIn) => (0, false),
+        (Some(file), Movement::Prefetch) => {
+            let dram = core.tiers.kind(file.tier()) == forebay_tiers::TierKind::Dram;
+            let state = file.lock();
+            (state.meta.size, !dram && state.residency.clean)
+        }
+        (Some(file), Movement::StageOut) => {
+            let state = file.lock();
+            let written = state.residency.writing;
+            let size = if written { core.ledger.used_bytes(file.object) } else { state.meta.size };
+            (size, state.is_dirty())
+        }
+        (Some(_), Movement::Release) => (0, true),
+    }
+}
+
+fn fail(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
+    let mut progress = job.progress.lock();
+    progress.failed += 1;
+    if progress.failures.len() < limits::ERRORS_REMEMBERED_MAX {
+        progress.failures.push(PathFailure { path, errno, reason });
+    }
+}
+
+fn left(job: &Job, path: Vec<u8>) {
+    let mut progress = job.progress.lock();
+    if progress.left.len() < limits::ERRORS_REMEMBERED_MAX {
+        progress.left.push(path);
+    }
+}
+
+fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
+    for visited in work {
+        if job.cancelled.load(Ordering::Acquire) || core.is_ending() {
+            left(job, visited.path());
+            continue;
+        }
+        let moved = |bytes: u64| {
+            job.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+        };
+        let done = match (movement, &visited.file) {
+            (Movement::Release, Some(file)) => release(core, file),
+            (Movement::Prefetch, Some(file)) => core.prefetch(file, &moved).map(|_| ()).map_err(plain),
+            (_, None) => core
+                .bring_in(&visited.dir, &visited.name, false, &moved)
+                .map(|_| ())
+                .map_err(|errno| match errno {
+                    Errno::ENOSPC => (errno, "no room in the burst buffer: everything there is in use or not drained yet".into()),
+                    other => plain(other),
+                }),
+            _ => Ok(()),
+        };
+        if let Err((errno, reason)) = done {
+            fail(job, visited.path(), errno, reason);
+        }
+        job.progress.lock().files_done += 1;
+    }
+}
+
+fn plain(errno: Errno) -> (Errno, String) {
+    (errno, errno.message())
+}
+
+fn release(core: &Core, file: &Arc<File>) -> Result<(), (Errno, String)> {
+    if file.lock().is_dirty() {
+        return Err((Errno::EBUSY, "not on the PFS yet; run 'forebay stage-out --wait' first".into()));
+    }
+    if core.evict(file).is_some() {
+        core.wake_collector();
+        return Ok(());
+    }
+    if core.opens.by_ino(file.ino).is_some() {
+        return Err((Errno::EBUSY, "open; close it first".into()));
+    }
+    match file.lock().is_unlinked() {
+        true => Ok(()),
+        false => Err((Errno::EBUSY, "changed meanwhile".into())),
+    }
+}
+
+/// Queues all and waits for each. Demotion has its own workers and batches.
+fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
+    let files: Vec<Arc<File>> = work.iter().filter_map(|v| v.file.clone()).collect();
+    for file in &files {
+        // An earlier failure is tried again, and only what happens now counts.
+        file.lock().error = None;
+        core.drain.add_urgent(file.object);
+    }
+    let mut open: HashMap<u64, std::time::Instant> = HashMap::new();
+    let mut pending: Vec<(Arc<File>, Visited)> = files.into_iter().zip(work).collect();
+    while !pending.is_empty() {
+        let cancelled = job.cancelled.load(Ordering::Acquire) || core.is_ending();
+        pending.retain(|(file, visited)| match outcome(core, file, &mut open) {
+            Outcome::Done(bytes) => {
+                job.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+                job.progress.lock().files_done += 1;
+                false
+            }
+            Outcome::Failed(errno, reason) => {
+                fail(job, visited.path(), errno, reason);
+                job.progress.lock().files_done += 1;
+                false
+            }
+            Outcome::Pending if cancelled => {
+                left(job, visited.path());
+                false
+            }
+            Outcome::Pending => true,
+        });
+        if !pending.is_empty() {
+            core.drain.wait_settled(Duration::from_millis(50));
+        }
+    }
+}
+
+enum Outcome {
+    Done(u64),
+    Failed(Errno, String),
+    Pending,
+}
+
+fn outcome(core: &Core, file: &Arc<File>, open: &mut HashMap<u64, std::time::Instant>) -> Outcome {
+    let (clean, unlinked, error, demoting, size) = {
+        let state = file.lock();
+        (state.residency.clean, state.is_unlinked(), state.error, state.demoting, state.meta.size)
+    };
+    if clean || unlinked {
+        return Outcome::Done(size);
+    }
+    if let (Some(errno), false) = (error, demoting) {
+        return Outcome::Failed(errno, format!("not demoted: {}; it is kept and tried again", errno.message()));
+    }
+    if demoting {
+        return Outcome::Pending;
+    }
+    if core.opens.by_ino(file.ino).is_some_and(|o| o.is_written()) {
+        let since = open.entry(file.object.0).or_insert_with(std::time::Instant::now);
+        if since.elapsed() > CLOSE_GRACE {
+            return Outcome::Failed(Errno::ETXTBSY, "open for writing; it is demoted when it is closed".into());
+        }
+    } else if open.remove(&file.object.0).is_some() {
+        core.drain.add_urgent(file.object);
+    }
+    Outcome::Pending
+}

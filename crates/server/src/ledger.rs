@@ -1,0 +1,319 @@
+//! Who holds how much space in which tier.
+
+use std::collections::HashMap;
+
+use forebay_policy::placement::{TierKind as PolicyKind, TierSpace};
+use forebay_types::{ObjectId, TierId};
+use parking_lot::{Condvar, Mutex};
+
+/// Space that one object holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Charge {
+    tier: u8,
+    dirty: bool,
+    /// Occupied, as last seen.
+    used_bytes: u64,
+    /// Occupied or set aside; at least `used_bytes`.
+    held_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    kind: Option<PolicyKind>,
+    capacity_bytes: u64,
+    /// What the file system below can really give, beyond what objects occupy.
+    physical_free_bytes: Option<u64>,
+    used_bytes: u64,
+    held_bytes: u64,
+    dirty_bytes: u64,
+}
+
+impl Sums {
+    fn limit_bytes(&self) -> u64 {
+        match self.physical_free_bytes {
+            Some(free) => self.capacity_bytes.min(self.used_bytes.saturating_add(free)),
+            None => self.capacity_bytes,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Books {
+    charges: HashMap<ObjectId, Charge>,
+    tiers: Vec<Sums>,
+}
+
+/// Figures of one tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierFigures {
+    /// Configured, bytes.
+    pub capacity_bytes: u64,
+    /// Occupied by objects, bytes.
+    pub used_bytes: u64,
+    /// Of those undrained, bytes.
+    pub dirty_bytes: u64,
+    /// Set aside beyond `used_bytes`.
+    pub reserved_bytes: u64,
+}
+
+/// Accounts of all tiers. Invariants:
+///
+/// 1. The sums of a tier are the sums over its charges.
+/// 2. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes over
+///    the cap; only `settle` may find more than was set aside.
+pub struct Ledger {
+    books: Mutex<Books>,
+    /// Signalled when space is given back or data has become clean.
+    freed: Condvar,
+    dirty_cap_bytes: u64,
+}
+
+/// Why space is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// The tier has so many bytes too few.
+    Tier {
+        /// Bytes to be freed.
+        missing_bytes: u64,
+    },
+    /// The cap on undrained data.
+    DirtyCap,
+}
+
+impl Ledger {
+    /// Books for tiers of these kinds and capacities; a kind of `None` has no limit and is not
+    /// chosen for new files.
+    pub fn new(tiers: &[(Option<PolicyKind>, u64)], dirty_cap_fraction: f64) -> Ledger {
+        let total: u64 = tiers.iter().filter(|(kind, _)| kind.is_some()).map(|(_, c)| c).sum();
+        let sums = tiers.iter().map(|&(kind, capacity_bytes)| Sums {
+            kind,
+            capacity_bytes,
+            ..Sums::default()
+        });
+        Ledger {
+            books: Mutex::new(Books {
+                charges: HashMap::new(),
+                tiers: sums.collect(),
+            }),
+            freed: Condvar::new(),
+            dirty_cap_bytes: (total as f64 * dirty_cap_fraction) as u64,
+        }
+    }
+
+    /// Hard cap on undrained data, bytes.
+    pub fn dirty_cap_bytes(&self) -> u64 {
+        self.dirty_cap_bytes
+    }
+
+    /// Sets what an object holds to `held_bytes`, of which `used_bytes` are occupied, if there is room.
+    pub fn try_hold(
+        &self,
+        object: ObjectId,
+        tier: TierId,
+        used_bytes: u64,
+        held_bytes: u64,
+        dirty: bool,
+    ) -> Result<(), Refused> {
+        let mut books = self.books.lock();
+        let old = books.charges.get(&object).copied().unwrap_or_default();
+        let same_tier = old.tier == tier.0;
+        let old_held = if same_tier { old.held_bytes } else { 0 };
+        let more = held_bytes.saturating_sub(old_held);
+        let sums = &books.tiers[tier.0 as usize];
+        if sums.kind.is_some() && more > 0 {
+            let limit = sums.limit_bytes();
+            let after = sums.held_bytes.saturating_add(more);
+            if after > limit {
+                return Err(Refused::Tier { missing_bytes: after - limit });
+            }
+            let others: u64 = books.tiers.iter().filter(|t| t.kind.is_some()).map(|t| t.dirty_bytes).sum();
+            let mine = if old.dirty { old.used_bytes } else { 0 };
+            if dirty && others.saturating_sub(mine).saturating_add(used_bytes) > self.dirty_cap_bytes {
+                return Err(Refused::DirtyCap);
+            }
+        }
+        books.put(object, Charge { tier: tier.0, dirty, used_bytes, held_bytes });
+        Ok(())
+    }
+
+    /// Sets what an object occupies, whatever that is, and gives back what was set aside beyond it.
+    pub fn settle(&self, object: ObjectId, tier: TierId, used_bytes: u64, dirty: bool) {
+        let charge = Charge { tier: tier.0, dirty, used_bytes, held_bytes: used_bytes };
+        self.books.lock().put(object, charge);
+        self.freed.notify_all();
+    }
+
+    /// Updates the size of an object under way, keeping what is set aside for it.
+    pub fn observe(&self, object: ObjectId, used_bytes: u64) {
+        let mut books = self.books.lock();
+        if let Some(mut charge) = books.charges.get(&object).copied() {
+            charge.used_bytes = used_bytes;
+            charge.held_bytes = charge.held_bytes.max(used_bytes);
+            books.put(object, charge);
+        }
+    }
+
+    /// Marks an object's bytes as undrained or drained.
+    pub fn set_dirty(&self, object: ObjectId, dirty: bool) {
+        let mut books = self.books.lock();
+        if let Some(mut charge) = books.charges.get(&object).copied() {
+            charge.dirty = dirty;
+            books.put(object, charge);
+        }
+        drop(books);
+        self.freed.notify_all();
+    }
+
+    /// The object is gone.
+    pub fn release(&self, object: ObjectId) {
+        let mut books = self.books.lock();
+        books.take(object);
+        drop(books);
+        self.freed.notify_all();
+    }
+
+    /// What an object is known to occupy, bytes.
+    pub fn used_bytes(&self, object: ObjectId) -> u64 {
+        self.books.lock().charges.get(&object).map_or(0, |c| c.used_bytes)
+    }
+
+    /// What the file system below a tier can still give.
+    pub fn set_physical_free(&self, tier: TierId, free_bytes: u64) {
+        self.books.lock().tiers[tier.0 as usize].physical_free_bytes = Some(free_bytes);
+    }
+
+    /// Undrained bytes in the burst buffer's own tiers, and their capacity.
+    pub fn dirty_and_capacity(&self) -> (u64, u64) {
+        let books = self.books.lock();
+        books.tiers.iter().filter(|t| t.kind.is_some()).fold((0, 0), |(dirty, capacity), t| {
+            (dirty + t.dirty_bytes, capacity + t.limit_bytes())
+        })
+    }
+
+    /// Figures of one tier.
+    pub fn figures(&self, tier: TierId) -> TierFigures {
+        let sums = self.books.lock().tiers[tier.0 as usize];
+        TierFigures {
+            capacity_bytes: sums.capacity_bytes,
+            used_bytes: sums.used_bytes,
+            dirty_bytes: sums.dirty_bytes,
+            reserved_bytes: sums.held_bytes.saturating_sub(sums.used_bytes),
+        }
+    }
+
+    /// Space as the policy wants to see it.
+    pub fn spaces(&self) -> Vec<TierSpace> {
+        let books = self.books.lock();
+        let tiers = books.tiers.iter().enumerate();
+        tiers.filter_map(|(index, t)| {
+            let limit = t.limit_bytes();
+            Some(TierSpace {
+                index,
+                kind: t.kind?,
+                capacity_bytes: limit,
+                free_bytes: limit.saturating_sub(t.used_bytes),
+                reserved_bytes: t.held_bytes.saturating_sub(t.used_bytes),
+            })
+        })
+        .collect()
+    }
+
+    /// Waits until something was freed, at most for `timeout`.
+    pub fn wait_freed(&self, timeout: std::time::Duration) {
+        let mut books = self.books.lock();
+        self.freed.wait_for(&mut books, timeout);
+    }
+}
+
+impl Books {
+    fn put(&mut self, object: ObjectId, charge: Charge) {
+        self.take(object);
+        let sums = &mut self.tiers[charge.tier as usize];
+        sums.used_bytes += charge.used_bytes;
+        sums.held_bytes += charge.held_bytes;
+        if charge.dirty {
+            sums.dirty_bytes += charge.used_bytes;
+        }
+        self.charges.insert(object, charge);
+    }
+
+    fn take(&mut self, object: ObjectId) {
+        if let Some(old) = self.charges.remove(&object) {
+            let sums = &mut self.tiers[old.tier as usize];
+            sums.used_bytes -= old.used_bytes;
+            sums.held_bytes -= old.held_bytes;
+            if old.dirty {
+                sums.dirty_bytes -= old.used_bytes;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SSD: Option<PolicyKind> = Some(PolicyKind::Ssd);
+
+    #[test]
+    fn a_tier_is_never_promised_twice() {
+        let ledger = Ledger::new(&[(SSD, 100)], 1.0);
+        let tier = TierId(0);
+        assert_eq!(ledger.try_hold(ObjectId(1), tier, 0, 60, true), Ok(()));
+        let refused = ledger.try_hold(ObjectId(2), tier, 0, 60, true);
+        assert_eq!(refused, Err(Refused::Tier { missing_bytes: 20 }));
+        ledger.settle(ObjectId(1), tier, 30, true);
+        assert_eq!(ledger.try_hold(ObjectId(2), tier, 0, 60, true), Ok(()));
+        ledger.release(ObjectId(1));
+        let figures = ledger.figures(tier);
+        assert_eq!((figures.used_bytes, figures.reserved_bytes), (0, 60));
+    }
+
+    #[test]
+    fn undrained_bytes_have_a_hard_cap() {
+        let ledger = Ledger::new(&[(SSD, 100)], 0.5);
+        let tier = TierId(0);
+        assert_eq!(ledger.try_hold(ObjectId(1), tier, 50, 60, true), Ok(()));
+        assert_eq!(ledger.try_hold(ObjectId(2), tier, 10, 10, true), Err(Refused::DirtyCap));
+        ledger.set_dirty(ObjectId(1), false);
+        assert_eq!(ledger.try_hold(ObjectId(2), tier, 10, 10, true), Ok(()));
+    }
+
+    proptest! {
+        #[test]
+        fn sums_are_the_sums_of_the_charges(ops in proptest::collection::vec((0u8..4, 0u64..6, 0u8..2, 0u64..80, any::<bool>()), 1..80)) {
+            let ledger = Ledger::new(&[(SSD, 200), (None, 0)], 1.0);
+            let mut model: HashMap<u64, (u8, u64, bool)> = HashMap::new();
+            for (what, object, tier, bytes, dirty) in ops {
+                let (id, tier_id) = (ObjectId(object), TierId(tier));
+                match what {
+                    0 => if ledger.try_hold(id, tier_id, bytes, bytes, dirty).is_ok() {
+                        model.insert(object, (tier, bytes, dirty));
+                    },
+                    1 => {
+                        ledger.settle(id, tier_id, bytes, dirty);
+                        model.insert(object, (tier, bytes, dirty));
+                    }
+                    2 => {
+                        ledger.release(id);
+                        model.remove(&object);
+                    }
+                    _ => {
+                        ledger.set_dirty(id, dirty);
+                        if let Some(entry) = model.get_mut(&object) {
+                            entry.2 = dirty;
+                        }
+                    }
+                }
+                for t in 0..2u8 {
+                    let used: u64 = model.values().filter(|e| e.0 == t).map(|e| e.1).sum();
+                    let undrained: u64 = model.values().filter(|e| e.0 == t && e.2).map(|e| e.1).sum();
+                    let figures = ledger.figures(TierId(t));
+                    prop_assert_eq!((figures.used_bytes, figures.dirty_bytes), (used, undrained));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! create, open, release: which object, which path to it, and what a close means.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_kv::Durability as KvDurability;
+use forebay_namespace::{File, NewFile as NewRecord, Node, PlainNode};
+use forebay_policy::durability::Durability;
+use forebay_policy::placement::{NewFile, grant_passthrough_write};
+use forebay_policy::series::identify;
+use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
+use forebay_types::{Attr, Cred, Errno, FileKind, Generation, Handle, Ino, OpenFlags, TierId};
+use forebay_wire::{Link, OpenMode, Opened};
+
+use crate::core::Core;
+use crate::opens::{Before, OpenFile, Target};
+
+/// An open file with the descriptor to hand over, if it may be.
+pub type OpenResult = Result<(Opened, Option<Arc<OwnedFd>>), Errno>;
+
+impl Core {
+    /// Creates a regular file in the burst buffer and opens it.
+    pub fn create(
+        &self,
+        link: &Link,
+        perm: u16,
+        flags: OpenFlags,
+        cred: Cred,
+        local: bool,
+    ) -> Result<(Attr, Opened, Option<Arc<OwnedFd>>), Errno> {
+        let (dir, gid) = match self.ns.check_free(link.parent, &link.name, &cred) {
+            Ok(free) => free,
+            Err(error) if error.errno() == Errno::EEXIST && !flags.exclusive() => {
+                let found = self.ns.lookup(link.parent, &link.name)?;
+                let (opened, descriptor) = self.open(found.attr.ino, flags, local)?;
+                return Ok((found.attr, opened, descriptor));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let path = dir.path_of(&link.name);
+        let identity = identify(&path);
+        let expected = self.apps.expect(&identity);
+        let durability = self.durability_of(&path);
+        let tier = self.place_new(&NewFile {
+            predicted_bytes: expected.bytes,
+            durability,
+            series_fsyncs: expected.fsyncs,
+        });
+        let object_id = self.ns.new_object()?;
+        let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+        let object = slot.tier.create(
+            object_id,
+            &Identity {
+                instance: self.ns.instance(),
+                object: object_id,
+                path,
+                parent: ParentKey { dev_ordinal: dir.key.dev, ino: dir.key.ino, btime_ns: dir.key.btime_ns },
+                name: link.name.clone(),
+                mode: u32::from(perm),
+                uid: cred.uid,
+                gid,
+                generation: Generation(1),
+                shadow: false,
+            },
+        )?;
+        let lease = match local && self.may_pass_through(tier, &*object, durability) {
+            true => self.lease(object_id, tier, 0, expected.bytes),
+            false => None,
+        };
+        let new = NewRecord { object: object_id, tier, perm, cred, writing: lease.is_some() };
+        let created = self.ns.create(&dir, &link.name, gid, &new);
+        let (attr, file) = match created {
+            Ok(created) => created,
+            Err(error) => {
+                self.ledger.release(object_id);
+                if let Err(e) = slot.tier.remove(object_id) {
+                    tracing::warn!("object {object_id} in {}: {e}", slot.tier.name());
+                }
+                return Err(error.into());
+            }
+        };
+        self.files.write().insert(object_id, file.clone());
+        self.apps.arrived(object_id, &identity);
+        self.apps.opened_for_write(object_id);
+        let descriptor = match lease {
+            Some(_) => duplicate(&*object)?,
+            None => None,
+        };
+        let target = Target::Buffer { file, object, tier };
+        let open = Arc::new(OpenFile::new(attr.ino, target, descriptor.is_some()));
+        open.lease_bytes.store(lease.unwrap_or(0), Ordering::Release);
+        let mut shard = self.opens.shard(attr.ino);
+        let handle = self.opens.add(&mut shard, &open, flags);
+        Ok((attr, opened(handle, &open), descriptor))
+    }
+
+    /// Opens a file for whatever `flags` say.
+    pub fn open(&self, ino: Ino, flags: OpenFlags, local: bool) -> OpenResult {
+        let mut shard = self.opens.shard(ino);
+        if let Some(open) = shard.get(&ino).cloned() {
+            let handle = self.opens.add(&mut shard, &open, flags);
+            let joined = self.join(&open, flags);
+            drop(shard);
+            return match joined {
+                Ok(descriptor) => Ok((opened(handle, &open), descriptor)),
+                Err(errno) => {
+                    self.release(handle)?;
+                    Err(errno)
+                }
+            };
+        }
+        let open = match self.ns.node(ino)? {
+            Node::Dir(_) => return Err(Errno::EISDIR),
+            Node::File(file) => self.open_buffer(&file, flags, local)?,
+            Node::Plain(plain) if plain.kind == FileKind::Regular => self.open_pfs(ino, plain, flags)?,
+            Node::Plain(_) => return Err(Errno::ENXIO),
+        };
+        let descriptor = match open.passthrough {
+            true => duplicate(open.target.read().object())?,
+            false => None,
+        };
+        let open = Arc::new(open);
+        let handle = self.opens.add(&mut shard, &open, flags);
+        Ok((opened(handle, &open), descriptor))
+    }
+
+    fn open_buffer(&self, file: &Arc<File>, flags: OpenFlags, local: bool) -> Result<OpenFile, Errno> {
+        let tier = file.tier();
+        let object = self.tiers.open_object(tier, file.object)?;
+        self.apps.opened(file.object);
+        let path = file.path();
+        let mut passthrough = local && self.may_pass_through(tier, &*object, self.durability_of(&path));
+        let mut lease = 0;
+        let mut before = None;
+        if flags.writes() {
+            self.apps.opened_for_write(file.object);
+            // The kernel's own writes would leave set-id bits standing.
+            passthrough &= file.lock().meta.perm & 0o6000 == 0;
+            let stat = object.stat()?;
+            if passthrough {
+                let predicted = self.apps.expect(&identify(&path)).bytes.map(|b| b.max(stat.size));
+                match self.lease(file.object, tier, stat.allocated_bytes, predicted) {
+                    Some(bytes) => {
+                        lease = bytes;
+                        before = Some(self.begin_unseen(file, &*object)?);
+                    }
+                    None => passthrough = false,
+                }
+            }
+        }
+        let target = Target::Buffer { file: file.clone(), object, tier };
+        let open = OpenFile::new(file.ino, target, passthrough);
+        open.lease_bytes.store(lease, Ordering::Release);
+        *open.before.lock() = before;
+        Ok(open)
+    }
+
+    /// Marks a file as written unseen, and remembers what it looks like now.
+    fn begin_unseen(&self, file: &Arc<File>, object: &dyn Object) -> Result<Before, Errno> {
+        let content = {
+            let state = file.lock();
+            (state.generation(), state.residency.crc)
+        };
+        let stat = object.stat()?;
+        self.ns.begin_change(file, true)?;
+        self.ledger.set_dirty(file.object, true);
+        Ok(Before { stat, content })
+    }
+
+    fn open_pfs(&self, ino: Ino, plain: PlainNode, flags: OpenFlags) -> Result<OpenFile, Errno> {
+        let handle = self.ns.open_dir(&plain.parent)?;
+        let file = self.ns.pfs().open_file(&handle, &plain.name, false)?;
+        if self.ns.pfs().stat_file(&file)?.id != plain.id {
+            return Err(Errno::ESTALE);
+        }
+        let target = Target::Pfs { node: plain, file: Arc::new(FileObject::new(file)), writable: false };
+        if flags.writes() {
+            self.drain.foreground();
+        }
+        Ok(OpenFile::new(ino, target, false))
+    }
+
+    /// A further handle on a file that is open already.
+    fn join(&self, open: &OpenFile, flags: OpenFlags) -> Result<Option<Arc<OwnedFd>>, Errno> {
+        let target = open.target.read();
+        if let Target::Buffer { file, object, tier } = &*target
+            && flags.writes()
+            && open.counts.lock().writers == 1
+        {
+            self.apps.opened_for_write(file.object);
+            if open.passthrough {
+                let used = object.stat()?.allocated_bytes;
+                // Readers have it in passthrough, and the kernel wants one kind: a writer gets what
+                // can be had, and the monitor makes room behind it.
+                let lease = self.lease(file.object, *tier, used, Some(used)).unwrap_or(used);
+                open.lease_bytes.store(lease.max(1), Ordering::Release);
+                *open.before.lock() = Some(self.begin_unseen(file, &**object)?);
+            }
+        }
+        match open.passthrough {
+            true => duplicate(target.object()),
+            false => Ok(None),
+        }
+    }
+
+    fn may_pass_through(&self, tier: TierId, object: &dyn Object, durability: Durability) -> bool {
+        self.settings.passthrough
+            && durability != Durability::Pfs
+            && matches!(self.tiers.kind(tier), TierKind::Dram | TierKind::Ssd)
+            && object.descriptor().is_some()
+    }
+
+    /// Sets space aside so that unseen writes never meet a full tier.
+    fn lease(&self, object: forebay_types::ObjectId, tier: TierId, used: u64, predicted: Option<u64>) -> Option<u64> {
+        let spaces = self.ledger.spaces();
+        let space = spaces.iter().find(|s| s.index == tier.0 as usize)?;
+        let writers = self.opens.open_files().min(64) as u32;
+        let lease = grant_passthrough_write(space, predicted, writers)?;
+        let held = lease.bytes.max(used);
+        self.ledger.try_hold(object, tier, used, held, true).ok()?;
+        Some(held)
+    }
+
+    /// Closes a handle.
+    pub fn release(&self, handle: Handle) -> Result<(), Errno> {
+        let (open, flags) = self.opens.remove(handle)?;
+        let mut shard = self.opens.shard(open.ino);
+        let left = self.opens.drop_count(&mut shard, &open, flags);
+        let target = open.target.read().clone();
+        let Target::Buffer { file, object, tier } = target else {
+            return Ok(());
+        };
+        let mut result = Ok(());
+        if flags.writes() && left.writers == 0 {
+            result = self.last_writer_closed(&open, &file, &*object, tier);
+        }
+        drop(shard);
+        if left.opens == 0 {
+            if file.lock().is_unlinked() {
+                self.wake_collector();
+            } else if open.fsynced.load(Ordering::Acquire) {
+                self.settle_shadow(&file, tier)?;
+            }
+        }
+        result
+    }
+
+    fn last_writer_closed(&self, open: &OpenFile, file: &Arc<File>, object: &dyn Object, tier: TierId) -> Result<(), Errno> {
+        let stat = object.stat()?;
+        let before = open.before.lock().take();
+        let touched = open.touched.swap(false, Ordering::AcqRel);
+        open.lease_bytes.store(0, Ordering::Release);
+        open.budget_bytes.store(0, Ordering::Release);
+        self.drain.foreground();
+        if let Some(before) = before
+            && !touched
+            && before.stat == stat
+        {
+            self.ns.unchanged(file, before.content)?;
+            let dirty = file.lock().is_dirty();
+            self.ledger.settle(file.object, tier, stat.allocated_bytes, dirty);
+            if dirty {
+                self.drain.add(file.object);
+            }
+            return Ok(());
+        }
+        let (dirty, unlinked) = {
+            let mut state = file.lock();
+            if state.residency.writing {
+                state.residency.writing = false;
+                state.changed();
+            }
+            state.meta.size = stat.size;
+            state.meta.allocated_bytes = stat.allocated_bytes;
+            state.meta.atime = state.meta.atime.max(stat.atime);
+            if state.is_dirty() {
+                state.meta.mtime = stat.mtime;
+                state.meta.ctime = state.meta.ctime.max(stat.mtime);
+            }
+            self.ns.save(file, &state, KvDurability::Buffered)?;
+            (state.is_dirty(), state.is_unlinked())
+        };
+        self.ledger.settle(file.object, tier, stat.allocated_bytes, dirty);
+        if dirty && !unlinked {
+            self.counters.written_bytes.fetch_add(stat.size, Ordering::Relaxed);
+            let fsynced = open.fsynced.load(Ordering::Acquire);
+            self.apps.closed(file.object, &file.path(), stat.size, fsynced);
+            self.drain.add(file.object);
+        }
+        Ok(())
+    }
+
+    /// Attributes of a file that may be open: the object knows the size.
+    pub fn live_attr(&self, mut attr: Attr, file: Option<&Arc<File>>) -> Result<Attr, Errno> {
+        if file.is_none() {
+            return Ok(attr);
+        }
+        if let Some(open) = self.opens.by_ino(attr.ino)
+            && (open.is_written() || open.touched.load(Ordering::Acquire))
+            && let Target::Buffer { object, .. } = &*open.target.read()
+        {
+            let stat = object.stat()?;
+            attr.size = stat.size;
+            attr.blocks = stat.allocated_bytes.div_ceil(512);
+            attr.mtime = stat.mtime;
+            attr.ctime = attr.ctime.max(stat.mtime);
+        }
+        Ok(attr)
+    }
+}
+
+fn opened(handle: Handle, open: &OpenFile) -> Opened {
+    let mode = match open.passthrough {
+        true => OpenMode::Passthrough,
+        false => OpenMode::Plain { keep_cache: false },
+    };
+    Opened { handle, mode }
+}
+
+fn duplicate(object: &dyn Object) -> Result<Option<Arc<OwnedFd>>, Errno> {
+    match object.descriptor() {
+        Some(fd) => Ok(Some(Arc::new(fd.try_clone_to_owned()?))),
+        None => Ok(None),
+    }
+}

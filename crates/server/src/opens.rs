@@ -1,0 +1,242 @@
+//! Open files.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+
+use forebay_namespace::{File, PlainNode};
+use forebay_tiers::{FileObject, Object, ObjectStat};
+use forebay_types::{Errno, Generation, Handle, Ino, OpenFlags, TierId};
+use forebay_wire::Dirent;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+/// Locks are spread over so many shards by id.
+const SHARDS: usize = 64;
+
+/// Where an open file's bytes are.
+#[derive(Clone)]
+pub enum Target {
+    /// In an object of the burst buffer.
+    Buffer {
+        /// The file.
+        file: Arc<File>,
+        /// Its object.
+        object: Arc<dyn Object>,
+        /// The object's tier.
+        tier: TierId,
+    },
+    /// On the PFS only.
+    Pfs {
+        /// What the id stood for at open.
+        node: PlainNode,
+        /// The file there.
+        file: Arc<FileObject>,
+        /// Opened for writing in place.
+        writable: bool,
+    },
+}
+
+impl Target {
+    /// What reads and writes go to.
+    pub fn object(&self) -> &dyn Object {
+        match self {
+            Target::Buffer { object, .. } => &**object,
+            Target::Pfs { file, .. } => &**file,
+        }
+    }
+}
+
+/// Counts of handles.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// All handles.
+    pub opens: u32,
+    /// Handles for writing.
+    pub writers: u32,
+}
+
+/// A file that was opened for unseen writing while clean: what it looked like then.
+#[derive(Clone, Copy, Debug)]
+pub struct Before {
+    /// Size and times of the object.
+    pub stat: ObjectStat,
+    /// Generation and checksum of the content.
+    pub content: (Generation, Option<u32>),
+}
+
+/// An open file, shared by all its handles. The kernel wants all opens of one file to be of one
+/// kind, so how it is served is fixed from the first open to the last close.
+pub struct OpenFile {
+    /// Its id.
+    pub ino: Ino,
+    /// The kernel reads and writes the object by itself.
+    pub passthrough: bool,
+    /// Where the bytes are. Writers of the lock move the file; readers do I/O.
+    pub target: RwLock<Target>,
+    /// Handles.
+    pub counts: Mutex<Counts>,
+    /// Bytes that may still be written before space must be asked for again.
+    pub budget_bytes: AtomicI64,
+    /// Held while asking for space.
+    pub growing: Mutex<()>,
+    /// Space set aside for unseen writing, bytes; 0 without.
+    pub lease_bytes: AtomicU64,
+    /// See [`Before`].
+    pub before: Mutex<Option<Before>>,
+    /// Written, truncated or given times through requests since it was opened.
+    pub touched: AtomicBool,
+    /// An fsync was asked for.
+    pub fsynced: AtomicBool,
+}
+
+impl OpenFile {
+    /// A file about to get its first handle.
+    pub fn new(ino: Ino, target: Target, passthrough: bool) -> OpenFile {
+        OpenFile {
+            ino,
+            passthrough,
+            target: RwLock::new(target),
+            counts: Mutex::new(Counts::default()),
+            budget_bytes: AtomicI64::new(0),
+            growing: Mutex::new(()),
+            lease_bytes: AtomicU64::new(0),
+            before: Mutex::new(None),
+            touched: AtomicBool::new(false),
+            fsynced: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether anybody has it open for writing.
+    pub fn is_written(&self) -> bool {
+        self.counts.lock().writers > 0
+    }
+}
+
+#[derive(Clone)]
+enum Entry {
+    File(Arc<OpenFile>, OpenFlags),
+    Dir(Arc<Vec<Dirent>>),
+}
+
+type ByIno = HashMap<Ino, Arc<OpenFile>>;
+
+/// All open files and directories.
+pub struct OpenTable {
+    by_ino: Vec<Mutex<ByIno>>,
+    handles: Vec<Mutex<HashMap<Handle, Entry>>>,
+    next: AtomicU64,
+    files: AtomicU64,
+}
+
+impl OpenTable {
+    /// Nothing is open.
+    pub fn new() -> OpenTable {
+        OpenTable {
+            by_ino: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            handles: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            next: AtomicU64::new(1),
+            files: AtomicU64::new(0),
+        }
+    }
+
+    /// Locks the files whose ids share a shard with `ino`: nobody opens or closes it meanwhile.
+    pub fn shard(&self, ino: Ino) -> MutexGuard<'_, ByIno> {
+        self.by_ino[ino.0 as usize % SHARDS].lock()
+    }
+
+    /// The open file with this id.
+    pub fn by_ino(&self, ino: Ino) -> Option<Arc<OpenFile>> {
+        self.shard(ino).get(&ino).cloned()
+    }
+
+    fn handles(&self, handle: Handle) -> MutexGuard<'_, HashMap<Handle, Entry>> {
+        self.handles[handle.0 as usize % SHARDS].lock()
+    }
+
+    fn insert(&self, entry: Entry) -> Handle {
+        let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed));
+        self.handles(handle).insert(handle, entry);
+        handle
+    }
+
+    /// Adds a handle to a file; the caller holds its shard.
+    pub fn add(&self, shard: &mut ByIno, file: &Arc<OpenFile>, flags: OpenFlags) -> Handle {
+        {
+            let mut counts = file.counts.lock();
+            counts.opens += 1;
+            counts.writers += u32::from(flags.writes());
+        }
+        shard.insert(file.ino, file.clone());
+        self.files.fetch_add(1, Ordering::Relaxed);
+        self.insert(Entry::File(file.clone(), flags))
+    }
+
+    /// The file behind a handle.
+    pub fn file(&self, handle: Handle) -> Result<(Arc<OpenFile>, OpenFlags), Errno> {
+        match self.handles(handle).get(&handle) {
+            Some(Entry::File(file, flags)) => Ok((file.clone(), *flags)),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Removes a handle. The caller then takes the file's shard and finishes with [`Self::drop_count`].
+    pub fn remove(&self, handle: Handle) -> Result<(Arc<OpenFile>, OpenFlags), Errno> {
+        let mut handles = self.handles(handle);
+        match handles.remove(&handle) {
+            Some(Entry::File(file, flags)) => {
+                self.files.fetch_sub(1, Ordering::Relaxed);
+                Ok((file, flags))
+            }
+            Some(other) => {
+                handles.insert(handle, other);
+                Err(Errno::EBADF)
+            }
+            None => Err(Errno::EBADF),
+        }
+    }
+
+    /// Counts one handle less; with the last, the file leaves the table.
+    pub fn drop_count(&self, shard: &mut ByIno, file: &Arc<OpenFile>, flags: OpenFlags) -> Counts {
+        let mut counts = file.counts.lock();
+        counts.opens -= 1;
+        counts.writers -= u32::from(flags.writes());
+        if counts.opens == 0 {
+            shard.remove(&file.ino);
+        }
+        *counts
+    }
+
+    /// Opens a directory's snapshot.
+    pub fn add_dir(&self, entries: Vec<Dirent>) -> Handle {
+        self.insert(Entry::Dir(Arc::new(entries)))
+    }
+
+    /// A directory's snapshot.
+    pub fn dir(&self, handle: Handle) -> Result<Arc<Vec<Dirent>>, Errno> {
+        match self.handles(handle).get(&handle) {
+            Some(Entry::Dir(entries)) => Ok(entries.clone()),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Closes a directory.
+    pub fn remove_dir(&self, handle: Handle) -> Result<(), Errno> {
+        match self.handles(handle).remove(&handle) {
+            Some(Entry::Dir(_)) => Ok(()),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Handles of files.
+    pub fn open_files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    /// Visits all open files.
+    pub fn each(&self, mut visit: impl FnMut(&Arc<OpenFile>)) {
+        for shard in &self.by_ino {
+            let files: Vec<_> = shard.lock().values().cloned().collect();
+            files.iter().for_each(&mut visit);
+        }
+    }
+}

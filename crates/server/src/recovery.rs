@@ -1,0 +1,170 @@
+//! What a start does with what the last run left: the records say what should be there, the tiers
+//! what is.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_namespace::{File, Loaded};
+use forebay_policy::series::identify;
+use forebay_types::{Errno, ObjectId, TierId};
+
+use crate::core::Core;
+
+/// Objects by tier.
+type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
+
+impl Core {
+    /// Finishes what was under way and takes all files over.
+    pub fn recover(&self, loaded: Loaded) -> Result<(), Errno> {
+        for pending in loaded.renames {
+            self.ns.settle_rename(pending)?;
+        }
+        let inventory = self.inventory()?;
+        let mut claimed: HashSet<(TierId, ObjectId)> = HashSet::new();
+        for garbage in &loaded.garbage {
+            claimed.extend(garbage.tiers.iter().flatten().map(|t| (*t, garbage.object)));
+        }
+        for file in loaded.files {
+            if file.lock().is_unlinked() {
+                continue;
+            }
+            self.recover_file(&file, &inventory, &mut claimed)?;
+        }
+        for (object, record) in loaded.lost {
+            claimed.insert((record.residency.tier, object));
+            let path = record.names.first().map(|(_, n)| n.clone()).unwrap_or_default();
+            let reason = "its directory is not known; run 'forebay fsck'".to_string();
+            self.report(path, Errno::ENOENT, reason);
+        }
+        for garbage in loaded.garbage {
+            self.ns.add_garbage(garbage);
+        }
+        self.recover_orphans(&inventory, &claimed);
+        self.collect_garbage();
+        Ok(())
+    }
+
+    fn inventory(&self) -> Result<Inventory, Errno> {
+        let mut inventory = Vec::new();
+        for (id, slot) in self.tiers.iter() {
+            let mut objects = HashSet::new();
+            slot.tier.list(&mut |object| {
+                objects.insert(object);
+            })?;
+            inventory.push((id, objects));
+        }
+        Ok(inventory)
+    }
+
+    fn recover_file(
+        &self,
+        file: &Arc<File>,
+        inventory: &Inventory,
+        claimed: &mut HashSet<(TierId, ObjectId)>,
+    ) -> Result<(), Errno> {
+        let holds = |tier: TierId| inventory.iter().any(|(t, objects)| *t == tier && objects.contains(&file.object));
+        if let Err(error) = self.ns.settle_demotion(file) {
+            self.report(file.path(), error.errno(), format!("its demotion could not be looked after: {error}"));
+        }
+        let residency = file.lock().residency;
+        if !holds(residency.tier) {
+            return self.recover_missing(file, holds, claimed);
+        }
+        claimed.insert((residency.tier, file.object));
+        if let Some((shadow, _)) = residency.shadow {
+            claimed.insert((shadow, file.object));
+        }
+        self.take_over(file, residency.tier)
+    }
+
+    fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+        let path = file.path();
+        self.files.write().insert(file.object, file.clone());
+        self.apps.arrived(file.object, &identify(&path));
+        let (dirty, allocated) = {
+            let state = file.lock();
+            (state.is_dirty(), state.meta.allocated_bytes)
+        };
+        if !dirty {
+            self.ledger.settle(file.object, tier, allocated, false);
+            return Ok(());
+        }
+        let object = self.tiers.open_object(tier, file.object)?;
+        self.record_object(file, &*object)
+    }
+
+    /// The object is not where the record says: memory after a reboot, or a device that is gone.
+    fn recover_missing(
+        &self,
+        file: &Arc<File>,
+        holds: impl Fn(TierId) -> bool,
+        claimed: &mut HashSet<(TierId, ObjectId)>,
+    ) -> Result<(), Errno> {
+        let residency = file.lock().residency;
+        if let Some((shadow, _)) = residency.shadow
+            && holds(shadow)
+        {
+            let generation = self.generation(file);
+            {
+                let mut state = file.lock();
+                state.residency.writing = false;
+            }
+            self.ns.migrated(file, generation, shadow)?;
+            claimed.insert((shadow, file.object));
+            return self.take_over(file, shadow);
+        }
+        if self.tiers.get(residency.tier).is_none() {
+            let reason = "its tier is not among those given at start; start with the same --dram and --ssd to reach it";
+            self.report(file.path(), Errno::ENODEV, reason.into());
+            return Ok(());
+        }
+        let path = file.path();
+        if residency.clean {
+            self.ns.disown(file)?;
+            return Ok(());
+        }
+        let published = residency.published.is_some();
+        let taken = file.lock().meta.size == 0 && !published;
+        self.ns.disown(file)?;
+        if !taken {
+            let older = if published { "; the PFS has the version before it" } else { "" };
+            let reason = format!("was in memory only, not yet flushed by fsync, and is lost with the node's power{older}");
+            self.report(path, Errno::EIO, reason);
+        }
+        Ok(())
+    }
+
+    /// Objects that no record names. Copies of files that live elsewhere and empty ones go; data
+    /// stays for `fsck`.
+    fn recover_orphans(&self, inventory: &Inventory, claimed: &HashSet<(TierId, ObjectId)>) {
+        for (tier, objects) in inventory {
+            let Some(slot) = self.tiers.get(*tier) else {
+                continue;
+            };
+            for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
+                let empty = slot.tier.open(*object).and_then(|o| o.stat()).is_ok_and(|s| s.size == 0);
+                let elsewhere = self.files.read().contains_key(object);
+                if empty || elsewhere {
+                    if let Err(error) = slot.tier.remove(*object) {
+                        tracing::warn!("object {object} in {}: {error}", slot.tier.name());
+                    }
+                    continue;
+                }
+                let path = match slot.tier.identity(*object) {
+                    Ok(Some(identity)) if !identity.path.is_empty() => identity.path,
+                    _ => format!("(object {object} in {})", slot.tier.name()).into_bytes(),
+                };
+                let reason = format!("object {object} in {} has no record; 'forebay fsck' keeps its data on the PFS", slot.tier.name());
+                self.report(path, Errno::ENOENT, reason);
+            }
+        }
+    }
+
+    /// Totals of earlier runs.
+    pub fn restore_totals(&self, facts: &crate::facts::Facts) {
+        self.counters.demoted_bytes.store(facts.demoted_bytes, Ordering::Relaxed);
+        self.counters.demoted_files.store(facts.demoted_files, Ordering::Relaxed);
+        self.counters.evicted_bytes.store(facts.evicted_bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,195 @@
+//! Requests in, replies out.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_types::{Cred, Errno, limits};
+use forebay_wire::control::{Control, ControlResponse};
+use forebay_wire::{Peer, Reply, Request, Response, Service};
+
+use crate::core::{Core, StopOrder};
+use crate::jobs;
+
+/// Serves requests on a [`Core`].
+pub struct Server {
+    core: Arc<Core>,
+}
+
+impl Server {
+    /// Serves this core.
+    pub fn new(core: Arc<Core>) -> Server {
+        Server { core }
+    }
+}
+
+impl Service for Server {
+    fn handle(&self, peer: Peer, request: Request, payload: &[u8], into: &mut [u8]) -> Reply {
+        let answered = match request {
+            Request::Control(control) => self.control(peer, control).map(|c| Response::Control(c).into()),
+            // Only the mount can vouch for a program's user.
+            _ if !peer.mount => Err(Errno::EPERM),
+            other => self.answer(peer, other, payload, into),
+        };
+        answered.unwrap_or_else(Reply::from)
+    }
+}
+
+impl Server {
+    fn answer(&self, peer: Peer, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        match request {
+            Request::Create { .. }
+            | Request::Open { .. }
+            | Request::Release { .. }
+            | Request::Read { .. }
+            | Request::Write { .. }
+            | Request::Fsync { .. }
+            | Request::Space { .. }
+            | Request::Seek { .. } => self.answer_file(peer, request, payload, into),
+            other => self.answer_tree(other).map(Reply::from),
+        }
+    }
+
+    fn answer_file(&self, peer: Peer, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        let core = &self.core;
+        let would_wait = |done: Option<Response>| done.unwrap_or(Response::WouldWait);
+        Ok(match request {
+            Request::Create { link, perm, flags, cred } => {
+                let (attr, opened, descriptor) = core.create(&link, perm, flags, cred, peer.local)?;
+                Reply { response: Response::Created(attr, opened), descriptor }
+            }
+            Request::Open { ino, flags, .. } => {
+                let (opened, descriptor) = core.open(ino, flags, peer.local)?;
+                Reply { response: Response::Opened(opened), descriptor }
+            }
+            Request::Release { handle } => {
+                core.release(handle)?;
+                Response::Done.into()
+            }
+            Request::Read { handle, offset, len } => {
+                let len = (len as usize).min(into.len());
+                Response::Moved(core.read(handle, offset, &mut into[..len])? as u32).into()
+            }
+            Request::Write { handle, offset, drop_suid, may_wait } => {
+                let written = core.write(handle, offset, payload, drop_suid, may_wait)?;
+                would_wait(written.map(|n| Response::Moved(n as u32))).into()
+            }
+            Request::Fsync { handle, data_only } => {
+                core.fsync(handle, data_only)?;
+                Response::Done.into()
+            }
+            Request::Space { handle, change, offset, len, may_wait } => {
+                let done = core.change_space(handle, change, offset, len, may_wait)?;
+                would_wait(done.map(|()| Response::Done)).into()
+            }
+            Request::Seek { handle, offset, what } => Response::Position(core.seek(handle, offset, what)?).into(),
+            _ => return Err(Errno::ENOSYS),
+        })
+    }
+
+    fn answer_tree(&self, request: Request) -> Result<Response, Errno> {
+        let core = &self.core;
+        let ns = &core.ns;
+        Ok(match request {
+            Request::Lookup(link) => {
+                let found = ns.lookup(link.parent, &link.name)?;
+                Response::Attr(core.live_attr(found.attr, found.file.as_ref())?)
+            }
+            Request::Forget(nodes) => {
+                nodes.iter().for_each(|(ino, count)| ns.forget(*ino, *count));
+                Response::Done
+            }
+            Request::Getattr { ino, .. } => Response::Attr(core.getattr(ino)?),
+            Request::Setattr { ino, handle, set, cred } => Response::Attr(core.setattr(ino, handle, &set, cred)?),
+            Request::Readlink { ino } => Response::Bytes(ns.readlink(ino)?),
+            Request::Mknod { link, mode, rdev, cred } => {
+                Response::Attr(ns.mknod(link.parent, &link.name, mode, rdev, &cred)?)
+            }
+            Request::Mkdir { link, perm, cred } => Response::Attr(ns.mkdir(link.parent, &link.name, perm, &cred)?),
+            Request::Symlink { link, target, cred } => {
+                Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?)
+            }
+            Request::Link { ino, link, .. } => Response::Attr(ns.link(ino, link.parent, &link.name)?),
+            Request::Statfs => Response::Statfs(ns.statfs()?),
+            Request::OpenDir { ino } => Response::OpenedDir(core.opens.add_dir(ns.read_dir(ino)?)),
+            Request::ReadDir { handle, offset } => {
+                let entries = core.opens.dir(handle)?;
+                let from = (offset as usize).min(entries.len());
+                let to = (from + limits::DIRENTS_PER_REPLY_MAX).min(entries.len());
+                Response::Entries(entries[from..to].to_vec())
+            }
+            Request::CloseDir { handle } => {
+                core.opens.remove_dir(handle)?;
+                Response::Done
+            }
+            other => return self.answer_names(other),
+        })
+    }
+
+    fn answer_names(&self, request: Request) -> Result<Response, Errno> {
+        let core = &self.core;
+        let ns = &core.ns;
+        match request {
+            Request::Unlink { link, .. } => {
+                if ns.unlink(link.parent, &link.name)?.is_some() {
+                    core.wake_collector();
+                }
+            }
+            Request::Rmdir { link, .. } => ns.rmdir(link.parent, &link.name)?,
+            Request::Rename { from, to, mode, cred } => self.rename(&from, &to, mode, &cred)?,
+            Request::GetXattr { ino, name } => return Ok(Response::Bytes(ns.get_xattr(ino, &name)?)),
+            Request::SetXattr { ino, name, value, mode, .. } => ns.set_xattr(ino, &name, &value, mode)?,
+            Request::ListXattr { ino } => return Ok(Response::Bytes(ns.list_xattr(ino)?)),
+            Request::RemoveXattr { ino, name, .. } => ns.remove_xattr(ino, &name)?,
+            // Names of burst-buffer files are records; all others are on the PFS.
+            Request::FsyncDir { ino } => ns.sync_dir(ino)?,
+            _ => return Err(Errno::ENOSYS),
+        }
+        Ok(Response::Done)
+    }
+
+    fn rename(
+        &self,
+        from: &forebay_wire::Link,
+        to: &forebay_wire::Link,
+        mode: forebay_wire::RenameMode,
+        _cred: &Cred,
+    ) -> Result<(), Errno> {
+        let core = &self.core;
+        let replaced = core.ns.rename(from.parent, &from.name, to.parent, &to.name, mode)?;
+        if replaced.is_some() {
+            core.wake_collector();
+        }
+        if let Ok(forebay_namespace::Node::Dir(dir)) = core.ns.node(to.parent)
+            && let Ok(found) = core.ns.lookup_in(&dir, &to.name, false)
+            && let Some(file) = found.file
+        {
+            core.apps.renamed(file.object, &file.path());
+        }
+        Ok(())
+    }
+
+    fn control(&self, peer: Peer, control: Control) -> Result<ControlResponse, Errno> {
+        let core = &self.core;
+        let trusted = peer.uid == 0 || peer.uid == rustix::process::geteuid().as_raw();
+        match control {
+            Control::Status => Ok(ControlResponse::Status(Box::new(core.status()))),
+            Control::Where { paths, after } => Ok(core.locate(&paths, after)),
+            Control::Start { movement, paths } => {
+                let uid = if trusted { 0 } else { peer.uid };
+                Ok(ControlResponse::Started { id: jobs::start(core, movement, paths, uid)? })
+            }
+            Control::Job { id } => core.jobs.progress(id).map(ControlResponse::Job).ok_or(Errno::ENOENT),
+            Control::Cancel { id } => match core.jobs.cancel(id) {
+                true => core.jobs.progress(id).map(ControlResponse::Job).ok_or(Errno::ENOENT),
+                false => Err(Errno::ENOENT),
+            },
+            _ if !trusted => Err(Errno::EPERM),
+            Control::Shutdown { drain, timeout_ms } => {
+                let deadline = (timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(timeout_ms));
+                core.order_stop(StopOrder { drain, deadline });
+                Ok(ControlResponse::Stopping)
+            }
+            Control::Fsck { dry_run, checksums } => Ok(ControlResponse::Fsck(core.fsck(dry_run, checksums))),
+        }
+    }
+}

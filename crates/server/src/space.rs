@@ -1,0 +1,256 @@
+//! Space: choosing a tier, making room in it, moving a file that has outgrown it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_namespace::File;
+use forebay_policy::demotion::{
+    CleanCandidate, PlacementPolicy, Residency as PolicyResidency, choose_victims, evict_needed,
+};
+use forebay_policy::placement::{NewFile, Placement, choose_tier};
+use forebay_tiers::{CopyControl, TierKind, copy};
+use forebay_types::{Errno, ObjectId, TierId, limits::SPACE_UNIT_BYTES};
+
+use crate::core::Core;
+use crate::ledger::Refused;
+use crate::opens::{OpenFile, Target};
+
+/// A writer that waits for space looks again after this long even if nobody woke it.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// What came of asking for space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Granted.
+    Yes,
+    /// Not now, and the caller did not want to wait.
+    WouldWait,
+}
+
+impl Core {
+    /// The tier for a new file: making room by eviction where that is enough, else the overflow.
+    pub fn place_new(&self, file: &NewFile) -> TierId {
+        for _ in 0..2 {
+            match choose_tier(&self.ledger.spaces(), file) {
+                Placement::Tier(index) => return TierId(index as u8),
+                Placement::Pfs => break,
+                Placement::Wait => {
+                    let wanted = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
+                    if !self.evict_somewhere(wanted) {
+                        break;
+                    }
+                }
+            }
+        }
+        self.drain.hurry();
+        self.tiers.overflow()
+    }
+
+    fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
+        let tiers: Vec<TierId> = self.ledger.spaces().iter().map(|t| TierId(t.index as u8)).collect();
+        tiers.into_iter().any(|tier| self.make_space(tier, wanted_bytes) > 0)
+    }
+
+    /// Evicts clean copies from a tier until `wanted_bytes` are free there, or no more can go.
+    /// Answers with what was freed.
+    pub fn make_space(&self, tier: TierId, wanted_bytes: u64) -> u64 {
+        let _one = self.making_space.lock();
+        let spaces = self.ledger.spaces();
+        let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
+            return 0;
+        };
+        let needed = evict_needed(space, wanted_bytes);
+        if needed == 0 {
+            return 0;
+        }
+        let mut clean = self.clean_candidates(tier);
+        let policy = PlacementPolicy::Bbos;
+        let victims = choose_victims(policy, &mut clean, needed, self.apps.now_s());
+        let mut freed = 0;
+        for id in victims.ids {
+            if let Some(file) = self.file(ObjectId(id)) {
+                freed += self.evict(&file).unwrap_or(0);
+            }
+        }
+        self.collect_garbage();
+        freed
+    }
+
+    fn clean_candidates(&self, tier: TierId) -> Vec<CleanCandidate> {
+        let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
+        let mut clean = Vec::new();
+        for file in files {
+            let eligible = {
+                let state = file.lock();
+                let r = &state.residency;
+                r.tier == tier && r.clean && !r.writing && !state.demoting && !state.is_unlinked()
+            };
+            if eligible && self.opens.by_ino(file.ino).is_none() {
+                let bytes = self.ledger.used_bytes(file.object);
+                let candidate = self.apps.candidate(file.object, bytes, false);
+                clean.extend(CleanCandidate::new(candidate, PolicyResidency::Clean));
+            }
+        }
+        clean
+    }
+
+    /// Drops a clean copy that nobody has open. Answers with the bytes freed, or `None` if it stays.
+    pub fn evict(&self, file: &Arc<File>) -> Option<u64> {
+        let shard = self.opens.shard(file.ino);
+        if shard.contains_key(&file.ino) {
+            return None;
+        }
+        let bytes = self.ledger.used_bytes(file.object);
+        match self.ns.evict(file) {
+            Ok(true) => {
+                self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
+                Some(bytes)
+            }
+            Ok(false) => None,
+            Err(error) => {
+                self.report(file.path(), error.errno(), format!("cannot be evicted: {error}"));
+                None
+            }
+        }
+    }
+
+    /// Admits `len` more bytes to a file that is written by requests. Waits for space if it may;
+    /// a file that no tier has room for goes on in the overflow.
+    pub fn admit(&self, open: &OpenFile, len: u64, may_wait: bool) -> Result<Room, Errno> {
+        if open.budget_bytes.fetch_sub(len as i64, Ordering::AcqRel) >= len as i64 {
+            return Ok(Room::Yes);
+        }
+        let _growing = open.growing.lock();
+        let started = Instant::now();
+        let mut counted = false;
+        loop {
+            match self.grow(open, len)? {
+                None => return Ok(Room::Yes),
+                Some(_) if !may_wait => return Ok(Room::WouldWait),
+                Some(refused) => {
+                    if !counted {
+                        counted = true;
+                        self.counters.waited_writes.fetch_add(1, Ordering::Relaxed);
+                    }
+                    let waited = started.elapsed();
+                    let hopeless = !self.drain.can_free(self, open.ino);
+                    if waited >= self.settings.wait_for_space || hopeless || self.is_ending() {
+                        self.move_on(open, len, refused)?;
+                        continue;
+                    }
+                    self.drain.hurry();
+                    self.ledger.wait_freed(LOOK_AGAIN);
+                }
+            }
+        }
+    }
+
+    /// Asks the ledger for room for `len` more bytes; `Some` says why there is none.
+    fn grow(&self, open: &OpenFile, len: u64) -> Result<Option<Refused>, Errno> {
+        let (file, object, tier) = match &*open.target.read() {
+            Target::Buffer { file, object, tier } => (file.clone(), object.clone(), *tier),
+            Target::Pfs { .. } => {
+                open.budget_bytes.store(i64::MAX / 2, Ordering::Release);
+                return Ok(None);
+            }
+        };
+        let used = object.stat()?.allocated_bytes;
+        let mut last = Refused::DirtyCap;
+        // Near the limit a full unit may be too much where the bytes themselves still fit.
+        for ahead in [SPACE_UNIT_BYTES, 0] {
+            let held = used + len + ahead;
+            match self.ledger.try_hold(file.object, tier, used, held, true) {
+                Ok(()) => {
+                    open.budget_bytes.store(ahead as i64, Ordering::Release);
+                    return Ok(None);
+                }
+                Err(refused) => last = refused,
+            }
+            if let Refused::Tier { missing_bytes } = last
+                && ahead == 0
+                && self.make_space(tier, missing_bytes.max(len)) > 0
+                && self.ledger.try_hold(file.object, tier, used, held, true).is_ok()
+            {
+                open.budget_bytes.store(0, Ordering::Release);
+                return Ok(None);
+            }
+        }
+        open.budget_bytes.store(0, Ordering::Release);
+        Ok(Some(last))
+    }
+
+    /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.
+    fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Errno> {
+        let mut target = open.target.write();
+        let Target::Buffer { file, object, tier } = &*target else {
+            return Ok(());
+        };
+        let size = object.stat()?.size;
+        let to = match refused {
+            Refused::DirtyCap => self.tiers.overflow(),
+            Refused::Tier { .. } => self.other_tier(*tier, size + len),
+        };
+        let (file, object) = (file.clone(), object.clone());
+        let moved = self.copy_object(&file, &*object, to)?;
+        let generation = self.generation(&file);
+        let from = *tier;
+        if !self.ns.migrated(&file, generation, to).map_err(Errno::from)? {
+            return Err(Errno::EAGAIN);
+        }
+        *target = Target::Buffer { file: file.clone(), object: moved.clone(), tier: to };
+        drop(target);
+        self.ledger.settle(file.object, to, moved.stat()?.allocated_bytes, true);
+        self.remove_left_behind(&file, from);
+        Ok(())
+    }
+
+    /// Removes the object that a migration has left in another tier.
+    pub fn remove_left_behind(&self, file: &File, tier: TierId) {
+        if let Some(slot) = self.tiers.get(tier)
+            && let Err(error) = slot.tier.remove(file.object)
+            && error.raw_os_error() != Some(libc::ENOENT)
+        {
+            let reason = format!("old copy in {} cannot be removed: {error}", slot.tier.name());
+            self.report(file.path(), (&error).into(), reason);
+        }
+    }
+
+    fn other_tier(&self, not: TierId, bytes: u64) -> TierId {
+        let spaces = self.ledger.spaces();
+        let fitting = spaces
+            .iter()
+            .filter(|s| s.index != not.0 as usize && s.available_bytes() >= bytes + SPACE_UNIT_BYTES)
+            .max_by_key(|s| s.available_bytes());
+        fitting.map_or(self.tiers.overflow(), |s| TierId(s.index as u8))
+    }
+
+    /// Copies a file's object to another tier, flushed, with its times.
+    pub fn copy_object(
+        &self,
+        file: &Arc<File>,
+        source: &dyn forebay_tiers::Object,
+        to: TierId,
+    ) -> Result<Arc<dyn forebay_tiers::Object>, Errno> {
+        let slot = self.tiers.get(to).ok_or(Errno::ENODEV)?;
+        let identity = self.identity(file, false);
+        let destination = match slot.tier.create(file.object, &identity) {
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
+            other => other?,
+        };
+        let before = source.stat()?;
+        if let Err(error) = copy(source, &*destination, &CopyControl::NONE) {
+            if let Err(e) = slot.tier.remove(file.object) {
+                tracing::warn!("object {} in {}: {e}", file.object, slot.tier.name());
+            }
+            return Err(error.errno());
+        }
+        let at = forebay_types::SetTime::At;
+        destination.set_times(Some(at(before.atime)), Some(at(before.mtime)))?;
+        if slot.kind != TierKind::Dram {
+            destination.sync(false)?;
+            slot.tier.sync_all()?;
+        }
+        Ok(destination)
+    }
+}

@@ -1,0 +1,148 @@
+//! Stage-in: files of the PFS come into the burst buffer.
+
+use std::sync::Arc;
+
+use forebay_namespace::{Dir, File, Residency};
+use forebay_policy::durability::Durability;
+use forebay_policy::placement::NewFile;
+use forebay_policy::series::identify;
+use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, TierKind, copy};
+use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId};
+
+use crate::core::Core;
+
+impl Core {
+    /// Copies a file of the PFS into an object, or, `empty`, gives it an empty one. A copy is clean;
+    /// an empty object is dirty, and the PFS keeps the old file until the new content is whole.
+    pub fn bring_in(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        empty: bool,
+        moved: &(dyn Fn(u64) + Sync),
+    ) -> Result<(Arc<File>, Arc<dyn Object>, TierId), Errno> {
+        let path = dir.path_of(name);
+        let handle = self.ns.open_dir(dir)?;
+        let source = self.ns.pfs().open_file(&handle, name, false)?;
+        let stat = self.ns.pfs().stat_file(&source)?;
+        let bytes = if empty { 0 } else { stat.size };
+        let tier = self.place_new(&NewFile {
+            predicted_bytes: Some(bytes),
+            durability: self.durability_of(&path),
+            series_fsyncs: false,
+        });
+        if !empty && tier == self.tiers.overflow() {
+            return Err(Errno::ENOSPC);
+        }
+        let object_id = self.ns.new_object()?;
+        self.ledger
+            .try_hold(object_id, tier, 0, bytes, empty)
+            .map_err(|_| Errno::ENOSPC)?;
+        let made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
+        if made.is_err() {
+            self.ledger.release(object_id);
+            if let Some(slot) = self.tiers.get(tier)
+                && let Err(error) = slot.tier.remove(object_id)
+                && error.raw_os_error() != Some(libc::ENOENT)
+            {
+                tracing::warn!("object {object_id} in {}: {error}", slot.tier.name());
+            }
+        }
+        let (file, object) = made?;
+        self.ledger.settle(object_id, tier, object.stat()?.allocated_bytes, empty);
+        self.files.write().insert(object_id, file.clone());
+        self.apps.arrived(object_id, &identify(&path));
+        Ok((file, object, tier))
+    }
+
+    #[allow(clippy::too_many_arguments)] // the steps of one copy, split for length
+    fn fill(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        object_id: ObjectId,
+        tier: TierId,
+        source: &std::fs::File,
+        stat: &forebay_tiers::PfsStat,
+        empty: bool,
+        moved: &(dyn Fn(u64) + Sync),
+    ) -> Result<(Arc<File>, Arc<dyn Object>), Errno> {
+        let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+        let identity = Identity {
+            instance: self.ns.instance(),
+            object: object_id,
+            path: dir.path_of(name),
+            parent: ParentKey { dev_ordinal: dir.key.dev, ino: dir.key.ino, btime_ns: dir.key.btime_ns },
+            name: name.to_vec(),
+            mode: u32::from(stat.perm()),
+            uid: stat.uid,
+            gid: stat.gid,
+            generation: Generation(1),
+            shadow: false,
+        };
+        let object = slot.tier.create(object_id, &identity)?;
+        let mut crc = None;
+        if !empty {
+            let source = FileObject::new(source.try_clone()?);
+            let control = CopyControl { stop: &|| self.is_ending(), moved };
+            let report = copy(&source, &*object, &control).map_err(|e| e.errno())?;
+            crc = Some(report.crc);
+            object.set_times(Some(SetTime::At(stat.atime)), Some(SetTime::At(stat.mtime)))?;
+            if slot.kind != TierKind::Dram {
+                object.sync(false)?;
+            }
+        }
+        let residency = Residency {
+            tier,
+            shadow: None,
+            generation: Generation(1),
+            published: Some(stat.into()),
+            clean: !empty,
+            writing: false,
+            crc,
+            temporary: None,
+        };
+        let allocated = object.stat()?.allocated_bytes;
+        let file = self.ns.attach(dir, name, stat, object_id, residency, allocated)?;
+        Ok((file, object))
+    }
+
+    /// Brings a clean flash-resident file's object, or a file of the PFS, to memory.
+    pub fn prefetch(&self, file: &Arc<File>, moved: &(dyn Fn(u64) + Sync)) -> Result<bool, Errno> {
+        let (tier, generation, clean) = {
+            let state = file.lock();
+            (state.residency.tier, state.generation(), state.residency.clean)
+        };
+        let Some((dram, _)) = self.tiers.iter().find(|(_, s)| s.kind == TierKind::Dram) else {
+            return Ok(false);
+        };
+        // What is not safe on the PFS yet stays where it is safe.
+        if tier == dram || !clean || self.opens.by_ino(file.ino).is_some() {
+            return Ok(false);
+        }
+        let source = self.tiers.open_object(tier, file.object)?;
+        let bytes = source.stat()?.allocated_bytes;
+        let spaces = self.ledger.spaces();
+        let room = spaces.iter().any(|s| s.index == dram.0 as usize && s.available_bytes() >= bytes);
+        if !room && self.make_space(dram, bytes) < bytes {
+            return Err(Errno::ENOSPC);
+        }
+        let copied = self.copy_object(file, &*source, dram)?;
+        let shard = self.opens.shard(file.ino);
+        if shard.contains_key(&file.ino) || !self.ns.migrated(file, generation, dram)? {
+            drop(shard);
+            self.remove_left_behind(file, dram);
+            return Ok(false);
+        }
+        drop(shard);
+        self.ledger.settle(file.object, dram, copied.stat()?.allocated_bytes, false);
+        self.remove_left_behind(file, tier);
+        moved(bytes);
+        Ok(true)
+    }
+
+    /// The default rung where none was chosen: flash where there is some, else the PFS.
+    pub fn default_durability(has_flash: bool) -> Durability {
+        if has_flash { Durability::Ssd } else { Durability::Pfs }
+    }
+}

@@ -1,0 +1,215 @@
+//! Answers to `status` and `where`.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+
+use forebay_policy::series::identify;
+use forebay_tiers::TierKind;
+use forebay_types::limits;
+use forebay_wire::control::{ApplicationStatus, ControlResponse, PathFailure, StatusBits, TierStatus, WhereEntry};
+
+use crate::core::Core;
+use crate::walk::Visited;
+
+/// Entries in one answer to `where`.
+const WHERE_ENTRIES_MAX: usize = 1000;
+/// Applications that `status` lists: those with most bytes in the burst buffer.
+const APPLICATIONS_MAX: usize = 100;
+
+impl Core {
+    /// Everything `forebay status` shows.
+    pub fn status(&self) -> StatusBits {
+        use std::os::unix::ffi::OsStrExt;
+        let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
+        let tiers: Vec<TierStatus> = self.tiers.iter().map(|(id, slot)| self.tier_status(id, slot)).collect();
+        let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
+        let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        StatusBits {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pfs: bytes(&self.settings.pfs),
+            mount: bytes(&self.settings.mount),
+            state: bytes(&self.settings.state),
+            pid: std::process::id(),
+            uptime_ms: self.started.elapsed().as_millis() as u64,
+            durability: self.durability.to_string(),
+            policy: self.settings.policy.clone(),
+            passthrough: self.settings.passthrough,
+            tiers,
+            dwsf_bytes: load(&self.counters.written_bytes),
+            dwpp_bytes: 0,
+            dirty_cap_bytes: self.ledger.dirty_cap_bytes(),
+            dirty_bytes,
+            drain_rate_bytes_per_s: self.drain.rate_bytes_per_s(),
+            drain_queued_files: self.drain.queued(),
+            demoted_bytes_total: load(&self.counters.demoted_bytes),
+            demoted_files_total: load(&self.counters.demoted_files),
+            evicted_bytes_total: load(&self.counters.evicted_bytes),
+            waited_writes_total: load(&self.counters.waited_writes),
+            files: self.files.read().len() as u64,
+            open_files: self.opens.open_files(),
+            errors: self.errors.all(),
+            errors_total: load(&self.counters.errors),
+            applications: self.application_status(),
+        }
+    }
+
+    fn tier_status(&self, id: forebay_types::TierId, slot: &crate::tierset::Slot) -> TierStatus {
+        let figures = self.ledger.figures(id);
+        // The PFS's own capacity, as statfs shows it.
+        let capacity_bytes = match slot.kind {
+            TierKind::Pfs => slot.tier.space().map_or(0, |s| s.total_bytes),
+            _ => figures.capacity_bytes,
+        };
+        TierStatus {
+            name: slot.tier.name().to_string(),
+            capacity_bytes,
+            used_bytes: figures.used_bytes,
+            dirty_bytes: figures.dirty_bytes,
+            reserved_bytes: figures.reserved_bytes,
+        }
+    }
+
+    fn application_status(&self) -> Vec<ApplicationStatus> {
+        #[derive(Default)]
+        struct Sum {
+            resident: u64,
+            dirty: u64,
+            files: u64,
+        }
+        let mut sums: HashMap<u32, Sum> = HashMap::new();
+        let files: Vec<_> = self.files.read().values().cloned().collect();
+        for file in files {
+            let Some((application, _)) = self.apps.of(file.object) else {
+                continue;
+            };
+            let bytes = self.ledger.used_bytes(file.object);
+            let sum = sums.entry(application).or_default();
+            sum.files += 1;
+            sum.resident += bytes;
+            if file.lock().is_dirty() {
+                sum.dirty += bytes;
+            }
+        }
+        let mut list: Vec<ApplicationStatus> = self
+            .apps
+            .figures()
+            .into_iter()
+            .enumerate()
+            .filter_map(|(number, figures)| {
+                let sum = sums.get(&(number as u32))?;
+                Some(ApplicationStatus {
+                    name: figures.name,
+                    version: figures.newest,
+                    mtbf_ms: None,
+                    resident_bytes: sum.resident,
+                    dirty_bytes: sum.dirty,
+                    files: sum.files,
+                })
+            })
+            .collect();
+        list.sort_by_key(|a| std::cmp::Reverse(a.resident_bytes));
+        list.truncate(APPLICATIONS_MAX);
+        list
+    }
+
+    /// Residency of the files at and below `paths`, continuing behind `after`.
+    pub fn locate(&self, paths: &[Vec<u8>], after: Option<Vec<u8>>) -> ControlResponse {
+        let mut files = Vec::new();
+        let mut failures = Vec::new();
+        let mut more_after = None;
+        // A position is the index of the path asked for and the last path shown below it.
+        let (mut skip_paths, mut behind) = match after.as_deref().and_then(split_position) {
+            Some((index, last)) => (index, Some(last.to_vec())),
+            None => (0, None),
+        };
+        for (index, path) in paths.iter().enumerate().skip(skip_paths) {
+            skip_paths = index;
+            let go_on = self.walk(
+                path,
+                &mut |visited| {
+                    let here = visited.path();
+                    if behind.as_ref().is_some_and(|b| sort_key(&here) <= sort_key(b)) {
+                        return true;
+                    }
+                    if files.len() >= WHERE_ENTRIES_MAX {
+                        return false;
+                    }
+                    files.push(self.locate_one(&visited));
+                    true
+                },
+                &mut |path, errno| {
+                    if failures.len() < limits::ERRORS_REMEMBERED_MAX {
+                        failures.push(PathFailure { path, errno, reason: errno.message() });
+                    }
+                },
+            );
+            behind = None;
+            if !go_on {
+                let last: &WhereEntry = &files[files.len() - 1];
+                more_after = Some(position(skip_paths, &last.path));
+                break;
+            }
+        }
+        ControlResponse::Where { files, more_after, failures }
+    }
+
+    fn locate_one(&self, visited: &Visited) -> WhereEntry {
+        let path = visited.path();
+        let identity = identify(&path);
+        let mut entry = WhereEntry {
+            path,
+            tiers: Vec::new(),
+            state: "pfs".into(),
+            size_bytes: 0,
+            application: identity.application,
+            version: identity.version,
+            crc32c: None,
+            error: None,
+        };
+        let Some(file) = &visited.file else {
+            entry.tiers.push("pfs".into());
+            let stat = self.ns.open_dir(&visited.dir).and_then(|d| Ok(self.ns.pfs().stat(&d, &visited.name)?));
+            match stat {
+                Ok(stat) => entry.size_bytes = stat.size,
+                Err(error) => entry.error = Some(error.to_string()),
+            }
+            return entry;
+        };
+        let attr = self.live_attr(file.attr(), Some(file)).unwrap_or_else(|_| file.attr());
+        let state = file.lock();
+        let residency = &state.residency;
+        let name = |id| self.tiers.get(id).map(|slot| slot.tier.name().to_string());
+        entry.tiers.extend(name(residency.tier));
+        entry.tiers.extend(residency.shadow.and_then(|(tier, _)| name(tier)));
+        if residency.clean {
+            entry.tiers.push("pfs".into());
+        }
+        entry.tiers.dedup();
+        entry.size_bytes = attr.size;
+        entry.state = match (residency.clean, state.demoting) {
+            (true, _) => "clean",
+            (false, true) => "demoting",
+            (false, false) => "dirty",
+        }
+        .into();
+        entry.crc32c = residency.crc;
+        entry.error = state.error.map(|e| e.message());
+        entry
+    }
+}
+
+/// Order of a walk: component by component.
+fn sort_key(path: &[u8]) -> Vec<&[u8]> {
+    path.split(|&b| b == b'/').collect()
+}
+
+fn position(index: usize, path: &[u8]) -> Vec<u8> {
+    let mut position = (index as u32).to_le_bytes().to_vec();
+    position.extend_from_slice(path);
+    position
+}
+
+fn split_position(position: &[u8]) -> Option<(usize, &[u8])> {
+    let (index, path) = position.split_at_checked(4)?;
+    Some((u32::from_le_bytes(index.try_into().ok()?) as usize, path))
+}

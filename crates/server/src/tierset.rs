@@ -1,0 +1,161 @@
+//! The tiers of one server, by id.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_policy::placement::TierKind as PolicyKind;
+use forebay_tiers::{DirTier, DramMount, Object, Tier, TierKind, mount_dram};
+use forebay_types::{ObjectId, TierId};
+use parking_lot::Mutex;
+
+use crate::settings::Settings;
+
+/// Share of an ssd directory's file system that is left alone where no size was given.
+const SSD_LEFT_FREE_FRACTION: f64 = 0.05;
+/// Id of the memory tier.
+pub const DRAM: TierId = TierId(0);
+/// Id of the overflow: a hidden directory on the PFS for files that go straight there. Its objects
+/// become files by a rename.
+pub const OVERFLOW: TierId = TierId(1);
+/// Id of the first ssd tier; the state remembers which directory has which.
+pub const FIRST_SSD: u8 = 2;
+/// Most ssd directories.
+pub const SSDS_MAX: usize = 64;
+
+/// One tier and where it is.
+pub struct Slot {
+    /// The tier.
+    pub tier: Arc<dyn Tier>,
+    /// Its kind.
+    pub kind: TierKind,
+    /// Capacity, bytes; 0 for the overflow, which has no limit of its own.
+    pub capacity_bytes: u64,
+}
+
+/// All tiers. Ids stay with their directories over restarts.
+pub struct TierSet {
+    slots: Vec<Option<Slot>>,
+    dram: Mutex<Option<DramMount>>,
+    overflow_dir: PathBuf,
+}
+
+/// Name of the hidden directory on the PFS.
+pub fn overflow_name(instance: [u8; 16]) -> String {
+    let hex: String = instance[..4].iter().map(|b| format!("{b:02x}")).collect();
+    format!(".forebay-{hex}-overflow.part")
+}
+
+impl TierSet {
+    /// Opens the tiers that the settings name. `known` lists the ssd directories that have had an
+    /// id before, in the order of their ids; new ones are added to it.
+    pub fn open(settings: &Settings, instance: [u8; 16], known: &mut Vec<PathBuf>) -> io::Result<TierSet> {
+        let mut slots: Vec<Option<Slot>> = vec![None, None];
+        let mut dram = None;
+        if let Some(size) = settings.dram_bytes {
+            let dir = settings.state.join("dram");
+            make_private(&dir)?;
+            let mounted = mount_dram(&dir, size)?;
+            let tier = DirTier::open("dram", TierKind::Dram, mounted.path(), Some(size), instance)?;
+            slots[DRAM.0 as usize] = Some(Slot { tier: Arc::new(tier), kind: TierKind::Dram, capacity_bytes: size });
+            dram = Some(mounted);
+        }
+        for ssd in &settings.ssd {
+            let at = known.iter().position(|dir| *dir == ssd.dir).unwrap_or_else(|| {
+                known.push(ssd.dir.clone());
+                known.len() - 1
+            });
+            let name = if at == 0 { "ssd".into() } else { format!("ssd{at}") };
+            let tier = DirTier::open(&name, TierKind::Ssd, &ssd.dir, ssd.capacity_bytes, instance)?;
+            let capacity_bytes = match ssd.capacity_bytes {
+                Some(bytes) => bytes,
+                None => (tier.space()?.free_bytes as f64 * (1.0 - SSD_LEFT_FREE_FRACTION)) as u64,
+            };
+            let id = FIRST_SSD as usize + at;
+            slots.resize_with(slots.len().max(id + 1), || None);
+            slots[id] = Some(Slot { tier: Arc::new(tier), kind: TierKind::Ssd, capacity_bytes });
+        }
+        let overflow_dir = settings.pfs.join(overflow_name(instance));
+        make_private(&overflow_dir)?;
+        let tier = DirTier::open("pfs", TierKind::Pfs, &overflow_dir, None, instance)?;
+        slots[OVERFLOW.0 as usize] = Some(Slot { tier: Arc::new(tier), kind: TierKind::Pfs, capacity_bytes: 0 });
+        Ok(TierSet { slots, dram: Mutex::new(dram), overflow_dir })
+    }
+
+    /// Kinds and capacities by id, for the ledger.
+    pub fn limits(&self) -> Vec<(Option<PolicyKind>, u64)> {
+        let limit = |slot: &Option<Slot>| match slot {
+            Some(s) if s.kind == TierKind::Dram => (Some(PolicyKind::Dram), s.capacity_bytes),
+            Some(s) if s.kind != TierKind::Pfs => (Some(PolicyKind::Ssd), s.capacity_bytes),
+            _ => (None, 0),
+        };
+        self.slots.iter().map(limit).collect()
+    }
+
+    /// All tiers with their ids: memory, flash, overflow.
+    pub fn iter(&self) -> impl Iterator<Item = (TierId, &Slot)> {
+        let ids = std::iter::once(0).chain(FIRST_SSD as usize..self.slots.len()).chain(std::iter::once(1));
+        ids.filter_map(|i| Some((TierId(i as u8), self.slots.get(i)?.as_ref()?)))
+    }
+
+    /// One tier, if there is one with this id.
+    pub fn get(&self, id: TierId) -> Option<&Slot> {
+        self.slots.get(id.0 as usize)?.as_ref()
+    }
+
+    /// The overflow's id.
+    pub fn overflow(&self) -> TierId {
+        OVERFLOW
+    }
+
+    /// Kind of a tier; an id without a tier counts as flash that is not there.
+    pub fn kind(&self, id: TierId) -> TierKind {
+        self.get(id).map_or(TierKind::Ssd, |slot| slot.kind)
+    }
+
+    /// Opens an object.
+    pub fn open_object(&self, id: TierId, object: ObjectId) -> io::Result<Arc<dyn Object>> {
+        match self.get(id) {
+            Some(slot) => slot.tier.open(object),
+            None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
+        }
+    }
+
+    /// Gives the memory of the `dram` tier back; only when nothing in it is needed any more and
+    /// nobody uses the tiers. The tmpfs cannot be unmounted while descriptors in it are open, so it
+    /// is detached and goes with the last of them.
+    pub fn drop_dram(&self, state: &Path) -> io::Result<()> {
+        let Some(mount) = self.dram.lock().take() else {
+            return Ok(());
+        };
+        if mount.is_private() {
+            let dir = state.join("dram");
+            Ok(rustix::mount::unmount(&dir, rustix::mount::UnmountFlags::DETACH)?)
+        } else {
+            mount.unmount()
+        }
+    }
+
+    /// Removes the overflow's directory if it is empty.
+    pub fn tidy_overflow(&self) {
+        let Some(slot) = self.get(OVERFLOW) else {
+            return;
+        };
+        let mut any = false;
+        let listed = slot.tier.list(&mut |_| any = true);
+        if listed.is_ok()
+            && !any
+            && let Err(error) = std::fs::remove_dir_all(&self.overflow_dir)
+        {
+            tracing::warn!("{}: {error}", self.overflow_dir.display());
+        }
+    }
+}
+
+fn make_private(dir: &Path) -> io::Result<()> {
+    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}

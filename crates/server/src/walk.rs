@@ -1,0 +1,88 @@
+//! Walks over the tree for the command line.
+
+use std::sync::Arc;
+
+use forebay_namespace::{Dir, File};
+use forebay_types::{Errno, FileKind};
+
+use crate::core::Core;
+
+/// A regular file that a walk came by.
+pub struct Visited {
+    /// Its directory.
+    pub dir: Arc<Dir>,
+    /// Its name.
+    pub name: Vec<u8>,
+    /// The file, if it is in the burst buffer.
+    pub file: Option<Arc<File>>,
+}
+
+impl Visited {
+    /// Path from the root of the mount.
+    pub fn path(&self) -> Vec<u8> {
+        self.dir.path_of(&self.name)
+    }
+}
+
+impl Core {
+    /// Visits the regular file at `path`, or all below it, in the order of their names. `visit`
+    /// returns whether to go on; `fail` is told what cannot be read.
+    pub fn walk(
+        &self,
+        path: &[u8],
+        visit: &mut dyn FnMut(Visited) -> bool,
+        fail: &mut dyn FnMut(Vec<u8>, Errno),
+    ) -> bool {
+        match self.ns.resolve(path) {
+            Ok((dir, Some((name, found)))) => match found.attr.kind {
+                FileKind::Regular => visit(Visited { dir, name: name.to_vec(), file: found.file }),
+                _ => true,
+            },
+            Ok((dir, None)) => self.walk_dir(&dir, visit, fail, 0),
+            Err(error) => {
+                fail(path.to_vec(), error.errno());
+                true
+            }
+        }
+    }
+
+    fn walk_dir(
+        &self,
+        dir: &Arc<Dir>,
+        visit: &mut dyn FnMut(Visited) -> bool,
+        fail: &mut dyn FnMut(Vec<u8>, Errno),
+        depth: usize,
+    ) -> bool {
+        // No path can be longer than PATH_MAX, so no tree that can be named is deeper.
+        if depth > forebay_types::limits::PATH_BYTES_MAX / 2 {
+            fail(dir.path(), Errno::ENAMETOOLONG);
+            return true;
+        }
+        let mut entries = match self.ns.list(dir) {
+            Ok(entries) => entries,
+            Err(error) => {
+                fail(dir.path(), error.errno());
+                return true;
+            }
+        };
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        for entry in entries {
+            let go_on = match entry.kind {
+                FileKind::Regular => visit(Visited { dir: dir.clone(), name: entry.name, file: entry.file }),
+                FileKind::Directory => match self.ns.resolve(&dir.path_of(&entry.name)) {
+                    Ok((child, None)) => self.walk_dir(&child, visit, fail, depth + 1),
+                    Ok(_) => true,
+                    Err(error) => {
+                        fail(dir.path_of(&entry.name), error.errno());
+                        true
+                    }
+                },
+                _ => true,
+            };
+            if !go_on {
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,383 @@
+//! A tier that is a directory.
+//!
+//! ```text
+//! <dir>/forebay-tier            marker: format, version, instance, how identities are kept
+//! <dir>/objects/<xx>/<id>       data; id: 16 hexadecimal digits, xx: the last two of them
+//! <dir>/objects/<xx>/<id>.id    identity, only where the file system has no user attributes
+//! ```
+
+mod marker;
+mod sidecar;
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_types::{Errno, ObjectId};
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
+use rustix::io::Errno as Sys;
+
+use crate::file::IDENTITY_XATTR;
+use crate::{FileObject, Identity, Object, Space, Tier, TierKind};
+pub use marker::DirError;
+use marker::{IdentityHome, Marker};
+use sidecar::SidecarObject;
+
+/// One per value of an id's low byte: short directories, and no two creators in each other's way.
+const SHARDS: usize = 256;
+const DIRENTS_BYTES: usize = 16 << 10;
+
+const DIR_FLAGS: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+const OBJECT_FLAGS: OFlags = OFlags::RDWR.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// Objects as files of a directory: every tier that is not a test's.
+///
+/// The directory holds objects for one instance of Forebay and nobody else may write to it; modes
+/// are 0700 and 0600. Several processes of the instance may have it open.
+pub struct DirTier {
+    name: String,
+    kind: TierKind,
+    dir: OwnedFd,
+    capacity_bytes: Option<u64>,
+    /// What `capacity_bytes` answers should the file system not tell any more.
+    total_bytes_at_open: u64,
+    is_new: bool,
+    shards: Arc<Shards>,
+    /// Held while names are put on stable storage: whoever waits for it finds its own names done.
+    syncing: Mutex<()>,
+}
+
+/// The directories that objects are in, held open.
+struct Shards {
+    dirs: Vec<OwnedFd>,
+    /// One bit per directory: names in it changed since they were last put on stable storage.
+    /// Set after the change, cleared before the sync.
+    changed: [AtomicU64; SHARDS / 64],
+    home: IdentityHome,
+    /// Held while an object and the identity beside it change together.
+    sidecars: Mutex<()>,
+}
+
+/// A name in a shard, ready for a system call.
+struct ObjectName([u8; 17]);
+
+impl ObjectName {
+    fn new(id: ObjectId) -> ObjectName {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut name = [0; 17];
+        for (at, byte) in name[..16].iter_mut().enumerate() {
+            *byte = DIGITS[(id.0 >> (60 - 4 * at) & 0xf) as usize];
+        }
+        ObjectName(name)
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.0[..16]
+    }
+}
+
+/// The id that a name stands for; `None` for whatever else lies in the directory.
+fn parse_name(name: &[u8]) -> Option<ObjectId> {
+    let digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    if name.len() != 16 || !name.iter().all(digit) {
+        return None;
+    }
+    let text = std::str::from_utf8(name).ok()?;
+    u64::from_str_radix(text, 16).ok().map(ObjectId)
+}
+
+impl Shards {
+    fn index(id: ObjectId) -> usize {
+        (id.0 & 0xff) as usize
+    }
+
+    fn dir(&self, id: ObjectId) -> &OwnedFd {
+        &self.dirs[Shards::index(id)]
+    }
+
+    fn mark_changed(&self, index: usize) {
+        self.changed[index / 64].fetch_or(1 << (index % 64), Ordering::Release);
+    }
+
+    /// Makes what is missing and opens all.
+    fn open(dir: &OwnedFd, home: IdentityHome) -> io::Result<Shards> {
+        let mode = Mode::from_raw_mode(0o700);
+        make_dir(dir, b"objects", mode)?;
+        let objects = rustix::fs::openat(dir, c"objects", DIR_FLAGS, Mode::empty())?;
+        let mut dirs = Vec::with_capacity(SHARDS);
+        for index in 0..SHARDS {
+            let name = format!("{index:02x}");
+            let shard = match rustix::fs::openat(&objects, &name, DIR_FLAGS, Mode::empty()) {
+                Err(Sys::NOENT) => {
+                    make_dir(&objects, name.as_bytes(), mode)?;
+                    rustix::fs::openat(&objects, &name, DIR_FLAGS, Mode::empty())?
+                }
+                result => result?,
+            };
+            dirs.push(shard);
+        }
+        rustix::fs::fsync(&objects)?;
+        rustix::fs::fsync(dir)?;
+        Ok(Shards {
+            dirs,
+            changed: Default::default(),
+            home,
+            sidecars: Mutex::new(()),
+        })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        for (word, changed) in self.changed.iter().enumerate() {
+            let mut bits = changed.swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let bit = bits.trailing_zeros() as usize;
+                if let Err(error) = rustix::fs::fsync(&self.dirs[word * 64 + bit]) {
+                    // Nothing may be taken for stable that is not: ask for all of these again.
+                    changed.fetch_or(bits, Ordering::AcqRel);
+                    return Err(error.into());
+                }
+                bits &= bits - 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn make_dir(parent: &OwnedFd, name: &[u8], mode: Mode) -> io::Result<()> {
+    match rustix::fs::mkdirat(parent, name, mode) {
+        Err(Sys::EXIST) => Ok(()),
+        result => Ok(result?),
+    }
+}
+
+fn space_of(fd: impl AsFd) -> io::Result<Space> {
+    let stat = rustix::fs::fstatvfs(fd)?;
+    Ok(Space {
+        total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
+        free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
+    })
+}
+
+impl DirTier {
+    /// Opens `dir`, which must exist, as a tier of `instance`; one without a marker becomes one.
+    /// `capacity`: how much it may hold, else all of the file system.
+    ///
+    /// A directory of another instance, of an unknown version, or with objects but without a
+    /// marker is refused: see [`DirError::of`].
+    pub fn open(
+        name: &str,
+        kind: TierKind,
+        dir: &Path,
+        capacity: Option<u64>,
+        instance: [u8; 16],
+    ) -> io::Result<DirTier> {
+        let flags = DIR_FLAGS.difference(OFlags::NOFOLLOW);
+        let fd = rustix::fs::open(dir, flags, Mode::empty())?;
+        let (marker, is_new) = match Marker::read(&fd, dir)? {
+            Some(marker) => (marker, false),
+            None => (Marker::create(&fd, dir, instance)?, true),
+        };
+        if marker.instance != instance {
+            return Err(DirError::OtherInstance {
+                dir: dir.to_path_buf(),
+                found: marker.instance_hex(),
+            }
+            .into());
+        }
+        if marker.home == IdentityHome::Attribute && !marker::has_attributes(&fd)? {
+            return Err(DirError::NoAttributes(dir.to_path_buf()).into());
+        }
+        Ok(DirTier {
+            name: name.to_string(),
+            kind,
+            capacity_bytes: capacity,
+            total_bytes_at_open: space_of(&fd)?.total_bytes,
+            is_new,
+            shards: Arc::new(Shards::open(&fd, marker.home)?),
+            syncing: Mutex::new(()),
+            dir: fd,
+        })
+    }
+
+    /// Whether this `open` found no marker and made the directory a tier: an instance that expects
+    /// objects here has lost them, or their file system is not mounted.
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    fn object(&self, id: ObjectId, fd: OwnedFd) -> Arc<dyn Object> {
+        let file = FileObject::from(fd);
+        match self.shards.home {
+            IdentityHome::Attribute => Arc::new(file),
+            IdentityHome::Sidecar => Arc::new(SidecarObject::new(file, id, self.shards.clone())),
+        }
+    }
+}
+
+impl Tier for DirTier {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn kind(&self) -> TierKind {
+        self.kind
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes.unwrap_or_else(|| {
+            self.space()
+                .map_or(self.total_bytes_at_open, |space| space.total_bytes)
+        })
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        space_of(&self.dir)
+    }
+
+    fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {
+        let name = ObjectName::new(id);
+        let dir = self.shards.dir(id);
+        let flags = OBJECT_FLAGS | OFlags::CREATE | OFlags::EXCL;
+        let mode = Mode::from_raw_mode(0o600);
+        let fd = rustix::fs::openat(dir, name.as_bytes(), flags, mode)?;
+        let object = self.object(id, fd);
+        let identified = object.set_identity(identity);
+        if identified.is_err() {
+            // An object that nobody can be told to own is not left behind.
+            let _ = rustix::fs::unlinkat(dir, name.as_bytes(), AtFlags::empty());
+        }
+        self.shards.mark_changed(Shards::index(id));
+        identified.map(|()| object)
+    }
+
+    fn open(&self, id: ObjectId) -> io::Result<Arc<dyn Object>> {
+        let name = ObjectName::new(id);
+        let fd = rustix::fs::openat(
+            self.shards.dir(id),
+            name.as_bytes(),
+            OBJECT_FLAGS,
+            Mode::empty(),
+        )?;
+        Ok(self.object(id, fd))
+    }
+
+    fn remove(&self, id: ObjectId) -> io::Result<()> {
+        let name = ObjectName::new(id);
+        match self.shards.home {
+            IdentityHome::Attribute => {
+                rustix::fs::unlinkat(self.shards.dir(id), name.as_bytes(), AtFlags::empty())?;
+            }
+            IdentityHome::Sidecar => sidecar::remove(&self.shards, id)?,
+        }
+        self.shards.mark_changed(Shards::index(id));
+        Ok(())
+    }
+
+    fn identity(&self, id: ObjectId) -> io::Result<Option<Identity>> {
+        let name = ObjectName::new(id);
+        let bytes = match self.shards.home {
+            IdentityHome::Attribute => {
+                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                let dir = self.shards.dir(id);
+                let fd = rustix::fs::openat(dir, name.as_bytes(), flags, Mode::empty())?;
+                let mut buffer = vec![0; Identity::ENCODED_BYTES_MAX];
+                match rustix::fs::fgetxattr(fd, IDENTITY_XATTR, &mut buffer[..]) {
+                    Ok(count) => buffer.truncate(count),
+                    Err(Sys::NODATA) => return Ok(None),
+                    // Larger than any that was ever written.
+                    Err(Sys::RANGE) => return Err(crate::IdentityError::TooLong.into()),
+                    Err(error) => return Err(error.into()),
+                }
+                buffer
+            }
+            IdentityHome::Sidecar => match sidecar::read(&self.shards, id)? {
+                Some(bytes) => bytes,
+                None => return Ok(None),
+            },
+        };
+        Ok(Some(Identity::decode(&bytes)?))
+    }
+
+    fn list(&self, visit: &mut dyn FnMut(ObjectId)) -> io::Result<()> {
+        let mut buffer = [MaybeUninit::uninit(); DIRENTS_BYTES];
+        for (index, dir) in self.shards.dirs.iter().enumerate() {
+            // Opened again: the position belongs to the descriptor.
+            let fd = rustix::fs::openat(dir, c".", DIR_FLAGS, Mode::empty())?;
+            let mut entries = RawDir::new(fd, &mut buffer);
+            while let Some(entry) = entries.next() {
+                let id = parse_name(entry?.file_name().to_bytes());
+                if let Some(id) = id.filter(|&id| Shards::index(id) == index) {
+                    visit(id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        if self.kind == TierKind::Dram {
+            return Ok(());
+        }
+        let _one_at_a_time = self.syncing.lock();
+        self.shards.sync()
+    }
+}
+
+/// Reads a small file whole; `None` if there is none. More than `max` bytes: `EFBIG`.
+fn read_small(dir: &OwnedFd, name: &[u8], max: usize) -> io::Result<Option<Vec<u8>>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let fd = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
+        Err(Sys::NOENT) => return Ok(None),
+        result => result?,
+    };
+    let file = FileObject::from(fd);
+    let mut buffer = vec![0; max + 1];
+    let count = file.read_at(&mut buffer, 0)?;
+    if count > max {
+        return Err(Errno::EFBIG.into());
+    }
+    buffer.truncate(count);
+    Ok(Some(buffer))
+}
+
+/// Puts a small file in place whole: a new one, synced, renamed over the old one.
+fn write_small(dir: &OwnedFd, name: &[u8], temporary: &[u8], content: &[u8]) -> io::Result<()> {
+    let flags =
+        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let fd = rustix::fs::openat(dir, temporary, flags, Mode::from_raw_mode(0o600))?;
+    let file = File::from(fd);
+    io::Write::write_all(&mut &file, content)?;
+    file.sync_all()?;
+    Ok(rustix::fs::renameat(dir, temporary, dir, name)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_ids_are_each_other() {
+        for id in [0, 1, 0xff, 0x0123_4567_89ab_cdef, u64::MAX] {
+            let name = ObjectName::new(ObjectId(id));
+            assert_eq!(name.as_bytes(), format!("{id:016x}").as_bytes());
+            assert_eq!(parse_name(name.as_bytes()), Some(ObjectId(id)));
+        }
+        for other in [
+            &b""[..],
+            b"0",
+            b"000000000000000G",
+            b"000000000000000A",
+            b"0000000000000000.id",
+        ] {
+            assert_eq!(parse_name(other), None);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! An object over any open file.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use forebay_types::{SetTime, TimeSpec};
+use rustix::fs::{FallocateFlags, SeekFrom, Timespec, Timestamps, XattrFlags};
+use rustix::io::Errno as Sys;
+
+use crate::{Allocate, Identity, Object, ObjectStat, Seek};
+
+/// Attribute that carries an [`Identity`].
+pub(crate) const IDENTITY_XATTR: &str = "user.forebay.object";
+/// `st_blocks` counts these, whatever the file system's block size.
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// An [`Object`] over any open regular file, for example one on the PFS.
+#[derive(Debug)]
+pub struct FileObject(File);
+
+impl FileObject {
+    /// Wraps a file that was opened for reading, for writing, or for both.
+    pub fn new(file: File) -> FileObject {
+        FileObject(file)
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.0
+    }
+
+    /// Gives the file back.
+    pub fn into_file(self) -> File {
+        self.0
+    }
+
+    /// Asks the kernel to drop the file's clean pages, so that the next read comes from the
+    /// medium. Only a hint.
+    pub fn drop_cache(&self) -> io::Result<()> {
+        Ok(rustix::fs::fadvise(
+            &self.0,
+            0,
+            None,
+            rustix::fs::Advice::DontNeed,
+        )?)
+    }
+}
+
+impl From<OwnedFd> for FileObject {
+    fn from(fd: OwnedFd) -> FileObject {
+        FileObject(File::from(fd))
+    }
+}
+
+/// A time as utimensat(2) wants it; `None` leaves it as it is.
+pub(crate) fn timespec(time: Option<SetTime>) -> Timespec {
+    match time {
+        None => Timespec {
+            tv_sec: 0,
+            tv_nsec: rustix::fs::UTIME_OMIT,
+        },
+        Some(SetTime::Now) => Timespec {
+            tv_sec: 0,
+            tv_nsec: rustix::fs::UTIME_NOW,
+        },
+        Some(SetTime::At(time)) => Timespec {
+            tv_sec: time.sec,
+            tv_nsec: i64::from(time.nsec),
+        },
+    }
+}
+
+pub(crate) fn timestamps(atime: Option<SetTime>, mtime: Option<SetTime>) -> Timestamps {
+    Timestamps {
+        last_access: timespec(atime),
+        last_modification: timespec(mtime),
+    }
+}
+
+/// tmpfs and some network file systems cannot zero a range: a hole with space put under it reads
+/// the same.
+fn zero_by_hole(file: &File, keep_size: bool, offset: u64, len: u64) -> rustix::io::Result<()> {
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let take = if keep_size {
+        FallocateFlags::KEEP_SIZE
+    } else {
+        FallocateFlags::empty()
+    };
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, punch, offset, len))?;
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, take, offset, len))
+}
+
+impl Object for FileObject {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.0.read_at(&mut buf[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < data.len() {
+            match self.0.write_at(&data[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    fn set_len(&self, size: u64) -> io::Result<()> {
+        self.0.set_len(size)
+    }
+
+    fn allocate(&self, mode: Allocate, offset: u64, len: u64) -> io::Result<()> {
+        let flags = match mode {
+            Allocate::Reserve => FallocateFlags::KEEP_SIZE,
+            Allocate::Extend => FallocateFlags::empty(),
+            Allocate::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            Allocate::ZeroRange => FallocateFlags::ZERO_RANGE,
+            Allocate::ZeroRangeKeepSize => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+        };
+        let result =
+            rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.0, flags, offset, len));
+        match (mode, result) {
+            (Allocate::ZeroRange, Err(Sys::OPNOTSUPP)) => {
+                Ok(zero_by_hole(&self.0, false, offset, len)?)
+            }
+            (Allocate::ZeroRangeKeepSize, Err(Sys::OPNOTSUPP)) => {
+                Ok(zero_by_hole(&self.0, true, offset, len)?)
+            }
+            (_, result) => Ok(result?),
+        }
+    }
+
+    fn seek(&self, from: u64, what: Seek) -> io::Result<Option<u64>> {
+        let whence = match what {
+            Seek::Data => SeekFrom::Data(from),
+            Seek::Hole => SeekFrom::Hole(from),
+        };
+        match rustix::fs::seek(&self.0, whence) {
+            Ok(offset) => Ok(Some(offset)),
+            Err(Sys::NXIO) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        if data_only {
+            self.0.sync_data()
+        } else {
+            self.0.sync_all()
+        }
+    }
+
+    fn stat(&self) -> io::Result<ObjectStat> {
+        let stat = rustix::fs::fstat(&self.0)?;
+        Ok(ObjectStat {
+            size: stat.st_size as u64,
+            allocated_bytes: stat.st_blocks as u64 * STAT_BLOCK_BYTES,
+            atime: TimeSpec {
+                sec: stat.st_atime,
+                nsec: stat.st_atime_nsec as u32,
+            },
+            mtime: TimeSpec {
+                sec: stat.st_mtime,
+                nsec: stat.st_mtime_nsec as u32,
+            },
+        })
+    }
+
+    fn set_times(&self, atime: Option<SetTime>, mtime: Option<SetTime>) -> io::Result<()> {
+        Ok(rustix::fs::futimens(&self.0, &timestamps(atime, mtime))?)
+    }
+
+    fn set_identity(&self, identity: &Identity) -> io::Result<()> {
+        let set = |value: &[u8]| {
+            rustix::fs::fsetxattr(&self.0, IDENTITY_XATTR, value, XattrFlags::empty())
+        };
+        match set(&identity.encode()) {
+            // ext4 keeps all attributes of a file in one block and says "no space" for more.
+            Err(Sys::NOSPC | Sys::TOOBIG | Sys::RANGE) if !identity.path.is_empty() => {
+                Ok(set(&identity.encode_without_path())?)
+            }
+            result => Ok(result?),
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+}

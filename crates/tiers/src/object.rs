@@ -1,0 +1,81 @@
+//! An object: the bytes that one tier holds of one file.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use forebay_types::{SetTime, TimeSpec};
+
+use crate::Identity;
+
+/// What is known of an object without reading it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectStat {
+    /// Logical size, bytes.
+    pub size: u64,
+    /// Space it takes in its tier, bytes; less than `size` where there are holes.
+    pub allocated_bytes: u64,
+    /// Last access.
+    pub atime: TimeSpec,
+    /// Last change of content.
+    pub mtime: TimeSpec,
+}
+
+/// The kinds of fallocate(2) that an object knows. Collapsing and inserting ranges are left out:
+/// tmpfs has neither, and a caller answers `EOPNOTSUPP`, as tmpfs does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Allocate {
+    /// Takes the space; the size stays (`KEEP_SIZE`).
+    Reserve,
+    /// Takes the space and grows the file to the end of the range, if that lies beyond.
+    Extend,
+    /// Gives the space back; the range reads as zeros, the size stays.
+    PunchHole,
+    /// Makes the range read as zeros, with its space taken; grows the file like [`Allocate::Extend`].
+    ZeroRange,
+    /// As [`Allocate::ZeroRange`]; the size stays.
+    ZeroRangeKeepSize,
+}
+
+/// What to look for in [`Object::seek`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Seek {
+    /// The first data at or after the offset.
+    Data,
+    /// The first hole at or after the offset; the end of the file counts as one.
+    Hole,
+}
+
+/// The bytes of one file in one tier. All offsets are absolute: an object has no position.
+pub trait Object: Send + Sync {
+    /// Fills `buf` from `offset`. Fewer bytes than asked for: the end of the object was there.
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Writes all of `data`, or as much as went before an error that comes back on the next call
+    /// (as pwrite(2) on a full file system).
+    fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize>;
+
+    /// Cuts or grows (with a hole) to `size`.
+    fn set_len(&self, size: u64) -> io::Result<()>;
+
+    /// Takes space, gives it back, or zeroes a range.
+    fn allocate(&self, mode: Allocate, offset: u64, len: u64) -> io::Result<()>;
+
+    /// Next data or hole at or after `from`; `None` where lseek(2) says `ENXIO`: `from` is at or
+    /// beyond the end, or (for data) only a hole follows.
+    fn seek(&self, from: u64, what: Seek) -> io::Result<Option<u64>>;
+
+    /// Puts content, size and (unless `data_only`) times and identity on stable storage.
+    fn sync(&self, data_only: bool) -> io::Result<()>;
+
+    /// Size, space and times.
+    fn stat(&self) -> io::Result<ObjectStat>;
+
+    /// Sets the times that are given.
+    fn set_times(&self, atime: Option<SetTime>, mtime: Option<SetTime>) -> io::Result<()>;
+
+    /// Replaces the identity carried beside the data.
+    fn set_identity(&self, identity: &Identity) -> io::Result<()>;
+
+    /// The open file behind the object, for passthrough and zero copy; `None` where there is none.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+}

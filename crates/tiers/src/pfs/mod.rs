@@ -1,0 +1,232 @@
+//! The tree of the parallel file system, by descriptors only.
+//!
+//! A directory is a descriptor; a file is a directory and one checked name in it. No operation
+//! follows a symbolic link, so that whoever can write to the tree cannot lead Forebay out of it.
+//! Operations have the permissions of the thread: see [`crate::ActAs`].
+
+mod attr;
+mod entries;
+mod names;
+mod read;
+mod stat;
+mod xattr;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_types::{Errno, FileKind, Statfs, check_name, limits};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno as Sys;
+
+pub use entries::RenameMode;
+pub use stat::{PfsId, PfsStat};
+
+/// A directory of the PFS, held open. Clones share the descriptor.
+#[derive(Clone, Debug)]
+pub struct PfsDir(Arc<OwnedFd>);
+
+impl AsFd for PfsDir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// One entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PfsEntry {
+    /// Name.
+    pub name: Vec<u8>,
+    /// Inode number.
+    pub ino: u64,
+    /// Kind.
+    pub kind: FileKind,
+}
+
+/// The tree below: the directory given as `--pfs`, and what is beneath it.
+#[derive(Debug)]
+pub struct PfsTree {
+    root: PfsDir,
+}
+
+/// Opened only to be a starting point: needs search permission on the way, none on itself.
+const DIR_FLAGS: OFlags = OFlags::PATH
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS);
+
+const STATX: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+/// Refuses what is no single component, before the kernel sees it.
+fn checked(name: &[u8]) -> io::Result<&[u8]> {
+    match check_name(name) {
+        Ok(()) => Ok(name),
+        Err(error) => Err(Errno::from(error).into()),
+    }
+}
+
+/// The kernel's own name of a descriptor, for calls that take no `O_PATH` descriptor. It leads to
+/// the very inode, whatever was renamed since, and to a link itself, not to where it points.
+fn proc_path(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+impl PfsTree {
+    /// Opens the tree. Links on the way to `root` are the administrator's and are followed.
+    pub fn open(root: &Path) -> io::Result<PfsTree> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(root, flags, Mode::empty())?;
+        Ok(PfsTree {
+            root: PfsDir(Arc::new(fd)),
+        })
+    }
+
+    /// The top.
+    pub fn root(&self) -> &PfsDir {
+        &self.root
+    }
+
+    /// Opens a directory by its name. `ENOTDIR` for anything else, links included.
+    pub fn open_dir(&self, parent: &PfsDir, name: &[u8]) -> io::Result<PfsDir> {
+        let fd = rustix::fs::openat(parent, checked(name)?, DIR_FLAGS, Mode::empty())?;
+        Ok(PfsDir(Arc::new(fd)))
+    }
+
+    /// Opens a directory by its path from the top; an empty path, or "/", is the top. `ELOOP` where
+    /// a link is on the way, `EINVAL` for `.` and `..`.
+    pub fn open_dir_path(&self, path: &[u8]) -> io::Result<PfsDir> {
+        let path = path.strip_prefix(b"/").unwrap_or(path);
+        if path.is_empty() {
+            return Ok(self.root.clone());
+        }
+        if path.len() >= limits::PATH_BYTES_MAX {
+            return Err(Errno::ENAMETOOLONG.into());
+        }
+        for component in path.split(|&byte| byte == b'/') {
+            checked(component)?;
+        }
+        match rustix::fs::openat2(&self.root, path, DIR_FLAGS, Mode::empty(), RESOLVE) {
+            Ok(fd) => Ok(PfsDir(Arc::new(fd))),
+            // Kernels before 5.6, and containers that filter the call.
+            Err(Sys::NOSYS | Sys::PERM) => self.walk(path),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// As openat2(2) does it, one component at a time.
+    fn walk(&self, path: &[u8]) -> io::Result<PfsDir> {
+        let mut dir = self.root.clone();
+        for component in path.split(|&byte| byte == b'/') {
+            dir = self.open_dir(&dir, component)?;
+        }
+        Ok(dir)
+    }
+
+    /// Opens a regular file for reading, or for reading and writing; never waits. `ELOOP` for a
+    /// link, `EISDIR` for a directory, `ENXIO` for FIFOs, sockets and devices.
+    ///
+    /// A file that its owner may write but not read is opened for writing only.
+    pub fn open_file(&self, dir: &PfsDir, name: &[u8], write: bool) -> io::Result<File> {
+        let name = checked(name)?;
+        let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
+        // NONBLOCK: a FIFO put in the file's place must not hold a thread.
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let fd = match rustix::fs::openat(dir, name, access | flags, Mode::empty()) {
+            Err(Sys::ACCESS) if write => {
+                rustix::fs::openat(dir, name, OFlags::WRONLY | flags, Mode::empty())?
+            }
+            // Somebody holds a lease on the file: it is safe to wait once it is known to be one.
+            Err(Sys::AGAIN) => self.open_waiting(dir, name, access)?,
+            result => result?,
+        };
+        refuse_irregular(fd.as_fd())?;
+        Ok(File::from(fd))
+    }
+
+    fn open_waiting(&self, dir: &PfsDir, name: &[u8], access: OFlags) -> io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(dir, name, flags, Mode::empty())?;
+        refuse_irregular(fd.as_fd())?;
+        let path = proc_path(fd.as_fd());
+        Ok(rustix::fs::open(
+            path,
+            access | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?)
+    }
+
+    /// Creates a file that is to be renamed when it is whole. `EEXIST` if the name is taken.
+    pub fn create_temporary(&self, dir: &PfsDir, name: &[u8], mode: u32) -> io::Result<File> {
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        Ok(File::from(rustix::fs::openat(
+            dir,
+            checked(name)?,
+            flags,
+            mode,
+        )?))
+    }
+
+    /// Space and inodes of the file system below.
+    pub fn statfs(&self) -> io::Result<Statfs> {
+        let stat = rustix::fs::fstatvfs(&self.root)?;
+        Ok(Statfs {
+            block_bytes: u32::try_from(stat.f_frsize).unwrap_or(u32::MAX),
+            blocks: stat.f_blocks,
+            blocks_free: stat.f_bfree,
+            blocks_available: stat.f_bavail,
+            files: stat.f_files,
+            files_free: stat.f_ffree,
+            name_bytes_max: u32::try_from(stat.f_namemax).unwrap_or(u32::MAX),
+        })
+    }
+
+    /// Puts the whole file system below on stable storage (syncfs(2)).
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::syncfs(&self.root)?)
+    }
+
+    /// Puts the names in a directory on stable storage.
+    pub fn sync_dir(&self, dir: &PfsDir) -> io::Result<()> {
+        Ok(rustix::fs::fsync(reopen(dir)?)?)
+    }
+}
+
+/// A descriptor of the same directory that can be read and synced, with a position of its own.
+fn reopen(dir: &PfsDir) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(dir, c".", flags, Mode::empty())?)
+}
+
+fn refuse_irregular(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let mode = rustix::fs::fstat(fd)?.st_mode;
+    match FileKind::from_mode(mode) {
+        Some(FileKind::Regular) => Ok(()),
+        Some(FileKind::Directory) => Err(Errno::EISDIR.into()),
+        Some(FileKind::Symlink) => Err(Errno::ELOOP.into()),
+        _ => Err(Errno::ENXIO.into()),
+    }
+}
+
+/// Opens whatever has this name, without following it and without touching it.
+fn open_path(dir: &PfsDir, name: &[u8]) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(
+        dir,
+        checked(name)?,
+        flags,
+        Mode::empty(),
+    )?)
+}
+
+/// statx(2) of an open file, of any kind.
+fn stat_fd(fd: BorrowedFd<'_>) -> io::Result<PfsStat> {
+    Ok(rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, STATX)?.into())
+}

@@ -1,0 +1,62 @@
+//! Listing directories and reading links.
+
+use std::io;
+use std::mem::MaybeUninit;
+
+use forebay_types::FileKind;
+use rustix::fs::{FileType, RawDir};
+
+use super::{PfsDir, PfsEntry, PfsTree, checked, reopen};
+
+/// One getdents64(2): some thousand short names. On the stack.
+const DIRENTS_BYTES: usize = 32 << 10;
+
+fn kind_of(kind: FileType) -> Option<FileKind> {
+    Some(match kind {
+        FileType::RegularFile => FileKind::Regular,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::CharacterDevice => FileKind::CharDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        _ => return None,
+    })
+}
+
+impl PfsTree {
+    /// Visits every entry but `.`, `..` and Forebay's own files that are not whole yet, in the order
+    /// of the file system below. Readers do not disturb each other.
+    pub fn read_dir(&self, dir: &PfsDir, visit: &mut dyn FnMut(PfsEntry)) -> io::Result<()> {
+        let fd = reopen(dir)?;
+        let mut buffer = [MaybeUninit::uninit(); DIRENTS_BYTES];
+        let mut entries = RawDir::new(fd, &mut buffer);
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." || PfsTree::is_temporary(name) {
+                continue;
+            }
+            let kind = match kind_of(entry.file_type()) {
+                Some(kind) => kind,
+                None => match self.stat(dir, name) {
+                    Ok(stat) => stat.kind(),
+                    // Removed since it was listed.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    Err(error) => return Err(error),
+                },
+            };
+            visit(PfsEntry {
+                name: name.to_vec(),
+                ino: entry.ino(),
+                kind,
+            });
+        }
+        Ok(())
+    }
+
+    /// Where a link points. `EINVAL` for anything else.
+    pub fn readlink(&self, dir: &PfsDir, name: &[u8]) -> io::Result<Vec<u8>> {
+        Ok(rustix::fs::readlinkat(dir, checked(name)?, Vec::new())?.into_bytes())
+    }
+}

@@ -1,0 +1,70 @@
+//! Metadata of a file that is about to appear on the PFS.
+
+use std::fs::File;
+use std::io;
+
+use forebay_types::{Errno, SetAttr, SetTime, TimeSpec};
+
+use crate::PfsTree;
+
+/// Metadata that the PFS could not take. The data is whole; a person should hear of it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MetadataWarning {
+    /// One extended attribute.
+    #[error("extended attribute '{}' was not stored: {errno}", name.escape_ascii())]
+    Xattr {
+        /// Its name.
+        name: Vec<u8>,
+        /// Why.
+        errno: Errno,
+    },
+}
+
+/// Gives `file` its owner, mode, attributes and times, in this order: chown(2) clears set-id bits,
+/// and everything before the times would change them.
+///
+/// Attributes that the PFS cannot hold (it has none, not of that name space, or not so large) come
+/// back as warnings; anything else that fails is an error.
+#[allow(clippy::too_many_arguments)] // the fields of one record, each of another type
+pub fn apply_metadata(
+    tree: &PfsTree,
+    file: &File,
+    uid: u32,
+    gid: u32,
+    perm: u16,
+    xattrs: &[(Vec<u8>, Vec<u8>)],
+    atime: TimeSpec,
+    mtime: TimeSpec,
+) -> io::Result<Vec<MetadataWarning>> {
+    let now = tree.stat_file(file)?;
+    // A file created as its owner needs no chown, which a PFS that squashes root would refuse.
+    let owner = SetAttr {
+        uid: (now.uid != uid).then_some(uid),
+        gid: (now.gid != gid).then_some(gid),
+        perm: Some(perm),
+        ..SetAttr::default()
+    };
+    tree.set_attr_file(file, &owner)?;
+    let mut warnings = Vec::new();
+    for (name, value) in xattrs {
+        let Err(error) = tree.set_xattr_file(file, name, value, 0) else {
+            continue;
+        };
+        match error.raw_os_error() {
+            Some(errno @ (libc::EOPNOTSUPP | libc::EPERM | libc::E2BIG | libc::ERANGE)) => {
+                warnings.push(MetadataWarning::Xattr {
+                    name: name.clone(),
+                    errno: Errno(errno),
+                });
+            }
+            _ => return Err(error),
+        }
+    }
+    let times = SetAttr {
+        atime: Some(SetTime::At(atime)),
+        mtime: Some(SetTime::At(mtime)),
+        ..SetAttr::default()
+    };
+    tree.set_attr_file(file, &times)?;
+    Ok(warnings)
+}

@@ -1,0 +1,71 @@
+//! A tier: a place that holds objects.
+
+use std::io;
+use std::sync::Arc;
+
+use forebay_types::ObjectId;
+
+use crate::{Identity, Object};
+
+/// What a tier is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TierKind {
+    /// Memory: a private tmpfs. Survives the daemon, not the node.
+    Dram,
+    /// Flash, or any directory on stable storage.
+    Ssd,
+    /// A directory of the parallel file system.
+    Pfs,
+    /// Remembers sizes only; for measuring everything else.
+    Null,
+}
+
+/// Physical space of the file system below a tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// All of it, bytes.
+    pub total_bytes: u64,
+    /// What ordinary users may still take, bytes.
+    pub free_bytes: u64,
+}
+
+/// A place that holds objects by id.
+///
+/// Invariants:
+/// 1. An id names at most one object in a tier; `create` of one that is there fails with `EEXIST`.
+/// 2. An object that was removed stays whole for those that have it open.
+/// 3. Nothing here decides which object goes where: that is policy.
+pub trait Tier: Send + Sync {
+    /// Its name in the configuration and in `status`: `dram`, `ssd`, `ssd1`.
+    fn name(&self) -> &str;
+
+    /// What it is made of.
+    fn kind(&self) -> TierKind;
+
+    /// What it may hold, bytes: as configured, or all of the file system below.
+    fn capacity_bytes(&self) -> u64;
+
+    /// Physical space of the file system below.
+    fn space(&self) -> io::Result<Space>;
+
+    /// Makes an empty object. `EEXIST` if the id is taken.
+    fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>>;
+
+    /// Opens an object for reading and writing. `ENOENT` if there is none.
+    fn open(&self, id: ObjectId) -> io::Result<Arc<dyn Object>>;
+
+    /// Removes an object. `ENOENT` if there is none.
+    fn remove(&self, id: ObjectId) -> io::Result<()>;
+
+    /// The identity carried beside an object; `None` if it carries none. `ENOENT` if there is no
+    /// such object; one that cannot be decoded is an error of kind `InvalidData` around
+    /// [`crate::IdentityError`].
+    fn identity(&self, id: ObjectId) -> io::Result<Option<Identity>>;
+
+    /// Visits every object, in no order. What is created or removed meanwhile may or may not appear.
+    fn list(&self, visit: &mut dyn FnMut(ObjectId)) -> io::Result<()>;
+
+    /// Puts what was created or removed before on stable storage: the names. Content is put there
+    /// by [`Object::sync`]. Nothing to do for `dram`.
+    fn sync_all(&self) -> io::Result<()>;
+}
