@@ -1,1 +1,127 @@
-fn main() {}
+//! `forebay`: the command line of the burst buffer.
+//!
+//! One file per command. What they share: `exit` (exit codes, errors), `control` (talking to a
+//! running burst buffer), `mounts` and `instance` (finding it), `paths` (what the user calls a
+//! file), `show` (tables, bars, progress, JSON).
+
+mod control;
+mod down;
+mod exit;
+mod fsck;
+mod instance;
+mod job;
+mod mounts;
+mod movement;
+mod out;
+mod paths;
+mod plan;
+mod prefetch;
+mod release;
+mod show;
+mod signals;
+mod stage_in;
+mod stage_out;
+mod state;
+mod status;
+mod top;
+mod up;
+mod usage;
+mod where_is;
+
+use clap::{Parser, Subcommand};
+
+use exit::{Exit, Failure};
+
+/// Puts memory and flash of this machine in front of a slow file system. Files written under the
+/// mount land at the speed of the fast tiers, are copied to the slow file system by themselves,
+/// whole and verified, and the newest stay for a fast restart.
+#[derive(Parser)]
+#[command(
+    name = "forebay",
+    version,
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "Examples:\n",
+        "  forebay up --pfs /scratch --mount /bb --state /var/tmp/bb --dram 4GiB --detach\n",
+        "  forebay status\n",
+        "  forebay stage-out --wait /bb/run7\n",
+        "  forebay down --state /var/tmp/bb --drain --timeout 30m\n\n",
+        "Sizes: 4GiB, 500MB, 1.5T, plain bytes. Durations: 200ms, 30s, 5m, 1.5h, plain seconds.\n\n",
+        "Exit codes: 0 complete; 1 wrong usage or fatal; 3 partial (each path that failed is\n",
+        "named); 4 timed out (what is left is named); 5 verification failed; 130 interrupted."
+    )
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Up(Box<up::UpArgs>),
+    Down(down::DownArgs),
+    Status(status::StatusArgs),
+    Top(top::TopArgs),
+    Where(where_is::WhereArgs),
+    StageIn(stage_in::StageInArgs),
+    StageOut(stage_out::StageOutArgs),
+    Prefetch(prefetch::PrefetchArgs),
+    Release(release::ReleaseArgs),
+    Fsck(fsck::FsckArgs),
+    Plan(plan::PlanArgs),
+}
+
+impl Command {
+    fn run(&self) -> Result<Exit, Failure> {
+        match self {
+            Command::Up(args) => up::run(args),
+            Command::Down(args) => down::run(args),
+            Command::Status(args) => status::run(args),
+            Command::Top(args) => top::run(args),
+            Command::Where(args) => where_is::run(args),
+            Command::StageIn(args) => stage_in::run(args),
+            Command::StageOut(args) => stage_out::run(args),
+            Command::Prefetch(args) => prefetch::run(args),
+            Command::Release(args) => release::run(args),
+            Command::Fsck(args) => fsck::run(args),
+            Command::Plan(args) => plan::run(args),
+        }
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    let exit = match Cli::try_parse() {
+        Ok(cli) => match cli.command.run() {
+            Ok(exit) => exit,
+            Err(failure) => {
+                out::complain(&failure.message);
+                failure.exit
+            }
+        },
+        Err(error) => usage::report(&error),
+    };
+    exit.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_help_with_an_example_and_exit_codes() {
+        for command in super::Cli::command().get_subcommands_mut() {
+            let help = command.render_long_help().to_string();
+            let name = command.get_name().to_string();
+            assert!(
+                help.contains(&format!("forebay {name}")),
+                "{name}: no example"
+            );
+            assert!(help.contains("Exit codes"), "{name}: no exit codes");
+        }
+    }
+}

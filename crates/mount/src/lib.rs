@@ -5,7 +5,9 @@ mod backing;
 mod convert;
 mod pool;
 
+use std::ffi::CString;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +15,8 @@ use std::process::Command;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use forebay_client::Client;
 use parking_lot::Mutex;
-use rustix::mount::UnmountFlags;
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
 
 /// How to mount.
 #[derive(Clone, Debug)]
@@ -54,7 +57,11 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     config.n_threads = Some(options.threads.max(1));
     let adapter = adapter::Adapter::new(client, options.passthrough)?;
     let ended = adapter.on_destroy();
-    let session = Session::new(adapter, &options.mount_point, &config)?.spawn()?;
+    let session = match open_as_root(options)? {
+        Some(device) => Session::from_fd(adapter, device, config.acl, config)?,
+        None => Session::new(adapter, &options.mount_point, &config)?,
+    };
+    let session = session.spawn()?;
     // Asks the new mount itself, so it also shows that it answers.
     let dev = std::fs::metadata(&options.mount_point)?.dev();
     Ok(Mounted {
@@ -63,6 +70,33 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         session: Mutex::new(Some(session)),
         ended,
     })
+}
+
+/// Mounts by mount(2), which only root may: so the type is `fuse.forebay` in every table, and no
+/// helper is needed. `None` for an ordinary user.
+fn open_as_root(options: &MountOptions) -> io::Result<Option<OwnedFd>> {
+    if !rustix::process::geteuid().is_root() {
+        return Ok(None);
+    }
+    let mode = std::fs::metadata(&options.mount_point)?.mode();
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let device = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;
+    let uid = rustix::process::getuid().as_raw();
+    let gid = rustix::process::getgid().as_raw();
+    let others = if options.allow_other { ",allow_other" } else { "" };
+    let data = format!(
+        "fd={},rootmode={:o},user_id={uid},group_id={gid},default_permissions{others}",
+        device.as_raw_fd(),
+        mode & libc::S_IFMT,
+    );
+    rustix::mount::mount(
+        options.source.as_str(),
+        &options.mount_point,
+        "fuse.forebay",
+        MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOATIME,
+        Some(CString::new(data)?.as_c_str()),
+    )?;
+    Ok(Some(device))
 }
 
 impl Mounted {

@@ -156,14 +156,9 @@ impl Namespace {
     }
 
     /// The object has been copied to another tier, which has it from now on.
-    pub fn migrated(
-        &self,
-        file: &File,
-        generation: Generation,
-        tier: TierId,
-    ) -> Result<bool, NsError> {
+    pub fn migrated(&self, file: &File, generation: Generation, tier: TierId, exclusive: bool) -> Result<bool, NsError> {
         let mut state = file.lock();
-        if state.residency.generation != generation || state.residency.writing {
+        if state.residency.generation != generation || (state.residency.writing && !exclusive) {
             return Ok(false);
         }
         state.residency.tier = tier;

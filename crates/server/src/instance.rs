@@ -340,7 +340,7 @@ impl Instance {
         let dirty = file.lock().is_dirty();
         file.lock().residency.writing = false;
         core.copy_object(file, &*source, to)?;
-        if core.ns.migrated(file, generation, to)? {
+        if core.ns.migrated(file, generation, to, true)? {
             core.ledger.settle(file.object, to, bytes, dirty);
             core.remove_left_behind(file, tier);
         }

@@ -135,7 +135,15 @@ impl Core {
         if stat.nlink > 1 {
             return FirstChange::InPlaceOnPfs;
         }
-        first_change(stat.size, truncates, &self.ledger.spaces(), &ChangeLimits::default())
+        let limits = ChangeLimits::default();
+        let choose = || first_change(stat.size, truncates, &self.ledger.spaces(), &limits);
+        match choose() {
+            FirstChange::InPlaceOnPfs if stat.size <= limits.max_stage_in_bytes => {
+                self.evict_somewhere(stat.size + stat.size / 4);
+                choose()
+            }
+            way => way,
+        }
     }
 
     /// Sets attributes, the size included.
@@ -398,7 +406,7 @@ impl Core {
         // Writes after the last fsync are in memory only; what is on flash is brought up to date.
         let source = self.tiers.open_object(tier, file.object)?;
         let moved = self.copy_object(file, &*source, flash)?;
-        if self.ns.migrated(file, generation, flash)? {
+        if self.ns.migrated(file, generation, flash, false)? {
             self.ledger.settle(file.object, flash, moved.stat()?.allocated_bytes, true);
             self.remove_left_behind(file, tier);
         }

@@ -46,7 +46,7 @@ impl Core {
             predicted_bytes: expected.bytes,
             durability,
             series_fsyncs: expected.fsyncs,
-        });
+        })?;
         let object_id = self.ns.new_object()?;
         let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
         let object = slot.tier.create(

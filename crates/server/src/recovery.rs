@@ -110,7 +110,7 @@ impl Core {
                 let mut state = file.lock();
                 state.residency.writing = false;
             }
-            self.ns.migrated(file, generation, shadow)?;
+            self.ns.migrated(file, generation, shadow, true)?;
             claimed.insert((shadow, file.object));
             return self.take_over(file, shadow);
         }

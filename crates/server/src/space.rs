@@ -30,10 +30,10 @@ pub enum Room {
 
 impl Core {
     /// The tier for a new file: making room by eviction where that is enough, else the overflow.
-    pub fn place_new(&self, file: &NewFile) -> TierId {
+    pub fn place_new(&self, file: &NewFile) -> Result<TierId, Errno> {
         for _ in 0..2 {
             match choose_tier(&self.ledger.spaces(), file) {
-                Placement::Tier(index) => return TierId(index as u8),
+                Placement::Tier(index) => return Ok(TierId(index as u8)),
                 Placement::Pfs => break,
                 Placement::Wait => {
                     let wanted = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
@@ -44,10 +44,11 @@ impl Core {
             }
         }
         self.drain.hurry();
-        self.tiers.overflow()
+        Ok(self.tiers.need_overflow()?)
     }
 
-    fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
+    /// Evicts clean copies from whichever tier has some; whether anything was freed.
+    pub fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
         let tiers: Vec<TierId> = self.ledger.spaces().iter().map(|t| TierId(t.index as u8)).collect();
         tiers.into_iter().any(|tier| self.make_space(tier, wanted_bytes) > 0)
     }
@@ -188,14 +189,14 @@ impl Core {
         };
         let size = object.stat()?.size;
         let to = match refused {
-            Refused::DirtyCap => self.tiers.overflow(),
-            Refused::Tier { .. } => self.other_tier(*tier, size + len),
+            Refused::DirtyCap => self.tiers.need_overflow()?,
+            Refused::Tier { .. } => self.other_tier(*tier, size + len)?,
         };
         let (file, object) = (file.clone(), object.clone());
         let moved = self.copy_object(&file, &*object, to)?;
         let generation = self.generation(&file);
         let from = *tier;
-        if !self.ns.migrated(&file, generation, to).map_err(Errno::from)? {
+        if !self.ns.migrated(&file, generation, to, true).map_err(Errno::from)? {
             return Err(Errno::EAGAIN);
         }
         *target = Target::Buffer { file: file.clone(), object: moved.clone(), tier: to };
@@ -216,13 +217,16 @@ impl Core {
         }
     }
 
-    fn other_tier(&self, not: TierId, bytes: u64) -> TierId {
+    fn other_tier(&self, not: TierId, bytes: u64) -> Result<TierId, Errno> {
         let spaces = self.ledger.spaces();
         let fitting = spaces
             .iter()
             .filter(|s| s.index != not.0 as usize && s.available_bytes() >= bytes + SPACE_UNIT_BYTES)
             .max_by_key(|s| s.available_bytes());
-        fitting.map_or(self.tiers.overflow(), |s| TierId(s.index as u8))
+        match fitting {
+            Some(space) => Ok(TierId(space.index as u8)),
+            None => Ok(self.tiers.need_overflow()?),
+        }
     }
 
     /// Copies a file's object to another tier, flushed, with its times.

@@ -30,8 +30,8 @@ impl Core {
             predicted_bytes: Some(bytes),
             durability: self.durability_of(&path),
             series_fsyncs: false,
-        });
-        if !empty && tier == self.tiers.overflow() {
+        })?;
+        if !empty && tier == crate::tierset::OVERFLOW {
             return Err(Errno::ENOSPC);
         }
         let object_id = self.ns.new_object()?;
@@ -129,7 +129,7 @@ impl Core {
         }
         let copied = self.copy_object(file, &*source, dram)?;
         let shard = self.opens.shard(file.ino);
-        if shard.contains_key(&file.ino) || !self.ns.migrated(file, generation, dram)? {
+        if shard.contains_key(&file.ino) || !self.ns.migrated(file, generation, dram, false)? {
             drop(shard);
             self.remove_left_behind(file, dram);
             return Ok(false);

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use forebay_policy::series::identify;
-use forebay_tiers::TierKind;
-use forebay_types::limits;
+use forebay_types::{TierId, limits};
 use forebay_wire::control::{ApplicationStatus, ControlResponse, PathFailure, StatusBits, TierStatus, WhereEntry};
 
 use crate::core::Core;
+use crate::tierset::OVERFLOW;
 use crate::walk::Visited;
 
 /// Entries in one answer to `where`.
@@ -21,7 +21,11 @@ impl Core {
     pub fn status(&self) -> StatusBits {
         use std::os::unix::ffi::OsStrExt;
         let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
-        let tiers: Vec<TierStatus> = self.tiers.iter().map(|(id, slot)| self.tier_status(id, slot)).collect();
+        let own = self.tiers.iter().filter(|(id, _)| *id != OVERFLOW);
+        let mut tiers: Vec<TierStatus> = own.map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes)).collect();
+        // The PFS's own capacity, and what is on its way there without a stay in the burst buffer.
+        let pfs_bytes = self.ns.statfs().map_or(0, |s| s.blocks * u64::from(s.block_bytes));
+        tiers.push(self.tier_status("pfs", OVERFLOW, pfs_bytes));
         let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         StatusBits {
@@ -53,15 +57,10 @@ impl Core {
         }
     }
 
-    fn tier_status(&self, id: forebay_types::TierId, slot: &crate::tierset::Slot) -> TierStatus {
+    fn tier_status(&self, name: &str, id: TierId, capacity_bytes: u64) -> TierStatus {
         let figures = self.ledger.figures(id);
-        // The PFS's own capacity, as statfs shows it.
-        let capacity_bytes = match slot.kind {
-            TierKind::Pfs => slot.tier.space().map_or(0, |s| s.total_bytes),
-            _ => figures.capacity_bytes,
-        };
         TierStatus {
-            name: slot.tier.name().to_string(),
+            name: name.to_string(),
             capacity_bytes,
             used_bytes: figures.used_bytes,
             dirty_bytes: figures.dirty_bytes,

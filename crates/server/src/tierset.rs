@@ -3,11 +3,11 @@
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use forebay_policy::placement::TierKind as PolicyKind;
-use forebay_tiers::{DirTier, DramMount, Object, Tier, TierKind, mount_dram};
-use forebay_types::{ObjectId, TierId};
+use forebay_tiers::{DirTier, DramMount, Object, PfsTree, Tier, TierKind, mount_dram};
+use forebay_types::{Generation, ObjectId, TierId};
 use parking_lot::Mutex;
 
 use crate::settings::Settings;
@@ -37,14 +37,17 @@ pub struct Slot {
 /// All tiers. Ids stay with their directories over restarts.
 pub struct TierSet {
     slots: Vec<Option<Slot>>,
+    /// Made when it is first needed: most runs never do.
+    overflow: OnceLock<Slot>,
+    instance: [u8; 16],
     dram: Mutex<Option<DramMount>>,
     overflow_dir: PathBuf,
 }
 
-/// Name of the hidden directory on the PFS.
+/// Name of the hidden directory on the PFS: one of Forebay's temporary names, so no listing shows it.
 pub fn overflow_name(instance: [u8; 16]) -> String {
-    let hex: String = instance[..4].iter().map(|b| format!("{b:02x}")).collect();
-    format!(".forebay-{hex}-overflow.part")
+    let name = PfsTree::temporary_name(instance, ObjectId(0), Generation(0));
+    String::from_utf8_lossy(&name).into_owned()
 }
 
 impl TierSet {
@@ -77,10 +80,23 @@ impl TierSet {
             slots[id] = Some(Slot { tier: Arc::new(tier), kind: TierKind::Ssd, capacity_bytes });
         }
         let overflow_dir = settings.pfs.join(overflow_name(instance));
-        make_private(&overflow_dir)?;
-        let tier = DirTier::open("pfs", TierKind::Pfs, &overflow_dir, None, instance)?;
-        slots[OVERFLOW.0 as usize] = Some(Slot { tier: Arc::new(tier), kind: TierKind::Pfs, capacity_bytes: 0 });
-        Ok(TierSet { slots, dram: Mutex::new(dram), overflow_dir })
+        let set = TierSet { slots, overflow: OnceLock::new(), instance, dram: Mutex::new(dram), overflow_dir };
+        if set.overflow_dir.is_dir() {
+            set.need_overflow()?;
+        }
+        Ok(set)
+    }
+
+    /// The overflow, made if it is not there yet.
+    pub fn need_overflow(&self) -> io::Result<TierId> {
+        if self.overflow.get().is_none() {
+            make_private(&self.overflow_dir)?;
+            let tier = DirTier::open("pfs", TierKind::Pfs, &self.overflow_dir, None, self.instance)?;
+            let slot = Slot { tier: Arc::new(tier), kind: TierKind::Pfs, capacity_bytes: 0 };
+            // Where two came here at once, both have opened the same directory.
+            drop(self.overflow.set(slot));
+        }
+        Ok(OVERFLOW)
     }
 
     /// Kinds and capacities by id, for the ledger.
@@ -96,22 +112,23 @@ impl TierSet {
     /// All tiers with their ids: memory, flash, overflow.
     pub fn iter(&self) -> impl Iterator<Item = (TierId, &Slot)> {
         let ids = std::iter::once(0).chain(FIRST_SSD as usize..self.slots.len()).chain(std::iter::once(1));
-        ids.filter_map(|i| Some((TierId(i as u8), self.slots.get(i)?.as_ref()?)))
+        ids.filter_map(|i| Some((TierId(i as u8), self.get(TierId(i as u8))?)))
     }
 
     /// One tier, if there is one with this id.
     pub fn get(&self, id: TierId) -> Option<&Slot> {
-        self.slots.get(id.0 as usize)?.as_ref()
-    }
-
-    /// The overflow's id.
-    pub fn overflow(&self) -> TierId {
-        OVERFLOW
+        match id {
+            OVERFLOW => self.overflow.get(),
+            _ => self.slots.get(id.0 as usize)?.as_ref(),
+        }
     }
 
     /// Kind of a tier; an id without a tier counts as flash that is not there.
     pub fn kind(&self, id: TierId) -> TierKind {
-        self.get(id).map_or(TierKind::Ssd, |slot| slot.kind)
+        match id {
+            OVERFLOW => TierKind::Pfs,
+            _ => self.get(id).map_or(TierKind::Ssd, |slot| slot.kind),
+        }
     }
 
     /// Opens an object.

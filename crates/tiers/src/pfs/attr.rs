@@ -34,14 +34,14 @@ impl PfsTree {
 
     /// Sets attributes of an open regular file; for a size, it must be open for writing.
     pub fn set_attr_file(&self, file: &File, set: &SetAttr) -> io::Result<()> {
+        if let Some(size) = set.size {
+            file.set_len(size)?;
+        }
         if set.uid.is_some() || set.gid.is_some() {
             rustix::fs::fchown(file, set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw))?;
         }
         if let Some(perm) = set.perm {
             rustix::fs::fchmod(file, mode(perm))?;
-        }
-        if let Some(size) = set.size {
-            file.set_len(size)?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             rustix::fs::futimens(file, &timestamps(set.atime, set.mtime))?;
@@ -54,9 +54,20 @@ fn mode(perm: u16) -> Mode {
     Mode::from_raw_mode(u32::from(perm & 0o7777))
 }
 
-/// The order matters: chown(2) clears set-id bits, and a change of size sets the times.
+/// The order matters: a change of size needs the old permissions, clears set-id bits and sets the
+/// times; chown(2) clears set-id bits too.
 fn apply(fd: BorrowedFd<'_>, kind: FileKind, set: &SetAttr) -> io::Result<()> {
     let path = proc_path(fd);
+    if let Some(size) = set.size {
+        match kind {
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Errno::EISDIR.into()),
+            _ => return Err(Errno::EINVAL.into()),
+        }
+        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path.as_str(), flags, Mode::empty())?;
+        rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&file, size))?;
+    }
     if set.uid.is_some() || set.gid.is_some() {
         rustix::fs::chownat(
             fd,
@@ -72,16 +83,6 @@ fn apply(fd: BorrowedFd<'_>, kind: FileKind, set: &SetAttr) -> io::Result<()> {
             return Err(Errno::EOPNOTSUPP.into());
         }
         rustix::fs::chmod(path.as_str(), mode(perm))?;
-    }
-    if let Some(size) = set.size {
-        match kind {
-            FileKind::Regular => {}
-            FileKind::Directory => return Err(Errno::EISDIR.into()),
-            _ => return Err(Errno::EINVAL.into()),
-        }
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path.as_str(), flags, Mode::empty())?;
-        rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&file, size))?;
     }
     if set.atime.is_some() || set.mtime.is_some() {
         let times = timestamps(set.atime, set.mtime);

@@ -1,0 +1,289 @@
+//! Talking to a running burst buffer through its state folder.
+
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use forebay_types::{Errno, format_size, limits};
+use forebay_wire::control::{
+    Control, ControlResponse, FsckReport, JobProgress, Movement, PathFailure, StatusBits,
+    WhereEntry,
+};
+use forebay_wire::{FrameError, Request, Response, UnixConnection};
+
+use crate::exit::{Failure, reason};
+use crate::mounts;
+use crate::show::text::show_path;
+use crate::state::SocketPath;
+
+/// Paths in one message take at most this much of it, bytes; the rest is for their lengths and the
+/// message around them.
+const BATCH_BYTES_MAX: usize = limits::MESSAGE_BYTES_MAX / 2;
+
+/// A connection to the burst buffer with this state folder.
+pub struct Daemon {
+    connection: UnixConnection,
+    state: PathBuf,
+}
+
+/// Why a question had no answer.
+#[derive(Debug)]
+pub enum AskError {
+    /// The daemon has closed the connection: it is gone or going.
+    Gone,
+    /// It refused.
+    Refused(Errno),
+    /// The two do not understand each other.
+    Protocol(String),
+}
+
+/// Answer to [`Control::Where`], all its parts together.
+#[derive(Debug, Default)]
+pub struct Located {
+    /// What was found.
+    pub files: Vec<WhereEntry>,
+    /// What was not.
+    pub failures: Vec<PathFailure>,
+}
+
+impl Daemon {
+    /// Connects; a burst buffer that does not run is an error.
+    pub fn connect(state: &Path) -> Result<Daemon, Failure> {
+        if let Some(daemon) = Daemon::try_connect(state)? {
+            return Ok(daemon);
+        }
+        let what = state.display();
+        // Without a mount table nothing is known to be left.
+        let mounted = mounts::read().is_ok_and(|table| !mounts::of_state(&table, state).is_empty());
+        Err(Failure::fatal(match mounted {
+            true => format!(
+                "{what}: its burst buffer has died; `forebay up` with the same --state goes on where it \
+                 stopped, `forebay down --state {what}` takes its mount away"
+            ),
+            false => format!(
+                "{what}: no burst buffer is running on this state folder; `forebay up` starts one, \
+                 `forebay status` without --state finds one that runs"
+            ),
+        }))
+    }
+
+    /// Connects; `None` if nothing runs there.
+    pub fn try_connect(state: &Path) -> Result<Option<Daemon>, Failure> {
+        let fail = |why: String| Err(Failure::fatal(format!("{}: {why}", state.display())));
+        let socket = match SocketPath::of(state) {
+            Ok(socket) => socket,
+            Err(e) if is_absence(&e) => return Ok(None),
+            Err(e) => return fail(connect_reason(&e)),
+        };
+        match UnixConnection::connect(&socket.path) {
+            Ok(connection) => Ok(Some(Daemon {
+                connection,
+                state: state.to_path_buf(),
+            })),
+            Err(FrameError::Io(e)) if is_absence(&e) => Ok(None),
+            Err(FrameError::Io(e)) => fail(connect_reason(&e)),
+            Err(other) => fail(other.to_string()),
+        }
+    }
+
+    /// One question, one answer.
+    pub fn ask(&self, control: Control) -> Result<ControlResponse, AskError> {
+        match self
+            .connection
+            .exchange(&Request::Control(control), &[], &mut [])
+        {
+            Ok(Response::Control(answer)) => Ok(answer),
+            Ok(Response::Failed(errno)) => Err(AskError::Refused(errno)),
+            Ok(_) => Err(AskError::Protocol("it answered another question".into())),
+            Err(FrameError::Io(_)) => Err(AskError::Gone),
+            Err(other) => Err(AskError::Protocol(other.to_string())),
+        }
+    }
+
+    /// An [`AskError`] as the end of a command; `doing` completes "not allowed to …".
+    pub fn failure(&self, error: AskError, doing: &str) -> Failure {
+        let state = self.state.display();
+        Failure::fatal(match error {
+            AskError::Gone => format!(
+                "{state}: the burst buffer stopped while it was asked; see {}, and `forebay up` \
+                 with the same --state goes on where it stopped",
+                self.state.join(crate::state::LOG).display()
+            ),
+            AskError::Refused(Errno::EPERM | Errno::EACCES) => format!(
+                "{state}: not allowed to {doing}: this burst buffer was started by another user; \
+                 ask its owner, or run this as that user or root"
+            ),
+            AskError::Refused(errno) => format!("{state}: cannot {doing}: {errno}"),
+            AskError::Protocol(why) => format!("{state}: {why}"),
+        })
+    }
+
+    fn odd(&self) -> Failure {
+        self.failure(
+            AskError::Protocol("it answered another question".into()),
+            "",
+        )
+    }
+
+    /// What `forebay status` shows.
+    pub fn status(&self) -> Result<StatusBits, AskError> {
+        match self.ask(Control::Status)? {
+            ControlResponse::Status(bits) => Ok(*bits),
+            _ => Err(AskError::Protocol("it answered another question".into())),
+        }
+    }
+
+    /// Residency of everything below `paths`; `each` gets the files part by part and says whether
+    /// to go on.
+    pub fn locate(
+        &self,
+        paths: &[Vec<u8>],
+        mut each: impl FnMut(Located) -> bool,
+    ) -> Result<(), AskError> {
+        for batch in batches(paths) {
+            let mut after = None;
+            loop {
+                let asked = Control::Where {
+                    paths: batch.to_vec(),
+                    after: after.take(),
+                };
+                let ControlResponse::Where {
+                    files,
+                    more_after,
+                    failures,
+                } = self.ask(asked)?
+                else {
+                    return Err(AskError::Protocol("it answered another question".into()));
+                };
+                if !each(Located { files, failures }) {
+                    return Ok(());
+                }
+                match more_after {
+                    Some(last) => after = Some(last),
+                    None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a movement: one job for every batch of paths that fits into a message.
+    pub fn start(&self, movement: Movement, paths: &[Vec<u8>]) -> Result<Vec<u64>, AskError> {
+        let mut jobs = Vec::new();
+        for batch in batches(paths) {
+            match self.ask(Control::Start {
+                movement,
+                paths: batch.to_vec(),
+            })? {
+                ControlResponse::Started { id } => jobs.push(id),
+                _ => return Err(AskError::Protocol("it answered another question".into())),
+            }
+        }
+        Ok(jobs)
+    }
+
+    /// Progress of one job.
+    pub fn job(&self, id: u64) -> Result<JobProgress, AskError> {
+        match self.ask(Control::Job { id })? {
+            ControlResponse::Job(progress) => Ok(progress),
+            _ => Err(AskError::Protocol("it answered another question".into())),
+        }
+    }
+
+    /// Stops a job. What it answers does not matter: the job's progress tells.
+    pub fn cancel(&self, id: u64) -> Result<(), AskError> {
+        self.ask(Control::Cancel { id }).map(drop)
+    }
+
+    /// Begins the end.
+    pub fn shutdown(&self, drain: bool, timeout_ms: u64) -> Result<(), AskError> {
+        self.ask(Control::Shutdown { drain, timeout_ms }).map(drop)
+    }
+
+    /// Checks and repairs while running.
+    pub fn fsck(&self, dry_run: bool, checksums: bool) -> Result<FsckReport, Failure> {
+        match self.ask(Control::Fsck { dry_run, checksums }) {
+            Ok(ControlResponse::Fsck(report)) => Ok(report),
+            Ok(_) => Err(self.odd()),
+            Err(error) => Err(self.failure(error, "check it")),
+        }
+    }
+}
+
+/// No socket, or nobody behind it.
+fn is_absence(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::ConnectionReset
+            | ErrorKind::UnexpectedEof
+            | ErrorKind::BrokenPipe
+    )
+}
+
+fn connect_reason(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::PermissionDenied => "the state folder belongs to another user; ask its owner, \
+                                        or run this as that user or root"
+            .into(),
+        ErrorKind::NotADirectory => {
+            "not a folder; --state takes the one given to `forebay up`".into()
+        }
+        _ => reason(error),
+    }
+}
+
+/// Splits paths so that each part fits into one message.
+fn batches(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
+    let mut parts = Vec::new();
+    let (mut from, mut bytes) = (0, 0);
+    for (at, path) in paths.iter().enumerate() {
+        let full =
+            at - from == limits::PATHS_PER_MESSAGE_MAX || bytes + path.len() > BATCH_BYTES_MAX;
+        if full && at > from {
+            parts.push(&paths[from..at]);
+            (from, bytes) = (at, 0);
+        }
+        bytes += path.len();
+    }
+    if from < paths.len() {
+        parts.push(&paths[from..]);
+    }
+    parts
+}
+
+/// One line for a path that failed.
+pub fn failure_line(mount: &Path, failure: &PathFailure) -> String {
+    let path = crate::paths::in_mount(mount, &failure.path);
+    match failure.reason.is_empty() {
+        true => format!("{}: {}", show_path(&path), failure.errno),
+        false => format!("{}: {}", show_path(&path), failure.reason),
+    }
+}
+
+/// `3 files (1.5 GiB)`.
+pub fn files_and_bytes(files: u64, bytes: u64) -> String {
+    let noun = if files == 1 { "file" } else { "files" };
+    format!("{files} {noun} ({})", format_size(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_travel_in_parts_that_fit() {
+        assert!(batches(&[]).is_empty());
+        let many: Vec<Vec<u8>> = (0..limits::PATHS_PER_MESSAGE_MAX + 1)
+            .map(|_| vec![b'x'])
+            .collect();
+        let parts: Vec<usize> = batches(&many).iter().map(|b| b.len()).collect();
+        assert_eq!(parts, [limits::PATHS_PER_MESSAGE_MAX, 1]);
+        let long = vec![vec![b'x'; limits::PATH_BYTES_MAX]; 300];
+        let parts = batches(&long);
+        assert_eq!(parts.iter().map(|b| b.len()).sum::<usize>(), 300);
+        for part in parts {
+            assert!(part.iter().map(Vec::len).sum::<usize>() <= BATCH_BYTES_MAX);
+        }
+    }
+}

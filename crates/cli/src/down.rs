@@ -1,0 +1,493 @@
+//! `forebay down`: ends a burst buffer, if asked to with all its data on the PFS.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use forebay_types::{format_duration, format_size, parse_duration};
+use forebay_wire::control::StatusBits;
+use serde_json::{Value, json};
+
+use crate::control::{AskError, Daemon, failure_line, files_and_bytes};
+use crate::exit::{Exit, Explain, Failure};
+use crate::instance::{mount_table, named_state};
+use crate::movement::{NAMED_MAX, name_left};
+use crate::show::json;
+use crate::show::progress::{Amount, Progress};
+use crate::signals::Signals;
+use crate::state::{self, Holder};
+use crate::status::mount_of;
+use crate::{mounts, out, up, usage};
+
+/// Time between two looks at the daemon: a short end is seen at once, a long one not disturbed.
+const LOOK_FIRST: Duration = Duration::from_millis(5);
+const LOOK_LAST: Duration = Duration::from_millis(250);
+/// How long stopping itself may take, all data drained or none to be drained.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// The daemon keeps the deadline of a drain; this much later it is certain that it gave up.
+const GIVE_UP_GRACE: Duration = Duration::from_secs(2);
+/// A drain that fails and moves nothing for so long is left to itself, so that this command ends.
+const STALL_LIMIT: Duration = Duration::from_secs(120);
+/// How long the search for the names of undrained files may take.
+const NAMING_LIMIT: Duration = Duration::from_secs(10);
+
+/// Ends a burst buffer; with --drain, when all its data is on the PFS
+#[derive(Args)]
+#[command(
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "Without --drain, data that is not yet on the PFS stays in the state folder and the flash\n",
+        "directories; `forebay up` with the same --state goes on with it. Data in memory does not\n",
+        "survive a restart of the machine.\n\n",
+        "With --drain and --timeout: if the time is too short, what is left is named, and the burst\n",
+        "buffer goes on running. Without --timeout a drain that fails and moves nothing for two\n",
+        "minutes is reported (exit 3), and goes on being tried.\n\n",
+        "Of a burst buffer that has died, a mount that is left is taken away (exit 1: not running).\n\n",
+        "Examples:\n  forebay down --state /var/tmp/bb\n",
+        "  forebay down --state /var/tmp/bb --drain --timeout 30m\n\n",
+        "Exit codes: 0 stopped; 1 not running, or not yours; 3 the drain fails (each file is named);\n",
+        "4 timed out (what is left is named); 130 stopped waiting (it goes on)."
+    )
+)]
+pub struct DownArgs {
+    /// State folder of the burst buffer (or FOREBAY_STATE)
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// First copy everything to the PFS
+    #[arg(long)]
+    drain: bool,
+    /// How long it may take; without it a drain has no limit
+    #[arg(long, value_name = "DUR", value_parser = parse_duration)]
+    timeout: Option<Duration>,
+    /// Print one JSON object at the end
+    #[arg(long)]
+    json: bool,
+}
+
+/// How waiting for the end ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Stopped,
+    TimedOut,
+    Stalled,
+    Interrupted,
+}
+
+/// Runs the command.
+pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
+    let state = named_state(args.state.as_deref())?
+        .ok_or_else(|| Failure::fatal("down: which burst buffer? give --state DIR"))?;
+    let Some(daemon) = Daemon::try_connect(&state)? else {
+        return Err(not_running(&state));
+    };
+    let signals = Signals::count().explain("signals", "")?;
+    let fail = |error| daemon.failure(error, "stop it");
+    let before = daemon.status().map_err(fail)?;
+    if before.open_files > 0 && !args.drain {
+        out::complain(&format!(
+            "{}: {} files are open; programs that use them will get errors",
+            mount_of(&before).display(),
+            before.open_files
+        ));
+    }
+    let timeout_ms = args.timeout.map_or(0, |t| {
+        u64::try_from(t.as_millis()).unwrap_or(u64::MAX).max(1)
+    });
+    daemon.shutdown(args.drain, timeout_ms).map_err(fail)?;
+    let mut wait = Wait::new(args, &state, before);
+    let end = wait.follow(&daemon, &signals)?;
+    let left = wait.report(&daemon, end);
+    if args.json {
+        json::print(&wait.to_json(end, &left));
+    }
+    Ok(match end {
+        End::Stopped => Exit::Complete,
+        End::TimedOut => Exit::TimedOut,
+        End::Stalled => Exit::Partial,
+        End::Interrupted => Exit::Interrupted,
+    })
+}
+
+/// Waiting for the end of a daemon.
+struct Wait<'a> {
+    args: &'a DownArgs,
+    state: &'a Path,
+    begun: Instant,
+    /// The newest status.
+    last: StatusBits,
+    /// Most undrained bytes seen: the whole of the progress bar.
+    most_bytes: u64,
+    /// When undrained data last became less or the drain moved.
+    moved: Instant,
+    /// Errors already shown, counted since the daemon's start.
+    errors_shown: u64,
+}
+
+impl<'a> Wait<'a> {
+    fn new(args: &'a DownArgs, state: &'a Path, before: StatusBits) -> Wait<'a> {
+        let now = Instant::now();
+        Wait {
+            args,
+            state,
+            begun: now,
+            most_bytes: before.dirty_bytes,
+            errors_shown: before.errors_total,
+            last: before,
+            moved: now,
+        }
+    }
+
+    fn follow(&mut self, daemon: &Daemon, signals: &Signals) -> Result<End, Failure> {
+        let mut progress = Progress::new("drain");
+        let mut pause = LOOK_FIRST;
+        let end = loop {
+            match daemon.status() {
+                Ok(bits) => self.look(bits, &mut progress),
+                Err(AskError::Gone) => break self.wait_for_lock(signals),
+                // It may refuse further questions while it stops.
+                Err(AskError::Refused(_)) => {}
+                Err(error) => return Err(daemon.failure(error, "stop it")),
+            }
+            if let Some(end) = self.given_up() {
+                break end;
+            }
+            if signals.sleep(pause) {
+                break End::Interrupted;
+            }
+            pause = (pause * 2).min(LOOK_LAST);
+        };
+        progress.finish();
+        Ok(end)
+    }
+
+    fn look(&mut self, bits: StatusBits, progress: &mut Progress) {
+        if bits.dirty_bytes != self.last.dirty_bytes || bits.drain_rate_bytes_per_s > 0 {
+            self.moved = Instant::now();
+        }
+        self.most_bytes = self.most_bytes.max(bits.dirty_bytes);
+        if self.args.drain {
+            let new = usize::try_from(bits.errors_total.saturating_sub(self.errors_shown))
+                .unwrap_or(usize::MAX);
+            let skip = bits.errors.len().saturating_sub(new);
+            for failure in &bits.errors[skip..] {
+                progress.say(&format!(
+                    "{}; trying again",
+                    failure_line(mount_of(&bits), failure)
+                ));
+            }
+            self.errors_shown = self.errors_shown.max(bits.errors_total);
+            progress.show(&Amount {
+                done: self.most_bytes - bits.dirty_bytes,
+                total: self.most_bytes,
+                detail: format!("{} files queued", bits.drain_queued_files),
+            });
+        }
+        self.last = bits;
+    }
+
+    fn given_up(&self) -> Option<End> {
+        let elapsed = self.begun.elapsed();
+        let draining = self.args.drain && self.last.dirty_bytes > 0;
+        let limit = match (draining, self.args.timeout) {
+            (true, Some(timeout)) => timeout.saturating_add(GIVE_UP_GRACE),
+            (true, None) => Duration::MAX,
+            (false, timeout) if self.args.drain => timeout
+                .unwrap_or(Duration::MAX - STOP_LIMIT)
+                .saturating_add(STOP_LIMIT),
+            (false, timeout) => timeout.unwrap_or(STOP_LIMIT),
+        };
+        let failing = self.last.errors_total > 0 || !self.last.errors.is_empty();
+        if elapsed >= limit {
+            Some(End::TimedOut)
+        } else if draining
+            && self.args.timeout.is_none()
+            && failing
+            && self.moved.elapsed() >= STALL_LIMIT
+        {
+            Some(End::Stalled)
+        } else {
+            None
+        }
+    }
+
+    /// The connection has closed; the process may still be on its way out.
+    fn wait_for_lock(&self, signals: &Signals) -> End {
+        let begun = Instant::now();
+        while let Ok(Some(Holder::Process(_))) = state::holder(self.state) {
+            if begun.elapsed() >= STOP_LIMIT {
+                return End::TimedOut;
+            }
+            if signals.sleep(Duration::from_millis(20)) {
+                return End::Interrupted;
+            }
+        }
+        End::Stopped
+    }
+
+    /// Says how it ended; names what is left where that is asked for.
+    fn report(&self, daemon: &Daemon, end: End) -> Vec<Vec<u8>> {
+        let bits = &self.last;
+        let mount = mount_of(bits).display();
+        let undrained = files_and_bytes(bits.drain_queued_files, bits.dirty_bytes);
+        match end {
+            End::Stopped if self.args.json => {}
+            End::Stopped => out::print(&format!("{}\n", self.farewell())),
+            End::TimedOut if bits.dirty_bytes == 0 || !self.args.drain => out::complain(&format!(
+                "{mount}: process {} has not stopped after {}; it goes on stopping: is the mount in use?",
+                bits.pid,
+                format_duration(self.begun.elapsed())
+            )),
+            End::TimedOut | End::Stalled => {
+                let why = if end == End::TimedOut {
+                    "timed out"
+                } else {
+                    "the drain fails and moves nothing"
+                };
+                let then = match end {
+                    End::TimedOut => "the burst buffer goes on running and draining",
+                    _ => "the burst buffer goes on trying, and stops when all is drained",
+                };
+                out::complain(&format!(
+                    "{mount}: {why}: {undrained} not yet on the PFS; {then}"
+                ));
+                let left = undrained_paths(daemon);
+                name_left(
+                    mount_of(bits),
+                    &left,
+                    bits.drain_queued_files.max(left.len() as u64),
+                );
+                return left;
+            }
+            End::Interrupted => out::complain(&format!(
+                "{mount}: no longer waiting; {undrained} not yet on the PFS; it goes on draining or stopping, \
+                 see `forebay status`"
+            )),
+        }
+        Vec::new()
+    }
+
+    fn farewell(&self) -> String {
+        let bits = &self.last;
+        let mount = mount_of(bits).display();
+        if self.args.drain {
+            let took = format_duration(self.begun.elapsed());
+            return format!(
+                "{mount}: stopped; all data is on the PFS ({} drained in {took})",
+                format_size(self.most_bytes)
+            );
+        }
+        match bits.dirty_bytes {
+            0 => format!("{mount}: stopped; all data is on the PFS"),
+            _ => format!(
+                "{mount}: stopped; {}{} not yet on the PFS stay with {}; `forebay up` with the same --state goes on",
+                files_and_bytes(bits.drain_queued_files, bits.dirty_bytes),
+                match in_memory_bytes(bits) {
+                    0 => String::new(),
+                    n => format!(
+                        ", of them {} in memory (lost if this machine restarts),",
+                        format_size(n)
+                    ),
+                },
+                self.state.display()
+            ),
+        }
+    }
+
+    fn to_json(&self, end: End, left: &[Vec<u8>]) -> Value {
+        let outcome = match end {
+            End::Stopped => "stopped",
+            End::TimedOut => "timed-out",
+            End::Stalled => "stalled",
+            End::Interrupted => "interrupted",
+        };
+        let drained = self.args.drain && end == End::Stopped;
+        json!({
+            "outcome": outcome,
+            "undrained_bytes": if drained { 0 } else { self.last.dirty_bytes },
+            "undrained_files": if drained { 0 } else { self.last.drain_queued_files },
+            "in_memory_bytes": if drained { 0 } else { in_memory_bytes(&self.last) },
+            "elapsed_s": self.begun.elapsed().as_secs_f64(),
+            "left": json::path_list(mount_of(&self.last), left),
+        })
+    }
+}
+
+/// Undrained bytes that a restart of the machine would take.
+fn in_memory_bytes(bits: &StatusBits) -> u64 {
+    bits.tiers
+        .iter()
+        .filter(|tier| tier.name == "dram")
+        .map(|tier| tier.dirty_bytes)
+        .sum()
+}
+
+/// The first undrained files. Best effort: names are worth seconds, not more.
+fn undrained_paths(daemon: &Daemon) -> Vec<Vec<u8>> {
+    let begun = Instant::now();
+    let mut paths = Vec::new();
+    let located = daemon.locate(&[Vec::new()], |part| {
+        let dirty = part
+            .files
+            .into_iter()
+            .filter(|f| matches!(f.state.as_str(), "dirty" | "demoting"));
+        paths.extend(dirty.map(|file| file.path));
+        paths.len() < NAMED_MAX && begun.elapsed() < NAMING_LIMIT
+    });
+    // Without the names there is still their number, which the caller prints.
+    drop(located);
+    paths.truncate(NAMED_MAX);
+    paths
+}
+
+/// Takes away what a dead instance has left in the tree, and says so.
+fn not_running(state: &Path) -> Failure {
+    let what = state.display();
+    match state::holder(state) {
+        Ok(Some(Holder::Process(pid))) => {
+            let pid = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+            return Failure::fatal(format!(
+                "{what}: its instance{pid} is starting or stopping; try again in a moment"
+            ));
+        }
+        Ok(None) => {
+            return Failure::fatal(format!(
+                "{what}: not a state folder of forebay; --state takes the folder given to `forebay up`"
+            ));
+        }
+        Ok(Some(Holder::Nobody)) | Err(_) => {}
+    }
+    let mut line = format!("{what}: no burst buffer is running on it");
+    match clean(state) {
+        Ok(notes) => notes
+            .iter()
+            .for_each(|note| line.push_str(&format!("; {note}"))),
+        Err(failure) => return failure,
+    }
+    Failure::fatal(line)
+}
+
+fn clean(state: &Path) -> Result<Vec<String>, Failure> {
+    let mut notes = Vec::new();
+    let _lock = up::lock(state)?;
+    for entry in mounts::of_state(&mount_table()?, state) {
+        let what = entry.point.display();
+        mounts::detach(&entry.point)
+            .explain(format_args!("{what}: cannot take away the dead mount"), "")?;
+        notes.push(format!("its dead mount on {what} was taken away"));
+    }
+    let memory = mount_table()?;
+    for entry in memory
+        .iter()
+        .filter(|e| e.fs_type == "tmpfs" && e.point.starts_with(state))
+    {
+        let used = up::resources::used_bytes(&entry.point).unwrap_or(u64::MAX);
+        if has_files(&entry.point) {
+            notes.push(format!(
+                "{} of its data are in memory at {}: `forebay up` with the same --state drains them",
+                format_size(used),
+                entry.point.display()
+            ));
+        } else if mounts::detach(&entry.point).is_ok() {
+            notes.push(format!(
+                "its empty memory tier at {} was given back",
+                entry.point.display()
+            ));
+        }
+    }
+    for file in [state::PID, state::SOCKET] {
+        // They only say what the lock says better; that they cannot be removed harms nobody.
+        let _ = std::fs::remove_file(state.join(file));
+    }
+    Ok(notes)
+}
+
+/// Whether anything but empty directories is below; what cannot be read counts as something.
+fn has_files(folder: &Path) -> bool {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return true;
+    };
+    entries.into_iter().any(
+        |entry| match entry.and_then(|e| Ok((e.file_type()?, e.path()))) {
+            Ok((kind, path)) => !kind.is_dir() || has_files(&path),
+            Err(_) => true,
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_wire::control::TierStatus;
+
+    use super::*;
+
+    fn args(drain: bool, timeout: Option<Duration>) -> DownArgs {
+        DownArgs {
+            state: None,
+            drain,
+            timeout,
+            json: false,
+        }
+    }
+
+    fn dirty(bytes: u64) -> StatusBits {
+        let tier = |name: &str, dirty_bytes| TierStatus {
+            name: name.into(),
+            capacity_bytes: 1 << 30,
+            used_bytes: dirty_bytes,
+            dirty_bytes,
+            reserved_bytes: 0,
+        };
+        StatusBits {
+            mount: b"/bb".to_vec(),
+            dirty_bytes: bytes,
+            drain_queued_files: bytes.min(2),
+            tiers: vec![tier("dram", bytes / 2), tier("ssd", bytes - bytes / 2)],
+            ..StatusBits::default()
+        }
+    }
+
+    #[test]
+    fn a_drain_without_a_limit_goes_on_and_one_with_ends() {
+        let unlimited = args(true, None);
+        let mut wait = Wait::new(&unlimited, Path::new("/s"), dirty(5));
+        assert_eq!(wait.given_up(), None);
+        wait.last.errors_total = 1;
+        assert_eq!(wait.given_up(), None);
+        let long_ago = Instant::now().checked_sub(STALL_LIMIT * 2).expect("uptime");
+        wait.moved = long_ago;
+        assert_eq!(wait.given_up(), Some(End::Stalled));
+        let limited = args(true, Some(Duration::from_secs(1)));
+        let mut wait = Wait::new(&limited, Path::new("/s"), dirty(5));
+        assert_eq!(wait.given_up(), None);
+        wait.begun = long_ago;
+        assert_eq!(wait.given_up(), Some(End::TimedOut));
+        let plain = args(false, None);
+        let mut wait = Wait::new(&plain, Path::new("/s"), dirty(5));
+        assert_eq!(wait.given_up(), None);
+        wait.begun = long_ago;
+        assert_eq!(wait.given_up(), Some(End::TimedOut));
+    }
+
+    #[test]
+    fn the_farewell_says_what_stays() {
+        let plain = args(false, None);
+        let wait = Wait::new(&plain, Path::new("/var/bb"), dirty(4 << 20));
+        assert_eq!(
+            wait.farewell(),
+            "/bb: stopped; 2 files (4.0 MiB), of them 2.0 MiB in memory (lost if this machine restarts), \
+             not yet on the PFS stay with /var/bb; `forebay up` with the same --state goes on"
+        );
+        assert_eq!(wait.to_json(End::Stopped, &[])["in_memory_bytes"], 2 << 20);
+        let wait = Wait::new(&plain, Path::new("/var/bb"), dirty(0));
+        assert_eq!(wait.farewell(), "/bb: stopped; all data is on the PFS");
+    }
+
+    #[test]
+    fn empty_folders_are_no_files() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        std::fs::create_dir_all(folder.path().join("a/b")).expect("mkdir");
+        assert!(!has_files(folder.path()));
+        std::fs::write(folder.path().join("a/b/c"), "").expect("write");
+        assert!(has_files(folder.path()));
+    }
+}

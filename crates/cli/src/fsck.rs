@@ -1,0 +1,206 @@
+//! `forebay fsck`: compares records, objects and PFS, and repairs.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use forebay_types::format_size;
+use forebay_wire::control::{Finding, FsckReport};
+use serde_json::{Map, Value, json};
+
+use crate::control::Daemon;
+use crate::exit::{Exit, Failure};
+use crate::instance::named_state;
+use crate::show::json::{self, insert_path};
+use crate::show::text::show_path;
+use crate::state::{self, Holder, Lock, LockError};
+use crate::{out, up, usage};
+
+/// Checks a burst buffer's state and repairs it; never destroys the only copy of anything
+#[derive(Args)]
+#[command(
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "Works on a running burst buffer as well as on one that is down.\n\n",
+        "JSON: {\"records\", \"objects\", \"verified_bytes\", \"dry_run\", \"findings\": [{\"subject\",\n",
+        "\"problem\", \"action\", \"repaired\"}]}.\n\n",
+        "Examples:\n  forebay fsck --state /var/tmp/bb\n",
+        "  forebay fsck --state /var/tmp/bb --dry-run --checksums --json\n\n",
+        "Exit codes: 0 nothing wrong, or all repaired; 1 fatal; 3 something remains to be repaired\n",
+        "(with --dry-run: anything was found); 5 content that does not match its checksum."
+    )
+)]
+pub struct FsckArgs {
+    /// State folder of the burst buffer (or FOREBAY_STATE)
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Say what would be done, and change nothing
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+    /// Read all content in the burst buffer and compare it with its checksums
+    #[arg(long)]
+    checksums: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
+    let state = named_state(args.state.as_deref())?
+        .ok_or_else(|| Failure::fatal("fsck: which burst buffer? give --state DIR"))?;
+    let report = match Daemon::try_connect(&state)? {
+        Some(daemon) => daemon.fsck(args.dry_run, args.checksums)?,
+        None => offline(&state, args)?,
+    };
+    match args.json {
+        true => json::print(&to_json(&report, args.dry_run)),
+        false => out::print(&render(&report, args.dry_run)),
+    }
+    Ok(exit(&report, args.dry_run))
+}
+
+fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
+    let what = state.display();
+    match state::holder(state) {
+        Ok(Some(Holder::Nobody)) => {}
+        Ok(Some(Holder::Process(_))) => {
+            return Err(Failure::fatal(format!(
+                "{what}: an instance is starting or stopping on it; try again in a moment"
+            )));
+        }
+        Ok(None) => {
+            return Err(Failure::fatal(format!(
+                "{what}: not a state folder of forebay; --state takes the folder given to `forebay up`"
+            )));
+        }
+        Err(error) => {
+            return Err(Failure::fatal(format!(
+                "{what}: {}",
+                crate::exit::reason(&error)
+            )));
+        }
+    }
+    let _lock = Lock::take(state).map_err(|error| {
+        Failure::fatal(match error {
+            LockError::Held { .. } => {
+                format!("{what}: an instance has just started on it; try again")
+            }
+            LockError::Io(error) => format!("{what}: {}", crate::exit::reason(&error)),
+        })
+    })?;
+    up::run::fsck_offline(state, args.dry_run, args.checksums)
+}
+
+/// Whether a finding is about content that does not match its checksum.
+fn is_corruption(finding: &Finding) -> bool {
+    finding.problem.starts_with("checksum")
+}
+
+fn exit(report: &FsckReport, dry_run: bool) -> Exit {
+    let remains = |finding: &Finding| dry_run || !finding.repaired;
+    if report.findings.iter().any(is_corruption) {
+        Exit::Corrupt
+    } else if report.findings.iter().any(remains) {
+        Exit::Partial
+    } else {
+        Exit::Complete
+    }
+}
+
+fn to_json(report: &FsckReport, dry_run: bool) -> Value {
+    let one = |finding: &Finding| {
+        let mut object = Map::new();
+        insert_path(&mut object, "subject", &finding.subject);
+        object.insert("problem".into(), json!(finding.problem));
+        object.insert("action".into(), json!(finding.action));
+        object.insert("repaired".into(), json!(finding.repaired && !dry_run));
+        Value::Object(object)
+    };
+    json!({
+        "records": report.records,
+        "objects": report.objects,
+        "verified_bytes": report.verified_bytes,
+        "dry_run": dry_run,
+        "findings": report.findings.iter().map(one).collect::<Value>(),
+    })
+}
+
+fn render(report: &FsckReport, dry_run: bool) -> String {
+    let mut text = String::new();
+    for finding in &report.findings {
+        let done = match (dry_run, finding.repaired) {
+            (true, true) => "would be repaired",
+            (false, true) => "repaired",
+            (_, false) => "NOT repaired",
+        };
+        let subject = show_path(&finding.subject);
+        text.push_str(&format!(
+            "{subject}: {}; {done}: {}\n",
+            finding.problem, finding.action
+        ));
+    }
+    let verified = match report.verified_bytes {
+        0 => String::new(),
+        bytes => format!(", {} read and compared", format_size(bytes)),
+    };
+    let found = match report.findings.len() {
+        0 => "nothing wrong".to_string(),
+        1 => "1 problem".to_string(),
+        n => format!("{n} problems"),
+    };
+    text.push_str(&format!(
+        "{} records and {} objects checked{verified}: {found}\n",
+        report.records, report.objects
+    ));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(findings: &[(&str, bool)]) -> FsckReport {
+        let finding = |(problem, repaired): &(&str, bool)| Finding {
+            subject: b"run/a".to_vec(),
+            problem: problem.to_string(),
+            action: "dropped".into(),
+            repaired: *repaired,
+        };
+        FsckReport {
+            records: 2,
+            objects: 2,
+            verified_bytes: 0,
+            findings: findings.iter().map(finding).collect(),
+        }
+    }
+
+    #[test]
+    fn exit_codes() {
+        assert_eq!(exit(&report(&[]), false), Exit::Complete);
+        assert_eq!(exit(&report(&[("orphan", true)]), false), Exit::Complete);
+        assert_eq!(exit(&report(&[("orphan", true)]), true), Exit::Partial);
+        assert_eq!(
+            exit(&report(&[("orphan", true), ("lost", false)]), false),
+            Exit::Partial
+        );
+        assert_eq!(
+            exit(
+                &report(&[("lost", false), ("checksum mismatch", false)]),
+                false
+            ),
+            Exit::Corrupt
+        );
+    }
+
+    #[test]
+    fn findings_are_named() {
+        let text = render(&report(&[("object without a record", true)]), false);
+        assert_eq!(
+            text,
+            "run/a: object without a record; repaired: dropped\n2 records and 2 objects checked: 1 problem\n"
+        );
+        let value = to_json(&report(&[("x", true)]), true);
+        assert_eq!(value["findings"][0]["repaired"], false);
+        assert_eq!(value["findings"][0]["subject"], "run/a");
+    }
+}

@@ -1,0 +1,196 @@
+//! Movements under way, followed to their end.
+
+use std::time::{Duration, Instant};
+
+use forebay_types::limits;
+use forebay_wire::control::{JobProgress, Movement};
+
+use crate::control::{AskError, Daemon, failure_line};
+use crate::exit::Failure;
+use crate::paths::Target;
+use crate::show::progress::{Amount, Progress};
+use crate::signals::Signals;
+
+/// Time between two looks at a job: short jobs end at once, long ones are not disturbed.
+const LOOK_FIRST: Duration = Duration::from_millis(5);
+const LOOK_LAST: Duration = Duration::from_millis(250);
+/// How long a cancelled job may take to say what it has not done.
+const CANCEL_LIMIT: Duration = Duration::from_secs(10);
+
+/// How following a job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// All that could be done was done.
+    Finished,
+    /// The files are listed and queued; nobody waited for more.
+    Queued,
+    /// The time was up; the job was cancelled.
+    TimedOut,
+    /// Ctrl-C; the job was cancelled.
+    Interrupted,
+}
+
+/// What to wait for.
+#[derive(Clone, Copy, Debug)]
+pub struct Until {
+    /// The end; otherwise only until the files are queued.
+    pub finished: bool,
+    /// How long at most.
+    pub timeout: Option<Duration>,
+}
+
+/// Starts a movement and follows it. The result is the sum over its jobs.
+pub fn follow(
+    daemon: &Daemon,
+    movement: Movement,
+    target: &Target,
+    until: Until,
+    signals: &Signals,
+) -> Result<(End, JobProgress), Failure> {
+    let doing = format!("{} files", name(movement));
+    let fail = |error| daemon.failure(error, &doing);
+    let deadline = until.timeout.map(|timeout| Instant::now() + timeout);
+    let jobs = daemon.start(movement, &target.paths).map_err(fail)?;
+    let mut progress = Progress::new(name(movement));
+    let mut told = 0;
+    let mut pause = LOOK_FIRST;
+    let end = loop {
+        let now = total(daemon, &jobs).map_err(fail)?;
+        for failure in now.failures.iter().skip(told) {
+            progress.say(&failure_line(&target.mount, failure));
+        }
+        told = told.max(now.failures.len());
+        progress.show(&amount(&now));
+        if now.finished {
+            break End::Finished;
+        }
+        if !until.finished && !now.counting {
+            break End::Queued;
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            break End::TimedOut;
+        }
+        let left = deadline.map_or(pause, |d| {
+            d.saturating_duration_since(Instant::now()).min(pause)
+        });
+        if signals.sleep(left) {
+            break End::Interrupted;
+        }
+        pause = (pause * 2).min(LOOK_LAST);
+    };
+    if matches!(end, End::TimedOut | End::Interrupted) {
+        cancel(daemon, &jobs).map_err(fail)?;
+    }
+    let last = total(daemon, &jobs).map_err(fail)?;
+    for failure in last.failures.iter().skip(told) {
+        progress.say(&failure_line(&target.mount, failure));
+    }
+    progress.finish();
+    // A job that ended while it was being cancelled is complete.
+    let complete = last.finished && last.left.is_empty() && last.files_done >= last.files_total;
+    Ok((
+        if complete && end == End::TimedOut {
+            End::Finished
+        } else {
+            end
+        },
+        last,
+    ))
+}
+
+fn cancel(daemon: &Daemon, jobs: &[u64]) -> Result<(), AskError> {
+    for job in jobs {
+        daemon.cancel(*job)?;
+    }
+    let begun = Instant::now();
+    while begun.elapsed() < CANCEL_LIMIT && !total(daemon, jobs)?.finished {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+fn total(daemon: &Daemon, jobs: &[u64]) -> Result<JobProgress, AskError> {
+    let parts: Result<Vec<JobProgress>, AskError> =
+        jobs.iter().map(|job| daemon.job(*job)).collect();
+    Ok(sum(parts?))
+}
+
+/// Several jobs as one.
+fn sum(parts: Vec<JobProgress>) -> JobProgress {
+    let nothing = JobProgress {
+        finished: true,
+        ..JobProgress::default()
+    };
+    parts.into_iter().fold(nothing, |mut all, part| {
+        all.counting |= part.counting;
+        all.finished &= part.finished;
+        all.files_total += part.files_total;
+        all.files_done += part.files_done;
+        all.files_skipped += part.files_skipped;
+        all.bytes_total += part.bytes_total;
+        all.bytes_done += part.bytes_done;
+        all.failed += part.failed;
+        all.failures.extend(part.failures);
+        all.failures.truncate(limits::ERRORS_REMEMBERED_MAX);
+        all.left.extend(part.left);
+        all.left.truncate(limits::ERRORS_REMEMBERED_MAX);
+        all
+    })
+}
+
+fn amount(job: &JobProgress) -> Amount {
+    let counting = if job.counting { " so far" } else { "" };
+    let failed = match job.failed {
+        0 => String::new(),
+        n => format!(", {n} failed"),
+    };
+    Amount {
+        done: job.bytes_done,
+        total: job.bytes_total,
+        detail: format!(
+            "{} of {} files{counting}{failed}",
+            job.files_done, job.files_total
+        ),
+    }
+}
+
+/// The name of the command that starts a movement.
+pub fn name(movement: Movement) -> &'static str {
+    match movement {
+        Movement::StageIn => "stage-in",
+        Movement::StageOut => "stage-out",
+        Movement::Prefetch => "prefetch",
+        Movement::Release => "release",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_jobs_are_one() {
+        let job = |finished, counting| JobProgress {
+            finished,
+            counting,
+            files_total: 2,
+            files_done: 1,
+            bytes_total: 10,
+            bytes_done: 5,
+            ..JobProgress::default()
+        };
+        let all = sum(vec![job(true, false), job(false, true)]);
+        assert!(!all.finished && all.counting);
+        assert_eq!(
+            (
+                all.files_total,
+                all.files_done,
+                all.bytes_total,
+                all.bytes_done
+            ),
+            (4, 2, 20, 10)
+        );
+        assert!(sum(vec![]).finished);
+        assert_eq!(amount(&all).detail, "2 of 4 files so far");
+    }
+}

@@ -1,0 +1,183 @@
+//! The mount table: which burst buffers are mounted here, and what else lies where.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// File-system type of a burst buffer's mount.
+pub const FOREBAY_TYPE: &str = "fuse.forebay";
+
+/// One line of /proc/self/mountinfo, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// The directory of the file system that is mounted; `/` unless it is a bind mount of a part.
+    pub root: PathBuf,
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// Type.
+    pub fs_type: String,
+    /// Source; of a burst buffer, its state folder.
+    pub source: PathBuf,
+}
+
+impl MountEntry {
+    /// Whether this is a burst buffer.
+    pub fn is_forebay(&self) -> bool {
+        self.fs_type == FOREBAY_TYPE
+    }
+}
+
+/// The mount table now.
+pub fn read() -> io::Result<Vec<MountEntry>> {
+    Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+}
+
+/// Lines that do not have the documented shape are left out.
+pub fn parse(text: &[u8]) -> Vec<MountEntry> {
+    text.split(|&b| b == b'\n').filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &[u8]) -> Option<MountEntry> {
+    let fields: Vec<&[u8]> = line.split(|&b| b == b' ').collect();
+    let dash = 6 + fields.get(6..)?.iter().position(|f| f == b"-")?;
+    Some(MountEntry {
+        root: unescape(fields[3]),
+        point: unescape(fields[4]),
+        fs_type: String::from_utf8_lossy(fields.get(dash + 1)?).into_owned(),
+        source: unescape(fields.get(dash + 2)?),
+    })
+}
+
+/// Undoes the kernel's `\040` for a blank and the like.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut at = 0;
+    while at < field.len() {
+        let octal = field.get(at + 1..at + 4).filter(|_| field[at] == b'\\');
+        match octal.and_then(|o| u8::from_str_radix(std::str::from_utf8(o).ok()?, 8).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                at += 4;
+            }
+            None => {
+                bytes.push(field[at]);
+                at += 1;
+            }
+        }
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
+
+/// The mount that a path lies in: the deepest mount point above it, the last one mounted there.
+pub fn covering<'a>(table: &'a [MountEntry], path: &Path) -> Option<&'a MountEntry> {
+    table
+        .iter()
+        .filter(|entry| path.starts_with(&entry.point))
+        .max_by_key(|entry| entry.point.as_os_str().len())
+}
+
+/// The mounts of the burst buffer with this state folder.
+pub fn of_state<'a>(table: &'a [MountEntry], state: &Path) -> Vec<&'a MountEntry> {
+    table
+        .iter()
+        .filter(|entry| entry.is_forebay() && entry.source == state)
+        .collect()
+}
+
+/// Takes a mount out of the tree without waiting for those who still use it.
+pub fn detach(point: &Path) -> io::Result<()> {
+    use rustix::mount::{UnmountFlags, unmount};
+    match unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        Err(rustix::io::Errno::PERM) => {}
+        other => return other.map_err(io::Error::from),
+    }
+    let output = Command::new("fusermount3")
+        .args(["-u", "-z", "--"])
+        .arg(point)
+        .stdin(Stdio::null())
+        .output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(
+        text.lines()
+            .next()
+            .unwrap_or("fusermount3 failed")
+            .to_string(),
+    ))
+}
+
+/// The path from a mount's root, without leading '/', of a canonical path below its mount point.
+pub fn relative(entry: &MountEntry, path: &Path) -> Option<Vec<u8>> {
+    let below = path.strip_prefix(&entry.point).ok()?;
+    let root = entry.root.strip_prefix("/").unwrap_or(&entry.root);
+    Some(trim_slash(root.join(below).as_os_str().as_bytes().to_vec()))
+}
+
+/// `join("")` leaves a '/' at the end.
+pub fn trim_slash(mut path: Vec<u8>) -> Vec<u8> {
+    while path.last() == Some(&b'/') {
+        path.pop();
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"\
+22 1 0:20 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+40 22 0:40 / /bb rw,nosuid,nodev,relatime shared:9 master:2 - fuse.forebay /var/tmp/my\\040bb rw,user_id=0
+41 22 0:40 /run7 /home/u/run7 rw - fuse.forebay /var/tmp/my\\040bb rw
+42 40 0:41 / /bb/other rw - tmpfs none rw
+broken line
+";
+
+    #[test]
+    fn the_mount_table_parses() {
+        let table = parse(TABLE);
+        assert_eq!(table.len(), 4);
+        assert_eq!(table[1].source, Path::new("/var/tmp/my bb"));
+        assert!(table[1].is_forebay());
+        assert!(!table[0].is_forebay());
+        assert_eq!(of_state(&table, Path::new("/var/tmp/my bb")).len(), 2);
+    }
+
+    #[test]
+    fn the_deepest_mount_covers() {
+        let table = parse(TABLE);
+        let point = |path: &str| {
+            covering(&table, Path::new(path))
+                .expect("root")
+                .point
+                .clone()
+        };
+        assert_eq!(point("/bb"), Path::new("/bb"));
+        assert_eq!(point("/bb/a/b"), Path::new("/bb"));
+        assert_eq!(point("/bb2/a"), Path::new("/"));
+        assert_eq!(point("/bb/other/a"), Path::new("/bb/other"));
+    }
+
+    #[test]
+    fn paths_count_from_the_root_of_the_file_system() {
+        let table = parse(TABLE);
+        assert_eq!(relative(&table[1], Path::new("/bb")), Some(b"".to_vec()));
+        assert_eq!(
+            relative(&table[1], Path::new("/bb/a/b")),
+            Some(b"a/b".to_vec())
+        );
+        assert_eq!(
+            relative(&table[2], Path::new("/home/u/run7")),
+            Some(b"run7".to_vec())
+        );
+        assert_eq!(
+            relative(&table[2], Path::new("/home/u/run7/x")),
+            Some(b"run7/x".to_vec())
+        );
+        assert_eq!(relative(&table[2], Path::new("/bb")), None);
+    }
+}

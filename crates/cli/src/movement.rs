@@ -1,0 +1,257 @@
+//! What stage-in, stage-out, prefetch and release have in common.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use forebay_types::{Errno, format_duration, parse_duration};
+use forebay_wire::control::{JobProgress, Movement};
+use serde_json::{Value, json};
+
+use crate::control::{Daemon, files_and_bytes};
+use crate::exit::{Exit, Explain, Failure};
+use crate::job::{self, End, Until};
+use crate::out;
+use crate::paths::{PathArgs, in_mount};
+use crate::show::json;
+use crate::show::text::{rate, show_path};
+use crate::signals::Signals;
+
+/// Paths named when time is up; more are only counted.
+pub const NAMED_MAX: usize = 20;
+
+/// Arguments of every movement.
+#[derive(Args, Debug)]
+pub struct MoveArgs {
+    #[command(flatten)]
+    paths: PathArgs,
+    /// Stop after this time (exit 4, naming what is left); without it there is no limit
+    #[arg(long, value_name = "DUR", value_parser = parse_duration)]
+    timeout: Option<Duration>,
+    /// Print one JSON object with totals, failures and what is left
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs a movement; without `wait` only until its files are queued.
+pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Failure> {
+    let target = args.paths.resolve()?;
+    let signals = Signals::count().explain("signals", "")?;
+    let daemon = Daemon::connect(&target.state)?;
+    let begun = Instant::now();
+    let until = Until {
+        finished: wait,
+        timeout: args.timeout,
+    };
+    let (end, job) = job::follow(&daemon, movement, &target, until, &signals)?;
+    let took = begun.elapsed();
+    if args.json {
+        json::print(&to_json(movement, &target.mount, end, &job, took));
+    } else {
+        out::print(&format!("{}\n", summary(movement, end, &job, took)));
+    }
+    complain(movement, &target.mount, end, &job);
+    Ok(exit(end, &job))
+}
+
+/// The exit code: what stopped it, else what failed. Paths that do not exist and nothing else is
+/// "nothing found".
+fn exit(end: End, job: &JobProgress) -> Exit {
+    let done = job.files_done.saturating_sub(job.failed);
+    let missing = job
+        .failures
+        .iter()
+        .all(|failure| failure.errno == Errno::ENOENT);
+    match end {
+        End::TimedOut => Exit::TimedOut,
+        End::Interrupted => Exit::Interrupted,
+        End::Finished | End::Queued if job.failed == 0 => Exit::Complete,
+        End::Finished | End::Queued if done == 0 && missing && job.files_total <= job.failed => {
+            Exit::Fatal
+        }
+        End::Finished | End::Queued => Exit::Partial,
+    }
+}
+
+/// Failures were named as they came; what is left is named here.
+fn complain(movement: Movement, mount: &Path, end: End, job: &JobProgress) {
+    let name = job::name(movement);
+    if let Some(more @ 1..) = job.failed.checked_sub(job.failures.len() as u64) {
+        out::complain(&format!(
+            "and {more} more failed; `forebay status` shows the last errors"
+        ));
+    }
+    if matches!(end, End::TimedOut | End::Interrupted) {
+        let why = if end == End::TimedOut {
+            "timed out"
+        } else {
+            "stopped"
+        };
+        let left = job.files_total.saturating_sub(job.files_done);
+        let bytes = job.bytes_total.saturating_sub(job.bytes_done);
+        out::complain(&format!(
+            "{name} {why}: {} left:",
+            files_and_bytes(left, bytes)
+        ));
+        name_left(mount, &job.left, left);
+    }
+}
+
+/// Names the first of what is left, and counts the rest.
+pub fn name_left(mount: &Path, left: &[Vec<u8>], total: u64) {
+    for path in left.iter().take(NAMED_MAX) {
+        out::complain(&format!("left: {}", show_path(&in_mount(mount, path))));
+    }
+    let named = left.len().min(NAMED_MAX) as u64;
+    if total > named {
+        out::complain(&format!("and {} more", total - named));
+    }
+}
+
+fn summary(movement: Movement, end: End, job: &JobProgress, took: Duration) -> String {
+    let name = job::name(movement);
+    let done = job.files_done.saturating_sub(job.failed);
+    let mut line = match end {
+        End::Queued => format!(
+            "{name}: {} queued; `forebay status` shows the drain, `forebay {name} --wait` waits for it",
+            files_and_bytes(
+                job.files_total.saturating_sub(job.files_done),
+                job.bytes_total
+            )
+        ),
+        _ => format!(
+            "{name}: {} done in {}{}",
+            files_and_bytes(done, job.bytes_done),
+            format_duration(took),
+            speed(job.bytes_done, took)
+        ),
+    };
+    if job.files_skipped > 0 {
+        line.push_str(&format!("; {} needed nothing", job.files_skipped));
+    }
+    if job.failed > 0 {
+        line.push_str(&format!("; {} failed", job.failed));
+    }
+    line
+}
+
+fn speed(bytes: u64, took: Duration) -> String {
+    match bytes > 0 && took > Duration::from_millis(1) {
+        true => format!(" ({})", rate(bytes as f64 / took.as_secs_f64())),
+        false => String::new(),
+    }
+}
+
+fn to_json(movement: Movement, mount: &Path, end: End, job: &JobProgress, took: Duration) -> Value {
+    let outcome = match end {
+        End::Finished => "finished",
+        End::Queued => "queued",
+        End::TimedOut => "timed-out",
+        End::Interrupted => "interrupted",
+    };
+    json!({
+        "movement": job::name(movement),
+        "outcome": outcome,
+        "files_total": job.files_total,
+        "files_done": job.files_done,
+        "files_skipped": job.files_skipped,
+        "files_failed": job.failed,
+        "bytes_total": job.bytes_total,
+        "bytes_done": job.bytes_done,
+        "elapsed_s": took.as_secs_f64(),
+        "failures": json::failures(mount, &job.failures),
+        "left": json::path_list(mount, &job.left),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_wire::control::PathFailure;
+
+    use super::*;
+
+    fn job(total: u64, done: u64, failures: &[Errno]) -> JobProgress {
+        let failure = |errno: &Errno| PathFailure {
+            path: b"a".to_vec(),
+            errno: *errno,
+            reason: String::new(),
+        };
+        JobProgress {
+            finished: true,
+            files_total: total,
+            files_done: done,
+            bytes_total: total << 20,
+            bytes_done: done << 20,
+            failed: failures.len() as u64,
+            failures: failures.iter().map(failure).collect(),
+            ..JobProgress::default()
+        }
+    }
+
+    #[test]
+    fn exit_codes() {
+        assert_eq!(exit(End::Finished, &job(3, 3, &[])), Exit::Complete);
+        assert_eq!(exit(End::Finished, &job(0, 0, &[])), Exit::Complete);
+        assert_eq!(
+            exit(End::Finished, &job(3, 3, &[Errno::EDQUOT])),
+            Exit::Partial
+        );
+        assert_eq!(
+            exit(End::Finished, &job(1, 1, &[Errno::EDQUOT])),
+            Exit::Partial
+        );
+        assert_eq!(
+            exit(End::Finished, &job(1, 1, &[Errno::ENOENT])),
+            Exit::Fatal
+        );
+        assert_eq!(
+            exit(End::Finished, &job(0, 0, &[Errno::ENOENT])),
+            Exit::Fatal
+        );
+        assert_eq!(
+            exit(End::Finished, &job(2, 2, &[Errno::ENOENT])),
+            Exit::Partial
+        );
+        assert_eq!(exit(End::Queued, &job(2, 0, &[])), Exit::Complete);
+        assert_eq!(exit(End::TimedOut, &job(2, 1, &[])), Exit::TimedOut);
+        assert_eq!(exit(End::Interrupted, &job(2, 1, &[])), Exit::Interrupted);
+    }
+
+    #[test]
+    fn the_summary_counts_what_arrived() {
+        let took = Duration::from_secs(2);
+        let line = summary(
+            Movement::StageOut,
+            End::Finished,
+            &job(3, 3, &[Errno::EIO]),
+            took,
+        );
+        assert_eq!(
+            line,
+            "stage-out: 2 files (3.0 MiB) done in 2.0 s (1.5 MiB/s); 1 failed"
+        );
+        let line = summary(Movement::StageOut, End::Queued, &job(3, 0, &[]), took);
+        assert!(
+            line.starts_with("stage-out: 3 files (3.0 MiB) queued; `forebay status`"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn json_tells_what_failed_and_what_is_left() {
+        let mut job = job(2, 1, &[Errno::EIO]);
+        job.left = vec![b"b".to_vec()];
+        let value = to_json(
+            Movement::StageIn,
+            Path::new("/bb"),
+            End::TimedOut,
+            &job,
+            Duration::ZERO,
+        );
+        assert_eq!(value["movement"], "stage-in");
+        assert_eq!(value["outcome"], "timed-out");
+        assert_eq!(value["files_failed"], 1);
+        assert_eq!(value["failures"][0]["errno"], "EIO");
+        assert_eq!(value["left"][0]["path"], "/bb/b");
+    }
+}

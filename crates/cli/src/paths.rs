@@ -1,0 +1,314 @@
+//! From what the user calls a file to what the burst buffer calls it, and back.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use clap::Args;
+use forebay_types::limits;
+
+use crate::control::Daemon;
+use crate::exit::{Explain, Failure, reason};
+use crate::instance::mount_table;
+use crate::mounts::{self, MountEntry};
+
+/// The paths of a command.
+#[derive(Args, Debug)]
+pub struct PathArgs {
+    /// Files or directories, below the mount or below the PFS directory behind it; directories recurse
+    #[arg(value_name = "PATH", required_unless_present = "from_file")]
+    pub paths: Vec<PathBuf>,
+    /// Take further paths from FILE, one per line; `-` is standard input
+    #[arg(long, value_name = "FILE")]
+    pub from_file: Option<PathBuf>,
+    /// The paths in FILE end with NUL instead of a newline, as `find -print0` writes them
+    #[arg(short = '0', long, requires = "from_file")]
+    pub null: bool,
+}
+
+/// What a command works on.
+#[derive(Debug)]
+pub struct Target {
+    /// State folder of the burst buffer.
+    pub state: PathBuf,
+    /// Where it is mounted, to print paths the way users see them.
+    pub mount: PathBuf,
+    /// Relative to the root of the mount, without leading '/'.
+    pub paths: Vec<Vec<u8>>,
+}
+
+impl PathArgs {
+    /// All paths, from the command line and the file.
+    pub fn all(&self) -> Result<Vec<PathBuf>, Failure> {
+        let mut paths = self.paths.clone();
+        if let Some(file) = &self.from_file {
+            let bytes = match file.as_os_str() == "-" {
+                true => read_all(io::stdin().lock()).explain("standard input", "")?,
+                false => std::fs::read(file)
+                    .explain(file.display(), "--from-file takes a list of paths")?,
+            };
+            paths.extend(split_list(&bytes, if self.null { 0 } else { b'\n' }));
+        }
+        match paths.is_empty() {
+            true => Err(Failure::fatal(
+                "no paths given; name files or directories below the mount",
+            )),
+            false => Ok(paths),
+        }
+    }
+
+    /// Finds the burst buffer that all the paths belong to.
+    pub fn resolve(&self) -> Result<Target, Failure> {
+        let table = mount_table()?;
+        let mut known_pfs = Vec::new();
+        let mut target: Option<Target> = None;
+        for path in self.all()? {
+            let place = place(&path, &table, &mut known_pfs)?;
+            let target = target.get_or_insert_with(|| Target {
+                state: place.state.clone(),
+                mount: place.mount.clone(),
+                paths: Vec::new(),
+            });
+            if target.state != place.state {
+                return Err(Failure::fatal(format!(
+                    "{}: belongs to the burst buffer on {}, other paths to that on {}; \
+                     give them to two commands",
+                    path.display(),
+                    place.mount.display(),
+                    target.mount.display()
+                )));
+            }
+            target.paths.push(place.path);
+        }
+        target.ok_or_else(|| Failure::fatal("no paths given"))
+    }
+}
+
+fn read_all(mut from: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    from.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn split_list(bytes: &[u8], end: u8) -> Vec<PathBuf> {
+    let parts = bytes.split(|&b| b == end).filter(|part| !part.is_empty());
+    parts
+        .map(|part| PathBuf::from(OsString::from_vec(part.to_vec())))
+        .collect()
+}
+
+/// Where one path lies.
+#[derive(Debug)]
+struct Place {
+    state: PathBuf,
+    mount: PathBuf,
+    path: Vec<u8>,
+}
+
+/// A running burst buffer's PFS directory, asked for once.
+struct KnownPfs {
+    state: PathBuf,
+    mount: PathBuf,
+    pfs: PathBuf,
+}
+
+fn place(path: &Path, table: &[MountEntry], known: &mut Vec<KnownPfs>) -> Result<Place, Failure> {
+    let full = full_path(path).map_err(|error| unreachable_path(path, &error))?;
+    let found = match mounts::covering(table, &full).filter(|entry| entry.is_forebay()) {
+        Some(entry) => mounts::relative(entry, &full).map(|relative| Place {
+            state: entry.source.clone(),
+            mount: whole_mount(table, entry),
+            path: relative,
+        }),
+        None => below_pfs(&full, table, known)?,
+    };
+    let found = found.ok_or_else(|| {
+        Failure::fatal(format!(
+            "{}: not in a burst buffer, nor below a PFS directory behind one; `forebay status` \
+             shows what is mounted",
+            path.display()
+        ))
+    })?;
+    if found.path.len() > limits::PATH_BYTES_MAX {
+        return Err(Failure::fatal(format!(
+            "{}: the path is too long",
+            path.display()
+        )));
+    }
+    Ok(found)
+}
+
+/// The mount point that shows all of the burst buffer, if there is one beside the bind mounts.
+fn whole_mount(table: &[MountEntry], entry: &MountEntry) -> PathBuf {
+    let all = mounts::of_state(table, &entry.source);
+    let whole = all.iter().find(|other| other.root == Path::new("/"));
+    whole.map_or(&entry.point, |other| &other.point).clone()
+}
+
+fn below_pfs(
+    full: &Path,
+    table: &[MountEntry],
+    known: &mut Vec<KnownPfs>,
+) -> Result<Option<Place>, Failure> {
+    for entry in table.iter().filter(|entry| entry.is_forebay()) {
+        if known.iter().all(|k| k.state != entry.source) {
+            // One that does not answer (another user's, or dead) cannot be meant by a PFS path.
+            let Ok(Some(daemon)) = Daemon::try_connect(&entry.source) else {
+                continue;
+            };
+            let Ok(status) = daemon.status() else {
+                continue;
+            };
+            known.push(KnownPfs {
+                state: entry.source.clone(),
+                mount: whole_mount(table, entry),
+                pfs: PathBuf::from(OsString::from_vec(status.pfs)),
+            });
+        }
+    }
+    let mut matching = known.iter().filter(|k| full.starts_with(&k.pfs));
+    let Some(one) = matching.next() else {
+        return Ok(None);
+    };
+    if let Some(other) = matching.next() {
+        return Err(Failure::fatal(format!(
+            "{}: lies behind several burst buffers; name the file below {} or {}",
+            full.display(),
+            one.mount.display(),
+            other.mount.display()
+        )));
+    }
+    let below = full.strip_prefix(&one.pfs).unwrap_or(full);
+    Ok(Some(Place {
+        state: one.state.clone(),
+        mount: one.mount.clone(),
+        path: mounts::trim_slash(below.as_os_str().as_bytes().to_vec()),
+    }))
+}
+
+fn unreachable_path(path: &Path, error: &io::Error) -> Failure {
+    Failure::fatal(match error.raw_os_error() {
+        Some(libc::ENOTCONN) => format!(
+            "{}: its burst buffer is no longer running; `forebay up` with its --state goes on where \
+             it stopped",
+            path.display()
+        ),
+        _ => format!("{}: {}", path.display(), reason(error)),
+    })
+}
+
+/// An absolute path without `.`, `..` and symbolic links, except that the last component is not
+/// followed, for it may itself be a link in the burst buffer. What does not exist (a file only in
+/// the burst buffer, named by its PFS path) is appended as it is.
+fn full_path(path: &Path) -> io::Result<PathBuf> {
+    let absolute = std::path::absolute(path)?;
+    let (Some(parent), Some(Component::Normal(name))) =
+        (absolute.parent(), absolute.components().next_back())
+    else {
+        return std::fs::canonicalize(&absolute);
+    };
+    let mut missing: Vec<&OsStr> = vec![name];
+    let mut existing = parent;
+    loop {
+        match std::fs::canonicalize(existing) {
+            Ok(found) => return Ok(missing.iter().rev().fold(found, |p, name| p.join(name))),
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Err(error) => match (existing.parent(), existing.components().next_back()) {
+                (Some(parent), Some(Component::Normal(name))) => {
+                    missing.push(name);
+                    existing = parent;
+                }
+                _ => return Err(error),
+            },
+        }
+    }
+}
+
+/// A path as users see it.
+pub fn in_mount(mount: &Path, relative: &[u8]) -> Vec<u8> {
+    let mut path = mount.as_os_str().as_bytes().to_vec();
+    if !relative.is_empty() {
+        path.push(b'/');
+        path.extend_from_slice(relative);
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_split_at_newline_or_nul() {
+        let lines = split_list(b"/bb/a b\n\n/bb/\xff\n", b'\n');
+        assert_eq!(lines[0], Path::new("/bb/a b"));
+        assert_eq!(lines[1].as_os_str().as_bytes(), b"/bb/\xff");
+        assert_eq!(lines.len(), 2);
+        assert_eq!(split_list(b"a\nb\0c\0", 0).len(), 2);
+    }
+
+    #[test]
+    fn full_paths_keep_what_does_not_exist_and_the_last_link() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let base = std::fs::canonicalize(folder.path()).expect("canonical");
+        std::fs::create_dir(base.join("real")).expect("mkdir");
+        std::os::unix::fs::symlink("real", base.join("link")).expect("symlink");
+        let full = |tail: &str| full_path(&base.join(tail)).expect("full");
+        assert_eq!(full("link"), base.join("link"));
+        assert_eq!(full("link/a/b"), base.join("real/a/b"));
+        assert_eq!(full("real/../link/x"), base.join("real/x"));
+        assert_eq!(full("real/.."), base);
+        assert_eq!(full_path(Path::new("/")).expect("root"), Path::new("/"));
+        assert!(full_path(&base.join("nothing/../x")).is_err());
+    }
+
+    #[test]
+    fn a_path_belongs_to_the_mount_it_lies_in() {
+        let table = mounts::parse(
+            b"22 1 0:20 / / rw - ext4 /dev/vda1 rw\n40 22 0:40 / /bb rw - fuse.forebay /var/bb rw\n\
+              41 22 0:40 /run7 /run7 rw - fuse.forebay /var/bb rw\n",
+        );
+        let in_bb = place(Path::new("/bb/x/y"), &table, &mut Vec::new()).expect("in the mount");
+        assert_eq!(
+            (&in_bb.path[..], in_bb.state.as_path()),
+            (&b"x/y"[..], Path::new("/var/bb"))
+        );
+        let bound = place(Path::new("/run7/y"), &table, &mut Vec::new()).expect("in a bind mount");
+        assert_eq!(
+            (&bound.path[..], bound.mount.as_path()),
+            (&b"run7/y"[..], Path::new("/bb"))
+        );
+        let outside = place(Path::new("/elsewhere"), &table, &mut Vec::new()).unwrap_err();
+        assert!(
+            outside
+                .message
+                .starts_with("/elsewhere: not in a burst buffer")
+        );
+    }
+
+    #[test]
+    fn pfs_paths_are_mapped() {
+        let table = mounts::parse(b"40 22 0:40 / /bb rw - fuse.forebay /var/bb rw\n");
+        let mut known = vec![KnownPfs {
+            state: "/var/bb".into(),
+            mount: "/bb".into(),
+            pfs: "/scratch".into(),
+        }];
+        let mapped = place(Path::new("/scratch/run/ckpt-1"), &table, &mut known).expect("mapped");
+        assert_eq!(mapped.path, b"run/ckpt-1");
+        assert_eq!(
+            place(Path::new("/scratch"), &table, &mut known)
+                .expect("root")
+                .path,
+            b""
+        );
+        assert!(place(Path::new("/scratch2/x"), &table, &mut known).is_err());
+    }
+
+    #[test]
+    fn users_see_paths_below_the_mount() {
+        assert_eq!(in_mount(Path::new("/bb"), b"a/b"), b"/bb/a/b");
+        assert_eq!(in_mount(Path::new("/bb"), b""), b"/bb");
+    }
+}

@@ -1,0 +1,207 @@
+//! `forebay plan`: when demotion starts and how it ramps.
+
+use std::time::Duration;
+
+use clap::Args;
+use forebay_policy::plan::{Plan, PlanError, PlanInput};
+use forebay_types::{format_duration, format_size, parse_duration, parse_size};
+use serde_json::{Value, json};
+
+use crate::exit::{Exit, Failure};
+use crate::show::json;
+use crate::{out, usage};
+
+/// Computes when demotion starts and how it ramps, from bandwidths and expected data
+#[derive(Args)]
+#[command(
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "Pattern 1: all fits, demote when idle. Pattern 2: checkpoints run undisturbed for tc, then\n",
+        "demotion ramps up over tdd. Pattern 3: it ramps up at once and runs at full speed for tds.\n",
+        "A plan is feasible if the burst buffer is clean again when the next period begins.\n\n",
+        "Plain numbers are bytes and bytes/s; 3.2TB and 3.56GB/s are understood, too.\n\n",
+        "JSON: {\"pattern\", \"tc_s\", \"tdd_s\", \"tds_s\", \"start_dwsf_bytes\", \"full_dwsf_bytes\",\n",
+        "\"feasible\"}; where no plan exists all are null, \"feasible\" is false and \"reason\" says why.\n\n",
+        "Example:\n  forebay plan --capacity 3.2TB --dwpp 3.84TB --bw-max 3.56GB/s --bw-min 3GB/s \\\n",
+        "      --br-max 1.6GB/s --br-min 80MB/s --period 3800s\n\n",
+        "Exit codes: 0 computed (feasible or not); 1 numbers that make no sense."
+    )
+)]
+pub struct PlanArgs {
+    /// S: capacity of the burst buffer
+    #[arg(long, value_name = "SIZE", value_parser = quantity)]
+    capacity: f64,
+    /// DWPP: data written per period, as expected
+    #[arg(long, value_name = "SIZE", value_parser = quantity)]
+    dwpp: f64,
+    /// Bwmax: write bandwidth without demotion
+    #[arg(long, value_name = "RATE", value_parser = quantity)]
+    bw_max: f64,
+    /// Bwmin: write bandwidth beside demotion at full speed
+    #[arg(long, value_name = "RATE", value_parser = quantity)]
+    bw_min: f64,
+    /// Brmax: demotion bandwidth at full speed
+    #[arg(long, value_name = "RATE", value_parser = quantity)]
+    br_max: f64,
+    /// Brmin: demotion bandwidth beside a checkpoint at full speed
+    #[arg(long, value_name = "RATE", value_parser = quantity)]
+    br_min: f64,
+    /// Length of the period
+    #[arg(long, value_name = "DUR", value_parser = parse_duration)]
+    period: Duration,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &PlanArgs) -> Result<Exit, Failure> {
+    let input = PlanInput {
+        capacity_bytes: args.capacity,
+        dwpp_bytes: args.dwpp,
+        bw_max_bytes_per_s: args.bw_max,
+        bw_min_bytes_per_s: args.bw_min,
+        br_max_bytes_per_s: args.br_max,
+        br_min_bytes_per_s: args.br_min,
+        period_s: args.period.as_secs_f64(),
+    };
+    let plan = match Plan::new(input) {
+        Ok(plan) => Ok(plan),
+        Err(error @ PlanError::Overflow { .. }) => Err(error.to_string()),
+        Err(error) => return Err(Failure::fatal(format!("plan: {error}"))),
+    };
+    match args.json {
+        true => json::print(&to_json(&plan)),
+        false => out::print(&render(&plan, &input)),
+    }
+    Ok(Exit::Complete)
+}
+
+/// Bytes, or bytes per second: a plain number, in any notation, or a size with or without `/s`.
+fn quantity(text: &str) -> Result<f64, String> {
+    if let Ok(number) = text.parse::<f64>() {
+        return Ok(number);
+    }
+    let size = text.strip_suffix("/s").unwrap_or(text);
+    parse_size(size)
+        .map(|bytes| bytes as f64)
+        .map_err(|error| error.to_string())
+}
+
+fn to_json(plan: &Result<Plan, String>) -> Value {
+    match plan {
+        Ok(plan) => json!({
+            "pattern": plan.pattern,
+            "tc_s": plan.tc_s,
+            "tdd_s": plan.tdd_s,
+            "tds_s": plan.tds_s,
+            "start_dwsf_bytes": plan.start_dwsf_bytes,
+            "full_dwsf_bytes": plan.full_dwsf_bytes,
+            "feasible": plan.feasible,
+        }),
+        Err(reason) => json!({
+            "pattern": null, "tc_s": null, "tdd_s": null, "tds_s": null,
+            "start_dwsf_bytes": null, "full_dwsf_bytes": null,
+            "feasible": false, "reason": reason,
+        }),
+    }
+}
+
+fn render(plan: &Result<Plan, String>, input: &PlanInput) -> String {
+    let plan = match plan {
+        Ok(plan) => plan,
+        Err(reason) => return format!("not feasible: {reason}\n"),
+    };
+    let time =
+        |s: f64| Duration::try_from_secs_f64(s).map_or_else(|_| "forever".into(), format_duration);
+    let place = |bytes: f64| {
+        format!(
+            "{} ({:.3} S)",
+            format_size(bytes as u64),
+            bytes / input.capacity_bytes
+        )
+    };
+    let how = match plan.pattern {
+        1 => "all fits: demote only when idle",
+        2 => "undisturbed first, then demotion ramps up",
+        _ => "demotion ramps up at once, then runs at full speed",
+    };
+    let mut text = format!("pattern {}   {how}\n", plan.pattern);
+    text.push_str(&format!("tc          {}\n", time(plan.tc_s)));
+    text.push_str(&format!("tdd         {}\n", time(plan.tdd_s)));
+    text.push_str(&format!("tds         {}\n", time(plan.tds_s)));
+    if plan.pattern > 1 {
+        text.push_str(&format!(
+            "starts at   {} written\n",
+            place(plan.start_dwsf_bytes)
+        ));
+        text.push_str(&format!(
+            "full speed  {} written\n",
+            place(plan.full_dwsf_bytes)
+        ));
+    }
+    text.push_str(match plan.feasible {
+        true => "feasible    the burst buffer is clean for the next period\n",
+        false => "NOT feasible: the period is too short to drain what is left\n",
+    });
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn papers(dwpp_in_s: f64) -> PlanInput {
+        PlanInput {
+            capacity_bytes: 3.2e12,
+            dwpp_bytes: dwpp_in_s * 3.2e12,
+            bw_max_bytes_per_s: 3.56e9,
+            bw_min_bytes_per_s: 3e9,
+            br_max_bytes_per_s: 1.6e9,
+            br_min_bytes_per_s: 0.08e9,
+            period_s: 3800.0,
+        }
+    }
+
+    #[test]
+    fn quantities_in_any_notation() {
+        assert_eq!(quantity("3.2e12"), Ok(3.2e12));
+        assert_eq!(quantity("3.2TB"), Ok(3.2e12));
+        assert_eq!(quantity("80MB/s"), Ok(8e7));
+        assert_eq!(quantity("80000000"), Ok(8e7));
+        assert!(quantity("fast").is_err());
+    }
+
+    #[test]
+    fn json_has_the_promised_fields() {
+        let value = to_json(&Plan::new(papers(1.2)).map_err(|e| e.to_string()));
+        assert_eq!(value["pattern"], 2);
+        assert_eq!(value["feasible"], true);
+        for field in [
+            "tc_s",
+            "tdd_s",
+            "tds_s",
+            "start_dwsf_bytes",
+            "full_dwsf_bytes",
+        ] {
+            assert!(value[field].is_f64(), "{field}");
+        }
+        let overflow = to_json(&Plan::new(papers(2.2)).map_err(|e| e.to_string()));
+        assert_eq!(overflow["feasible"], false);
+        assert!(
+            overflow["reason"]
+                .as_str()
+                .is_some_and(|r| r.contains("overflow"))
+        );
+    }
+
+    #[test]
+    fn people_read_shares_of_the_capacity() {
+        let text = render(
+            &Plan::new(papers(1.2)).map_err(|e| e.to_string()),
+            &papers(1.2),
+        );
+        assert!(text.contains("(0.459 S) written"), "{text}");
+        assert!(text.contains("feasible    the burst"), "{text}");
+    }
+}

@@ -1,0 +1,93 @@
+//! JSON for programs. A path is a string; where its bytes are not UTF-8 the string has U+FFFD in
+//! their place, and a second field with `_base16` appended to its name holds the exact bytes.
+
+use std::path::Path;
+
+use forebay_wire::control::PathFailure;
+use serde_json::{Map, Value, json};
+
+use crate::{out, paths};
+
+/// Adds a path.
+pub fn insert_path(object: &mut Map<String, Value>, key: &str, path: &[u8]) {
+    object.insert(
+        key.into(),
+        String::from_utf8_lossy(path).into_owned().into(),
+    );
+    if std::str::from_utf8(path).is_err() {
+        let base16: String = path.iter().map(|byte| format!("{byte:02x}")).collect();
+        object.insert(format!("{key}_base16"), base16.into());
+    }
+}
+
+/// `{"path", "errno", "error"}`.
+pub fn failures(mount: &Path, failures: &[PathFailure]) -> Value {
+    let one = |failure: &PathFailure| {
+        let mut object = Map::new();
+        insert_path(&mut object, "path", &paths::in_mount(mount, &failure.path));
+        let name = failure
+            .errno
+            .name()
+            .map_or(Value::from(failure.errno.0), Value::from);
+        object.insert("errno".into(), name);
+        let reason = match failure.reason.is_empty() {
+            true => failure.errno.message(),
+            false => failure.reason.clone(),
+        };
+        object.insert("error".into(), reason.into());
+        Value::Object(object)
+    };
+    failures.iter().map(one).collect()
+}
+
+/// A list of `{"path"}`.
+pub fn path_list(mount: &Path, relative: &[Vec<u8>]) -> Value {
+    let one = |path: &Vec<u8>| {
+        let mut object = Map::new();
+        insert_path(&mut object, "path", &paths::in_mount(mount, path));
+        Value::Object(object)
+    };
+    relative.iter().map(one).collect()
+}
+
+/// Seconds from milliseconds.
+pub fn seconds(ms: u64) -> Value {
+    json!(ms as f64 / 1e3)
+}
+
+/// Prints a value and a newline.
+pub fn print(value: &Value) {
+    out::print(&format!("{value:#}\n"));
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::Errno;
+
+    use super::*;
+
+    #[test]
+    fn odd_paths_keep_their_bytes() {
+        let mut object = Map::new();
+        insert_path(&mut object, "path", b"/bb/ok");
+        assert_eq!(Value::Object(object), json!({"path": "/bb/ok"}));
+        let mut object = Map::new();
+        insert_path(&mut object, "path", b"/\xff");
+        assert_eq!(
+            Value::Object(object),
+            json!({"path": "/\u{fffd}", "path_base16": "2fff"})
+        );
+    }
+
+    #[test]
+    fn failures_say_why() {
+        let failure = PathFailure {
+            path: b"a".to_vec(),
+            errno: Errno::EDQUOT,
+            reason: String::new(),
+        };
+        let expected =
+            json!([{"path": "/bb/a", "errno": "EDQUOT", "error": "Disk quota exceeded"}]);
+        assert_eq!(failures(Path::new("/bb"), &[failure]), expected);
+    }
+}

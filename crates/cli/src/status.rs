@@ -1,0 +1,366 @@
+//! `forebay status`: tiers, undrained data, the drain, applications, errors.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use forebay_types::{format_duration, format_size};
+use forebay_wire::control::{ApplicationStatus, StatusBits, TierStatus};
+use serde_json::{Map, Value, json};
+
+use crate::control::{Daemon, failure_line, files_and_bytes};
+use crate::exit::{Exit, Failure};
+use crate::show::json::{self, insert_path};
+use crate::show::table::{Align, Table};
+use crate::show::text::{bar, eta, percent, rate, show_path};
+use crate::{instance, out, usage};
+
+/// Width of a tier's bar, in cells.
+const BAR_CELLS: usize = 24;
+/// Applications and errors shown to people; `--json` has all.
+const ROWS_MAX: usize = 20;
+
+/// Shows tiers, undrained data, the drain with its ETA, applications and errors
+#[derive(Args)]
+#[command(
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "In a tier's bar `#` is data not yet on the PFS, `=` other data, `.` free space.\n\n",
+        "Examples:\n  forebay status\n  forebay status --state /var/tmp/bb --json\n\n",
+        "Exit codes: 0 shown; 1 nothing runs there, or it is another user's."
+    )
+)]
+pub struct StatusArgs {
+    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Print one JSON object: tiers, dwsf_bytes, dwpp_bytes, drain, errors, applications and more
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
+    let state = instance::state_or_only(args.state.as_deref())?;
+    let daemon = Daemon::connect(&state)?;
+    let bits = daemon
+        .status()
+        .map_err(|e| daemon.failure(e, "ask for its status"))?;
+    match args.json {
+        true => json::print(&to_json(&bits)),
+        false => out::print(&render(&bits)),
+    }
+    Ok(Exit::Complete)
+}
+
+/// Seconds until all is drained at the present rate: 0 when it is, `None` when nothing moves.
+pub fn drain_eta_s(bits: &StatusBits) -> Option<f64> {
+    match (bits.dirty_bytes, bits.drain_rate_bytes_per_s) {
+        (0, _) => Some(0.0),
+        (_, 0) => None,
+        (left, rate) => Some(left as f64 / rate as f64),
+    }
+}
+
+/// Where the burst buffer is mounted, for messages.
+pub fn mount_of(bits: &StatusBits) -> &Path {
+    Path::new(OsStr::from_bytes(&bits.mount))
+}
+
+/// The object that `--json` prints.
+pub fn to_json(bits: &StatusBits) -> Value {
+    let mut object = Map::new();
+    object.insert("version".into(), bits.version.clone().into());
+    insert_path(&mut object, "pfs", &bits.pfs);
+    insert_path(&mut object, "mount", &bits.mount);
+    insert_path(&mut object, "state", &bits.state);
+    let facts = json!({
+        "pid": bits.pid,
+        "uptime_s": json::seconds(bits.uptime_ms),
+        "durability": bits.durability,
+        "policy": bits.policy,
+        "passthrough": bits.passthrough,
+        "tiers": bits.tiers.iter().map(tier_json).collect::<Value>(),
+        "dwsf_bytes": bits.dwsf_bytes,
+        "dwpp_bytes": bits.dwpp_bytes,
+        "dirty_bytes": bits.dirty_bytes,
+        "dirty_cap_bytes": bits.dirty_cap_bytes,
+        "drain": {
+            "rate_bytes_per_s": bits.drain_rate_bytes_per_s,
+            "eta_s": drain_eta_s(bits),
+            "queued_files": bits.drain_queued_files,
+        },
+        "demoted_bytes_total": bits.demoted_bytes_total,
+        "demoted_files_total": bits.demoted_files_total,
+        "evicted_bytes_total": bits.evicted_bytes_total,
+        "waited_writes_total": bits.waited_writes_total,
+        "files": bits.files,
+        "open_files": bits.open_files,
+        "errors": json::failures(mount_of(bits), &bits.errors),
+        "errors_total": bits.errors_total,
+        "applications": bits.applications.iter().map(application_json).collect::<Value>(),
+    });
+    if let Value::Object(facts) = facts {
+        object.extend(facts);
+    }
+    Value::Object(object)
+}
+
+fn tier_json(tier: &TierStatus) -> Value {
+    json!({
+        "name": tier.name,
+        "capacity_bytes": tier.capacity_bytes,
+        "used_bytes": tier.used_bytes,
+        "dirty_bytes": tier.dirty_bytes,
+        "reserved_bytes": tier.reserved_bytes,
+    })
+}
+
+fn application_json(application: &ApplicationStatus) -> Value {
+    json!({
+        "name": application.name,
+        "version": application.version,
+        "mtbf_s": application.mtbf_ms.map(json::seconds),
+        "resident_bytes": application.resident_bytes,
+        "dirty_bytes": application.dirty_bytes,
+        "files": application.files,
+    })
+}
+
+/// The page for people.
+pub fn render(bits: &StatusBits) -> String {
+    let mut page = String::new();
+    let passthrough = if bits.passthrough { "on" } else { "off" };
+    // Writing to a String cannot fail.
+    let _ = writeln!(
+        page,
+        "{} in front of {}, up {}, process {}, state {}",
+        show_path(&bits.mount),
+        show_path(&bits.pfs),
+        format_duration(Duration::from_secs(bits.uptime_ms / 1000)),
+        bits.pid,
+        show_path(&bits.state)
+    );
+    let _ = writeln!(
+        page,
+        "fsync promises {}, policy {}, kernel passthrough {passthrough}, forebay {}\n",
+        bits.durability, bits.policy, bits.version
+    );
+    page.push_str(&tiers_table(bits).render());
+    let _ = writeln!(page, "\nundrained  {}", undrained_line(bits));
+    let _ = writeln!(
+        page,
+        "period     {} written of {} expected",
+        format_size(bits.dwsf_bytes),
+        format_size(bits.dwpp_bytes)
+    );
+    let _ = writeln!(
+        page,
+        "drained    {} so far, verified; {} of clean copies dropped; {} writes waited for space",
+        files_and_bytes(bits.demoted_files_total, bits.demoted_bytes_total),
+        format_size(bits.evicted_bytes_total),
+        bits.waited_writes_total
+    );
+    let _ = writeln!(
+        page,
+        "files      {} in the burst buffer, {} open",
+        bits.files, bits.open_files
+    );
+    page.push_str(&applications(bits));
+    page.push_str(&errors(bits));
+    page
+}
+
+fn tiers_table(bits: &StatusBits) -> Table {
+    let mut table = Table::new(&[
+        ("tier", Align::Left),
+        ("", Align::Left),
+        ("used", Align::Right),
+        ("", Align::Right),
+        ("capacity", Align::Right),
+        ("undrained", Align::Right),
+        ("set aside", Align::Right),
+    ]);
+    for tier in &bits.tiers {
+        table.row(vec![
+            tier.name.clone(),
+            bar(
+                tier.used_bytes,
+                tier.dirty_bytes,
+                tier.capacity_bytes,
+                BAR_CELLS,
+            ),
+            format_size(tier.used_bytes),
+            percent(tier.used_bytes, tier.capacity_bytes),
+            format_size(tier.capacity_bytes),
+            format_size(tier.dirty_bytes),
+            format_size(tier.reserved_bytes),
+        ]);
+    }
+    table
+}
+
+fn undrained_line(bits: &StatusBits) -> String {
+    if bits.dirty_bytes == 0 && bits.drain_queued_files == 0 {
+        return "nothing; all is on the PFS".into();
+    }
+    let mut line = format!(
+        "{}, hard cap {}; {} files queued",
+        format_size(bits.dirty_bytes),
+        format_size(bits.dirty_cap_bytes),
+        bits.drain_queued_files
+    );
+    match drain_eta_s(bits) {
+        Some(seconds) if seconds > 0.0 => {
+            let speed = rate(bits.drain_rate_bytes_per_s as f64);
+            line.push_str(&format!("; draining at {speed}, done in {}", eta(seconds)));
+        }
+        Some(_) => {}
+        None => line.push_str("; not draining now"),
+    }
+    line
+}
+
+fn applications(bits: &StatusBits) -> String {
+    if bits.applications.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&[
+        ("application", Align::Left),
+        ("version", Align::Right),
+        ("files", Align::Right),
+        ("resident", Align::Right),
+        ("undrained", Align::Right),
+        ("MTBF", Align::Right),
+    ]);
+    for application in bits.applications.iter().take(ROWS_MAX) {
+        let mtbf = application
+            .mtbf_ms
+            .map(|ms| format_duration(Duration::from_millis(ms)));
+        table.row(vec![
+            show_path(application.name.as_bytes()),
+            application
+                .version
+                .map_or_else(|| "-".into(), |v| v.to_string()),
+            application.files.to_string(),
+            format_size(application.resident_bytes),
+            format_size(application.dirty_bytes),
+            mtbf.unwrap_or_else(|| "-".into()),
+        ]);
+    }
+    let mut text = format!("\n{}", table.render());
+    if let Some(more @ 1..) = bits.applications.len().checked_sub(ROWS_MAX) {
+        text.push_str(&format!("and {more} more (--json has all)\n"));
+    }
+    text
+}
+
+fn errors(bits: &StatusBits) -> String {
+    if bits.errors_total == 0 && bits.errors.is_empty() {
+        return String::new();
+    }
+    let shown = bits.errors.len().min(ROWS_MAX);
+    let mut text = format!(
+        "\nerrors     {} since the start; the last {shown}:\n",
+        bits.errors_total
+    );
+    for failure in &bits.errors[bits.errors.len() - shown..] {
+        text.push_str(&format!("  {}\n", failure_line(mount_of(bits), failure)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::Errno;
+    use forebay_wire::control::PathFailure;
+
+    use super::*;
+
+    fn busy() -> StatusBits {
+        let tier = |name: &str, used, dirty| TierStatus {
+            name: name.into(),
+            capacity_bytes: 4 << 30,
+            used_bytes: used,
+            dirty_bytes: dirty,
+            reserved_bytes: 4 << 20,
+        };
+        StatusBits {
+            version: "0.1.0".into(),
+            pfs: b"/scratch".to_vec(),
+            mount: b"/bb".to_vec(),
+            state: b"/var/bb".to_vec(),
+            pid: 7,
+            uptime_ms: 61_000,
+            durability: "ssd".into(),
+            policy: "bbos".into(),
+            tiers: vec![tier("dram", 2 << 30, 1 << 30), tier("ssd", 0, 0)],
+            dirty_bytes: 1 << 30,
+            dirty_cap_bytes: 7 << 30,
+            drain_rate_bytes_per_s: 512 << 20,
+            drain_queued_files: 3,
+            errors: vec![PathFailure {
+                path: b"a".to_vec(),
+                errno: Errno::EDQUOT,
+                reason: String::new(),
+            }],
+            errors_total: 1,
+            applications: vec![ApplicationStatus {
+                name: "/run/ckpt".into(),
+                version: Some(120),
+                mtbf_ms: Some(90_000),
+                resident_bytes: 2 << 30,
+                dirty_bytes: 1 << 30,
+                files: 8,
+            }],
+            ..StatusBits::default()
+        }
+    }
+
+    #[test]
+    fn json_has_the_promised_fields() {
+        let value = to_json(&busy());
+        assert_eq!(value["tiers"][0]["name"], "dram");
+        for field in ["capacity_bytes", "used_bytes", "dirty_bytes"] {
+            assert!(value["tiers"][0][field].is_u64(), "{field}");
+        }
+        for field in ["dwsf_bytes", "dwpp_bytes", "demoted_bytes_total"] {
+            assert!(value[field].is_u64(), "{field}");
+        }
+        let drain = json!({"rate_bytes_per_s": 512 << 20, "eta_s": 2.0, "queued_files": 3});
+        assert_eq!(value["drain"], drain);
+        assert_eq!(value["errors"][0]["path"], "/bb/a");
+        let application = &value["applications"][0];
+        assert_eq!(application["mtbf_s"], 90.0);
+        assert_eq!(
+            (&application["name"], &application["version"]),
+            (&json!("/run/ckpt"), &json!(120))
+        );
+        assert_eq!(application["resident_bytes"], 2u64 << 30);
+    }
+
+    #[test]
+    fn the_page_says_what_matters() {
+        let page = render(&busy());
+        for part in [
+            "/bb in front of /scratch, up 1m 1s, process 7, state /var/bb",
+            "dram  [######======............]  2.0 GiB  50 %",
+            "undrained  1.0 GiB, hard cap 7.0 GiB; 3 files queued; draining at 512.0 MiB/s, done in 2 s",
+            "/run/ckpt        120      8   2.0 GiB    1.0 GiB  1m 30s",
+            "/bb/a: Disk quota exceeded",
+        ] {
+            assert!(page.contains(part), "{part:?} is not in\n{page}");
+        }
+        let mut quiet = busy();
+        (quiet.dirty_bytes, quiet.drain_queued_files) = (0, 0);
+        assert!(render(&quiet).contains("nothing; all is on the PFS"));
+        assert_eq!(to_json(&quiet)["drain"]["eta_s"], 0.0);
+        let mut stuck = busy();
+        stuck.drain_rate_bytes_per_s = 0;
+        assert!(render(&stuck).contains("not draining now"));
+        assert_eq!(to_json(&stuck)["drain"]["eta_s"], Value::Null);
+    }
+}

@@ -1,0 +1,159 @@
+//! `--detach`: a child of its own session serves; the parent waits until it says that the mount
+//! answers, or why not.
+//!
+//! The child is this program again, not a fork: a fork would have to happen before there are
+//! threads, and all checks would then run twice. Its standard output is a pipe to the parent, on
+//! which it says one line: `ready TEXT` or `failed CODE TEXT`.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::exit::{Exit, Explain, Failure};
+use crate::out;
+
+/// Starts the child and waits for its word.
+pub fn spawn() -> Result<Exit, Failure> {
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("forebay")
+        .args(std::env::args_os().skip(1))
+        .arg("--detached")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .explain("up: cannot start the process that serves", "")?;
+    let said = hear(&mut child).explain("up: the process that serves", "")?;
+    match parse(&said) {
+        Some(Word::Ready(line)) => {
+            out::print(&format!("{line}\n"));
+            Ok(Exit::Complete)
+        }
+        Some(Word::Failed(exit, message)) => {
+            // Its clean-up is part of the failure; that it cannot be waited for changes nothing.
+            drop(child.wait());
+            Err(Failure {
+                exit,
+                message: message.to_string(),
+            })
+        }
+        None => {
+            let status = child.wait().explain("up: the process that serves", "")?;
+            let how = match (status.code(), status.signal()) {
+                (Some(code), _) => format!("exit {code}"),
+                (None, Some(signal)) => format!("signal {signal}"),
+                (None, None) => "an unknown end".into(),
+            };
+            Err(Failure::fatal(format!(
+                "up: the process that serves ended ({how}) before the mount answered; see forebay.log in the state folder"
+            )))
+        }
+    }
+}
+
+fn hear(child: &mut Child) -> io::Result<String> {
+    let mut said = Vec::new();
+    if let Some(pipe) = child.stdout.take() {
+        BufReader::new(pipe).read_until(b'\n', &mut said)?;
+    }
+    Ok(String::from_utf8_lossy(&said).into_owned())
+}
+
+/// What the child says.
+#[derive(Debug, PartialEq, Eq)]
+enum Word<'a> {
+    Ready(&'a str),
+    Failed(Exit, &'a str),
+}
+
+fn parse(said: &str) -> Option<Word<'_>> {
+    let line = said.strip_suffix('\n')?;
+    if let Some(text) = line.strip_prefix("ready ") {
+        return Some(Word::Ready(text));
+    }
+    let (code, text) = line.strip_prefix("failed ")?.split_once(' ')?;
+    Some(Word::Failed(Exit::from_code(code.parse().ok()?), text))
+}
+
+/// The serving side: to whom it says that the mount answers.
+pub struct Readiness {
+    detached: bool,
+    announced: bool,
+}
+
+impl Readiness {
+    /// For the child of `--detach`, which leaves its parent's session, or for the foreground.
+    pub fn new(detached: bool) -> Result<Readiness, Failure> {
+        if detached {
+            rustix::process::setsid().explain(
+                "up: cannot leave the session",
+                "--detached is not for people",
+            )?;
+        }
+        Ok(Readiness {
+            detached,
+            announced: false,
+        })
+    }
+
+    /// Whether [`Readiness::announce`] has been called.
+    pub fn is_announced(&self) -> bool {
+        self.announced
+    }
+
+    /// The mount answers. An error means that the parent has been interrupted: nobody wants it.
+    pub fn announce(&mut self, line: &str) -> Result<(), Failure> {
+        self.announced = true;
+        if !self.detached {
+            out::complain(&format!("{line}; Ctrl-C stops it"));
+            return Ok(());
+        }
+        say(&format!("ready {line}")).explain("up: interrupted", "")?;
+        let null = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .explain("/dev/null", "")?;
+        rustix::stdio::dup2_stdout(&null).explain("standard output", "")?;
+        // So that no folder is kept busy for as long as it runs.
+        std::env::set_current_dir(Path::new("/")).explain("/", "")
+    }
+
+    /// It cannot be started.
+    pub fn failed(&self, failure: &Failure) {
+        if self.announced {
+            tracing::error!("{}", failure.message);
+            return;
+        }
+        // If the parent has gone there is nobody to tell.
+        let _ = say(&format!(
+            "failed {} {}",
+            failure.exit as u8,
+            failure.message.replace('\n', " ")
+        ));
+    }
+}
+
+fn say(line: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{line}")?;
+    stdout.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_childs_word_is_understood() {
+        assert_eq!(parse("ready /bb is up\n"), Some(Word::Ready("/bb is up")));
+        assert_eq!(
+            parse("failed 1 /x: no\n"),
+            Some(Word::Failed(Exit::Fatal, "/x: no"))
+        );
+        assert_eq!(parse(""), None);
+        assert_eq!(parse("ready half"), None);
+        assert_eq!(parse("thread panicked\n"), None);
+    }
+}

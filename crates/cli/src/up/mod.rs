@@ -1,0 +1,294 @@
+//! `forebay up`: starts a burst buffer and mounts it.
+
+mod detach;
+mod layer;
+mod log;
+mod preflight;
+pub mod resources;
+pub mod run;
+mod settle;
+mod values;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use forebay_types::format_size;
+
+use self::detach::Readiness;
+use self::layer::Layer;
+use self::settle::Plan;
+use self::values::{Count, FromText, PolicyName, Rung, Size, Ssd, parse_ssd};
+use crate::exit::{Exit, Failure, reason};
+use crate::state::{Lock, LockError};
+use crate::{out, usage};
+
+/// Starts a burst buffer in front of a slow file system and mounts it
+#[derive(Args, Default)]
+#[command(
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "At least one of --dram and --ssd is needed. After a crash or kill -9 the same command with\n",
+        "the same --state finds everything again and finishes what was under way.\n\n",
+        "Without --detach it runs in the foreground and logs to standard error; Ctrl-C stops it in\n",
+        "order (data not yet on the PFS stays in the state folder), a second Ctrl-C at once.\n\n",
+        "Durability of fsync: `memory` survives the daemon, not the machine; `ssd` is on flash and\n",
+        "flushed; `pfs` is on the PFS, verified. Default: ssd if there is a flash directory, else pfs.\n",
+        "Policies: bbos (default), maxbw, maxeff, dedicated.\n\n",
+        "Settings come from the command line, else from the environment, else from the file:\n",
+        "  FOREBAY_PFS, FOREBAY_DRAM, FOREBAY_SSD=DIR:SIZE,DIR, FOREBAY_DEMOTION_IDLE_AFTER, ...\n",
+        "  FOREBAY_CONFIG names the file, FOREBAY_LOG sets the log level (error ... trace).\n",
+        "Relative paths in the file count from its folder. A file with all its keys:\n",
+        "  pfs = \"/scratch\"            mount = \"/bb\"             state = \"/var/tmp/bb\"\n",
+        "  dram = \"4GiB\"               ssd = [\"/nvme0:1TB\", \"/nvme1\"]\n",
+        "  durability = \"ssd\"          policy = \"bbos\"          passthrough = true\n",
+        "  allow_other = true          threads = 4              wait_for_space = \"2s\"\n",
+        "  [demotion]\n",
+        "  idle = true                 idle_after = \"500ms\"     start = \"50%\"\n",
+        "  dirty_cap = \"95%\"           verify = \"read-back\"     # or \"media\"\n",
+        "  workers = 2                 retry_after = \"1s\"\n",
+        "  [[rule]]                    # first match wins\n",
+        "  path = \"/*/{app}/ckpt-{version}/**\"\n",
+        "  durability = \"pfs\"\n\n",
+        "Examples:\n",
+        "  forebay up --pfs /scratch --mount /bb --state /var/tmp/bb --dram 4GiB --ssd /nvme:200GB\n",
+        "  forebay up --config /etc/forebay.toml --detach\n\n",
+        "Exit codes: 0 stopped in order, or (--detach) mounted; 1 it could not be started: one line\n",
+        "says why, nothing is mounted."
+    )
+)]
+pub struct UpArgs {
+    /// The slow file system: any mounted directory
+    #[arg(long, value_name = "DIR")]
+    pfs: Option<PathBuf>,
+    /// Where to show it: an existing directory outside of the PFS
+    #[arg(long, value_name = "DIR")]
+    mount: Option<PathBuf>,
+    /// Folder for records, log and control socket; made if missing, kept over restarts
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Memory to borrow
+    #[arg(long, value_name = "SIZE", value_parser = Size::from_text)]
+    dram: Option<Size>,
+    /// Flash directory and how much of it to use (default: what its file system has); repeatable
+    #[arg(long, value_name = "DIR[:SIZE]", value_parser = ssd_parser())]
+    ssd: Vec<Ssd>,
+    /// What fsync promises: memory, ssd or pfs
+    #[arg(long, value_name = "RUNG", value_parser = Rung::from_text)]
+    durability: Option<Rung>,
+    /// When to demote: bbos, maxbw, maxeff or dedicated
+    #[arg(long, value_name = "NAME", value_parser = PolicyName::from_text)]
+    policy: Option<PolicyName>,
+    /// Do not let the kernel read and write by itself (it does so only for root)
+    #[arg(long)]
+    no_passthrough: bool,
+    /// Let other users use the mount (default for root)
+    #[arg(long)]
+    allow_other: bool,
+    /// Only this user may use the mount
+    #[arg(long, conflicts_with = "allow_other")]
+    no_allow_other: bool,
+    /// Threads of the mount (default: one per core, 2 to 8)
+    #[arg(long, value_name = "N", value_parser = Count::from_text)]
+    threads: Option<Count>,
+    /// Settings in TOML (or FOREBAY_CONFIG)
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Return when the mount answers; log to STATE/forebay.log, process id in STATE/forebay.pid
+    #[arg(long)]
+    detach: bool,
+    /// Set by --detach for the process that stays.
+    #[arg(long, hide = true, requires = "detach")]
+    detached: bool,
+}
+
+fn ssd_parser() -> impl TypedValueParser<Value = Ssd> {
+    OsStringValueParser::new().try_map(|text: OsString| parse_ssd(&text).map(Ssd))
+}
+
+/// Runs the command.
+pub fn run(args: &UpArgs) -> Result<Exit, Failure> {
+    if args.detach && !args.detached {
+        return detach::spawn();
+    }
+    let mut readiness = Readiness::new(args.detached)?;
+    match start(args, &mut readiness) {
+        Err(failure) if args.detached => {
+            readiness.failed(&failure);
+            Ok(failure.exit)
+        }
+        other => other,
+    }
+}
+
+fn start(args: &UpArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
+    let mut plan = settings(args)?;
+    let ground = preflight::check(&mut plan)?;
+    let state = plan.settings.state.clone();
+    let made = preflight::make_state(&state)?;
+    let served = serve(&plan, &ground, args.detached, readiness);
+    if served.is_err() && made && !readiness.is_announced() {
+        preflight::unmake_state(&state);
+    }
+    served
+}
+
+fn serve(
+    plan: &Plan,
+    ground: &preflight::Ground,
+    detached: bool,
+    readiness: &mut Readiness,
+) -> Result<Exit, Failure> {
+    let state = &plan.settings.state;
+    let _lock = lock(state)?;
+    preflight::clear_dead_mounts(&plan.settings)?;
+    log::start(detached.then_some(state.as_path()))?;
+    resources::raise_open_files();
+    for warning in &ground.warnings {
+        // Standard error is still the user's, detached or not; a log is for later.
+        out::complain(warning);
+        if detached {
+            tracing::warn!("{warning}");
+        }
+    }
+    let line = announcement(plan);
+    run::serve(plan, detached, &mut || readiness.announce(&line))
+}
+
+/// Takes the lock of a state folder.
+pub fn lock(state: &Path) -> Result<Lock, Failure> {
+    Lock::take(state).map_err(|error| {
+        let what = state.display();
+        Failure::fatal(match error {
+            LockError::Held { pid } => {
+                let pid = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+                format!(
+                    "{what}: in use by a running instance{pid}; `forebay status --state {what}` shows it, \
+                     `forebay down --state {what}` stops it"
+                )
+            }
+            LockError::Io(error) => format!("{what}: cannot use the state folder: {}", reason(&error)),
+        })
+    })
+}
+
+/// All sources laid over each other, with defaults.
+fn settings(args: &UpArgs) -> Result<Plan, Failure> {
+    let (environment, unknown) = Layer::from_environment(std::env::vars_os())?;
+    for name in unknown {
+        out::complain(&format!(
+            "environment variable {name} is no setting and is ignored; see `forebay up --help`"
+        ));
+    }
+    let config = args.config.clone().or_else(|| {
+        std::env::var_os("FOREBAY_CONFIG")
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    });
+    let file = config.map_or_else(|| Ok(Layer::default()), |file| Layer::from_file(&file))?;
+    let merged = args.layer().over(environment).over(file);
+    settle::settle(merged, rustix::process::geteuid().is_root())
+}
+
+impl UpArgs {
+    fn layer(&self) -> Layer {
+        Layer {
+            pfs: self.pfs.clone(),
+            mount: self.mount.clone(),
+            state: self.state.clone(),
+            dram: self.dram.clone(),
+            ssd: (!self.ssd.is_empty()).then(|| self.ssd.clone()),
+            durability: self.durability.clone(),
+            policy: self.policy.clone(),
+            passthrough: self.no_passthrough.then_some(false),
+            allow_other: match (self.allow_other, self.no_allow_other) {
+                (true, _) => Some(true),
+                (_, true) => Some(false),
+                _ => None,
+            },
+            threads: self.threads.clone().map(|count| count.0),
+            ..Layer::default()
+        }
+    }
+}
+
+/// The line that says it is up.
+fn announcement(plan: &Plan) -> String {
+    let settings = &plan.settings;
+    let dram = settings
+        .dram_bytes
+        .map(|bytes| format!("{} of memory", format_size(bytes)));
+    let ssd = settings.ssd.iter().map(|ssd| match ssd.capacity_bytes {
+        Some(bytes) => format!("{} in {}", format_size(bytes), ssd.dir.display()),
+        None => ssd.dir.display().to_string(),
+    });
+    let tiers: Vec<String> = dram.into_iter().chain(ssd).collect();
+    format!(
+        "{} is up in front of {}, with {} (process {})",
+        settings.mount.display(),
+        settings.pfs.display(),
+        tiers.join(", "),
+        std::process::id()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        up: UpArgs,
+    }
+
+    fn layer_of(args: &[&str]) -> Result<Layer, String> {
+        let line = Line::try_parse_from(std::iter::once(&"up").chain(args));
+        line.map(|line| line.up.layer())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn flags_become_a_layer() {
+        let layer = layer_of(&[
+            "--pfs",
+            "/p",
+            "--dram",
+            "1GiB",
+            "--ssd",
+            "/a:1T",
+            "--ssd",
+            "/b",
+            "--durability",
+            "pfs",
+            "--no-passthrough",
+            "--no-allow-other",
+            "--threads",
+            "3",
+        ])
+        .expect("valid");
+        assert_eq!(layer.dram, Some(Size(1 << 30)));
+        assert_eq!(layer.ssd.as_ref().map(Vec::len), Some(2));
+        assert_eq!(
+            (layer.passthrough, layer.allow_other, layer.threads),
+            (Some(false), Some(false), Some(3))
+        );
+        assert_eq!(layer_of(&[]).expect("valid"), Layer::default());
+    }
+
+    #[test]
+    fn wrong_flags_say_what_would_be_right() {
+        for (args, part) in [
+            (["--dram", "4 apples"], "known are"),
+            (["--policy", "best"], "bbos, maxbw, maxeff, dedicated"),
+            (["--durability", "disk"], "memory, ssd, pfs"),
+            (["--ssd", ":4G"], "DIR:SIZE"),
+        ] {
+            let error = layer_of(&args).unwrap_err();
+            assert!(error.contains(part), "{args:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! Checks before anything is mounted or changed. Each gives one line that says what to do.
+
+use std::fs::{DirBuilder, Metadata};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use forebay_server::Settings;
+
+use super::resources;
+use super::settle::Plan;
+use crate::exit::{Explain, Failure, reason};
+use crate::instance::mount_table;
+use crate::mounts::{self, MountEntry};
+use crate::state::{self, Holder};
+
+/// A PFS that does not answer for so long is not there: its mount may hang for ever.
+const PFS_LIMIT: Duration = Duration::from_secs(30);
+
+/// What the checks found besides.
+#[derive(Debug, Default)]
+pub struct Ground {
+    /// Worth telling.
+    pub warnings: Vec<String>,
+}
+
+/// Checks everything that can be checked without changing anything. Afterwards all folders in the
+/// plan are canonical.
+pub fn check(plan: &mut Plan) -> Result<Ground, Failure> {
+    let settings = &mut plan.settings;
+    let mut ground = Ground::default();
+    settings.pfs = check_pfs(&settings.pfs)?;
+    settings.state = check_state(&settings.state)?;
+    let table = mount_table()?;
+    settings.mount = check_mount(&settings.mount, &settings.state, &table, &mut ground)?;
+    check_ssd(settings)?;
+    check_relations(settings)?;
+    if let Some(entry) = mounts::covering(&table, &settings.pfs).filter(|entry| entry.is_forebay())
+    {
+        return Err(Failure::fatal(format!(
+            "{}: the PFS is itself in a burst buffer (mounted on {}); name the slow file system behind it",
+            settings.pfs.display(),
+            entry.point.display()
+        )));
+    }
+    resources::check_space(&settings.ssd)?;
+    resources::check_memory(settings, &table)?;
+    resources::check_fuse()?;
+    if plan.allow_other {
+        resources::check_allow_other()?;
+    }
+    Ok(ground)
+}
+
+/// The PFS exists, can be read and written. On a thread of its own, for a dead server may never
+/// answer.
+fn check_pfs(pfs: &Path) -> Result<PathBuf, Failure> {
+    let (send, receive) = mpsc::channel();
+    let path = pfs.to_path_buf();
+    std::thread::Builder::new()
+        .name("fb-probe".into())
+        .spawn(move || send.send(probe_pfs(&path)))
+        .explain("up: cannot start a thread", "")?;
+    receive.recv_timeout(PFS_LIMIT).unwrap_or_else(|_| {
+        Err(Failure::fatal(format!(
+            "{}: the PFS has not answered for {} s; is its server there?",
+            pfs.display(),
+            PFS_LIMIT.as_secs()
+        )))
+    })
+}
+
+fn probe_pfs(pfs: &Path) -> Result<PathBuf, Failure> {
+    let what = format!("{}: the PFS", pfs.display());
+    let real = std::fs::canonicalize(pfs).explain(
+        &what,
+        "--pfs takes an existing directory of the slow file system",
+    )?;
+    let metadata = std::fs::metadata(&real).explain(&what, "")?;
+    if !metadata.is_dir() {
+        return Err(Failure::fatal(format!(
+            "{what}: is a file; --pfs takes an existing directory of the slow file system"
+        )));
+    }
+    std::fs::read_dir(&real)
+        .and_then(|mut entries| entries.next().transpose())
+        .explain(
+            format_args!("{what} cannot be read"),
+            "--pfs takes a directory that you may read",
+        )?;
+    let fs = rustix::fs::statvfs(&real).explain(&what, "")?;
+    let read_only = fs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY);
+    match (read_only, writable(&real)) {
+        (false, Ok(())) => Ok(real),
+        (true, _) => Err(Failure::fatal(format!(
+            "{what}: is mounted read-only, so nothing could be drained to it; mount it writable"
+        ))),
+        (false, Err(error)) => Err(Failure::fatal(format!(
+            "{what} cannot be written, so nothing could be drained to it: {}; choose a directory below it that you may write to",
+            reason(&error)
+        ))),
+    }
+}
+
+/// Whether the permissions let this process, with its effective ids, write into a directory.
+fn writable(folder: &Path) -> io::Result<()> {
+    use rustix::fs::{Access, AtFlags, CWD, accessat};
+    Ok(accessat(
+        CWD,
+        folder,
+        Access::WRITE_OK | Access::EXEC_OK,
+        AtFlags::EACCESS,
+    )?)
+}
+
+/// The state folder: there and usable, or to be made in an existing folder.
+fn check_state(state: &Path) -> Result<PathBuf, Failure> {
+    let what = format!("{}: the state folder", state.display());
+    match std::fs::canonicalize(state) {
+        Ok(real) => {
+            if !std::fs::metadata(&real).explain(&what, "")?.is_dir() {
+                return Err(Failure::fatal(format!(
+                    "{what}: is a file; --state takes a folder"
+                )));
+            }
+            writable(&real).explain(
+                format_args!("{what} cannot be written"),
+                "choose a folder of your own",
+            )?;
+            Ok(real)
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound && !state.is_symlink() => {
+            let (Some(parent), Some(name)) = (state.parent(), state.file_name()) else {
+                return Err(Failure::fatal(format!("{what}: {}", reason(&error))));
+            };
+            let parent = std::fs::canonicalize(parent).explain(
+                format_args!("{what} cannot be made: {}", parent.display()),
+                "make that folder first",
+            )?;
+            writable(&parent).explain(
+                format_args!("{what} cannot be made in {}", parent.display()),
+                "choose a folder of your own",
+            )?;
+            Ok(parent.join(name))
+        }
+        Err(error) => Err(Failure::fatal(format!(
+            "{what}: {}; --state takes a folder",
+            reason(&error)
+        ))),
+    }
+}
+
+/// The mount point: an existing directory with nothing mounted on it but, perhaps, what a dead
+/// instance of the same state has left.
+fn check_mount(
+    mount: &Path,
+    state: &Path,
+    table: &[MountEntry],
+    ground: &mut Ground,
+) -> Result<PathBuf, Failure> {
+    let what = format!("{}: the mount point", mount.display());
+    let real = canonical_mount(mount).explain(&what, "make an empty directory for it")?;
+    let on_it = table.iter().rev().filter(|entry| entry.point == real);
+    let mut dead = false;
+    for entry in on_it {
+        if !(entry.is_forebay() && entry.source == state) {
+            return Err(busy(&what, entry));
+        }
+        dead = true;
+    }
+    if dead {
+        // Is this instance alive? The lock will tell; if not, its mount is taken away then.
+        return Ok(real);
+    }
+    let metadata = std::fs::metadata(&real).explain(&what, "make an empty directory for it")?;
+    if !metadata.is_dir() {
+        return Err(Failure::fatal(format!(
+            "{what}: is a file; --mount takes an existing directory"
+        )));
+    }
+    if !resources::may_mount() && writable(&real).is_err() {
+        return Err(Failure::fatal(format!(
+            "{what}: you may only mount on a directory that you may write to"
+        )));
+    }
+    if std::fs::read_dir(&real).is_ok_and(|mut entries| entries.next().is_some()) {
+        ground.warnings.push(format!(
+            "{what} is not empty; what is in it is hidden while the burst buffer is up"
+        ));
+    }
+    Ok(real)
+}
+
+/// A dead mount cannot be looked at itself, but its parent can.
+fn canonical_mount(mount: &Path) -> io::Result<PathBuf> {
+    match (
+        std::fs::canonicalize(mount),
+        mount.parent(),
+        mount.file_name(),
+    ) {
+        (Err(error), Some(parent), Some(name)) if error.raw_os_error() == Some(libc::ENOTCONN) => {
+            Ok(std::fs::canonicalize(parent)?.join(name))
+        }
+        (other, _, _) => other,
+    }
+}
+
+fn busy(what: &str, entry: &MountEntry) -> Failure {
+    let source = entry.source.display();
+    if !entry.is_forebay() {
+        return Failure::fatal(format!(
+            "{what}: busy: {} ({source}) is mounted there; unmount it or choose another directory",
+            entry.fs_type
+        ));
+    }
+    let dead = matches!(state::holder(&entry.source), Ok(Some(Holder::Nobody)));
+    Failure::fatal(match dead {
+        true => format!(
+            "{what}: busy: the burst buffer with --state {source} died there; go on with that --state, or take its \
+             mount away with `forebay down --state {source}`"
+        ),
+        false => format!(
+            "{what}: busy: the burst buffer with --state {source} is mounted there; stop it with \
+             `forebay down --state {source}`, or choose another directory"
+        ),
+    })
+}
+
+fn check_ssd(settings: &mut Settings) -> Result<(), Failure> {
+    for ssd in &mut settings.ssd {
+        let what = format!("--ssd {}", ssd.dir.display());
+        ssd.dir = match std::fs::canonicalize(&ssd.dir) {
+            Ok(real) => real,
+            Err(error) => return Err(missing_ssd(&ssd.dir, &what, &error)),
+        };
+        if !std::fs::metadata(&ssd.dir).explain(&what, "")?.is_dir() {
+            return Err(Failure::fatal(format!(
+                "{what}: is a file; give a directory on flash"
+            )));
+        }
+        resources::check_writable(&ssd.dir).explain(
+            format_args!("{what}: cannot be written"),
+            "choose a directory of your own",
+        )?;
+    }
+    let identity = |path: &Path| std::fs::metadata(path).map(|m| same_key(&m)).ok();
+    for (at, ssd) in settings.ssd.iter().enumerate() {
+        let what = format!("--ssd {}", ssd.dir.display());
+        let twin = settings.ssd[..at]
+            .iter()
+            .find(|o| o.dir == ssd.dir || identity(&o.dir) == identity(&ssd.dir));
+        if twin.is_some() {
+            return Err(Failure::fatal(format!(
+                "{what}: is given twice; name each flash directory once"
+            )));
+        }
+        if ssd.dir == settings.state {
+            return Err(Failure::fatal(format!(
+                "{what}: is the state folder; give a directory of its own"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A size that does not parse makes the whole a name that does not exist: say so.
+fn missing_ssd(dir: &Path, what: &str, error: &io::Error) -> Failure {
+    let text = dir.to_string_lossy();
+    match text.rsplit_once(':') {
+        Some((folder, size)) if Path::new(folder).is_dir() => {
+            let why = forebay_types::parse_size(size)
+                .err()
+                .map_or_else(String::new, |e| e.to_string());
+            Failure::fatal(format!("{what}: {why}"))
+        }
+        _ => Failure::fatal(format!(
+            "{what}: {}; make the directory first",
+            reason(error)
+        )),
+    }
+}
+
+fn same_key(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
+}
+
+/// Nothing may lie in the PFS or in the mount: it would be shown as the user's own files, or wait
+/// for itself.
+fn check_relations(settings: &Settings) -> Result<(), Failure> {
+    let (pfs, mount) = (&settings.pfs, &settings.mount);
+    let same = |a: &Path, b: &Path| match (std::fs::metadata(a), std::fs::metadata(b)) {
+        (Ok(a), Ok(b)) => same_key(&a) == same_key(&b),
+        _ => false,
+    };
+    let refuse = |what: &str, todo: &str| Err(Failure::fatal(format!("{what}; {todo}")));
+    if mount == pfs || same(mount, pfs) {
+        let what = format!(
+            "{}: mount point and PFS are the same directory",
+            mount.display()
+        );
+        return refuse(&what, "choose another directory for --mount");
+    }
+    if mount.starts_with(pfs) {
+        let what = format!(
+            "{}: the mount point lies inside the PFS {}",
+            mount.display(),
+            pfs.display()
+        );
+        return refuse(&what, "choose a directory outside of it");
+    }
+    if pfs.starts_with(mount) {
+        let what = format!(
+            "{}: the PFS lies inside the mount point {}",
+            pfs.display(),
+            mount.display()
+        );
+        return refuse(
+            &what,
+            "the mount would hide it: choose another directory for --mount",
+        );
+    }
+    let state = std::iter::once(("the state folder".to_string(), &settings.state));
+    let ssd = settings
+        .ssd
+        .iter()
+        .map(|ssd| ("the flash directory".to_string(), &ssd.dir));
+    for (name, folder) in state.chain(ssd) {
+        for (other, place) in [("the PFS", pfs), ("the mount point", mount)] {
+            if folder.starts_with(place) {
+                let what = format!(
+                    "{}: {name} lies inside {other} {}",
+                    folder.display(),
+                    place.display()
+                );
+                return refuse(&what, "choose a folder on a local disk outside of it");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes the state folder if it is missing, for its owner only; whether it was missing.
+pub fn make_state(state: &Path) -> Result<bool, Failure> {
+    match DirBuilder::new().mode(0o700).create(state) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(Failure::fatal(format!(
+            "{}: cannot make the state folder: {}",
+            state.display(),
+            reason(&error)
+        ))),
+    }
+}
+
+/// Takes a state folder away that this very command made, and in which nothing was ever mounted:
+/// no user has written a byte. Not while anything is mounted below it.
+pub fn unmake_state(state: &Path) {
+    let below = mounts::read().map_or(true, |table| {
+        table.iter().any(|entry| entry.point.starts_with(state))
+    });
+    if !below {
+        // What cannot be removed is harmless: the next start finds an empty state.
+        let _ = std::fs::remove_dir_all(state);
+    }
+}
+
+/// With the lock held, every mount of this state belongs to a dead instance: takes them away.
+pub fn clear_dead_mounts(settings: &Settings) -> Result<(), Failure> {
+    for entry in mounts::of_state(&mount_table()?, &settings.state) {
+        mounts::detach(&entry.point).explain(
+            format_args!(
+                "{}: cannot take away the mount of a dead instance",
+                entry.point.display()
+            ),
+            "unmount it with umount -l",
+        )?;
+    }
+    let table = mount_table()?;
+    let what = format!("{}: the mount point", settings.mount.display());
+    if let Some(entry) = table
+        .iter()
+        .rev()
+        .find(|entry| entry.point == settings.mount)
+    {
+        return Err(busy(&what, entry));
+    }
+    match std::fs::metadata(&settings.mount)
+        .explain(&what, "")?
+        .is_dir()
+    {
+        true => Ok(()),
+        false => Err(Failure::fatal(format!(
+            "{what}: is a file; --mount takes an existing directory"
+        ))),
+    }
+}
+
+#[cfg(test)]
+#[path = "preflight_tests.rs"]
+mod tests;

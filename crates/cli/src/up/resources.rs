@@ -1,0 +1,265 @@
+//! What the machine has: memory, space, /dev/fuse, the right to mount.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use forebay_server::{Settings, SsdSetting};
+use forebay_types::format_size;
+
+use crate::exit::{Explain, Failure, reason};
+use crate::mounts::MountEntry;
+
+/// Bit of CAP_SYS_ADMIN in a capability set.
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+
+/// Raises the soft limit of open files to the hard one. If that fails the limit stays, and opening
+/// too many files fails as it would have.
+pub fn raise_open_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+/// /dev/fuse can be used, and somebody may mount.
+pub fn check_fuse() -> Result<(), Failure> {
+    let device = Path::new("/dev/fuse");
+    let todo =
+        "load the kernel module (modprobe fuse); in a container, start it with --device /dev/fuse";
+    let metadata = std::fs::metadata(device).explain("/dev/fuse", todo)?;
+    if !metadata.file_type().is_char_device() {
+        return Err(Failure::fatal(format!("/dev/fuse: not a device; {todo}")));
+    }
+    if let Err(error) = OpenOptions::new().read(true).write(true).open(device) {
+        return Err(Failure::fatal(match error.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => format!(
+                "/dev/fuse: {}; ask for access to it (chmod 666 /dev/fuse is usual), or in a container start it \
+                 with --device /dev/fuse",
+                reason(&error)
+            ),
+            _ => format!("/dev/fuse: {}; {todo}", reason(&error)),
+        }));
+    }
+    if may_mount() || find_program("fusermount3").is_some() {
+        return Ok(());
+    }
+    Err(Failure::fatal(
+        "up: no permission to mount: not root (or without CAP_SYS_ADMIN), and there is no fusermount3; \
+         install the package fuse3, or in a container add --cap-add SYS_ADMIN",
+    ))
+}
+
+/// Other users may be let in: root always, others where /etc/fuse.conf says so.
+pub fn check_allow_other() -> Result<(), Failure> {
+    let text = std::fs::read_to_string("/etc/fuse.conf").unwrap_or_default();
+    if may_mount() || text.lines().any(|line| line.trim() == "user_allow_other") {
+        return Ok(());
+    }
+    Err(Failure::fatal(
+        "up: --allow-other: only root may, unless /etc/fuse.conf has the line user_allow_other; leave it out or ask for that line",
+    ))
+}
+
+/// Whether this process may mount by itself.
+pub fn may_mount() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    effective_capabilities(&status).is_some_and(|set| set & CAP_SYS_ADMIN != 0)
+}
+
+fn effective_capabilities(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(line.trim(), 16).ok()
+}
+
+fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
+/// The memory asked for is there. What a former instance of the same state still holds counts as
+/// there.
+pub fn check_memory(settings: &Settings, table: &[MountEntry]) -> Result<(), Failure> {
+    let Some(wanted) = settings.dram_bytes else {
+        return Ok(());
+    };
+    let Some(available) = available_memory_bytes() else {
+        return Ok(());
+    };
+    let held: u64 = table
+        .iter()
+        .filter(|entry| entry.fs_type == "tmpfs" && entry.point.starts_with(&settings.state))
+        .filter_map(|entry| used_bytes(&entry.point))
+        .sum();
+    if wanted <= available.saturating_add(held) {
+        return Ok(());
+    }
+    Err(Failure::fatal(format!(
+        "up: --dram {} is more than the {} of memory available on this machine; choose less",
+        format_size(wanted),
+        format_size(available.saturating_add(held))
+    )))
+}
+
+/// Bytes that can be had without swapping, for this process.
+fn available_memory_bytes() -> Option<u64> {
+    let machine = meminfo_available(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
+    Some(cgroup_available_bytes().map_or(machine, |group| group.min(machine)))
+}
+
+fn meminfo_available(text: &str) -> Option<u64> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// The tightest limit of the control groups (version 2) that this process is in.
+fn cgroup_available_bytes() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let root = Path::new("/sys/fs/cgroup");
+    let mut folder = root.join(own);
+    let mut least: Option<u64> = None;
+    while folder.starts_with(root) {
+        let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
+        let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
+        if let (Some(max), Some(current)) = (number("memory.max"), number("memory.current")) {
+            let cached = read("memory.stat")
+                .and_then(|stat| inactive_file_bytes(&stat))
+                .unwrap_or(0);
+            let free = max.saturating_sub(current.saturating_sub(cached));
+            least = Some(least.map_or(free, |other| other.min(free)));
+        }
+        if !folder.pop() {
+            break;
+        }
+    }
+    least
+}
+
+fn inactive_file_bytes(stat: &str) -> Option<u64> {
+    stat.lines()
+        .find_map(|line| line.strip_prefix("inactive_file "))?
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// Bytes in use in a file system.
+pub fn used_bytes(path: &Path) -> Option<u64> {
+    let fs = rustix::fs::statvfs(path).ok()?;
+    Some(
+        fs.f_blocks
+            .saturating_sub(fs.f_bfree)
+            .saturating_mul(fs.f_frsize),
+    )
+}
+
+/// Each flash directory fits into its file system, and so do several in one file system together.
+pub fn check_space(ssd: &[SsdSetting]) -> Result<(), Failure> {
+    let mut sums: Vec<(u64, u64)> = Vec::new();
+    for one in ssd {
+        let what = one.dir.display();
+        let device = std::fs::metadata(&one.dir).explain(&what, "")?.dev();
+        let fs = rustix::fs::statvfs(&one.dir).explain(&what, "")?;
+        let has = fs.f_blocks.saturating_mul(fs.f_frsize);
+        let others = sums
+            .iter()
+            .find(|(other, _)| *other == device)
+            .map_or(0, |(_, sum)| *sum);
+        let wanted = one.capacity_bytes.unwrap_or(0).saturating_add(others);
+        if wanted > has {
+            let together = if others > 0 {
+                " with the other directories there"
+            } else {
+                ""
+            };
+            return Err(Failure::fatal(format!(
+                "--ssd {what}: {}{together} is more than its file system has ({}); choose less",
+                format_size(wanted),
+                format_size(has)
+            )));
+        }
+        sums.retain(|(other, _)| *other != device);
+        sums.push((device, wanted));
+    }
+    Ok(())
+}
+
+/// A file of one byte can be made here, and is taken away again.
+pub fn check_writable(folder: &Path) -> io::Result<()> {
+    let probe = folder.join(format!(".forebay-probe-{}", std::process::id()));
+    let made = File::create(&probe).and_then(|mut file| io::Write::write_all(&mut file, b"\n"));
+    let removed = std::fs::remove_file(&probe);
+    made.and(removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_says_is_understood() {
+        let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001ffffffffff\n";
+        assert_eq!(effective_capabilities(status), Some(0x1ff_ffff_ffff));
+        let meminfo = "MemTotal:       100 kB\nMemAvailable:   64 kB\n";
+        assert_eq!(meminfo_available(meminfo), Some(65536));
+        assert_eq!(
+            inactive_file_bytes("anon 1\ninactive_file 4096\n"),
+            Some(4096)
+        );
+    }
+
+    #[test]
+    fn flash_must_fit() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let ssd = |bytes| SsdSetting {
+            dir: folder.path().into(),
+            capacity_bytes: Some(bytes),
+        };
+        check_space(&[ssd(1 << 20)]).expect("a MiB fits");
+        let error = check_space(&[ssd(1 << 60)]).unwrap_err().message;
+        assert!(
+            error.contains("1.0 EiB is more than its file system has"),
+            "{error}"
+        );
+        let fs = rustix::fs::statvfs(folder.path()).expect("statvfs");
+        let most = fs.f_blocks * fs.f_frsize;
+        let error = check_space(&[ssd(most), ssd(most)]).unwrap_err().message;
+        assert!(
+            error.contains("with the other directories there"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn memory_must_be_there() {
+        let mut settings = Settings::new("/p".into(), "/m".into(), "/s".into());
+        settings.dram_bytes = Some(1 << 60);
+        let error = check_memory(&settings, &[]).unwrap_err().message;
+        assert!(
+            error.starts_with("up: --dram 1.0 EiB is more than the "),
+            "{error}"
+        );
+        settings.dram_bytes = Some(1 << 20);
+        check_memory(&settings, &[]).expect("a MiB is there");
+    }
+
+    #[test]
+    fn probing_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        check_writable(folder.path()).expect("writable");
+        assert_eq!(
+            std::fs::read_dir(folder.path()).expect("readable").count(),
+            0
+        );
+        assert!(check_writable(&folder.path().join("none")).is_err());
+    }
+}

@@ -1,0 +1,215 @@
+//! The life of a burst buffer in this process: start, mount, serve, unmount, stop.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_client::Client;
+use forebay_mount::{MountOptions, Mounted};
+use forebay_server::{Instance, StopSummary};
+use forebay_types::format_size;
+use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
+use forebay_wire::{InMemory, Peer, Request, Response, Service, UnixServer};
+
+use super::log;
+use super::settle::Plan;
+use crate::control::files_and_bytes;
+use crate::exit::{Exit, Explain, Failure};
+use crate::state::{self, SocketPath};
+use crate::{mounts, out, signals};
+
+/// The instance, once there is one, for the thread that hears signals.
+type Served = Arc<Mutex<Option<Arc<Instance>>>>;
+
+/// Serves until it is told to stop; the caller holds the lock of the state folder. `announce` is
+/// called when the mount answers; if it fails, nobody wants the mount any more.
+pub fn serve(
+    plan: &Plan,
+    detached: bool,
+    announce: &mut dyn FnMut() -> Result<(), Failure>,
+) -> Result<Exit, Failure> {
+    let served = Served::default();
+    watch_signals(plan, detached, served.clone()).explain("up: signals", "")?;
+    tracing::info!("starting: {:?}", plan.settings);
+    let instance =
+        Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
+    *served.lock().unwrap_or_else(PoisonError::into_inner) = Some(instance.clone());
+    let outcome = mount_and_wait(plan, detached, &instance, announce);
+    let summary = instance.stop();
+    for file in [state::PID, state::SOCKET] {
+        // Both only say what the lock says better.
+        let _ = std::fs::remove_file(plan.settings.state.join(file));
+    }
+    if outcome.is_ok() {
+        tell(detached, &farewell(plan, &summary));
+    }
+    outcome.map(|()| Exit::Complete)
+}
+
+fn mount_and_wait(
+    plan: &Plan,
+    detached: bool,
+    instance: &Arc<Instance>,
+    announce: &mut dyn FnMut() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let settings = &plan.settings;
+    let socket = SocketPath::of(&settings.state).explain(settings.state.display(), "")?;
+    let control = UnixServer::start(&socket.path, instance.service()).explain(
+        format_args!("{}: control socket", settings.state.display()),
+        "",
+    )?;
+    let mounted = mount(plan, instance)?;
+    let ready = answer(plan, detached).and_then(|()| announce());
+    if ready.is_ok() {
+        tracing::info!("{} answers", settings.mount.display());
+        let reason = instance.wait_stop();
+        tracing::info!("stopping: {reason:?}");
+    }
+    unmount(mounted, &settings.mount);
+    drop(control);
+    ready
+}
+
+fn mount(plan: &Plan, instance: &Arc<Instance>) -> Result<Mounted, Failure> {
+    let settings = &plan.settings;
+    let client = Client::new(Arc::new(InMemory::mount(instance.service())));
+    let options = MountOptions {
+        mount_point: settings.mount.clone(),
+        source: settings.state.to_string_lossy().into_owned(),
+        allow_other: plan.allow_other,
+        threads: plan.threads,
+        passthrough: settings.passthrough,
+    };
+    let what = format!("{}: cannot mount", settings.mount.display());
+    let mounted = forebay_mount::mount(client, &options).explain(what, "")?;
+    let stopped = instance.clone();
+    mounted.on_unmounted(Box::new(move || stopped.request_stop()));
+    Ok(mounted)
+}
+
+/// Waits for the first answer through the kernel, and says who serves.
+fn answer(plan: &Plan, detached: bool) -> Result<(), Failure> {
+    let settings = &plan.settings;
+    std::fs::metadata(&settings.mount).explain(
+        format_args!(
+            "{}: mounted, but it does not answer",
+            settings.mount.display()
+        ),
+        "",
+    )?;
+    let file = settings.state.join(state::PID);
+    std::fs::write(&file, format!("{}\n", std::process::id())).explain(file.display(), "")?;
+    if detached {
+        log::take_stderr(&settings.state).explain("standard error", "")?;
+    }
+    Ok(())
+}
+
+/// Takes the mount out of the tree; if programs still use it, without waiting for them.
+fn unmount(mounted: Mounted, point: &Path) {
+    let Err(error) = mounted.unmount(false) else {
+        return;
+    };
+    let still =
+        mounts::read().is_ok_and(|table| table.iter().any(|e| e.is_forebay() && e.point == point));
+    if !still {
+        return;
+    }
+    tracing::warn!(
+        "{}: {error}; it is in use, and is taken away all the same",
+        point.display()
+    );
+    if let Err(error) = mounts::detach(point) {
+        tracing::error!("{}: cannot unmount: {error}", point.display());
+    }
+}
+
+/// The first signal stops in order, the second at once; what fsync promised is safe either way.
+fn watch_signals(plan: &Plan, detached: bool, served: Served) -> std::io::Result<()> {
+    let state = plan.settings.state.clone();
+    let mount = plan.settings.mount.clone();
+    signals::watch(move |signal, nth| {
+        let instance = served
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        match instance {
+            Some(instance) if nth == 1 => {
+                tell(
+                    detached,
+                    &stopping_line(&state, status(&*instance.service())),
+                );
+                instance.request_stop();
+            }
+            _ => {
+                let dead = mounts::read().map(|table| {
+                    table
+                        .iter()
+                        .any(|entry| entry.is_forebay() && entry.point == mount)
+                });
+                if dead.unwrap_or(false) {
+                    // If it fails, the next `up` or `down` takes the mount away.
+                    drop(mounts::detach(&mount));
+                }
+                std::process::exit(128 + signal);
+            }
+        }
+    })
+}
+
+/// To the user where there is one, else to the log.
+pub fn tell(detached: bool, line: &str) {
+    match detached {
+        true => tracing::info!("{line}"),
+        false => out::complain(line),
+    }
+}
+
+/// The status, asked as the owner would ask.
+fn status(service: &dyn Service) -> Option<StatusBits> {
+    let peer = Peer {
+        uid: rustix::process::geteuid().as_raw(),
+        local: true,
+        mount: false,
+    };
+    let reply = service.handle(peer, Request::Control(Control::Status), &[], &mut []);
+    match reply.response {
+        Response::Control(ControlResponse::Status(bits)) => Some(*bits),
+        _ => None,
+    }
+}
+
+fn stopping_line(state: &Path, bits: Option<StatusBits>) -> String {
+    let undrained = match bits {
+        Some(bits) if bits.dirty_bytes > 0 => format!(
+            " {} not yet on the PFS stay with {};",
+            files_and_bytes(bits.drain_queued_files, bits.dirty_bytes),
+            state.display()
+        ),
+        _ => String::new(),
+    };
+    format!("stopping;{undrained} the same signal again stops at once")
+}
+
+fn farewell(plan: &Plan, summary: &StopSummary) -> String {
+    let (mount, state) = (plan.settings.mount.display(), plan.settings.state.display());
+    if summary.undrained_bytes == 0 && summary.undrained_files == 0 {
+        return format!("{mount}: stopped; all data is on the PFS");
+    }
+    let memory = match summary.in_memory_bytes {
+        0 => String::new(),
+        bytes => format!(
+            ", of them {} in memory (lost if this machine restarts),",
+            format_size(bytes)
+        ),
+    };
+    format!(
+        "{mount}: stopped; {}{memory} not yet on the PFS stay with {state}; `forebay up` with the same --state goes on",
+        files_and_bytes(summary.undrained_files, summary.undrained_bytes)
+    )
+}
+
+/// Checks and repairs a burst buffer that does not run; the caller holds its lock.
+pub fn fsck_offline(state: &Path, dry_run: bool, checksums: bool) -> Result<FsckReport, Failure> {
+    forebay_server::fsck_offline(state, dry_run, checksums)
+        .map_err(|error| Failure::fatal(error.to_string()))
+}

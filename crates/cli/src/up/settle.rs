@@ -1,0 +1,239 @@
+//! From what the sources say to what the server is started with.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_policy::durability::Durability;
+use forebay_server::{DemotionSettings, PathRule, Settings};
+use forebay_types::{format_size, limits};
+
+use super::layer::{DemotionLayer, Layer};
+use crate::exit::{Explain, Failure};
+
+/// Threads and workers: more only fight for the same queue.
+const THREADS_MAX: usize = 64;
+/// Threads of the mount unless told: two serve two cores best, more cores a few more.
+const THREADS_DEFAULT: std::ops::RangeInclusive<usize> = 2..=8;
+/// Smallest tier: one unit in which space is set aside.
+const TIER_BYTES_MIN: u64 = limits::SPACE_UNIT_BYTES;
+
+/// All that `up` needs to know.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// For the server.
+    pub settings: Settings,
+    /// Other users may use the mount.
+    pub allow_other: bool,
+    /// Threads of the mount.
+    pub threads: usize,
+}
+
+/// Fills in defaults and refuses what makes no sense, without looking at the machine.
+pub fn settle(layer: Layer, is_root: bool) -> Result<Plan, Failure> {
+    let mut settings = Settings::new(
+        folder(layer.pfs, "pfs", "the slow file system")?,
+        folder(layer.mount, "mount", "the directory to show it at")?,
+        folder(
+            layer.state,
+            "state",
+            "a folder on this machine for the records",
+        )?,
+    );
+    settings.dram_bytes = layer.dram.map(|size| size.0);
+    for ssd in layer.ssd.unwrap_or_default() {
+        let mut ssd = ssd.0;
+        ssd.dir = std::path::absolute(&ssd.dir).explain(ssd.dir.display(), "")?;
+        settings.ssd.push(ssd);
+    }
+    settings.durability = layer.durability.map(|rung| rung.0);
+    if let Some(policy) = layer.policy {
+        settings.policy = policy.0;
+    }
+    settings.passthrough = layer.passthrough.unwrap_or(true);
+    if let Some(wait) = layer.wait_for_space {
+        settings.wait_for_space = wait.0;
+    }
+    settings.demotion = demotion(layer.demotion)?;
+    for rule in layer.rules {
+        check_pattern(&rule.path)?;
+        settings.rules.push(PathRule {
+            pattern: rule.path,
+            durability: rule.durability.map(|r| r.0),
+        });
+    }
+    check_tiers(&settings)?;
+    let threads = count("threads", layer.threads, default_threads())?;
+    Ok(Plan {
+        settings,
+        allow_other: layer.allow_other.unwrap_or(is_root),
+        threads,
+    })
+}
+
+fn default_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(2, |n| n.get());
+    cores.clamp(*THREADS_DEFAULT.start(), *THREADS_DEFAULT.end())
+}
+
+fn folder(path: Option<PathBuf>, key: &str, what: &str) -> Result<PathBuf, Failure> {
+    let path = path
+        .filter(|path| !path.as_os_str().is_empty())
+        .ok_or_else(|| {
+            Failure::fatal(format!(
+                "up: --{key} is missing: {what}; see `forebay up --help`"
+            ))
+        })?;
+    std::path::absolute(&path).explain(path.display(), "")
+}
+
+fn count(name: &str, given: Option<usize>, default: usize) -> Result<usize, Failure> {
+    match given.unwrap_or(default) {
+        n @ 1..=THREADS_MAX => Ok(n),
+        n => Err(Failure::fatal(format!(
+            "up: {name} is {n}; it must be 1 to {THREADS_MAX}"
+        ))),
+    }
+}
+
+fn demotion(layer: DemotionLayer) -> Result<DemotionSettings, Failure> {
+    let default = DemotionSettings::default();
+    let settings = DemotionSettings {
+        idle: layer.idle.unwrap_or(default.idle),
+        idle_after: layer.idle_after.map_or(default.idle_after, |span| span.0),
+        start_fraction: layer.start.map_or(default.start_fraction, |f| f.0),
+        dirty_cap_fraction: layer.dirty_cap.map_or(default.dirty_cap_fraction, |f| f.0),
+        verify: layer.verify.map_or(default.verify, |v| v.0),
+        workers: count("demotion.workers", layer.workers, default.workers)?,
+        retry_after: layer.retry_after.map_or(default.retry_after, |span| span.0),
+    };
+    let (start, cap) = (settings.start_fraction, settings.dirty_cap_fraction);
+    if cap <= 0.0 {
+        return Err(Failure::fatal(
+            "up: demotion.dirty_cap is 0: nothing could be written",
+        ));
+    }
+    if start > cap {
+        return Err(Failure::fatal(format!(
+            "up: demotion.start ({start}) is above demotion.dirty_cap ({cap}); writes would wait before the drain \
+             starts; set start lower"
+        )));
+    }
+    if settings.retry_after == Duration::ZERO {
+        return Err(Failure::fatal(
+            "up: demotion.retry_after is 0; give it at least some milliseconds",
+        ));
+    }
+    Ok(settings)
+}
+
+fn check_pattern(pattern: &str) -> Result<(), Failure> {
+    match pattern.strip_prefix('/') {
+        Some(rest) if !rest.is_empty() => Ok(()),
+        _ => Err(Failure::fatal(format!(
+            "up: rule path '{pattern}' must start with '/', the root of the mount, for example \"/run*/ckpt-{{version}}/**\""
+        ))),
+    }
+}
+
+fn check_tiers(settings: &Settings) -> Result<(), Failure> {
+    if settings.dram_bytes.is_none() && settings.ssd.is_empty() {
+        return Err(Failure::fatal(
+            "up: neither --dram SIZE nor --ssd DIR is given; a burst buffer needs memory or flash",
+        ));
+    }
+    let dram = settings
+        .dram_bytes
+        .map(|bytes| ("--dram".to_string(), bytes));
+    let ssd = settings
+        .ssd
+        .iter()
+        .filter_map(|ssd| Some((format!("--ssd {}", ssd.dir.display()), ssd.capacity_bytes?)));
+    for (name, bytes) in dram.into_iter().chain(ssd) {
+        if bytes < TIER_BYTES_MIN {
+            return Err(Failure::fatal(format!(
+                "up: {name} has a size of {}; the least is {}",
+                format_size(bytes),
+                format_size(TIER_BYTES_MIN)
+            )));
+        }
+    }
+    let rungs = settings
+        .rules
+        .iter()
+        .map(|rule| rule.durability)
+        .chain([settings.durability]);
+    if settings.ssd.is_empty() && rungs.flatten().any(|rung| rung == Durability::Ssd) {
+        return Err(Failure::fatal(
+            "up: durability ssd needs a flash directory; add --ssd DIR, or choose memory or pfs",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settled(text: &str) -> Result<Plan, String> {
+        let base = "pfs = \"/p\"\nmount = \"/m\"\nstate = \"/s\"\n";
+        let layer = Layer::from_toml(&format!("{base}{text}")).expect("valid TOML");
+        settle(layer, false).map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn defaults() {
+        let plan = settled("dram = \"1G\"").expect("settled");
+        assert_eq!(plan.settings.dram_bytes, Some(1 << 30));
+        assert_eq!(plan.settings.policy, "bbos");
+        assert_eq!(plan.settings.demotion, DemotionSettings::default());
+        assert!(plan.settings.passthrough && !plan.allow_other);
+        assert!((2..=8).contains(&plan.threads));
+        let flags = Layer {
+            pfs: Some("p".into()),
+            mount: Some("/m".into()),
+            ..Layer::default()
+        };
+        let error = settle(flags, true).unwrap_err().message;
+        assert!(error.contains("--state is missing"), "{error}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let refused = |text: &str, part: &str| {
+            let error = settled(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        };
+        refused("", "neither --dram");
+        refused("dram = 0", "--dram has a size of 0 B; the least is 4.0 MiB");
+        refused("ssd = [\"/x:0\"]", "--ssd /x has a size of 0 B");
+        refused(
+            "dram = \"1G\"\ndurability = \"ssd\"",
+            "needs a flash directory",
+        );
+        refused(
+            "dram = \"1G\"\n[[rule]]\npath = \"/a\"\ndurability = \"ssd\"",
+            "needs a flash directory",
+        );
+        refused(
+            "dram = \"1G\"\n[[rule]]\npath = \"a/**\"",
+            "must start with '/'",
+        );
+        refused("dram = \"1G\"\nthreads = 0", "threads is 0");
+        refused(
+            "dram = \"1G\"\n[demotion]\nworkers = 1000",
+            "demotion.workers is 1000",
+        );
+        refused(
+            "dram = \"1G\"\n[demotion]\nstart = 0.9\ndirty_cap = 0.5",
+            "above demotion.dirty_cap",
+        );
+        refused(
+            "dram = \"1G\"\n[demotion]\ndirty_cap = 0",
+            "nothing could be written",
+        );
+        refused(
+            "dram = \"1G\"\n[demotion]\nretry_after = 0",
+            "retry_after is 0",
+        );
+    }
+}

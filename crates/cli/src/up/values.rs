@@ -1,0 +1,194 @@
+//! Values that settings take as text, wherever the text comes from.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_policy::durability::Durability;
+use forebay_policy::plan::DrainPolicy;
+use forebay_server::{SsdSetting, Verify};
+use forebay_types::{parse_duration, parse_percent, parse_size};
+use serde::{Deserialize, Deserializer, de};
+
+/// Reads a setting from text.
+pub trait FromText: Sized {
+    /// What is expected, for messages.
+    const EXPECTED: &'static str;
+    /// The value, or what is wrong.
+    fn from_text(text: &str) -> Result<Self, String>;
+}
+
+/// Declares a value and reads it from TOML strings and numbers.
+macro_rules! value {
+    ($(#[$doc:meta])* $name:ident($inner:ty), $expected:literal, $parse:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $name(pub $inner);
+
+        impl FromText for $name {
+            const EXPECTED: &'static str = $expected;
+            fn from_text(text: &str) -> Result<Self, String> {
+                let parse: fn(&str) -> Result<$inner, String> = $parse;
+                parse(text).map($name)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                from.deserialize_any(TextVisitor(std::marker::PhantomData))
+            }
+        }
+    };
+}
+
+struct TextVisitor<T>(std::marker::PhantomData<T>);
+
+impl<T: FromText> de::Visitor<'_> for TextVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::EXPECTED)
+    }
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        T::from_text(text).map_err(E::custom)
+    }
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+}
+
+value!(
+    /// Bytes.
+    Size(u64), "a size such as \"4GiB\"", |text| parse_size(text).map_err(|e| e.to_string())
+);
+value!(
+    /// A duration.
+    Span(Duration), "a duration such as \"500ms\"", |text| parse_duration(text).map_err(|e| e.to_string())
+);
+value!(
+    /// A share of a whole, 0 to 1.
+    Fraction(f64), "a fraction such as 0.5 or \"50%\"", |text| parse_percent(text).map_err(|e| e.to_string())
+);
+value!(
+    /// What fsync promises.
+    Rung(Durability), "one of memory, ssd, pfs", parse_rung
+);
+value!(
+    /// Name of the scheduling policy.
+    PolicyName(String), "the name of a policy", |text| {
+        text.parse::<DrainPolicy>().map(|policy| policy.name().to_string()).map_err(|e| e.to_string())
+    }
+);
+value!(
+    /// How copies are verified.
+    Verification(Verify), "\"read-back\" or \"media\"", |text| match text {
+        "read-back" => Ok(Verify::ReadBack),
+        "media" => Ok(Verify::Media),
+        _ => Err(format!("unknown verification '{text}': expected one of read-back, media")),
+    }
+);
+value!(
+    /// A flash directory, `DIR` or `DIR:SIZE`.
+    Ssd(SsdSetting), "DIR or DIR:SIZE", |text| parse_ssd(OsStr::new(text))
+);
+value!(
+    /// On or off.
+    Switch(bool), "true or false", |text| match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "0" | "false" | "no" | "off" => Ok(false),
+        _ => Err(format!("'{text}' is neither true nor false")),
+    }
+);
+value!(
+    /// A small number.
+    Count(usize), "a number", |text| text.trim().parse().map_err(|_| format!("'{text}' is not a number"))
+);
+
+fn parse_rung(text: &str) -> Result<Durability, String> {
+    match text.parse::<Durability>() {
+        Ok(Durability::Replica) => Err(
+            "durability replica needs a second server; here it is one of memory, ssd, pfs".into(),
+        ),
+        Ok(rung) => Ok(rung),
+        Err(_) => Err(format!(
+            "unknown durability '{text}': expected one of memory, ssd, pfs"
+        )),
+    }
+}
+
+/// Splits at the last ':' if what follows is a size: a colon may well be part of a name.
+pub fn parse_ssd(text: &OsStr) -> Result<SsdSetting, String> {
+    let bytes = text.as_bytes();
+    let split = bytes.iter().rposition(|&b| b == b':').and_then(|at| {
+        let size = parse_size(std::str::from_utf8(&bytes[at + 1..]).ok()?).ok()?;
+        Some((&bytes[..at], size))
+    });
+    let (dir, capacity_bytes) = match split {
+        Some((dir, size)) => (dir, Some(size)),
+        None => (bytes, None),
+    };
+    match dir.is_empty() {
+        true => Err("names no directory; write DIR or DIR:SIZE".into()),
+        false => Ok(SsdSetting {
+            dir: PathBuf::from(OsStr::from_bytes(dir)),
+            capacity_bytes,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flash_directories() {
+        let parse = |text: &str| parse_ssd(OsStr::new(text)).map(|s| (s.dir, s.capacity_bytes));
+        assert_eq!(parse("/nvme"), Ok(("/nvme".into(), None)));
+        assert_eq!(
+            parse("/nvme:100GB"),
+            Ok(("/nvme".into(), Some(100_000_000_000)))
+        );
+        assert_eq!(parse("/a:b"), Ok(("/a:b".into(), None)));
+        assert_eq!(parse("/a:b:1T"), Ok(("/a:b".into(), Some(1 << 40))));
+        assert!(parse(":4GiB").is_err());
+        assert!(parse("").is_err());
+    }
+
+    #[test]
+    fn words() {
+        assert_eq!(Rung::from_text("pfs"), Ok(Rung(Durability::Pfs)));
+        assert!(
+            Rung::from_text("disk")
+                .unwrap_err()
+                .contains("memory, ssd, pfs")
+        );
+        assert!(
+            Rung::from_text("replica")
+                .unwrap_err()
+                .contains("second server")
+        );
+        assert_eq!(
+            PolicyName::from_text("maxbw"),
+            Ok(PolicyName("maxbw".into()))
+        );
+        let unknown = PolicyName::from_text("fastest").unwrap_err();
+        assert!(
+            unknown.contains("bbos, maxbw, maxeff, dedicated"),
+            "{unknown}"
+        );
+        assert_eq!(Switch::from_text("Off"), Ok(Switch(false)));
+        assert!(Switch::from_text("maybe").is_err());
+        assert_eq!(
+            Verification::from_text("media"),
+            Ok(Verification(Verify::Media))
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! `forebay where`: which tiers hold a file, and what is known about it.
+
+use std::path::Path;
+
+use clap::Args;
+use forebay_types::format_size;
+use forebay_wire::control::WhereEntry;
+use serde_json::{Map, Value, json};
+
+use crate::control::{Daemon, failure_line};
+use crate::exit::{Exit, Failure};
+use crate::paths::{PathArgs, in_mount};
+use crate::show::json::insert_path;
+use crate::show::table::{Align, Table};
+use crate::show::text::show_path;
+use crate::{out, usage};
+
+/// Shows which tiers hold files, their application, version and checksum; directories recurse
+#[derive(Args)]
+#[command(
+    name = "where",
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "States: `dirty` not yet on the PFS, `demoting` being copied there, `clean` in the burst\n",
+        "buffer and on the PFS, `pfs` only there.\n\n",
+        "JSON: a list of {\"path\", \"tiers\", \"state\", \"size_bytes\", \"application\", \"version\",\n",
+        "\"crc32c\", \"error\"}. A path that is not UTF-8 has U+FFFD in place of the odd bytes, and a\n",
+        "further field \"path_base16\" with the exact ones.\n\n",
+        "Examples:\n  forebay where /bb/run7\n  forebay where --json /scratch/run7/ckpt-000120\n",
+        "  find /bb -name '*.h5' -print0 | forebay where -0 --from-file -\n\n",
+        "Exit codes: 0 all found; 1 nothing found, or not in a burst buffer; 3 some paths were not\n",
+        "found (each is named)."
+    )
+)]
+pub struct WhereArgs {
+    #[command(flatten)]
+    paths: PathArgs,
+    /// Print a JSON list
+    #[arg(long)]
+    json: bool,
+    /// Directories recurse without this, too
+    #[arg(short = 'r', hide = true)]
+    _recurse: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &WhereArgs) -> Result<Exit, Failure> {
+    let target = args.paths.resolve()?;
+    let daemon = Daemon::connect(&target.state)?;
+    let mut output = Output {
+        json: args.json,
+        mount: &target.mount,
+        files: 0,
+    };
+    let mut failures = Vec::new();
+    output.begin();
+    let answered = daemon.locate(&target.paths, |part| {
+        output.part(&part.files);
+        failures.extend(part.failures);
+        true
+    });
+    output.end();
+    answered.map_err(|e| daemon.failure(e, "ask where files are"))?;
+    for failure in &failures {
+        out::complain(&failure_line(&target.mount, failure));
+    }
+    Ok(match (failures.is_empty(), output.files) {
+        (true, _) => Exit::Complete,
+        (false, 0) => Exit::Fatal,
+        (false, _) => Exit::Partial,
+    })
+}
+
+/// Prints parts as they come, so that a large tree needs little memory.
+struct Output<'a> {
+    json: bool,
+    mount: &'a Path,
+    files: u64,
+}
+
+impl Output<'_> {
+    fn begin(&self) {
+        if self.json {
+            out::print("[");
+        }
+    }
+
+    fn part(&mut self, files: &[WhereEntry]) {
+        if files.is_empty() {
+            return;
+        }
+        if self.json {
+            let mut text = String::new();
+            for (at, file) in files.iter().enumerate() {
+                let first = self.files == 0 && at == 0;
+                text.push_str(if first { "\n  " } else { ",\n  " });
+                text.push_str(&to_json(self.mount, file).to_string());
+            }
+            out::print(&text);
+        } else {
+            out::print(&render(self.mount, files, self.files == 0));
+        }
+        self.files += files.len() as u64;
+    }
+
+    fn end(&self) {
+        if self.json {
+            out::print(if self.files == 0 { "]\n" } else { "\n]\n" });
+        }
+    }
+}
+
+fn to_json(mount: &Path, file: &WhereEntry) -> Value {
+    let mut object = Map::new();
+    insert_path(&mut object, "path", &in_mount(mount, &file.path));
+    object.insert("tiers".into(), json!(file.tiers));
+    object.insert("state".into(), json!(file.state));
+    object.insert("size_bytes".into(), json!(file.size_bytes));
+    object.insert("application".into(), json!(file.application));
+    object.insert("version".into(), json!(file.version));
+    object.insert(
+        "crc32c".into(),
+        json!(file.crc32c.map(|crc| format!("{crc:08x}"))),
+    );
+    object.insert("error".into(), json!(file.error));
+    Value::Object(object)
+}
+
+fn render(mount: &Path, files: &[WhereEntry], heading: bool) -> String {
+    let mut table = Table::new(&[
+        ("state", Align::Left),
+        ("tiers", Align::Left),
+        ("size", Align::Right),
+        ("version", Align::Right),
+        ("crc32c", Align::Left),
+        ("path", Align::Left),
+        ("", Align::Left),
+    ]);
+    for file in files {
+        let version = file.version.map_or_else(|| "-".into(), |v| v.to_string());
+        table.row(vec![
+            file.state.clone(),
+            file.tiers.join("+"),
+            format_size(file.size_bytes),
+            version,
+            file.crc32c
+                .map_or_else(|| "-".into(), |crc| format!("{crc:08x}")),
+            show_path(&in_mount(mount, &file.path)),
+            notes(file),
+        ]);
+    }
+    let text = table.render();
+    match heading {
+        true => text,
+        false => text
+            .split_once('\n')
+            .map_or(text.clone(), |(_, rows)| rows.to_string()),
+    }
+}
+
+/// What has no column: the application, and why the last demotion failed.
+fn notes(file: &WhereEntry) -> String {
+    let mut notes = Vec::new();
+    if !file.application.is_empty() {
+        notes.push(format!("of {}", show_path(file.application.as_bytes())));
+    }
+    if let Some(error) = &file.error {
+        notes.push(format!("not drained: {error}"));
+    }
+    notes.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file() -> WhereEntry {
+        WhereEntry {
+            path: b"run/ckpt-000120".to_vec(),
+            tiers: vec!["dram".into(), "pfs".into()],
+            state: "clean".into(),
+            size_bytes: 1 << 20,
+            application: "/run/ckpt".into(),
+            version: Some(120),
+            crc32c: Some(0xab),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn json_has_the_promised_fields() {
+        let expected = json!({
+            "path": "/bb/run/ckpt-000120", "tiers": ["dram", "pfs"], "state": "clean",
+            "size_bytes": 1 << 20, "application": "/run/ckpt", "version": 120,
+            "crc32c": "000000ab", "error": null
+        });
+        assert_eq!(to_json(Path::new("/bb"), &file()), expected);
+    }
+
+    #[test]
+    fn people_get_a_table() {
+        let text = render(Path::new("/bb"), &[file()], true);
+        assert_eq!(
+            text,
+            "state  tiers        size  version  crc32c    path\n\
+             clean  dram+pfs  1.0 MiB      120  000000ab  /bb/run/ckpt-000120  of /run/ckpt\n"
+        );
+        let more = render(Path::new("/bb"), &[file()], false);
+        assert!(more.starts_with("clean"));
+        let failed = WhereEntry {
+            error: Some("Disk quota exceeded".into()),
+            ..file()
+        };
+        assert!(
+            render(Path::new("/bb"), &[failed], true).contains("not drained: Disk quota exceeded")
+        );
+    }
+}
