@@ -83,7 +83,7 @@ pub struct UpArgs {
     /// Do not let the kernel read and write by itself (it does so only for root)
     #[arg(long)]
     no_passthrough: bool,
-    /// Let other users use the mount (default for root)
+    /// Let other users use the mount (default for root, and whoever else may mount)
     #[arg(long)]
     allow_other: bool,
     /// Only this user may use the mount
@@ -188,7 +188,7 @@ fn settings(args: &UpArgs) -> Result<Plan, Failure> {
     });
     let file = config.map_or_else(|| Ok(Layer::default()), |file| Layer::from_file(&file))?;
     let merged = args.layer().over(environment).over(file);
-    settle::settle(merged, rustix::process::geteuid().is_root())
+    settle::settle(merged, resources::may_mount())
 }
 
 impl UpArgs {

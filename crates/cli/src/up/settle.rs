@@ -28,8 +28,9 @@ pub struct Plan {
     pub threads: usize,
 }
 
-/// Fills in defaults and refuses what makes no sense, without looking at the machine.
-pub fn settle(layer: Layer, is_root: bool) -> Result<Plan, Failure> {
+/// Fills in defaults and refuses what makes no sense, without looking at the machine. Who may mount
+/// by itself lets other users in unless told otherwise.
+pub fn settle(layer: Layer, may_mount: bool) -> Result<Plan, Failure> {
     let mut settings = Settings::new(
         folder(layer.pfs, "pfs", "the slow file system")?,
         folder(layer.mount, "mount", "the directory to show it at")?,
@@ -65,7 +66,7 @@ pub fn settle(layer: Layer, is_root: bool) -> Result<Plan, Failure> {
     let threads = count("threads", layer.threads, default_threads())?;
     Ok(Plan {
         settings,
-        allow_other: layer.allow_other.unwrap_or(is_root),
+        allow_other: layer.allow_other.unwrap_or(may_mount),
         threads,
     })
 }
