@@ -11,19 +11,22 @@ use serde_json::{Value, json};
 use crate::control::{AskError, Daemon, failure_line, files_and_bytes};
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::{mount_table, named_state};
+use crate::mounts::{self, MountEntry};
 use crate::movement::{NAMED_MAX, name_left};
 use crate::show::json;
 use crate::show::progress::{Amount, Progress};
 use crate::signals::Signals;
 use crate::state::{self, Holder};
 use crate::status::mount_of;
-use crate::{mounts, out, up, usage};
+use crate::{out, up, usage};
 
 /// Time between two looks at the daemon: a short end is seen at once, a long one not disturbed.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_LAST: Duration = Duration::from_millis(250);
-/// How long stopping itself may take, all data drained or none to be drained.
-const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// How long stopping itself may take where no time was given: data in memory moves to flash then.
+const STOP_LIMIT: Duration = Duration::from_secs(600);
+/// After this time the user is told what it waits for.
+const STOP_NOTICE: Duration = Duration::from_secs(5);
 /// The daemon keeps the deadline of a drain; this much later it is certain that it gave up.
 const GIVE_UP_GRACE: Duration = Duration::from_secs(2);
 /// A drain that fails and moves nothing for so long is left to itself, so that this command ends.
@@ -115,6 +118,10 @@ struct Wait<'a> {
     begun: Instant,
     /// The newest status.
     last: StatusBits,
+    /// The mount was to be seen at the start.
+    mounted: bool,
+    /// The user knows that stopping takes its time.
+    noticed: bool,
     /// Most undrained bytes seen: the whole of the progress bar.
     most_bytes: u64,
     /// When undrained data last became less or the drain moved.
@@ -133,6 +140,8 @@ impl<'a> Wait<'a> {
             most_bytes: before.dirty_bytes,
             errors_shown: before.errors_total,
             last: before,
+            mounted: is_mounted(state),
+            noticed: false,
             moved: now,
         }
     }
@@ -150,6 +159,10 @@ impl<'a> Wait<'a> {
             }
             if let Some(end) = self.given_up() {
                 break end;
+            }
+            if !self.noticed && !self.args.drain && self.begun.elapsed() >= STOP_NOTICE {
+                self.noticed = true;
+                progress.say("still stopping: data in memory moves to flash where there is room");
             }
             if signals.sleep(pause) {
                 break End::Interrupted;
@@ -187,26 +200,30 @@ impl<'a> Wait<'a> {
 
     fn given_up(&self) -> Option<End> {
         let elapsed = self.begun.elapsed();
-        let draining = self.args.drain && self.last.dirty_bytes > 0;
-        let limit = match (draining, self.args.timeout) {
+        let drains = self.args.drain && !self.is_stopping();
+        let limit = match (drains, self.args.timeout) {
             (true, Some(timeout)) => timeout.saturating_add(GIVE_UP_GRACE),
             (true, None) => Duration::MAX,
-            (false, timeout) if self.args.drain => timeout
-                .unwrap_or(Duration::MAX - STOP_LIMIT)
-                .saturating_add(STOP_LIMIT),
-            (false, timeout) => timeout.unwrap_or(STOP_LIMIT),
+            (false, Some(timeout)) if !self.args.drain => timeout,
+            (false, timeout) => timeout.unwrap_or_default().saturating_add(STOP_LIMIT),
         };
         let failing = self.last.errors_total > 0 || !self.last.errors.is_empty();
+        let stalled = drains && self.args.timeout.is_none() && self.moved.elapsed() >= STALL_LIMIT;
         if elapsed >= limit {
             Some(End::TimedOut)
-        } else if draining
-            && self.args.timeout.is_none()
-            && failing
-            && self.moved.elapsed() >= STALL_LIMIT
-        {
+        } else if failing && stalled {
             Some(End::Stalled)
         } else {
             None
+        }
+    }
+
+    /// Whether the drain is over: the mount that was there has gone, or, where it cannot be seen
+    /// from here, nothing is left to drain.
+    fn is_stopping(&self) -> bool {
+        match self.mounted {
+            true => !is_mounted(self.state),
+            false => self.last.dirty_bytes == 0 && self.last.drain_queued_files == 0,
         }
     }
 
@@ -214,7 +231,7 @@ impl<'a> Wait<'a> {
     fn wait_for_lock(&self, signals: &Signals) -> End {
         let begun = Instant::now();
         while let Ok(Some(Holder::Process(_))) = state::holder(self.state) {
-            if begun.elapsed() >= STOP_LIMIT {
+            if begun.elapsed() >= self.args.timeout.unwrap_or(STOP_LIMIT) {
                 return End::TimedOut;
             }
             if signals.sleep(Duration::from_millis(20)) {
@@ -281,7 +298,7 @@ impl<'a> Wait<'a> {
             _ => format!(
                 "{mount}: stopped; {}{} not yet on the PFS stay with {}; `forebay up` with the same --state goes on",
                 files_and_bytes(bits.drain_queued_files, bits.dirty_bytes),
-                match in_memory_bytes(bits) {
+                match in_memory_bytes(self.state) {
                     0 => String::new(),
                     n => format!(
                         ", of them {} in memory (lost if this machine restarts),",
@@ -305,19 +322,39 @@ impl<'a> Wait<'a> {
             "outcome": outcome,
             "undrained_bytes": if drained { 0 } else { self.last.dirty_bytes },
             "undrained_files": if drained { 0 } else { self.last.drain_queued_files },
-            "in_memory_bytes": if drained { 0 } else { in_memory_bytes(&self.last) },
+            "in_memory_bytes": if drained { 0 } else { in_memory_bytes(self.state) },
             "elapsed_s": self.begun.elapsed().as_secs_f64(),
             "left": json::path_list(mount_of(&self.last), left),
         })
     }
 }
 
-/// Undrained bytes that a restart of the machine would take.
-fn in_memory_bytes(bits: &StatusBits) -> u64 {
-    bits.tiers
+/// Whether the burst buffer with this state folder is mounted here.
+fn is_mounted(state: &Path) -> bool {
+    mounts::read().is_ok_and(|table| !mounts::of_state(&table, state).is_empty())
+}
+
+/// Memory tiers below a state folder that hold files.
+fn memory_in_use(state: &Path, table: &[MountEntry]) -> Vec<(PathBuf, u64)> {
+    let memory = table
         .iter()
-        .filter(|tier| tier.name == "dram")
-        .map(|tier| tier.dirty_bytes)
+        .filter(|e| e.fs_type == "tmpfs" && e.point.starts_with(state));
+    let used = memory.filter(|entry| has_files(&entry.point));
+    used.map(|e| {
+        (
+            e.point.clone(),
+            up::resources::used_bytes(&e.point).unwrap_or(0),
+        )
+    })
+    .collect()
+}
+
+/// Bytes that a restart of the machine would take.
+fn in_memory_bytes(state: &Path) -> u64 {
+    let table = mounts::read().unwrap_or_default();
+    memory_in_use(state, &table)
+        .iter()
+        .map(|(_, bytes)| bytes)
         .sum()
 }
 
@@ -375,19 +412,20 @@ fn clean(state: &Path) -> Result<Vec<String>, Failure> {
             .explain(format_args!("{what}: cannot take away the dead mount"), "")?;
         notes.push(format!("its dead mount on {what} was taken away"));
     }
-    let memory = mount_table()?;
-    for entry in memory
+    let table = mount_table()?;
+    let kept = memory_in_use(state, &table);
+    for (point, bytes) in &kept {
+        notes.push(format!(
+            "{} of its data are in memory at {}: `forebay up` with the same --state drains them",
+            format_size(*bytes),
+            point.display()
+        ));
+    }
+    let memory = table
         .iter()
-        .filter(|e| e.fs_type == "tmpfs" && e.point.starts_with(state))
-    {
-        let used = up::resources::used_bytes(&entry.point).unwrap_or(u64::MAX);
-        if has_files(&entry.point) {
-            notes.push(format!(
-                "{} of its data are in memory at {}: `forebay up` with the same --state drains them",
-                format_size(used),
-                entry.point.display()
-            ));
-        } else if mounts::detach(&entry.point).is_ok() {
+        .filter(|e| e.fs_type == "tmpfs" && e.point.starts_with(state));
+    for entry in memory.filter(|entry| kept.iter().all(|(point, _)| *point != entry.point)) {
+        if mounts::detach(&entry.point).is_ok() {
             notes.push(format!(
                 "its empty memory tier at {} was given back",
                 entry.point.display()
@@ -416,8 +454,6 @@ fn has_files(folder: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use forebay_wire::control::TierStatus;
-
     use super::*;
 
     fn args(drain: bool, timeout: Option<Duration>) -> DownArgs {
@@ -430,18 +466,10 @@ mod tests {
     }
 
     fn dirty(bytes: u64) -> StatusBits {
-        let tier = |name: &str, dirty_bytes| TierStatus {
-            name: name.into(),
-            capacity_bytes: 1 << 30,
-            used_bytes: dirty_bytes,
-            dirty_bytes,
-            reserved_bytes: 0,
-        };
         StatusBits {
             mount: b"/bb".to_vec(),
             dirty_bytes: bytes,
             drain_queued_files: bytes.min(2),
-            tiers: vec![tier("dram", bytes / 2), tier("ssd", bytes - bytes / 2)],
             ..StatusBits::default()
         }
     }
@@ -453,7 +481,7 @@ mod tests {
         assert_eq!(wait.given_up(), None);
         wait.last.errors_total = 1;
         assert_eq!(wait.given_up(), None);
-        let long_ago = Instant::now().checked_sub(STALL_LIMIT * 2).expect("uptime");
+        let long_ago = Instant::now().checked_sub(STOP_LIMIT * 2).expect("uptime");
         wait.moved = long_ago;
         assert_eq!(wait.given_up(), Some(End::Stalled));
         let limited = args(true, Some(Duration::from_secs(1)));
@@ -474,10 +502,10 @@ mod tests {
         let wait = Wait::new(&plain, Path::new("/var/bb"), dirty(4 << 20));
         assert_eq!(
             wait.farewell(),
-            "/bb: stopped; 2 files (4.0 MiB), of them 2.0 MiB in memory (lost if this machine restarts), \
-             not yet on the PFS stay with /var/bb; `forebay up` with the same --state goes on"
+            "/bb: stopped; 2 files (4.0 MiB) not yet on the PFS stay with /var/bb; `forebay up` with the same \
+             --state goes on"
         );
-        assert_eq!(wait.to_json(End::Stopped, &[])["in_memory_bytes"], 2 << 20);
+        assert_eq!(wait.to_json(End::Stopped, &[])["in_memory_bytes"], 0);
         let wait = Wait::new(&plain, Path::new("/var/bb"), dirty(0));
         assert_eq!(wait.farewell(), "/bb: stopped; all data is on the PFS");
     }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay_types::{Errno, format_duration, parse_duration};
+use forebay_types::{format_duration, format_size, parse_duration};
 use forebay_wire::control::{JobProgress, Movement};
 use serde_json::{Value, json};
 
@@ -54,21 +54,14 @@ pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Fail
     Ok(exit(end, &job))
 }
 
-/// The exit code: what stopped it, else what failed. Paths that do not exist and nothing else is
-/// "nothing found".
+/// The exit code: what stopped it, else what failed. Paths that could not even be listed do not
+/// count as files; if there is nothing else, nothing was found.
 fn exit(end: End, job: &JobProgress) -> Exit {
-    let done = job.files_done.saturating_sub(job.failed);
-    let missing = job
-        .failures
-        .iter()
-        .all(|failure| failure.errno == Errno::ENOENT);
     match end {
         End::TimedOut => Exit::TimedOut,
         End::Interrupted => Exit::Interrupted,
         End::Finished | End::Queued if job.failed == 0 => Exit::Complete,
-        End::Finished | End::Queued if done == 0 && missing && job.files_total <= job.failed => {
-            Exit::Fatal
-        }
+        End::Finished | End::Queued if job.files_total == 0 => Exit::Fatal,
         End::Finished | End::Queued => Exit::Partial,
     }
 }
@@ -110,7 +103,6 @@ pub fn name_left(mount: &Path, left: &[Vec<u8>], total: u64) {
 
 fn summary(movement: Movement, end: End, job: &JobProgress, took: Duration) -> String {
     let name = job::name(movement);
-    let done = job.files_done.saturating_sub(job.failed);
     let mut line = match end {
         End::Queued => format!(
             "{name}: {} queued; `forebay status` shows the drain, `forebay {name} --wait` waits for it",
@@ -120,8 +112,10 @@ fn summary(movement: Movement, end: End, job: &JobProgress, took: Duration) -> S
             )
         ),
         _ => format!(
-            "{name}: {} done in {}{}",
-            files_and_bytes(done, job.bytes_done),
+            "{name}: {} of {} files, {} in {}{}",
+            job.files_done,
+            job.files_total,
+            format_size(job.bytes_done),
             format_duration(took),
             speed(job.bytes_done, took)
         ),
@@ -166,6 +160,7 @@ fn to_json(movement: Movement, mount: &Path, end: End, job: &JobProgress, took: 
 
 #[cfg(test)]
 mod tests {
+    use forebay_types::Errno;
     use forebay_wire::control::PathFailure;
 
     use super::*;
@@ -201,10 +196,6 @@ mod tests {
             Exit::Partial
         );
         assert_eq!(
-            exit(End::Finished, &job(1, 1, &[Errno::ENOENT])),
-            Exit::Fatal
-        );
-        assert_eq!(
             exit(End::Finished, &job(0, 0, &[Errno::ENOENT])),
             Exit::Fatal
         );
@@ -228,7 +219,7 @@ mod tests {
         );
         assert_eq!(
             line,
-            "stage-out: 2 files (3.0 MiB) done in 2.0 s (1.5 MiB/s); 1 failed"
+            "stage-out: 3 of 3 files, 3.0 MiB in 2.0 s (1.5 MiB/s); 1 failed"
         );
         let line = summary(Movement::StageOut, End::Queued, &job(3, 0, &[]), took);
         assert!(

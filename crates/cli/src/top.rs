@@ -110,7 +110,10 @@ impl Screen {
         self.pages += 1;
         match self.before {
             Some(_) => {
-                let size = tcgetwinsize(io::stdout()).ok();
+                // A terminal that does not know its size says 0.
+                let size = tcgetwinsize(io::stdout())
+                    .ok()
+                    .filter(|s| s.ws_row > 0 && s.ws_col > 0);
                 let (rows, columns) = size.map_or((24, 80), |s| (s.ws_row.into(), s.ws_col.into()));
                 out::print(&frame(page, rows, columns));
             }

@@ -3,12 +3,11 @@
 //! It knows nothing of FUSE. Reads fill the caller's buffer, writes take the caller's slice, and
 //! nothing is copied on the way to an in-memory server.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, Statfs};
 use forebay_wire::{
-    Connection, Dirent, Link, Opened, RenameMode, Reply, Request, Response, SeekWhat, SpaceChange,
+    Connection, Descriptor, Dirent, Link, Opened, RenameMode, Reply, Request, Response, SeekWhat, SpaceChange,
     XattrMode,
 };
 
@@ -26,7 +25,7 @@ pub struct OpenFile {
     /// Handle and mode.
     pub opened: Opened,
     /// The object's descriptor, if the kernel may use it by itself.
-    pub descriptor: Option<Arc<OwnedFd>>,
+    pub descriptor: Option<Arc<dyn Descriptor>>,
 }
 
 /// Calls to one server.

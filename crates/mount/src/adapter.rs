@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -71,13 +72,13 @@ impl Adapter {
         &self,
         node: INodeNo,
         open: &OpenFile,
-        make: impl FnOnce(&std::os::fd::OwnedFd) -> io::Result<fuser::BackingId>,
+        make: impl FnOnce(BorrowedFd<'_>) -> io::Result<fuser::BackingId>,
     ) -> Option<Arc<fuser::BackingId>> {
         let descriptor = open.descriptor.as_ref()?;
         if open.opened.mode != OpenMode::Passthrough {
             return None;
         }
-        let taken = self.backings.take(ino(node), open.opened.handle, || make(descriptor));
+        let taken = self.backings.take(ino(node), open.opened.handle, || make(descriptor.descriptor()));
         taken.inspect_err(|error| self.no_passthrough(&error.to_string())).ok()
     }
 

@@ -18,6 +18,10 @@ const HANDLES_MAX: usize = 2048;
 /// For how long a directory's set-group-id bit and group are believed without asking the PFS.
 const GROUP_RULE_TTL: Duration = Duration::from_secs(1);
 
+/// For how long a name that the PFS did not have is believed to be free. An outsider who takes it in
+/// between is noticed when the new file is demoted, as one who takes it later.
+const ABSENT_TTL: Duration = Duration::from_millis(50);
+
 /// Names of burst-buffer files in one directory.
 pub(crate) type Children = HashMap<Box<[u8]>, Arc<File>>;
 
@@ -36,6 +40,8 @@ pub struct Dir {
     /// When a name was last added or removed that the PFS has not seen.
     touched: Mutex<Option<TimeSpec>>,
     group_rule: Mutex<Option<(Instant, Option<u32>)>>,
+    /// The name last found missing on the PFS, and when.
+    absent: Mutex<Option<(Instant, Box<[u8]>)>>,
     /// The store has this directory's record, and so its parents'.
     pub(crate) persisted: AtomicBool,
     /// Removed through the mount: no further names.
@@ -52,6 +58,7 @@ impl Dir {
             handle: Mutex::new(None),
             touched: Mutex::new(None),
             group_rule: Mutex::new(None),
+            absent: Mutex::new(None),
             persisted: AtomicBool::new(false),
             removed: AtomicBool::new(false),
         }
@@ -106,6 +113,16 @@ impl Dir {
 
     pub(crate) fn touched(&self) -> Option<TimeSpec> {
         *self.touched.lock()
+    }
+
+    /// The PFS has just said that it has no such name.
+    pub(crate) fn note_absent(&self, name: &[u8]) {
+        *self.absent.lock() = Some((Instant::now(), name.into()));
+    }
+
+    /// Whether it said so a moment ago: the kernel looks a name up before it creates it.
+    pub(crate) fn is_absent(&self, name: &[u8]) -> bool {
+        self.absent.lock().as_ref().is_some_and(|(at, n)| at.elapsed() < ABSENT_TTL && **n == *name)
     }
 
     pub(crate) fn learn_group_rule(&self, stat: &PfsStat) {

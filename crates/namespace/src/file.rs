@@ -40,6 +40,8 @@ pub struct FileState {
     pub error: Option<Errno>,
     /// That error has not been reported to an fsync yet.
     pub error_unreported: bool,
+    /// In the list of records to be written soon.
+    pub unsaved: bool,
 }
 
 impl File {

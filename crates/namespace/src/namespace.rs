@@ -59,6 +59,8 @@ pub struct Namespace {
     object_limit: Mutex<u64>,
     next_sequence: AtomicU64,
     garbage: Mutex<Vec<Garbage>>,
+    /// Files whose records are to be written with the next batch.
+    unsaved: Mutex<Vec<Arc<File>>>,
 }
 
 impl Namespace {
@@ -90,6 +92,7 @@ impl Namespace {
             object_limit: Mutex::new(next),
             next_sequence: AtomicU64::new(1),
             garbage: Mutex::new(Vec::new()),
+            unsaved: Mutex::new(Vec::new()),
         };
         let loaded = namespace.load()?;
         Ok((namespace, loaded))
@@ -179,6 +182,7 @@ impl Namespace {
             demoting: false,
             error: None,
             error_unreported: false,
+            unsaved: false,
         };
         self.table.lock().reserve(file.ino);
         let file = Arc::new(File::new(object, file.ino, state));
@@ -395,15 +399,37 @@ impl Namespace {
         Ok(self.store.commit(batch, durability)?)
     }
 
+    /// Writes a file's record with the next batch, which is soon. For changes that recovery finds
+    /// out by itself.
+    pub fn save_later(&self, file: &Arc<File>, state: &mut FileState) {
+        if !std::mem::replace(&mut state.unsaved, true) {
+            self.unsaved.lock().push(file.clone());
+        }
+    }
+
+    /// Writes the records that were put off.
+    pub fn save_deferred(&self) -> Result<(), NsError> {
+        let files = std::mem::take(&mut *self.unsaved.lock());
+        for file in files {
+            let mut state = file.lock();
+            if std::mem::take(&mut state.unsaved) {
+                // One at a time: under its lock no older state can overtake a newer one.
+                self.save(&file, &state, Durability::Buffered)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Everything recorded so far survives power loss.
     pub fn sync(&self) -> Result<(), NsError> {
+        self.save_deferred()?;
         Ok(self.store.sync()?)
     }
 
     /// The names in a directory survive power loss: those on record and those on the PFS.
     pub fn sync_dir(&self, ino: Ino) -> Result<(), NsError> {
         let dir = self.dir(ino)?;
-        self.store.sync()?;
+        self.sync()?;
         let handle = self.open_dir(&dir)?;
         Ok(self.pfs.sync_dir(&handle)?)
     }

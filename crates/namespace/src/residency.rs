@@ -106,6 +106,7 @@ impl Namespace {
             demoting: false,
             error: None,
             error_unreported: false,
+            unsaved: false,
         };
         let file = Arc::new(File::new(object, ino, state));
         let mut batch = Batch::new();

@@ -214,8 +214,11 @@ impl Core {
 
     /// Wakes the collector.
     pub fn wake_collector(&self) {
-        *self.collector.0.lock() = true;
-        self.collector.1.notify_one();
+        let mut due = self.collector.0.lock();
+        if !*due {
+            *due = true;
+            self.collector.1.notify_one();
+        }
     }
 
     /// Generation of a file, for copies made outside its lock.

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{Demotion, Dir, File, NsError, Placed};
 use forebay_tiers::{
-    ActAs, CopyControl, CopyError, CopyReport, FileObject, Object, PfsDir, RenameMode, TierKind,
+    ActAs, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsDir, RenameMode, TierKind,
     apply_metadata, copy, verify,
 };
 use forebay_types::{Errno, ObjectId};
@@ -45,8 +45,26 @@ fn on_pfs(what: &str) -> impl Fn(std::io::Error) -> Failure + '_ {
 /// A file on its way.
 struct Copying {
     demotion: Demotion,
+    source: Arc<dyn Object>,
+    /// What the source looked like before the copy.
+    before: ObjectStat,
     file: FileObject,
     report: CopyReport,
+}
+
+/// What a copy leaves, without the demotion it belongs to.
+struct Parts {
+    source: Arc<dyn Object>,
+    before: ObjectStat,
+    file: FileObject,
+    report: CopyReport,
+}
+
+impl Parts {
+    fn of(self, demotion: Demotion) -> Copying {
+        let Parts { source, before, file, report } = self;
+        Copying { demotion, source, before, file, report }
+    }
 }
 
 /// One demoter thread.
@@ -71,7 +89,7 @@ pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
             continue;
         }
         match copy_one(core, &demotion) {
-            Ok((file, report)) => copied.push(Copying { demotion, file, report }),
+            Ok(parts) => copied.push(parts.of(demotion)),
             Err(failure) => give_up(core, &demotion, failure),
         }
     }
@@ -87,8 +105,8 @@ fn begin(core: &Core, object: ObjectId) -> Option<Demotion> {
         return None;
     };
     let shard = core.opens.shard(file.ino);
-    let written = shard.get(&file.ino).is_some_and(|open| open.is_written() && open.passthrough);
-    let begun = if written { Ok(None) } else { core.ns.begin_demotion(&file) };
+    // A file under unseen writing is marked so, and is not begun.
+    let begun = core.ns.begin_demotion(&file);
     drop(shard);
     match begun {
         Ok(Some(demotion)) => Some(demotion),
@@ -115,11 +133,10 @@ fn note_failure(core: &Core, file: &File, errno: Errno, reason: &str) {
 }
 
 /// Creates and fills the temporary file, as the owner where the PFS lets them.
-fn copy_one(core: &Core, demotion: &Demotion) -> Result<(FileObject, CopyReport), Failure> {
-    let source = core
-        .tiers
-        .open_object(demotion.tier, demotion.file.object)
-        .map_err(|e| Failure::Error((&e).into(), format!("its object cannot be opened: {e}")))?;
+fn copy_one(core: &Core, demotion: &Demotion) -> Result<Parts, Failure> {
+    let on_object = |e: std::io::Error| Failure::Error((&e).into(), format!("its object cannot be opened: {e}"));
+    let source = core.tiers.open_object(demotion.tier, demotion.file.object).map_err(on_object)?;
+    let before = source.stat().map_err(on_object)?;
     let temporary = create_temporary(core, demotion).map_err(on_pfs("temporary file"))?;
     let ino = core.ns.pfs().stat_file(&temporary).map_err(on_pfs("temporary file"))?.id.ino;
     core.ns.note_temporary(demotion, ino)?;
@@ -144,7 +161,7 @@ fn copy_one(core: &Core, demotion: &Demotion) -> Result<(FileObject, CopyReport)
     for warning in warnings {
         core.report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
     }
-    Ok((destination, report))
+    Ok(Parts { source, before, file: destination, report })
 }
 
 fn copy_failure(error: CopyError) -> Failure {
@@ -229,7 +246,11 @@ fn verify_one(core: &Core, one: &Copying) -> Result<(), Failure> {
     if core.settings.demotion.verify == Verify::Media {
         one.file.drop_cache().map_err(on_pfs("dropping its cache"))?;
     }
-    verify(&one.file, &one.report, &|| !core.ns.is_current(&one.demotion)).map_err(copy_failure)
+    verify(&one.file, &one.report, &|| !core.ns.is_current(&one.demotion)).map_err(copy_failure)?;
+    // Writes that the server does not see show here.
+    let now = one.source.stat().map_err(|e| Failure::Error((&e).into(), format!("its object: {e}")))?;
+    let same = (now.size, now.mtime) == (one.before.size, one.before.mtime);
+    if same { Ok(()) } else { Err(Failure::Superseded) }
 }
 
 fn publish(core: &Core, verified: Vec<Copying>) {

@@ -319,7 +319,7 @@ impl Core {
             Durability::Pfs => {
                 object.sync(data_only)?;
                 self.save_live(&file, &*object)?;
-                self.demote_and_wait(&file)
+                self.demote_written(&open, &file, &*object)
             }
             Durability::Ssd | Durability::Replica => {
                 if self.tiers.kind(tier) == TierKind::Dram {
@@ -413,6 +413,25 @@ impl Core {
         Ok(())
     }
 
+    /// Demotes a file that may be open for unseen writing. The copy is published only if the object
+    /// has not changed under it; what the kernel writes afterwards makes the file dirty at its close.
+    fn demote_written(&self, open: &OpenFile, file: &Arc<File>, object: &dyn Object) -> Result<(), Errno> {
+        if !open.passthrough || !open.is_written() {
+            return self.demote_and_wait(file);
+        }
+        let stat = object.stat()?;
+        let done = self.demote_and_wait(file);
+        let content = {
+            let state = file.lock();
+            (state.generation(), state.residency.crc)
+        };
+        let clean = file.lock().residency.clean;
+        self.ns.begin_change(file, true)?;
+        self.ledger.set_dirty(file.object, true);
+        *open.before.lock() = clean.then_some(crate::opens::Before { stat, content });
+        done
+    }
+
     /// Demotes a file now and waits until it is on the PFS.
     pub fn demote_and_wait(&self, file: &Arc<File>) -> Result<(), Errno> {
         file.lock().error = None;
@@ -438,15 +457,12 @@ impl Core {
 
     /// Makes a file that is open for requests demotable: its record knows the size.
     fn demote_open(&self, file: &Arc<File>) -> Result<(), Errno> {
-        let open = self.opens.by_ino(file.ino);
         {
             let mut state = file.lock();
             if state.demoting {
                 return Ok(());
             }
-            if open.as_ref().is_none_or(|open| !open.passthrough) {
-                state.residency.writing = false;
-            }
+            state.residency.writing = false;
         }
         self.drain.add_urgent(file.object);
         Ok(())

@@ -21,12 +21,18 @@ const SPACE_LOOK: Duration = Duration::from_millis(500);
 /// Records reach stable storage at most this long after they were made, fsync or not.
 const SYNC_EVERY: Duration = Duration::from_secs(5);
 
+/// The collector waits this long for more before it begins.
+const GATHER: Duration = Duration::from_millis(20);
+
 /// The monitor thread.
 pub fn run(core: &Arc<Core>) {
     let mut space_at = Instant::now();
     let mut sync_at = Instant::now() + SYNC_EVERY;
     while !core.is_ending() {
         let leases = watch_leases(core);
+        if let Err(error) = core.ns.save_deferred() {
+            core.report(b"(metadata store)".to_vec(), error.errno(), error.to_string());
+        }
         let now = Instant::now();
         if now >= space_at {
             look_below(core);
@@ -123,8 +129,12 @@ pub fn collect(core: &Arc<Core>) {
             if !*due && !core.is_ending() {
                 core.collector.1.wait_for(&mut due, Duration::from_millis(500));
             }
-            *due = false;
         }
+        // Unlinks come in swarms: one round for many of them.
+        if !core.is_ending() {
+            std::thread::sleep(GATHER);
+        }
+        *core.collector.0.lock() = false;
         core.collect_garbage();
         if core.is_ending() {
             return;

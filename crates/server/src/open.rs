@@ -1,23 +1,24 @@
 //! create, open, release: which object, which path to it, and what a close means.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{File, NewFile as NewRecord, Node, PlainNode};
-use forebay_policy::durability::Durability;
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_policy::series::identify;
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
 use forebay_types::{Attr, Cred, Errno, FileKind, Generation, Handle, Ino, OpenFlags, TierId};
-use forebay_wire::{Link, OpenMode, Opened};
+use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
 use crate::core::Core;
 use crate::opens::{Before, OpenFile, Target};
 
-/// An open file with the descriptor to hand over, if it may be.
-pub type OpenResult = Result<(Opened, Option<Arc<OwnedFd>>), Errno>;
+/// An object's descriptor to hand over, if it may be.
+pub type Handed = Option<Arc<dyn Descriptor>>;
+
+/// An open file with the descriptor to hand over.
+pub type OpenResult = Result<(Opened, Handed), Errno>;
 
 impl Core {
     /// Creates a regular file in the burst buffer and opens it.
@@ -28,7 +29,7 @@ impl Core {
         flags: OpenFlags,
         cred: Cred,
         local: bool,
-    ) -> Result<(Attr, Opened, Option<Arc<OwnedFd>>), Errno> {
+    ) -> Result<(Attr, Opened, Handed), Errno> {
         let (dir, gid) = match self.ns.check_free(link.parent, &link.name, &cred) {
             Ok(free) => free,
             Err(error) if error.errno() == Errno::EEXIST && !flags.exclusive() => {
@@ -64,7 +65,7 @@ impl Core {
                 shadow: false,
             },
         )?;
-        let lease = match local && self.may_pass_through(tier, &*object, durability) {
+        let lease = match local && self.may_pass_through(tier, &*object) {
             true => self.lease(object_id, tier, 0, expected.bytes),
             false => None,
         };
@@ -83,11 +84,8 @@ impl Core {
         self.files.write().insert(object_id, file.clone());
         self.apps.arrived(object_id, &identity);
         self.apps.opened_for_write(object_id);
-        let descriptor = match lease {
-            Some(_) => duplicate(&*object)?,
-            None => None,
-        };
         let target = Target::Buffer { file, object, tier };
+        let descriptor = lease.and_then(|_| hand_over(&target));
         let open = Arc::new(OpenFile::new(attr.ino, target, descriptor.is_some()));
         open.lease_bytes.store(lease.unwrap_or(0), Ordering::Release);
         let mut shard = self.opens.shard(attr.ino);
@@ -117,7 +115,7 @@ impl Core {
             Node::Plain(_) => return Err(Errno::ENXIO),
         };
         let descriptor = match open.passthrough {
-            true => duplicate(open.target.read().object())?,
+            true => hand_over(&open.target.read()),
             false => None,
         };
         let open = Arc::new(open);
@@ -130,7 +128,7 @@ impl Core {
         let object = self.tiers.open_object(tier, file.object)?;
         self.apps.opened(file.object);
         let path = file.path();
-        let mut passthrough = local && self.may_pass_through(tier, &*object, self.durability_of(&path));
+        let mut passthrough = local && self.may_pass_through(tier, &*object);
         let mut lease = 0;
         let mut before = None;
         if flags.writes() {
@@ -157,7 +155,7 @@ impl Core {
     }
 
     /// Marks a file as written unseen, and remembers what it looks like now.
-    fn begin_unseen(&self, file: &Arc<File>, object: &dyn Object) -> Result<Before, Errno> {
+    pub fn begin_unseen(&self, file: &Arc<File>, object: &dyn Object) -> Result<Before, Errno> {
         let content = {
             let state = file.lock();
             (state.generation(), state.residency.crc)
@@ -182,7 +180,7 @@ impl Core {
     }
 
     /// A further handle on a file that is open already.
-    fn join(&self, open: &OpenFile, flags: OpenFlags) -> Result<Option<Arc<OwnedFd>>, Errno> {
+    fn join(&self, open: &OpenFile, flags: OpenFlags) -> Result<Handed, Errno> {
         let target = open.target.read();
         if let Target::Buffer { file, object, tier } = &*target
             && flags.writes()
@@ -199,14 +197,13 @@ impl Core {
             }
         }
         match open.passthrough {
-            true => duplicate(target.object()),
+            true => Ok(hand_over(&target)),
             false => Ok(None),
         }
     }
 
-    fn may_pass_through(&self, tier: TierId, object: &dyn Object, durability: Durability) -> bool {
+    fn may_pass_through(&self, tier: TierId, object: &dyn Object) -> bool {
         self.settings.passthrough
-            && durability != Durability::Pfs
             && matches!(self.tiers.kind(tier), TierKind::Dram | TierKind::Ssd)
             && object.descriptor().is_some()
     }
@@ -278,7 +275,8 @@ impl Core {
                 state.meta.mtime = stat.mtime;
                 state.meta.ctime = state.meta.ctime.max(stat.mtime);
             }
-            self.ns.save(file, &state, KvDurability::Buffered)?;
+            // Until then the record says that the object knows the size, which is as good.
+            self.ns.save_later(file, &mut state);
             (state.is_dirty(), state.is_unlinked())
         };
         self.ledger.settle(file.object, tier, stat.allocated_bytes, dirty);
@@ -318,9 +316,20 @@ fn opened(handle: Handle, open: &OpenFile) -> Opened {
     Opened { handle, mode }
 }
 
-fn duplicate(object: &dyn Object) -> Result<Option<Arc<OwnedFd>>, Errno> {
-    match object.descriptor() {
-        Some(fd) => Ok(Some(Arc::new(fd.try_clone_to_owned()?))),
-        None => Ok(None),
+/// An object that is known to have a descriptor.
+struct Local(Arc<dyn Object>);
+
+impl Descriptor for Local {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        // Only objects that have one are wrapped: see `hand_over`.
+        self.0.descriptor().unwrap_or_else(|| unreachable!("an object without a descriptor"))
     }
+}
+
+fn hand_over(target: &Target) -> Handed {
+    let Target::Buffer { object, .. } = target else {
+        return None;
+    };
+    object.descriptor()?;
+    Some(Arc::new(Local(object.clone())))
 }

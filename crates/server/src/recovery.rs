@@ -86,11 +86,20 @@ impl Core {
             let state = file.lock();
             (state.is_dirty(), state.meta.allocated_bytes)
         };
-        if !dirty {
-            self.ledger.settle(file.object, tier, allocated, false);
-            return Ok(());
-        }
         let object = self.tiers.open_object(tier, file.object)?;
+        if !dirty {
+            let stat = object.stat()?;
+            let same = {
+                let state = file.lock();
+                (state.meta.size, state.meta.mtime) == (stat.size, stat.mtime)
+            };
+            if same {
+                self.ledger.settle(file.object, tier, allocated, false);
+                return Ok(());
+            }
+            // Written by the kernel behind a copy that was being published when the daemon died.
+            self.ns.begin_change(file, false)?;
+        }
         self.record_object(file, &*object)
     }
 

@@ -1,1 +1,26 @@
-//! Forebay.
+//! What the end-to-end tests stand on: the real program on a real mount, with clean-up that holds
+//! when a test fails; faults; a reference model of a directory tree.
+//!
+//! Everything here is bounded in time. Failures are panics: this is for tests only.
+
+mod cluster;
+mod data;
+mod loopfs;
+mod model;
+mod names;
+mod process;
+mod program;
+mod random;
+mod tree;
+mod wait;
+
+pub use cluster::{Builder, Cluster};
+pub use data::{Pattern, pattern, read_all_at, write_file};
+pub use loopfs::LoopFs;
+pub use model::{Model, Name};
+pub use names::{all_files, listing, os_name};
+pub use process::{Output, run_bounded};
+pub use program::{program, program_for_everybody};
+pub use random::{Seed, is_root, needs_root};
+pub use tree::{Entry, snapshot};
+pub use wait::{LONG, settle_for_revalidation, wait_until, wait_until_for};

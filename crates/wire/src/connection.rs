@@ -1,6 +1,6 @@
 //! A way to a server.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,13 +20,19 @@ pub struct Peer {
     pub mount: bool,
 }
 
+/// Something open whose descriptor may be used while this is held.
+pub trait Descriptor: Send + Sync {
+    /// The descriptor.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+}
+
 /// An answer with what travels beside it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Reply {
     /// The answer.
     pub response: Response,
     /// An object's descriptor, on local transports only.
-    pub descriptor: Option<Arc<OwnedFd>>,
+    pub descriptor: Option<Arc<dyn Descriptor>>,
 }
 
 impl From<Response> for Reply {

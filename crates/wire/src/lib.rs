@@ -10,7 +10,7 @@ mod frame;
 mod message;
 mod socket;
 
-pub use connection::{Connection, InMemory, Peer, Reply, Service};
+pub use connection::{Connection, Descriptor, InMemory, Peer, Reply, Service};
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use message::{
     Dirent, Link, OpenMode, Opened, RenameMode, Request, Response, SeekWhat, SpaceChange, XattrMode,

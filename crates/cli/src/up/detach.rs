@@ -120,10 +120,10 @@ impl Readiness {
         std::env::set_current_dir(Path::new("/")).explain("/", "")
     }
 
-    /// It cannot be started.
+    /// It cannot be started, or has failed since.
     pub fn failed(&self, failure: &Failure) {
+        tracing::error!("{}", failure.message);
         if self.announced {
-            tracing::error!("{}", failure.message);
             return;
         }
         // If the parent has gone there is nobody to tell.

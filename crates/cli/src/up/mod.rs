@@ -39,18 +39,9 @@ use crate::{out, usage};
         "Settings come from the command line, else from the environment, else from the file:\n",
         "  FOREBAY_PFS, FOREBAY_DRAM, FOREBAY_SSD=DIR:SIZE,DIR, FOREBAY_DEMOTION_IDLE_AFTER, ...\n",
         "  FOREBAY_CONFIG names the file, FOREBAY_LOG sets the log level (error ... trace).\n",
-        "Relative paths in the file count from its folder. A file with all its keys:\n",
-        "  pfs = \"/scratch\"            mount = \"/bb\"             state = \"/var/tmp/bb\"\n",
-        "  dram = \"4GiB\"               ssd = [\"/nvme0:1TB\", \"/nvme1\"]\n",
-        "  durability = \"ssd\"          policy = \"bbos\"          passthrough = true\n",
-        "  allow_other = true          threads = 4              wait_for_space = \"2s\"\n",
-        "  [demotion]\n",
-        "  idle = true                 idle_after = \"500ms\"     start = \"50%\"\n",
-        "  dirty_cap = \"95%\"           verify = \"read-back\"     # or \"media\"\n",
-        "  workers = 2                 retry_after = \"1s\"\n",
-        "  [[rule]]                    # first match wins\n",
-        "  path = \"/*/{app}/ckpt-{version}/**\"\n",
-        "  durability = \"pfs\"\n\n",
+        "Relative paths in the file count from its folder. A file with all its keys:\n\n",
+        include_str!("sample.toml"),
+        "\n",
         "Examples:\n",
         "  forebay up --pfs /scratch --mount /bb --state /var/tmp/bb --dram 4GiB --ssd /nvme:200GB\n",
         "  forebay up --config /etc/forebay.toml --detach\n\n",
@@ -277,6 +268,13 @@ mod tests {
             (Some(false), Some(false), Some(3))
         );
         assert_eq!(layer_of(&[]).expect("valid"), Layer::default());
+    }
+
+    #[test]
+    fn the_file_in_the_help_is_valid_and_has_all_keys() {
+        let layer = Layer::from_toml(include_str!("sample.toml")).expect("valid");
+        // `None` is only where the second flash directory has no size.
+        assert_eq!(format!("{layer:?}").matches("None").count(), 1, "{layer:?}");
     }
 
     #[test]

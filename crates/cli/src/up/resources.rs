@@ -42,13 +42,30 @@ pub fn check_fuse() -> Result<(), Failure> {
             _ => format!("/dev/fuse: {}; {todo}", reason(&error)),
         }));
     }
-    if may_mount() || find_program("fusermount3").is_some() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if may_mount() {
         return Ok(());
     }
-    Err(Failure::fatal(
-        "up: no permission to mount: not root (or without CAP_SYS_ADMIN), and there is no fusermount3; \
-         install the package fuse3, or in a container add --cap-add SYS_ADMIN",
-    ))
+    if !has_admin(&status, "CapBnd:") {
+        return Err(Failure::fatal(
+            "up: no permission to mount: CAP_SYS_ADMIN cannot be had here; in a container add --cap-add SYS_ADMIN",
+        ));
+    }
+    if find_program("fusermount3").is_none() {
+        return Err(Failure::fatal(
+            "up: no permission to mount: not root, and there is no fusermount3; install the package fuse3",
+        ));
+    }
+    if status
+        .lines()
+        .any(|line| line.starts_with("NoNewPrivs:") && line.ends_with('1'))
+    {
+        return Err(Failure::fatal(
+            "up: no permission to mount: not root, and this process must gain no rights, which fusermount3 needs; \
+             start it outside of the sandbox",
+        ));
+    }
+    Ok(())
 }
 
 /// Other users may be let in: root always, others where /etc/fuse.conf says so.
@@ -64,15 +81,17 @@ pub fn check_allow_other() -> Result<(), Failure> {
 
 /// Whether this process may mount by itself.
 pub fn may_mount() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    effective_capabilities(&status).is_some_and(|set| set & CAP_SYS_ADMIN != 0)
+    has_admin(
+        &std::fs::read_to_string("/proc/self/status").unwrap_or_default(),
+        "CapEff:",
+    )
 }
 
-fn effective_capabilities(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(line.trim(), 16).ok()
+/// Whether CAP_SYS_ADMIN is in one of the sets of /proc/self/status.
+fn has_admin(status: &str, set: &str) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix(set));
+    let bits = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
+    bits.is_some_and(|bits| bits & CAP_SYS_ADMIN != 0)
 }
 
 fn find_program(name: &str) -> Option<PathBuf> {
@@ -208,7 +227,8 @@ mod tests {
     #[test]
     fn what_the_kernel_says_is_understood() {
         let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001ffffffffff\n";
-        assert_eq!(effective_capabilities(status), Some(0x1ff_ffff_ffff));
+        assert!(has_admin(status, "CapEff:") && !has_admin(status, "CapPrm:"));
+        assert!(!has_admin(status, "CapBnd:"));
         let meminfo = "MemTotal:       100 kB\nMemAvailable:   64 kB\n";
         assert_eq!(meminfo_available(meminfo), Some(65536));
         assert_eq!(

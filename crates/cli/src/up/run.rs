@@ -13,7 +13,7 @@ use forebay_wire::{InMemory, Peer, Request, Response, Service, UnixServer};
 use super::log;
 use super::settle::Plan;
 use crate::control::files_and_bytes;
-use crate::exit::{Exit, Explain, Failure};
+use crate::exit::{Exit, Explain, Failure, reason};
 use crate::state::{self, SocketPath};
 use crate::{mounts, out, signals};
 
@@ -29,7 +29,8 @@ pub fn serve(
 ) -> Result<Exit, Failure> {
     let served = Served::default();
     watch_signals(plan, detached, served.clone()).explain("up: signals", "")?;
-    tracing::info!("starting: {:?}", plan.settings);
+    tracing::info!("forebay {} starts", env!("CARGO_PKG_VERSION"));
+    tracing::debug!("{:?}", plan.settings);
     let instance =
         Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
     *served.lock().unwrap_or_else(PoisonError::into_inner) = Some(instance.clone());
@@ -61,10 +62,10 @@ fn mount_and_wait(
     let ready = answer(plan, detached).and_then(|()| announce());
     if ready.is_ok() {
         tracing::info!("{} answers", settings.mount.display());
-        let reason = instance.wait_stop();
-        tracing::info!("stopping: {reason:?}");
+        let why = instance.wait_stop();
+        tracing::info!("stopping: {why:?}");
     }
-    unmount(mounted, &settings.mount);
+    unmount(&mounted, &settings.mount);
     drop(control);
     ready
 }
@@ -105,21 +106,17 @@ fn answer(plan: &Plan, detached: bool) -> Result<(), Failure> {
 }
 
 /// Takes the mount out of the tree; if programs still use it, without waiting for them.
-fn unmount(mounted: Mounted, point: &Path) {
+fn unmount(mounted: &Mounted, point: &Path) {
     let Err(error) = mounted.unmount(false) else {
         return;
     };
-    let still =
-        mounts::read().is_ok_and(|table| table.iter().any(|e| e.is_forebay() && e.point == point));
-    if !still {
-        return;
-    }
     tracing::warn!(
-        "{}: {error}; it is in use, and is taken away all the same",
-        point.display()
+        "{}: {}; it is taken away all the same",
+        point.display(),
+        reason(&error)
     );
-    if let Err(error) = mounts::detach(point) {
-        tracing::error!("{}: cannot unmount: {error}", point.display());
+    if let Err(error) = mounted.unmount(true) {
+        tracing::error!("{}: cannot unmount: {}", point.display(), reason(&error));
     }
 }
 
@@ -141,12 +138,12 @@ fn watch_signals(plan: &Plan, detached: bool, served: Served) -> std::io::Result
                 instance.request_stop();
             }
             _ => {
-                let dead = mounts::read().map(|table| {
+                let ours = mounts::read().map(|table| {
                     table
                         .iter()
                         .any(|entry| entry.is_forebay() && entry.point == mount)
                 });
-                if dead.unwrap_or(false) {
+                if ours.unwrap_or(false) {
                     // If it fails, the next `up` or `down` takes the mount away.
                     drop(mounts::detach(&mount));
                 }

@@ -44,10 +44,12 @@ impl Namespace {
             return Err(Errno::EEXIST.into());
         }
         let handle = self.open_dir(&dir)?;
-        match self.pfs.stat(&handle, name) {
-            Ok(_) => return Err(Errno::EEXIST.into()),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(e) => return Err(e.into()),
+        if !dir.is_absent(name) {
+            match self.pfs.stat(&handle, name) {
+                Ok(_) => return Err(Errno::EEXIST.into()),
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(e) => return Err(e.into()),
+            }
         }
         let gid = match dir.group_rule() {
             Some(rule) => rule,
@@ -95,6 +97,7 @@ impl Namespace {
             demoting: false,
             error: None,
             error_unreported: false,
+            unsaved: false,
         };
         let ino = Ino(Ino::FIRST_BORN | new.object.0);
         let file = Arc::new(File::new(new.object, ino, state));

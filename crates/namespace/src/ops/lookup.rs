@@ -73,7 +73,11 @@ impl Namespace {
             return Err(Errno::ENOENT.into());
         }
         let handle = self.open_dir(dir)?;
-        let stat = self.pfs.stat(&handle, name)?;
+        let stat = self.pfs.stat(&handle, name).inspect_err(|e| {
+            if e.raw_os_error() == Some(libc::ENOENT) {
+                dir.note_absent(name);
+            }
+        })?;
         Ok(Found {
             attr: self.meet(dir, name, &stat, remember),
             file: None,

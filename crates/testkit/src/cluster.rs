@@ -1,0 +1,418 @@
+//! A burst buffer of its own for one test: folders, the serving process, its end.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::loopfs::LoopFs;
+use crate::process::{Output, exit_code, run_bounded, wait_bounded};
+use crate::program::program;
+use crate::random::is_root;
+use crate::wait::{LONG, wait_until};
+
+/// A test that takes longer hangs: its daemon is killed, so that whatever waits for it ends.
+const WATCHDOG: Duration = Duration::from_secs(150);
+/// Lines of the log that a failed test shows.
+const LOG_LINES: usize = 30;
+
+/// What a burst buffer is started with.
+pub struct Builder {
+    dram: Option<String>,
+    ssd: Option<String>,
+    flags: Vec<OsString>,
+    config: String,
+    loop_pfs_bytes: Option<u64>,
+}
+
+impl Builder {
+    /// Size of the memory tier; empty for none. 64 MiB unless told.
+    pub fn dram(mut self, size: &str) -> Builder {
+        self.dram = Some(size.to_string()).filter(|size| !size.is_empty());
+        self
+    }
+
+    /// Adds a flash directory of this size.
+    pub fn ssd(mut self, size: &str) -> Builder {
+        self.ssd = Some(size.to_string());
+        self
+    }
+
+    /// Adds a flag of `up`.
+    pub fn flag(mut self, flag: impl Into<OsString>) -> Builder {
+        self.flags.push(flag.into());
+        self
+    }
+
+    /// Adds lines to the configuration file.
+    pub fn config(mut self, toml: &str) -> Builder {
+        self.config.push_str(toml);
+        self.config.push('\n');
+        self
+    }
+
+    /// Nothing drains unless it is told to, or half of the space is undrained.
+    pub fn lazy(self) -> Builder {
+        self.config("[demotion]\nidle = false\nretry_after = \"100ms\"")
+    }
+
+    /// Drains soon after the last write, and tries again soon after an error.
+    pub fn eager(self) -> Builder {
+        self.config("[demotion]\nidle_after = \"50ms\"\nretry_after = \"100ms\"")
+    }
+
+    /// The PFS is a small file system of its own. Needs root.
+    pub fn loop_pfs(mut self, size_bytes: u64) -> Builder {
+        self.loop_pfs_bytes = Some(size_bytes);
+        self
+    }
+
+    /// Makes the folders and starts nothing.
+    pub fn prepare(self) -> Cluster {
+        let folder = TempDir::with_prefix("forebay-e2e-").expect("temporary folder");
+        let base = std::fs::canonicalize(folder.path()).expect("canonical");
+        std::fs::set_permissions(&base, PermissionsExt::from_mode(0o755)).expect("chmod");
+        for name in ["pfs", "mnt", "ssd"] {
+            std::fs::create_dir(base.join(name)).expect("mkdir");
+        }
+        let loop_fs = self
+            .loop_pfs_bytes
+            .map(|bytes| LoopFs::new(&base, &base.join("pfs"), bytes));
+        let mut args: Vec<OsString> = vec!["up".into()];
+        for (flag, name) in [("--pfs", "pfs"), ("--mount", "mnt"), ("--state", "state")] {
+            args.extend([flag.into(), base.join(name).into()]);
+        }
+        if let Some(size) = self.dram {
+            args.extend(["--dram".into(), size.into()]);
+        }
+        if let Some(size) = self.ssd {
+            let ssd = format!("{}:{size}", base.join("ssd").display());
+            args.extend(["--ssd".into(), ssd.into()]);
+        }
+        if !self.config.is_empty() {
+            std::fs::write(base.join("bb.toml"), self.config).expect("configuration");
+            args.extend(["--config".into(), base.join("bb.toml").into()]);
+        }
+        args.extend(self.flags);
+        Cluster {
+            child: Arc::default(),
+            _watchdog: None,
+            loop_fs,
+            args,
+            base,
+            _folder: folder,
+        }
+    }
+
+    /// Starts it and waits for the mount.
+    #[track_caller]
+    pub fn up(self) -> Cluster {
+        let mut cluster = self.prepare();
+        cluster.start();
+        cluster
+    }
+}
+
+type Slot = Arc<Mutex<Option<Child>>>;
+
+fn locked(slot: &Slot) -> MutexGuard<'_, Option<Child>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Kills the daemon when time is up; the other end of the channel ends it before.
+struct Watchdog {
+    _end: mpsc::Sender<()>,
+}
+
+fn watch(slot: Slot) -> Watchdog {
+    let (end, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        if ended.recv_timeout(WATCHDOG) == Err(RecvTimeoutError::Timeout)
+            && let Some(child) = &mut *locked(&slot)
+        {
+            eprintln!("the test hangs: its burst buffer is killed");
+            // If it has just ended, all the better.
+            drop(child.kill());
+        }
+    });
+    Watchdog { _end: end }
+}
+
+/// A burst buffer in folders of its own: `pfs`, `mnt`, `state`, `ssd`. Dropping it ends its own
+/// process, takes its mounts away and removes the folders, whatever has happened before.
+pub struct Cluster {
+    child: Slot,
+    _watchdog: Option<Watchdog>,
+    // Unmounted before the folder goes.
+    loop_fs: Option<LoopFs>,
+    args: Vec<OsString>,
+    base: PathBuf,
+    _folder: TempDir,
+}
+
+impl Cluster {
+    /// 64 MiB of memory, no flash.
+    pub fn builder() -> Builder {
+        Builder {
+            dram: Some("64MiB".into()),
+            ssd: None,
+            flags: Vec::new(),
+            config: String::new(),
+            loop_pfs_bytes: None,
+        }
+    }
+
+    /// The folder that everything is in.
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// A path through the mount.
+    pub fn mnt(&self, path: impl AsRef<OsStr>) -> PathBuf {
+        self.base.join("mnt").join(path.as_ref())
+    }
+
+    /// A path on the PFS.
+    pub fn pfs(&self, path: impl AsRef<OsStr>) -> PathBuf {
+        self.base.join("pfs").join(path.as_ref())
+    }
+
+    /// The state folder.
+    pub fn state(&self) -> PathBuf {
+        self.base.join("state")
+    }
+
+    /// The flash directory.
+    pub fn ssd(&self) -> PathBuf {
+        self.base.join("ssd")
+    }
+
+    /// The PFS as a file system of its own.
+    pub fn loop_fs(&self) -> &LoopFs {
+        self.loop_fs.as_ref().expect("started with loop_pfs")
+    }
+
+    /// The arguments of `up`.
+    pub fn up_args(&self) -> &[OsString] {
+        &self.args
+    }
+
+    /// Starts the daemon in the foreground of a child process and waits until the mount answers.
+    #[track_caller]
+    pub fn start(&mut self) {
+        let log = self.base.join("up.log");
+        let file = File::create(&log).expect("log");
+        let child = bare_command()
+            .args(&self.args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(file)
+            .spawn()
+            .expect("forebay runs");
+        *locked(&self.child) = Some(child);
+        self._watchdog = Some(watch(self.child.clone()));
+        wait_until("the mount answers", || {
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            if let Some(status) = self.ended() {
+                panic!("up ended with {status}: {text}");
+            }
+            text.contains(" is up in front of ")
+        });
+    }
+
+    /// The daemon's exit code, if it has ended.
+    pub fn ended(&self) -> Option<i32> {
+        let mut child = locked(&self.child);
+        let status = child.as_mut()?.try_wait().expect("wait")?;
+        Some(exit_code(status))
+    }
+
+    /// Waits for the daemon's own end.
+    #[track_caller]
+    pub fn wait_ended(&self) -> i32 {
+        let begun = Instant::now();
+        loop {
+            if let Some(code) = self.ended() {
+                return code;
+            }
+            assert!(begun.elapsed() < LONG, "the daemon does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Process id of the daemon.
+    #[track_caller]
+    pub fn pid(&self) -> Pid {
+        let child = locked(&self.child);
+        Pid::from_child(child.as_ref().expect("a daemon runs"))
+    }
+
+    /// Ends the daemon with SIGKILL.
+    pub fn kill9(&self) {
+        if let Some(mut child) = locked(&self.child).take() {
+            child.kill().expect("kill");
+            child.wait().expect("wait");
+        }
+    }
+
+    /// Takes away what was in memory only, as a restart of the machine does. After [`Self::kill9`].
+    pub fn lose_memory(&self) {
+        let flags = UnmountFlags::DETACH;
+        unmount(self.state().join("dram"), flags).expect("memory tier");
+        // It is dead already; whether it is still there makes no difference.
+        let _ = unmount(self.base.join("mnt"), flags);
+    }
+
+    /// Starts it again on the same state.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        self.kill9();
+        self.start();
+    }
+
+    /// Runs the program.
+    #[track_caller]
+    pub fn cli<S: AsRef<OsStr>>(&self, args: &[S]) -> Output {
+        run_bounded(bare_command().args(args).current_dir(&self.base), LONG)
+    }
+
+    /// Runs the program with `--state` of this burst buffer.
+    #[track_caller]
+    pub fn on_state(&self, args: &[&str]) -> Output {
+        let mut args: Vec<OsString> = args.iter().map(OsString::from).collect();
+        args.extend(["--state".into(), self.state().into()]);
+        self.cli(&args)
+    }
+
+    /// `COMMAND ARGS... PATH` for a path through the mount.
+    #[track_caller]
+    pub fn on_path(&self, args: &[&str], path: impl AsRef<OsStr>) -> Output {
+        let mut args: Vec<OsString> = args.iter().map(OsString::from).collect();
+        args.push(self.mnt(path).into());
+        self.cli(&args)
+    }
+
+    /// `status --json`.
+    #[track_caller]
+    pub fn status(&self) -> Value {
+        self.on_state(&["status", "--json"]).ok().json()
+    }
+
+    /// Undrained bytes in all tiers.
+    #[track_caller]
+    pub fn dirty_bytes(&self) -> u64 {
+        let status = self.status();
+        let tiers = status["tiers"].as_array().expect("tiers").iter();
+        tiers
+            .map(|tier| tier["dirty_bytes"].as_u64().expect("bytes"))
+            .sum()
+    }
+
+    /// What `where --json` says of one file.
+    #[track_caller]
+    pub fn where_is(&self, path: impl AsRef<OsStr>) -> Value {
+        let list = self.on_path(&["where", "--json"], path).ok().json();
+        list[0].clone()
+    }
+
+    /// State of one file: `dirty`, `demoting`, `clean` or `pfs`.
+    #[track_caller]
+    pub fn where_state(&self, path: impl AsRef<OsStr>) -> String {
+        let entry = self.where_is(path);
+        entry["state"].as_str().expect("state").to_string()
+    }
+
+    /// Waits until a file is in this state.
+    #[track_caller]
+    pub fn wait_state(&self, path: impl AsRef<OsStr>, state: &str) {
+        let path = path.as_ref();
+        let what = format!("{} is {state}", path.display());
+        wait_until(&what, || self.where_state(path) == state);
+    }
+
+    /// Puts a file, or all below a directory, on the PFS and waits for it.
+    #[track_caller]
+    pub fn drain(&self, path: impl AsRef<OsStr>) {
+        self.on_path(&["stage-out", "--wait"], path).ok();
+    }
+
+    /// `down` with these flags, which must succeed; the daemon has ended afterwards.
+    #[track_caller]
+    pub fn down(&self, flags: &[&str]) -> Output {
+        let output = self.on_state(&[&["down"], flags].concat()).ok();
+        assert_eq!(self.wait_ended(), 0);
+        output
+    }
+
+    /// The mount table's lines that name this test's folder.
+    pub fn mounts(&self) -> Vec<String> {
+        let base = self.base.to_str().expect("UTF-8");
+        let table = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+        let ours = table.lines().filter(|line| line.contains(base));
+        ours.map(str::to_string).collect()
+    }
+
+    /// A daemon that detached itself, by its own word, if it is really of this state folder.
+    fn detached(&self) -> Option<Pid> {
+        let text = std::fs::read_to_string(self.state().join("forebay.pid")).ok()?;
+        let pid = Pid::from_raw(text.trim().parse().ok()?)?;
+        let proc = format!("/proc/{}/cmdline", pid.as_raw_nonzero());
+        let line = String::from_utf8_lossy(&std::fs::read(proc).ok()?).into_owned();
+        line.contains(self.state().to_str()?).then_some(pid)
+    }
+
+    fn clean_up(&self) {
+        let detached = self.detached();
+        if let Some(mut child) = locked(&self.child).take() {
+            let _ = child.kill();
+            let _ = wait_bounded(&mut child, Duration::from_secs(10));
+        } else if let Some(pid) = detached {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        let mnt = self.base.join("mnt");
+        if is_root() {
+            // Nothing mounted there is what is hoped for.
+            while unmount(&mnt, UnmountFlags::DETACH).is_ok() {}
+            while unmount(self.state().join("dram"), UnmountFlags::DETACH).is_ok() {}
+        } else if self.mounts().iter().any(|line| line.contains("/mnt ")) {
+            let mut command = Command::new("fusermount3");
+            command.arg("-uz").arg(&mnt);
+            run_bounded(&mut command, Duration::from_secs(10));
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for log in [self.base.join("up.log"), self.state().join("forebay.log")] {
+                let text = std::fs::read_to_string(&log).unwrap_or_default();
+                let lines: Vec<&str> = text.lines().collect();
+                for line in &lines[lines.len().saturating_sub(LOG_LINES)..] {
+                    eprintln!("log: {line}");
+                }
+            }
+        }
+        self.clean_up();
+    }
+}
+
+/// The program without settings from the environment.
+fn bare_command() -> Command {
+    let mut command = Command::new(program());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("FOREBAY_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}

@@ -1,0 +1,100 @@
+//! A small ext4 file system of its own, to be filled up, made read-only or shut down.
+
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::fs::StatVfsMountFlags;
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::process::run_bounded;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// `EXT4_IOC_SHUTDOWN`: `_IOR('X', 125, __u32)`.
+const IOC_SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
+/// Do not flush the log: what a power cut leaves.
+const SHUTDOWN_NO_LOG_FLUSH: u32 = 2;
+
+/// A mounted loop file system; unmounted on drop. Needs root.
+pub struct LoopFs {
+    image: PathBuf,
+    point: PathBuf,
+}
+
+impl LoopFs {
+    /// Makes one in `folder`, mounted on `point`, which exists.
+    pub fn new(folder: &Path, point: &Path, size_bytes: u64) -> LoopFs {
+        let image = folder.join("pfs.img");
+        let file = std::fs::File::create(&image).expect("image");
+        file.set_len(size_bytes).expect("image size");
+        let mut make = Command::new("mkfs.ext4");
+        make.args(["-q", "-F", "-m", "0", "-E", "nodiscard", "-N", "256"])
+            .arg(&image);
+        run_bounded(&mut make, LIMIT).ok();
+        let fs = LoopFs {
+            image,
+            point: point.to_path_buf(),
+        };
+        fs.mount();
+        std::fs::remove_dir(fs.point.join("lost+found")).expect("lost+found");
+        fs
+    }
+
+    /// Mounts it (again).
+    pub fn mount(&self) {
+        let mut mount = Command::new("mount");
+        mount
+            .args(["-t", "ext4", "-o", "loop"])
+            .args([&self.image, &self.point]);
+        run_bounded(&mut mount, LIMIT).ok();
+    }
+
+    /// Takes the mount away, at once if need be.
+    pub fn unmount(&self) {
+        unmount(&self.point, UnmountFlags::DETACH).expect("unmount");
+    }
+
+    /// Makes it read-only or writable again; its users keep their open files. Nobody may have a
+    /// file open for writing at this moment, so it is tried for a while.
+    pub fn read_only(&self, read_only: bool) {
+        let how = if read_only { "remount,ro" } else { "remount,rw" };
+        crate::wait_until("remount of the loop file system", || {
+            let mut mount = Command::new("mount");
+            mount.args(["-o", how]).arg(&self.point);
+            run_bounded(&mut mount, LIMIT).code == 0
+        });
+        let fs = rustix::fs::statvfs(&self.point).expect("statvfs");
+        assert_eq!(fs.f_flag.contains(StatVfsMountFlags::RDONLY), read_only);
+    }
+
+    /// Takes all space but about `left_bytes` with a file outside of `except`.
+    pub fn fill(&self, left_bytes: u64) -> PathBuf {
+        let path = self.point.join("ballast");
+        let file = std::fs::File::create(&path).expect("ballast");
+        let fs = rustix::fs::statvfs(&self.point).expect("statvfs");
+        let free = fs.f_bavail * fs.f_frsize;
+        let take = free.saturating_sub(left_bytes);
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, take)
+            .expect("ballast");
+        path
+    }
+
+    /// Ends it as a dead device does: every access fails from now on.
+    pub fn shut_down(&self) {
+        let folder = std::fs::File::open(&self.point).expect("root of the loop file system");
+        // SAFETY: the descriptor is open and the argument is a valid pointer to the u32 that this
+        // request reads.
+        let result =
+            unsafe { libc::ioctl(folder.as_raw_fd(), IOC_SHUTDOWN, &SHUTDOWN_NO_LOG_FLUSH) };
+        assert_eq!(result, 0, "shutdown: {}", std::io::Error::last_os_error());
+    }
+}
+
+impl Drop for LoopFs {
+    fn drop(&mut self) {
+        // It may be unmounted already; the image goes with its folder.
+        let _ = unmount(&self.point, UnmountFlags::DETACH);
+    }
+}

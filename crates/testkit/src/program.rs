@@ -1,0 +1,57 @@
+//! The program under test: `FOREBAY_BIN`, else built once beside the tests.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// The program.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| match std::env::var_os("FOREBAY_BIN") {
+        Some(path) => std::fs::canonicalize(&path)
+            .unwrap_or_else(|error| panic!("FOREBAY_BIN {}: {error}", path.display())),
+        None => build(),
+    })
+}
+
+/// Builds it with the profile and into the target directory of this test.
+fn build() -> PathBuf {
+    let test = std::env::current_exe().expect("path of the test");
+    // TARGET/PROFILE/deps/TEST
+    let target = test
+        .ancestors()
+        .nth(3)
+        .expect("tests lie in a target directory");
+    let mut command = Command::new(env!("CARGO"));
+    command
+        .args(["build", "-p", "forebay", "--message-format=json"])
+        .arg("--target-dir")
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
+    if !cfg!(debug_assertions) {
+        command.arg("--release");
+    }
+    let output = command.output().expect("cargo runs");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "cargo build: {stderr}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let executables = stdout.lines().filter_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        Some(PathBuf::from(message.get("executable")?.as_str()?))
+    });
+    let found = executables
+        .into_iter()
+        .find(|path| path.file_name().is_some_and(|name| name == "forebay"));
+    found.expect("cargo says where the program is")
+}
+
+/// The program in a folder that every user can reach: a link to it, or a copy.
+pub fn program_for_everybody(folder: &Path) -> PathBuf {
+    let path = folder.join("forebay");
+    if std::fs::hard_link(program(), &path).is_err() {
+        std::fs::copy(program(), &path).expect("copy of the program");
+    }
+    path
+}
