@@ -41,6 +41,8 @@ pub struct Loaded {
     pub garbage: Vec<Garbage>,
     /// Renames to be finished by [`Namespace::settle_rename`] before anything else.
     pub renames: Vec<PendingRename>,
+    /// The directories that have records; to be held while orphans are adopted.
+    pub dirs: Vec<Arc<Dir>>,
     /// Files whose directory has no record: kept in the store, not shown.
     pub lost: Vec<(ObjectId, FileRecord)>,
 }
@@ -110,6 +112,8 @@ impl Namespace {
                 }
                 failure.is_none()
             })?;
+        // All of them, for objects whose own record was not written any more name them too.
+        let dirs: Vec<_> = dir_records.keys().filter_map(|key| self.load_dir(*key, &dir_records, 0)).collect();
         let mut files = Vec::new();
         let mut lost = Vec::new();
         self.store
@@ -149,12 +153,7 @@ impl Namespace {
             })?;
         match failure {
             Some(error) => Err(error),
-            None => Ok(Loaded {
-                files,
-                garbage,
-                renames,
-                lost,
-            }),
+            None => Ok(Loaded { files, garbage, renames, lost, dirs }),
         }
     }
 
@@ -314,6 +313,18 @@ impl Namespace {
                 None => break,
             }
         }
+        Ok(())
+    }
+
+    /// Writes the records of a directory and its parents, if the store does not have them yet.
+    pub(crate) fn persist_dirs(&self, dir: &Arc<Dir>) -> Result<(), NsError> {
+        if dir.persisted.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let mut batch = Batch::new();
+        self.put_dirs(&mut batch, dir)?;
+        self.commit(batch)?;
+        self.dirs_written(dir);
         Ok(())
     }
 

@@ -41,6 +41,7 @@ impl Core {
             self.ns.add_garbage(garbage);
         }
         self.recover_orphans(&inventory, &claimed);
+        drop(loaded.dirs);
         self.collect_garbage();
         Ok(())
     }
@@ -152,8 +153,11 @@ impl Core {
                 continue;
             };
             for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
-                let empty = slot.tier.open(*object).and_then(|o| o.stat()).is_ok_and(|s| s.size == 0);
                 let elsewhere = self.files.read().contains_key(object);
+                if !elsewhere && self.adopt_orphan(*tier, *object) {
+                    continue;
+                }
+                let empty = slot.tier.open(*object).and_then(|o| o.stat()).is_ok_and(|s| s.size == 0);
                 if empty || elsewhere {
                     if let Err(error) = slot.tier.remove(*object) {
                         tracing::warn!("object {object} in {}: {error}", slot.tier.name());
@@ -166,6 +170,27 @@ impl Core {
                 };
                 let reason = format!("object {object} in {} has no record; 'forebay fsck' keeps its data on the PFS", slot.tier.name());
                 self.report(path, Errno::ENOENT, reason);
+            }
+        }
+    }
+
+    /// A file created just before the daemon died: the object says where it belongs.
+    fn adopt_orphan(&self, tier: TierId, object: ObjectId) -> bool {
+        let Some(slot) = self.tiers.get(tier) else {
+            return false;
+        };
+        let Ok(Some(identity)) = slot.tier.identity(object) else {
+            return false;
+        };
+        if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
+            return false;
+        }
+        let adopted = self.ns.adopt(&identity, tier).map_err(Errno::from);
+        match adopted.and_then(|file| file.map(|file| self.take_over(&file, tier)).transpose()) {
+            Ok(done) => done.is_some(),
+            Err(errno) => {
+                self.report(identity.path, errno, format!("object {object} cannot be adopted: {errno}"));
+                false
             }
         }
     }

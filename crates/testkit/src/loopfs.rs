@@ -59,7 +59,11 @@ impl LoopFs {
     /// Makes it read-only or writable again; its users keep their open files. Nobody may have a
     /// file open for writing at this moment, so it is tried for a while.
     pub fn read_only(&self, read_only: bool) {
-        let how = if read_only { "remount,ro" } else { "remount,rw" };
+        let how = if read_only {
+            "remount,ro"
+        } else {
+            "remount,rw"
+        };
         crate::wait_until("remount of the loop file system", || {
             let mut mount = Command::new("mount");
             mount.args(["-o", how]).arg(&self.point);

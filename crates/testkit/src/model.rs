@@ -137,24 +137,26 @@ impl Model {
 
     /// Gives a file a further name.
     pub fn link(&mut self, from: &Name, to: &Name) -> Outcome {
-        let inode = match self.inode(from) {
-            Err(libc::EISDIR) => return Err(libc::EPERM),
-            other => other?,
-        };
+        let inode = self.inode(from);
+        if !matches!(inode, Ok(_) | Err(libc::EISDIR)) {
+            return inode.map(|_| ());
+        }
         self.parent_ok(to)?;
         if self.nodes.contains_key(to) {
             return Err(libc::EEXIST);
         }
+        let inode = inode.map_err(|_| libc::EPERM)?;
         self.nodes.insert(to.clone(), Node::File(inode));
         Ok(())
     }
 
     /// Renames a file or a directory.
     pub fn rename(&mut self, from: &Name, to: &Name) -> Outcome {
-        let Some(node) = self.nodes.get(from).copied() else {
-            return self.why_missing(from);
-        };
+        self.parent_ok(from)?;
         self.parent_ok(to)?;
+        let Some(node) = self.nodes.get(from).copied() else {
+            return Err(libc::ENOENT);
+        };
         if from == to {
             return Ok(());
         }

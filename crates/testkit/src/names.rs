@@ -12,8 +12,8 @@ pub fn os_name(bytes: &[u8]) -> &OsStr {
 /// The names in a directory, sorted.
 #[track_caller]
 pub fn listing(folder: &Path) -> Vec<OsString> {
-    let entries = std::fs::read_dir(folder)
-        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let entries =
+        std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut names: Vec<OsString> = entries
         .map(|entry| entry.expect("entry").file_name())
         .collect();

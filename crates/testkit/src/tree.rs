@@ -41,8 +41,8 @@ fn collect(root: &Path, below: &Path, tree: &mut BTreeMap<Vec<u8>, Entry>) {
             collect(root, &relative, tree);
             Entry::Dir(perm)
         } else if kind.is_file() {
-            let content = std::fs::read(&full)
-                .unwrap_or_else(|error| panic!("{}: {error}", full.display()));
+            let content =
+                std::fs::read(&full).unwrap_or_else(|error| panic!("{}: {error}", full.display()));
             Entry::File(perm, meta.nlink(), content)
         } else if kind.is_symlink() {
             let target = std::fs::read_link(&full).expect("link");

@@ -1,14 +1,14 @@
 //! create: a new regular file exists in the burst buffer only, until its first demotion.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use forebay_kv::Batch;
-use forebay_tiers::PfsTree;
+use forebay_tiers::{Identity, PfsTree};
 use forebay_types::{Attr, Cred, Errno, Generation, Ino, ObjectId, TierId, TimeSpec, check_name};
 
 use crate::dir::Dir;
 use crate::file::{File, FileState};
-use crate::record::{Meta, Residency};
+use crate::record::{DirKey, Meta, Residency};
 use crate::table::Node;
 use crate::{Namespace, NsError};
 
@@ -101,23 +101,56 @@ impl Namespace {
         };
         let ino = Ino(Ino::FIRST_BORN | new.object.0);
         let file = Arc::new(File::new(new.object, ino, state));
-        let mut batch = Batch::new();
-        self.put_dirs(&mut batch, dir)?;
-        self.put_file(&mut batch, &file, &file.lock())?;
-        {
-            let mut children = dir.lock();
-            if dir.removed.load(std::sync::atomic::Ordering::Acquire) {
-                return Err(Errno::ENOENT.into());
-            }
-            if children.contains_key(name) {
-                return Err(Errno::EEXIST.into());
-            }
-            self.commit(batch)?;
-            children.insert(name.into(), file.clone());
-        }
-        self.dirs_written(dir);
+        self.persist_dirs(dir)?;
+        self.insert_new(dir, name, &file)?;
+        // The object carries the same facts, and a start without this record adopts it by them.
+        self.save_later(&file, &mut file.lock());
         dir.touch();
         self.table.lock().remember(ino, Node::File(file.clone()));
         Ok((file.attr(), file))
+    }
+
+    fn insert_new(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {
+        let mut children = dir.lock();
+        if dir.removed.load(Ordering::Acquire) {
+            return Err(Errno::ENOENT.into());
+        }
+        if children.contains_key(name) {
+            return Err(Errno::EEXIST.into());
+        }
+        children.insert(name.into(), file.clone());
+        Ok(())
+    }
+
+    /// Takes over an object that was created, but whose record was not written before the daemon
+    /// died. `None` if its place is not known or taken: then it stays an orphan.
+    pub fn adopt(&self, identity: &Identity, tier: TierId) -> Result<Option<Arc<File>>, NsError> {
+        let key = DirKey {
+            dev: identity.parent.dev_ordinal,
+            ino: identity.parent.ino,
+            btime_ns: identity.parent.btime_ns,
+        };
+        let Some(dir) = self.known_dir(key) else {
+            return Ok(None);
+        };
+        if check_name(&identity.name).is_err() || dir.child(&identity.name).is_some() {
+            return Ok(None);
+        }
+        match self.pfs.stat(&self.open_dir(&dir)?, &identity.name) {
+            Ok(_) => return Ok(None),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let new = NewFile {
+            object: identity.object,
+            tier,
+            perm: (identity.mode & 0o7777) as u16,
+            cred: Cred { uid: identity.uid, gid: identity.gid, pid: 0 },
+            writing: false,
+        };
+        let (_, file) = self.create(&dir, &identity.name, identity.gid, &new)?;
+        // The kernel knows nothing of it yet.
+        self.forget(file.ino, 1);
+        Ok(Some(file))
     }
 }

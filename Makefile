@@ -1,0 +1,49 @@
+# Forebay. `make run` shows what it does, `make test` whether it does it.
+
+CARGO ?= cargo
+BIN := target/release/forebay
+
+.PHONY: all build run test check lint deny bench clean help setup-build setup-run setup-test
+
+help: ## what there is to make
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+all: build
+
+build: setup-build ## the binary, in target/release/forebay
+	$(CARGO) build --release --locked -p forebay
+
+run: setup-build setup-run build ## a simulation through a burst buffer over a slow PFS, killed and restarted
+	scripts/setup.sh python
+	python3 scripts/demo.py --forebay $(BIN)
+
+test: setup-build setup-test ## all tests
+	$(CARGO) build --locked -p forebay
+	$(CARGO) test --locked --workspace --no-fail-fast
+
+check: lint deny test ## rustfmt, clippy with warnings denied, cargo-deny, tests
+
+lint: setup-build ## rustfmt and clippy
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+deny: setup-build ## licences, sources and duplicates of dependencies
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked --version 0.18.9 cargo-deny
+	$(CARGO) deny --locked check licenses bans sources
+
+bench: setup-build setup-run ## figures against the bare pass-through and the tier itself, in one run
+	$(CARGO) build --release --locked -p forebay -p bare-passthrough
+	python3 bench/main.py
+
+setup-build:
+	@scripts/setup.sh build
+
+setup-run:
+	@scripts/setup.sh run
+
+setup-test:
+	@scripts/setup.sh test
+
+clean: ## what was built
+	$(CARGO) clean
+	rm -rf .cache

@@ -1,0 +1,17 @@
+//! One binary for all end-to-end tests: linking many costs more than running them.
+
+mod bad_input;
+mod commands;
+mod errors;
+mod faults;
+mod fsync;
+mod kept;
+mod one_tree;
+mod posix_data;
+mod posix_names;
+mod posix_users;
+mod random;
+mod sentences;
+mod space;
+mod stopping;
+mod whole;

@@ -1,0 +1,146 @@
+//! Promise 1: one tree.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use forebay_testkit::{
+    Cluster, listing, pattern, settle_for_revalidation, snapshot, wait_until, write_file,
+};
+
+#[test]
+fn promise_1_untouched_pfs_files_are_readable_at_once() {
+    let mut cluster = Cluster::builder().prepare();
+    fs::create_dir_all(cluster.pfs("run/deep")).expect("mkdir");
+    write_file(&cluster.pfs("run/deep/big"), pattern(1, 3_000_001));
+    write_file(&cluster.pfs("empty"), pattern(0, 0));
+    symlink("run/deep", cluster.pfs("link")).expect("symlink");
+    cluster.start();
+    assert_eq!(snapshot(&cluster.mnt("")), snapshot(&cluster.pfs("")));
+    pattern(1, 3_000_001).assert_in(&cluster.mnt("link/big"));
+    assert_eq!(cluster.where_state("run/deep/big"), "pfs");
+    // Reading alone brings nothing in.
+    assert_eq!(cluster.status()["tiers"][0]["used_bytes"], 0);
+}
+
+#[test]
+fn promise_1_new_removed_and_renamed_files_of_the_pfs_show_up_within_a_second() {
+    let cluster = Cluster::builder().up();
+    fs::create_dir(cluster.pfs("d")).expect("mkdir");
+    for name in ["d/goes", "d/moves"] {
+        write_file(&cluster.pfs(name), pattern(2, 1000));
+    }
+    settle_for_revalidation();
+    assert_eq!(listing(&cluster.mnt("d")), ["goes", "moves"]);
+    assert!(!cluster.mnt("d/new").exists());
+    fs::remove_file(cluster.pfs("d/goes")).expect("remove");
+    fs::rename(cluster.pfs("d/moves"), cluster.pfs("d/moved")).expect("rename");
+    write_file(&cluster.pfs("d/new"), pattern(3, 1000));
+    fs::create_dir(cluster.pfs("d/dir")).expect("mkdir");
+    settle_for_revalidation();
+    assert_eq!(listing(&cluster.mnt("d")), ["dir", "moved", "new"]);
+    assert!(!cluster.mnt("d/goes").exists() && !cluster.mnt("d/moves").exists());
+    pattern(2, 1000).assert_in(&cluster.mnt("d/moved"));
+    pattern(3, 1000).assert_in(&cluster.mnt("d/new"));
+}
+
+#[test]
+fn promise_1_changed_content_and_modes_of_the_pfs_show_up_within_a_second() {
+    let cluster = Cluster::builder().up();
+    let (mnt, pfs) = (cluster.mnt("f"), cluster.pfs("f"));
+    write_file(&pfs, pattern(4, 200_000));
+    settle_for_revalidation();
+    pattern(4, 200_000).assert_in(&mnt);
+    // In place and of the same length: only the times tell.
+    write_file(&pfs, pattern(5, 200_000));
+    fs::set_permissions(&pfs, PermissionsExt::from_mode(0o640)).expect("chmod");
+    settle_for_revalidation();
+    pattern(5, 200_000).assert_in(&mnt);
+    let mode = mnt.metadata().expect("metadata").permissions().mode();
+    assert_eq!(mode & 0o7777, 0o640);
+    // Another file put over it.
+    write_file(&cluster.pfs("g"), pattern(6, 300));
+    fs::rename(cluster.pfs("g"), &pfs).expect("rename");
+    settle_for_revalidation();
+    pattern(6, 300).assert_in(&mnt);
+}
+
+#[test]
+fn promise_1_a_copy_in_the_buffer_gives_way_to_a_change_on_the_pfs_within_a_second() {
+    let cluster = Cluster::builder().eager().up();
+    write_file(&cluster.mnt("drained"), pattern(7, 50_000));
+    write_file(&cluster.pfs("staged"), pattern(8, 50_000));
+    cluster.drain("drained");
+    settle_for_revalidation();
+    cluster.on_path(&["stage-in"], "staged").ok();
+    for name in ["drained", "staged"] {
+        assert_eq!(cluster.where_state(name), "clean");
+        write_file(&cluster.pfs(name), pattern(9, 60_000));
+    }
+    settle_for_revalidation();
+    for name in ["drained", "staged"] {
+        pattern(9, 60_000).assert_in(&cluster.mnt(name));
+    }
+    fs::remove_file(cluster.pfs("drained")).expect("remove");
+    settle_for_revalidation();
+    assert!(!cluster.mnt("drained").exists());
+    assert_eq!(listing(&cluster.mnt("")), ["staged"]);
+}
+
+/// The only other name beside `own`, and that it is a conflict's.
+fn conflict_name(cluster: &Cluster, own: &str) -> String {
+    let mut found = None;
+    wait_until("a conflict shows on the PFS", || {
+        let names = listing(&cluster.pfs(""));
+        let prefix = format!("{own}.forebay-conflict-");
+        let mut ours = names.iter().filter_map(|name| name.to_str());
+        found = ours
+            .find(|name| name.starts_with(&prefix))
+            .map(str::to_string);
+        found.is_some()
+    });
+    found.expect("waited for")
+}
+
+#[test]
+fn promise_1_a_conflict_keeps_both_versions_and_is_reported() {
+    let cluster = Cluster::builder().lazy().up();
+    write_file(&cluster.mnt("f"), pattern(10, 70_000));
+    cluster.drain("f");
+    // Changed here, and by an outsider there.
+    write_file(&cluster.mnt("f"), pattern(11, 80_000));
+    write_file(&cluster.pfs("f"), pattern(12, 90_000));
+    cluster.on_path(&["stage-out", "--wait"], "f");
+    let conflict = conflict_name(&cluster, "f");
+    pattern(12, 90_000).assert_in(&cluster.pfs("f"));
+    pattern(11, 80_000).assert_in(&cluster.pfs(&conflict));
+    settle_for_revalidation();
+    pattern(12, 90_000).assert_in(&cluster.mnt("f"));
+    pattern(11, 80_000).assert_in(&cluster.mnt(&conflict));
+    let errors = cluster.status()["errors"].to_string();
+    assert!(errors.contains(&conflict), "{errors}");
+}
+
+#[test]
+fn promise_1_a_name_taken_on_the_pfs_meanwhile_is_a_conflict_too() {
+    let cluster = Cluster::builder().lazy().up();
+    write_file(&cluster.mnt("f"), pattern(13, 5000));
+    write_file(&cluster.pfs("f"), pattern(14, 6000));
+    cluster.on_path(&["stage-out", "--wait"], "f");
+    let conflict = conflict_name(&cluster, "f");
+    pattern(14, 6000).assert_in(&cluster.pfs("f"));
+    pattern(13, 5000).assert_in(&cluster.pfs(&conflict));
+}
+
+#[test]
+fn promise_1_undrained_files_are_listed_among_those_of_the_pfs() {
+    let cluster = Cluster::builder().lazy().up();
+    fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    assert!(cluster.pfs("d").is_dir());
+    write_file(&cluster.pfs("d/b"), pattern(15, 10));
+    write_file(&cluster.mnt("d/a"), pattern(16, 20));
+    write_file(&cluster.mnt("d/c"), pattern(17, 30));
+    settle_for_revalidation();
+    assert_eq!(listing(&cluster.mnt("d")), ["a", "b", "c"]);
+    assert_eq!(listing(&cluster.pfs("d")), ["b"]);
+    assert_eq!(cluster.mnt("d/c").metadata().expect("metadata").len(), 30);
+}

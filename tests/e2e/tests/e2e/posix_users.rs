@@ -1,0 +1,136 @@
+//! Promise 2, users: permissions, owners, mounting without privilege.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+use forebay_testkit::{
+    Cluster, LONG, Output, needs_root, pattern, program_for_everybody, run_bounded, write_file,
+};
+
+/// The user `nobody`, by number.
+const NOBODY: u32 = 65534;
+
+/// Runs a shell line in a folder as another user.
+fn as_nobody(folder: &Path, line: &str) -> Output {
+    let mut command = Command::new("sh");
+    command.args(["-c", line]).current_dir(folder);
+    run_bounded(command.uid(NOBODY).gid(NOBODY), LONG)
+}
+
+#[test]
+fn promise_2_other_users_get_what_the_modes_say_and_own_what_they_make() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().up();
+    let mnt = cluster.mnt("");
+    fs::create_dir(cluster.mnt("open")).expect("mkdir");
+    fs::set_permissions(cluster.mnt("open"), PermissionsExt::from_mode(0o1777)).expect("chmod");
+    write_file(&cluster.mnt("secret"), pattern(400, 10));
+    fs::set_permissions(cluster.mnt("secret"), PermissionsExt::from_mode(0o600)).expect("chmod");
+    write_file(&cluster.pfs("pfs-secret"), pattern(401, 10));
+    fs::set_permissions(cluster.pfs("pfs-secret"), PermissionsExt::from_mode(0o600))
+        .expect("chmod");
+    for refused in [
+        "cat secret",
+        "cat pfs-secret",
+        "echo x > made-in-root",
+        "echo x >> secret",
+        "rm -f secret pfs-secret",
+        "chmod 777 secret",
+        "mv secret open/",
+    ] {
+        assert_ne!(as_nobody(&mnt, refused).code, 0, "{refused}");
+    }
+    as_nobody(
+        &mnt,
+        "umask 027; echo mine > open/mine; mkdir open/dir; echo deep > open/dir/deep",
+    )
+    .ok();
+    as_nobody(&mnt, "test $(cat open/mine) = mine && chmod 640 open/mine").ok();
+    let foreign = as_nobody(&mnt, "chown 0 open/mine");
+    assert_ne!(foreign.code, 0);
+    cluster.drain("");
+    for name in ["open/mine", "open/dir/deep", "open/dir"] {
+        let meta = cluster.pfs(name).metadata().expect("metadata");
+        assert_eq!((meta.uid(), meta.gid()), (NOBODY, NOBODY), "{name}");
+    }
+    let mode = |name: &str| cluster.pfs(name).metadata().expect("metadata").mode() & 0o7777;
+    assert_eq!(
+        (mode("open/mine"), mode("open/dir/deep"), mode("open/dir")),
+        (0o640, 0o640, 0o750)
+    );
+    assert_eq!(
+        fs::read_to_string(cluster.pfs("open/mine")).expect("text"),
+        "mine\n"
+    );
+}
+
+#[test]
+fn promise_2_a_file_given_away_is_its_new_owners() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().up();
+    write_file(&cluster.mnt("f"), pattern(410, 1000));
+    fs::set_permissions(cluster.mnt("f"), PermissionsExt::from_mode(0o600)).expect("chmod");
+    chown(cluster.mnt("f"), Some(NOBODY), Some(NOBODY)).expect("chown");
+    as_nobody(&cluster.mnt(""), "cat f > /dev/null && echo more >> f").ok();
+    cluster.drain("f");
+    let meta = cluster.pfs("f").metadata().expect("metadata");
+    assert_eq!((meta.uid(), meta.mode() & 0o7777), (NOBODY, 0o600));
+    let expected = [pattern(410, 1000).bytes(), b"more\n".to_vec()].concat();
+    assert_eq!(fs::read(cluster.pfs("f")).expect("read"), expected);
+}
+
+/// As an ordinary user, where /dev/fuse is open to all: the whole life of a burst buffer.
+const ORDINARY: &str = r#"
+set -e
+cd "$BASE"
+./forebay up --pfs pfs --mount mnt --state user/state --ssd user/ssd:64MiB --detach
+grep -q " $BASE/mnt .* fuse.forebay " /proc/self/mountinfo
+head -c 3000000 /dev/urandom > mnt/f
+cp mnt/f user/copy
+./forebay stage-out --wait mnt/f
+cmp pfs/f user/copy
+echo again >> mnt/f
+echo again >> user/copy
+./forebay down --state user/state --drain --timeout 60s
+cmp pfs/f user/copy
+! grep -q " $BASE/mnt " /proc/self/mountinfo
+"#;
+
+#[test]
+fn promise_2_an_ordinary_user_mounts_without_privilege() {
+    if needs_root() {
+        return;
+    }
+    if !Path::new("/dev/fuse").exists() {
+        println!("skipped: there is no /dev/fuse");
+        return;
+    }
+    let cluster = Cluster::builder().dram("").prepare();
+    let base = cluster.base();
+    program_for_everybody(base);
+    for name in ["user", "user/ssd"] {
+        fs::create_dir(base.join(name)).expect("mkdir");
+    }
+    for name in ["user", "user/ssd", "pfs", "mnt"] {
+        chown(base.join(name), Some(NOBODY), Some(NOBODY)).expect("chown");
+    }
+    fs::write(base.join("script"), ORDINARY).expect("script");
+    // In a mount namespace of its own, with a /dev/fuse that is open to all, as it is on most
+    // machines.
+    let line = "mknod -m 666 fuse c 10 229 && mount --bind fuse /dev/fuse && \
+                exec setpriv --reuid 65534 --regid 65534 --clear-groups sh script";
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "sh", "-c", line])
+        .current_dir(base)
+        .env("BASE", base);
+    run_bounded(&mut command, LONG).ok();
+    assert_eq!(cluster.mounts(), Vec::<String>::new());
+}

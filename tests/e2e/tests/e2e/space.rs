@@ -1,0 +1,81 @@
+//! Promise 5: no write fails for lack of space in the buffer.
+
+use std::fs::File;
+
+use forebay_testkit::{Cluster, listing, needs_root, pattern, write_file};
+
+const MIB: usize = 1 << 20;
+
+/// A file almost five times the size of the buffer.
+fn assert_larger_than_the_buffer(cluster: &Cluster) {
+    let content = pattern(700, 300 * MIB);
+    let file = File::create(cluster.mnt("large")).expect("create");
+    content.write(&file);
+    drop(file);
+    content.assert_in(&cluster.mnt("large"));
+    cluster.drain("large");
+    content.assert_in(&cluster.pfs("large"));
+    assert_eq!(listing(&cluster.mnt("")), ["large"]);
+}
+
+#[test]
+fn promise_5_a_file_larger_than_the_buffer_is_written_with_passthrough() {
+    if needs_root() {
+        return;
+    }
+    assert_larger_than_the_buffer(&Cluster::builder().up());
+}
+
+#[test]
+fn promise_5_a_file_larger_than_the_buffer_is_written_without_passthrough() {
+    assert_larger_than_the_buffer(&Cluster::builder().flag("--no-passthrough").up());
+}
+
+#[test]
+fn promise_5_more_files_than_fit_are_written() {
+    let cluster = Cluster::builder().dram("16MiB").ssd("16MiB").eager().up();
+    std::thread::scope(|scope| {
+        for writer in 0..2 {
+            let cluster = &cluster;
+            scope.spawn(move || {
+                for at in 0..20 {
+                    let name = format!("f{writer}-{at}");
+                    write_file(&cluster.mnt(name), pattern(writer * 100 + at, 4 * MIB + 11));
+                }
+            });
+        }
+    });
+    for root in ["mount", "pfs"] {
+        for (writer, at) in (0..2).flat_map(|w| (0..20).map(move |at| (w, at))) {
+            let name = format!("f{writer}-{at}");
+            let path = if root == "pfs" {
+                cluster.pfs(name)
+            } else {
+                cluster.mnt(name)
+            };
+            pattern(writer * 100 + at, 4 * MIB + 11).assert_in(&path);
+        }
+        cluster.drain("");
+    }
+}
+
+#[test]
+fn promise_5_an_undrained_file_grows_beyond_the_buffer() {
+    let cluster = Cluster::builder().dram("16MiB").lazy().up();
+    for name in ["a", "b", "c"] {
+        write_file(&cluster.mnt(name), pattern(710, 2 * MIB));
+    }
+    let mut options = File::options();
+    let file = options.append(true).open(cluster.mnt("b")).expect("open");
+    pattern(711, 40 * MIB).write(&file);
+    drop(file);
+    let expected = [
+        pattern(710, 2 * MIB).bytes(),
+        pattern(711, 40 * MIB).bytes(),
+    ]
+    .concat();
+    assert!(std::fs::read(cluster.mnt("b")).expect("read") == expected);
+    cluster.drain("");
+    assert!(std::fs::read(cluster.pfs("b")).expect("read") == expected);
+    pattern(710, 2 * MIB).assert_in(&cluster.pfs("a"));
+}
