@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::demotion::{DrainItem, PlacementPolicy, drain_order, order_demotion};
+use forebay_policy::UnknownName;
+use forebay_policy::plan::DrainPolicy;
 use forebay_policy::trigger::{Drive, Trigger, TriggerConfig};
 use forebay_types::{Ino, ObjectId};
 use parking_lot::{Condvar, Mutex};
 
 use crate::core::Core;
-use crate::settings::DemotionSettings;
+use crate::settings::Settings;
 
 /// The order is computed anew after this long even if files are left in it.
 const ORDER_AGE_MAX: Duration = Duration::from_secs(1);
@@ -58,8 +60,17 @@ pub struct DrainQueue {
 
 impl DrainQueue {
     /// An empty queue.
-    pub fn new(settings: &DemotionSettings, origin: Instant) -> Result<DrainQueue, String> {
-        let mut config = TriggerConfig::starting_at(settings.start_fraction);
+    pub fn new(settings: &Settings, origin: Instant) -> Result<DrainQueue, String> {
+        let policy: DrainPolicy = settings.policy.parse().map_err(|e: UnknownName| e.to_string())?;
+        let settings = &settings.demotion;
+        let start_fraction = match policy {
+            DrainPolicy::Bbos => settings.start_fraction,
+            // Harmonia's two: never beside a checkpoint, and always.
+            DrainPolicy::MaxBw => 1.0,
+            DrainPolicy::MaxEff => 0.0,
+            DrainPolicy::Dedicated => return Err("the policy 'dedicated' needs per-application shares, which are not there yet; known are bbos, maxbw, maxeff".into()),
+        };
+        let mut config = TriggerConfig::starting_at(start_fraction);
         config.idle_s = settings.idle_after.as_secs_f64();
         let trigger = Trigger::new(config, 0.0).map_err(|e| e.to_string())?;
         Ok(DrainQueue {

@@ -22,7 +22,7 @@ use crate::opens::OpenTable;
 use crate::rules::Rules;
 use crate::service::Server;
 use crate::settings::Settings;
-use crate::tierset::{SSDS_MAX, TierSet};
+use crate::tierset::{SSDS_MAX, TierSet, make_private};
 use crate::{demote, monitor};
 
 /// After the mount is gone, a drain that was asked for gets this long for the last files.
@@ -103,6 +103,7 @@ impl Core {
 fn open_core(settings: Settings) -> Result<Core, StartError> {
     let pfs = PfsTree::open(&settings.pfs).map_err(failed(format!("PFS {}", settings.pfs.display())))?;
     let kv_dir = settings.state.join("kv");
+    make_private(&kv_dir).map_err(failed(format!("metadata store {}", kv_dir.display())))?;
     let store = forebay_kv::open_default(&kv_dir).map_err(failed(format!("metadata store {}", kv_dir.display())))?;
     let instance = instance_id(&*store)?;
     let (ns, loaded) = Namespace::open(pfs, store, instance).map_err(failed("metadata store"))?;
@@ -122,16 +123,41 @@ fn open_core(settings: Settings) -> Result<Core, StartError> {
         return Err(StartError::Failed { what: "--ssd".into(), why: format!("more than {SSDS_MAX} directories") });
     }
     let tiers = TierSet::open(&settings, instance, &mut facts.known_ssd).map_err(failed("tiers"))?;
+    let state = settings.state.clone();
+    let made = finish_core(settings, ns, loaded, &facts, tiers);
+    made.map_err(|(error, tiers)| {
+        if let Some(tiers) = tiers {
+            tiers.undo(&state);
+        }
+        error
+    })
+}
+
+/// The second half of [`open_core`]; an error comes with what has been mounted.
+fn finish_core(
+    settings: Settings,
+    ns: Namespace,
+    loaded: forebay_namespace::Loaded,
+    facts: &Facts,
+    tiers: TierSet,
+) -> Result<Core, (StartError, Option<TierSet>)> {
     let missing = loaded.files.iter().filter(|f| f.lock().is_dirty() && tiers.get(f.tier()).is_none()).count();
     if missing > 0 {
-        return Err(StartError::TierMissing { count: missing });
+        return Err((StartError::TierMissing { count: missing }, Some(tiers)));
     }
-    facts.save(&ns).map_err(failed("metadata store"))?;
     let started = Instant::now();
+    let drain = match facts
+        .save(&ns)
+        .map_err(|e| e.to_string())
+        .and_then(|()| DrainQueue::new(&settings, started))
+    {
+        Ok(drain) => drain,
+        Err(why) => return Err((StartError::Failed { what: "demotion".into(), why }, Some(tiers))),
+    };
     let has_flash = !settings.ssd.is_empty();
     let core = Core {
         ledger: Ledger::new(&tiers.limits(), settings.demotion.dirty_cap_fraction),
-        drain: DrainQueue::new(&settings.demotion, started).map_err(failed("demotion settings"))?,
+        drain,
         durability: settings.durability.unwrap_or(Core::default_durability(has_flash)),
         rules: Rules::new(&settings.rules),
         apps: Applications::new(started),
@@ -150,9 +176,11 @@ fn open_core(settings: Settings) -> Result<Core, StartError> {
         ns,
         tiers,
     };
-    core.restore_totals(&facts);
-    core.recover(loaded).map_err(failed("recovery"))?;
-    Ok(core)
+    core.restore_totals(facts);
+    match core.recover(loaded) {
+        Ok(()) => Ok(core),
+        Err(errno) => Err((failed("recovery")(errno), Some(core.tiers))),
+    }
 }
 
 fn instance_id(store: &dyn forebay_kv::Store) -> Result<[u8; 16], StartError> {

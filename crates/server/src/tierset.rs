@@ -154,6 +154,14 @@ impl TierSet {
         }
     }
 
+    /// Takes back what a start that fails has mounted.
+    pub fn undo(&self, state: &Path) {
+        let fresh = self.dram.lock().as_ref().is_some_and(|mount| !mount.was_reused());
+        if fresh && let Err(error) = self.drop_dram(state) {
+            tracing::warn!("the memory tier stays mounted: {error}");
+        }
+    }
+
     /// Removes the overflow's directory if it is empty.
     pub fn tidy_overflow(&self) {
         let Some(slot) = self.get(OVERFLOW) else {
@@ -170,7 +178,8 @@ impl TierSet {
     }
 }
 
-fn make_private(dir: &Path) -> io::Result<()> {
+/// Makes a directory that only its owner may enter.
+pub fn make_private(dir: &Path) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,

@@ -68,6 +68,7 @@ impl Connection for UnixConnection {
 /// The serving end: accepts connections and answers each on a thread of its own.
 pub struct UnixServer {
     path: PathBuf,
+    listener: UnixListener,
     stopping: Arc<AtomicBool>,
     acceptor: Option<std::thread::JoinHandle<()>>,
 }
@@ -85,11 +86,13 @@ impl UnixServer {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
         let stopping = Arc::new(AtomicBool::new(false));
         let stop = stopping.clone();
+        let accepting = listener.try_clone()?;
         let acceptor = std::thread::Builder::new()
             .name("fb-control".into())
-            .spawn(move || accept_loop(&listener, &service, &stop))?;
+            .spawn(move || accept_loop(&accepting, &service, &stop))?;
         Ok(UnixServer {
             path: path.to_path_buf(),
+            listener,
             stopping,
             acceptor: Some(acceptor),
         })
@@ -99,8 +102,10 @@ impl UnixServer {
 impl Drop for UnixServer {
     fn drop(&mut self) {
         self.stopping.store(true, Ordering::Release);
-        // Wakes the acceptor from accept(2); that nobody answers is what is wanted.
-        drop(UnixStream::connect(&self.path));
+        // Ends accept(2) in the acceptor, also when somebody has removed the socket's name.
+        if let Err(errno) = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both) {
+            tracing::warn!("control socket: {errno}");
+        }
         if let Some(thread) = self.acceptor.take() {
             drop(thread.join());
         }
@@ -112,6 +117,7 @@ fn accept_loop(listener: &UnixListener, service: &Arc<dyn Service>, stopping: &A
     let live = Arc::new(AtomicUsize::new(0));
     while !stopping.load(Ordering::Acquire) {
         let Ok((stream, _)) = listener.accept() else {
+            // Shut down, or out of descriptors: then there will be some again.
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
@@ -164,4 +170,29 @@ fn serve(mut stream: UnixStream, service: &dyn Service) -> Result<(), FrameError
         frame::write_frame(&mut stream, &reply.response, data)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::Control;
+
+    struct Nobody;
+
+    impl Service for Nobody {
+        fn handle(&self, _: Peer, _: Request, _: &[u8], _: &mut [u8]) -> Reply {
+            Errno::ENOSYS.into()
+        }
+    }
+
+    #[test]
+    fn a_server_answers_and_ends_even_without_its_name() {
+        let path = std::env::temp_dir().join(format!("forebay-wire-{}", std::process::id()));
+        let server = UnixServer::start(&path, Arc::new(Nobody)).expect("listen");
+        let client = UnixConnection::connect(&path).expect("connect");
+        let answer = client.call(Request::Control(Control::Status), &[], &mut []);
+        assert_eq!(answer.err(), Some(Errno::ENOSYS));
+        std::fs::remove_file(&path).expect("remove");
+        drop(server);
+    }
 }

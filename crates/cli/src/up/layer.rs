@@ -272,7 +272,7 @@ durability = "memory"
         );
         let policy = error("policy = \"best\"\n");
         assert!(
-            policy.contains("bbos, maxbw, maxeff, dedicated"),
+            policy.contains("bbos, maxbw, maxeff"),
             "{policy}"
         );
         assert!(error("pfs = \n").starts_with("line 1: "));

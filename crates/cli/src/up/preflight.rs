@@ -343,7 +343,7 @@ fn check_relations(settings: &Settings) -> Result<(), Failure> {
 
 /// Makes the state folder if it is missing, for its owner only; whether it was missing.
 pub fn make_state(state: &Path) -> Result<bool, Failure> {
-    match DirBuilder::new().mode(0o700).create(state) {
+    match DirBuilder::new().mode(0o711).create(state) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(Failure::fatal(format!(

@@ -181,7 +181,7 @@ fn a_state_folder_made_in_vain_is_taken_away() {
         .expect("there")
         .permissions()
         .mode();
-    assert_eq!(mode & 0o777, 0o700);
+    assert_eq!(mode & 0o777, 0o711);
     assert!(!make_state(&state).expect("there"));
     std::fs::write(state.join("forebay.lock"), "1").expect("write");
     unmake_state(&state);

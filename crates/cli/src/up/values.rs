@@ -83,8 +83,12 @@ value!(
 );
 value!(
     /// Name of the scheduling policy.
-    PolicyName(String), "the name of a policy", |text| {
-        text.parse::<DrainPolicy>().map(|policy| policy.name().to_string()).map_err(|e| e.to_string())
+    PolicyName(String), "the name of a policy", |text| match text.parse::<DrainPolicy>() {
+        // Its shares per application need the space scheduler; a server would refuse it.
+        Ok(DrainPolicy::Dedicated) | Err(_) => {
+            Err(format!("policy '{text}' is not one of bbos, maxbw, maxeff"))
+        }
+        Ok(policy) => Ok(policy.name().to_string()),
     }
 );
 value!(
@@ -181,7 +185,7 @@ mod tests {
         );
         let unknown = PolicyName::from_text("fastest").unwrap_err();
         assert!(
-            unknown.contains("bbos, maxbw, maxeff, dedicated"),
+            unknown.contains("bbos, maxbw, maxeff"),
             "{unknown}"
         );
         assert_eq!(Switch::from_text("Off"), Ok(Switch(false)));

@@ -1,1 +1,242 @@
-//! To come.
+//! What wrong input gets: one line that says what to do, exit 1, nothing mounted, nothing changed.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use forebay_testkit::{
+    Cluster, LONG, Output, needs_root, pattern, program_for_everybody, run_bounded, snapshot,
+    write_file,
+};
+
+/// One line on standard error with `part`, and nothing on standard output.
+#[track_caller]
+fn assert_line(output: &Output, part: &str) {
+    let context = format!("expected {part:?}: {output:?}");
+    assert_eq!(output.code, 1, "{context}");
+    assert_eq!(output.stderr.lines().count(), 1, "{context}");
+    assert!(output.stderr.contains(part), "{context}");
+    assert_eq!(output.stdout, "", "{context}");
+}
+
+/// The arguments of `up` with one flag given another value, or added.
+fn changed(cluster: &Cluster, flag: &str, value: &str) -> Vec<OsString> {
+    let mut args = cluster.up_args().to_vec();
+    match args.iter().position(|arg| arg == flag) {
+        Some(at) => args[at + 1] = value.into(),
+        None => args.extend([flag.into(), value.into()]),
+    }
+    args
+}
+
+/// `up` with these arguments is refused, with and without `--detach`.
+#[track_caller]
+fn assert_refused(cluster: &Cluster, args: &[OsString], part: &str) {
+    let (before, mounts) = (snapshot(cluster.base()), cluster.mounts());
+    assert_line(&cluster.cli(args), part);
+    assert_line(&cluster.cli(&[args, &["--detach".into()]].concat()), part);
+    assert!(snapshot(cluster.base()) == before, "{part}: something was left");
+    assert_eq!(cluster.mounts(), mounts, "{part}");
+}
+
+/// A burst buffer that is not started, with something on its PFS.
+fn ground() -> Cluster {
+    let cluster = Cluster::builder().prepare();
+    fs::create_dir(cluster.pfs("sub")).expect("mkdir");
+    write_file(&cluster.base().join("file"), pattern(1, 100));
+    cluster
+}
+
+#[test]
+fn bad_input_pfs_that_is_missing_or_a_file() {
+    let cluster = ground();
+    for (pfs, part) in [("none", "No such file or directory"), ("file", "is a file")] {
+        assert_refused(&cluster, &changed(&cluster, "--pfs", pfs), part);
+    }
+}
+
+#[test]
+fn bad_input_mount_point_that_is_missing_a_file_inside_the_pfs_or_around_it() {
+    let cluster = ground();
+    for (mount, part) in [
+        ("none", "make an empty directory for it"),
+        ("file", "is a file"),
+        ("pfs/sub", "lies inside the PFS"),
+        ("pfs", "are the same directory"),
+        (".", "lies inside the mount point"),
+    ] {
+        assert_refused(&cluster, &changed(&cluster, "--mount", mount), part);
+    }
+}
+
+#[test]
+fn bad_input_state_that_is_a_file_or_inside_the_pfs_or_has_no_parent() {
+    let cluster = ground();
+    for (state, part) in [
+        ("file", "is a file"),
+        ("pfs/sub/state", "lies inside the PFS"),
+        ("none/state", "make that folder first"),
+    ] {
+        assert_refused(&cluster, &changed(&cluster, "--state", state), part);
+    }
+}
+
+#[test]
+fn bad_input_sizes_that_do_not_parse_or_do_not_fit() {
+    let cluster = ground();
+    for (flag, value, part) in [
+        ("--dram", "4 apples", "no known unit"),
+        ("--dram", "", "--dram"),
+        ("--dram", "-1GiB", "--dram"),
+        ("--dram", "0", "the least is"),
+        ("--dram", "900PiB", "memory available"),
+        ("--ssd", "ssd:4 pears", "no known unit"),
+        ("--ssd", "ssd:900PiB", "more than its file system has"),
+        ("--ssd", "none", "make the directory first"),
+        ("--ssd", "pfs/sub", "lies inside the PFS"),
+    ] {
+        assert_refused(&cluster, &changed(&cluster, flag, value), part);
+    }
+}
+
+#[test]
+fn bad_input_unknown_policies_rungs_and_flags() {
+    let cluster = ground();
+    for (flag, value, part) in [
+        ("--policy", "best", "bbos, maxbw"),
+        ("--durability", "disk", "memory, ssd, pfs"),
+        ("--threads", "0", "threads"),
+        ("--frobnicate", "x", "--frobnicate"),
+    ] {
+        assert_refused(&cluster, &changed(&cluster, flag, value), part);
+    }
+    let without_dram: Vec<_> = cluster.up_args()[..7].to_vec();
+    assert_refused(&cluster, &without_dram, "neither --dram");
+}
+
+#[test]
+fn bad_input_configuration_with_unknown_keys_or_values() {
+    let cluster = ground();
+    let config = cluster.base().join("wrong.toml");
+    let args = changed(&cluster, "--config", config.to_str().expect("UTF-8"));
+    for (text, part) in [
+        ("darm = 1\n", "line 1: unknown field `darm`"),
+        ("\n[demotion]\nidel = true\n", "line 3: unknown field `idel`"),
+        ("policy = \"best\"\n", "bbos, maxbw"),
+        ("[[rule]]\npath = \"ckpt/**\"\n", "must start with '/'"),
+        ("dram = \n", "line 1"),
+    ] {
+        fs::write(&config, text).expect("configuration");
+        assert_refused(&cluster, &args, part);
+    }
+    fs::remove_file(&config).expect("remove");
+    assert_refused(&cluster, &args, "No such file or directory");
+}
+
+#[test]
+fn bad_input_state_or_mount_point_of_a_living_instance() {
+    let cluster = Cluster::builder().up();
+    write_file(&cluster.mnt("f"), pattern(2, 100));
+    let before = cluster.mounts();
+    for (flag, value, part) in [
+        ("--mount", "other", "in use by a running instance"),
+        ("--state", "other", "busy: "),
+    ] {
+        fs::create_dir_all(cluster.base().join("other")).expect("mkdir");
+        assert_line(&cluster.cli(&changed(&cluster, flag, value)), part);
+        assert_eq!(cluster.mounts(), before);
+    }
+    assert_line(&cluster.cli(cluster.up_args()), "in use by a running instance");
+    pattern(2, 100).assert_in(&cluster.mnt("f"));
+}
+
+#[test]
+fn bad_input_state_made_for_another_pfs() {
+    let mut cluster = Cluster::builder().lazy().up();
+    write_file(&cluster.mnt("f"), pattern(3, 100));
+    cluster.down(&[]);
+    let other = cluster.base().join("other");
+    fs::create_dir(&other).expect("mkdir");
+    let args = changed(&cluster, "--pfs", other.to_str().expect("UTF-8"));
+    assert_line(&cluster.cli(&args), "was made for the PFS");
+    assert_eq!(fs::read_dir(&other).expect("readable").count(), 0);
+    cluster.start();
+    pattern(3, 100).assert_in(&cluster.mnt("f"));
+}
+
+#[test]
+fn bad_input_tier_left_out_that_holds_undrained_data() {
+    let cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+    write_file(&cluster.mnt("f"), pattern(4, 100));
+    cluster.down(&[]);
+    let mut args = cluster.up_args().to_vec();
+    let at = args.iter().position(|arg| arg == "--ssd").expect("--ssd");
+    args.splice(at..at + 2, ["--dram".into(), "16MiB".into()]);
+    assert_line(&cluster.cli(&args), "in a tier that was not given");
+    assert!(cluster.mounts().iter().all(|line| !line.contains("/mnt ")));
+}
+
+/// Runs `up` in a mount namespace of its own after a shell line has spoilt something there.
+fn spoilt(cluster: &Cluster, line: &str) -> Output {
+    let script = format!("{line} && exec \"$@\"");
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "sh", "-c", &script, "sh"])
+        .arg(program_for_everybody(cluster.base()))
+        .args(cluster.up_args())
+        .current_dir(cluster.base());
+    let output = run_bounded(&mut command, LONG);
+    fs::remove_file(cluster.base().join("forebay")).expect("remove");
+    output
+}
+
+#[test]
+fn bad_input_no_dev_fuse_or_a_read_only_pfs() {
+    if needs_root() {
+        return;
+    }
+    let cluster = ground();
+    let before = snapshot(cluster.base());
+    let output = spoilt(&cluster, "mount -t tmpfs none /dev");
+    assert_line(&output, "/dev/fuse: No such file");
+    let output = spoilt(&cluster, "mount --bind pfs pfs && mount -o remount,ro,bind pfs");
+    assert_line(&output, "read-only");
+    assert!(snapshot(cluster.base()) == before, "something was left");
+}
+
+#[test]
+fn bad_input_no_permission() {
+    if needs_root() {
+        return;
+    }
+    let cluster = ground();
+    let program = program_for_everybody(cluster.base());
+    let as_nobody = |args: &[OsString]| {
+        let mut command = Command::new(&program);
+        command.args(args).current_dir(cluster.base());
+        run_bounded(command.uid(65534).gid(65534), LONG)
+    };
+    let before = snapshot(cluster.base());
+    // The state folder would lie in a folder of root's.
+    assert_line(&as_nobody(cluster.up_args()), "cannot be written");
+    fs::set_permissions(cluster.pfs(""), PermissionsExt::from_mode(0o700)).expect("chmod");
+    assert_line(&as_nobody(cluster.up_args()), "Permission denied");
+    fs::set_permissions(cluster.pfs(""), PermissionsExt::from_mode(0o755)).expect("chmod");
+    assert!(snapshot(cluster.base()) == before, "something was left");
+    assert_eq!(cluster.mounts(), Vec::<String>::new());
+}
+
+#[test]
+fn bad_input_commands_without_a_burst_buffer() {
+    let cluster = ground();
+    for command in ["status", "down", "fsck"] {
+        fs::create_dir_all(cluster.state()).expect("mkdir");
+        assert_line(&cluster.on_state(&[command]), "state");
+    }
+    for command in ["where", "stage-in", "stage-out", "prefetch", "release"] {
+        let output = cluster.cli(&[command.as_ref(), cluster.pfs("sub").as_os_str()]);
+        assert_line(&output, "not in a burst buffer");
+    }
+}

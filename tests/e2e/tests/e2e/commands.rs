@@ -1,1 +1,172 @@
-//! To come.
+//! The commands that show and move files: what they do and their exit codes.
+
+use std::fs;
+
+use forebay_testkit::{Cluster, LONG, pattern, run_bounded, write_file};
+
+#[test]
+fn command_where_knows_applications_and_versions_from_paths_alone() {
+    let cluster = Cluster::builder().up();
+    for (path, application, version) in [
+        ("run/ckpt-000120/rank-3", "run/ckpt-{version}", 120),
+        ("run/chk00020", "run/chk{version}", 20),
+        (
+            "run/epoch=3-step=1200.ckpt",
+            "run/epoch={n}-step={version}.ckpt",
+            1200,
+        ),
+        ("run/restart.0001.h5", "run/restart.{version}.h5", 1),
+        (
+            "run/global_step1200/mp_rank_00.pt",
+            "run/global_step{version}",
+            1200,
+        ),
+    ] {
+        let path = std::path::Path::new(path);
+        fs::create_dir_all(cluster.mnt(path.parent().expect("parent"))).expect("mkdir");
+        write_file(&cluster.mnt(path), pattern(1100, 1000));
+        let entry = cluster.where_is(path);
+        assert_eq!(entry["application"], application);
+        assert_eq!(entry["version"], version, "{entry}");
+        assert_eq!(entry["size_bytes"], 1000);
+        assert_eq!(entry["path"], cluster.mnt(path).to_str().expect("UTF-8"));
+    }
+}
+
+#[test]
+fn command_stage_in_brings_files_in_and_release_lets_them_go() {
+    let cluster = Cluster::builder().lazy().up();
+    fs::create_dir_all(cluster.pfs("d/sub")).expect("mkdir");
+    for (at, name) in ["d/a", "d/sub/b", "d/sub/c"].into_iter().enumerate() {
+        write_file(&cluster.pfs(name), pattern(1110 + at as u64, 100_000));
+    }
+    let output = cluster.on_path(&["stage-in", "--json"], "d").ok();
+    assert_eq!(output.json()["files_done"], 3, "{output:?}");
+    let list = cluster.on_path(&["where", "--json"], "d").ok().json();
+    for (at, name) in ["d/a", "d/sub/b", "d/sub/c"].into_iter().enumerate() {
+        assert_eq!(list[at]["state"], "clean");
+        assert_eq!(list[at]["tiers"], serde_json::json!(["dram", "pfs"]));
+        pattern(1110 + at as u64, 100_000).assert_in(&cluster.mnt(name));
+    }
+    cluster.on_path(&["release"], "d").ok();
+    assert_eq!(cluster.where_state("d/sub/b"), "pfs");
+    assert_eq!(cluster.status()["tiers"][0]["used_bytes"], 0);
+    pattern(1111, 100_000).assert_in(&cluster.mnt("d/sub/b"));
+}
+
+#[test]
+fn command_prefetch_brings_files_to_memory() {
+    let cluster = Cluster::builder().lazy().ssd("64MiB").up();
+    write_file(&cluster.pfs("cold"), pattern(1120, 100_000));
+    let file = fs::File::create(cluster.mnt("flash")).expect("create");
+    pattern(1121, 100_000).write(&file);
+    file.sync_all().expect("fsync");
+    drop(file);
+    cluster.drain("flash");
+    assert_eq!(cluster.where_is("flash")["tiers"][0], "ssd");
+    for name in ["cold", "flash"] {
+        cluster.on_path(&["prefetch"], name).ok();
+        assert_eq!(cluster.where_is(name)["tiers"][0], "dram", "{name}");
+    }
+    pattern(1120, 100_000).assert_in(&cluster.mnt("cold"));
+    pattern(1121, 100_000).assert_in(&cluster.mnt("flash"));
+}
+
+#[test]
+fn command_stage_out_wait_returns_when_all_is_on_the_pfs() {
+    let cluster = Cluster::builder().lazy().up();
+    fs::create_dir_all(cluster.mnt("d/sub")).expect("mkdir");
+    for at in 0..40 {
+        let name = format!("d/{}f{at}", if at % 2 == 0 { "sub/" } else { "" });
+        write_file(&cluster.mnt(&name), pattern(1130 + at, 50_000));
+    }
+    cluster.on_path(&["stage-out", "--wait"], "d").ok();
+    for at in 0..40 {
+        let name = format!("d/{}f{at}", if at % 2 == 0 { "sub/" } else { "" });
+        pattern(1130 + at, 50_000).assert_in(&cluster.pfs(&name));
+    }
+    assert_eq!(cluster.dirty_bytes(), 0);
+    // Named by their path on the PFS, and from a list.
+    write_file(&cluster.mnt("d/late"), pattern(1180, 10));
+    write_file(&cluster.mnt("d/later"), pattern(1181, 10));
+    let late = cluster.pfs("d/late");
+    cluster
+        .cli(&["stage-out".as_ref(), "--wait".as_ref(), late.as_os_str()])
+        .ok();
+    pattern(1180, 10).assert_in(&cluster.pfs("d/late"));
+    let list = cluster.base().join("list");
+    fs::write(&list, format!("{}\n", cluster.mnt("d/later").display())).expect("list");
+    let args = [
+        "stage-out",
+        "--wait",
+        "--from-file",
+        list.to_str().expect("UTF-8"),
+    ];
+    cluster.cli(&args).ok();
+    pattern(1181, 10).assert_in(&cluster.pfs("d/later"));
+}
+
+#[test]
+fn command_exit_codes_tell_complete_fatal_and_partial() {
+    let cluster = Cluster::builder().lazy().up();
+    write_file(&cluster.mnt("f"), pattern(1190, 10));
+    let (there, missing) = (cluster.mnt("f"), cluster.mnt("missing"));
+    for command in ["where", "stage-out", "stage-in"] {
+        let one = [command.as_ref(), there.as_os_str()];
+        cluster.cli(&one).ok();
+        let none = [command.as_ref(), missing.as_os_str()];
+        let output = cluster.cli(&none).expect_code(1);
+        assert!(
+            output.stderr.contains("/missing: No such file"),
+            "{output:?}"
+        );
+        let both = [command.as_ref(), there.as_os_str(), missing.as_os_str()];
+        let output = cluster.cli(&both).expect_code(3);
+        assert!(
+            output.stderr.contains("/missing: No such file"),
+            "{output:?}"
+        );
+    }
+    cluster.cli(&["where", "/"]).expect_code(1);
+    cluster
+        .cli(&["stage-out", "--frobnicate", "/"])
+        .expect_code(1);
+}
+
+#[test]
+fn command_status_shows_tiers_drain_errors_and_applications() {
+    let cluster = Cluster::builder().lazy().ssd("64MiB").up();
+    write_file(&cluster.mnt("ckpt-0007"), pattern(1195, 2 << 20));
+    let status = cluster.status();
+    let names: Vec<_> = status["tiers"]
+        .as_array()
+        .expect("tiers")
+        .iter()
+        .map(|t| &t["name"])
+        .collect();
+    assert_eq!(names, ["dram", "ssd", "pfs"]);
+    assert_eq!(status["tiers"][0]["capacity_bytes"], 64 << 20);
+    assert_eq!(status["tiers"][0]["dirty_bytes"], 2 << 20);
+    assert_eq!(status["drain"]["queued_files"], 1);
+    assert_eq!(status["errors"], serde_json::json!([]));
+    assert_eq!(status["applications"][0]["version"], 7);
+    assert_eq!(status["applications"][0]["resident_bytes"], 2 << 20);
+    cluster.drain("");
+    let status = cluster.status();
+    assert_eq!(status["tiers"][0]["dirty_bytes"], 0);
+    assert_eq!(status["demoted_bytes_total"], 2 << 20);
+    assert!(status["uptime_s"].as_f64() > Some(0.0), "{status}");
+}
+
+#[test]
+fn command_mount_point_is_found_by_df_and_findmnt() {
+    let cluster = Cluster::builder().up();
+    let lines = cluster.mounts();
+    let mount = lines
+        .iter()
+        .find(|line| line.contains("/mnt "))
+        .expect("mounted");
+    assert!(mount.contains(" fuse.forebay "), "{mount}");
+    let mut df = std::process::Command::new("df");
+    run_bounded(df.arg(cluster.mnt("")), LONG).ok();
+}

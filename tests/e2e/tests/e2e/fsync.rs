@@ -1,1 +1,118 @@
-//! To come.
+//! Promise 3: fsync means something.
+
+use std::fs::File;
+use std::io::Write;
+
+use forebay_testkit::{Cluster, needs_root, pattern, write_file};
+
+const LEN: usize = 5_000_000;
+
+/// Writes and fsyncs a file, and leaves it open.
+fn fsynced(cluster: &Cluster, name: &str, id: u64) -> File {
+    let file = File::create(cluster.mnt(name)).expect("create");
+    pattern(id, LEN).write(&file);
+    file.sync_all().expect("fsync");
+    file
+}
+
+#[test]
+fn promise_3_memory_survives_the_daemon() {
+    let builder = || Cluster::builder().lazy().flag("--durability=memory");
+    for builder in [builder(), builder().flag("--no-passthrough")] {
+        let mut cluster = builder.up();
+        let file = fsynced(&cluster, "f", 800);
+        assert!(!cluster.pfs("f").exists());
+        cluster.kill9();
+        drop(file);
+        cluster.start();
+        pattern(800, LEN).assert_in(&cluster.mnt("f"));
+    }
+}
+
+#[test]
+fn promise_3_ssd_survives_the_machine() {
+    if needs_root() {
+        return;
+    }
+    let builder = || Cluster::builder().lazy().ssd("64MiB");
+    for builder in [builder(), builder().flag("--no-passthrough")] {
+        let mut cluster = builder.up();
+        let open = fsynced(&cluster, "open", 810);
+        drop(fsynced(&cluster, "closed", 811));
+        let mut more = fsynced(&cluster, "again", 812);
+        more.write_all(b"second part").expect("write");
+        more.sync_data().expect("fdatasync");
+        cluster.kill9();
+        cluster.lose_memory();
+        drop((open, more));
+        cluster.start();
+        pattern(810, LEN).assert_in(&cluster.mnt("open"));
+        pattern(811, LEN).assert_in(&cluster.mnt("closed"));
+        let found = std::fs::read(cluster.mnt("again")).expect("read");
+        let expected = [pattern(812, LEN).bytes(), b"second part".to_vec()].concat();
+        assert!(found == expected);
+        cluster.drain("");
+        pattern(810, LEN).assert_in(&cluster.pfs("open"));
+    }
+}
+
+#[test]
+fn promise_3_what_was_in_memory_only_and_is_lost_is_reported() {
+    if needs_root() {
+        return;
+    }
+    let mut cluster = Cluster::builder().lazy().ssd("64MiB").up();
+    write_file(&cluster.mnt("never-fsynced"), pattern(815, 1000));
+    assert_eq!(cluster.where_is("never-fsynced")["tiers"][0], "dram");
+    cluster.kill9();
+    cluster.lose_memory();
+    cluster.start();
+    let errors = cluster.status()["errors"].to_string();
+    assert!(errors.contains("/never-fsynced"), "{errors}");
+}
+
+#[test]
+fn promise_3_pfs_is_on_the_pfs_when_fsync_returns() {
+    let builder = || Cluster::builder().lazy().flag("--durability=pfs");
+    for builder in [builder(), builder().flag("--no-passthrough")] {
+        let cluster = builder.up();
+        let mut file = fsynced(&cluster, "f", 820);
+        pattern(820, LEN).assert_in(&cluster.pfs("f"));
+        file.write_all(b"second part").expect("write");
+        file.sync_all().expect("fsync");
+        let expected = [pattern(820, LEN).bytes(), b"second part".to_vec()].concat();
+        assert!(std::fs::read(cluster.pfs("f")).expect("read") == expected);
+        file.write_all(b"third part").expect("write");
+        drop(file);
+        cluster.drain("f");
+        let expected = [expected, b"third part".to_vec()].concat();
+        assert!(std::fs::read(cluster.pfs("f")).expect("read") == expected);
+    }
+}
+
+#[test]
+fn promise_3_the_default_rung_is_ssd_or_without_flash_pfs() {
+    let cluster = Cluster::builder().lazy().up();
+    drop(fsynced(&cluster, "f", 830));
+    pattern(830, LEN).assert_in(&cluster.pfs("f"));
+    let cluster = Cluster::builder().lazy().ssd("64MiB").up();
+    drop(fsynced(&cluster, "f", 831));
+    assert!(!cluster.pfs("f").exists());
+    let tiers = cluster.where_is("f")["tiers"].to_string();
+    assert!(tiers.contains("ssd"), "{tiers}");
+}
+
+#[test]
+fn promise_3_path_rules_choose_the_rung() {
+    let rules = "[[rule]]\npath = \"/safe/**\"\ndurability = \"pfs\"\n";
+    let builder = Cluster::builder().lazy().flag("--durability=memory");
+    let cluster = builder.config(rules).up();
+    std::fs::create_dir(cluster.mnt("safe")).expect("mkdir");
+    let files = [
+        fsynced(&cluster, "f", 840),
+        fsynced(&cluster, "safe/f", 841),
+    ];
+    assert!(!cluster.pfs("f").exists());
+    pattern(841, LEN).assert_in(&cluster.pfs("safe/f"));
+    drop(files);
+}

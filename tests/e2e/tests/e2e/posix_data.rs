@@ -191,7 +191,7 @@ fn promise_2_a_sparse_file_of_a_tebibyte_keeps_its_few_bytes() {
             file.read_exact_at(&mut bytes, FAR).expect("read");
             assert_eq!(&bytes, b"end!!");
             let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(1 << 30));
-            assert!(data.expect("data") >= FAR - (1 << 20), "a hole was filled");
+            assert!(data.expect("data") >= FAR - (8 << 20), "a hole was filled");
             file.seek(SeekFrom::Start(0)).expect("seek");
             file.read_exact(&mut bytes).expect("read");
             assert_eq!(&bytes, b"begin");

@@ -1,1 +1,198 @@
-//! To come.
+//! Promise 8: stopping is safe.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use forebay_testkit::{
+    Cluster, LONG, listing, needs_root, pattern, run_bounded, snapshot, wait_until, write_file,
+};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn promise_8_down_with_drain_leaves_all_on_the_pfs_and_nothing_mounted() {
+    let cluster = Cluster::builder().lazy().ssd("64MiB").up();
+    fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    for at in 0..10 {
+        write_file(&cluster.mnt(format!("d/f{at}")), pattern(1000 + at, MIB));
+    }
+    let output = cluster.down(&["--drain", "--json"]);
+    assert_eq!(output.json()["outcome"], "stopped");
+    assert_eq!(output.json()["undrained_bytes"], 0);
+    for at in 0..10 {
+        pattern(1000 + at, MIB).assert_in(&cluster.pfs(format!("d/f{at}")));
+    }
+    assert_eq!(listing(&cluster.pfs("")), ["d"]);
+    assert_eq!(cluster.mounts(), Vec::<String>::new());
+}
+
+#[test]
+fn promise_8_down_without_drain_says_what_is_left_and_the_next_up_drains_it() {
+    let mut cluster = Cluster::builder()
+        .ssd("64MiB")
+        .config("[demotion]\nidle_after = \"2s\"")
+        .up();
+    write_file(&cluster.mnt("f"), pattern(1010, 3 * MIB));
+    let output = cluster.down(&[]);
+    assert!(output.stdout.contains("not yet on the PFS"), "{output:?}");
+    assert!(!cluster.pfs("f").exists());
+    cluster.start();
+    cluster.wait_state("f", "clean");
+    pattern(1010, 3 * MIB).assert_in(&cluster.pfs("f"));
+}
+
+#[test]
+fn promise_8_down_says_what_is_left_of_files_that_are_still_open() {
+    let mut cluster = Cluster::builder().lazy().up();
+    let file = File::create(cluster.mnt("f")).expect("create");
+    pattern(1015, 3 * MIB).write(&file);
+    let output = cluster.down(&[]);
+    drop(file);
+    assert!(output.stdout.contains("not yet on the PFS"), "{output:?}");
+    cluster.start();
+    pattern(1015, 3 * MIB).assert_in(&cluster.mnt("f"));
+}
+
+#[test]
+fn promise_8_kill_9_loses_nothing_that_was_closed_or_fsynced() {
+    let builder = || Cluster::builder().lazy().flag("--durability=memory");
+    for builder in [builder(), builder().flag("--no-passthrough")] {
+        let mut cluster = builder.up();
+        for at in 0..20 {
+            write_file(&cluster.mnt(format!("f{at}")), pattern(1020 + at, 300_000));
+        }
+        let open = File::create(cluster.mnt("open")).expect("create");
+        pattern(1040, 2 * MIB).write(&open);
+        open.sync_all().expect("fsync");
+        cluster.kill9();
+        drop(open);
+        cluster.start();
+        for at in 0..20 {
+            pattern(1020 + at, 300_000).assert_in(&cluster.mnt(format!("f{at}")));
+        }
+        pattern(1040, 2 * MIB).assert_in(&cluster.mnt("open"));
+        cluster.down(&["--drain"]);
+        for at in 0..20 {
+            pattern(1020 + at, 300_000).assert_in(&cluster.pfs(format!("f{at}")));
+        }
+        pattern(1040, 2 * MIB).assert_in(&cluster.pfs("open"));
+    }
+}
+
+#[test]
+fn promise_8_the_next_up_finds_the_whole_tree_again() {
+    let mut cluster = Cluster::builder().lazy().up();
+    fs::create_dir_all(cluster.mnt("a/b")).expect("mkdir");
+    for (at, name) in ["a/one", "a/two", "a/b/three", "a/gone", "old"]
+        .iter()
+        .enumerate()
+    {
+        write_file(&cluster.mnt(name), pattern(1050 + at as u64, 7000));
+    }
+    cluster.drain("a/two");
+    fs::rename(cluster.mnt("old"), cluster.mnt("a/b/new")).expect("rename");
+    fs::rename(cluster.mnt("a/two"), cluster.mnt("two")).expect("rename");
+    fs::rename(cluster.mnt("a/b"), cluster.mnt("c")).expect("rename");
+    fs::hard_link(cluster.mnt("a/one"), cluster.mnt("c/too")).expect("link");
+    fs::remove_file(cluster.mnt("a/gone")).expect("unlink");
+    fs::set_permissions(cluster.mnt("a/one"), PermissionsExt::from_mode(0o600)).expect("chmod");
+    setxattr(cluster.mnt("c/new"), "user.x", b"y", XattrFlags::empty()).expect("setxattr");
+    let before = snapshot(&cluster.mnt(""));
+    cluster.restart();
+    assert_eq!(snapshot(&cluster.mnt("")), before);
+    let mut value = [0; 8];
+    let len = getxattr(cluster.mnt("c/new"), "user.x", &mut value).expect("getxattr");
+    assert_eq!(&value[..len], b"y");
+    cluster.down(&["--drain"]);
+    assert_eq!(snapshot(&cluster.pfs("")), before);
+    cluster.start();
+    assert_eq!(snapshot(&cluster.mnt("")), before);
+}
+
+#[test]
+fn promise_8_a_drain_under_way_when_it_was_killed_is_finished() {
+    let mut cluster = Cluster::builder().eager().up();
+    let content = pattern(1060, 48 * MIB);
+    write_file(&cluster.mnt("f"), content);
+    wait_until("a copy is under way", || {
+        !listing(&cluster.pfs("")).is_empty()
+    });
+    cluster.restart();
+    cluster.wait_state("f", "clean");
+    content.assert_in(&cluster.pfs("f"));
+    assert_eq!(listing(&cluster.pfs("")), ["f"]);
+}
+
+#[test]
+fn promise_8_down_keeps_its_deadline_names_what_is_left_and_goes_on() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().eager().loop_pfs(64 << 20).up();
+    let ballast = cluster.loop_fs().fill(1 << 20);
+    write_file(&cluster.mnt("f"), pattern(1070, 8 * MIB));
+    let flags = ["down", "--drain", "--timeout", "1s", "--json"];
+    let output = cluster.on_state(&flags).expect_code(4);
+    assert!(
+        output.stderr.contains("left: ") && output.stderr.contains("/f\n"),
+        "{output:?}"
+    );
+    assert_eq!(output.json()["outcome"], "timed-out");
+    pattern(1070, 8 * MIB).assert_in(&cluster.mnt("f"));
+    assert_eq!(cluster.ended(), None);
+    fs::remove_file(ballast).expect("remove");
+    cluster.down(&["--drain", "--timeout", "60s"]);
+    pattern(1070, 8 * MIB).assert_in(&cluster.pfs("f"));
+}
+
+#[test]
+fn promise_8_down_does_not_wait_for_programs_that_use_the_mount() {
+    let mut cluster = Cluster::builder().lazy().up();
+    write_file(&cluster.mnt("f"), pattern(1080, 1000));
+    let open = File::open(cluster.mnt("f")).expect("open");
+    let mut sleeper = Command::new("sleep")
+        .arg("60")
+        .current_dir(cluster.mnt(""))
+        .spawn()
+        .expect("sleep");
+    cluster.down(&[]);
+    let gone = cluster.mounts().iter().all(|line| !line.contains("/mnt "));
+    sleeper.kill().expect("kill");
+    sleeper.wait().expect("wait");
+    drop(open);
+    assert!(gone, "still mounted: {:?}", cluster.mounts());
+    cluster.start();
+    pattern(1080, 1000).assert_in(&cluster.mnt("f"));
+}
+
+#[test]
+fn promise_8_an_unmount_from_outside_ends_it_in_order() {
+    if needs_root() {
+        return;
+    }
+    let mut cluster = Cluster::builder().lazy().ssd("64MiB").up();
+    write_file(&cluster.mnt("f"), pattern(1090, 100_000));
+    run_bounded(Command::new("umount").arg(cluster.mnt("")), LONG).ok();
+    assert_eq!(cluster.wait_ended(), 0);
+    cluster.start();
+    pattern(1090, 100_000).assert_in(&cluster.mnt("f"));
+    cluster.down(&["--drain"]);
+    pattern(1090, 100_000).assert_in(&cluster.pfs("f"));
+}
+
+#[test]
+fn promise_8_a_detached_one_is_stopped_the_same_way() {
+    let cluster = Cluster::builder().eager().prepare();
+    let mut args = cluster.up_args().to_vec();
+    args.push("--detach".into());
+    cluster.cli(&args).ok();
+    write_file(&cluster.mnt("f"), pattern(1095, 1000));
+    assert!(cluster.state().join("forebay.pid").exists());
+    assert!(cluster.state().join("forebay.log").exists());
+    cluster.on_state(&["down", "--drain"]).ok();
+    pattern(1095, 1000).assert_in(&cluster.pfs("f"));
+    assert!(!cluster.state().join("forebay.pid").exists());
+    assert_eq!(cluster.mounts(), Vec::<String>::new());
+}

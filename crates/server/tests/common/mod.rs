@@ -1,0 +1,277 @@
+//! A burst buffer on temporary directories, and questions to it.
+
+#![allow(dead_code)] // every test binary uses a part of it
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_client::Client;
+use forebay_server::{Instance, Settings, SsdSetting};
+use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags};
+use forebay_wire::control::{
+    Control, ControlResponse, JobProgress, Movement, StatusBits, WhereEntry,
+};
+use forebay_wire::{Connection, InMemory, Peer, Request, Response};
+
+/// Nothing that is waited for takes longer than this on a machine that is merely slow.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Directories of one instance: `pfs`, `state`, `ssd0`, `ssd1`.
+pub struct Scratch {
+    dir: tempfile::TempDir,
+}
+
+impl Scratch {
+    /// Fresh, empty directories.
+    pub fn new() -> Scratch {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        make_dirs(dir.path());
+        Scratch { dir }
+    }
+
+    /// The directory that holds them.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The slow file system.
+    pub fn pfs(&self) -> PathBuf {
+        self.path().join("pfs")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A test that failed may have left the memory tier mounted.
+        let dram = self.path().join("state/dram");
+        drop(rustix::mount::unmount(
+            &dram,
+            rustix::mount::UnmountFlags::DETACH,
+        ));
+    }
+}
+
+/// Makes the directories of an instance below `dir`.
+pub fn make_dirs(dir: &Path) {
+    for name in ["pfs", "state", "ssd0", "ssd1"] {
+        std::fs::create_dir_all(dir.join(name)).expect("directory");
+    }
+}
+
+/// Two small flash tiers, a short idle time, short waits.
+pub fn settings(dir: &Path, ssd_bytes: u64) -> Settings {
+    let mut settings = Settings::new(dir.join("pfs"), dir.join("mnt"), dir.join("state"));
+    settings.ssd = ["ssd0", "ssd1"]
+        .map(|name| SsdSetting {
+            dir: dir.join(name),
+            capacity_bytes: Some(ssd_bytes),
+        })
+        .to_vec();
+    settings.demotion.idle_after = Duration::from_millis(10);
+    settings.demotion.retry_after = Duration::from_millis(20);
+    settings.wait_for_space = Duration::from_millis(100);
+    settings
+}
+
+/// The user who runs the test.
+pub fn me() -> Cred {
+    Cred {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        pid: 0,
+    }
+}
+
+/// A running instance with its client.
+pub struct Running {
+    /// The server.
+    pub instance: Arc<Instance>,
+    /// The client.
+    pub client: Client,
+}
+
+impl Running {
+    /// Starts one; with `descriptors`, files may be opened in passthrough.
+    pub fn start(settings: &Settings, descriptors: bool) -> Running {
+        let instance = Instance::start(settings.clone()).unwrap_or_else(|e| panic!("start: {e}"));
+        let client = Client::new(Arc::new(InMemory::mount(instance.service())));
+        client.accept_descriptors(descriptors);
+        Running { instance, client }
+    }
+
+    /// Asks what the command line asks.
+    pub fn control(&self, control: Control) -> Result<ControlResponse, Errno> {
+        let connection = InMemory::mount(self.instance.service());
+        match connection
+            .call(Request::Control(control), &[], &mut [])?
+            .response
+        {
+            Response::Control(answer) => Ok(answer),
+            other => panic!("unexpected answer: {other:?}"),
+        }
+    }
+
+    /// Everything `forebay status` shows.
+    pub fn status(&self) -> StatusBits {
+        match self.control(Control::Status) {
+            Ok(ControlResponse::Status(status)) => *status,
+            other => panic!("status: {other:?}"),
+        }
+    }
+
+    /// Residency of all files below `path`.
+    pub fn residency(&self, path: &[u8]) -> Vec<WhereEntry> {
+        let mut all = Vec::new();
+        let mut after = None;
+        loop {
+            let paths = vec![path.to_vec()];
+            match self.control(Control::Where { paths, after }) {
+                Ok(ControlResponse::Where {
+                    files, more_after, ..
+                }) => {
+                    all.extend(files);
+                    after = more_after;
+                }
+                other => panic!("where: {other:?}"),
+            }
+            if after.is_none() {
+                return all;
+            }
+        }
+    }
+
+    /// Orders a movement and waits for its end.
+    pub fn move_files(&self, movement: Movement, path: &[u8]) -> JobProgress {
+        let paths = vec![path.to_vec()];
+        let id = match self.control(Control::Start { movement, paths }) {
+            Ok(ControlResponse::Started { id }) => id,
+            other => panic!("start of {movement:?}: {other:?}"),
+        };
+        let started = Instant::now();
+        loop {
+            match self.control(Control::Job { id }) {
+                Ok(ControlResponse::Job(job)) if job.finished => return job,
+                Ok(ControlResponse::Job(job)) => {
+                    assert!(started.elapsed() < PATIENCE, "{movement:?} hangs: {job:?}");
+                }
+                other => panic!("job: {other:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until the idle drain has demoted every file whose path `skip` does not name.
+    pub fn wait_clean(&self, skip: &dyn Fn(&[u8]) -> bool) {
+        let started = Instant::now();
+        loop {
+            let dirty = self.residency(b"").into_iter().find(|entry| {
+                !matches!(entry.state.as_str(), "clean" | "pfs") && !skip(&entry.path)
+            });
+            let Some(entry) = dirty else {
+                return;
+            };
+            let waited = started.elapsed();
+            assert!(
+                waited < PATIENCE,
+                "not demoted after {waited:?}: {entry:?}, {:?}",
+                self.status()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Drains as `forebay down` does and checks the books: nothing undrained, nothing set aside.
+    pub fn drain(&self) {
+        let order = Control::Shutdown {
+            drain: true,
+            timeout_ms: PATIENCE.as_millis() as u64,
+        };
+        self.control(order).expect("shutdown");
+        let reason = self.instance.wait_stop();
+        assert_eq!(reason, forebay_server::StopReason::Drained);
+        let status = self.status();
+        assert_eq!(status.dirty_bytes, 0, "{status:?}");
+        for tier in &status.tiers {
+            assert_eq!((tier.dirty_bytes, tier.reserved_bytes), (0, 0), "{tier:?}");
+        }
+    }
+
+    /// Looks a path up, component by component, without keeping references.
+    pub fn find(&self, path: &[u8]) -> Result<Attr, Errno> {
+        let mut found = self.client.getattr(Ino::ROOT, None)?;
+        let mut held = Vec::new();
+        let mut result = Ok(());
+        for part in path.split(|&b| b == b'/').filter(|p| !p.is_empty()) {
+            match self.client.lookup(found.ino, part) {
+                Ok(attr) => found = attr,
+                Err(errno) => {
+                    result = Err(errno);
+                    break;
+                }
+            }
+            held.push((found.ino, 1));
+        }
+        self.client.forget(held);
+        result.map(|()| found)
+    }
+
+    /// Creates a file in the root and opens it for reading and writing.
+    pub fn create(&self, name: &[u8]) -> Result<(Attr, Handle), Errno> {
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (attr, open) = self.client.create(Ino::ROOT, name, 0o644, flags, me())?;
+        Ok((attr, open.opened.handle))
+    }
+
+    /// Writes by requests, waiting for space where needed.
+    pub fn write(&self, handle: Handle, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        match self.client.write(handle, offset, data, false, true)? {
+            forebay_client::Progress::Done(n) => assert_eq!(n, data.len()),
+            forebay_client::Progress::WouldWait => panic!("a write that may wait did not"),
+        }
+        Ok(())
+    }
+
+    /// Creates a file in the root with this content and closes it.
+    pub fn put(&self, name: &[u8], data: &[u8]) -> Attr {
+        let (attr, handle) = self.create(name).expect("create");
+        self.write(handle, 0, data).expect("write");
+        self.client.release(handle).expect("close");
+        attr
+    }
+
+    /// The content of a file, read by requests.
+    pub fn read_all(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        let (dir, name) = match path.iter().rposition(|&b| b == b'/') {
+            Some(at) => (self.find(&path[..at])?.ino, &path[at + 1..]),
+            None => (Ino::ROOT, path),
+        };
+        let attr = self.client.lookup(dir, name)?;
+        let flags = OpenFlags(libc::O_RDONLY as u32);
+        let handle = self.client.open(attr.ino, flags, me())?.opened.handle;
+        let mut data = vec![0; attr.size as usize];
+        let mut at = 0;
+        while at < data.len() {
+            let end = data.len().min(at + (1 << 20));
+            let n = self.client.read(handle, at as u64, &mut data[at..end])?;
+            if n == 0 {
+                break;
+            }
+            at += n;
+        }
+        data.truncate(at);
+        self.client.release(handle)?;
+        self.client.forget(vec![(attr.ino, 1)]);
+        Ok(data)
+    }
+}
+
+/// A number from the environment.
+pub fn from_env(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// `FOREBAY_SEED`, or a new one.
+pub fn base_seed() -> u64 {
+    from_env("FOREBAY_SEED").unwrap_or_else(|| rand::random::<u32>().into())
+}
