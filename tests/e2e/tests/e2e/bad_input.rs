@@ -37,7 +37,10 @@ fn assert_refused(cluster: &Cluster, args: &[OsString], part: &str) {
     let (before, mounts) = (snapshot(cluster.base()), cluster.mounts());
     assert_line(&cluster.cli(args), part);
     assert_line(&cluster.cli(&[args, &["--detach".into()]].concat()), part);
-    assert!(snapshot(cluster.base()) == before, "{part}: something was left");
+    assert!(
+        snapshot(cluster.base()) == before,
+        "{part}: something was left"
+    );
     assert_eq!(cluster.mounts(), mounts, "{part}");
 }
 
@@ -123,7 +126,10 @@ fn bad_input_configuration_with_unknown_keys_or_values() {
     let args = changed(&cluster, "--config", config.to_str().expect("UTF-8"));
     for (text, part) in [
         ("darm = 1\n", "line 1: unknown field `darm`"),
-        ("\n[demotion]\nidel = true\n", "line 3: unknown field `idel`"),
+        (
+            "\n[demotion]\nidel = true\n",
+            "line 3: unknown field `idel`",
+        ),
         ("policy = \"best\"\n", "bbos, maxbw"),
         ("[[rule]]\npath = \"ckpt/**\"\n", "must start with '/'"),
         ("dram = \n", "line 1"),
@@ -148,7 +154,10 @@ fn bad_input_state_or_mount_point_of_a_living_instance() {
         assert_line(&cluster.cli(&changed(&cluster, flag, value)), part);
         assert_eq!(cluster.mounts(), before);
     }
-    assert_line(&cluster.cli(cluster.up_args()), "in use by a running instance");
+    assert_line(
+        &cluster.cli(cluster.up_args()),
+        "in use by a running instance",
+    );
     pattern(2, 100).assert_in(&cluster.mnt("f"));
 }
 
@@ -201,7 +210,10 @@ fn bad_input_no_dev_fuse_or_a_read_only_pfs() {
     let before = snapshot(cluster.base());
     let output = spoilt(&cluster, "mount -t tmpfs none /dev");
     assert_line(&output, "/dev/fuse: No such file");
-    let output = spoilt(&cluster, "mount --bind pfs pfs && mount -o remount,ro,bind pfs");
+    let output = spoilt(
+        &cluster,
+        "mount --bind pfs pfs && mount -o remount,ro,bind pfs",
+    );
     assert_line(&output, "read-only");
     assert!(snapshot(cluster.base()) == before, "something was left");
 }

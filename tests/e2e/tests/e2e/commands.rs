@@ -170,3 +170,26 @@ fn command_mount_point_is_found_by_df_and_findmnt() {
     let mut df = std::process::Command::new("df");
     run_bounded(df.arg(cluster.mnt("")), LONG).ok();
 }
+
+#[test]
+fn command_status_can_be_asked_all_the_time_under_load() {
+    let cluster = Cluster::builder().dram("32MiB").eager().up();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Acquire) {
+                    cluster.status();
+                }
+            });
+        }
+        for at in 0..1500_u64 {
+            let path = cluster.mnt(format!("f{}", at % 40));
+            write_file(&path, pattern(at, 60_000));
+            if at % 3 == 0 {
+                fs::remove_file(path).expect("unlink");
+            }
+        }
+        done.store(true, std::sync::atomic::Ordering::Release);
+    });
+}

@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, Pattern, Seed, all_files, listing, needs_root, pattern, run_bounded,
-    wait_until, write_file,
+    Cluster, Output, Pattern, Seed, all_files, listing, needs_root, pattern, wait_until, write_file,
 };
 use rand::Rng;
 
@@ -19,28 +18,38 @@ const MIB: usize = 1 << 20;
 fn fault_01_a_killed_program_harms_only_what_it_wrote() {
     let mut cluster = Cluster::builder().lazy().flag("--durability=memory").up();
     write_file(&cluster.mnt("other"), pattern(1200, MIB));
-    let line = "head -c 1000000 /dev/zero > synced && sync synced && cat /dev/zero > endless";
+    let line = "head -c 1000000 /dev/zero > synced && sync synced && exec cat /dev/zero > endless";
     let mut writer = Command::new("sh")
-        .args(["-c", &format!("exec sh -c '{line} & echo $! > ../pid; wait'")])
+        .args(["-c", line])
         .current_dir(cluster.mnt(""))
         .spawn()
         .expect("sh");
     wait_until("the program is in the midst of writing", || {
         fs::metadata(cluster.mnt("endless")).is_ok_and(|meta| meta.len() > 1 << 20)
     });
-    let parent = fs::read_to_string(cluster.base().join("pid")).expect("pid");
-    // The subshell, then its child that writes.
-    run_bounded(Command::new("pkill").args(["-9", "-P", parent.trim()]), LONG).ok();
-    run_bounded(Command::new("kill").args(["-9", parent.trim()]), LONG);
+    writer.kill().expect("kill");
     writer.wait().expect("wait");
-    assert_eq!(fs::metadata(cluster.mnt("synced")).expect("metadata").len(), 1_000_000);
+    assert_eq!(
+        fs::metadata(cluster.mnt("synced")).expect("metadata").len(),
+        1_000_000
+    );
     pattern(1200, MIB).assert_in(&cluster.mnt("other"));
     // What it has written of the other is a file as any.
-    let len = fs::metadata(cluster.mnt("endless")).expect("metadata").len();
+    let len = fs::metadata(cluster.mnt("endless"))
+        .expect("metadata")
+        .len();
     cluster.restart();
     cluster.drain("");
-    assert_eq!(fs::metadata(cluster.pfs("endless")).expect("metadata").len(), len);
-    assert_eq!(fs::metadata(cluster.pfs("synced")).expect("metadata").len(), 1_000_000);
+    assert_eq!(
+        fs::metadata(cluster.pfs("endless"))
+            .expect("metadata")
+            .len(),
+        len
+    );
+    assert_eq!(
+        fs::metadata(cluster.pfs("synced")).expect("metadata").len(),
+        1_000_000
+    );
     pattern(1200, MIB).assert_in(&cluster.pfs("other"));
 }
 
@@ -49,7 +58,10 @@ fn load(cluster: &Cluster, writer: u64) -> Vec<(String, Pattern)> {
     let mut done = Vec::new();
     for at in 0.. {
         let name = format!("w{writer}-{}", at % 12);
-        let content = pattern(writer * 1_000_000 + at, 100_000 + (at as usize % 7) * 150_000);
+        let content = pattern(
+            writer * 1_000_000 + at,
+            100_000 + (at as usize % 7) * 150_000,
+        );
         let written = (|| -> std::io::Result<()> {
             let temporary = cluster.mnt(format!("{name}.tmp"));
             fs::write(&temporary, content.bytes())?;
@@ -73,10 +85,14 @@ fn fault_04_kill_9_at_random_times_under_load_loses_nothing_that_was_closed() {
         let after_ms = rng.random_range(20..600);
         let done: Vec<_> = std::thread::scope(|scope| {
             let cluster = &cluster;
-            let writers = [0, 1].map(|writer| scope.spawn(move || load(cluster, 10 * round + writer)));
+            let writers =
+                [0, 1].map(|writer| scope.spawn(move || load(cluster, 10 * round + writer)));
             std::thread::sleep(Duration::from_millis(after_ms));
             cluster.kill9();
-            writers.into_iter().flat_map(|w| w.join().expect("writer")).collect()
+            writers
+                .into_iter()
+                .flat_map(|w| w.join().expect("writer"))
+                .collect()
         });
         cluster.start();
         for (name, content) in &done {
@@ -84,31 +100,47 @@ fn fault_04_kill_9_at_random_times_under_load_loses_nothing_that_was_closed() {
             // content is there, which cannot be told from here: only what is whole is looked for.
             let found = content.difference(&cluster.mnt(name));
             let newer = fs::read(cluster.mnt(name)).is_ok_and(|bytes| is_whole(&bytes));
-            assert!(found.is_none() || newer, "round {round}, {after_ms} ms: {found:?}");
+            assert!(
+                found.is_none() || newer,
+                "round {round}, {after_ms} ms: {found:?}"
+            );
         }
         for path in all_files(&cluster.pfs("")) {
             let temporary = path.to_string_lossy().contains("/.forebay-");
             let bytes = fs::read(&path).unwrap_or_default();
             let unfinished = path.extension().is_some_and(|e| e == "tmp") || bytes.is_empty();
             let name = path.display();
-            assert!(temporary || unfinished || is_whole(&bytes), "{name} is not whole on the PFS");
+            assert!(
+                temporary || unfinished || is_whole(&bytes),
+                "{name} is not whole on the PFS"
+            );
         }
     }
     cluster.down(&["--drain", "--timeout", "50s"]);
     cluster.start();
     let names = listing(&cluster.pfs(""));
-    assert!(names.iter().all(|n| !n.to_string_lossy().starts_with(".forebay")), "{names:?}");
+    assert!(
+        names
+            .iter()
+            .all(|n| !n.to_string_lossy().starts_with(".forebay")),
+        "{names:?}"
+    );
 }
 
 /// Whether bytes are one of the contents of `load`, whichever it is.
 fn is_whole(bytes: &[u8]) -> bool {
     let lens = (0..7).map(|n| 100_000 + n * 150_000);
-    let (Some(first), true) = (bytes.first_chunk::<8>(), lens.into_iter().any(|l| l == bytes.len())) else {
+    let (Some(first), true) = (
+        bytes.first_chunk::<8>(),
+        lens.into_iter().any(|l| l == bytes.len()),
+    ) else {
         return false;
     };
     // The first word tells which content it is.
     let inverse = 0xf1de_83e1_9937_733d_u64;
-    let id = u64::from_le_bytes(*first).wrapping_mul(inverse).rotate_right(40);
+    let id = u64::from_le_bytes(*first)
+        .wrapping_mul(inverse)
+        .rotate_right(40);
     pattern(id, bytes.len()).bytes() == bytes
 }
 
@@ -142,7 +174,10 @@ fn fault_18_kill_9_during_a_demotion_leaves_the_old_file_or_the_new_one() {
 /// A burst buffer that is down, with clean and dirty files on flash; the objects of two of them.
 fn at_rest(names: [&str; 2]) -> (Cluster, [PathBuf; 2]) {
     let cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
-    for (at, name) in ["clean-a", "clean-b", "dirty-a", "dirty-b"].iter().enumerate() {
+    for (at, name) in ["clean-a", "clean-b", "dirty-a", "dirty-b"]
+        .iter()
+        .enumerate()
+    {
         write_file(&cluster.mnt(name), pattern(1400 + at as u64, 300_000));
     }
     cluster.drain("clean-a");
@@ -150,7 +185,10 @@ fn at_rest(names: [&str; 2]) -> (Cluster, [PathBuf; 2]) {
     let objects = names.map(|name| {
         let expected = fs::read(cluster.mnt(name)).expect("read");
         let is_it = |path: &PathBuf| fs::read(path).is_ok_and(|bytes| bytes == expected);
-        all_files(&cluster.ssd()).into_iter().find(is_it).expect("its object")
+        all_files(&cluster.ssd())
+            .into_iter()
+            .find(is_it)
+            .expect("its object")
     });
     cluster.down(&[]);
     (cluster, objects)
@@ -218,7 +256,9 @@ fn fault_16_a_full_pfs_loses_nothing_and_the_drain_resumes() {
     for at in 0..8 {
         write_file(&cluster.mnt(format!("f{at}")), pattern(1500 + at, 3 * MIB));
     }
-    wait_until("the PFS is full", || cluster.status()["errors"].to_string().contains("ENOSPC"));
+    wait_until("the PFS is full", || {
+        cluster.status()["errors"].to_string().contains("ENOSPC")
+    });
     for at in 0..8 {
         let name = format!("f{at}");
         pattern(1500 + at, 3 * MIB).assert_in(&cluster.mnt(&name));
@@ -237,7 +277,11 @@ fn fault_17_a_pfs_that_dies_takes_nothing_with_it() {
     if needs_root() {
         return;
     }
-    let mut cluster = Cluster::builder().ssd("64MiB").lazy().loop_pfs(64 << 20).up();
+    let mut cluster = Cluster::builder()
+        .ssd("64MiB")
+        .lazy()
+        .loop_pfs(64 << 20)
+        .up();
     write_file(&cluster.mnt("before"), pattern(1600, MIB));
     cluster.loop_fs().shut_down();
     let output = cluster.on_path(&["stage-out", "--wait"], "before");
@@ -260,7 +304,10 @@ fn fault_19_files_renamed_and_unlinked_while_they_drain_do_not_come_back() {
     fs::create_dir(cluster.mnt("d")).expect("mkdir");
     for round in 0..6_u64 {
         for (at, name) in ["moves", "goes", "stays"].iter().enumerate() {
-            write_file(&cluster.mnt(name), pattern(1700 + 3 * round + at as u64, 6 * MIB));
+            write_file(
+                &cluster.mnt(name),
+                pattern(1700 + 3 * round + at as u64, 6 * MIB),
+            );
         }
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -1,0 +1,319 @@
+//! One run: an instance, the reference beside it, open handles, the record of what was done.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_server::Settings;
+use forebay_types::{Attr, Cred, Errno, FileKind, Handle, Ino, OpenFlags};
+use forebay_wire::{Descriptor, OpenMode};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::common::{Running, Scratch, me, settings};
+use crate::reference::{Id, Place, Tree};
+
+/// Most operations that are shown when a run fails.
+const SHOWN_MAX: usize = 60;
+/// Most open handles.
+pub const HANDLES_MAX: usize = 6;
+/// Largest file, bytes.
+pub const FILE_BYTES_MAX: usize = 4 << 20;
+/// All files together, bytes.
+pub const TOTAL_BYTES_MAX: usize = 30 << 20;
+
+/// An open file, as the kernel holds it.
+pub struct Open {
+    /// What it is in the reference.
+    pub id: Id,
+    /// Its id in the mount; a reference is held on it.
+    pub ino: Ino,
+    /// The handle.
+    pub handle: Handle,
+    /// open(2)'s flags.
+    pub flags: OpenFlags,
+    /// The object as the kernel has opened it for itself.
+    pub unseen: Option<(File, Arc<dyn Descriptor>)>,
+}
+
+/// How a run is set up.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Capacity of each flash tier, bytes.
+    pub ssd_bytes: u64,
+    /// Capacity of the memory tier, bytes.
+    pub dram_bytes: Option<u64>,
+    /// Opens may be passthrough.
+    pub descriptors: bool,
+    /// Quiet time before the drain starts.
+    pub idle_after: Duration,
+    /// How long writes wait for space.
+    pub wait_for_space: Duration,
+}
+
+impl Shape {
+    fn random(rng: &mut StdRng) -> Shape {
+        let small = rng.random_bool(0.6);
+        let root = me().uid == 0;
+        Shape {
+            ssd_bytes: if small { 8 << 20 } else { 64 << 20 },
+            dram_bytes: (root && rng.random_bool(0.4)).then_some(8 << 20),
+            descriptors: rng.random_bool(0.5),
+            idle_after: Duration::from_millis(rng.random_range(5..20)),
+            wait_for_space: Duration::from_millis(rng.random_range(50..200)),
+        }
+    }
+
+    fn settings(&self, scratch: &Scratch) -> Settings {
+        let mut settings = settings(scratch.path(), self.ssd_bytes);
+        settings.dram_bytes = self.dram_bytes;
+        settings.demotion.idle_after = self.idle_after;
+        settings.wait_for_space = self.wait_for_space;
+        settings
+    }
+}
+
+/// A run.
+pub struct World {
+    /// The directories.
+    pub scratch: Scratch,
+    /// The server; `None` between a stop and the next start.
+    running: Option<Running>,
+    /// What should be.
+    pub tree: Tree,
+    /// The source of all choices.
+    pub rng: StdRng,
+    /// Open files.
+    pub opens: Vec<Open>,
+    /// References of the kernel that were not dropped yet.
+    pub held: Vec<(Ino, u64)>,
+    /// Whether the file system below has user attributes.
+    pub xattrs: bool,
+    /// Who asks.
+    pub cred: Cred,
+    settings: Settings,
+    shape: Shape,
+    seed: u64,
+    steps: u64,
+    log: VecDeque<String>,
+}
+
+impl World {
+    /// A fresh instance, shaped by the seed.
+    pub fn new(seed: u64) -> World {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let scratch = Scratch::new();
+        let shape = Shape::random(&mut rng);
+        let settings = shape.settings(&scratch);
+        let running = Running::start(&settings, shape.descriptors);
+        let root = me();
+        let mut tree = Tree::new();
+        tree.get_mut(crate::reference::ROOT).perm = mode_of(&scratch.pfs());
+        let probe = rustix::fs::setxattr(
+            scratch.pfs(),
+            "user.probe",
+            b"1",
+            rustix::fs::XattrFlags::empty(),
+        );
+        if probe.is_ok() {
+            rustix::fs::removexattr(scratch.pfs(), "user.probe").expect("removexattr");
+        }
+        World {
+            scratch,
+            running: Some(running),
+            tree,
+            rng,
+            opens: Vec::new(),
+            held: Vec::new(),
+            xattrs: probe.is_ok(),
+            cred: root,
+            settings,
+            shape,
+            seed,
+            steps: 0,
+            log: VecDeque::new(),
+        }
+    }
+
+    /// The server.
+    pub fn server(&self) -> &Running {
+        self.running.as_ref().expect("a running server")
+    }
+
+    /// Notes an operation for the record that a failure shows.
+    pub fn note(&mut self, what: String) {
+        self.steps += 1;
+        if std::env::var_os("FOREBAY_MODEL_TRACE").is_some() {
+            eprintln!("{:6} {what}", self.steps);
+        }
+        self.log.push_back(format!("{:6} {what}", self.steps));
+        if self.log.len() > SHOWN_MAX {
+            self.log.pop_front();
+        }
+    }
+
+    /// Stops and starts the server on the same state. All handles are closed before.
+    pub fn restart(&mut self) {
+        self.note("restart".into());
+        self.close_all();
+        self.held.clear();
+        if let Some(running) = self.running.take() {
+            running.instance.stop();
+        }
+        self.running = Some(Running::start(&self.settings, self.shape.descriptors));
+    }
+
+    /// Stops the server for good.
+    pub fn stop(&mut self) {
+        if let Some(running) = self.running.take() {
+            let left = running.instance.stop();
+            assert_eq!(left.undrained_files, 0, "{left:?}");
+        }
+    }
+
+    /// Walks to a directory as the kernel does, by lookups.
+    pub fn walk(&mut self, path: &[Vec<u8>]) -> Ino {
+        let mut at = Ino::ROOT;
+        for part in path {
+            let found = self.server().client.lookup(at, part);
+            let found = found.unwrap_or_else(|e| panic!("lookup of {}: {e:?}", show(path)));
+            assert_eq!(found.kind, FileKind::Directory, "{}", show(path));
+            self.held.push((found.ino, 1));
+            at = found.ino;
+        }
+        at
+    }
+
+    /// Looks a name up, and compares what is found with the reference.
+    pub fn look(&mut self, place: &Place) -> (Ino, Option<Attr>) {
+        let dir = self.walk(&place.dir_path);
+        let found = self.server().client.lookup(dir, &place.name);
+        let expected = self.tree.at(place);
+        match (found, expected) {
+            (Ok(attr), Some(id)) => {
+                self.held.push((attr.ino, 1));
+                self.compare_attr(place, id, &attr);
+                (dir, Some(attr))
+            }
+            (Err(Errno::ENOENT), None) => (dir, None),
+            (found, _) => panic!(
+                "lookup of {}: {found:?}, expected {:?}",
+                place.path().escape_ascii(),
+                expected.map(|id| self.tree.get(id).kind())
+            ),
+        }
+    }
+
+    /// Compares attributes with the reference.
+    pub fn compare_attr(&self, place: &Place, id: Id, attr: &Attr) {
+        let what = place.path().escape_ascii().to_string();
+        let inode = self.tree.get(id);
+        assert_eq!(attr.kind, inode.kind(), "kind of {what}");
+        match &inode.body {
+            crate::reference::Body::File(data) => {
+                assert_eq!(attr.size, data.len() as u64, "size of {what}");
+                assert_eq!(attr.perm, inode.perm, "mode of {what}");
+                assert_eq!(attr.nlink, inode.nlink, "links of {what}");
+                if let Some(mtime) = inode.mtime {
+                    assert_eq!(attr.mtime, mtime, "mtime of {what}");
+                }
+                for open in self.opens.iter().filter(|o| o.id == id) {
+                    assert_eq!(attr.ino, open.ino, "id of {what}, which is open");
+                }
+            }
+            crate::reference::Body::Dir(_) => assert_eq!(attr.perm, inode.perm, "mode of {what}"),
+            crate::reference::Body::Symlink(target) => {
+                assert_eq!(attr.size, target.len() as u64, "size of {what}");
+            }
+        }
+    }
+
+    /// Takes what an open or a create answered into the table of open files.
+    pub fn opened(&mut self, id: Id, ino: Ino, flags: OpenFlags, open: forebay_client::OpenFile) {
+        let passthrough = open.opened.mode == OpenMode::Passthrough;
+        assert_eq!(passthrough, open.descriptor.is_some(), "descriptor");
+        let unseen = open.descriptor.map(|descriptor| {
+            let path = format!("/proc/self/fd/{}", descriptor.descriptor().as_raw_fd());
+            let file = File::options()
+                .read(flags.reads())
+                .write(flags.writes())
+                .open(path)
+                .expect("the kernel's own open");
+            (file, descriptor)
+        });
+        let inode = self.tree.get_mut(id);
+        inode.opens += 1;
+        inode.writers += u32::from(flags.writes());
+        let handle = open.opened.handle;
+        self.opens.push(Open {
+            id,
+            ino,
+            handle,
+            flags,
+            unseen,
+        });
+    }
+
+    /// Closes the handle at this position.
+    pub fn close(&mut self, at: usize) {
+        let open = self.opens.swap_remove(at);
+        drop(open.unseen);
+        let client = self.server().client.clone();
+        client.release(open.handle).expect("close");
+        client.forget(vec![(open.ino, 1)]);
+        let inode = self.tree.get_mut(open.id);
+        inode.opens -= 1;
+        inode.writers -= u32::from(open.flags.writes());
+        self.tree.collect(open.id);
+    }
+
+    /// Closes everything.
+    pub fn close_all(&mut self) {
+        while !self.opens.is_empty() {
+            self.close(0);
+        }
+    }
+
+    /// Drops the kernel's references, most of the time.
+    pub fn forget_some(&mut self) {
+        if self.held.len() > 400 || self.rng.random_bool(0.7) {
+            let held = std::mem::take(&mut self.held);
+            self.server().client.forget(held);
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        eprintln!("--- seed {}, {:?}", self.seed, self.shape);
+        for line in &self.log {
+            eprintln!("{line}");
+        }
+        eprintln!(
+            "--- repeat with FOREBAY_SEED={} FOREBAY_MODEL_SEEDS=1 and the same FOREBAY_MODEL_STEPS",
+            self.seed
+        );
+        if let Some(running) = self.running.take() {
+            eprintln!("--- {:?}", running.status());
+            self.opens.clear();
+            running.instance.stop();
+        }
+    }
+}
+
+/// Permission bits of a file on the PFS.
+pub fn mode_of(path: &std::path::Path) -> u16 {
+    use std::os::unix::fs::PermissionsExt;
+    let found = std::fs::symlink_metadata(path).expect("stat");
+    (found.permissions().mode() & 0o7777) as u16
+}
+
+/// A path for people.
+pub fn show(path: &[Vec<u8>]) -> String {
+    path.join(&b'/').escape_ascii().to_string()
+}
