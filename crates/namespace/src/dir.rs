@@ -107,6 +107,14 @@ impl Dir {
         path
     }
 
+    /// The name is taken after all.
+    pub(crate) fn note_present(&self, name: &[u8]) {
+        let mut absent = self.absent.lock();
+        if absent.as_ref().is_some_and(|(_, n)| **n == *name) {
+            *absent = None;
+        }
+    }
+
     pub(crate) fn touch(&self) {
         *self.touched.lock() = Some(TimeSpec::now());
     }

@@ -225,8 +225,11 @@ impl Namespace {
         state.residency.generation == demotion.generation && !state.is_unlinked()
     }
 
-    /// Renames a whole, verified and flushed copy into place.
-    pub fn place(&self, demotion: &Demotion) -> Result<Placed, NsError> {
+    /// Renames a whole, verified and flushed copy into place. With `itself` it is no copy but the
+    /// object at this place, which is then no longer in its tier; so the file is clean from the
+    /// rename on, and the caller sees to it that nobody opens it before it is evicted.
+    pub fn place(&self, demotion: &Demotion, itself: Option<(&PfsDir, &[u8])>) -> Result<Placed, NsError> {
+        let source = itself.unwrap_or((&demotion.handle, &demotion.temporary));
         let _children = demotion.dir.lock();
         let (expected, names) = {
             let state = demotion.file.lock();
@@ -249,28 +252,35 @@ impl Namespace {
             (Some(stat), Some(ours)) => Published::from(stat) != ours,
         };
         if foreign {
-            return self.place_beside(demotion);
+            return self.place_beside(demotion, source);
         }
         let mode = if found.is_some() {
             RenameMode::Replace
         } else {
             RenameMode::NoReplace
         };
+        // Changes of attributes between the rename and the new state would be lost with the object.
+        let held = itself.map(|_| demotion.file.lock());
+        if held.as_ref().is_some_and(|state| state.generation() != demotion.generation) {
+            return Ok(Placed::Superseded);
+        }
         match self.pfs.rename(
-            &demotion.handle,
-            &demotion.temporary,
+            source.0,
+            source.1,
             &demotion.handle,
             &demotion.name,
             mode,
         ) {
             Ok(()) => {}
-            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => return self.place_beside(demotion),
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => return self.place_beside(demotion, source),
             Err(e) => return Err(e.into()),
         }
         self.place_links(demotion, &names[1..])?;
         let stat = self.pfs.stat(&demotion.handle, &demotion.name)?;
         // From here on an unlink or rename must act on the PFS too.
-        demotion.file.lock().residency.published = Some((&stat).into());
+        let mut state = held.unwrap_or_else(|| demotion.file.lock());
+        state.residency.published = Some((&stat).into());
+        state.residency.clean |= itself.is_some();
         Ok(Placed::Published)
     }
 
@@ -292,7 +302,7 @@ impl Namespace {
         Ok(())
     }
 
-    fn place_beside(&self, demotion: &Demotion) -> Result<Placed, NsError> {
+    fn place_beside(&self, demotion: &Demotion, source: (&PfsDir, &[u8])) -> Result<Placed, NsError> {
         let stamp = forebay_types::TimeSpec::now().sec;
         for attempt in 0..100u32 {
             let mut name = demotion.name.to_vec();
@@ -303,8 +313,8 @@ impl Namespace {
             name.truncate(forebay_types::limits::NAME_BYTES_MAX - suffix.len());
             name.extend_from_slice(suffix.as_bytes());
             match self.pfs.rename(
-                &demotion.handle,
-                &demotion.temporary,
+                source.0,
+                source.1,
                 &demotion.handle,
                 &name,
                 RenameMode::NoReplace,

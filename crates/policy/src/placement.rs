@@ -8,11 +8,13 @@ const GIB: u64 = 1 << 30;
 /// Space is set aside in units of this size (ONFS, space allocation unit).
 pub const SPACE_UNIT_BYTES: u64 = 4 * MIB;
 
-/// A lease for a file of which nothing is known: at most this, and a quarter of what is free.
+/// First lease of a file of which nothing is known.
 pub const DEFAULT_LEASE_BYTES: u64 = GIB;
 
-/// A lease smaller than this is used up before the next look at the file at device speed; the plain path is better.
-pub const MIN_DEFAULT_LEASE_BYTES: u64 = 256 * MIB;
+/// A file of which nothing is known may grow to any size, and nobody can make its writes wait. Only where so much is
+/// available is it granted a passthrough write all the same; elsewhere the first file of a series takes the plain path, and
+/// those after it have a size to go by.
+pub const AVAILABLE_FOR_UNKNOWN_BYTES: u64 = 16 * GIB;
 
 /// Kept free per open passthrough writer when a new one is admitted, so that those before it can still extend.
 pub const EXTENSION_HEADROOM_BYTES: u64 = 16 * MIB;
@@ -20,8 +22,8 @@ pub const EXTENSION_HEADROOM_BYTES: u64 = 16 * MIB;
 /// Least growth of a lease.
 pub const MIN_EXTENSION_BYTES: u64 = 64 * MIB;
 
-const _: () = assert!(MIN_DEFAULT_LEASE_BYTES <= DEFAULT_LEASE_BYTES);
-const _: () = assert!(MIN_DEFAULT_LEASE_BYTES.is_multiple_of(SPACE_UNIT_BYTES));
+const _: () = assert!(DEFAULT_LEASE_BYTES <= AVAILABLE_FOR_UNKNOWN_BYTES / 4);
+const _: () = assert!(DEFAULT_LEASE_BYTES.is_multiple_of(SPACE_UNIT_BYTES));
 const _: () = assert!(MIN_EXTENSION_BYTES.is_multiple_of(SPACE_UNIT_BYTES));
 
 /// What a tier is made of.
@@ -142,8 +144,8 @@ impl Lease {
 /// Sets space aside for a passthrough write, which must never meet a full tier: the kernel writes to the tier's own file
 /// system, and nobody is there to make it wait. `None`: take the plain path, where each write is admitted by itself.
 ///
-/// Known size: a quarter more than predicted. Unknown: [`DEFAULT_LEASE_BYTES`] or a quarter of what is available, whichever
-/// is less. Space for the extensions of `open_passthrough_writers` others stays free.
+/// Known size: a quarter more than predicted. Unknown: [`DEFAULT_LEASE_BYTES`], if the tier has
+/// [`AVAILABLE_FOR_UNKNOWN_BYTES`]. Space for the extensions of `open_passthrough_writers` others stays free.
 pub fn grant_passthrough_write(
     space: &TierSpace,
     predicted_bytes: Option<u64>,
@@ -157,13 +159,8 @@ pub fn grant_passthrough_write(
             .max(1)
             .checked_add(predicted.div_ceil(4))?
             .checked_next_multiple_of(SPACE_UNIT_BYTES)?,
-        None => {
-            let bytes = round_down((available_bytes / 4).min(DEFAULT_LEASE_BYTES));
-            if bytes < MIN_DEFAULT_LEASE_BYTES {
-                return None;
-            }
-            bytes
-        }
+        None if available_bytes >= AVAILABLE_FOR_UNKNOWN_BYTES => DEFAULT_LEASE_BYTES,
+        None => return None,
     };
     (bytes <= available_bytes).then_some(Lease { bytes })
 }

@@ -82,19 +82,25 @@ fn leases() {
         "125 rounded up"
     );
     assert_eq!(mib(grant_passthrough_write(&space, Some(0), 0)), Some(4));
-    assert_eq!(mib(grant_passthrough_write(&space, None, 0)), Some(500));
     assert_eq!(
-        mib(grant_passthrough_write(&space, None, 40)),
-        Some(340),
-        "headroom for 40 writers"
+        grant_passthrough_write(&space, None, 0),
+        None,
+        "nobody could make it wait"
     );
-    assert_eq!(grant_passthrough_write(&space, None, 100), None);
     assert_eq!(grant_passthrough_write(&space, Some(1_700 * MIB), 0), None);
     assert_eq!(grant_passthrough_write(&space, Some(u64::MAX), 0), None);
     let large = tier(0, TierKind::Ssd, 100_000, 90_000);
     assert_eq!(mib(grant_passthrough_write(&large, None, 0)), Some(1024));
-    let small = tier(0, TierKind::Ssd, 100_000, 1_023);
-    assert_eq!(grant_passthrough_write(&small, None, 0), None);
+    let less = tier(0, TierKind::Ssd, 100_000, 16 * 1024);
+    assert_eq!(
+        mib(grant_passthrough_write(&less, None, 0)),
+        Some(1024)
+    );
+    assert_eq!(
+        grant_passthrough_write(&less, None, 1),
+        None,
+        "headroom for the other writer"
+    );
 }
 
 #[test]

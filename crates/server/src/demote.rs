@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{Demotion, Dir, File, NsError, Placed};
 use forebay_tiers::{
-    ActAs, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsDir, RenameMode, TierKind,
+    ActAs, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsDir, TierKind,
     apply_metadata, copy, verify,
 };
 use forebay_types::{Errno, ObjectId};
@@ -84,8 +84,8 @@ pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
         let Some(demotion) = begin(core, object) else {
             continue;
         };
-        if core.tiers.kind(demotion.tier) == TierKind::Pfs {
-            finish_overflow(core, demotion);
+        if core.tiers.kind(demotion.tier) == TierKind::Pfs && may_move(core, &demotion) {
+            finish_overflow(core, &demotion);
             continue;
         }
         match copy_one(core, &demotion) {
@@ -96,6 +96,13 @@ pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
     let flushed = flush(core, copied);
     let verified = verify_all(core, flushed);
     publish(core, verified);
+}
+
+/// Whether an object in the overflow can become the file on the PFS: nobody has it open, and it has
+/// one name. Others are copied.
+fn may_move(core: &Core, demotion: &Demotion) -> bool {
+    let file = &demotion.file;
+    file.lock().names.len() == 1 && core.opens.by_ino(file.ino).is_none()
 }
 
 /// Starts the demotion of a file that nobody writes.
@@ -257,7 +264,7 @@ fn publish(core: &Core, verified: Vec<Copying>) {
     let mut placed = Vec::new();
     let mut dirs: HashMap<*const Dir, (Arc<Dir>, PfsDir)> = HashMap::new();
     for one in verified {
-        match core.ns.place(&one.demotion) {
+        match core.ns.place(&one.demotion, None) {
             Ok(Placed::Superseded) => give_up(core, &one.demotion, Failure::Superseded),
             Ok(outcome) => {
                 let demotion = &one.demotion;
@@ -282,7 +289,10 @@ fn publish(core: &Core, verified: Vec<Copying>) {
                 let failure = Failure::Error(*errno, "its directory was not flushed".into());
                 give_up(core, &demotion, failure);
             }
-            None => settle(core, &demotion, &report, &outcome),
+            None => {
+                settle(core, &demotion, &report, &outcome);
+                core.leave_overflow(&demotion.file);
+            }
         }
     }
 }
@@ -349,22 +359,13 @@ fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {
 }
 
 /// A file that went straight to the PFS: its object becomes the file by a rename.
-fn finish_overflow(core: &Core, mut demotion: Demotion) {
-    let outcome = publish_overflow(core, &mut demotion);
-    match outcome {
-        Ok((report, placed)) => {
-            settle(core, &demotion, &report, &placed);
-            if placed == Placed::Published {
-                // Its object is the file on the PFS: there is nothing left to hold here.
-                core.evict(&demotion.file);
-                core.wake_collector();
-            }
-        }
-        Err(failure) => give_up_keeping(core, &demotion, failure),
+fn finish_overflow(core: &Core, demotion: &Demotion) {
+    if let Err(failure) = publish_overflow(core, demotion) {
+        give_up_keeping(core, demotion, failure);
     }
 }
 
-fn publish_overflow(core: &Core, demotion: &mut Demotion) -> Result<(CopyReport, Placed), Failure> {
+fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     let object = demotion.file.object;
     let pfs = core.ns.pfs();
     let shelf = format!(
@@ -374,36 +375,53 @@ fn publish_overflow(core: &Core, demotion: &mut Demotion) -> Result<(CopyReport,
     );
     let name = object.to_string().into_bytes();
     let dir = pfs.open_dir_path(shelf.as_bytes()).map_err(on_pfs("overflow directory"))?;
-    let file = pfs.open_file(&dir, &name, true).map_err(on_pfs("overflow object"))?;
-    let stat = pfs.stat_file(&file).map_err(on_pfs("overflow object"))?;
+    let file = FileObject::new(pfs.open_file(&dir, &name, true).map_err(on_pfs("overflow object"))?);
+    let stat = pfs.stat_file(file.file()).map_err(on_pfs("overflow object"))?;
     core.ns.note_temporary(demotion, stat.id.ino)?;
+    file.sync(false).map_err(on_pfs("flush"))?;
+    let crc = match forebay_tiers::checksum(&file, stat.size, &|| !core.ns.is_current(demotion)) {
+        Err(e) if e.raw_os_error() == Some(libc::ECANCELED) => return Err(Failure::Superseded),
+        other => other.map_err(on_pfs("reading it back"))?,
+    };
+    // Until the object is the file on the PFS and its record is gone, nobody opens it.
+    let shard = core.opens.shard(demotion.file.ino);
+    if shard.contains_key(&demotion.file.ino) || !core.ns.is_current(demotion) {
+        return Err(Failure::Superseded);
+    }
+    become_plain(core, demotion, &file)?;
+    core.ns.sync()?;
+    let placed = core.ns.place(demotion, Some((&dir, &name)));
+    if !matches!(placed, Ok(Placed::Published | Placed::Conflict { .. })) {
+        let identity = core.identity(&demotion.file, false);
+        file.set_identity(&identity).map_err(on_pfs("attributes"))?;
+    }
+    let report = CopyReport { logical_bytes: stat.size, data_bytes: 0, crc };
+    match placed? {
+        Placed::Superseded => return Err(Failure::Superseded),
+        placed => {
+            if let Err(error) = pfs.sync_dir(&demotion.handle) {
+                let reason = format!("flush of the directory on the PFS: {error}");
+                core.report(demotion.dir.path(), (&error).into(), reason);
+            }
+            settle(core, demotion, &report, &placed);
+        }
+    }
+    core.evict_unopened(&demotion.file);
+    drop(shard);
+    core.wake_collector();
+    Ok(())
+}
+
+/// Gives an object the attributes of the file that it becomes.
+fn become_plain(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
     let meta = &demotion.meta;
     let warnings = apply_metadata(
-        pfs, &file, meta.uid, meta.gid, meta.perm, &demotion.xattrs, meta.atime, meta.mtime,
+        core.ns.pfs(), file.file(), meta.uid, meta.gid, meta.perm, &demotion.xattrs, meta.atime, meta.mtime,
     )
     .map_err(on_pfs("attributes"))?;
     for warning in warnings {
         core.report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
     }
-    let object_file = FileObject::new(file);
-    object_file.sync(false).map_err(on_pfs("flush"))?;
-    let crc = forebay_tiers::checksum(&object_file, stat.size, &|| !core.ns.is_current(demotion))
-        .map_err(on_pfs("reading it back"))?;
-    core.ns.sync()?;
-    // From the shelf into the directory under the temporary name, then into place as any other.
-    pfs.rename(&dir, &name, &demotion.handle, &demotion.temporary, RenameMode::NoReplace)
-        .map_err(on_pfs("rename"))?;
-    let placed = core.ns.place(demotion);
-    if !matches!(placed, Ok(Placed::Published | Placed::Conflict { .. })) {
-        pfs.rename(&demotion.handle, &demotion.temporary, &dir, &name, RenameMode::NoReplace)
-            .map_err(on_pfs("rename back"))?;
-    }
-    let report = CopyReport { logical_bytes: stat.size, data_bytes: 0, crc };
-    match placed? {
-        Placed::Superseded => Err(Failure::Superseded),
-        placed => {
-            pfs.sync_dir(&demotion.handle).map_err(on_pfs("flush of the directory"))?;
-            Ok((report, placed))
-        }
-    }
+    file.clear_identity().map_err(on_pfs("attributes"))?;
+    file.sync(false).map_err(on_pfs("flush"))
 }

@@ -17,7 +17,7 @@ use crate::settings::Settings;
 /// The order is computed anew after this long even if files are left in it.
 const ORDER_AGE_MAX: Duration = Duration::from_secs(1);
 /// Most files in one batch: they share their flushes.
-const BATCH_FILES_MAX: usize = 256;
+const BATCH_FILES_MAX: usize = 1024;
 /// Most bytes in one batch of several files.
 const BATCH_BYTES_MAX: u64 = 256 << 20;
 /// Longest wait between two tries of a demotion that fails.
@@ -299,7 +299,7 @@ fn ordered(
         .map(|&object| core.apps.candidate(object, core.ledger.used_bytes(object), false))
         .collect();
     order_demotion(PlacementPolicy::Bbos, &mut candidates, core.apps.now_s());
-    let head = candidates.len().min(BATCH_FILES_MAX * 4);
+    let head = candidates.len().min(BATCH_FILES_MAX * 2);
     let mut items: Vec<DrainItem> = candidates[..head]
         .iter()
         .map(|c| DrainItem {

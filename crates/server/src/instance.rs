@@ -202,6 +202,8 @@ impl Instance {
     /// Opens the state, finishes what an earlier run left, and begins to serve.
     pub fn start(settings: Settings) -> Result<Arc<Instance>, StartError> {
         let workers = settings.demotion.workers.max(1);
+        // Modes come from clients, who have applied their own.
+        rustix::process::umask(rustix::fs::Mode::empty());
         let core = Arc::new(open_core(settings)?);
         let instance = Arc::new(Instance {
             core: core.clone(),

@@ -1,10 +1,11 @@
 //! read, write, truncate, fsync, fallocate and lseek on open files.
 
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability as KvDurability;
-use forebay_namespace::{AttrPlan, File};
+use forebay_namespace::{AttrPlan, File, Node, PlainNode};
 use forebay_policy::durability::Durability;
 use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
 use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind};
@@ -50,16 +51,13 @@ impl Core {
             }
             match target.object().write_at(data, offset) {
                 Ok(written) => return Ok(Some(written)),
-                Err(error) if is_full(&error) && matches!(&*target, Target::Buffer { .. }) => {
-                    // The file system below had less than it said: correct the books and ask again.
-                    if let Target::Buffer { tier, .. } = &*target {
-                        if self.tiers.kind(*tier) == TierKind::Pfs {
-                            return Err(error.into());
-                        }
-                        self.ledger.set_physical_free(*tier, 0);
-                    }
+                Err(error) if is_full(&error) && self.has_elsewhere(&target) => {
                     drop(target);
-                    open.budget_bytes.store(0, Ordering::Release);
+                    if !may_wait {
+                        return Ok(None);
+                    }
+                    // The file system below had less than its tier was promised.
+                    self.relocate(&open, data.len() as u64)?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -82,6 +80,11 @@ impl Core {
         self.ns.begin_change(file, true)?;
         self.ledger.set_dirty(file.object, true);
         Ok(())
+    }
+
+    /// Whether a file that meets a full file system can go on somewhere else.
+    fn has_elsewhere(&self, target: &Target) -> bool {
+        matches!(target, Target::Buffer { tier, .. } if self.tiers.kind(*tier) != TierKind::Pfs)
     }
 
     /// Set-id bits do not survive a write by somebody who could not have set them.
@@ -107,26 +110,34 @@ impl Core {
         let Target::Pfs { node, file, writable: false } = &*target else {
             return Ok(());
         };
-        let stat = self.ns.pfs().stat_file(file.file())?;
-        let way = self.way_in(&stat, truncates);
-        let next = match way {
-            FirstChange::InPlaceOnPfs => {
-                let handle = self.ns.open_dir(&node.parent)?;
-                let writable = self.ns.pfs().open_file(&handle, &node.name, true)?;
-                if self.ns.pfs().stat_file(&writable)?.id != node.id {
-                    return Err(Errno::ESTALE);
-                }
-                Target::Pfs { node: node.clone(), file: Arc::new(FileObject::new(writable)), writable: true }
-            }
-            FirstChange::FreshObject | FirstChange::StageIn => {
-                let empty = way == FirstChange::FreshObject;
-                let (file, object, tier) = self.bring_in(&node.parent, &node.name, empty, &|_| ())?;
-                self.apps.opened_for_write(file.object);
+        let next = match self.ns.node(open.ino) {
+            // It has come into the burst buffer since it was opened.
+            Ok(Node::File(file)) if !file.lock().is_unlinked() => {
+                let tier = file.tier();
+                let object = self.tiers.open_object(tier, file.object)?;
                 Target::Buffer { file, object, tier }
             }
+            // It may have been renamed since.
+            Ok(Node::Plain(now)) if now.id == node.id && self.ns.stat_plain(&now).is_ok() => {
+                self.first_change(&now, file, truncates)?
+            }
+            // Nobody can find it any more: it can only be changed where it is.
+            _ => write_in_place(node, file)?,
         };
         *target = next;
         Ok(())
+    }
+
+    fn first_change(&self, node: &PlainNode, file: &FileObject, truncates: bool) -> Result<Target, Errno> {
+        let stat = self.ns.pfs().stat_file(file.file())?;
+        let way = self.way_in(&stat, truncates);
+        if way == FirstChange::InPlaceOnPfs {
+            return write_in_place(node, file);
+        }
+        let empty = way == FirstChange::FreshObject;
+        let (file, object, tier) = self.bring_in(&node.parent, &node.name, empty, &|_| ())?;
+        self.apps.opened_for_write(file.object);
+        Ok(Target::Buffer { file, object, tier })
     }
 
     /// How a file of the PFS is changed for the first time. Files with several links there stay
@@ -151,7 +162,10 @@ impl Core {
         if set.size.is_some_and(|size| size > limits::FILE_BYTES_MAX) {
             return Err(Errno::EFBIG);
         }
-        let plan = self.ns.setattr(ino, set)?;
+        let plan = match self.ns.setattr(ino, set) {
+            Err(error) if error.errno() == Errno::ESTALE => return self.setattr_open_pfs(ino, set),
+            planned => planned?,
+        };
         if let (AttrPlan::Object(file), true, true) = (&plan, set.size.is_some(), cred.uid != 0) {
             let perm = file.lock().meta.perm;
             let kept = forebay_namespace::without_set_id(perm);
@@ -161,7 +175,13 @@ impl Core {
         }
         match plan {
             AttrPlan::Done => {}
-            AttrPlan::Object(file) => self.setattr_object(&file, set)?,
+            AttrPlan::Object(file) => match self.setattr_object(&file, set) {
+                // It has left the burst buffer meanwhile.
+                Err(Errno::ENOENT) if matches!(self.ns.node(ino), Ok(Node::Plain(_))) => {
+                    return self.setattr(ino, handle, set, cred);
+                }
+                done => done?,
+            },
             AttrPlan::PfsFile => self.truncate_pfs(ino, handle, set.size.unwrap_or(0))?,
         }
         self.getattr(ino)
@@ -199,16 +219,44 @@ impl Core {
         })
     }
 
+    /// Of a file that is open here, but whose name is gone.
+    fn setattr_open_pfs(&self, ino: Ino, set: &SetAttr) -> Result<Attr, Errno> {
+        let open = self.opens.by_ino(ino).ok_or(Errno::ESTALE)?;
+        if set.size.is_some() {
+            self.prepare_change(&open, false)?;
+        }
+        let target = open.target.read();
+        let Target::Pfs { file, .. } = &*target else {
+            return Err(Errno::ESTALE);
+        };
+        if let Some(size) = set.size {
+            file.set_len(size)?;
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            std::os::unix::fs::fchown(file.file(), set.uid, set.gid)?;
+        }
+        if let Some(perm) = set.perm {
+            file.file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(perm.into()))?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            file.set_times(set.atime, set.mtime)?;
+        }
+        drop(target);
+        self.getattr(ino)
+    }
+
     fn setattr_object(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), Errno> {
         let times = set.atime.is_some() || set.mtime.is_some();
         if set.size.is_none() && !times {
             return Ok(());
         }
-        let open = self.opens.by_ino(file.ino);
-        let Some(open) = open else {
+        let shard = self.opens.shard(file.ino);
+        let Some(open) = shard.get(&file.ino).cloned() else {
+            // With the shard held, it is neither opened nor evicted meanwhile.
             let object = self.tiers.open_object(file.tier(), file.object)?;
             return self.change_closed(file, &*object, set);
         };
+        drop(shard);
         if let Some(size) = set.size {
             self.prepare_change(&open, size == 0)?;
             self.drain.foreground();
@@ -503,6 +551,13 @@ impl Core {
         let found = open.target.read().object().seek(offset, what)?;
         found.ok_or(Errno::ENXIO)
     }
+}
+
+/// The same file of the PFS, open for writing. Its name need not be known.
+fn write_in_place(node: &PlainNode, file: &FileObject) -> Result<Target, Errno> {
+    let path = format!("/proc/self/fd/{}", file.file().as_raw_fd());
+    let writable = std::fs::File::options().read(true).write(true).open(path)?;
+    Ok(Target::Pfs { node: node.clone(), file: Arc::new(FileObject::new(writable)), writable: true })
 }
 
 fn is_full(error: &std::io::Error) -> bool {

@@ -11,6 +11,7 @@ use forebay_wire::control::{JobProgress, Movement, PathFailure};
 use parking_lot::Mutex;
 
 use crate::core::Core;
+use crate::opens::Target;
 use crate::walk::Visited;
 
 /// Finished jobs that can still be asked for.
@@ -129,7 +130,9 @@ fn need(core: &Core, movement: Movement, visited: &Visited) -> (u64, bool) {
     match (&visited.file, movement) {
         (None, Movement::StageIn | Movement::Prefetch) => {
             let stat = core.ns.open_dir(&visited.dir).and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
-            (stat.map_or(0, |s| s.size), true)
+            // One of several links stays one file only where it is.
+            let linked = stat.as_ref().is_ok_and(|s| s.nlink > 1);
+            (stat.map_or(0, |s| s.size), !linked)
         }
         (None, _) | (Some(_), Movement::StageIn) => (0, false),
         (Some(file), Movement::Prefetch) => {
@@ -174,6 +177,7 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
         let done = match (movement, &visited.file) {
             (Movement::Release, Some(file)) => release(core, file),
             (Movement::Prefetch, Some(file)) => core.prefetch(file, &moved).map(|_| ()).map_err(plain),
+            (_, None) if written_in_place(core, &visited) => Err((Errno::ETXTBSY, "open for writing; close it first".into())),
             (_, None) => core
                 .bring_in(&visited.dir, &visited.name, false, &moved)
                 .map(|_| ())
@@ -188,6 +192,13 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
         }
         job.progress.lock().files_done += 1;
     }
+}
+
+/// Whether somebody writes a file of the PFS where it is.
+fn written_in_place(core: &Core, visited: &Visited) -> bool {
+    let stat = core.ns.open_dir(&visited.dir).and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
+    let open = stat.ok().and_then(|s| core.opens.by_ino(core.ns.ino_of(s.id)));
+    open.is_some_and(|o| matches!(&*o.target.read(), Target::Pfs { writable: true, .. }))
 }
 
 fn plain(errno: Errno) -> (Errno, String) {

@@ -34,8 +34,9 @@ impl Core {
             Ok(free) => free,
             Err(error) if error.errno() == Errno::EEXIST && !flags.exclusive() => {
                 let found = self.ns.lookup(link.parent, &link.name)?;
-                let (opened, descriptor) = self.open(found.attr.ino, flags, local)?;
-                return Ok((found.attr, opened, descriptor));
+                let attr = self.live_attr(found.attr, found.file.as_ref())?;
+                let (opened, descriptor) = self.open(attr.ino, flags, local)?;
+                return Ok((attr, opened, descriptor));
             }
             Err(error) => return Err(error.into()),
         };
@@ -234,6 +235,7 @@ impl Core {
         }
         drop(shard);
         if left.opens == 0 {
+            self.leave_overflow(&file);
             if file.lock().is_unlinked() {
                 self.wake_collector();
             } else if open.fsynced.load(Ordering::Acquire) {
@@ -294,11 +296,17 @@ impl Core {
         if file.is_none() {
             return Ok(attr);
         }
-        if let Some(open) = self.opens.by_ino(attr.ino)
-            && (open.is_written() || open.touched.load(Ordering::Acquire))
-            && let Target::Buffer { object, .. } = &*open.target.read()
-        {
-            let stat = object.stat()?;
+        let Some(open) = self.opens.by_ino(attr.ino) else {
+            return Ok(attr);
+        };
+        let target = open.target.read();
+        let live = match &*target {
+            Target::Buffer { .. } => open.is_written() || open.touched.load(Ordering::Acquire),
+            // Opened before it came into the burst buffer.
+            Target::Pfs { writable, .. } => *writable,
+        };
+        if live {
+            let stat = target.object().stat()?;
             attr.size = stat.size;
             attr.blocks = stat.allocated_bytes.div_ceil(512);
             attr.mtime = stat.mtime;

@@ -65,10 +65,15 @@ impl Core {
         claimed: &mut HashSet<(TierId, ObjectId)>,
     ) -> Result<(), Errno> {
         let holds = |tier: TierId| inventory.iter().any(|(t, objects)| *t == tier && objects.contains(&file.object));
+        let moved = file.lock().residency.temporary;
         if let Err(error) = self.ns.settle_demotion(file) {
             self.report(file.path(), error.errno(), format!("its demotion could not be looked after: {error}"));
         }
         let residency = file.lock().residency;
+        if !holds(residency.tier) && residency.published.map(|p| p.ino) == moved.map(|t| t.ino) && moved.is_some() {
+            // The object itself has become the file on the PFS: an object of the overflow does.
+            return Ok(self.ns.disown(file)?);
+        }
         if !holds(residency.tier) {
             return self.recover_missing(file, holds, claimed);
         }

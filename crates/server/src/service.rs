@@ -108,7 +108,10 @@ impl Server {
             Request::Symlink { link, target, cred } => {
                 Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?)
             }
-            Request::Link { ino, link, .. } => Response::Attr(ns.link(ino, link.parent, &link.name)?),
+            Request::Link { ino, link, .. } => {
+                let linked = ns.link(ino, link.parent, &link.name)?;
+                Response::Attr(core.getattr(linked.ino)?)
+            }
             Request::Statfs => Response::Statfs(ns.statfs()?),
             Request::OpenDir { ino } => Response::OpenedDir(core.opens.add_dir(ns.read_dir(ino)?)),
             Request::ReadDir { handle, offset } => {

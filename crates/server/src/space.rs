@@ -102,6 +102,12 @@ impl Core {
         if shard.contains_key(&file.ino) {
             return None;
         }
+        self.evict_unopened(file)
+    }
+
+    /// The same for callers who hold the file's shard of the open files and have seen that it is
+    /// not among them.
+    pub fn evict_unopened(&self, file: &Arc<File>) -> Option<u64> {
         let bytes = self.ledger.used_bytes(file.object);
         match self.ns.evict(file) {
             Ok(true) => {
@@ -113,6 +119,17 @@ impl Core {
                 self.report(file.path(), error.errno(), format!("cannot be evicted: {error}"));
                 None
             }
+        }
+    }
+
+    /// A clean file has no business in the overflow: the copy there only takes space on the PFS.
+    pub fn leave_overflow(&self, file: &Arc<File>) {
+        let (tier, clean) = {
+            let state = file.lock();
+            (state.residency.tier, state.residency.clean)
+        };
+        if clean && self.tiers.kind(tier) == TierKind::Pfs && self.evict(file).is_some() {
+            self.wake_collector();
         }
     }
 
@@ -179,6 +196,14 @@ impl Core {
         }
         open.budget_bytes.store(0, Ordering::Release);
         Ok(Some(last))
+    }
+
+    /// The file system below the file's tier is full, whatever the books say.
+    pub fn relocate(&self, open: &OpenFile, len: u64) -> Result<(), Errno> {
+        let _growing = open.growing.lock();
+        open.budget_bytes.store(0, Ordering::Release);
+        self.drain.hurry();
+        self.move_on(open, len, Refused::Tier { missing_bytes: len })
     }
 
     /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.

@@ -25,6 +25,9 @@ impl Core {
         let handle = self.ns.open_dir(dir)?;
         let source = self.ns.pfs().open_file(&handle, name, false)?;
         let stat = self.ns.pfs().stat_file(&source)?;
+        if stat.nlink > 1 {
+            return Err(Errno::EMLINK);
+        }
         let bytes = if empty { 0 } else { stat.size };
         let tier = self.place_new(&NewFile {
             predicted_bytes: Some(bytes),

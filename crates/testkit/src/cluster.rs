@@ -409,6 +409,12 @@ impl Drop for Cluster {
 /// The program without settings from the environment.
 fn bare_command() -> Command {
     let mut command = Command::new(program());
+    without_settings(&mut command);
+    command
+}
+
+/// Takes the program's settings out of a command's environment.
+pub fn without_settings(command: &mut Command) -> &mut Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("FOREBAY_") {
             command.env_remove(name);

@@ -14,7 +14,7 @@ mod random;
 mod tree;
 mod wait;
 
-pub use cluster::{Builder, Cluster};
+pub use cluster::{Builder, Cluster, without_settings};
 pub use data::{Pattern, pattern, read_all_at, write_file};
 pub use loopfs::LoopFs;
 pub use model::{Model, Name};

@@ -26,6 +26,14 @@ impl FileObject {
         FileObject(file)
     }
 
+    /// Takes away what [`Object::set_identity`] has left: the file is an ordinary one from now on.
+    pub fn clear_identity(&self) -> io::Result<()> {
+        match rustix::fs::fremovexattr(&self.0, IDENTITY_XATTR) {
+            Ok(()) | Err(Sys::NODATA | Sys::OPNOTSUPP) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// The file.
     pub fn file(&self) -> &File {
         &self.0

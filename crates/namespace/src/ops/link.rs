@@ -32,6 +32,7 @@ impl Namespace {
                 let from = self.open_dir(&plain.parent)?;
                 let to = self.open_dir(&dir)?;
                 self.pfs.link(&from, &plain.name, &to, name)?;
+                dir.note_present(name);
                 drop(children);
                 let stat = self.pfs.stat(&to, name)?;
                 Ok(self.meet(&dir, name, &stat, true))

@@ -78,6 +78,7 @@ impl Namespace {
                 dir.note_absent(name);
             }
         })?;
+        dir.note_present(name);
         Ok(Found {
             attr: self.meet(dir, name, &stat, remember),
             file: None,

@@ -63,6 +63,7 @@ impl Namespace {
                 return Err(Errno::EEXIST.into());
             }
             make(&self.pfs, &handle)?;
+            dir.note_present(name);
         }
         let stat = self.pfs.stat(&handle, name)?;
         Ok(self.meet(&dir, name, &stat, true))

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_kv::Batch;
+use forebay_kv::{Batch, Durability};
 use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
 use forebay_types::{Errno, FileKind, Ino, ObjectId, TimeSpec, check_name};
 use forebay_wire::RenameMode;
@@ -19,7 +19,7 @@ use parking_lot::MutexGuard;
 
 use crate::dir::{Children, Dir};
 use crate::record::{self, DirKey, FileRecord, RenameIntent};
-use crate::{File, Namespace, NsError};
+use crate::{File, FileState, Namespace, NsError};
 
 /// Children of one or two directories, locked in the order of their keys.
 struct Locked<'a> {
@@ -116,6 +116,7 @@ impl Namespace {
             }
             _ => self.replace(&mut locked, &from, &to)?,
         };
+        to_dir.note_present(new_name);
         drop(locked);
         from_dir.touch();
         to_dir.touch();
@@ -218,7 +219,39 @@ impl Namespace {
         self.finish_replaced(to, garbage);
         locked.from.remove(&from.name);
         locked.to().insert(to.name.clone(), file.clone());
-        Ok(())
+        self.part_links(file, to)
+    }
+
+    /// What the PFS has under the new name is one of several links: it goes at once, because the
+    /// others would show it until the new file is published.
+    fn part_links(&self, file: &File, to: &End) -> Result<(), NsError> {
+        if to.stat.as_ref().is_none_or(|stat| stat.nlink < 2) {
+            return Ok(());
+        }
+        self.pfs.unlink(&to.handle, &to.name)?;
+        let mut state = file.lock();
+        state.residency.published = None;
+        self.save(file, &state, Durability::Buffered)?;
+        drop(state);
+        match &to.file {
+            Some(old) => {
+                let mut state = old.lock();
+                self.follow_links(&mut state);
+                self.save(old, &state, Durability::Buffered)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A name less has changed the ctime that the PFS shows under the others.
+    fn follow_links(&self, state: &mut FileState) {
+        if state.residency.published.is_some()
+            && let Some((dir, name)) = state.names.first()
+            && let Ok(handle) = self.open_dir(dir)
+            && let Ok(stat) = self.pfs.stat(&handle, name)
+        {
+            state.residency.published = Some((&stat).into());
+        }
     }
 
     fn drop_replaced(
@@ -234,6 +267,7 @@ impl Namespace {
             state
                 .names
                 .retain(|(d, n)| !(Arc::ptr_eq(d, &to.dir) && *n == to.name));
+            self.follow_links(&mut state);
             self.put_file(batch, old, &state)?;
             return Ok(None);
         }

@@ -74,10 +74,14 @@ impl World {
         let mode = *modes.choose(&mut self.rng).expect("modes");
         self.note(format!("open {} {mode}", place.path().escape_ascii()));
         let at = self.open(&place, id, mode);
+        let handle = self.opens[at].handle;
         if self.rng.random_bool(0.5) {
             self.use_at(at);
         }
-        if self.rng.random_bool(0.5) {
+        let still = self.opens.iter().position(|open| open.handle == handle);
+        if let Some(at) = still
+            && self.rng.random_bool(0.5)
+        {
             self.close(at);
         }
     }

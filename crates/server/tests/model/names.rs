@@ -17,7 +17,7 @@ const NAMES: [&[u8]; 9] = [
     b"ckpt-1",
     b"ckpt-2.tmp",
     b"\xff \n'",
-    b"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789",
+    b"long-name",
 ];
 const XATTR_NAMES: [&[u8]; 3] = [b"user.a", b"user.forebay", b"user.c"];
 

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use forebay_testkit::{
     Cluster, LONG, Output, needs_root, pattern, program_for_everybody, run_bounded, snapshot,
-    write_file,
+    without_settings, write_file,
 };
 
 /// One line on standard error with `part`, and nothing on standard output.
@@ -92,7 +92,7 @@ fn bad_input_sizes_that_do_not_parse_or_do_not_fit() {
     for (flag, value, part) in [
         ("--dram", "4 apples", "no known unit"),
         ("--dram", "", "--dram"),
-        ("--dram", "-1GiB", "--dram"),
+        ("--dram", "-1GiB", "'-1'"),
         ("--dram", "0", "the least is"),
         ("--dram", "900PiB", "memory available"),
         ("--ssd", "ssd:4 pears", "no known unit"),
@@ -168,7 +168,8 @@ fn bad_input_state_made_for_another_pfs() {
     cluster.down(&[]);
     let other = cluster.base().join("other");
     fs::create_dir(&other).expect("mkdir");
-    let args = changed(&cluster, "--pfs", other.to_str().expect("UTF-8"));
+    let mut args = changed(&cluster, "--pfs", other.to_str().expect("UTF-8"));
+    args.push("--detach".into());
     assert_line(&cluster.cli(&args), "was made for the PFS");
     assert_eq!(fs::read_dir(&other).expect("readable").count(), 0);
     cluster.start();
@@ -182,7 +183,10 @@ fn bad_input_tier_left_out_that_holds_undrained_data() {
     cluster.down(&[]);
     let mut args = cluster.up_args().to_vec();
     let at = args.iter().position(|arg| arg == "--ssd").expect("--ssd");
-    args.splice(at..at + 2, ["--dram".into(), "16MiB".into()]);
+    args.splice(
+        at..at + 2,
+        ["--dram", "16MiB", "--detach"].map(OsString::from),
+    );
     assert_line(&cluster.cli(&args), "in a tier that was not given");
     assert!(cluster.mounts().iter().all(|line| !line.contains("/mnt ")));
 }
@@ -196,7 +200,7 @@ fn spoilt(cluster: &Cluster, line: &str) -> Output {
         .arg(program_for_everybody(cluster.base()))
         .args(cluster.up_args())
         .current_dir(cluster.base());
-    let output = run_bounded(&mut command, LONG);
+    let output = run_bounded(without_settings(&mut command), LONG);
     fs::remove_file(cluster.base().join("forebay")).expect("remove");
     output
 }
@@ -224,18 +228,18 @@ fn bad_input_no_permission() {
         return;
     }
     let cluster = ground();
+    let before = snapshot(cluster.base());
     let program = program_for_everybody(cluster.base());
     let as_nobody = |args: &[OsString]| {
         let mut command = Command::new(&program);
         command.args(args).current_dir(cluster.base());
-        run_bounded(command.uid(65534).gid(65534), LONG)
+        run_bounded(without_settings(command.uid(65534).gid(65534)), LONG)
     };
-    let before = snapshot(cluster.base());
-    // The state folder would lie in a folder of root's.
-    assert_line(&as_nobody(cluster.up_args()), "cannot be written");
+    assert_line(&as_nobody(cluster.up_args()), "PFS cannot be written");
     fs::set_permissions(cluster.pfs(""), PermissionsExt::from_mode(0o700)).expect("chmod");
     assert_line(&as_nobody(cluster.up_args()), "Permission denied");
     fs::set_permissions(cluster.pfs(""), PermissionsExt::from_mode(0o755)).expect("chmod");
+    fs::remove_file(&program).expect("remove");
     assert!(snapshot(cluster.base()) == before, "something was left");
     assert_eq!(cluster.mounts(), Vec::<String>::new());
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use forebay_testkit::{Cluster, LONG, pattern, run_bounded, write_file};
+use forebay_testkit::{Cluster, LONG, pattern, run_bounded, wait_until, write_file};
 
 #[test]
 fn command_where_knows_applications_and_versions_from_paths_alone() {
@@ -50,7 +50,9 @@ fn command_stage_in_brings_files_in_and_release_lets_them_go() {
     }
     cluster.on_path(&["release"], "d").ok();
     assert_eq!(cluster.where_state("d/sub/b"), "pfs");
-    assert_eq!(cluster.status()["tiers"][0]["used_bytes"], 0);
+    wait_until("the space is given back", || {
+        cluster.status()["tiers"][0]["used_bytes"] == 0
+    });
     pattern(1111, 100_000).assert_in(&cluster.mnt("d/sub/b"));
 }
 

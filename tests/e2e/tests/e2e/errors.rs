@@ -16,11 +16,11 @@ fn assert_told(cluster: &Cluster, errno: &str, message: &str) {
     assert_eq!(output.code, 3, "{output:?}");
     assert!(output.stderr.contains("/f: "), "{output:?}");
     assert_eq!(output.json()["failures"][0]["errno"], errno);
-    let errors = cluster.status()["errors"].to_string();
-    assert!(
-        errors.contains("/f\"") && errors.contains(message),
-        "{errors}"
-    );
+    let error = cluster.status()["errors"][0].clone();
+    assert_eq!(error["errno"], errno, "{error}");
+    assert_eq!(error["path"], cluster.mnt("f").to_str().expect("UTF-8"));
+    let page = cluster.on_state(&["status"]).ok().stdout;
+    assert!(page.contains("/f: ") && page.contains(message), "{page}");
     let told = cluster.where_is("f")["error"].to_string();
     assert!(told.contains(message), "{told}");
     assert_ne!(cluster.where_state("f"), "clean");

@@ -202,6 +202,29 @@ fn promise_2_hard_links_are_one_file_here_and_on_the_pfs() {
 }
 
 #[test]
+fn promise_2_replacing_one_name_of_a_file_is_no_change_of_the_other() {
+    let cluster = Cluster::builder().lazy().up();
+    for kind in KINDS {
+        let [first, second, new] = ["first", "second", "new"].map(|n| format!("{kind}-{n}"));
+        make(&cluster, &first, "dirty", pattern(205, 500));
+        fs::hard_link(cluster.mnt(&first), cluster.mnt(&second)).expect("link");
+        cluster.drain("");
+        make(&cluster, &new, kind, pattern(206, 600));
+        fs::rename(cluster.mnt(&new), cluster.mnt(&second)).expect("rename");
+        cluster.drain("");
+        write_file(&cluster.mnt(&first), pattern(207, 700));
+        cluster.on_path(&["stage-out", "--wait"], &first);
+        pattern(207, 700).assert_in(&cluster.pfs(&first));
+        pattern(206, 600).assert_in(&cluster.pfs(&second));
+    }
+    assert_eq!(
+        listing(&cluster.pfs("")).len(),
+        2 * KINDS.len(),
+        "conflicts"
+    );
+}
+
+#[test]
 fn promise_2_symbolic_links_fifos_and_sockets_work() {
     let cluster = Cluster::builder().up();
     write_file(&cluster.mnt("target"), pattern(210, 100));

@@ -14,7 +14,9 @@ use rand::Rng;
 use rand::rngs::StdRng;
 
 /// How long one run goes on.
-const FOR: Duration = Duration::from_secs(6);
+const FOR: Duration = Duration::from_secs(5);
+/// Operations that a failed run shows.
+const HISTORY: usize = 200;
 /// Largest offset that is written to.
 const OFFSET_MAX: usize = 300_000;
 
@@ -62,7 +64,7 @@ impl Twin {
     }
 
     fn history(&self) -> String {
-        let from = self.log.len().saturating_sub(60);
+        let from = self.log.len().saturating_sub(HISTORY);
         self.log[from..].join("\n")
     }
 
@@ -92,7 +94,7 @@ impl Twin {
     fn truncate(&mut self) {
         let name = self.name();
         let len = self.rng.random_range(0..OFFSET_MAX) * self.rng.random_range(0..2);
-        let real = rustix_truncate(&self.path(&name), len);
+        let real = truncate_path(&self.path(&name), len);
         let expected = self.model.truncate(&name, len);
         self.same(format!("truncate {name:?} {len}"), real, expected);
     }
@@ -227,7 +229,7 @@ impl Twin {
     }
 }
 
-fn rustix_truncate(path: &std::path::Path, len: usize) -> io::Result<()> {
+fn truncate_path(path: &std::path::Path, len: usize) -> io::Result<()> {
     let path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())?;
     // SAFETY: the path is a valid string that ends with NUL.
     match unsafe { libc::truncate(path.as_ptr(), len as libc::off_t) } {

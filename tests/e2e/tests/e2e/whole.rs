@@ -88,7 +88,7 @@ fn promise_6_a_file_is_replaced_on_the_pfs_at_once() {
         (!same).then(|| format!("{len} bytes, neither old nor new"))
     };
     let seen = std::thread::scope(|scope| {
-        let watcher = scope.spawn(|| watch(&folder, "f", &stop, &either));
+        let watcher = scope.spawn(|| watch(&folder, "f", &stop, either));
         cluster.drain("f");
         stop.store(true, Ordering::Release);
         watcher.join().expect("watcher")
