@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, Statfs};
 use forebay_wire::{
-    Connection, Descriptor, Dirent, Link, Opened, RenameMode, Reply, Request, Response, SeekWhat, SpaceChange,
-    XattrMode,
+    Connection, Descriptor, Dirent, Link, Opened, RenameMode, Reply, Request, Response, SeekWhat,
+    SpaceChange, XattrMode,
 };
 
 /// Outcome of a request that may have to wait for space.
@@ -35,7 +35,10 @@ pub struct Client {
 }
 
 fn link(parent: Ino, name: &[u8]) -> Link {
-    Link { parent, name: name.to_vec() }
+    Link {
+        parent,
+        name: name.to_vec(),
+    }
 }
 
 /// What a server answers out of turn is a fault of the server.
@@ -100,8 +103,19 @@ impl Client {
     }
 
     /// Sets attributes and answers with all of them.
-    pub fn setattr(&self, ino: Ino, handle: Option<Handle>, set: SetAttr, cred: Cred) -> Result<Attr, Errno> {
-        self.attr(Request::Setattr { ino, handle, set, cred })
+    pub fn setattr(
+        &self,
+        ino: Ino,
+        handle: Option<Handle>,
+        set: SetAttr,
+        cred: Cred,
+    ) -> Result<Attr, Errno> {
+        self.attr(Request::Setattr {
+            ino,
+            handle,
+            set,
+            cred,
+        })
     }
 
     /// Target of a symbolic link.
@@ -110,39 +124,86 @@ impl Client {
     }
 
     /// Makes a FIFO, socket, device or empty file.
-    pub fn mknod(&self, parent: Ino, name: &[u8], mode: u32, rdev: u32, cred: Cred) -> Result<Attr, Errno> {
-        self.attr(Request::Mknod { link: link(parent, name), mode, rdev, cred })
+    pub fn mknod(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        rdev: u32,
+        cred: Cred,
+    ) -> Result<Attr, Errno> {
+        self.attr(Request::Mknod {
+            link: link(parent, name),
+            mode,
+            rdev,
+            cred,
+        })
     }
 
     /// Makes a directory.
     pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, cred: Cred) -> Result<Attr, Errno> {
-        self.attr(Request::Mkdir { link: link(parent, name), perm, cred })
+        self.attr(Request::Mkdir {
+            link: link(parent, name),
+            perm,
+            cred,
+        })
     }
 
     /// Makes a symbolic link.
-    pub fn symlink(&self, parent: Ino, name: &[u8], target: &[u8], cred: Cred) -> Result<Attr, Errno> {
-        self.attr(Request::Symlink { link: link(parent, name), target: target.to_vec(), cred })
+    pub fn symlink(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        target: &[u8],
+        cred: Cred,
+    ) -> Result<Attr, Errno> {
+        self.attr(Request::Symlink {
+            link: link(parent, name),
+            target: target.to_vec(),
+            cred,
+        })
     }
 
     /// Gives a file a further name.
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8], cred: Cred) -> Result<Attr, Errno> {
-        self.attr(Request::Link { ino, link: link(parent, name), cred })
+        self.attr(Request::Link {
+            ino,
+            link: link(parent, name),
+            cred,
+        })
     }
 
     /// Removes a name.
     pub fn unlink(&self, parent: Ino, name: &[u8], cred: Cred) -> Result<(), Errno> {
-        self.done(Request::Unlink { link: link(parent, name), cred })
+        self.done(Request::Unlink {
+            link: link(parent, name),
+            cred,
+        })
     }
 
     /// Removes an empty directory.
     pub fn rmdir(&self, parent: Ino, name: &[u8], cred: Cred) -> Result<(), Errno> {
-        self.done(Request::Rmdir { link: link(parent, name), cred })
+        self.done(Request::Rmdir {
+            link: link(parent, name),
+            cred,
+        })
     }
 
     /// Renames.
-    pub fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), mode: RenameMode, cred: Cred) -> Result<(), Errno> {
+    pub fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        mode: RenameMode,
+        cred: Cred,
+    ) -> Result<(), Errno> {
         let (from, to) = (link(from.0, from.1), link(to.0, to.1));
-        self.done(Request::Rename { from, to, mode, cred })
+        self.done(Request::Rename {
+            from,
+            to,
+            mode,
+            cred,
+        })
     }
 
     /// Opens a directory.
@@ -181,7 +242,10 @@ impl Client {
 
     /// One extended attribute.
     pub fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        self.bytes(Request::GetXattr { ino, name: name.to_vec() })
+        self.bytes(Request::GetXattr {
+            ino,
+            name: name.to_vec(),
+        })
     }
 
     /// Names of all, each followed by NUL.
@@ -190,29 +254,67 @@ impl Client {
     }
 
     /// Sets one.
-    pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode, cred: Cred) -> Result<(), Errno> {
+    pub fn set_xattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        cred: Cred,
+    ) -> Result<(), Errno> {
         let (name, value) = (name.to_vec(), value.to_vec());
-        self.done(Request::SetXattr { ino, name, value, mode, cred })
+        self.done(Request::SetXattr {
+            ino,
+            name,
+            value,
+            mode,
+            cred,
+        })
     }
 
     /// Removes one.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8], cred: Cred) -> Result<(), Errno> {
-        self.done(Request::RemoveXattr { ino, name: name.to_vec(), cred })
+        self.done(Request::RemoveXattr {
+            ino,
+            name: name.to_vec(),
+            cred,
+        })
     }
 
     /// Creates a regular file and opens it.
-    pub fn create(&self, parent: Ino, name: &[u8], perm: u16, flags: OpenFlags, cred: Cred) -> Result<(Attr, OpenFile), Errno> {
-        let request = Request::Create { link: link(parent, name), perm, flags, cred };
+    pub fn create(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        perm: u16,
+        flags: OpenFlags,
+        cred: Cred,
+    ) -> Result<(Attr, OpenFile), Errno> {
+        let request = Request::Create {
+            link: link(parent, name),
+            perm,
+            flags,
+            cred,
+        };
         match self.connection.call(request, &[], &mut [])? {
-            Reply { response: Response::Created(attr, opened), descriptor } => Ok((attr, OpenFile { opened, descriptor })),
+            Reply {
+                response: Response::Created(attr, opened),
+                descriptor,
+            } => Ok((attr, OpenFile { opened, descriptor })),
             other => unexpected(other.response),
         }
     }
 
     /// Opens a file.
     pub fn open(&self, ino: Ino, flags: OpenFlags, cred: Cred) -> Result<OpenFile, Errno> {
-        match self.connection.call(Request::Open { ino, flags, cred }, &[], &mut [])? {
-            Reply { response: Response::Opened(opened), descriptor } => Ok(OpenFile { opened, descriptor }),
+        match self
+            .connection
+            .call(Request::Open { ino, flags, cred }, &[], &mut [])?
+        {
+            Reply {
+                response: Response::Opened(opened),
+                descriptor,
+            } => Ok(OpenFile { opened, descriptor }),
             other => unexpected(other.response),
         }
     }
@@ -225,15 +327,39 @@ impl Client {
     /// Fills `into` from `offset`; fewer bytes only at the end of the file.
     pub fn read(&self, handle: Handle, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
         let len = into.len() as u32;
-        match self.connection.call(Request::Read { handle, offset, len }, &[], into)?.response {
+        match self
+            .connection
+            .call(
+                Request::Read {
+                    handle,
+                    offset,
+                    len,
+                },
+                &[],
+                into,
+            )?
+            .response
+        {
             Response::Moved(bytes) => Ok(bytes as usize),
             other => unexpected(other),
         }
     }
 
     /// Writes `data` at `offset`; `drop_suid` if the writer may not keep set-id bits.
-    pub fn write(&self, handle: Handle, offset: u64, data: &[u8], drop_suid: bool, may_wait: bool) -> Result<Progress<usize>, Errno> {
-        let request = Request::Write { handle, offset, drop_suid, may_wait };
+    pub fn write(
+        &self,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        drop_suid: bool,
+        may_wait: bool,
+    ) -> Result<Progress<usize>, Errno> {
+        let request = Request::Write {
+            handle,
+            offset,
+            drop_suid,
+            may_wait,
+        };
         match self.connection.call(request, data, &mut [])?.response {
             Response::Moved(bytes) => Ok(Progress::Done(bytes as usize)),
             Response::WouldWait => Ok(Progress::WouldWait),
@@ -247,8 +373,21 @@ impl Client {
     }
 
     /// fallocate(2).
-    pub fn change_space(&self, handle: Handle, change: SpaceChange, offset: u64, len: u64, may_wait: bool) -> Result<Progress<()>, Errno> {
-        match self.call(Request::Space { handle, change, offset, len, may_wait })? {
+    pub fn change_space(
+        &self,
+        handle: Handle,
+        change: SpaceChange,
+        offset: u64,
+        len: u64,
+        may_wait: bool,
+    ) -> Result<Progress<()>, Errno> {
+        match self.call(Request::Space {
+            handle,
+            change,
+            offset,
+            len,
+            may_wait,
+        })? {
             Response::Done => Ok(Progress::Done(())),
             Response::WouldWait => Ok(Progress::WouldWait),
             other => unexpected(other),
@@ -257,7 +396,11 @@ impl Client {
 
     /// lseek(2) for data and holes.
     pub fn seek(&self, handle: Handle, offset: u64, what: SeekWhat) -> Result<u64, Errno> {
-        match self.call(Request::Seek { handle, offset, what })? {
+        match self.call(Request::Seek {
+            handle,
+            offset,
+            what,
+        })? {
             Response::Position(position) => Ok(position),
             other => unexpected(other),
         }

@@ -30,7 +30,8 @@ const REVALIDATE: Duration = Duration::from_secs(1);
 /// Requests that the kernel keeps in flight for readahead and the like; its default of 16 is low.
 const BACKGROUND_MAX: u16 = 64;
 
-type EndCall = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+/// What to call when the mount ends.
+pub(crate) type EndCall = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
 pub(crate) struct Adapter {
     client: Client,
@@ -78,8 +79,12 @@ impl Adapter {
         if open.opened.mode != OpenMode::Passthrough {
             return None;
         }
-        let taken = self.backings.take(ino(node), open.opened.handle, || make(descriptor.descriptor()));
-        taken.inspect_err(|error| self.no_passthrough(&error.to_string())).ok()
+        let taken = self.backings.take(ino(node), open.opened.handle, || {
+            make(descriptor.descriptor())
+        });
+        taken
+            .inspect_err(|error| self.no_passthrough(&error.to_string()))
+            .ok()
     }
 
     fn entry(&self, made: Result<forebay_types::Attr, Errno>, reply: ReplyEntry) {
@@ -92,7 +97,12 @@ impl Adapter {
 
 fn plain_flags(mode: OpenMode) -> FopenFlags {
     let keep = matches!(mode, OpenMode::Plain { keep_cache: true });
-    FopenFlags::FOPEN_NOFLUSH | if keep { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() }
+    FopenFlags::FOPEN_NOFLUSH
+        | if keep {
+            FopenFlags::FOPEN_KEEP_CACHE
+        } else {
+            FopenFlags::empty()
+        }
 }
 
 fn finish(done: Result<(), Errno>, reply: ReplyEmpty) {
@@ -117,12 +127,18 @@ impl Filesystem for Adapter {
             }
         }
         let refused = |what: &str| io::Error::other(format!("{what} is refused"));
-        config.set_max_write(limits::IO_BYTES_MAX as u32).map_err(|_| refused("max_write"))?;
+        config
+            .set_max_write(limits::IO_BYTES_MAX as u32)
+            .map_err(|_| refused("max_write"))?;
         // The kernel may want less, and says how much.
         if let Err(most) = config.set_max_readahead(limits::IO_BYTES_MAX as u32) {
-            config.set_max_readahead(most).map_err(|_| refused("max_readahead"))?;
+            config
+                .set_max_readahead(most)
+                .map_err(|_| refused("max_readahead"))?;
         }
-        config.set_max_background(BACKGROUND_MAX).map_err(|_| refused("max_background"))?;
+        config
+            .set_max_background(BACKGROUND_MAX)
+            .map_err(|_| refused("max_background"))?;
         if self.passthrough.load(Ordering::Acquire) {
             let able = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
                 && config.set_max_stack_depth(1).is_ok();
@@ -183,13 +199,22 @@ impl Filesystem for Adapter {
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
         };
-        let (client, node, fh, who) = (self.client.clone(), ino(node), fh.map(handle), cred(request));
+        let (client, node, fh, who) = (
+            self.client.clone(),
+            ino(node),
+            fh.map(handle),
+            cred(request),
+        );
         let act = move || match client.setattr(node, fh, set, who) {
             Ok(now) => reply.attr(&REVALIDATE, &attr(&now)),
             Err(e) => reply.error(errno(e)),
         };
         // A change of size may bring a file in from the PFS.
-        if size.is_some_and(|size| size > 0) { self.pool.run(Box::new(|_| act())) } else { act() }
+        if size.is_some_and(|size| size > 0) {
+            self.pool.run(Box::new(|_| act()))
+        } else {
+            act()
+        }
     }
 
     fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
@@ -199,49 +224,125 @@ impl Filesystem for Adapter {
         }
     }
 
-    fn mknod(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, rdev: u32, reply: ReplyEntry) {
-        let made = self.client.mknod(ino(parent), name.as_bytes(), mode, rdev, cred(request));
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let made = self
+            .client
+            .mknod(ino(parent), name.as_bytes(), mode, rdev, cred(request));
         self.entry(made, reply);
     }
 
-    fn mkdir(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply: ReplyEntry) {
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
         let perm = (mode & 0o7777) as u16;
-        self.entry(self.client.mkdir(ino(parent), name.as_bytes(), perm, cred(request)), reply);
+        self.entry(
+            self.client
+                .mkdir(ino(parent), name.as_bytes(), perm, cred(request)),
+            reply,
+        );
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        finish(self.client.unlink(ino(parent), name.as_bytes(), cred(request)), reply);
+        finish(
+            self.client
+                .unlink(ino(parent), name.as_bytes(), cred(request)),
+            reply,
+        );
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        finish(self.client.rmdir(ino(parent), name.as_bytes(), cred(request)), reply);
+        finish(
+            self.client
+                .rmdir(ino(parent), name.as_bytes(), cred(request)),
+            reply,
+        );
     }
 
-    fn symlink(&self, request: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
         let target = target.as_os_str().as_bytes();
-        let made = self.client.symlink(ino(parent), name.as_bytes(), target, cred(request));
+        let made = self
+            .client
+            .symlink(ino(parent), name.as_bytes(), target, cred(request));
         self.entry(made, reply);
     }
 
-    fn rename(&self, request: &Request, parent: INodeNo, name: &OsStr, newparent: INodeNo, newname: &OsStr, flags: RenameFlags, reply: ReplyEmpty) {
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
         let mode = match flags.bits() {
             0 => RenameMode::Replace,
             libc::RENAME_NOREPLACE => RenameMode::NoReplace,
             libc::RENAME_EXCHANGE => RenameMode::Exchange,
             _ => return reply.error(errno(Errno::EINVAL)),
         };
-        let (from, to) = ((ino(parent), name.as_bytes()), (ino(newparent), newname.as_bytes()));
+        let (from, to) = (
+            (ino(parent), name.as_bytes()),
+            (ino(newparent), newname.as_bytes()),
+        );
         finish(self.client.rename(from, to, mode, cred(request)), reply);
     }
 
-    fn link(&self, request: &Request, node: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
-        let made = self.client.link(ino(node), ino(newparent), newname.as_bytes(), cred(request));
+    fn link(
+        &self,
+        request: &Request,
+        node: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        let made = self
+            .client
+            .link(ino(node), ino(newparent), newname.as_bytes(), cred(request));
         self.entry(made, reply);
     }
 
-    fn create(&self, request: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, flags: i32, reply: ReplyCreate) {
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
         let perm = (mode & 0o7777) as u16;
-        let made = self.client.create(ino(parent), name.as_bytes(), perm, Flags(flags as u32), cred(request));
+        let made = self.client.create(
+            ino(parent),
+            name.as_bytes(),
+            perm,
+            Flags(flags as u32),
+            cred(request),
+        );
         let (found, open) = match made {
             Ok(made) => made,
             Err(e) => return reply.error(errno(e)),
@@ -253,12 +354,21 @@ impl Filesystem for Adapter {
                 let flags = FopenFlags::FOPEN_NOFLUSH;
                 reply.created_passthrough(&REVALIDATE, &found, Generation(0), fh, flags, &id);
             }
-            None => reply.created(&REVALIDATE, &found, Generation(0), fh, plain_flags(open.opened.mode)),
+            None => reply.created(
+                &REVALIDATE,
+                &found,
+                Generation(0),
+                fh,
+                plain_flags(open.opened.mode),
+            ),
         }
     }
 
     fn open(&self, request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let open = match self.client.open(ino(node), Flags(flags.0 as u32), cred(request)) {
+        let open = match self
+            .client
+            .open(ino(node), Flags(flags.0 as u32), cred(request))
+        {
             Ok(open) => open,
             Err(e) => return reply.error(errno(e)),
         };
@@ -269,7 +379,17 @@ impl Filesystem for Adapter {
         }
     }
 
-    fn read(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, size: u32, _: OpenFlags, _: Option<LockOwner>, reply: ReplyData) {
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
         let client = self.client.clone();
         self.pool.run(Box::new(move |buffer| {
             let size = size as usize;
@@ -283,18 +403,34 @@ impl Filesystem for Adapter {
         }));
     }
 
-    fn write(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, data: &[u8], flags: WriteFlags, _: OpenFlags, _: Option<LockOwner>, reply: ReplyWrite) {
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
         let drop_suid = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        match self.client.write(handle(fh), offset, data, drop_suid, false) {
+        match self
+            .client
+            .write(handle(fh), offset, data, drop_suid, false)
+        {
             Ok(Progress::Done(n)) => return reply.written(n as u32),
             Err(e) => return reply.error(errno(e)),
             Ok(Progress::WouldWait) => {}
         }
         let (client, data) = (self.client.clone(), data.to_vec());
-        self.pool.run(Box::new(move |_| match client.write(handle(fh), offset, &data, drop_suid, true) {
-            Ok(Progress::Done(n)) => reply.written(n as u32),
-            Ok(Progress::WouldWait) => reply.error(errno(Errno::EAGAIN)),
-            Err(e) => reply.error(errno(e)),
+        self.pool.run(Box::new(move |_| {
+            match client.write(handle(fh), offset, &data, drop_suid, true) {
+                Ok(Progress::Done(n)) => reply.written(n as u32),
+                Ok(Progress::WouldWait) => reply.error(errno(Errno::EAGAIN)),
+                Err(e) => reply.error(errno(e)),
+            }
         }));
     }
 
@@ -303,14 +439,25 @@ impl Filesystem for Adapter {
         reply.error(errno(Errno::ENOSYS));
     }
 
-    fn release(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, _: Option<LockOwner>, _: bool, reply: ReplyEmpty) {
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
         self.backings.release(handle(fh));
         finish(self.client.release(handle(fh)), reply);
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
         let client = self.client.clone();
-        self.pool.run(Box::new(move |_| finish(client.fsync(handle(fh), datasync), reply)));
+        self.pool.run(Box::new(move |_| {
+            finish(client.fsync(handle(fh), datasync), reply)
+        }));
     }
 
     fn opendir(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
@@ -320,7 +467,14 @@ impl Filesystem for Adapter {
         }
     }
 
-    fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+    fn readdir(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
         let entries = match self.client.read_dir(handle(fh), offset) {
             Ok(entries) => entries,
             Err(e) => return reply.error(errno(e)),
@@ -341,7 +495,8 @@ impl Filesystem for Adapter {
     fn fsyncdir(&self, _: &Request, node: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         let client = self.client.clone();
         let node = ino(node);
-        self.pool.run(Box::new(move |_| finish(client.fsync_dir(node), reply)));
+        self.pool
+            .run(Box::new(move |_| finish(client.fsync_dir(node), reply)));
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
@@ -360,18 +515,35 @@ impl Filesystem for Adapter {
         }
     }
 
-    fn setxattr(&self, request: &Request, node: INodeNo, name: &OsStr, value: &[u8], flags: i32, _: u32, reply: ReplyEmpty) {
+    fn setxattr(
+        &self,
+        request: &Request,
+        node: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
         let mode = match flags {
             0 => XattrMode::Set,
             libc::XATTR_CREATE => XattrMode::Create,
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return reply.error(errno(Errno::EINVAL)),
         };
-        finish(self.client.set_xattr(ino(node), name.as_bytes(), value, mode, cred(request)), reply);
+        finish(
+            self.client
+                .set_xattr(ino(node), name.as_bytes(), value, mode, cred(request)),
+            reply,
+        );
     }
 
     fn getxattr(&self, _: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        answer_xattr(self.client.get_xattr(ino(node), name.as_bytes()), size, reply);
+        answer_xattr(
+            self.client.get_xattr(ino(node), name.as_bytes()),
+            size,
+            reply,
+        );
     }
 
     fn listxattr(&self, _: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
@@ -379,10 +551,23 @@ impl Filesystem for Adapter {
     }
 
     fn removexattr(&self, request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        finish(self.client.remove_xattr(ino(node), name.as_bytes(), cred(request)), reply);
+        finish(
+            self.client
+                .remove_xattr(ino(node), name.as_bytes(), cred(request)),
+            reply,
+        );
     }
 
-    fn fallocate(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, length: u64, mode: i32, reply: ReplyEmpty) {
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
         const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
         let change = match mode {
             0 => SpaceChange::Allocate,
@@ -399,7 +584,15 @@ impl Filesystem for Adapter {
         }));
     }
 
-    fn lseek(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+    fn lseek(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
         let what = match whence {
             libc::SEEK_DATA => SeekWhat::Data,
             libc::SEEK_HOLE => SeekWhat::Hole,

@@ -15,13 +15,19 @@ pub(crate) fn time(at: TimeSpec) -> SystemTime {
 
 pub(crate) fn time_spec(at: SystemTime) -> TimeSpec {
     match at.duration_since(UNIX_EPOCH) {
-        Ok(since) => TimeSpec { sec: since.as_secs() as i64, nsec: since.subsec_nanos() },
+        Ok(since) => TimeSpec {
+            sec: since.as_secs() as i64,
+            nsec: since.subsec_nanos(),
+        },
         Err(before) => {
             let before = before.duration();
             let (sec, nsec) = (-(before.as_secs() as i64), before.subsec_nanos());
             match nsec {
                 0 => TimeSpec { sec, nsec: 0 },
-                nsec => TimeSpec { sec: sec - 1, nsec: 1_000_000_000 - nsec },
+                nsec => TimeSpec {
+                    sec: sec - 1,
+                    nsec: 1_000_000_000 - nsec,
+                },
             }
         }
     }
@@ -67,7 +73,11 @@ pub(crate) fn attr(attr: &Attr) -> FileAttr {
 }
 
 pub(crate) fn cred(request: &Request) -> Cred {
-    Cred { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+    Cred {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+    }
 }
 
 pub(crate) fn ino(ino: INodeNo) -> Ino {
@@ -86,8 +96,14 @@ mod tests {
     fn times_before_the_epoch_survive() {
         for at in [
             TimeSpec { sec: 0, nsec: 0 },
-            TimeSpec { sec: 1_700_000_000, nsec: 999_999_999 },
-            TimeSpec { sec: -1, nsec: 500_000_000 },
+            TimeSpec {
+                sec: 1_700_000_000,
+                nsec: 999_999_999,
+            },
+            TimeSpec {
+                sec: -1,
+                nsec: 500_000_000,
+            },
             TimeSpec { sec: -7, nsec: 0 },
         ] {
             assert_eq!(time_spec(time(at)), at);

@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use forebay_client::Client;
+use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -39,7 +39,7 @@ pub struct Mounted {
     /// Device number of the mount: tells it from whatever may be there after it.
     dev: u64,
     session: Mutex<Option<BackgroundSession>>,
-    ended: std::sync::Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>,
+    ended: adapter::EndCall,
 }
 
 /// Mounts and serves on background threads.
@@ -53,7 +53,11 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         MountOption::NoSuid,
         MountOption::NoAtime,
     ];
-    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.acl = if options.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
     config.n_threads = Some(options.threads.max(1));
     let adapter = adapter::Adapter::new(client, options.passthrough)?;
     let ended = adapter.on_destroy();
@@ -83,7 +87,11 @@ fn open_as_root(options: &MountOptions) -> io::Result<Option<OwnedFd>> {
     let device = rustix::fs::open("/dev/fuse", flags, Mode::empty())?;
     let uid = rustix::process::getuid().as_raw();
     let gid = rustix::process::getgid().as_raw();
-    let others = if options.allow_other { ",allow_other" } else { "" };
+    let others = if options.allow_other {
+        ",allow_other"
+    } else {
+        ""
+    };
     let data = format!(
         "fd={},rootmode={:o},user_id={uid},group_id={gid},default_permissions{others}",
         device.as_raw_fd(),
@@ -124,7 +132,11 @@ impl Mounted {
     }
 
     fn detach(&self, lazily: bool) -> io::Result<()> {
-        let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+        let flags = if lazily {
+            UnmountFlags::DETACH
+        } else {
+            UnmountFlags::empty()
+        };
         match rustix::mount::unmount(&self.mount_point, flags | UnmountFlags::NOFOLLOW) {
             Ok(()) => Ok(()),
             Err(rustix::io::Errno::PERM) => self.detach_by_helper(lazily),
@@ -135,7 +147,10 @@ impl Mounted {
     /// An ordinary user needs the set-user-id helper of fuse3.
     fn detach_by_helper(&self, lazily: bool) -> io::Result<()> {
         let mut command = Command::new("fusermount3");
-        command.arg(if lazily { "-uz" } else { "-u" }).arg("--").arg(&self.mount_point);
+        command
+            .arg(if lazily { "-uz" } else { "-u" })
+            .arg("--")
+            .arg(&self.mount_point);
         let output = command.output()?;
         if output.status.success() {
             return Ok(());

@@ -38,7 +38,9 @@ impl Pool {
         inner.threads += 1;
         drop(inner);
         let shared = self.shared.clone();
-        let spawned = std::thread::Builder::new().name("fb-wait".into()).spawn(move || work(&shared));
+        let spawned = std::thread::Builder::new()
+            .name("fb-wait".into())
+            .spawn(move || work(&shared));
         if spawned.is_err() {
             let mut inner = self.shared.0.lock();
             inner.threads -= 1;

@@ -22,6 +22,9 @@ const GROUP_RULE_TTL: Duration = Duration::from_secs(1);
 /// between is noticed when the new file is demoted, as one who takes it later.
 const ABSENT_TTL: Duration = Duration::from_millis(50);
 
+/// A name in a directory.
+pub type Place = (Arc<Dir>, Box<[u8]>);
+
 /// Names of burst-buffer files in one directory.
 pub(crate) type Children = HashMap<Box<[u8]>, Arc<File>>;
 
@@ -33,7 +36,7 @@ pub struct Dir {
     pub ino: Ino,
     /// Parent and name; `None` for the root. An outsider may move the directory: a lookup that
     /// finds it elsewhere corrects this.
-    place: Mutex<Option<(Arc<Dir>, Box<[u8]>)>>,
+    place: Mutex<Option<Place>>,
     /// Burst-buffer files here. The lock also orders all changes of names in this directory.
     children: Mutex<Children>,
     handle: Mutex<Option<PfsDir>>,
@@ -49,7 +52,7 @@ pub struct Dir {
 }
 
 impl Dir {
-    pub(crate) fn new(key: DirKey, ino: Ino, place: Option<(Arc<Dir>, Box<[u8]>)>) -> Dir {
+    pub(crate) fn new(key: DirKey, ino: Ino, place: Option<Place>) -> Dir {
         Dir {
             key,
             ino,
@@ -65,7 +68,7 @@ impl Dir {
     }
 
     /// Parent and name; `None` for the root.
-    pub fn place(&self) -> Option<(Arc<Dir>, Box<[u8]>)> {
+    pub fn place(&self) -> Option<Place> {
         self.place.lock().clone()
     }
 
@@ -130,7 +133,10 @@ impl Dir {
 
     /// Whether it said so a moment ago: the kernel looks a name up before it creates it.
     pub(crate) fn is_absent(&self, name: &[u8]) -> bool {
-        self.absent.lock().as_ref().is_some_and(|(at, n)| at.elapsed() < ABSENT_TTL && **n == *name)
+        self.absent
+            .lock()
+            .as_ref()
+            .is_some_and(|(at, n)| at.elapsed() < ABSENT_TTL && **n == *name)
     }
 
     pub(crate) fn learn_group_rule(&self, stat: &PfsStat) {

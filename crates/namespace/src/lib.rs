@@ -15,13 +15,13 @@ mod record;
 mod residency;
 mod table;
 
-pub use dir::Dir;
+pub use dir::{Dir, Place};
 pub use error::NsError;
 pub use file::{File, FileState};
 pub use namespace::{Garbage, Loaded, Namespace, PendingRename};
 pub use ops::create::NewFile;
-pub use ops::lookup::Found;
+pub use ops::lookup::{Found, Resolved};
 pub use ops::setattr::{AttrPlan, without_set_id};
-pub use record::{DirKey, FileRecord, Meta, Published, Residency, Temporary};
+pub use record::{DirKey, FileRecord, Meta, Published, Residency, Temporary, Xattrs};
 pub use residency::{Demotion, Placed};
 pub use table::{Node, PlainNode};

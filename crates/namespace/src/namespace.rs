@@ -113,7 +113,10 @@ impl Namespace {
                 failure.is_none()
             })?;
         // All of them, for objects whose own record was not written any more name them too.
-        let dirs: Vec<_> = dir_records.keys().filter_map(|key| self.load_dir(*key, &dir_records, 0)).collect();
+        let dirs: Vec<_> = dir_records
+            .keys()
+            .filter_map(|key| self.load_dir(*key, &dir_records, 0))
+            .collect();
         let mut files = Vec::new();
         let mut lost = Vec::new();
         self.store
@@ -121,7 +124,7 @@ impl Namespace {
                 match (record::object_of_key(key), record::decode(value)) {
                     (Some(object), Ok(file)) => match self.load_file(object, file, &dir_records) {
                         Ok(file) => files.push(file),
-                        Err(file) => lost.push((object, file)),
+                        Err(file) => lost.push((object, *file)),
                     },
                     (_, Err(error)) => failure = Some(error),
                     (None, _) => failure = Some(NsError::Record("file key".into())),
@@ -153,7 +156,13 @@ impl Namespace {
             })?;
         match failure {
             Some(error) => Err(error),
-            None => Ok(Loaded { files, garbage, renames, lost, dirs }),
+            None => Ok(Loaded {
+                files,
+                garbage,
+                renames,
+                lost,
+                dirs,
+            }),
         }
     }
 
@@ -162,16 +171,16 @@ impl Namespace {
         object: ObjectId,
         file: FileRecord,
         dir_records: &HashMap<DirKey, DirRecord>,
-    ) -> Result<Arc<File>, FileRecord> {
+    ) -> Result<Arc<File>, Box<FileRecord>> {
         let mut names = Vec::new();
         for (key, name) in &file.names {
             match self.load_dir(*key, dir_records, 0) {
                 Some(dir) => names.push((dir, name.clone().into_boxed_slice())),
-                None => return Err(file),
+                None => return Err(Box::new(file)),
             }
         }
         if names.is_empty() {
-            return Err(file);
+            return Err(Box::new(file));
         }
         let state = FileState {
             names: names.clone(),

@@ -137,6 +137,9 @@ pub struct Residency {
     pub temporary: Option<Temporary>,
 }
 
+/// Extended attributes: names and values.
+pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// A file in the burst buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
@@ -147,7 +150,7 @@ pub struct FileRecord {
     /// Attributes.
     pub meta: Meta,
     /// Extended attributes; authoritative while the file is dirty, else the PFS has them.
-    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub xattrs: Xattrs,
     /// Residency.
     pub residency: Residency,
 }

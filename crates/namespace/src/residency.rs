@@ -157,7 +157,13 @@ impl Namespace {
     }
 
     /// The object has been copied to another tier, which has it from now on.
-    pub fn migrated(&self, file: &File, generation: Generation, tier: TierId, exclusive: bool) -> Result<bool, NsError> {
+    pub fn migrated(
+        &self,
+        file: &File,
+        generation: Generation,
+        tier: TierId,
+        exclusive: bool,
+    ) -> Result<bool, NsError> {
         let mut state = file.lock();
         if state.residency.generation != generation || (state.residency.writing && !exclusive) {
             return Ok(false);
@@ -228,7 +234,11 @@ impl Namespace {
     /// Renames a whole, verified and flushed copy into place. With `itself` it is no copy but the
     /// object at this place, which is then no longer in its tier; so the file is clean from the
     /// rename on, and the caller sees to it that nobody opens it before it is evicted.
-    pub fn place(&self, demotion: &Demotion, itself: Option<(&PfsDir, &[u8])>) -> Result<Placed, NsError> {
+    pub fn place(
+        &self,
+        demotion: &Demotion,
+        itself: Option<(&PfsDir, &[u8])>,
+    ) -> Result<Placed, NsError> {
         let source = itself.unwrap_or((&demotion.handle, &demotion.temporary));
         let _children = demotion.dir.lock();
         let (expected, names) = {
@@ -261,18 +271,20 @@ impl Namespace {
         };
         // Changes of attributes between the rename and the new state would be lost with the object.
         let held = itself.map(|_| demotion.file.lock());
-        if held.as_ref().is_some_and(|state| state.generation() != demotion.generation) {
+        if held
+            .as_ref()
+            .is_some_and(|state| state.generation() != demotion.generation)
+        {
             return Ok(Placed::Superseded);
         }
-        match self.pfs.rename(
-            source.0,
-            source.1,
-            &demotion.handle,
-            &demotion.name,
-            mode,
-        ) {
+        match self
+            .pfs
+            .rename(source.0, source.1, &demotion.handle, &demotion.name, mode)
+        {
             Ok(()) => {}
-            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => return self.place_beside(demotion, source),
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
+                return self.place_beside(demotion, source);
+            }
             Err(e) => return Err(e.into()),
         }
         self.place_links(demotion, &names[1..])?;
@@ -302,7 +314,11 @@ impl Namespace {
         Ok(())
     }
 
-    fn place_beside(&self, demotion: &Demotion, source: (&PfsDir, &[u8])) -> Result<Placed, NsError> {
+    fn place_beside(
+        &self,
+        demotion: &Demotion,
+        source: (&PfsDir, &[u8]),
+    ) -> Result<Placed, NsError> {
         let stamp = forebay_types::TimeSpec::now().sec;
         for attempt in 0..100u32 {
             let mut name = demotion.name.to_vec();
@@ -378,17 +394,21 @@ impl Namespace {
     /// Drops a clean copy. `false` if the file is not clean (any more) or is busy: undrained data
     /// is never evicted.
     pub fn evict(&self, file: &Arc<File>) -> Result<bool, NsError> {
-        let name = file.lock().names.first().cloned();
-        let Some((dir, name)) = name else {
+        let names = file.lock().names.clone();
+        let Some((first, name)) = names.first().cloned() else {
             return Ok(false);
         };
-        let mut children = dir.lock();
+        // Directories are locked in the order of their keys, as by a rename.
+        let mut dirs: Vec<Arc<Dir>> = names.iter().map(|(dir, _)| dir.clone()).collect();
+        dirs.sort_by_key(|dir| dir.key);
+        dirs.dedup_by_key(|dir| dir.key);
+        let mut children: Vec<_> = dirs.iter().map(|dir| dir.lock()).collect();
         let mut state = file.lock();
-        let here = state.names.len() == 1
-            && state
-                .names
-                .first()
-                .is_some_and(|(d, n)| Arc::ptr_eq(d, &dir) && *n == name);
+        let same = |a: &(Arc<Dir>, Box<[u8]>), b: &(Arc<Dir>, Box<[u8]>)| {
+            Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1
+        };
+        let here = state.names.len() == names.len()
+            && state.names.iter().zip(&names).all(|(a, b)| same(a, b));
         let residency = state.residency;
         let Some(published) = residency.published.filter(|_| here) else {
             return Ok(false);
@@ -400,25 +420,33 @@ impl Namespace {
         let garbage = self.drop_file(&mut batch, file, &state)?;
         self.commit(batch)?;
         state.names.clear();
-        children.remove(&name);
+        for (dir, name) in &names {
+            let at = dirs.iter().position(|d| Arc::ptr_eq(d, dir));
+            at.and_then(|at| children[at].remove(name));
+        }
         drop(state);
         drop(children);
+        self.leave(file, first, name, published);
+        self.add_garbage(garbage);
+        Ok(true)
+    }
+
+    /// From now on the id stands for the file on the PFS.
+    fn leave(&self, file: &File, parent: Arc<Dir>, name: Box<[u8]>, published: Published) {
+        let id = forebay_tiers::PfsId {
+            dev: self.root_dev,
+            ino: published.ino,
+            btime_ns: published.btime_ns,
+        };
         let node = PlainNode {
             kind: FileKind::Regular,
-            parent: dir,
+            parent,
             name,
-            id: forebay_tiers::PfsId {
-                dev: self.root_dev,
-                ino: published.ino,
-                btime_ns: published.btime_ns,
-            },
+            id,
         };
         let mut table = self.table.lock();
         table.replace(file.ino, Node::Plain(node));
         table.unreserve(file.ino);
-        drop(table);
-        self.add_garbage(garbage);
-        Ok(true)
     }
 
     /// The file's data is gone from the burst buffer through no order of ours (memory after a

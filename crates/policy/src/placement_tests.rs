@@ -92,10 +92,7 @@ fn leases() {
     let large = tier(0, TierKind::Ssd, 100_000, 90_000);
     assert_eq!(mib(grant_passthrough_write(&large, None, 0)), Some(1024));
     let less = tier(0, TierKind::Ssd, 100_000, 16 * 1024);
-    assert_eq!(
-        mib(grant_passthrough_write(&less, None, 0)),
-        Some(1024)
-    );
+    assert_eq!(mib(grant_passthrough_write(&less, None, 0)), Some(1024));
     assert_eq!(
         grant_passthrough_write(&less, None, 1),
         None,

@@ -67,7 +67,10 @@ pub struct Applications {
 impl Applications {
     /// None yet.
     pub fn new(origin: Instant) -> Applications {
-        Applications { inner: Mutex::default(), origin }
+        Applications {
+            inner: Mutex::default(),
+            origin,
+        }
     }
 
     /// Seconds since the origin: the clock of the policy.
@@ -105,7 +108,9 @@ impl Applications {
     /// A file was opened for writing.
     pub fn opened_for_write(&self, object: ObjectId) {
         let now = self.now_s();
-        self.inner.lock().on_version(object, |versions, version| versions.opened_for_write(version, now));
+        self.inner.lock().on_version(object, |versions, version| {
+            versions.opened_for_write(version, now)
+        });
     }
 
     /// A file was opened.
@@ -157,7 +162,9 @@ impl Applications {
         let inner = self.inner.lock();
         let facts = inner.files.get(&object).copied();
         let outdated = facts.is_some_and(|f| match f.version {
-            Some(version) => inner.applications[f.application as usize].versions.is_outdated(version, now),
+            Some(version) => inner.applications[f.application as usize]
+                .versions
+                .is_outdated(version, now),
             None => false,
         });
         let time = |get: fn(&FileFacts) -> f32| facts.as_ref().map_or(0.0, |f| f64::from(get(f)));
@@ -186,7 +193,10 @@ impl Applications {
     /// Figures by number.
     pub fn figures(&self) -> Vec<Figures> {
         let inner = self.inner.lock();
-        let figures = |a: &Application| Figures { name: a.name.clone(), newest: a.newest };
+        let figures = |a: &Application| Figures {
+            name: a.name.clone(),
+            newest: a.newest,
+        };
         inner.applications.iter().map(figures).collect()
     }
 }
@@ -210,7 +220,10 @@ impl Inner {
         if let Some(facts) = self.files.get(&object).copied()
             && let Some(version) = facts.version
         {
-            act(&mut self.applications[facts.application as usize].versions, version);
+            act(
+                &mut self.applications[facts.application as usize].versions,
+                version,
+            );
         }
     }
 }

@@ -52,7 +52,11 @@ impl ErrorLog {
         if entries.len() >= limits::ERRORS_REMEMBERED_MAX {
             entries.pop_front();
         }
-        entries.push_back(PathFailure { path, errno, reason });
+        entries.push_back(PathFailure {
+            path,
+            errno,
+            reason,
+        });
     }
 
     /// What was wrong with this path no longer is.
@@ -154,7 +158,11 @@ impl Core {
             instance: self.ns.instance(),
             object: file.object,
             path,
-            parent: ParentKey { dev_ordinal: parent.dev, ino: parent.ino, btime_ns: parent.btime_ns },
+            parent: ParentKey {
+                dev_ordinal: parent.dev,
+                ino: parent.ino,
+                btime_ns: parent.btime_ns,
+            },
             name,
             mode: u32::from(state.meta.perm),
             uid: state.meta.uid,
@@ -179,7 +187,14 @@ impl Core {
                 self.ns.add_garbage(garbage);
                 continue;
             }
-            if self.remove_objects(garbage.object, &garbage.tiers) {
+            // An open file may have moved after it was unlinked.
+            let now = file.as_ref().map(|file| file.lock().residency);
+            let moved = [
+                now.map(|r| r.tier),
+                now.and_then(|r| r.shadow).map(|(tier, _)| tier),
+            ];
+            let tiers: Vec<_> = garbage.tiers.iter().chain(&moved).copied().collect();
+            if self.remove_objects(garbage.object, &tiers) {
                 removed.push(garbage.object);
             }
             self.ledger.release(garbage.object);

@@ -62,8 +62,19 @@ struct Parts {
 
 impl Parts {
     fn of(self, demotion: Demotion) -> Copying {
-        let Parts { source, before, file, report } = self;
-        Copying { demotion, source, before, file, report }
+        let Parts {
+            source,
+            before,
+            file,
+            report,
+        } = self;
+        Copying {
+            demotion,
+            source,
+            before,
+            file,
+            report,
+        }
     }
 }
 
@@ -123,7 +134,12 @@ fn begin(core: &Core, object: ObjectId) -> Option<Demotion> {
             None
         }
         Err(error) => {
-            note_failure(core, &file, error.errno(), &format!("its directory on the PFS: {error}"));
+            note_failure(
+                core,
+                &file,
+                error.errno(),
+                &format!("its directory on the PFS: {error}"),
+            );
             core.drain.finished(object, true, true);
             None
         }
@@ -136,16 +152,31 @@ fn note_failure(core: &Core, file: &File, errno: Errno, reason: &str) {
         state.error_unreported |= state.error != Some(errno);
         state.error = Some(errno);
     }
-    core.report(file.path(), errno, format!("not demoted: {reason}; the data is kept and tried again"));
+    core.report(
+        file.path(),
+        errno,
+        format!("not demoted: {reason}; the data is kept and tried again"),
+    );
 }
 
 /// Creates and fills the temporary file, as the owner where the PFS lets them.
 fn copy_one(core: &Core, demotion: &Demotion) -> Result<Parts, Failure> {
-    let on_object = |e: std::io::Error| Failure::Error((&e).into(), format!("its object cannot be opened: {e}"));
-    let source = core.tiers.open_object(demotion.tier, demotion.file.object).map_err(on_object)?;
+    let on_object = |e: std::io::Error| {
+        Failure::Error((&e).into(), format!("its object cannot be opened: {e}"))
+    };
+    let source = core
+        .tiers
+        .open_object(demotion.tier, demotion.file.object)
+        .map_err(on_object)?;
     let before = source.stat().map_err(on_object)?;
     let temporary = create_temporary(core, demotion).map_err(on_pfs("temporary file"))?;
-    let ino = core.ns.pfs().stat_file(&temporary).map_err(on_pfs("temporary file"))?.id.ino;
+    let ino = core
+        .ns
+        .pfs()
+        .stat_file(&temporary)
+        .map_err(on_pfs("temporary file"))?
+        .id
+        .ino;
     core.ns.note_temporary(demotion, ino)?;
     let destination = FileObject::new(temporary);
     let control = CopyControl {
@@ -168,7 +199,12 @@ fn copy_one(core: &Core, demotion: &Demotion) -> Result<Parts, Failure> {
     for warning in warnings {
         core.report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
     }
-    Ok(Parts { source, before, file: destination, report })
+    Ok(Parts {
+        source,
+        before,
+        file: destination,
+        report,
+    })
 }
 
 fn copy_failure(error: CopyError) -> Failure {
@@ -209,7 +245,11 @@ fn flush(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
             Err(error) => {
                 let errno = Errno::from(&error);
                 for one in &copied {
-                    give_up(core, &one.demotion, Failure::Error(errno, format!("flush of the PFS: {error}")));
+                    give_up(
+                        core,
+                        &one.demotion,
+                        Failure::Error(errno, format!("flush of the PFS: {error}")),
+                    );
                 }
                 Vec::new()
             }
@@ -242,7 +282,11 @@ fn verify_all(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
         Ok(()) => verified,
         Err(error) => {
             for one in &verified {
-                give_up(core, &one.demotion, Failure::Error(error.errno(), error.to_string()));
+                give_up(
+                    core,
+                    &one.demotion,
+                    Failure::Error(error.errno(), error.to_string()),
+                );
             }
             Vec::new()
         }
@@ -251,13 +295,25 @@ fn verify_all(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
 
 fn verify_one(core: &Core, one: &Copying) -> Result<(), Failure> {
     if core.settings.demotion.verify == Verify::Media {
-        one.file.drop_cache().map_err(on_pfs("dropping its cache"))?;
+        one.file
+            .drop_cache()
+            .map_err(on_pfs("dropping its cache"))?;
     }
-    verify(&one.file, &one.report, &|| !core.ns.is_current(&one.demotion)).map_err(copy_failure)?;
+    verify(&one.file, &one.report, &|| {
+        !core.ns.is_current(&one.demotion)
+    })
+    .map_err(copy_failure)?;
     // Writes that the server does not see show here.
-    let now = one.source.stat().map_err(|e| Failure::Error((&e).into(), format!("its object: {e}")))?;
+    let now = one
+        .source
+        .stat()
+        .map_err(|e| Failure::Error((&e).into(), format!("its object: {e}")))?;
     let same = (now.size, now.mtime) == (one.before.size, one.before.mtime);
-    if same { Ok(()) } else { Err(Failure::Superseded) }
+    if same {
+        Ok(())
+    } else {
+        Err(Failure::Superseded)
+    }
 }
 
 fn publish(core: &Core, verified: Vec<Copying>) {
@@ -313,10 +369,15 @@ fn settle(core: &Core, demotion: &Demotion, report: &CopyReport, outcome: &Place
         core.wake_collector();
         return;
     }
-    match core.ns.confirm(demotion, report.crc, KvDurability::Buffered) {
+    match core
+        .ns
+        .confirm(demotion, report.crc, KvDurability::Buffered)
+    {
         Ok(current) => {
             core.errors.clear(&path);
-            core.counters.demoted_bytes.fetch_add(report.logical_bytes, Ordering::Relaxed);
+            core.counters
+                .demoted_bytes
+                .fetch_add(report.logical_bytes, Ordering::Relaxed);
             core.counters.demoted_files.fetch_add(1, Ordering::Relaxed);
             if current {
                 core.ledger.set_dirty(object, false);
@@ -335,7 +396,10 @@ fn give_up(core: &Core, demotion: &Demotion, failure: Failure) {
     match pfs.unlink(&demotion.handle, &demotion.temporary) {
         Ok(()) => {}
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-        Err(e) => tracing::warn!("temporary file {} stays on the PFS: {e}", demotion.temporary.escape_ascii()),
+        Err(e) => tracing::warn!(
+            "temporary file {} stays on the PFS: {e}",
+            demotion.temporary.escape_ascii()
+        ),
     }
     give_up_keeping(core, demotion, failure);
 }
@@ -353,7 +417,10 @@ fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {
     if let Err(error) = core.ns.abandon(demotion, errno) {
         core.report(file.path(), error.errno(), error.to_string());
     }
-    let written = core.opens.by_ino(file.ino).is_some_and(|open| open.is_written());
+    let written = core
+        .opens
+        .by_ino(file.ino)
+        .is_some_and(|open| open.is_written());
     let again = !written && !file.lock().is_unlinked();
     core.drain.finished(file.object, again, failed);
 }
@@ -374,9 +441,16 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
         object.0 & 0xff
     );
     let name = object.to_string().into_bytes();
-    let dir = pfs.open_dir_path(shelf.as_bytes()).map_err(on_pfs("overflow directory"))?;
-    let file = FileObject::new(pfs.open_file(&dir, &name, true).map_err(on_pfs("overflow object"))?);
-    let stat = pfs.stat_file(file.file()).map_err(on_pfs("overflow object"))?;
+    let dir = pfs
+        .open_dir_path(shelf.as_bytes())
+        .map_err(on_pfs("overflow directory"))?;
+    let file = FileObject::new(
+        pfs.open_file(&dir, &name, true)
+            .map_err(on_pfs("overflow object"))?,
+    );
+    let stat = pfs
+        .stat_file(file.file())
+        .map_err(on_pfs("overflow object"))?;
     core.ns.note_temporary(demotion, stat.id.ino)?;
     file.sync(false).map_err(on_pfs("flush"))?;
     let crc = match forebay_tiers::checksum(&file, stat.size, &|| !core.ns.is_current(demotion)) {
@@ -395,7 +469,11 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
         let identity = core.identity(&demotion.file, false);
         file.set_identity(&identity).map_err(on_pfs("attributes"))?;
     }
-    let report = CopyReport { logical_bytes: stat.size, data_bytes: 0, crc };
+    let report = CopyReport {
+        logical_bytes: stat.size,
+        data_bytes: 0,
+        crc,
+    };
     match placed? {
         Placed::Superseded => return Err(Failure::Superseded),
         placed => {
@@ -416,7 +494,14 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
 fn become_plain(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
     let meta = &demotion.meta;
     let warnings = apply_metadata(
-        core.ns.pfs(), file.file(), meta.uid, meta.gid, meta.perm, &demotion.xattrs, meta.atime, meta.mtime,
+        core.ns.pfs(),
+        file.file(),
+        meta.uid,
+        meta.gid,
+        meta.perm,
+        &demotion.xattrs,
+        meta.atime,
+        meta.mtime,
     )
     .map_err(on_pfs("attributes"))?;
     for warning in warnings {

@@ -4,8 +4,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_policy::demotion::{DrainItem, PlacementPolicy, drain_order, order_demotion};
 use forebay_policy::UnknownName;
+use forebay_policy::demotion::{DrainItem, PlacementPolicy, drain_order, order_demotion};
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::trigger::{Drive, Trigger, TriggerConfig};
 use forebay_types::{Ino, ObjectId};
@@ -61,7 +61,10 @@ pub struct DrainQueue {
 impl DrainQueue {
     /// An empty queue.
     pub fn new(settings: &Settings, origin: Instant) -> Result<DrainQueue, String> {
-        let policy: DrainPolicy = settings.policy.parse().map_err(|e: UnknownName| e.to_string())?;
+        let policy: DrainPolicy = settings
+            .policy
+            .parse()
+            .map_err(|e: UnknownName| e.to_string())?;
         let settings = &settings.demotion;
         let start_fraction = match policy {
             DrainPolicy::Bbos => settings.start_fraction,
@@ -161,16 +164,23 @@ impl DrainQueue {
         }
         let now = Instant::now();
         let ready = |o: &&ObjectId| inner.retries.get(o).is_none_or(|r| r.at <= now);
-        inner.waiting.iter().filter(ready).take(64).any(|object| {
-            core.file(*object).is_some_and(|file| file.ino != writer)
-        })
+        inner
+            .waiting
+            .iter()
+            .filter(ready)
+            .take(64)
+            .any(|object| core.file(*object).is_some_and(|file| file.ino != writer))
     }
 
     /// Bytes per second demoted lately.
     pub fn rate_bytes_per_s(&self) -> u64 {
         let mut inner = self.inner.lock();
         let now = Instant::now();
-        while inner.recent.front().is_some_and(|(at, _)| now - *at > RATE_WINDOW) {
+        while inner
+            .recent
+            .front()
+            .is_some_and(|(at, _)| now - *at > RATE_WINDOW)
+        {
             inner.recent.pop_front();
         }
         let Some((first, _)) = inner.recent.front() else {
@@ -201,7 +211,13 @@ impl DrainQueue {
         if failed {
             let before = inner.retries.get(&object).map(|r| r.after * 2);
             let after = before.unwrap_or(self.retry_after).min(RETRY_AFTER_MAX);
-            inner.retries.insert(object, Retry { at: Instant::now() + after, after });
+            inner.retries.insert(
+                object,
+                Retry {
+                    at: Instant::now() + after,
+                    after,
+                },
+            );
         } else {
             inner.retries.remove(&object);
         }
@@ -249,7 +265,13 @@ impl DrainQueue {
         batch
     }
 
-    fn pick_in_order(&self, inner: &mut Inner, core: &Core, batch: &mut Vec<ObjectId>, bytes: &mut u64) {
+    fn pick_in_order(
+        &self,
+        inner: &mut Inner,
+        core: &Core,
+        batch: &mut Vec<ObjectId>,
+        bytes: &mut u64,
+    ) {
         let now = Instant::now();
         if inner.order.is_empty() || now - inner.ordered_at > ORDER_AGE_MAX {
             inner.order = ordered(core, &inner.waiting, &inner.retries, now);
@@ -294,9 +316,14 @@ fn ordered(
     retries: &HashMap<ObjectId, Retry>,
     now: Instant,
 ) -> VecDeque<ObjectId> {
-    let ready = waiting.iter().filter(|o| retries.get(o).is_none_or(|r| r.at <= now));
+    let ready = waiting
+        .iter()
+        .filter(|o| retries.get(o).is_none_or(|r| r.at <= now));
     let mut candidates: Vec<_> = ready
-        .map(|&object| core.apps.candidate(object, core.ledger.used_bytes(object), false))
+        .map(|&object| {
+            core.apps
+                .candidate(object, core.ledger.used_bytes(object), false)
+        })
         .collect();
     order_demotion(PlacementPolicy::Bbos, &mut candidates, core.apps.now_s());
     let head = candidates.len().min(BATCH_FILES_MAX * 2);
@@ -304,7 +331,10 @@ fn ordered(
         .iter()
         .map(|c| DrainItem {
             id: c.id,
-            path: core.file(ObjectId(c.id)).map(|f| f.path()).unwrap_or_default(),
+            path: core
+                .file(ObjectId(c.id))
+                .map(|f| f.path())
+                .unwrap_or_default(),
             bytes: c.bytes,
         })
         .collect();

@@ -68,7 +68,11 @@ impl Facts {
     pub fn follow(&mut self, settings: &Settings) {
         self.mount = settings.mount.clone();
         self.dram_bytes = settings.dram_bytes;
-        self.ssd = settings.ssd.iter().map(|s| (s.dir.clone(), s.capacity_bytes)).collect();
+        self.ssd = settings
+            .ssd
+            .iter()
+            .map(|s| (s.dir.clone(), s.capacity_bytes))
+            .collect();
     }
 
     /// Settings to open the state with, without serving.

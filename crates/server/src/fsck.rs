@@ -34,7 +34,13 @@ impl Core {
                 }
             });
             if let Err(error) = listed {
-                finding(&mut report, slot.tier.name().as_bytes().to_vec(), format!("cannot be listed: {error}"), "none", false);
+                finding(
+                    &mut report,
+                    slot.tier.name().as_bytes().to_vec(),
+                    format!("cannot be listed: {error}"),
+                    "none",
+                    false,
+                );
             }
             for object in orphans {
                 // Created since `known` was read, or about to be collected: not an orphan.
@@ -46,27 +52,55 @@ impl Core {
         report
     }
 
-    fn check_file(&self, file: &Arc<File>, dry_run: bool, checksums: bool, report: &mut FsckReport) {
+    fn check_file(
+        &self,
+        file: &Arc<File>,
+        dry_run: bool,
+        checksums: bool,
+        report: &mut FsckReport,
+    ) {
         let (residency, size, name) = {
             let state = file.lock();
             if state.is_unlinked() || state.demoting {
                 return;
             }
-            (state.residency, state.meta.size, state.names.first().cloned())
+            (
+                state.residency,
+                state.meta.size,
+                state.names.first().cloned(),
+            )
         };
         let path = file.path();
         let object = match self.tiers.open_object(residency.tier, file.object) {
             Ok(object) => object,
             Err(error) => {
                 let clean = residency.clean;
-                let action = if clean { "its record is dropped: the PFS has it" } else { "none: the data is not on the PFS" };
+                let action = if clean {
+                    "its record is dropped: the PFS has it"
+                } else {
+                    "none: the data is not on the PFS"
+                };
                 let mended = clean && (dry_run || self.ns.disown(file).is_ok());
-                return finding(report, path, format!("its object cannot be opened: {error}"), action, mended);
+                return finding(
+                    report,
+                    path,
+                    format!("its object cannot be opened: {error}"),
+                    action,
+                    mended,
+                );
             }
         };
         let found = match object.stat() {
             Ok(stat) => stat.size,
-            Err(error) => return finding(report, path, format!("its object does not answer: {error}"), "none", false),
+            Err(error) => {
+                return finding(
+                    report,
+                    path,
+                    format!("its object does not answer: {error}"),
+                    "none",
+                    false,
+                );
+            }
         };
         if found != size {
             let problem = format!("its object has {found} bytes, its record {size}");
@@ -74,11 +108,22 @@ impl Core {
         }
         self.check_identity(file, residency.tier, &path, report);
         if let (true, Some((dir, name))) = (residency.clean, &name) {
-            let stat = self.ns.open_dir(dir).and_then(|d| Ok(self.ns.pfs().stat(&d, name)?));
-            let same = stat.as_ref().is_ok_and(|s| residency.published == Some(Published::from(s)));
+            let stat = self
+                .ns
+                .open_dir(dir)
+                .and_then(|d| Ok(self.ns.pfs().stat(&d, name)?));
+            let same = stat
+                .as_ref()
+                .is_ok_and(|s| residency.published == Some(Published::from(s)));
             if !same {
                 let dropped = dry_run || self.evict(file).is_some();
-                return finding(report, path, "changed or removed on the PFS since it was copied".into(), "the copy is dropped", dropped);
+                return finding(
+                    report,
+                    path,
+                    "changed or removed on the PFS since it was copied".into(),
+                    "the copy is dropped",
+                    dropped,
+                );
             }
         }
         if let (true, Some(expected)) = (checksums, residency.crc) {
@@ -89,7 +134,13 @@ impl Core {
                     let problem = format!("checksum mismatch: {crc:08x} instead of {expected:08x}");
                     self.mend_copy(file, residency.clean, path, problem, dry_run, report);
                 }
-                Err(error) => finding(report, path, format!("its object cannot be read: {error}"), "none", false),
+                Err(error) => finding(
+                    report,
+                    path,
+                    format!("its object cannot be read: {error}"),
+                    "none",
+                    false,
+                ),
             }
         }
     }
@@ -99,18 +150,45 @@ impl Core {
             return;
         };
         match slot.tier.identity(file.object) {
-            Ok(Some(identity)) if identity.object == file.object && identity.instance == self.ns.instance() => {}
+            Ok(Some(identity))
+                if identity.object == file.object && identity.instance == self.ns.instance() => {}
             Ok(Some(identity)) => {
                 let problem = format!("its object says that it is object {}", identity.object);
-                finding(report, path.to_vec(), problem, "none: compare it with the PFS", false);
+                finding(
+                    report,
+                    path.to_vec(),
+                    problem,
+                    "none: compare it with the PFS",
+                    false,
+                );
             }
-            Ok(None) => finding(report, path.to_vec(), "its object carries no identity".into(), "none", false),
-            Err(error) => finding(report, path.to_vec(), format!("its object's identity: {error}"), "none", false),
+            Ok(None) => finding(
+                report,
+                path.to_vec(),
+                "its object carries no identity".into(),
+                "none",
+                false,
+            ),
+            Err(error) => finding(
+                report,
+                path.to_vec(),
+                format!("its object's identity: {error}"),
+                "none",
+                false,
+            ),
         }
     }
 
     /// A damaged copy: dropped where the PFS has a good one.
-    fn mend_copy(&self, file: &Arc<File>, clean: bool, path: Vec<u8>, problem: String, dry_run: bool, report: &mut FsckReport) {
+    fn mend_copy(
+        &self,
+        file: &Arc<File>,
+        clean: bool,
+        path: Vec<u8>,
+        problem: String,
+        dry_run: bool,
+        report: &mut FsckReport,
+    ) {
         if !clean {
             return finding(report, path, problem, "none: it is the only copy", false);
         }
@@ -122,9 +200,21 @@ impl Core {
         match good {
             true => {
                 let dropped = dry_run || self.evict(file).is_some();
-                finding(report, path, problem, "the copy is dropped: the PFS has a good one", dropped);
+                finding(
+                    report,
+                    path,
+                    problem,
+                    "the copy is dropped: the PFS has a good one",
+                    dropped,
+                );
             }
-            false => finding(report, path, problem, "none: the PFS's copy is not as it was published either", false),
+            false => finding(
+                report,
+                path,
+                problem,
+                "none: the PFS's copy is not as it was published either",
+                false,
+            ),
         }
     }
 
@@ -137,7 +227,14 @@ impl Core {
     }
 
     /// An object without a record: its data is put on the PFS beside where it belonged.
-    fn check_orphan(&self, tier: TierId, slot: &Slot, object: ObjectId, dry_run: bool, report: &mut FsckReport) {
+    fn check_orphan(
+        &self,
+        tier: TierId,
+        slot: &Slot,
+        object: ObjectId,
+        dry_run: bool,
+        report: &mut FsckReport,
+    ) {
         let subject = match slot.tier.identity(object) {
             Ok(Some(identity)) if !identity.path.is_empty() => identity.path,
             _ => object.to_string().into_bytes(),
@@ -148,7 +245,11 @@ impl Core {
         let mended = dry_run || {
             let kept = self.keep_orphan(slot, object, name.as_bytes());
             if let Err(errno) = kept {
-                self.report(subject.clone(), errno, format!("orphan {object} cannot be kept: {errno}"));
+                self.report(
+                    subject.clone(),
+                    errno,
+                    format!("orphan {object} cannot be kept: {errno}"),
+                );
             }
             kept.is_ok() && slot.tier.remove(object).is_ok()
         };
@@ -160,16 +261,30 @@ impl Core {
     fn keep_orphan(&self, slot: &Slot, object: ObjectId, name: &[u8]) -> Result<(), Errno> {
         let source = slot.tier.open(object)?;
         let root = self.ns.pfs().root();
-        let temporary = forebay_tiers::PfsTree::temporary_name(self.ns.instance(), object, Default::default());
+        let temporary =
+            forebay_tiers::PfsTree::temporary_name(self.ns.instance(), object, Default::default());
         let file = FileObject::new(self.ns.pfs().create_temporary(root, &temporary, 0o600)?);
         let report = copy(&*source, &file, &CopyControl::NONE).map_err(|e| e.errno())?;
         file.sync(false)?;
         forebay_tiers::verify(&file, &report, &|| false).map_err(|e| e.errno())?;
-        self.ns.pfs().rename(root, &temporary, root, name, RenameMode::NoReplace)?;
+        self.ns
+            .pfs()
+            .rename(root, &temporary, root, name, RenameMode::NoReplace)?;
         Ok(self.ns.pfs().sync_dir(root)?)
     }
 }
 
-fn finding(report: &mut FsckReport, subject: Vec<u8>, problem: String, action: &str, repaired: bool) {
-    report.findings.push(Finding { subject, problem, action: action.into(), repaired });
+fn finding(
+    report: &mut FsckReport,
+    subject: Vec<u8>,
+    problem: String,
+    action: &str,
+    repaired: bool,
+) {
+    report.findings.push(Finding {
+        subject,
+        problem,
+        action: action.into(),
+        repaired,
+    });
 }

@@ -40,7 +40,9 @@ pub enum StartError {
         why: String,
     },
     /// The state belongs to another PFS.
-    #[error("the state folder {state} was made for the PFS {was}, not {now}; use that, or another state folder")]
+    #[error(
+        "the state folder {state} was made for the PFS {was}, not {now}; use that, or another state folder"
+    )]
     OtherPfs {
         /// State folder.
         state: String,
@@ -50,7 +52,9 @@ pub enum StartError {
         now: String,
     },
     /// A tier with undrained files was not given.
-    #[error("{count} files that are not on the PFS yet are in a tier that was not given; start with the same --dram and --ssd as before")]
+    #[error(
+        "{count} files that are not on the PFS yet are in a tier that was not given; start with the same --dram and --ssd as before"
+    )]
     TierMissing {
         /// How many.
         count: usize,
@@ -62,7 +66,10 @@ pub enum StartError {
 
 fn failed<E: std::fmt::Display>(what: impl Into<String>) -> impl FnOnce(E) -> StartError {
     let what = what.into();
-    move |error| StartError::Failed { what, why: error.to_string() }
+    move |error| StartError::Failed {
+        what,
+        why: error.to_string(),
+    }
 }
 
 /// Why [`Instance::wait_stop`] returned.
@@ -101,10 +108,12 @@ impl Core {
 }
 
 fn open_core(settings: Settings) -> Result<Core, StartError> {
-    let pfs = PfsTree::open(&settings.pfs).map_err(failed(format!("PFS {}", settings.pfs.display())))?;
+    let pfs =
+        PfsTree::open(&settings.pfs).map_err(failed(format!("PFS {}", settings.pfs.display())))?;
     let kv_dir = settings.state.join("kv");
     make_private(&kv_dir).map_err(failed(format!("metadata store {}", kv_dir.display())))?;
-    let store = forebay_kv::open_default(&kv_dir).map_err(failed(format!("metadata store {}", kv_dir.display())))?;
+    let store = forebay_kv::open_default(&kv_dir)
+        .map_err(failed(format!("metadata store {}", kv_dir.display())))?;
     let instance = instance_id(&*store)?;
     let (ns, loaded) = Namespace::open(pfs, store, instance).map_err(failed("metadata store"))?;
     let mut facts = match Facts::load(&ns).map_err(failed("metadata store"))? {
@@ -120,15 +129,18 @@ fn open_core(settings: Settings) -> Result<Core, StartError> {
     };
     facts.follow(&settings);
     if settings.ssd.len() + facts.known_ssd.len() > SSDS_MAX {
-        return Err(StartError::Failed { what: "--ssd".into(), why: format!("more than {SSDS_MAX} directories") });
+        return Err(StartError::Failed {
+            what: "--ssd".into(),
+            why: format!("more than {SSDS_MAX} directories"),
+        });
     }
-    let tiers = TierSet::open(&settings, instance, &mut facts.known_ssd).map_err(failed("tiers"))?;
+    let tiers =
+        TierSet::open(&settings, instance, &mut facts.known_ssd).map_err(failed("tiers"))?;
     let state = settings.state.clone();
     let made = finish_core(settings, ns, loaded, &facts, tiers);
-    made.map_err(|(error, tiers)| {
-        if let Some(tiers) = tiers {
-            tiers.undo(&state);
-        }
+    made.map_err(|failure| {
+        let (error, tiers) = *failure;
+        tiers.undo(&state);
         error
     })
 }
@@ -140,10 +152,17 @@ fn finish_core(
     loaded: forebay_namespace::Loaded,
     facts: &Facts,
     tiers: TierSet,
-) -> Result<Core, (StartError, Option<TierSet>)> {
-    let missing = loaded.files.iter().filter(|f| f.lock().is_dirty() && tiers.get(f.tier()).is_none()).count();
+) -> Result<Core, Box<(StartError, TierSet)>> {
+    let missing = loaded
+        .files
+        .iter()
+        .filter(|f| f.lock().is_dirty() && tiers.get(f.tier()).is_none())
+        .count();
     if missing > 0 {
-        return Err((StartError::TierMissing { count: missing }, Some(tiers)));
+        return Err(Box::new((
+            StartError::TierMissing { count: missing },
+            tiers,
+        )));
     }
     let started = Instant::now();
     let drain = match facts
@@ -152,13 +171,18 @@ fn finish_core(
         .and_then(|()| DrainQueue::new(&settings, started))
     {
         Ok(drain) => drain,
-        Err(why) => return Err((StartError::Failed { what: "demotion".into(), why }, Some(tiers))),
+        Err(why) => {
+            let what = "demotion".into();
+            return Err(Box::new((StartError::Failed { what, why }, tiers)));
+        }
     };
     let has_flash = !settings.ssd.is_empty();
     let core = Core {
         ledger: Ledger::new(&tiers.limits(), settings.demotion.dirty_cap_fraction),
         drain,
-        durability: settings.durability.unwrap_or(Core::default_durability(has_flash)),
+        durability: settings
+            .durability
+            .unwrap_or(Core::default_durability(has_flash)),
         rules: Rules::new(&settings.rules),
         apps: Applications::new(started),
         opens: OpenTable::new(),
@@ -179,7 +203,7 @@ fn finish_core(
     core.restore_totals(facts);
     match core.recover(loaded) {
         Ok(()) => Ok(core),
-        Err(errno) => Err((failed("recovery")(errno), Some(core.tiers))),
+        Err(errno) => Err(Box::new((failed("recovery")(errno), core.tiers))),
     }
 }
 
@@ -194,7 +218,9 @@ fn instance_id(store: &dyn forebay_kv::Store) -> Result<[u8; 16], StartError> {
     std::io::Read::read_exact(&mut random, &mut id).map_err(failed("/dev/urandom"))?;
     let mut batch = forebay_kv::Batch::new();
     batch.put(KEY, id);
-    store.commit(batch, forebay_kv::Durability::Synced).map_err(failed("metadata store"))?;
+    store
+        .commit(batch, forebay_kv::Durability::Synced)
+        .map_err(failed("metadata store"))?;
     Ok(id)
 }
 
@@ -235,7 +261,10 @@ impl Instance {
 
     /// Begins an orderly stop without drain.
     pub fn request_stop(&self) {
-        self.core.order_stop(StopOrder { drain: false, deadline: None });
+        self.core.order_stop(StopOrder {
+            drain: false,
+            deadline: None,
+        });
     }
 
     /// Blocks until the server is to stop. A drain whose deadline passes takes the order back: the
@@ -251,7 +280,10 @@ impl Instance {
             };
             match order {
                 Some(StopOrder { drain: false, .. }) | None => return StopReason::Ordered,
-                Some(StopOrder { drain: true, deadline }) => {
+                Some(StopOrder {
+                    drain: true,
+                    deadline,
+                }) => {
                     if self.drain(deadline) {
                         self.drained.store(true, Ordering::Release);
                         return StopReason::Drained;
@@ -290,7 +322,10 @@ impl Instance {
         for file in files {
             let (dirty, tier) = {
                 let state = file.lock();
-                (state.is_dirty() && !state.is_unlinked(), state.residency.tier)
+                (
+                    state.is_dirty() && !state.is_unlinked(),
+                    state.residency.tier,
+                )
             };
             if dirty {
                 let bytes = core.ledger.used_bytes(file.object);
@@ -327,10 +362,11 @@ impl Instance {
         if let Err(error) = core.ns.sync() {
             tracing::error!("metadata store: {error}");
         }
-        if summary.in_memory_bytes == 0 && !self.memory_in_use() {
-            if let Err(error) = core.tiers.drop_dram(&core.settings.state) {
-                tracing::warn!("the memory tier stays mounted: {error}");
-            }
+        if summary.in_memory_bytes == 0
+            && !self.memory_in_use()
+            && let Err(error) = core.tiers.drop_dram(&core.settings.state)
+        {
+            tracing::warn!("the memory tier stays mounted: {error}");
         }
         core.tiers.tidy_overflow();
         summary
@@ -355,14 +391,20 @@ impl Instance {
         }
     }
 
-    fn move_to_flash(&self, file: &Arc<forebay_namespace::File>, tier: forebay_types::TierId) -> Result<(), forebay_types::Errno> {
+    fn move_to_flash(
+        &self,
+        file: &Arc<forebay_namespace::File>,
+        tier: forebay_types::TierId,
+    ) -> Result<(), forebay_types::Errno> {
         let core = &self.core;
         let source = core.tiers.open_object(tier, file.object)?;
         let bytes = source.stat()?.allocated_bytes;
         let spaces = core.ledger.spaces();
         let flash = spaces
             .iter()
-            .filter(|s| s.kind == forebay_policy::placement::TierKind::Ssd && s.available_bytes() >= bytes)
+            .filter(|s| {
+                s.kind == forebay_policy::placement::TierKind::Ssd && s.available_bytes() >= bytes
+            })
             .max_by_key(|s| s.available_bytes())
             .ok_or(forebay_types::Errno::ENOSPC)?;
         let to = forebay_types::TierId(flash.index as u8);
@@ -403,12 +445,17 @@ impl Instance {
 }
 
 /// Checks a state folder whose instance does not run. The caller holds its lock.
-pub fn fsck_offline(state: &Path, dry_run: bool, checksums: bool) -> Result<FsckReport, StartError> {
+pub fn fsck_offline(
+    state: &Path,
+    dry_run: bool,
+    checksums: bool,
+) -> Result<FsckReport, StartError> {
     let kv_dir = state.join("kv");
     if !kv_dir.is_dir() {
         return Err(StartError::NoInstance(state.display().to_string()));
     }
-    let store = forebay_kv::open_default(&kv_dir).map_err(failed(format!("metadata store {}", kv_dir.display())))?;
+    let store = forebay_kv::open_default(&kv_dir)
+        .map_err(failed(format!("metadata store {}", kv_dir.display())))?;
     let facts = match store.get(b"c/instance").map_err(failed("metadata store"))? {
         Some(bytes) => postcard::from_bytes::<Facts>(&bytes).map_err(failed("metadata store"))?,
         None => return Err(StartError::NoInstance(state.display().to_string())),

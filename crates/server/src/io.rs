@@ -27,7 +27,14 @@ impl Core {
     }
 
     /// Writes all of `data`; `None` if it would have to wait for space and may not.
-    pub fn write(&self, handle: Handle, offset: u64, data: &[u8], drop_suid: bool, may_wait: bool) -> Result<Option<usize>, Errno> {
+    pub fn write(
+        &self,
+        handle: Handle,
+        offset: u64,
+        data: &[u8],
+        drop_suid: bool,
+        may_wait: bool,
+    ) -> Result<Option<usize>, Errno> {
         let (open, flags) = self.opens.file(handle)?;
         if !flags.writes() {
             return Err(Errno::EBADF);
@@ -36,7 +43,15 @@ impl Core {
             return Err(Errno::EFBIG);
         }
         self.drain.foreground();
-        if !may_wait && matches!(&*open.target.read(), Target::Pfs { writable: false, .. }) {
+        if !may_wait
+            && matches!(
+                &*open.target.read(),
+                Target::Pfs {
+                    writable: false,
+                    ..
+                }
+            )
+        {
             return Ok(None);
         }
         self.prepare_change(&open, false)?;
@@ -97,17 +112,31 @@ impl Core {
         if kept == perm {
             return Ok(());
         }
-        let set = SetAttr { perm: Some(kept), ..SetAttr::default() };
+        let set = SetAttr {
+            perm: Some(kept),
+            ..SetAttr::default()
+        };
         Ok(self.ns.setattr(file.ino, &set).map(|_| ())?)
     }
 
     /// A file of the PFS that is about to change comes into the burst buffer first, if that is cheap.
     fn prepare_change(&self, open: &OpenFile, truncates: bool) -> Result<(), Errno> {
-        if !matches!(&*open.target.read(), Target::Pfs { writable: false, .. }) {
+        if !matches!(
+            &*open.target.read(),
+            Target::Pfs {
+                writable: false,
+                ..
+            }
+        ) {
             return Ok(());
         }
         let mut target = open.target.write();
-        let Target::Pfs { node, file, writable: false } = &*target else {
+        let Target::Pfs {
+            node,
+            file,
+            writable: false,
+        } = &*target
+        else {
             return Ok(());
         };
         let next = match self.ns.node(open.ino) {
@@ -128,7 +157,12 @@ impl Core {
         Ok(())
     }
 
-    fn first_change(&self, node: &PlainNode, file: &FileObject, truncates: bool) -> Result<Target, Errno> {
+    fn first_change(
+        &self,
+        node: &PlainNode,
+        file: &FileObject,
+        truncates: bool,
+    ) -> Result<Target, Errno> {
         let stat = self.ns.pfs().stat_file(file.file())?;
         let way = self.way_in(&stat, truncates);
         if way == FirstChange::InPlaceOnPfs {
@@ -158,7 +192,13 @@ impl Core {
     }
 
     /// Sets attributes, the size included.
-    pub fn setattr(&self, ino: Ino, handle: Option<Handle>, set: &SetAttr, cred: Cred) -> Result<Attr, Errno> {
+    pub fn setattr(
+        &self,
+        ino: Ino,
+        handle: Option<Handle>,
+        set: &SetAttr,
+        cred: Cred,
+    ) -> Result<Attr, Errno> {
         if set.size.is_some_and(|size| size > limits::FILE_BYTES_MAX) {
             return Err(Errno::EFBIG);
         }
@@ -170,7 +210,13 @@ impl Core {
             let perm = file.lock().meta.perm;
             let kept = forebay_namespace::without_set_id(perm);
             if kept != perm {
-                self.ns.setattr(ino, &SetAttr { perm: Some(kept), ..SetAttr::default() })?;
+                self.ns.setattr(
+                    ino,
+                    &SetAttr {
+                        perm: Some(kept),
+                        ..SetAttr::default()
+                    },
+                )?;
             }
         }
         match plan {
@@ -236,7 +282,8 @@ impl Core {
             std::os::unix::fs::fchown(file.file(), set.uid, set.gid)?;
         }
         if let Some(perm) = set.perm {
-            file.file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(perm.into()))?;
+            file.file()
+                .set_permissions(std::os::unix::fs::PermissionsExt::from_mode(perm.into()))?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             file.set_times(set.atime, set.mtime)?;
@@ -278,7 +325,12 @@ impl Core {
         Ok(())
     }
 
-    fn change_closed(&self, file: &Arc<File>, object: &dyn Object, set: &SetAttr) -> Result<(), Errno> {
+    fn change_closed(
+        &self,
+        file: &Arc<File>,
+        object: &dyn Object,
+        set: &SetAttr,
+    ) -> Result<(), Errno> {
         if let Some(size) = set.size {
             self.ns.begin_change(file, false)?;
             self.ledger.set_dirty(file.object, true);
@@ -312,7 +364,8 @@ impl Core {
             self.ns.save(file, &state, KvDurability::Buffered)?;
             (state.is_dirty(), state.is_unlinked(), state.residency.tier)
         };
-        self.ledger.settle(file.object, tier, stat.allocated_bytes, dirty);
+        self.ledger
+            .settle(file.object, tier, stat.allocated_bytes, dirty);
         if dirty && !unlinked {
             self.drain.add(file.object);
         }
@@ -326,7 +379,10 @@ impl Core {
             if let Target::Buffer { file, .. } = &*target {
                 let file = file.clone();
                 drop(target);
-                let set = SetAttr { size: Some(size), ..SetAttr::default() };
+                let set = SetAttr {
+                    size: Some(size),
+                    ..SetAttr::default()
+                };
                 return self.setattr_object(&file, &set);
             }
             target.object().set_len(size)?;
@@ -348,7 +404,10 @@ impl Core {
         }
         let empty = way == FirstChange::FreshObject;
         let (file, object, _) = self.bring_in(&plain.parent, &plain.name, empty, &|_| ())?;
-        let set = SetAttr { size: Some(size), ..SetAttr::default() };
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
         self.change_closed(&file, &*object, &set)
     }
 
@@ -401,9 +460,18 @@ impl Core {
     }
 
     /// Copies an object in memory to flash: what was written before is then safe there.
-    fn flush_to_flash(&self, open: &OpenFile, file: &Arc<File>, object: &dyn Object) -> Result<(), Errno> {
+    fn flush_to_flash(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<(), Errno> {
         let _one = open.growing.lock();
         let generation = self.generation(file);
+        if file.lock().is_unlinked() {
+            // Nobody can ask for it after a crash.
+            return Ok(());
+        }
         let known = file.lock().residency.shadow;
         if known.is_some_and(|(_, g)| g == generation) && !open.is_written() {
             return Ok(());
@@ -420,13 +488,21 @@ impl Core {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
             other => other?,
         };
-        forebay_tiers::copy(object, &*shadow, &forebay_tiers::CopyControl::NONE).map_err(|e| e.errno())?;
+        forebay_tiers::copy(object, &*shadow, &forebay_tiers::CopyControl::NONE)
+            .map_err(|e| e.errno())?;
         let stat = object.stat()?;
         let at = SetTime::At;
         shadow.set_times(Some(at(stat.atime)), Some(at(stat.mtime)))?;
         shadow.sync(false)?;
         slot.tier.sync_all()?;
-        file.lock().residency.shadow = Some((flash, generation));
+        let unlinked = {
+            let mut state = file.lock();
+            state.residency.shadow = Some((flash, generation));
+            state.is_unlinked()
+        };
+        if unlinked {
+            self.remove_left_behind(file, flash);
+        }
         Ok(())
     }
 
@@ -443,7 +519,11 @@ impl Core {
     pub fn settle_shadow(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
         let (shadow, generation, clean) = {
             let state = file.lock();
-            (state.residency.shadow, state.generation(), state.residency.clean)
+            (
+                state.residency.shadow,
+                state.generation(),
+                state.residency.clean,
+            )
         };
         let Some((flash, _)) = shadow else {
             return Ok(());
@@ -455,7 +535,8 @@ impl Core {
         let source = self.tiers.open_object(tier, file.object)?;
         let moved = self.copy_object(file, &*source, flash)?;
         if self.ns.migrated(file, generation, flash, false)? {
-            self.ledger.settle(file.object, flash, moved.stat()?.allocated_bytes, true);
+            self.ledger
+                .settle(file.object, flash, moved.stat()?.allocated_bytes, true);
             self.remove_left_behind(file, tier);
         }
         Ok(())
@@ -463,7 +544,12 @@ impl Core {
 
     /// Demotes a file that may be open for unseen writing. The copy is published only if the object
     /// has not changed under it; what the kernel writes afterwards makes the file dirty at its close.
-    fn demote_written(&self, open: &OpenFile, file: &Arc<File>, object: &dyn Object) -> Result<(), Errno> {
+    fn demote_written(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<(), Errno> {
         if !open.passthrough || !open.is_written() {
             return self.demote_and_wait(file);
         }
@@ -496,7 +582,8 @@ impl Core {
                 }
             }
             self.demote_open(file)?;
-            self.drain.wait_settled(std::time::Duration::from_millis(20));
+            self.drain
+                .wait_settled(std::time::Duration::from_millis(20));
             if self.is_ending() {
                 return Err(Errno::EIO);
             }
@@ -517,7 +604,14 @@ impl Core {
     }
 
     /// fallocate(2).
-    pub fn change_space(&self, handle: Handle, change: SpaceChange, offset: u64, len: u64, may_wait: bool) -> Result<Option<()>, Errno> {
+    pub fn change_space(
+        &self,
+        handle: Handle,
+        change: SpaceChange,
+        offset: u64,
+        len: u64,
+        may_wait: bool,
+    ) -> Result<Option<()>, Errno> {
         let (open, flags) = self.opens.file(handle)?;
         if !flags.writes() {
             return Err(Errno::EBADF);
@@ -557,7 +651,11 @@ impl Core {
 fn write_in_place(node: &PlainNode, file: &FileObject) -> Result<Target, Errno> {
     let path = format!("/proc/self/fd/{}", file.file().as_raw_fd());
     let writable = std::fs::File::options().read(true).write(true).open(path)?;
-    Ok(Target::Pfs { node: node.clone(), file: Arc::new(FileObject::new(writable)), writable: true })
+    Ok(Target::Pfs {
+        node: node.clone(),
+        file: Arc::new(FileObject::new(writable)),
+        writable: true,
+    })
 }
 
 fn is_full(error: &std::io::Error) -> bool {

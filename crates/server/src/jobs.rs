@@ -38,19 +38,26 @@ impl Jobs {
     pub fn progress(&self, id: u64) -> Option<JobProgress> {
         let job = self.jobs.lock().get(&id).cloned()?;
         let mut progress = job.progress.lock().clone();
-        progress.bytes_done = job.bytes_done.load(Ordering::Relaxed).min(progress.bytes_total);
+        progress.bytes_done = job
+            .bytes_done
+            .load(Ordering::Relaxed)
+            .min(progress.bytes_total);
         Some(progress)
     }
 
     /// Stops a job.
     pub fn cancel(&self, id: u64) -> bool {
         let job = self.jobs.lock().get(&id).cloned();
-        job.inspect(|j| j.cancelled.store(true, Ordering::Release)).is_some()
+        job.inspect(|j| j.cancelled.store(true, Ordering::Release))
+            .is_some()
     }
 
     fn add(&self) -> (u64, Arc<Job>) {
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let progress = JobProgress { counting: true, ..JobProgress::default() };
+        let progress = JobProgress {
+            counting: true,
+            ..JobProgress::default()
+        };
         let job = Arc::new(Job {
             progress: Mutex::new(progress),
             cancelled: AtomicBool::new(false),
@@ -58,7 +65,11 @@ impl Jobs {
         });
         let mut jobs = self.jobs.lock();
         while jobs.len() >= FINISHED_KEPT_MAX {
-            let oldest = jobs.iter().filter(|(_, j)| j.progress.lock().finished).map(|(id, _)| *id).min();
+            let oldest = jobs
+                .iter()
+                .filter(|(_, j)| j.progress.lock().finished)
+                .map(|(id, _)| *id)
+                .min();
             match oldest {
                 Some(oldest) => drop(jobs.remove(&oldest)),
                 None => break,
@@ -70,7 +81,12 @@ impl Jobs {
 }
 
 /// Starts a movement on a thread of its own; only files of `uid`, unless that is root's.
-pub fn start(core: &Arc<Core>, movement: Movement, paths: Vec<Vec<u8>>, uid: u32) -> Result<u64, Errno> {
+pub fn start(
+    core: &Arc<Core>,
+    movement: Movement,
+    paths: Vec<Vec<u8>>,
+    uid: u32,
+) -> Result<u64, Errno> {
     let (id, job) = core.jobs.add();
     let core = core.clone();
     std::thread::Builder::new()
@@ -129,7 +145,10 @@ fn owner(core: &Core, visited: &Visited) -> Option<u32> {
 fn need(core: &Core, movement: Movement, visited: &Visited) -> (u64, bool) {
     match (&visited.file, movement) {
         (None, Movement::StageIn | Movement::Prefetch) => {
-            let stat = core.ns.open_dir(&visited.dir).and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
+            let stat = core
+                .ns
+                .open_dir(&visited.dir)
+                .and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
             // One of several links stays one file only where it is.
             let linked = stat.as_ref().is_ok_and(|s| s.nlink > 1);
             (stat.map_or(0, |s| s.size), !linked)
@@ -143,7 +162,11 @@ fn need(core: &Core, movement: Movement, visited: &Visited) -> (u64, bool) {
         (Some(file), Movement::StageOut) => {
             let state = file.lock();
             let written = state.residency.writing;
-            let size = if written { core.ledger.used_bytes(file.object) } else { state.meta.size };
+            let size = if written {
+                core.ledger.used_bytes(file.object)
+            } else {
+                state.meta.size
+            };
             (size, state.is_dirty())
         }
         (Some(_), Movement::Release) => (0, true),
@@ -154,7 +177,11 @@ fn fail(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
     let mut progress = job.progress.lock();
     progress.failed += 1;
     if progress.failures.len() < limits::ERRORS_REMEMBERED_MAX {
-        progress.failures.push(PathFailure { path, errno, reason });
+        progress.failures.push(PathFailure {
+            path,
+            errno,
+            reason,
+        });
     }
 }
 
@@ -196,8 +223,13 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
 
 /// Whether somebody writes a file of the PFS where it is.
 fn written_in_place(core: &Core, visited: &Visited) -> bool {
-    let stat = core.ns.open_dir(&visited.dir).and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
-    let open = stat.ok().and_then(|s| core.opens.by_ino(core.ns.ino_of(s.id)));
+    let stat = core
+        .ns
+        .open_dir(&visited.dir)
+        .and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
+    let open = stat
+        .ok()
+        .and_then(|s| core.opens.by_ino(core.ns.ino_of(s.id)));
     open.is_some_and(|o| matches!(&*o.target.read(), Target::Pfs { writable: true, .. }))
 }
 
@@ -207,7 +239,10 @@ fn plain(errno: Errno) -> (Errno, String) {
 
 fn release(core: &Core, file: &Arc<File>) -> Result<(), (Errno, String)> {
     if file.lock().is_dirty() {
-        return Err((Errno::EBUSY, "not on the PFS yet; run 'forebay stage-out --wait' first".into()));
+        return Err((
+            Errno::EBUSY,
+            "not on the PFS yet; run 'forebay stage-out --wait' first".into(),
+        ));
     }
     if core.evict(file).is_some() {
         core.wake_collector();
@@ -266,21 +301,38 @@ enum Outcome {
 fn outcome(core: &Core, file: &Arc<File>, open: &mut HashMap<u64, std::time::Instant>) -> Outcome {
     let (clean, unlinked, error, demoting, size) = {
         let state = file.lock();
-        (state.residency.clean, state.is_unlinked(), state.error, state.demoting, state.meta.size)
+        (
+            state.residency.clean,
+            state.is_unlinked(),
+            state.error,
+            state.demoting,
+            state.meta.size,
+        )
     };
     if clean || unlinked {
         return Outcome::Done(size);
     }
     if let (Some(errno), false) = (error, demoting) {
-        return Outcome::Failed(errno, format!("not demoted: {}; it is kept and tried again", errno.message()));
+        return Outcome::Failed(
+            errno,
+            format!(
+                "not demoted: {}; it is kept and tried again",
+                errno.message()
+            ),
+        );
     }
     if demoting {
         return Outcome::Pending;
     }
     if core.opens.by_ino(file.ino).is_some_and(|o| o.is_written()) {
-        let since = open.entry(file.object.0).or_insert_with(std::time::Instant::now);
+        let since = open
+            .entry(file.object.0)
+            .or_insert_with(std::time::Instant::now);
         if since.elapsed() > CLOSE_GRACE {
-            return Outcome::Failed(Errno::ETXTBSY, "open for writing; it is demoted when it is closed".into());
+            return Outcome::Failed(
+                Errno::ETXTBSY,
+                "open for writing; it is demoted when it is closed".into(),
+            );
         }
     } else if open.remove(&file.object.0).is_some() {
         core.drain.add_urgent(file.object);

@@ -31,7 +31,9 @@ struct Sums {
 impl Sums {
     fn limit_bytes(&self) -> u64 {
         match self.physical_free_bytes {
-            Some(free) => self.capacity_bytes.min(self.used_bytes.saturating_add(free)),
+            Some(free) => self
+                .capacity_bytes
+                .min(self.used_bytes.saturating_add(free)),
             None => self.capacity_bytes,
         }
     }
@@ -84,7 +86,11 @@ impl Ledger {
     /// Books for tiers of these kinds and capacities; a kind of `None` has no limit and is not
     /// chosen for new files.
     pub fn new(tiers: &[(Option<PolicyKind>, u64)], dirty_cap_fraction: f64) -> Ledger {
-        let total: u64 = tiers.iter().filter(|(kind, _)| kind.is_some()).map(|(_, c)| c).sum();
+        let total: u64 = tiers
+            .iter()
+            .filter(|(kind, _)| kind.is_some())
+            .map(|(_, c)| c)
+            .sum();
         let sums = tiers.iter().map(|&(kind, capacity_bytes)| Sums {
             kind,
             capacity_bytes,
@@ -124,21 +130,43 @@ impl Ledger {
             let limit = sums.limit_bytes();
             let after = sums.held_bytes.saturating_add(more);
             if after > limit {
-                return Err(Refused::Tier { missing_bytes: after - limit });
+                return Err(Refused::Tier {
+                    missing_bytes: after - limit,
+                });
             }
-            let others: u64 = books.tiers.iter().filter(|t| t.kind.is_some()).map(|t| t.dirty_bytes).sum();
+            let others: u64 = books
+                .tiers
+                .iter()
+                .filter(|t| t.kind.is_some())
+                .map(|t| t.dirty_bytes)
+                .sum();
             let mine = if old.dirty { old.used_bytes } else { 0 };
-            if dirty && others.saturating_sub(mine).saturating_add(used_bytes) > self.dirty_cap_bytes {
+            if dirty
+                && others.saturating_sub(mine).saturating_add(used_bytes) > self.dirty_cap_bytes
+            {
                 return Err(Refused::DirtyCap);
             }
         }
-        books.put(object, Charge { tier: tier.0, dirty, used_bytes, held_bytes });
+        books.put(
+            object,
+            Charge {
+                tier: tier.0,
+                dirty,
+                used_bytes,
+                held_bytes,
+            },
+        );
         Ok(())
     }
 
     /// Sets what an object occupies, whatever that is, and gives back what was set aside beyond it.
     pub fn settle(&self, object: ObjectId, tier: TierId, used_bytes: u64, dirty: bool) {
-        let charge = Charge { tier: tier.0, dirty, used_bytes, held_bytes: used_bytes };
+        let charge = Charge {
+            tier: tier.0,
+            dirty,
+            used_bytes,
+            held_bytes: used_bytes,
+        };
         self.books.lock().put(object, charge);
         self.freed.notify_all();
     }
@@ -174,7 +202,11 @@ impl Ledger {
 
     /// What an object is known to occupy, bytes.
     pub fn used_bytes(&self, object: ObjectId) -> u64 {
-        self.books.lock().charges.get(&object).map_or(0, |c| c.used_bytes)
+        self.books
+            .lock()
+            .charges
+            .get(&object)
+            .map_or(0, |c| c.used_bytes)
     }
 
     /// What the file system below a tier can still give.
@@ -185,9 +217,13 @@ impl Ledger {
     /// Undrained bytes in the burst buffer's own tiers, and their capacity.
     pub fn dirty_and_capacity(&self) -> (u64, u64) {
         let books = self.books.lock();
-        books.tiers.iter().filter(|t| t.kind.is_some()).fold((0, 0), |(dirty, capacity), t| {
-            (dirty + t.dirty_bytes, capacity + t.limit_bytes())
-        })
+        books
+            .tiers
+            .iter()
+            .filter(|t| t.kind.is_some())
+            .fold((0, 0), |(dirty, capacity), t| {
+                (dirty + t.dirty_bytes, capacity + t.limit_bytes())
+            })
     }
 
     /// Figures of one tier.
@@ -205,17 +241,18 @@ impl Ledger {
     pub fn spaces(&self) -> Vec<TierSpace> {
         let books = self.books.lock();
         let tiers = books.tiers.iter().enumerate();
-        tiers.filter_map(|(index, t)| {
-            let limit = t.limit_bytes();
-            Some(TierSpace {
-                index,
-                kind: t.kind?,
-                capacity_bytes: limit,
-                free_bytes: limit.saturating_sub(t.used_bytes),
-                reserved_bytes: t.held_bytes.saturating_sub(t.used_bytes),
+        tiers
+            .filter_map(|(index, t)| {
+                let limit = t.limit_bytes();
+                Some(TierSpace {
+                    index,
+                    kind: t.kind?,
+                    capacity_bytes: limit,
+                    free_bytes: limit.saturating_sub(t.used_bytes),
+                    reserved_bytes: t.held_bytes.saturating_sub(t.used_bytes),
+                })
             })
-        })
-        .collect()
+            .collect()
     }
 
     /// Waits until something was freed, at most for `timeout`.
@@ -276,7 +313,10 @@ mod tests {
         let ledger = Ledger::new(&[(SSD, 100)], 0.5);
         let tier = TierId(0);
         assert_eq!(ledger.try_hold(ObjectId(1), tier, 50, 60, true), Ok(()));
-        assert_eq!(ledger.try_hold(ObjectId(2), tier, 10, 10, true), Err(Refused::DirtyCap));
+        assert_eq!(
+            ledger.try_hold(ObjectId(2), tier, 10, 10, true),
+            Err(Refused::DirtyCap)
+        );
         ledger.set_dirty(ObjectId(1), false);
         assert_eq!(ledger.try_hold(ObjectId(2), tier, 10, 10, true), Ok(()));
     }

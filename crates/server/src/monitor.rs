@@ -31,7 +31,11 @@ pub fn run(core: &Arc<Core>) {
     while !core.is_ending() {
         let leases = watch_leases(core);
         if let Err(error) = core.ns.save_deferred() {
-            core.report(b"(metadata store)".to_vec(), error.errno(), error.to_string());
+            core.report(
+                b"(metadata store)".to_vec(),
+                error.errno(),
+                error.to_string(),
+            );
         }
         let now = Instant::now();
         if now >= space_at {
@@ -40,7 +44,11 @@ pub fn run(core: &Arc<Core>) {
         }
         if now >= sync_at {
             if let Err(error) = core.ns.sync() {
-                core.report(b"(metadata store)".to_vec(), error.errno(), error.to_string());
+                core.report(
+                    b"(metadata store)".to_vec(),
+                    error.errno(),
+                    error.to_string(),
+                );
             }
             sync_at = Instant::now() + SYNC_EVERY;
         }
@@ -90,7 +98,9 @@ fn extend(
         match extend_lease(space, Lease { bytes: lease }, used) {
             Extension::Enough => return,
             Extension::Extended(longer) => {
-                let held = core.ledger.try_hold(file.object, tier, used, longer.bytes, true);
+                let held = core
+                    .ledger
+                    .try_hold(file.object, tier, used, longer.bytes, true);
                 if held.is_ok() {
                     open.lease_bytes.store(longer.bytes, Ordering::Release);
                     return;
@@ -115,7 +125,11 @@ fn look_below(core: &Core) {
             Ok(space) => core.ledger.set_physical_free(id, space.free_bytes),
             Err(error) => {
                 let path = format!("(tier {})", slot.tier.name()).into_bytes();
-                core.report(path, (&error).into(), format!("its file system does not answer: {error}"));
+                core.report(
+                    path,
+                    (&error).into(),
+                    format!("its file system does not answer: {error}"),
+                );
             }
         }
     }
@@ -127,7 +141,9 @@ pub fn collect(core: &Arc<Core>) {
         {
             let mut due = core.collector.0.lock();
             if !*due && !core.is_ending() {
-                core.collector.1.wait_for(&mut due, Duration::from_millis(500));
+                core.collector
+                    .1
+                    .wait_for(&mut due, Duration::from_millis(500));
             }
         }
         // Unlinks come in swarms: one round for many of them.

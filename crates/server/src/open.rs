@@ -57,7 +57,11 @@ impl Core {
                 instance: self.ns.instance(),
                 object: object_id,
                 path,
-                parent: ParentKey { dev_ordinal: dir.key.dev, ino: dir.key.ino, btime_ns: dir.key.btime_ns },
+                parent: ParentKey {
+                    dev_ordinal: dir.key.dev,
+                    ino: dir.key.ino,
+                    btime_ns: dir.key.btime_ns,
+                },
                 name: link.name.clone(),
                 mode: u32::from(perm),
                 uid: cred.uid,
@@ -70,7 +74,13 @@ impl Core {
             true => self.lease(object_id, tier, 0, expected.bytes),
             false => None,
         };
-        let new = NewRecord { object: object_id, tier, perm, cred, writing: lease.is_some() };
+        let new = NewRecord {
+            object: object_id,
+            tier,
+            perm,
+            cred,
+            writing: lease.is_some(),
+        };
         let created = self.ns.create(&dir, &link.name, gid, &new);
         let (attr, file) = match created {
             Ok(created) => created,
@@ -88,7 +98,8 @@ impl Core {
         let target = Target::Buffer { file, object, tier };
         let descriptor = lease.and_then(|_| hand_over(&target));
         let open = Arc::new(OpenFile::new(attr.ino, target, descriptor.is_some()));
-        open.lease_bytes.store(lease.unwrap_or(0), Ordering::Release);
+        open.lease_bytes
+            .store(lease.unwrap_or(0), Ordering::Release);
         let mut shard = self.opens.shard(attr.ino);
         let handle = self.opens.add(&mut shard, &open, flags);
         Ok((attr, opened(handle, &open), descriptor))
@@ -112,7 +123,9 @@ impl Core {
         let open = match self.ns.node(ino)? {
             Node::Dir(_) => return Err(Errno::EISDIR),
             Node::File(file) => self.open_buffer(&file, flags, local)?,
-            Node::Plain(plain) if plain.kind == FileKind::Regular => self.open_pfs(ino, plain, flags)?,
+            Node::Plain(plain) if plain.kind == FileKind::Regular => {
+                self.open_pfs(ino, plain, flags)?
+            }
             Node::Plain(_) => return Err(Errno::ENXIO),
         };
         let descriptor = match open.passthrough {
@@ -124,7 +137,12 @@ impl Core {
         Ok((opened(handle, &open), descriptor))
     }
 
-    fn open_buffer(&self, file: &Arc<File>, flags: OpenFlags, local: bool) -> Result<OpenFile, Errno> {
+    fn open_buffer(
+        &self,
+        file: &Arc<File>,
+        flags: OpenFlags,
+        local: bool,
+    ) -> Result<OpenFile, Errno> {
         let tier = file.tier();
         let object = self.tiers.open_object(tier, file.object)?;
         self.apps.opened(file.object);
@@ -138,33 +156,49 @@ impl Core {
             passthrough &= file.lock().meta.perm & 0o6000 == 0;
             let stat = object.stat()?;
             if passthrough {
-                let predicted = self.apps.expect(&identify(&path)).bytes.map(|b| b.max(stat.size));
+                let predicted = self
+                    .apps
+                    .expect(&identify(&path))
+                    .bytes
+                    .map(|b| b.max(stat.size));
                 match self.lease(file.object, tier, stat.allocated_bytes, predicted) {
                     Some(bytes) => {
                         lease = bytes;
-                        before = Some(self.begin_unseen(file, &*object)?);
+                        before = self.begin_unseen(file, &*object)?;
                     }
                     None => passthrough = false,
                 }
             }
         }
-        let target = Target::Buffer { file: file.clone(), object, tier };
+        let target = Target::Buffer {
+            file: file.clone(),
+            object,
+            tier,
+        };
         let open = OpenFile::new(file.ino, target, passthrough);
         open.lease_bytes.store(lease, Ordering::Release);
         *open.before.lock() = before;
         Ok(open)
     }
 
-    /// Marks a file as written unseen, and remembers what it looks like now.
-    pub fn begin_unseen(&self, file: &Arc<File>, object: &dyn Object) -> Result<Before, Errno> {
-        let content = {
+    /// Marks a file as written unseen, and remembers what it looks like now if it is clean: only then
+    /// can it be clean again without a demotion.
+    pub fn begin_unseen(
+        &self,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<Option<Before>, Errno> {
+        let (clean, content) = {
             let state = file.lock();
-            (state.generation(), state.residency.crc)
+            (
+                state.residency.clean,
+                (state.generation(), state.residency.crc),
+            )
         };
         let stat = object.stat()?;
         self.ns.begin_change(file, true)?;
         self.ledger.set_dirty(file.object, true);
-        Ok(Before { stat, content })
+        Ok(clean.then_some(Before { stat, content }))
     }
 
     fn open_pfs(&self, ino: Ino, plain: PlainNode, flags: OpenFlags) -> Result<OpenFile, Errno> {
@@ -173,7 +207,11 @@ impl Core {
         if self.ns.pfs().stat_file(&file)?.id != plain.id {
             return Err(Errno::ESTALE);
         }
-        let target = Target::Pfs { node: plain, file: Arc::new(FileObject::new(file)), writable: false };
+        let target = Target::Pfs {
+            node: plain,
+            file: Arc::new(FileObject::new(file)),
+            writable: false,
+        };
         if flags.writes() {
             self.drain.foreground();
         }
@@ -192,9 +230,11 @@ impl Core {
                 let used = object.stat()?.allocated_bytes;
                 // Readers have it in passthrough, and the kernel wants one kind: a writer gets what
                 // can be had, and the monitor makes room behind it.
-                let lease = self.lease(file.object, *tier, used, Some(used)).unwrap_or(used);
+                let lease = self
+                    .lease(file.object, *tier, used, Some(used))
+                    .unwrap_or(used);
                 open.lease_bytes.store(lease.max(1), Ordering::Release);
-                *open.before.lock() = Some(self.begin_unseen(file, &**object)?);
+                *open.before.lock() = self.begin_unseen(file, &**object)?;
             }
         }
         match open.passthrough {
@@ -210,7 +250,13 @@ impl Core {
     }
 
     /// Sets space aside so that unseen writes never meet a full tier.
-    fn lease(&self, object: forebay_types::ObjectId, tier: TierId, used: u64, predicted: Option<u64>) -> Option<u64> {
+    fn lease(
+        &self,
+        object: forebay_types::ObjectId,
+        tier: TierId,
+        used: u64,
+        predicted: Option<u64>,
+    ) -> Option<u64> {
         let spaces = self.ledger.spaces();
         let space = spaces.iter().find(|s| s.index == tier.0 as usize)?;
         let writers = self.opens.open_files().min(64) as u32;
@@ -245,7 +291,13 @@ impl Core {
         result
     }
 
-    fn last_writer_closed(&self, open: &OpenFile, file: &Arc<File>, object: &dyn Object, tier: TierId) -> Result<(), Errno> {
+    fn last_writer_closed(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+        tier: TierId,
+    ) -> Result<(), Errno> {
         let stat = object.stat()?;
         let before = open.before.lock().take();
         let touched = open.touched.swap(false, Ordering::AcqRel);
@@ -258,7 +310,8 @@ impl Core {
         {
             self.ns.unchanged(file, before.content)?;
             let dirty = file.lock().is_dirty();
-            self.ledger.settle(file.object, tier, stat.allocated_bytes, dirty);
+            self.ledger
+                .settle(file.object, tier, stat.allocated_bytes, dirty);
             if dirty {
                 self.drain.add(file.object);
             }
@@ -281,11 +334,15 @@ impl Core {
             self.ns.save_later(file, &mut state);
             (state.is_dirty(), state.is_unlinked())
         };
-        self.ledger.settle(file.object, tier, stat.allocated_bytes, dirty);
+        self.ledger
+            .settle(file.object, tier, stat.allocated_bytes, dirty);
         if dirty && !unlinked {
-            self.counters.written_bytes.fetch_add(stat.size, Ordering::Relaxed);
+            self.counters
+                .written_bytes
+                .fetch_add(stat.size, Ordering::Relaxed);
             let fsynced = open.fsynced.load(Ordering::Acquire);
-            self.apps.closed(file.object, &file.path(), stat.size, fsynced);
+            self.apps
+                .closed(file.object, &file.path(), stat.size, fsynced);
             self.drain.add(file.object);
         }
         Ok(())
@@ -330,7 +387,9 @@ struct Local(Arc<dyn Object>);
 impl Descriptor for Local {
     fn descriptor(&self) -> BorrowedFd<'_> {
         // Only objects that have one are wrapped: see `hand_over`.
-        self.0.descriptor().unwrap_or_else(|| unreachable!("an object without a descriptor"))
+        self.0
+            .descriptor()
+            .unwrap_or_else(|| unreachable!("an object without a descriptor"))
     }
 }
 

@@ -33,7 +33,11 @@ impl Core {
         }
         for (object, record) in loaded.lost {
             claimed.insert((record.residency.tier, object));
-            let path = record.names.first().map(|(_, n)| n.clone()).unwrap_or_default();
+            let path = record
+                .names
+                .first()
+                .map(|(_, n)| n.clone())
+                .unwrap_or_default();
             let reason = "its directory is not known; run 'forebay fsck'".to_string();
             self.report(path, Errno::ENOENT, reason);
         }
@@ -64,13 +68,24 @@ impl Core {
         inventory: &Inventory,
         claimed: &mut HashSet<(TierId, ObjectId)>,
     ) -> Result<(), Errno> {
-        let holds = |tier: TierId| inventory.iter().any(|(t, objects)| *t == tier && objects.contains(&file.object));
+        let holds = |tier: TierId| {
+            inventory
+                .iter()
+                .any(|(t, objects)| *t == tier && objects.contains(&file.object))
+        };
         let moved = file.lock().residency.temporary;
         if let Err(error) = self.ns.settle_demotion(file) {
-            self.report(file.path(), error.errno(), format!("its demotion could not be looked after: {error}"));
+            self.report(
+                file.path(),
+                error.errno(),
+                format!("its demotion could not be looked after: {error}"),
+            );
         }
         let residency = file.lock().residency;
-        if !holds(residency.tier) && residency.published.map(|p| p.ino) == moved.map(|t| t.ino) && moved.is_some() {
+        if !holds(residency.tier)
+            && residency.published.map(|p| p.ino) == moved.map(|t| t.ino)
+            && moved.is_some()
+        {
             // The object itself has become the file on the PFS: an object of the overflow does.
             return Ok(self.ns.disown(file)?);
         }
@@ -143,8 +158,14 @@ impl Core {
         let taken = file.lock().meta.size == 0 && !published;
         self.ns.disown(file)?;
         if !taken {
-            let older = if published { "; the PFS has the version before it" } else { "" };
-            let reason = format!("was in memory only, not yet flushed by fsync, and is lost with the node's power{older}");
+            let older = if published {
+                "; the PFS has the version before it"
+            } else {
+                ""
+            };
+            let reason = format!(
+                "was in memory only, not yet flushed by fsync, and is lost with the node's power{older}"
+            );
             self.report(path, Errno::EIO, reason);
         }
         Ok(())
@@ -162,7 +183,11 @@ impl Core {
                 if !elsewhere && self.adopt_orphan(*tier, *object) {
                     continue;
                 }
-                let empty = slot.tier.open(*object).and_then(|o| o.stat()).is_ok_and(|s| s.size == 0);
+                let empty = slot
+                    .tier
+                    .open(*object)
+                    .and_then(|o| o.stat())
+                    .is_ok_and(|s| s.size == 0);
                 if empty || elsewhere {
                     if let Err(error) = slot.tier.remove(*object) {
                         tracing::warn!("object {object} in {}: {error}", slot.tier.name());
@@ -173,7 +198,10 @@ impl Core {
                     Ok(Some(identity)) if !identity.path.is_empty() => identity.path,
                     _ => format!("(object {object} in {})", slot.tier.name()).into_bytes(),
                 };
-                let reason = format!("object {object} in {} has no record; 'forebay fsck' keeps its data on the PFS", slot.tier.name());
+                let reason = format!(
+                    "object {object} in {} has no record; 'forebay fsck' keeps its data on the PFS",
+                    slot.tier.name()
+                );
                 self.report(path, Errno::ENOENT, reason);
             }
         }
@@ -194,7 +222,11 @@ impl Core {
         match adopted.and_then(|file| file.map(|file| self.take_over(&file, tier)).transpose()) {
             Ok(done) => done.is_some(),
             Err(errno) => {
-                self.report(identity.path, errno, format!("object {object} cannot be adopted: {errno}"));
+                self.report(
+                    identity.path,
+                    errno,
+                    format!("object {object} cannot be adopted: {errno}"),
+                );
                 false
             }
         }
@@ -202,8 +234,14 @@ impl Core {
 
     /// Totals of earlier runs.
     pub fn restore_totals(&self, facts: &crate::facts::Facts) {
-        self.counters.demoted_bytes.store(facts.demoted_bytes, Ordering::Relaxed);
-        self.counters.demoted_files.store(facts.demoted_files, Ordering::Relaxed);
-        self.counters.evicted_bytes.store(facts.evicted_bytes, Ordering::Relaxed);
+        self.counters
+            .demoted_bytes
+            .store(facts.demoted_bytes, Ordering::Relaxed);
+        self.counters
+            .demoted_files
+            .store(facts.demoted_files, Ordering::Relaxed);
+        self.counters
+            .evicted_bytes
+            .store(facts.evicted_bytes, Ordering::Relaxed);
     }
 }

@@ -25,7 +25,9 @@ impl Server {
 impl Service for Server {
     fn handle(&self, peer: Peer, request: Request, payload: &[u8], into: &mut [u8]) -> Reply {
         let answered = match request {
-            Request::Control(control) => self.control(peer, control).map(|c| Response::Control(c).into()),
+            Request::Control(control) => self
+                .control(peer, control)
+                .map(|c| Response::Control(c).into()),
             // Only the mount can vouch for a program's user.
             _ if !peer.mount => Err(Errno::EPERM),
             other => self.answer(peer, other, payload, into),
@@ -35,7 +37,13 @@ impl Service for Server {
 }
 
 impl Server {
-    fn answer(&self, peer: Peer, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+    fn answer(
+        &self,
+        peer: Peer,
+        request: Request,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Reply, Errno> {
         match request {
             Request::Create { .. }
             | Request::Open { .. }
@@ -49,27 +57,54 @@ impl Server {
         }
     }
 
-    fn answer_file(&self, peer: Peer, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+    fn answer_file(
+        &self,
+        peer: Peer,
+        request: Request,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Reply, Errno> {
         let core = &self.core;
         let would_wait = |done: Option<Response>| done.unwrap_or(Response::WouldWait);
         Ok(match request {
-            Request::Create { link, perm, flags, cred } => {
-                let (attr, opened, descriptor) = core.create(&link, perm, flags, cred, peer.local)?;
-                Reply { response: Response::Created(attr, opened), descriptor }
+            Request::Create {
+                link,
+                perm,
+                flags,
+                cred,
+            } => {
+                let (attr, opened, descriptor) =
+                    core.create(&link, perm, flags, cred, peer.local)?;
+                Reply {
+                    response: Response::Created(attr, opened),
+                    descriptor,
+                }
             }
             Request::Open { ino, flags, .. } => {
                 let (opened, descriptor) = core.open(ino, flags, peer.local)?;
-                Reply { response: Response::Opened(opened), descriptor }
+                Reply {
+                    response: Response::Opened(opened),
+                    descriptor,
+                }
             }
             Request::Release { handle } => {
                 core.release(handle)?;
                 Response::Done.into()
             }
-            Request::Read { handle, offset, len } => {
+            Request::Read {
+                handle,
+                offset,
+                len,
+            } => {
                 let len = (len as usize).min(into.len());
                 Response::Moved(core.read(handle, offset, &mut into[..len])? as u32).into()
             }
-            Request::Write { handle, offset, drop_suid, may_wait } => {
+            Request::Write {
+                handle,
+                offset,
+                drop_suid,
+                may_wait,
+            } => {
                 let written = core.write(handle, offset, payload, drop_suid, may_wait)?;
                 would_wait(written.map(|n| Response::Moved(n as u32))).into()
             }
@@ -77,11 +112,21 @@ impl Server {
                 core.fsync(handle, data_only)?;
                 Response::Done.into()
             }
-            Request::Space { handle, change, offset, len, may_wait } => {
+            Request::Space {
+                handle,
+                change,
+                offset,
+                len,
+                may_wait,
+            } => {
                 let done = core.change_space(handle, change, offset, len, may_wait)?;
                 would_wait(done.map(|()| Response::Done)).into()
             }
-            Request::Seek { handle, offset, what } => Response::Position(core.seek(handle, offset, what)?).into(),
+            Request::Seek {
+                handle,
+                offset,
+                what,
+            } => Response::Position(core.seek(handle, offset, what)?).into(),
             _ => return Err(Errno::ENOSYS),
         })
     }
@@ -95,16 +140,28 @@ impl Server {
                 Response::Attr(core.live_attr(found.attr, found.file.as_ref())?)
             }
             Request::Forget(nodes) => {
-                nodes.iter().for_each(|(ino, count)| ns.forget(*ino, *count));
+                nodes
+                    .iter()
+                    .for_each(|(ino, count)| ns.forget(*ino, *count));
                 Response::Done
             }
             Request::Getattr { ino, .. } => Response::Attr(core.getattr(ino)?),
-            Request::Setattr { ino, handle, set, cred } => Response::Attr(core.setattr(ino, handle, &set, cred)?),
+            Request::Setattr {
+                ino,
+                handle,
+                set,
+                cred,
+            } => Response::Attr(core.setattr(ino, handle, &set, cred)?),
             Request::Readlink { ino } => Response::Bytes(ns.readlink(ino)?),
-            Request::Mknod { link, mode, rdev, cred } => {
-                Response::Attr(ns.mknod(link.parent, &link.name, mode, rdev, &cred)?)
+            Request::Mknod {
+                link,
+                mode,
+                rdev,
+                cred,
+            } => Response::Attr(ns.mknod(link.parent, &link.name, mode, rdev, &cred)?),
+            Request::Mkdir { link, perm, cred } => {
+                Response::Attr(ns.mkdir(link.parent, &link.name, perm, &cred)?)
             }
-            Request::Mkdir { link, perm, cred } => Response::Attr(ns.mkdir(link.parent, &link.name, perm, &cred)?),
             Request::Symlink { link, target, cred } => {
                 Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?)
             }
@@ -138,9 +195,22 @@ impl Server {
                 }
             }
             Request::Rmdir { link, .. } => ns.rmdir(link.parent, &link.name)?,
-            Request::Rename { from, to, mode, cred } => self.rename(&from, &to, mode, &cred)?,
-            Request::GetXattr { ino, name } => return Ok(Response::Bytes(ns.get_xattr(ino, &name)?)),
-            Request::SetXattr { ino, name, value, mode, .. } => ns.set_xattr(ino, &name, &value, mode)?,
+            Request::Rename {
+                from,
+                to,
+                mode,
+                cred,
+            } => self.rename(&from, &to, mode, &cred)?,
+            Request::GetXattr { ino, name } => {
+                return Ok(Response::Bytes(ns.get_xattr(ino, &name)?));
+            }
+            Request::SetXattr {
+                ino,
+                name,
+                value,
+                mode,
+                ..
+            } => ns.set_xattr(ino, &name, &value, mode)?,
             Request::ListXattr { ino } => return Ok(Response::Bytes(ns.list_xattr(ino)?)),
             Request::RemoveXattr { ino, name, .. } => ns.remove_xattr(ino, &name)?,
             // Names of burst-buffer files are records; all others are on the PFS.
@@ -158,7 +228,9 @@ impl Server {
         _cred: &Cred,
     ) -> Result<(), Errno> {
         let core = &self.core;
-        let replaced = core.ns.rename(from.parent, &from.name, to.parent, &to.name, mode)?;
+        let replaced = core
+            .ns
+            .rename(from.parent, &from.name, to.parent, &to.name, mode)?;
         if replaced.is_some() {
             core.wake_collector();
         }
@@ -179,20 +251,33 @@ impl Server {
             Control::Where { paths, after } => Ok(core.locate(&paths, after)),
             Control::Start { movement, paths } => {
                 let uid = if trusted { 0 } else { peer.uid };
-                Ok(ControlResponse::Started { id: jobs::start(core, movement, paths, uid)? })
+                Ok(ControlResponse::Started {
+                    id: jobs::start(core, movement, paths, uid)?,
+                })
             }
-            Control::Job { id } => core.jobs.progress(id).map(ControlResponse::Job).ok_or(Errno::ENOENT),
+            Control::Job { id } => core
+                .jobs
+                .progress(id)
+                .map(ControlResponse::Job)
+                .ok_or(Errno::ENOENT),
             Control::Cancel { id } => match core.jobs.cancel(id) {
-                true => core.jobs.progress(id).map(ControlResponse::Job).ok_or(Errno::ENOENT),
+                true => core
+                    .jobs
+                    .progress(id)
+                    .map(ControlResponse::Job)
+                    .ok_or(Errno::ENOENT),
                 false => Err(Errno::ENOENT),
             },
             _ if !trusted => Err(Errno::EPERM),
             Control::Shutdown { drain, timeout_ms } => {
-                let deadline = (timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(timeout_ms));
+                let deadline =
+                    (timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(timeout_ms));
                 core.order_stop(StopOrder { drain, deadline });
                 Ok(ControlResponse::Stopping)
             }
-            Control::Fsck { dry_run, checksums } => Ok(ControlResponse::Fsck(core.fsck(dry_run, checksums))),
+            Control::Fsck { dry_run, checksums } => {
+                Ok(ControlResponse::Fsck(core.fsck(dry_run, checksums)))
+            }
         }
     }
 }

@@ -49,8 +49,15 @@ impl Core {
 
     /// Evicts clean copies from whichever tier has some; whether anything was freed.
     pub fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
-        let tiers: Vec<TierId> = self.ledger.spaces().iter().map(|t| TierId(t.index as u8)).collect();
-        tiers.into_iter().any(|tier| self.make_space(tier, wanted_bytes) > 0)
+        let tiers: Vec<TierId> = self
+            .ledger
+            .spaces()
+            .iter()
+            .map(|t| TierId(t.index as u8))
+            .collect();
+        tiers
+            .into_iter()
+            .any(|tier| self.make_space(tier, wanted_bytes) > 0)
     }
 
     /// Evicts clean copies from a tier until `wanted_bytes` are free there, or no more can go.
@@ -111,12 +118,18 @@ impl Core {
         let bytes = self.ledger.used_bytes(file.object);
         match self.ns.evict(file) {
             Ok(true) => {
-                self.counters.evicted_bytes.fetch_add(bytes, Ordering::Relaxed);
+                self.counters
+                    .evicted_bytes
+                    .fetch_add(bytes, Ordering::Relaxed);
                 Some(bytes)
             }
             Ok(false) => None,
             Err(error) => {
-                self.report(file.path(), error.errno(), format!("cannot be evicted: {error}"));
+                self.report(
+                    file.path(),
+                    error.errno(),
+                    format!("cannot be evicted: {error}"),
+                );
                 None
             }
         }
@@ -188,7 +201,10 @@ impl Core {
             if let Refused::Tier { missing_bytes } = last
                 && ahead == 0
                 && self.make_space(tier, missing_bytes.max(len)) > 0
-                && self.ledger.try_hold(file.object, tier, used, held, true).is_ok()
+                && self
+                    .ledger
+                    .try_hold(file.object, tier, used, held, true)
+                    .is_ok()
             {
                 open.budget_bytes.store(0, Ordering::Release);
                 return Ok(None);
@@ -221,12 +237,21 @@ impl Core {
         let moved = self.copy_object(&file, &*object, to)?;
         let generation = self.generation(&file);
         let from = *tier;
-        if !self.ns.migrated(&file, generation, to, true).map_err(Errno::from)? {
+        if !self
+            .ns
+            .migrated(&file, generation, to, true)
+            .map_err(Errno::from)?
+        {
             return Err(Errno::EAGAIN);
         }
-        *target = Target::Buffer { file: file.clone(), object: moved.clone(), tier: to };
+        *target = Target::Buffer {
+            file: file.clone(),
+            object: moved.clone(),
+            tier: to,
+        };
         drop(target);
-        self.ledger.settle(file.object, to, moved.stat()?.allocated_bytes, true);
+        self.ledger
+            .settle(file.object, to, moved.stat()?.allocated_bytes, true);
         self.remove_left_behind(&file, from);
         Ok(())
     }
@@ -237,7 +262,10 @@ impl Core {
             && let Err(error) = slot.tier.remove(file.object)
             && error.raw_os_error() != Some(libc::ENOENT)
         {
-            let reason = format!("old copy in {} cannot be removed: {error}", slot.tier.name());
+            let reason = format!(
+                "old copy in {} cannot be removed: {error}",
+                slot.tier.name()
+            );
             self.report(file.path(), (&error).into(), reason);
         }
     }
@@ -246,7 +274,9 @@ impl Core {
         let spaces = self.ledger.spaces();
         let fitting = spaces
             .iter()
-            .filter(|s| s.index != not.0 as usize && s.available_bytes() >= bytes + SPACE_UNIT_BYTES)
+            .filter(|s| {
+                s.index != not.0 as usize && s.available_bytes() >= bytes + SPACE_UNIT_BYTES
+            })
             .max_by_key(|s| s.available_bytes());
         match fitting {
             Some(space) => Ok(TierId(space.index as u8)),

@@ -11,6 +11,9 @@ use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId};
 
 use crate::core::Core;
 
+/// A file that came in, its object and that one's tier.
+pub type BroughtIn = (Arc<File>, Arc<dyn Object>, TierId);
+
 impl Core {
     /// Copies a file of the PFS into an object, or, `empty`, gives it an empty one. A copy is clean;
     /// an empty object is dirty, and the PFS keeps the old file until the new content is whole.
@@ -20,7 +23,7 @@ impl Core {
         name: &[u8],
         empty: bool,
         moved: &(dyn Fn(u64) + Sync),
-    ) -> Result<(Arc<File>, Arc<dyn Object>, TierId), Errno> {
+    ) -> Result<BroughtIn, Errno> {
         let path = dir.path_of(name);
         let handle = self.ns.open_dir(dir)?;
         let source = self.ns.pfs().open_file(&handle, name, false)?;
@@ -52,7 +55,8 @@ impl Core {
             }
         }
         let (file, object) = made?;
-        self.ledger.settle(object_id, tier, object.stat()?.allocated_bytes, empty);
+        self.ledger
+            .settle(object_id, tier, object.stat()?.allocated_bytes, empty);
         self.files.write().insert(object_id, file.clone());
         self.apps.arrived(object_id, &identify(&path));
         Ok((file, object, tier))
@@ -75,7 +79,11 @@ impl Core {
             instance: self.ns.instance(),
             object: object_id,
             path: dir.path_of(name),
-            parent: ParentKey { dev_ordinal: dir.key.dev, ino: dir.key.ino, btime_ns: dir.key.btime_ns },
+            parent: ParentKey {
+                dev_ordinal: dir.key.dev,
+                ino: dir.key.ino,
+                btime_ns: dir.key.btime_ns,
+            },
             name: name.to_vec(),
             mode: u32::from(stat.perm()),
             uid: stat.uid,
@@ -87,7 +95,10 @@ impl Core {
         let mut crc = None;
         if !empty {
             let source = FileObject::new(source.try_clone()?);
-            let control = CopyControl { stop: &|| self.is_ending(), moved };
+            let control = CopyControl {
+                stop: &|| self.is_ending(),
+                moved,
+            };
             let report = copy(&source, &*object, &control).map_err(|e| e.errno())?;
             crc = Some(report.crc);
             object.set_times(Some(SetTime::At(stat.atime)), Some(SetTime::At(stat.mtime)))?;
@@ -106,7 +117,9 @@ impl Core {
             temporary: None,
         };
         let allocated = object.stat()?.allocated_bytes;
-        let file = self.ns.attach(dir, name, stat, object_id, residency, allocated)?;
+        let file = self
+            .ns
+            .attach(dir, name, stat, object_id, residency, allocated)?;
         Ok((file, object))
     }
 
@@ -114,7 +127,11 @@ impl Core {
     pub fn prefetch(&self, file: &Arc<File>, moved: &(dyn Fn(u64) + Sync)) -> Result<bool, Errno> {
         let (tier, generation, clean) = {
             let state = file.lock();
-            (state.residency.tier, state.generation(), state.residency.clean)
+            (
+                state.residency.tier,
+                state.generation(),
+                state.residency.clean,
+            )
         };
         let Some((dram, _)) = self.tiers.iter().find(|(_, s)| s.kind == TierKind::Dram) else {
             return Ok(false);
@@ -126,7 +143,9 @@ impl Core {
         let source = self.tiers.open_object(tier, file.object)?;
         let bytes = source.stat()?.allocated_bytes;
         let spaces = self.ledger.spaces();
-        let room = spaces.iter().any(|s| s.index == dram.0 as usize && s.available_bytes() >= bytes);
+        let room = spaces
+            .iter()
+            .any(|s| s.index == dram.0 as usize && s.available_bytes() >= bytes);
         if !room && self.make_space(dram, bytes) < bytes {
             return Err(Errno::ENOSPC);
         }
@@ -138,7 +157,8 @@ impl Core {
             return Ok(false);
         }
         drop(shard);
-        self.ledger.settle(file.object, dram, copied.stat()?.allocated_bytes, false);
+        self.ledger
+            .settle(file.object, dram, copied.stat()?.allocated_bytes, false);
         self.remove_left_behind(file, tier);
         moved(bytes);
         Ok(true)
@@ -146,6 +166,10 @@ impl Core {
 
     /// The default rung where none was chosen: flash where there is some, else the PFS.
     pub fn default_durability(has_flash: bool) -> Durability {
-        if has_flash { Durability::Ssd } else { Durability::Pfs }
+        if has_flash {
+            Durability::Ssd
+        } else {
+            Durability::Pfs
+        }
     }
 }

@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 
 use forebay_policy::series::identify;
 use forebay_types::{TierId, limits};
-use forebay_wire::control::{ApplicationStatus, ControlResponse, PathFailure, StatusBits, TierStatus, WhereEntry};
+use forebay_wire::control::{
+    ApplicationStatus, ControlResponse, PathFailure, StatusBits, TierStatus, WhereEntry,
+};
 
 use crate::core::Core;
 use crate::tierset::OVERFLOW;
@@ -22,9 +24,14 @@ impl Core {
         use std::os::unix::ffi::OsStrExt;
         let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
         let own = self.tiers.iter().filter(|(id, _)| *id != OVERFLOW);
-        let mut tiers: Vec<TierStatus> = own.map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes)).collect();
+        let mut tiers: Vec<TierStatus> = own
+            .map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes))
+            .collect();
         // The PFS's own capacity, and what is on its way there without a stay in the burst buffer.
-        let pfs_bytes = self.ns.statfs().map_or(0, |s| s.blocks * u64::from(s.block_bytes));
+        let pfs_bytes = self
+            .ns
+            .statfs()
+            .map_or(0, |s| s.blocks * u64::from(s.block_bytes));
         tiers.push(self.tier_status("pfs", OVERFLOW, pfs_bytes));
         let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -127,7 +134,10 @@ impl Core {
                 path,
                 &mut |visited| {
                     let here = visited.path();
-                    if behind.as_ref().is_some_and(|b| sort_key(&here) <= sort_key(b)) {
+                    if behind
+                        .as_ref()
+                        .is_some_and(|b| sort_key(&here) <= sort_key(b))
+                    {
                         return true;
                     }
                     if files.len() >= WHERE_ENTRIES_MAX {
@@ -138,7 +148,11 @@ impl Core {
                 },
                 &mut |path, errno| {
                     if failures.len() < limits::ERRORS_REMEMBERED_MAX {
-                        failures.push(PathFailure { path, errno, reason: errno.message() });
+                        failures.push(PathFailure {
+                            path,
+                            errno,
+                            reason: errno.message(),
+                        });
                     }
                 },
             );
@@ -149,7 +163,11 @@ impl Core {
                 break;
             }
         }
-        ControlResponse::Where { files, more_after, failures }
+        ControlResponse::Where {
+            files,
+            more_after,
+            failures,
+        }
     }
 
     fn locate_one(&self, visited: &Visited) -> WhereEntry {
@@ -167,19 +185,26 @@ impl Core {
         };
         let Some(file) = &visited.file else {
             entry.tiers.push("pfs".into());
-            let stat = self.ns.open_dir(&visited.dir).and_then(|d| Ok(self.ns.pfs().stat(&d, &visited.name)?));
+            let stat = self
+                .ns
+                .open_dir(&visited.dir)
+                .and_then(|d| Ok(self.ns.pfs().stat(&d, &visited.name)?));
             match stat {
                 Ok(stat) => entry.size_bytes = stat.size,
                 Err(error) => entry.error = Some(error.to_string()),
             }
             return entry;
         };
-        let attr = self.live_attr(file.attr(), Some(file)).unwrap_or_else(|_| file.attr());
+        let attr = self
+            .live_attr(file.attr(), Some(file))
+            .unwrap_or_else(|_| file.attr());
         let state = file.lock();
         let residency = &state.residency;
         let name = |id| self.tiers.get(id).map(|slot| slot.tier.name().to_string());
         entry.tiers.extend(name(residency.tier));
-        entry.tiers.extend(residency.shadow.and_then(|(tier, _)| name(tier)));
+        entry
+            .tiers
+            .extend(residency.shadow.and_then(|(tier, _)| name(tier)));
         if residency.clean {
             entry.tiers.push("pfs".into());
         }

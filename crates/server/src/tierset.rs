@@ -53,7 +53,11 @@ pub fn overflow_name(instance: [u8; 16]) -> String {
 impl TierSet {
     /// Opens the tiers that the settings name. `known` lists the ssd directories that have had an
     /// id before, in the order of their ids; new ones are added to it.
-    pub fn open(settings: &Settings, instance: [u8; 16], known: &mut Vec<PathBuf>) -> io::Result<TierSet> {
+    pub fn open(
+        settings: &Settings,
+        instance: [u8; 16],
+        known: &mut Vec<PathBuf>,
+    ) -> io::Result<TierSet> {
         let mut slots: Vec<Option<Slot>> = vec![None, None];
         let mut dram = None;
         if let Some(size) = settings.dram_bytes {
@@ -61,15 +65,26 @@ impl TierSet {
             make_private(&dir)?;
             let mounted = mount_dram(&dir, size)?;
             let tier = DirTier::open("dram", TierKind::Dram, mounted.path(), Some(size), instance)?;
-            slots[DRAM.0 as usize] = Some(Slot { tier: Arc::new(tier), kind: TierKind::Dram, capacity_bytes: size });
+            slots[DRAM.0 as usize] = Some(Slot {
+                tier: Arc::new(tier),
+                kind: TierKind::Dram,
+                capacity_bytes: size,
+            });
             dram = Some(mounted);
         }
         for ssd in &settings.ssd {
-            let at = known.iter().position(|dir| *dir == ssd.dir).unwrap_or_else(|| {
-                known.push(ssd.dir.clone());
-                known.len() - 1
-            });
-            let name = if at == 0 { "ssd".into() } else { format!("ssd{at}") };
+            let at = known
+                .iter()
+                .position(|dir| *dir == ssd.dir)
+                .unwrap_or_else(|| {
+                    known.push(ssd.dir.clone());
+                    known.len() - 1
+                });
+            let name = if at == 0 {
+                "ssd".into()
+            } else {
+                format!("ssd{at}")
+            };
             let tier = DirTier::open(&name, TierKind::Ssd, &ssd.dir, ssd.capacity_bytes, instance)?;
             let capacity_bytes = match ssd.capacity_bytes {
                 Some(bytes) => bytes,
@@ -77,10 +92,20 @@ impl TierSet {
             };
             let id = FIRST_SSD as usize + at;
             slots.resize_with(slots.len().max(id + 1), || None);
-            slots[id] = Some(Slot { tier: Arc::new(tier), kind: TierKind::Ssd, capacity_bytes });
+            slots[id] = Some(Slot {
+                tier: Arc::new(tier),
+                kind: TierKind::Ssd,
+                capacity_bytes,
+            });
         }
         let overflow_dir = settings.pfs.join(overflow_name(instance));
-        let set = TierSet { slots, overflow: OnceLock::new(), instance, dram: Mutex::new(dram), overflow_dir };
+        let set = TierSet {
+            slots,
+            overflow: OnceLock::new(),
+            instance,
+            dram: Mutex::new(dram),
+            overflow_dir,
+        };
         if set.overflow_dir.is_dir() {
             set.need_overflow()?;
         }
@@ -91,8 +116,18 @@ impl TierSet {
     pub fn need_overflow(&self) -> io::Result<TierId> {
         if self.overflow.get().is_none() {
             make_private(&self.overflow_dir)?;
-            let tier = DirTier::open("pfs", TierKind::Pfs, &self.overflow_dir, None, self.instance)?;
-            let slot = Slot { tier: Arc::new(tier), kind: TierKind::Pfs, capacity_bytes: 0 };
+            let tier = DirTier::open(
+                "pfs",
+                TierKind::Pfs,
+                &self.overflow_dir,
+                None,
+                self.instance,
+            )?;
+            let slot = Slot {
+                tier: Arc::new(tier),
+                kind: TierKind::Pfs,
+                capacity_bytes: 0,
+            };
             // Where two came here at once, both have opened the same directory.
             drop(self.overflow.set(slot));
         }
@@ -111,7 +146,9 @@ impl TierSet {
 
     /// All tiers with their ids: memory, flash, overflow.
     pub fn iter(&self) -> impl Iterator<Item = (TierId, &Slot)> {
-        let ids = std::iter::once(0).chain(FIRST_SSD as usize..self.slots.len()).chain(std::iter::once(1));
+        let ids = std::iter::once(0)
+            .chain(FIRST_SSD as usize..self.slots.len())
+            .chain(std::iter::once(1));
         ids.filter_map(|i| Some((TierId(i as u8), self.get(TierId(i as u8))?)))
     }
 
@@ -148,7 +185,10 @@ impl TierSet {
         };
         if mount.is_private() {
             let dir = state.join("dram");
-            Ok(rustix::mount::unmount(&dir, rustix::mount::UnmountFlags::DETACH)?)
+            Ok(rustix::mount::unmount(
+                &dir,
+                rustix::mount::UnmountFlags::DETACH,
+            )?)
         } else {
             mount.unmount()
         }
@@ -156,7 +196,11 @@ impl TierSet {
 
     /// Takes back what a start that fails has mounted.
     pub fn undo(&self, state: &Path) {
-        let fresh = self.dram.lock().as_ref().is_some_and(|mount| !mount.was_reused());
+        let fresh = self
+            .dram
+            .lock()
+            .as_ref()
+            .is_some_and(|mount| !mount.was_reused());
         if fresh && let Err(error) = self.drop_dram(state) {
             tracing::warn!("the memory tier stays mounted: {error}");
         }

@@ -35,7 +35,11 @@ impl Core {
     ) -> bool {
         match self.ns.resolve(path) {
             Ok((dir, Some((name, found)))) => match found.attr.kind {
-                FileKind::Regular => visit(Visited { dir, name: name.to_vec(), file: found.file }),
+                FileKind::Regular => visit(Visited {
+                    dir,
+                    name: name.to_vec(),
+                    file: found.file,
+                }),
                 _ => true,
             },
             Ok((dir, None)) => self.walk_dir(&dir, visit, fail, 0),
@@ -68,7 +72,11 @@ impl Core {
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         for entry in entries {
             let go_on = match entry.kind {
-                FileKind::Regular => visit(Visited { dir: dir.clone(), name: entry.name, file: entry.file }),
+                FileKind::Regular => visit(Visited {
+                    dir: dir.clone(),
+                    name: entry.name,
+                    file: entry.file,
+                }),
                 FileKind::Directory => match self.ns.resolve(&dir.path_of(&entry.name)) {
                     Ok((child, None)) => self.walk_dir(&child, visit, fail, depth + 1),
                     Ok(_) => true,

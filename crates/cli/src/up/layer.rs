@@ -271,10 +271,7 @@ durability = "memory"
             "{kind}"
         );
         let policy = error("policy = \"best\"\n");
-        assert!(
-            policy.contains("bbos, maxbw, maxeff"),
-            "{policy}"
-        );
+        assert!(policy.contains("bbos, maxbw, maxeff"), "{policy}");
         assert!(error("pfs = \n").starts_with("line 1: "));
         assert!(error("[[rule]]\ndurability = \"pfs\"\n").contains("path"));
     }

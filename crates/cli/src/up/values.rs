@@ -184,10 +184,7 @@ mod tests {
             Ok(PolicyName("maxbw".into()))
         );
         let unknown = PolicyName::from_text("fastest").unwrap_err();
-        assert!(
-            unknown.contains("bbos, maxbw, maxeff"),
-            "{unknown}"
-        );
+        assert!(unknown.contains("bbos, maxbw, maxeff"), "{unknown}");
         assert_eq!(Switch::from_text("Off"), Ok(Switch(false)));
         assert!(Switch::from_text("maybe").is_err());
         assert_eq!(

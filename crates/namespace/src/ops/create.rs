@@ -145,7 +145,11 @@ impl Namespace {
             object: identity.object,
             tier,
             perm: (identity.mode & 0o7777) as u16,
-            cred: Cred { uid: identity.uid, gid: identity.gid, pid: 0 },
+            cred: Cred {
+                uid: identity.uid,
+                gid: identity.gid,
+                pid: 0,
+            },
             writing: false,
         };
         let (_, file) = self.create(&dir, &identity.name, identity.gid, &new)?;

@@ -22,6 +22,9 @@ pub struct Found {
     pub file: Option<Arc<File>>,
 }
 
+/// Where a path leads: a directory, or a name in one.
+pub type Resolved = (Arc<Dir>, Option<(Box<[u8]>, Found)>);
+
 impl Namespace {
     /// Resolves a name and counts one reference of the kernel.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Found, NsError> {
@@ -31,7 +34,7 @@ impl Namespace {
     }
 
     /// Resolves a path from the root without counting references.
-    pub fn resolve(&self, path: &[u8]) -> Result<(Arc<Dir>, Option<(Box<[u8]>, Found)>), NsError> {
+    pub fn resolve(&self, path: &[u8]) -> Result<Resolved, NsError> {
         let mut dir = self.root.clone();
         let mut parts = path
             .split(|&b| b == b'/')

@@ -8,6 +8,7 @@ use forebay_types::{Errno, Ino, TimeSpec, limits};
 use forebay_wire::XattrMode;
 
 use crate::dir::Dir;
+use crate::record::Xattrs;
 use crate::table::Node;
 use crate::{File, FileState, Namespace, NsError};
 
@@ -184,11 +185,7 @@ impl Namespace {
     }
 
     /// Brings the PFS's attributes of a clean file into its record, before it becomes dirty.
-    pub(crate) fn load_xattrs(
-        &self,
-        dir: &Arc<Dir>,
-        name: &[u8],
-    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>, NsError> {
+    pub(crate) fn load_xattrs(&self, dir: &Arc<Dir>, name: &[u8]) -> Result<Xattrs, NsError> {
         let handle = self.open_dir(dir)?;
         let names = match self.pfs.list_xattr(&handle, name) {
             Ok(names) => names,

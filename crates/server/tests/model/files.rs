@@ -44,10 +44,7 @@ impl World {
                 }
             }
             (Err(got), Err(want)) => assert_eq!(got, want, "create"),
-            (got, want) => panic!(
-                "create: {:?}, expected {want:?}",
-                got.map(|(attr, _)| attr)
-            ),
+            (got, want) => panic!("create: {:?}, expected {want:?}", got.map(|(attr, _)| attr)),
         }
     }
 

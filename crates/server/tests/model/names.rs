@@ -52,7 +52,12 @@ impl World {
         files.choose(&mut self.rng).cloned()
     }
 
-    fn check<T: std::fmt::Debug>(&self, what: &str, got: Result<T, Errno>, want: Result<(), Errno>) {
+    fn check<T: std::fmt::Debug>(
+        &self,
+        what: &str,
+        got: Result<T, Errno>,
+        want: Result<(), Errno>,
+    ) {
         let got = got.map(|_| ());
         assert_eq!(got, want, "{what}");
     }
@@ -87,7 +92,10 @@ impl World {
         self.note(format!("symlink {}", place.path().escape_ascii()));
         let (dir, _) = self.look(&place);
         let cred = self.cred;
-        let got = self.server().client.symlink(dir, &place.name, &target, cred);
+        let got = self
+            .server()
+            .client
+            .symlink(dir, &place.name, &target, cred);
         let want = self
             .tree
             .add(place.dir, &place.name, Body::Symlink(target), 0o777);
