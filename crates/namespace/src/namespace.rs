@@ -190,6 +190,8 @@ impl Namespace {
             demoting: false,
             error: None,
             error_unreported: false,
+            drain_open: false,
+            safe: None,
             unsaved: false,
         };
         self.table.lock().reserve(file.ino);

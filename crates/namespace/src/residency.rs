@@ -106,6 +106,8 @@ impl Namespace {
             demoting: false,
             error: None,
             error_unreported: false,
+            drain_open: false,
+            safe: None,
             unsaved: false,
         };
         let file = Arc::new(File::new(object, ino, state));
@@ -149,7 +151,8 @@ impl Namespace {
     pub fn unchanged(&self, file: &File, was: (Generation, Option<u32>)) -> Result<(), NsError> {
         let mut state = file.lock();
         state.residency.writing = false;
-        if state.residency.published.is_some() && state.residency.generation == was.0.next() {
+        let same = state.residency.generation == was.0 || state.residency.generation == was.0.next();
+        if state.residency.published.is_some() && same {
             state.residency.clean = true;
             state.residency.crc = was.1;
         }
@@ -179,7 +182,8 @@ impl Namespace {
     pub fn begin_demotion(&self, file: &Arc<File>) -> Result<Option<Demotion>, NsError> {
         let (dir, name, generation, tier, meta, xattrs) = {
             let mut state = file.lock();
-            if !state.is_dirty() || state.demoting || state.residency.writing {
+            let unseen = state.residency.writing && !state.drain_open;
+            if !state.is_dirty() || state.demoting || unseen {
                 return Ok(None);
             }
             let Some((dir, name)) = state.names.first().cloned() else {
@@ -357,7 +361,9 @@ impl Namespace {
         state.residency.temporary = None;
         let current = state.residency.generation == demotion.generation;
         if current {
-            state.residency.clean = state.residency.published.is_some();
+            let written = state.residency.writing;
+            state.residency.clean = state.residency.published.is_some() && !written;
+            state.safe = Some(demotion.generation);
             state.residency.crc = Some(crc);
             state.xattrs = Vec::new();
         }

@@ -16,6 +16,10 @@ pub const DEFAULT_LEASE_BYTES: u64 = GIB;
 /// those after it have a size to go by.
 pub const AVAILABLE_FOR_UNKNOWN_BYTES: u64 = 16 * GIB;
 
+/// A file of known series may outgrow what is known: so much stays available beside its lease. A smaller tier has no passthrough
+/// writes.
+pub const OVERRUN_BYTES: u64 = GIB;
+
 /// Kept free per open passthrough writer when a new one is admitted, so that those before it can still extend.
 pub const EXTENSION_HEADROOM_BYTES: u64 = 16 * MIB;
 
@@ -162,7 +166,7 @@ pub fn grant_passthrough_write(
         None if available_bytes >= AVAILABLE_FOR_UNKNOWN_BYTES => DEFAULT_LEASE_BYTES,
         None => return None,
     };
-    (bytes <= available_bytes).then_some(Lease { bytes })
+    (bytes.checked_add(OVERRUN_BYTES)? <= available_bytes).then_some(Lease { bytes })
 }
 
 /// What becomes of a lease that is being used up.

@@ -87,7 +87,15 @@ fn leases() {
         None,
         "nobody could make it wait"
     );
-    assert_eq!(grant_passthrough_write(&space, Some(1_700 * MIB), 0), None);
+    assert_eq!(
+        mib(grant_passthrough_write(&space, Some(780 * MIB), 0)),
+        Some(976)
+    );
+    assert_eq!(
+        grant_passthrough_write(&space, Some(790 * MIB), 0),
+        None,
+        "1 GiB stays for what is not foreseen"
+    );
     assert_eq!(grant_passthrough_write(&space, Some(u64::MAX), 0), None);
     let large = tier(0, TierKind::Ssd, 100_000, 90_000);
     assert_eq!(mib(grant_passthrough_write(&large, None, 0)), Some(1024));

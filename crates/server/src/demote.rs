@@ -210,6 +210,10 @@ fn copy_one(core: &Core, demotion: &Demotion) -> Result<Parts, Failure> {
 fn copy_failure(error: CopyError) -> Failure {
     match error {
         CopyError::Stopped => Failure::Superseded,
+        CopyError::Source(e) => {
+            Failure::Error((&e).into(), format!("its object cannot be read: {e}"))
+        }
+        CopyError::Destination(e) => on_pfs("copy")(e),
         other => Failure::Error(other.errno(), other.to_string()),
     }
 }

@@ -37,6 +37,8 @@ struct Inner {
     waiting: HashSet<ObjectId>,
     /// To be demoted at once: somebody waits for them.
     urgent: VecDeque<ObjectId>,
+    /// The same, for looking up.
+    urged: HashSet<ObjectId>,
     order: VecDeque<ObjectId>,
     ordered_at: Instant,
     retries: HashMap<ObjectId, Retry>,
@@ -80,6 +82,7 @@ impl DrainQueue {
             inner: Mutex::new(Inner {
                 waiting: HashSet::new(),
                 urgent: VecDeque::new(),
+                urged: HashSet::new(),
                 order: VecDeque::new(),
                 ordered_at: origin,
                 retries: HashMap::new(),
@@ -115,11 +118,25 @@ impl DrainQueue {
     pub fn add_urgent(&self, object: ObjectId) {
         let mut inner = self.inner.lock();
         inner.retries.remove(&object);
-        if !inner.urgent.contains(&object) {
+        if inner.urged.insert(object) {
             inner.urgent.push_back(object);
         }
         drop(inner);
         self.wake.notify_all();
+    }
+
+    /// A file that somebody waits for has been put back: it is its turn again.
+    pub fn urge_again(&self, object: ObjectId) {
+        let mut inner = self.inner.lock();
+        let ready = inner
+            .retries
+            .get(&object)
+            .is_none_or(|r| r.at <= Instant::now());
+        if ready && inner.waiting.contains(&object) && inner.urged.insert(object) {
+            inner.urgent.push_back(object);
+            drop(inner);
+            self.wake.notify_all();
+        }
     }
 
     /// A file needs no demotion any more.
@@ -148,12 +165,6 @@ impl DrainQueue {
     pub fn wake_all(&self) {
         self.wake.notify_all();
         self.settled.notify_all();
-    }
-
-    /// Files waiting or being copied.
-    pub fn queued(&self) -> u64 {
-        let inner = self.inner.lock();
-        (inner.waiting.len() + inner.in_flight) as u64
     }
 
     /// Whether waiting may help a writer: something other than its own file can be demoted.
@@ -251,6 +262,7 @@ impl DrainQueue {
         let mut batch = Vec::new();
         let mut bytes = 0;
         while let Some(object) = inner.urgent.pop_front() {
+            inner.urged.remove(&object);
             inner.waiting.remove(&object);
             bytes += core.ledger.used_bytes(object);
             batch.push(object);

@@ -107,7 +107,7 @@ impl Core {
     }
 }
 
-fn open_core(settings: Settings) -> Result<Core, StartError> {
+fn open_core(settings: Settings, mend: bool) -> Result<Core, StartError> {
     let pfs =
         PfsTree::open(&settings.pfs).map_err(failed(format!("PFS {}", settings.pfs.display())))?;
     let kv_dir = settings.state.join("kv");
@@ -137,7 +137,7 @@ fn open_core(settings: Settings) -> Result<Core, StartError> {
     let tiers =
         TierSet::open(&settings, instance, &mut facts.known_ssd).map_err(failed("tiers"))?;
     let state = settings.state.clone();
-    let made = finish_core(settings, ns, loaded, &facts, tiers);
+    let made = finish_core(settings, ns, loaded, &facts, tiers, mend);
     made.map_err(|failure| {
         let (error, tiers) = *failure;
         tiers.undo(&state);
@@ -152,6 +152,7 @@ fn finish_core(
     loaded: forebay_namespace::Loaded,
     facts: &Facts,
     tiers: TierSet,
+    mend: bool,
 ) -> Result<Core, Box<(StartError, TierSet)>> {
     let missing = loaded
         .files
@@ -201,7 +202,7 @@ fn finish_core(
         tiers,
     };
     core.restore_totals(facts);
-    match core.recover(loaded) {
+    match core.recover(loaded, mend) {
         Ok(()) => Ok(core),
         Err(errno) => Err(Box::new((failed("recovery")(errno), core.tiers))),
     }
@@ -230,7 +231,7 @@ impl Instance {
         let workers = settings.demotion.workers.max(1);
         // Modes come from clients, who have applied their own.
         rustix::process::umask(rustix::fs::Mode::empty());
-        let core = Arc::new(open_core(settings)?);
+        let core = Arc::new(open_core(settings, true)?);
         let instance = Arc::new(Instance {
             core: core.clone(),
             threads: Mutex::default(),
@@ -316,27 +317,7 @@ impl Instance {
 
     /// What is not on the PFS now.
     pub fn undrained(&self) -> StopSummary {
-        let core = &self.core;
-        let mut summary = StopSummary::default();
-        let files: Vec<_> = core.files.read().values().cloned().collect();
-        for file in files {
-            let (dirty, tier) = {
-                let state = file.lock();
-                (
-                    state.is_dirty() && !state.is_unlinked(),
-                    state.residency.tier,
-                )
-            };
-            if dirty {
-                let bytes = core.ledger.used_bytes(file.object);
-                summary.undrained_files += 1;
-                summary.undrained_bytes += bytes;
-                if core.tiers.kind(tier) == TierKind::Dram {
-                    summary.in_memory_bytes += bytes;
-                }
-            }
-        }
-        summary
+        self.core.undrained()
     }
 
     /// Ends all threads and leaves everything on stable storage where there is room for it. To be
@@ -461,7 +442,7 @@ pub fn fsck_offline(
         None => return Err(StartError::NoInstance(state.display().to_string())),
     };
     drop(store);
-    let core = open_core(facts.settings(state.to_path_buf()))?;
+    let core = open_core(facts.settings(state.to_path_buf()), false)?;
     let report = core.fsck(dry_run, checksums);
     core.ns.sync().map_err(failed("metadata store"))?;
     Ok(report)

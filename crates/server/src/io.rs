@@ -332,7 +332,8 @@ impl Core {
         set: &SetAttr,
     ) -> Result<(), Errno> {
         if let Some(size) = set.size {
-            self.ns.begin_change(file, false)?;
+            // Until it is recorded, only the object knows the size.
+            self.ns.begin_change(file, true)?;
             self.ledger.set_dirty(file.object, true);
             self.drain.foreground();
             object.set_len(size)?;
@@ -528,7 +529,16 @@ impl Core {
         let Some((flash, _)) = shadow else {
             return Ok(());
         };
-        if self.tiers.kind(tier) != TierKind::Dram || clean {
+        if self.tiers.kind(tier) != TierKind::Dram {
+            return Ok(());
+        }
+        if clean {
+            // The PFS has it: the copy on flash only takes space there.
+            let mut state = file.lock();
+            state.residency.shadow = None;
+            self.ns.save(file, &state, KvDurability::Buffered)?;
+            drop(state);
+            self.remove_left_behind(file, flash);
             return Ok(());
         }
         // Writes after the last fsync are in memory only; what is on flash is brought up to date.
@@ -554,25 +564,35 @@ impl Core {
             return self.demote_and_wait(file);
         }
         let stat = object.stat()?;
-        let done = self.demote_and_wait(file);
+        self.demote_and_wait(file)?;
         let content = {
             let state = file.lock();
             (state.generation(), state.residency.crc)
         };
-        let clean = file.lock().residency.clean;
-        self.ns.begin_change(file, true)?;
-        self.ledger.set_dirty(file.object, true);
-        *open.before.lock() = clean.then_some(crate::opens::Before { stat, content });
-        done
+        open.touched.store(false, Ordering::Release);
+        *open.before.lock() = Some(crate::opens::Before { stat, content });
+        Ok(())
     }
 
     /// Demotes a file now and waits until it is on the PFS.
     pub fn demote_and_wait(&self, file: &Arc<File>) -> Result<(), Errno> {
-        file.lock().error = None;
+        {
+            let mut state = file.lock();
+            state.error = None;
+            state.safe = None;
+            state.drain_open = true;
+        }
+        let done = self.wait_until_safe(file);
+        file.lock().drain_open = false;
+        done
+    }
+
+    fn wait_until_safe(&self, file: &Arc<File>) -> Result<(), Errno> {
         loop {
             {
                 let state = file.lock();
-                if state.residency.clean || state.is_unlinked() {
+                let safe = state.safe == Some(state.generation());
+                if safe || state.residency.clean || state.is_unlinked() {
                     return Ok(());
                 }
                 if let (Some(errno), false) = (state.error, state.demoting) {
@@ -581,26 +601,13 @@ impl Core {
                     return Err(errno);
                 }
             }
-            self.demote_open(file)?;
+            self.drain.add_urgent(file.object);
             self.drain
                 .wait_settled(std::time::Duration::from_millis(20));
             if self.is_ending() {
                 return Err(Errno::EIO);
             }
         }
-    }
-
-    /// Makes a file that is open for requests demotable: its record knows the size.
-    fn demote_open(&self, file: &Arc<File>) -> Result<(), Errno> {
-        {
-            let mut state = file.lock();
-            if state.demoting {
-                return Ok(());
-            }
-            state.residency.writing = false;
-        }
-        self.drain.add_urgent(file.object);
-        Ok(())
     }
 
     /// fallocate(2).

@@ -336,6 +336,8 @@ fn outcome(core: &Core, file: &Arc<File>, open: &mut HashMap<u64, std::time::Ins
         }
     } else if open.remove(&file.object.0).is_some() {
         core.drain.add_urgent(file.object);
+    } else {
+        core.drain.urge_again(file.object);
     }
     Outcome::Pending
 }

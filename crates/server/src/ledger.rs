@@ -21,21 +21,19 @@ struct Charge {
 struct Sums {
     kind: Option<PolicyKind>,
     capacity_bytes: u64,
-    /// What the file system below can really give, beyond what objects occupy.
-    physical_free_bytes: Option<u64>,
+    /// What the file system below can really hold for us, when it was last asked.
+    physical_limit_bytes: Option<u64>,
     used_bytes: u64,
     held_bytes: u64,
     dirty_bytes: u64,
+    /// Held by undrained objects: they may become so many undrained bytes without asking again.
+    dirty_held_bytes: u64,
 }
 
 impl Sums {
     fn limit_bytes(&self) -> u64 {
-        match self.physical_free_bytes {
-            Some(free) => self
-                .capacity_bytes
-                .min(self.used_bytes.saturating_add(free)),
-            None => self.capacity_bytes,
-        }
+        self.physical_limit_bytes
+            .map_or(self.capacity_bytes, |limit| limit.min(self.capacity_bytes))
     }
 }
 
@@ -138,12 +136,11 @@ impl Ledger {
                 .tiers
                 .iter()
                 .filter(|t| t.kind.is_some())
-                .map(|t| t.dirty_bytes)
+                .map(|t| t.dirty_held_bytes)
                 .sum();
-            let mine = if old.dirty { old.used_bytes } else { 0 };
-            if dirty
-                && others.saturating_sub(mine).saturating_add(used_bytes) > self.dirty_cap_bytes
-            {
+            let mine = if old.dirty { old.held_bytes } else { 0 };
+            let after = others.saturating_sub(mine).saturating_add(held_bytes);
+            if dirty && after > self.dirty_cap_bytes {
                 return Err(Refused::DirtyCap);
             }
         }
@@ -211,7 +208,9 @@ impl Ledger {
 
     /// What the file system below a tier can still give.
     pub fn set_physical_free(&self, tier: TierId, free_bytes: u64) {
-        self.books.lock().tiers[tier.0 as usize].physical_free_bytes = Some(free_bytes);
+        let mut books = self.books.lock();
+        let sums = &mut books.tiers[tier.0 as usize];
+        sums.physical_limit_bytes = Some(sums.used_bytes.saturating_add(free_bytes));
     }
 
     /// Undrained bytes in the burst buffer's own tiers, and their capacity.
@@ -270,6 +269,7 @@ impl Books {
         sums.held_bytes += charge.held_bytes;
         if charge.dirty {
             sums.dirty_bytes += charge.used_bytes;
+            sums.dirty_held_bytes += charge.held_bytes;
         }
         self.charges.insert(object, charge);
     }
@@ -281,6 +281,7 @@ impl Books {
             sums.held_bytes -= old.held_bytes;
             if old.dirty {
                 sums.dirty_bytes -= old.used_bytes;
+                sums.dirty_held_bytes -= old.held_bytes;
             }
         }
     }
@@ -312,7 +313,7 @@ mod tests {
     fn undrained_bytes_have_a_hard_cap() {
         let ledger = Ledger::new(&[(SSD, 100)], 0.5);
         let tier = TierId(0);
-        assert_eq!(ledger.try_hold(ObjectId(1), tier, 50, 60, true), Ok(()));
+        assert_eq!(ledger.try_hold(ObjectId(1), tier, 40, 50, true), Ok(()));
         assert_eq!(
             ledger.try_hold(ObjectId(2), tier, 10, 10, true),
             Err(Refused::DirtyCap)

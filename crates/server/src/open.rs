@@ -321,7 +321,13 @@ impl Core {
             let mut state = file.lock();
             if state.residency.writing {
                 state.residency.writing = false;
-                state.changed();
+                // What requests wrote is counted: the PFS may have just this.
+                let safe = !open.passthrough && state.safe == Some(state.generation());
+                if safe && state.residency.published.is_some() {
+                    state.residency.clean = true;
+                } else {
+                    state.changed();
+                }
             }
             state.meta.size = stat.size;
             state.meta.allocated_bytes = stat.allocated_bytes;

@@ -16,7 +16,9 @@ type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
 
 impl Core {
     /// Finishes what was under way and takes all files over.
-    pub fn recover(&self, loaded: Loaded) -> Result<(), Errno> {
+    /// With `mend`, copies that turn out damaged are dropped where the PFS has the file whole; without,
+    /// they are left for fsck to find.
+    pub fn recover(&self, loaded: Loaded, mend: bool) -> Result<(), Errno> {
         for pending in loaded.renames {
             self.ns.settle_rename(pending)?;
         }
@@ -29,7 +31,7 @@ impl Core {
             if file.lock().is_unlinked() {
                 continue;
             }
-            self.recover_file(&file, &inventory, &mut claimed)?;
+            self.recover_file(&file, &inventory, &mut claimed, mend)?;
         }
         for (object, record) in loaded.lost {
             claimed.insert((record.residency.tier, object));
@@ -67,6 +69,7 @@ impl Core {
         file: &Arc<File>,
         inventory: &Inventory,
         claimed: &mut HashSet<(TierId, ObjectId)>,
+        mend: bool,
     ) -> Result<(), Errno> {
         let holds = |tier: TierId| {
             inventory
@@ -96,32 +99,53 @@ impl Core {
         if let Some((shadow, _)) = residency.shadow {
             claimed.insert((shadow, file.object));
         }
-        self.take_over(file, residency.tier)
+        self.take_over(file, residency.tier, mend)
     }
 
-    fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+    fn take_over(&self, file: &Arc<File>, tier: TierId, mend: bool) -> Result<(), Errno> {
         let path = file.path();
         self.files.write().insert(file.object, file.clone());
         self.apps.arrived(file.object, &identify(&path));
-        let (dirty, allocated) = {
-            let state = file.lock();
-            (state.is_dirty(), state.meta.allocated_bytes)
-        };
         let object = self.tiers.open_object(tier, file.object)?;
-        if !dirty {
-            let stat = object.stat()?;
-            let same = {
-                let state = file.lock();
-                (state.meta.size, state.meta.mtime) == (stat.size, stat.mtime)
+        let stat = object.stat()?;
+        let (dirty, writing, size) = {
+            let state = file.lock();
+            (state.is_dirty(), state.residency.writing, state.meta.size)
+        };
+        if writing || stat.size == size {
+            return match dirty {
+                true => self.record_object(file, &*object),
+                false => {
+                    self.ledger
+                        .settle(file.object, tier, stat.allocated_bytes, false);
+                    Ok(())
+                }
             };
-            if same {
-                self.ledger.settle(file.object, tier, allocated, false);
-                return Ok(());
-            }
-            // Written by the kernel behind a copy that was being published when the daemon died.
-            self.ns.begin_change(file, false)?;
         }
-        self.record_object(file, &*object)
+        // Nobody had it open: the object was damaged at rest.
+        let problem = format!("its object has {} bytes instead of {size}", stat.size);
+        if !dirty && !mend {
+            self.ledger
+                .settle(file.object, tier, stat.allocated_bytes, false);
+            return Ok(());
+        }
+        if !dirty {
+            self.report(
+                path,
+                Errno::EIO,
+                format!("{problem}; the copy is dropped, the PFS has it whole"),
+            );
+            return Ok(self.ns.disown(file)?);
+        }
+        self.ledger
+            .settle(file.object, tier, stat.allocated_bytes, true);
+        file.lock().error = Some(Errno::EIO);
+        self.report(
+            path,
+            Errno::EIO,
+            format!("{problem}; it is kept, and not put on the PFS"),
+        );
+        Ok(())
     }
 
     /// The object is not where the record says: memory after a reboot, or a device that is gone.
@@ -142,7 +166,7 @@ impl Core {
             }
             self.ns.migrated(file, generation, shadow, true)?;
             claimed.insert((shadow, file.object));
-            return self.take_over(file, shadow);
+            return self.take_over(file, shadow, true);
         }
         if self.tiers.get(residency.tier).is_none() {
             let reason = "its tier is not among those given at start; start with the same --dram and --ssd to reach it";
@@ -155,7 +179,7 @@ impl Core {
             return Ok(());
         }
         let published = residency.published.is_some();
-        let taken = file.lock().meta.size == 0 && !published;
+        let taken = file.lock().meta.size == 0 && !published && !residency.writing;
         self.ns.disown(file)?;
         if !taken {
             let older = if published {
@@ -219,7 +243,10 @@ impl Core {
             return false;
         }
         let adopted = self.ns.adopt(&identity, tier).map_err(Errno::from);
-        match adopted.and_then(|file| file.map(|file| self.take_over(&file, tier)).transpose()) {
+        match adopted.and_then(|file| {
+            file.map(|file| self.take_over(&file, tier, true))
+                .transpose()
+        }) {
             Ok(done) => done.is_some(),
             Err(errno) => {
                 self.report(

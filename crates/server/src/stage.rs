@@ -44,15 +44,17 @@ impl Core {
         self.ledger
             .try_hold(object_id, tier, 0, bytes, empty)
             .map_err(|_| Errno::ENOSPC)?;
-        let made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
+        let mut made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
+        if matches!(made, Err(Errno::ENOSPC)) {
+            // The file system below had less than its tier was promised: make room and try again.
+            self.remove_partial(object_id, tier);
+            if self.make_space(tier, bytes.max(1)) > 0 {
+                made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
+            }
+        }
         if made.is_err() {
             self.ledger.release(object_id);
-            if let Some(slot) = self.tiers.get(tier)
-                && let Err(error) = slot.tier.remove(object_id)
-                && error.raw_os_error() != Some(libc::ENOENT)
-            {
-                tracing::warn!("object {object_id} in {}: {error}", slot.tier.name());
-            }
+            self.remove_partial(object_id, tier);
         }
         let (file, object) = made?;
         self.ledger
@@ -60,6 +62,15 @@ impl Core {
         self.files.write().insert(object_id, file.clone());
         self.apps.arrived(object_id, &identify(&path));
         Ok((file, object, tier))
+    }
+
+    fn remove_partial(&self, object: ObjectId, tier: TierId) {
+        if let Some(slot) = self.tiers.get(tier)
+            && let Err(error) = slot.tier.remove(object)
+            && error.raw_os_error() != Some(libc::ENOENT)
+        {
+            tracing::warn!("object {object} in {}: {error}", slot.tier.name());
+        }
     }
 
     #[allow(clippy::too_many_arguments)] // the steps of one copy, split for length

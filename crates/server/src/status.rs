@@ -4,12 +4,14 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use forebay_policy::series::identify;
+use forebay_tiers::TierKind;
 use forebay_types::{TierId, limits};
 use forebay_wire::control::{
     ApplicationStatus, ControlResponse, PathFailure, StatusBits, TierStatus, WhereEntry,
 };
 
 use crate::core::Core;
+use crate::instance::StopSummary;
 use crate::tierset::OVERFLOW;
 use crate::walk::Visited;
 
@@ -19,10 +21,42 @@ const WHERE_ENTRIES_MAX: usize = 1000;
 const APPLICATIONS_MAX: usize = 100;
 
 impl Core {
+    /// What is not on the PFS now.
+    pub fn undrained(&self) -> StopSummary {
+        let mut summary = StopSummary::default();
+        let files: Vec<_> = self.files.read().values().cloned().collect();
+        for file in files {
+            let (dirty, writing, tier) = {
+                let state = file.lock();
+                let dirty = state.is_dirty() && !state.is_unlinked();
+                (dirty, state.residency.writing, state.residency.tier)
+            };
+            if !dirty {
+                continue;
+            }
+            if writing
+                && let Ok(stat) = self
+                    .tiers
+                    .open_object(tier, file.object)
+                    .and_then(|o| o.stat())
+            {
+                self.ledger.observe(file.object, stat.allocated_bytes);
+            }
+            let bytes = self.ledger.used_bytes(file.object);
+            summary.undrained_files += 1;
+            summary.undrained_bytes += bytes;
+            if self.tiers.kind(tier) == TierKind::Dram {
+                summary.in_memory_bytes += bytes;
+            }
+        }
+        summary
+    }
+
     /// Everything `forebay status` shows.
     pub fn status(&self) -> StatusBits {
         use std::os::unix::ffi::OsStrExt;
         let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
+        let undrained = self.undrained();
         let own = self.tiers.iter().filter(|(id, _)| *id != OVERFLOW);
         let mut tiers: Vec<TierStatus> = own
             .map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes))
@@ -35,6 +69,8 @@ impl Core {
         tiers.push(self.tier_status("pfs", OVERFLOW, pfs_bytes));
         let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        // Not in the literal below: a guard there would live until its end.
+        let files = self.files.read().len() as u64;
         StatusBits {
             version: env!("CARGO_PKG_VERSION").into(),
             pfs: bytes(&self.settings.pfs),
@@ -51,12 +87,12 @@ impl Core {
             dirty_cap_bytes: self.ledger.dirty_cap_bytes(),
             dirty_bytes,
             drain_rate_bytes_per_s: self.drain.rate_bytes_per_s(),
-            drain_queued_files: self.drain.queued(),
+            drain_queued_files: undrained.undrained_files,
             demoted_bytes_total: load(&self.counters.demoted_bytes),
             demoted_files_total: load(&self.counters.demoted_files),
             evicted_bytes_total: load(&self.counters.evicted_bytes),
             waited_writes_total: load(&self.counters.waited_writes),
-            files: self.files.read().len() as u64,
+            files,
             open_files: self.opens.open_files(),
             errors: self.errors.all(),
             errors_total: load(&self.counters.errors),

@@ -97,6 +97,8 @@ impl Namespace {
             demoting: false,
             error: None,
             error_unreported: false,
+            drain_open: false,
+            safe: None,
             unsaved: false,
         };
         let ino = Ino(Ino::FIRST_BORN | new.object.0);
@@ -150,7 +152,8 @@ impl Namespace {
                 gid: identity.gid,
                 pid: 0,
             },
-            writing: false,
+            // Only the object knows its size.
+            writing: true,
         };
         let (_, file) = self.create(&dir, &identity.name, identity.gid, &new)?;
         // The kernel knows nothing of it yet.

@@ -15,7 +15,7 @@ use forebay_wire::control::{
 use forebay_wire::{Connection, InMemory, Request, Response};
 
 /// Nothing that is waited for takes longer than this on a machine that is merely slow.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Directories of one instance: `pfs`, `state`, `ssd0`, `ssd1`.
 pub struct Scratch {

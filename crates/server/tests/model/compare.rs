@@ -142,20 +142,22 @@ impl World {
             let status = self.server().status();
             let flash = status.tiers.iter().filter(|t| t.name.starts_with("ssd"));
             let booked: u64 = flash.map(|tier| tier.used_bytes).sum();
-            let mut occupied = 0;
-            let mut objects = 0;
+            let mut objects = Vec::new();
             for name in ["ssd0", "ssd1"] {
-                let dir = self.scratch.path().join(name).join("objects");
-                measure(&dir, &mut occupied, &mut objects);
+                measure(
+                    &self.scratch.path().join(name).join("objects"),
+                    &mut objects,
+                );
             }
+            let occupied: u64 = objects.iter().map(|(_, bytes)| bytes).sum();
             // A file system may need a block for its own books when it writes back.
-            let slack = objects * 8192;
+            let slack = objects.len() as u64 * 8192;
             if booked.abs_diff(occupied) <= slack && status.open_files == 0 {
                 return;
             }
             assert!(
                 started.elapsed() < crate::common::PATIENCE,
-                "booked {booked}, occupied {occupied} by {objects} objects: {status:?}"
+                "booked {booked}, occupied {occupied} by {objects:?}: {status:?}"
             );
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
@@ -213,17 +215,14 @@ fn assert_same(got: &[u8], want: &[u8], what: &str) {
     }
 }
 
-fn measure(dir: &Path, occupied: &mut u64, objects: &mut u64) {
+fn measure(dir: &Path, objects: &mut Vec<(std::path::PathBuf, u64)>) {
     for entry in fs::read_dir(dir).expect("read_dir") {
-        let Ok(stat) = entry.and_then(|e| Ok((e.path(), e.metadata()?))) else {
+        let Ok((path, stat)) = entry.and_then(|e| Ok((e.path(), e.metadata()?))) else {
             continue;
         };
-        match stat.1.is_dir() {
-            true => measure(&stat.0, occupied, objects),
-            false => {
-                *occupied += stat.1.blocks() * 512;
-                *objects += 1;
-            }
+        match stat.is_dir() {
+            true => measure(&path, objects),
+            false => objects.push((path, stat.blocks() * 512)),
         }
     }
 }

@@ -62,13 +62,20 @@ fn promise_3_what_was_in_memory_only_and_is_lost_is_reported() {
         return;
     }
     let mut cluster = Cluster::builder().lazy().ssd("64MiB").up();
-    write_file(&cluster.mnt("never-fsynced"), pattern(815, 1000));
-    assert_eq!(cluster.where_is("never-fsynced")["tiers"][0], "dram");
+    write_file(&cluster.mnt("closed"), pattern(815, 1000));
+    let open = File::create(cluster.mnt("open")).expect("create");
+    pattern(816, 1000).write(&open);
+    for name in ["closed", "open"] {
+        assert_eq!(cluster.where_is(name)["tiers"][0], "dram");
+    }
     cluster.kill9();
     cluster.lose_memory();
+    drop(open);
     cluster.start();
     let errors = cluster.status()["errors"].to_string();
-    assert!(errors.contains("/never-fsynced"), "{errors}");
+    for name in ["/closed\"", "/open\""] {
+        assert!(errors.contains(name), "{name} is not in {errors}");
+    }
 }
 
 #[test]
