@@ -126,7 +126,7 @@ def tier_directory(base, size_bytes):
     """A directory in memory: a tmpfs of our own, or for users without that right one in /dev/shm."""
     if os.geteuid() == 0:
         tier = Path(base) / "tier"
-        with mounted(tier, "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "forebay-bench"):
+        with mounted(tier, "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700,huge=within_size", "forebay-bench"):
             yield tier
     else:
         with workspace("forebay-bench-", "/dev/shm") as tier:

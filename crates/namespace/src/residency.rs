@@ -151,7 +151,8 @@ impl Namespace {
     pub fn unchanged(&self, file: &File, was: (Generation, Option<u32>)) -> Result<(), NsError> {
         let mut state = file.lock();
         state.residency.writing = false;
-        let same = state.residency.generation == was.0 || state.residency.generation == was.0.next();
+        let same =
+            state.residency.generation == was.0 || state.residency.generation == was.0.next();
         if state.residency.published.is_some() && same {
             state.residency.clean = true;
             state.residency.crc = was.1;
