@@ -431,9 +431,9 @@ impl Namespace {
             let at = dirs.iter().position(|d| Arc::ptr_eq(d, dir));
             at.and_then(|at| children[at].remove(name));
         }
+        self.leave(file, first, name, published);
         drop(state);
         drop(children);
-        self.leave(file, first, name, published);
         self.add_garbage(garbage);
         Ok(true)
     }

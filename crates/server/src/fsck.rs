@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use forebay_namespace::{File, Published};
+use forebay_namespace::{File, Published, Residency};
 use forebay_tiers::{CopyControl, FileObject, Object, RenameMode, TierKind, checksum, copy};
 use forebay_types::{Errno, ObjectId, TierId};
 use forebay_wire::control::{Finding, FsckReport};
@@ -71,36 +71,8 @@ impl Core {
             )
         };
         let path = file.path();
-        let object = match self.tiers.open_object(residency.tier, file.object) {
-            Ok(object) => object,
-            Err(error) => {
-                let clean = residency.clean;
-                let action = if clean {
-                    "its record is dropped: the PFS has it"
-                } else {
-                    "none: the data is not on the PFS"
-                };
-                let mended = clean && (dry_run || self.ns.disown(file).is_ok());
-                return finding(
-                    report,
-                    path,
-                    format!("its object cannot be opened: {error}"),
-                    action,
-                    mended,
-                );
-            }
-        };
-        let found = match object.stat() {
-            Ok(stat) => stat.size,
-            Err(error) => {
-                return finding(
-                    report,
-                    path,
-                    format!("its object does not answer: {error}"),
-                    "none",
-                    false,
-                );
-            }
+        let Some((object, found)) = self.open_checked(file, &residency, dry_run, report) else {
+            return;
         };
         if found != size {
             let problem = format!("its object has {found} bytes, its record {size}");
@@ -143,6 +115,34 @@ impl Core {
                 ),
             }
         }
+    }
+
+    /// A file's object and its size, if it can be had.
+    fn open_checked(
+        &self,
+        file: &Arc<File>,
+        residency: &Residency,
+        dry_run: bool,
+        report: &mut FsckReport,
+    ) -> Option<(Arc<dyn Object>, u64)> {
+        let opened = self.tiers.open_object(residency.tier, file.object);
+        let stat = opened.and_then(|object| object.stat().map(|stat| (object, stat.size)));
+        let error = match stat {
+            Ok(found) => return Some(found),
+            Err(error) => error,
+        };
+        let missing = error.raw_os_error() == Some(libc::ENOENT);
+        let (action, mended) = match (missing, residency.clean) {
+            (true, true) => (
+                "its record is dropped: the PFS has it",
+                dry_run || self.ns.disown(file).is_ok(),
+            ),
+            (true, false) => ("none: the data is not on the PFS", false),
+            (false, _) => ("none", false),
+        };
+        let problem = format!("its object cannot be opened: {error}");
+        finding(report, file.path(), problem, action, mended);
+        None
     }
 
     fn check_identity(&self, file: &File, tier: TierId, path: &[u8], report: &mut FsckReport) {

@@ -8,6 +8,7 @@ mod demote;
 mod drain;
 mod facts;
 mod fsck;
+mod fsync;
 mod instance;
 mod io;
 mod jobs;

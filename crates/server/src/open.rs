@@ -4,11 +4,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, NewFile as NewRecord, Node, PlainNode};
+use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_policy::series::identify;
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
-use forebay_types::{Attr, Cred, Errno, FileKind, Generation, Handle, Ino, OpenFlags, TierId};
+use forebay_types::{
+    Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId,
+};
 use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
 use crate::core::Core;
@@ -19,6 +21,16 @@ pub type Handed = Option<Arc<dyn Descriptor>>;
 
 /// An open file with the descriptor to hand over.
 pub type OpenResult = Result<(Opened, Handed), Errno>;
+
+/// Facts of an object about to be created.
+struct NewObject<'a> {
+    id: ObjectId,
+    path: Vec<u8>,
+    name: &'a [u8],
+    perm: u16,
+    uid: u32,
+    gid: u32,
+}
 
 impl Core {
     /// Creates a regular file in the burst buffer and opens it.
@@ -51,25 +63,17 @@ impl Core {
         })?;
         let object_id = self.ns.new_object()?;
         let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
-        let object = slot.tier.create(
-            object_id,
-            &Identity {
-                instance: self.ns.instance(),
-                object: object_id,
-                path,
-                parent: ParentKey {
-                    dev_ordinal: dir.key.dev,
-                    ino: dir.key.ino,
-                    btime_ns: dir.key.btime_ns,
-                },
-                name: link.name.clone(),
-                mode: u32::from(perm),
-                uid: cred.uid,
-                gid,
-                generation: Generation(1),
-                shadow: false,
-            },
-        )?;
+        let fresh = NewObject {
+            id: object_id,
+            path,
+            name: &link.name,
+            perm,
+            uid: cred.uid,
+            gid,
+        };
+        let object = slot
+            .tier
+            .create(object_id, &self.identity_of_new(&dir, fresh))?;
         let lease = match local && self.may_pass_through(tier, &*object) {
             true => self.lease(object_id, tier, 0, expected.bytes),
             false => None,
@@ -103,6 +107,25 @@ impl Core {
         let mut shard = self.opens.shard(attr.ino);
         let handle = self.opens.add(&mut shard, &open, flags);
         Ok((attr, opened(handle, &open), descriptor))
+    }
+
+    fn identity_of_new(&self, dir: &Dir, new: NewObject<'_>) -> Identity {
+        Identity {
+            instance: self.ns.instance(),
+            object: new.id,
+            path: new.path,
+            parent: ParentKey {
+                dev_ordinal: dir.key.dev,
+                ino: dir.key.ino,
+                btime_ns: dir.key.btime_ns,
+            },
+            name: new.name.to_vec(),
+            mode: u32::from(new.perm),
+            uid: new.uid,
+            gid: new.gid,
+            generation: Generation(1),
+            shadow: false,
+        }
     }
 
     /// Opens a file for whatever `flags` say.

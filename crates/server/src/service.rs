@@ -45,27 +45,19 @@ impl Server {
         into: &mut [u8],
     ) -> Result<Reply, Errno> {
         match request {
-            Request::Create { .. }
-            | Request::Open { .. }
-            | Request::Release { .. }
+            Request::Create { .. } | Request::Open { .. } => self.answer_open(peer, request),
+            Request::Release { .. }
             | Request::Read { .. }
             | Request::Write { .. }
             | Request::Fsync { .. }
             | Request::Space { .. }
-            | Request::Seek { .. } => self.answer_file(peer, request, payload, into),
+            | Request::Seek { .. } => self.answer_file(request, payload, into),
             other => self.answer_tree(other).map(Reply::from),
         }
     }
 
-    fn answer_file(
-        &self,
-        peer: Peer,
-        request: Request,
-        payload: &[u8],
-        into: &mut [u8],
-    ) -> Result<Reply, Errno> {
+    fn answer_open(&self, peer: Peer, request: Request) -> Result<Reply, Errno> {
         let core = &self.core;
-        let would_wait = |done: Option<Response>| done.unwrap_or(Response::WouldWait);
         Ok(match request {
             Request::Create {
                 link,
@@ -87,6 +79,19 @@ impl Server {
                     descriptor,
                 }
             }
+            _ => return Err(Errno::ENOSYS),
+        })
+    }
+
+    fn answer_file(
+        &self,
+        request: Request,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Reply, Errno> {
+        let core = &self.core;
+        let would_wait = |done: Option<Response>| done.unwrap_or(Response::WouldWait);
+        Ok(match request {
             Request::Release { handle } => {
                 core.release(handle)?;
                 Response::Done.into()

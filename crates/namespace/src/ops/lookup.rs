@@ -58,9 +58,15 @@ impl Namespace {
 
     /// Resolves a name in a directory.
     pub fn lookup_in(&self, dir: &Arc<Dir>, name: &[u8], remember: bool) -> Result<Found, NsError> {
-        if let Some(file) = dir.child(name)
-            && self.still_valid(dir, name, &file)?
-        {
+        while let Some(file) = dir.child(name) {
+            if !self.still_valid(dir, name, &file)? {
+                break;
+            }
+            // With the directory's lock held, it is not evicted meanwhile.
+            let children = dir.lock();
+            if !children.get(name).is_some_and(|now| Arc::ptr_eq(now, &file)) {
+                continue;
+            }
             let attr = file.attr();
             if remember {
                 self.table

@@ -56,8 +56,12 @@ impl Namespace {
         let mut listed: Vec<Listed> = Vec::new();
         let mut seen: HashSet<Box<[u8]>> = HashSet::new();
         // The buffer first: a file that is published while the PFS is read is then seen, once.
+        let mut dirty: HashSet<Box<[u8]>> = HashSet::new();
         for (name, file) in dir.lock().iter() {
             seen.insert(name.clone());
+            if file.lock().is_dirty() {
+                dirty.insert(name.clone());
+            }
             listed.push(Listed {
                 name: name.to_vec(),
                 kind: FileKind::Regular,
@@ -79,10 +83,10 @@ impl Namespace {
                 });
             }
         })?;
-        // A clean copy whose original an outsider removed is on its way out.
-        listed.retain(|entry| match &entry.file {
-            Some(file) => on_pfs.contains(&*entry.name) || file.lock().is_dirty(),
-            None => true,
+        // A clean copy whose original an outsider removed is on its way out. What was dirty may have
+        // reached the PFS after that was read.
+        listed.retain(|entry| {
+            entry.file.is_none() || on_pfs.contains(&*entry.name) || dirty.contains(&*entry.name)
         });
         Ok(listed)
     }

@@ -211,12 +211,18 @@ impl Namespace {
             Ok(garbage) => garbage,
             Err(error) => {
                 *state = before;
+                if let Some(old) = &to.file {
+                    let mut old = old.lock();
+                    if old.names.is_empty() {
+                        old.names.push(to.place());
+                    }
+                }
                 return Err(error);
             }
         };
         drop(state);
         self.dirs_written(&to.dir);
-        self.finish_replaced(to, garbage);
+        garbage.into_iter().for_each(|garbage| self.add_garbage(garbage));
         locked.from.remove(&from.name);
         locked.to().insert(to.name.clone(), file.clone());
         self.part_links(file, to)
@@ -271,15 +277,12 @@ impl Namespace {
             self.put_file(batch, old, &state)?;
             return Ok(None);
         }
-        Ok(Some(self.drop_file(batch, old, &state)?))
+        let garbage = self.drop_file(batch, old, &state)?;
+        // From here on nobody writes a record of it again.
+        state.names.clear();
+        Ok(Some(garbage))
     }
 
-    fn finish_replaced(&self, to: &End, garbage: Option<crate::Garbage>) {
-        if let (Some(old), Some(garbage)) = (&to.file, garbage) {
-            old.lock().names.clear();
-            self.add_garbage(garbage);
-        }
-    }
 
     /// What moves is on the PFS, and perhaps in the burst buffer too.
     fn replace_on_pfs(&self, locked: &mut Locked<'_>, from: &End, to: &End) -> Result<(), NsError> {
@@ -378,7 +381,7 @@ impl Namespace {
         if let Some(file) = &from.file {
             locked.to().insert(to.name.clone(), file.clone());
         }
-        self.finish_replaced(to, garbage);
+        garbage.into_iter().for_each(|garbage| self.add_garbage(garbage));
         self.commit(batch)?;
         if from.file.is_some() {
             self.dirs_written(&to.dir);

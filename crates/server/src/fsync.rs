@@ -1,0 +1,213 @@
+//! fsync: what each rung of the durability ladder does.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_kv::Durability as KvDurability;
+use forebay_namespace::File;
+use forebay_policy::durability::Durability;
+use forebay_tiers::{Object, TierKind};
+use forebay_types::{Errno, Handle, SetTime, TierId};
+
+use crate::core::Core;
+use crate::opens::{OpenFile, Target};
+
+impl Core {
+    /// Makes what was written so far as durable as the file's rung says.
+    pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
+        let (open, _) = self.opens.file(handle)?;
+        open.fsynced.store(true, Ordering::Release);
+        let target = open.target.read().clone();
+        let (file, object, tier) = match target {
+            Target::Pfs { file, .. } => return Ok(file.sync(data_only)?),
+            Target::Buffer { file, object, tier } => (file, object, tier),
+        };
+        self.report_to_fsync(&file)?;
+        match self.durability_of(&file.path()) {
+            Durability::Memory => Ok(()),
+            Durability::Pfs => {
+                object.sync(data_only)?;
+                self.save_live(&file, &*object)?;
+                self.demote_written(&open, &file, &*object)
+            }
+            Durability::Ssd | Durability::Replica => {
+                if self.tiers.kind(tier) == TierKind::Dram {
+                    self.flush_to_flash(&open, &file, &*object)?;
+                } else {
+                    object.sync(data_only)?;
+                }
+                self.save_live(&file, &*object)
+            }
+        }
+    }
+
+    /// An error of a demotion reaches the next fsync of the file, once.
+    fn report_to_fsync(&self, file: &File) -> Result<(), Errno> {
+        let mut state = file.lock();
+        match (state.error, std::mem::take(&mut state.error_unreported)) {
+            (Some(errno), true) => Err(errno),
+            _ => Ok(()),
+        }
+    }
+
+    fn save_live(&self, file: &File, object: &dyn Object) -> Result<(), Errno> {
+        let stat = object.stat()?;
+        let mut state = file.lock();
+        state.meta.size = stat.size;
+        state.meta.allocated_bytes = stat.allocated_bytes;
+        if state.is_dirty() {
+            state.meta.mtime = stat.mtime;
+        }
+        Ok(self.ns.save(file, &state, KvDurability::Synced)?)
+    }
+
+    /// Copies an object in memory to flash: what was written before is then safe there.
+    fn flush_to_flash(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<(), Errno> {
+        let _one = open.growing.lock();
+        let generation = self.generation(file);
+        if file.lock().is_unlinked() {
+            // Nobody can ask for it after a crash.
+            return Ok(());
+        }
+        let known = file.lock().residency.shadow;
+        if known.is_some_and(|(_, g)| g == generation) && !open.is_written() {
+            return Ok(());
+        }
+        let size = object.stat()?.allocated_bytes;
+        let flash = known.map(|(tier, _)| tier).or_else(|| self.flash_for(size));
+        let Some(flash) = flash else {
+            // No flash has room: the PFS is the next stable place.
+            return self.demote_and_wait(file);
+        };
+        let slot = self.tiers.get(flash).ok_or(Errno::ENODEV)?;
+        let identity = self.identity(file, true);
+        let shadow = match slot.tier.create(file.object, &identity) {
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
+            other => other?,
+        };
+        forebay_tiers::copy(object, &*shadow, &forebay_tiers::CopyControl::NONE)
+            .map_err(|e| e.errno())?;
+        let stat = object.stat()?;
+        let at = SetTime::At;
+        shadow.set_times(Some(at(stat.atime)), Some(at(stat.mtime)))?;
+        shadow.sync(false)?;
+        slot.tier.sync_all()?;
+        let unlinked = {
+            let mut state = file.lock();
+            state.residency.shadow = Some((flash, generation));
+            state.is_unlinked()
+        };
+        if unlinked {
+            self.remove_left_behind(file, flash);
+        }
+        Ok(())
+    }
+
+    fn flash_for(&self, bytes: u64) -> Option<TierId> {
+        let spaces = self.ledger.spaces();
+        let flash = spaces.iter().filter(|s| {
+            s.kind == forebay_policy::placement::TierKind::Ssd && s.available_bytes() >= bytes
+        });
+        let best = flash.max_by_key(|s| s.available_bytes())?;
+        Some(TierId(best.index as u8))
+    }
+
+    /// After the last close of a file that was fsynced: the copy on flash becomes the file, or goes.
+    pub fn settle_shadow(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+        let (shadow, generation, clean) = {
+            let state = file.lock();
+            (
+                state.residency.shadow,
+                state.generation(),
+                state.residency.clean,
+            )
+        };
+        let Some((flash, _)) = shadow else {
+            return Ok(());
+        };
+        if self.tiers.kind(tier) != TierKind::Dram {
+            return Ok(());
+        }
+        if clean {
+            // The PFS has it: the copy on flash only takes space there.
+            let mut state = file.lock();
+            state.residency.shadow = None;
+            self.ns.save(file, &state, KvDurability::Buffered)?;
+            drop(state);
+            self.remove_left_behind(file, flash);
+            return Ok(());
+        }
+        // Writes after the last fsync are in memory only; what is on flash is brought up to date.
+        let source = self.tiers.open_object(tier, file.object)?;
+        let moved = self.copy_object(file, &*source, flash)?;
+        if self.ns.migrated(file, generation, flash, false)? {
+            self.ledger
+                .settle(file.object, flash, moved.stat()?.allocated_bytes, true);
+            self.remove_left_behind(file, tier);
+        }
+        Ok(())
+    }
+
+    /// Demotes a file that may be open for unseen writing. The copy is published only if the object
+    /// has not changed under it; what the kernel writes afterwards makes the file dirty at its close.
+    fn demote_written(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<(), Errno> {
+        if !open.passthrough || !open.is_written() {
+            return self.demote_and_wait(file);
+        }
+        let stat = object.stat()?;
+        self.demote_and_wait(file)?;
+        let content = {
+            let state = file.lock();
+            (state.generation(), state.residency.crc)
+        };
+        open.touched.store(false, Ordering::Release);
+        *open.before.lock() = Some(crate::opens::Before { stat, content });
+        Ok(())
+    }
+
+    /// Demotes a file now and waits until it is on the PFS.
+    pub fn demote_and_wait(&self, file: &Arc<File>) -> Result<(), Errno> {
+        {
+            let mut state = file.lock();
+            state.error = None;
+            state.safe = None;
+            state.drain_open = true;
+        }
+        let done = self.wait_until_safe(file);
+        file.lock().drain_open = false;
+        done
+    }
+
+    fn wait_until_safe(&self, file: &Arc<File>) -> Result<(), Errno> {
+        loop {
+            {
+                let state = file.lock();
+                let safe = state.safe == Some(state.generation());
+                if safe || state.residency.clean || state.is_unlinked() {
+                    return Ok(());
+                }
+                if let (Some(errno), false) = (state.error, state.demoting) {
+                    drop(state);
+                    file.lock().error_unreported = false;
+                    return Err(errno);
+                }
+            }
+            self.drain.add_urgent(file.object);
+            self.drain
+                .wait_settled(std::time::Duration::from_millis(20));
+            if self.is_ending() {
+                return Err(Errno::EIO);
+            }
+        }
+    }
+}
