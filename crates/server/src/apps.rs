@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use forebay_policy::demotion::Candidate;
-use forebay_policy::series::{Identity, identify};
+use forebay_policy::series::Identity;
 use forebay_policy::version::{SizeHistory, VersionTracker};
 use forebay_types::ObjectId;
 use parking_lot::Mutex;
@@ -121,10 +121,9 @@ impl Applications {
         }
     }
 
-    /// The last writer has closed a file of this path at this size.
-    pub fn closed(&self, object: ObjectId, path: &[u8], bytes: u64, fsynced: bool) {
+    /// The last writer has closed a file of this identity at this size.
+    pub fn closed(&self, object: ObjectId, identity: Identity, bytes: u64, fsynced: bool) {
         let now = self.now_s();
-        let identity = identify(path);
         let mut inner = self.inner.lock();
         if let Some(facts) = inner.files.get_mut(&object) {
             facts.closed_s = now as f32;
@@ -139,8 +138,7 @@ impl Applications {
     }
 
     /// A file has another path now.
-    pub fn renamed(&self, object: ObjectId, path: &[u8]) {
-        let identity = identify(path);
+    pub fn renamed(&self, object: ObjectId, identity: &Identity) {
         let mut inner = self.inner.lock();
         let application = inner.application(&identity.application);
         if let Some(facts) = inner.files.get_mut(&object) {
@@ -149,6 +147,33 @@ impl Applications {
         }
         let known = &mut inner.applications[application as usize];
         known.newest = known.newest.max(identity.version);
+    }
+
+    /// Somebody has said which application or version a file belongs to: that goes before its path.
+    pub fn name_explicitly(
+        &self,
+        object: ObjectId,
+        application: Option<&str>,
+        version: Option<u64>,
+    ) {
+        let mut inner = self.inner.lock();
+        let number = application.map(|name| inner.application(name));
+        let Some(facts) = inner.files.get_mut(&object) else {
+            return;
+        };
+        facts.application = number.unwrap_or(facts.application);
+        facts.version = version.or(facts.version);
+        let (application, version) = (facts.application, facts.version);
+        let known = &mut inner.applications[application as usize];
+        known.newest = known.newest.max(version);
+    }
+
+    /// Application and version of a file, by name.
+    pub fn described(&self, object: ObjectId) -> Option<(String, Option<u64>)> {
+        let inner = self.inner.lock();
+        let facts = inner.files.get(&object)?;
+        let name = inner.applications[facts.application as usize].name.clone();
+        Some((name, facts.version))
     }
 
     /// A file has left the burst buffer.

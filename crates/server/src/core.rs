@@ -172,6 +172,23 @@ impl Core {
         }
     }
 
+    /// Application and version that somebody has set on the file itself. Only of dirty files, whose
+    /// attributes are on record: those of others would cost a request to the PFS each.
+    pub fn name_by_xattrs(&self, file: &File) {
+        let state = file.lock();
+        let value = |name: &[u8]| {
+            let found = state.xattrs.iter().find(|(n, _)| n == name)?;
+            String::from_utf8(found.1.clone()).ok()
+        };
+        let application = value(b"user.forebay.app");
+        let version = value(b"user.forebay.version").and_then(|v| v.trim().parse().ok());
+        drop(state);
+        if application.is_some() || version.is_some() {
+            self.apps
+                .name_explicitly(file.object, application.as_deref(), version);
+        }
+    }
+
     /// Removes objects that nobody names or has open any more.
     pub fn collect_garbage(&self) {
         let mut removed = Vec::new();

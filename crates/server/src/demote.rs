@@ -458,7 +458,7 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     core.ns.note_temporary(demotion, stat.id.ino)?;
     file.sync(false).map_err(on_pfs("flush"))?;
     let crc = match forebay_tiers::checksum(&file, stat.size, &|| !core.ns.is_current(demotion)) {
-        Err(e) if e.raw_os_error() == Some(libc::ECANCELED) => return Err(Failure::Superseded),
+        Err(_) if !core.ns.is_current(demotion) => return Err(Failure::Superseded),
         other => other.map_err(on_pfs("reading it back"))?,
     };
     // Until the object is the file on the PFS and its record is gone, nobody opens it.

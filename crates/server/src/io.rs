@@ -303,8 +303,8 @@ impl Core {
             return self.change_closed(file, &*object, set);
         };
         drop(shard);
-        if let Some(size) = set.size {
-            self.prepare_change(&open, size == 0)?;
+        self.prepare_change(&open, set.size == Some(0))?;
+        if set.size.is_some() {
             self.drain.foreground();
         }
         let target = open.target.read();

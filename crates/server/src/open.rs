@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 
 use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
-use forebay_policy::series::identify;
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
 use forebay_types::{
     Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId,
@@ -53,7 +52,7 @@ impl Core {
             Err(error) => return Err(error.into()),
         };
         let path = dir.path_of(&link.name);
-        let identity = identify(&path);
+        let identity = self.rules.identify(&path);
         let expected = self.apps.expect(&identity);
         let durability = self.durability_of(&path);
         let tier = self.place_new(&NewFile {
@@ -181,7 +180,7 @@ impl Core {
             if passthrough {
                 let predicted = self
                     .apps
-                    .expect(&identify(&path))
+                    .expect(&self.rules.identify(&path))
                     .bytes
                     .map(|b| b.max(stat.size));
                 match self.lease(file.object, tier, stat.allocated_bytes, predicted) {
@@ -370,8 +369,8 @@ impl Core {
                 .written_bytes
                 .fetch_add(stat.size, Ordering::Relaxed);
             let fsynced = open.fsynced.load(Ordering::Acquire);
-            self.apps
-                .closed(file.object, &file.path(), stat.size, fsynced);
+            let identity = self.rules.identify(&file.path());
+            self.apps.closed(file.object, identity, stat.size, fsynced);
             self.drain.add(file.object);
         }
         Ok(())

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_namespace::{File, Loaded};
-use forebay_policy::series::identify;
 use forebay_types::{Errno, ObjectId, TierId};
 
 use crate::core::Core;
@@ -105,7 +104,8 @@ impl Core {
     fn take_over(&self, file: &Arc<File>, tier: TierId, mend: bool) -> Result<(), Errno> {
         let path = file.path();
         self.files.write().insert(file.object, file.clone());
-        self.apps.arrived(file.object, &identify(&path));
+        self.apps.arrived(file.object, &self.rules.identify(&path));
+        self.name_by_xattrs(file);
         let object = self.tiers.open_object(tier, file.object)?;
         let stat = object.stat()?;
         let (dirty, writing, size) = {

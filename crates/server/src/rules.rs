@@ -1,67 +1,175 @@
 //! Path rules: patterns with `*`, `**`, `{app}` and `{version}`.
 
 use forebay_policy::durability::Durability;
+use forebay_policy::series::{Identity, identify};
 
 use crate::settings::PathRule;
 
+/// A piece of one component of a pattern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Token {
+    /// This byte.
+    Byte(u8),
+    /// Any bytes.
+    Any,
+    /// Any bytes, at least one: the application.
+    Application,
+    /// Decimal digits, at least one: the version.
+    Version,
+}
+
+/// One component of a pattern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    /// `**`: any number of components.
+    Deep,
+    /// Anything else.
+    Tokens(Vec<Token>),
+}
+
+struct Rule {
+    parts: Vec<Part>,
+    names: bool,
+    durability: Option<Durability>,
+}
+
+/// What a pattern has named.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Named {
+    application: Option<String>,
+    version: Option<u64>,
+}
+
 /// Compiled rules.
 pub struct Rules {
-    rules: Vec<(Vec<Vec<u8>>, Option<Durability>)>,
+    rules: Vec<Rule>,
 }
 
 impl Rules {
     /// Takes the rules in their order.
     pub fn new(rules: &[PathRule]) -> Rules {
-        let compile = |rule: &PathRule| {
-            let pattern = rule.pattern.replace("{app}", "*").replace("{version}", "*");
-            let parts = pattern.split('/').filter(|p| !p.is_empty());
-            (
-                parts.map(|p| p.as_bytes().to_vec()).collect(),
-                rule.durability,
-            )
+        let compile = |rule: &PathRule| Rule {
+            parts: rule
+                .pattern
+                .split('/')
+                .filter(|p| !p.is_empty())
+                .map(part)
+                .collect(),
+            names: rule.pattern.contains("{app}") || rule.pattern.contains("{version}"),
+            durability: rule.durability,
         };
         Rules {
             rules: rules.iter().map(compile).collect(),
         }
     }
 
-    /// The rung that the first matching rule names.
-    pub fn durability(&self, path: &[u8]) -> Option<Durability> {
-        if self.rules.is_empty() {
-            return None;
-        }
+    fn first(&self, path: &[u8], wanted: fn(&Rule) -> bool) -> Option<(&Rule, Named)> {
         let parts: Vec<&[u8]> = path
             .split(|&b| b == b'/')
             .filter(|p| !p.is_empty())
             .collect();
-        let matching = self
-            .rules
+        self.rules
             .iter()
-            .find(|(pattern, _)| match_parts(pattern, &parts));
-        matching.and_then(|(_, durability)| *durability)
+            .filter(|rule| wanted(rule))
+            .find_map(|rule| Some((rule, match_parts(&rule.parts, &parts, Named::default())?)))
+    }
+
+    /// The rung that the first matching rule with one names.
+    pub fn durability(&self, path: &[u8]) -> Option<Durability> {
+        if self.rules.is_empty() {
+            return None;
+        }
+        self.first(path, |rule| rule.durability.is_some())
+            .and_then(|(rule, _)| rule.durability)
+    }
+
+    /// Application and version: by the first matching rule that names them, else by the path itself.
+    pub fn identify(&self, path: &[u8]) -> Identity {
+        let mut identity = identify(path);
+        if self.rules.is_empty() {
+            return identity;
+        }
+        if let Some((_, named)) = self.first(path, |rule| rule.names) {
+            identity.application = named.application.unwrap_or(identity.application);
+            identity.version = named.version.or(identity.version);
+        }
+        identity
     }
 }
 
-fn match_parts(pattern: &[Vec<u8>], parts: &[&[u8]]) -> bool {
+fn part(text: &str) -> Part {
+    if text == "**" {
+        return Part::Deep;
+    }
+    let mut tokens = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.bytes().next() {
+        let (token, used) = if rest.starts_with("{app}") {
+            (Token::Application, "{app}".len())
+        } else if rest.starts_with("{version}") {
+            (Token::Version, "{version}".len())
+        } else if first == b'*' {
+            (Token::Any, 1)
+        } else {
+            (Token::Byte(first), 1)
+        };
+        tokens.push(token);
+        // A byte may be part of a longer character: the pattern is compared byte by byte.
+        match rest.is_char_boundary(used) {
+            true => rest = &rest[used..],
+            false => {
+                let length = rest.chars().next().map_or(1, char::len_utf8);
+                tokens.extend(rest.bytes().take(length).skip(1).map(Token::Byte));
+                rest = &rest[length..];
+            }
+        }
+    }
+    Part::Tokens(tokens)
+}
+
+fn match_parts(pattern: &[Part], parts: &[&[u8]], named: Named) -> Option<Named> {
     match (pattern.split_first(), parts.split_first()) {
-        (None, None) => true,
-        (Some((head, rest)), _) if head == b"**" => {
-            (0..=parts.len()).any(|skip| match_parts(rest, &parts[skip..]))
+        (None, None) => Some(named),
+        (Some((Part::Deep, rest)), _) => {
+            (0..=parts.len()).find_map(|skip| match_parts(rest, &parts[skip..], named.clone()))
         }
-        (Some((head, rest)), Some((part, others))) => {
-            match_part(head, part) && match_parts(rest, others)
+        (Some((Part::Tokens(tokens), rest)), Some((part, others))) => {
+            let named = match_tokens(tokens, part, named)?;
+            match_parts(rest, others, named)
         }
-        _ => false,
+        _ => None,
     }
 }
 
-fn match_part(pattern: &[u8], part: &[u8]) -> bool {
-    match pattern.split_first() {
-        None => part.is_empty(),
-        Some((b'*', rest)) => (0..=part.len()).any(|skip| match_part(rest, &part[skip..])),
-        Some((byte, rest)) => part
-            .split_first()
-            .is_some_and(|(b, p)| b == byte && match_part(rest, p)),
+fn match_tokens(tokens: &[Token], text: &[u8], named: Named) -> Option<Named> {
+    let Some((token, rest)) = tokens.split_first() else {
+        return text.is_empty().then_some(named);
+    };
+    match token {
+        Token::Byte(byte) => match text.split_first() {
+            Some((b, text)) if b == byte => match_tokens(rest, text, named),
+            _ => None,
+        },
+        Token::Any => (0..=text.len()).find_map(|n| match_tokens(rest, &text[n..], named.clone())),
+        Token::Application => (1..=text.len()).rev().find_map(|n| {
+            let application = Some(String::from_utf8_lossy(&text[..n]).into_owned());
+            let named = Named {
+                application,
+                ..named.clone()
+            };
+            match_tokens(rest, &text[n..], named)
+        }),
+        Token::Version => {
+            let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
+            (1..=digits).rev().find_map(|n| {
+                let version = std::str::from_utf8(&text[..n]).ok()?.parse().ok();
+                let named = Named {
+                    version,
+                    ..named.clone()
+                };
+                match_tokens(rest, &text[n..], named)
+            })
+        }
     }
 }
 
@@ -69,23 +177,39 @@ fn match_part(pattern: &[u8], part: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    #[test]
-    fn patterns_match_as_documented() {
-        let rule = |pattern: &str| PathRule {
+    fn rules(pattern: &str) -> Rules {
+        Rules::new(&[PathRule {
             pattern: pattern.into(),
             durability: Some(Durability::Pfs),
-        };
-        let matches =
-            |pattern: &str, path: &[u8]| Rules::new(&[rule(pattern)]).durability(path).is_some();
+        }])
+    }
+
+    #[test]
+    fn patterns_match_as_documented() {
+        let matches = |pattern: &str, path: &[u8]| rules(pattern).durability(path).is_some();
         assert!(matches(
             "/*/{app}/ckpt-{version}/**",
             b"u/run/ckpt-12/rank-3"
         ));
         assert!(matches("/*/{app}/ckpt-{version}/**", b"u/run/ckpt-12"));
         assert!(!matches("/*/{app}/ckpt-{version}/**", b"u/run/log"));
+        assert!(!matches("/*/{app}/ckpt-{version}/**", b"u/run/ckpt-x/a"));
         assert!(matches("**/*.db", b"a/b/c.db"));
         assert!(matches("**/*.db", b"c.db"));
         assert!(!matches("*.db", b"a/c.db"));
         assert!(matches("/a/*b*c", b"a/xbyc"));
+        assert!(matches("/\u{e9}t\u{e9}", "\u{e9}t\u{e9}".as_bytes()));
+    }
+
+    #[test]
+    fn patterns_name_application_and_version() {
+        let identity =
+            rules("/*/{app}/s{version}-of-*/**").identify(b"u/climate/s0042-of-9/rank-3");
+        assert_eq!(
+            (identity.application.as_str(), identity.version),
+            ("climate", Some(42))
+        );
+        let other = rules("/x/{app}").identify(b"u/run/ckpt-7");
+        assert_eq!(other, identify(b"u/run/ckpt-7"));
     }
 }

@@ -215,7 +215,14 @@ impl Server {
                 value,
                 mode,
                 ..
-            } => ns.set_xattr(ino, &name, &value, mode)?,
+            } => {
+                ns.set_xattr(ino, &name, &value, mode)?;
+                if name.starts_with(b"user.forebay.")
+                    && let Ok(forebay_namespace::Node::File(file)) = ns.node(ino)
+                {
+                    core.name_by_xattrs(&file);
+                }
+            }
             Request::ListXattr { ino } => return Ok(Response::Bytes(ns.list_xattr(ino)?)),
             Request::RemoveXattr { ino, name, .. } => ns.remove_xattr(ino, &name)?,
             // Names of burst-buffer files are records; all others are on the PFS.
@@ -243,7 +250,9 @@ impl Server {
             && let Ok(found) = core.ns.lookup_in(&dir, &to.name, false)
             && let Some(file) = found.file
         {
-            core.apps.renamed(file.object, &file.path());
+            core.apps
+                .renamed(file.object, &core.rules.identify(&file.path()));
+            core.name_by_xattrs(&file);
         }
         Ok(())
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use forebay_namespace::{Dir, File, Residency};
 use forebay_policy::durability::Durability;
 use forebay_policy::placement::NewFile;
-use forebay_policy::series::identify;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, TierKind, copy};
 use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId};
 
@@ -60,7 +59,7 @@ impl Core {
         self.ledger
             .settle(object_id, tier, object.stat()?.allocated_bytes, empty);
         self.files.write().insert(object_id, file.clone());
-        self.apps.arrived(object_id, &identify(&path));
+        self.apps.arrived(object_id, &self.rules.identify(&path));
         Ok((file, object, tier))
     }
 

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-use forebay_policy::series::identify;
 use forebay_tiers::TierKind;
 use forebay_types::{TierId, limits};
 use forebay_wire::control::{
@@ -208,7 +207,7 @@ impl Core {
 
     fn locate_one(&self, visited: &Visited) -> WhereEntry {
         let path = visited.path();
-        let identity = identify(&path);
+        let identity = self.rules.identify(&path);
         let mut entry = WhereEntry {
             path,
             tiers: Vec::new(),
@@ -231,6 +230,10 @@ impl Core {
             }
             return entry;
         };
+        if let Some((application, version)) = self.apps.described(file.object) {
+            entry.application = application;
+            entry.version = version;
+        }
         let attr = self
             .live_attr(file.attr(), Some(file))
             .unwrap_or_else(|_| file.attr());

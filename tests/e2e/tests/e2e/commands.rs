@@ -3,6 +3,7 @@
 use std::fs;
 
 use forebay_testkit::{Cluster, LONG, pattern, run_bounded, wait_until, write_file};
+use rustix::fs::{XattrFlags, setxattr};
 
 #[test]
 fn command_where_knows_applications_and_versions_from_paths_alone() {
@@ -31,6 +32,23 @@ fn command_where_knows_applications_and_versions_from_paths_alone() {
         assert_eq!(entry["size_bytes"], 1000);
         assert_eq!(entry["path"], cluster.mnt(path).to_str().expect("UTF-8"));
     }
+}
+
+#[test]
+fn command_where_follows_rules_and_attributes_before_paths() {
+    let rule = "[[rule]]\npath = \"/*/{app}/s{version}-of-*/**\"\n";
+    let cluster = Cluster::builder().config(rule).lazy().up();
+    fs::create_dir_all(cluster.mnt("u/climate/s0042-of-9")).expect("mkdir");
+    write_file(&cluster.mnt("u/climate/s0042-of-9/f"), pattern(1150, 1000));
+    let entry = cluster.where_is("u/climate/s0042-of-9/f");
+    assert_eq!(entry["application"], "climate");
+    assert_eq!(entry["version"], 42);
+    let named = cluster.mnt("u/climate/s0042-of-9/f");
+    setxattr(&named, "user.forebay.app", b"weather", XattrFlags::empty()).expect("setxattr");
+    setxattr(&named, "user.forebay.version", b"7", XattrFlags::empty()).expect("setxattr");
+    let entry = cluster.where_is("u/climate/s0042-of-9/f");
+    assert_eq!(entry["application"], "weather");
+    assert_eq!(entry["version"], 7);
 }
 
 #[test]
