@@ -112,6 +112,15 @@ impl Namespace {
                 }
                 failure.is_none()
             })?;
+        // The ids that files go by are taken before directories get theirs: a directory may have got
+        // the inode number that a file's older version on the PFS had.
+        self.store
+            .scan(record::FILE_PREFIX, None, &mut |_, value| {
+                if let Ok(file) = record::decode::<FileRecord>(value) {
+                    self.table.lock().reserve(file.ino);
+                }
+                true
+            })?;
         // All of them, for objects whose own record was not written any more name them too.
         let dirs: Vec<_> = dir_records
             .keys()
@@ -293,9 +302,17 @@ impl Namespace {
             return;
         }
         let mut batch = Batch::new();
+        // Where it is now, the directories above may have no records yet.
+        let above = dir
+            .place()
+            .map_or_else(|| self.root.clone(), |(parent, _)| parent);
         let written = self
             .put_dir(&mut batch, dir)
+            .and_then(|()| self.put_dirs(&mut batch, &above))
             .and_then(|()| Ok(self.store.commit(batch, Durability::Buffered)?));
+        if written.is_ok() {
+            self.dirs_written(&above);
+        }
         if let Err(error) = written {
             // The record is a hint of where to look: a stale one makes the next start search.
             tracing::warn!("record of {dir:?}: {error}");

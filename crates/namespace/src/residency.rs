@@ -309,8 +309,9 @@ impl Namespace {
     ) -> Result<(), NsError> {
         for (dir, name) in names {
             let handle = self.open_dir(dir)?;
-            let mut temporary = demotion.temporary.clone();
-            temporary.extend_from_slice(b".part");
+            // A name that no demotion of it gets.
+            let link = Generation(demotion.generation.0 | 1 << 63);
+            let temporary = PfsTree::temporary_name(self.instance, demotion.file.object, link);
             self.pfs
                 .link(&demotion.handle, &demotion.name, &handle, &temporary)?;
             self.pfs

@@ -23,9 +23,6 @@ impl Core {
         }
         let inventory = self.inventory()?;
         let mut claimed: HashSet<(TierId, ObjectId)> = HashSet::new();
-        for garbage in &loaded.garbage {
-            claimed.extend(garbage.tiers.iter().flatten().map(|t| (*t, garbage.object)));
-        }
         for file in loaded.files {
             if file.lock().is_unlinked() {
                 continue;
@@ -42,10 +39,25 @@ impl Core {
             let reason = "its directory is not known; run 'forebay fsck'".to_string();
             self.report(path, Errno::ENOENT, reason);
         }
-        for garbage in loaded.garbage {
+        // What was replaced or given up just now is garbage too, and no orphan.
+        let garbage: Vec<_> = self
+            .ns
+            .take_garbage()
+            .into_iter()
+            .chain(loaded.garbage)
+            .collect();
+        for garbage in garbage {
+            claimed.extend(garbage.tiers.iter().flatten().map(|t| (*t, garbage.object)));
             self.ns.add_garbage(garbage);
         }
         self.recover_orphans(&inventory, &claimed);
+        for dir in loaded.dirs.iter().chain([self.ns.root()]).filter(|_| mend) {
+            match self.ns.sweep_dir(dir) {
+                Ok(0) => {}
+                Ok(swept) => tracing::info!("{dir:?}: {swept} unfinished copies removed"),
+                Err(error) => tracing::warn!("{dir:?}: {error}"),
+            }
+        }
         drop(loaded.dirs);
         self.collect_garbage();
         Ok(())

@@ -150,7 +150,11 @@ impl Core {
         if tier == dram || !clean || self.opens.by_ino(file.ino).is_some() {
             return Ok(false);
         }
-        let source = self.tiers.open_object(tier, file.object)?;
+        let source = match self.tiers.open_object(tier, file.object) {
+            // It has left the burst buffer meanwhile.
+            Err(_) if file.lock().is_unlinked() => return Ok(false),
+            source => source?,
+        };
         let bytes = source.stat()?.allocated_bytes;
         let spaces = self.ledger.spaces();
         let room = spaces

@@ -121,6 +121,7 @@ impl Namespace {
             return Err(Errno::EEXIST.into());
         }
         children.insert(name.into(), file.clone());
+        dir.note_present(name);
         Ok(())
     }
 

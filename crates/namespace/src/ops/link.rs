@@ -76,6 +76,7 @@ impl Namespace {
         self.put_file(&mut batch, file, &state)?;
         self.commit(batch)?;
         children.insert(name.into(), file.clone());
+        dir.note_present(name);
         let attr = state.attr(file.ino);
         drop(state);
         drop(children);

@@ -64,7 +64,10 @@ impl Namespace {
             }
             // With the directory's lock held, it is not evicted meanwhile.
             let children = dir.lock();
-            if !children.get(name).is_some_and(|now| Arc::ptr_eq(now, &file)) {
+            if !children
+                .get(name)
+                .is_some_and(|now| Arc::ptr_eq(now, &file))
+            {
                 continue;
             }
             let attr = file.attr();

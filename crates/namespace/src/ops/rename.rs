@@ -222,7 +222,9 @@ impl Namespace {
         };
         drop(state);
         self.dirs_written(&to.dir);
-        garbage.into_iter().for_each(|garbage| self.add_garbage(garbage));
+        garbage
+            .into_iter()
+            .for_each(|garbage| self.add_garbage(garbage));
         locked.from.remove(&from.name);
         locked.to().insert(to.name.clone(), file.clone());
         self.part_links(file, to)
@@ -283,7 +285,6 @@ impl Namespace {
         Ok(Some(garbage))
     }
 
-
     /// What moves is on the PFS, and perhaps in the burst buffer too.
     fn replace_on_pfs(&self, locked: &mut Locked<'_>, from: &End, to: &End) -> Result<(), NsError> {
         let Some(stat) = &from.stat else {
@@ -313,13 +314,15 @@ impl Namespace {
             self.commit(batch)?;
             self.dirs_written(&to.dir);
         }
-        let renamed = self.pfs.rename(
-            &from.handle,
-            &from.name,
-            &to.handle,
-            &to.name,
-            PfsRename::Replace,
-        );
+        let rename = || {
+            let (old, new) = ((&from.handle, &from.name), (&to.handle, &to.name));
+            self.pfs
+                .rename(old.0, old.1, new.0, new.1, PfsRename::Replace)
+        };
+        let renamed = match to.is_dir() {
+            true => self.without_temporaries(&to.handle, &to.name, &rename),
+            false => rename(),
+        };
         if let Err(error) = renamed {
             if needs_intent {
                 let mut batch = Batch::new();
@@ -381,7 +384,9 @@ impl Namespace {
         if let Some(file) = &from.file {
             locked.to().insert(to.name.clone(), file.clone());
         }
-        garbage.into_iter().for_each(|garbage| self.add_garbage(garbage));
+        garbage
+            .into_iter()
+            .for_each(|garbage| self.add_garbage(garbage));
         self.commit(batch)?;
         if from.file.is_some() {
             self.dirs_written(&to.dir);
@@ -507,14 +512,15 @@ pub(crate) fn settle(ns: &Namespace, sequence: u64, intent: RenameIntent) -> Res
             .is_ok_and(|stat| stat.id.ino == intent.pfs_ino)
     });
     if moved {
+        // First, while the name still stands for it.
+        if let Some(object) = intent.replaced {
+            settle_replaced(ns, &mut batch, object, &intent)?;
+        }
         if let Some(object) = intent.file {
             settle_file(ns, &mut batch, object, &intent)?;
         }
         if let (Some(key), Some(parent)) = (intent.dir, ns.known_dir(intent.to.0)) {
             settle_dir(ns, &mut batch, key, &parent, &intent.to.1)?;
-        }
-        if let Some(object) = intent.replaced {
-            settle_replaced(ns, &mut batch, object, &intent)?;
         }
     }
     ns.commit(batch)
@@ -571,6 +577,23 @@ fn settle_replaced(
         return Ok(());
     };
     let old: FileRecord = record::decode(&bytes)?;
+    let known = ns.known_dir(intent.to.0);
+    let file = known
+        .as_ref()
+        .and_then(|dir| dir.child(&intent.to.1))
+        .filter(|f| f.object == object);
+    if let (Some(dir), Some(file), true) = (&known, &file, old.names.len() > 1) {
+        // It lives on under its other names.
+        let mut state = file.lock();
+        state
+            .names
+            .retain(|(d, n)| !(Arc::ptr_eq(d, dir) && **n == *intent.to.1));
+        ns.follow_links(&mut state);
+        ns.put_file(batch, file, &state)?;
+        drop(state);
+        dir.lock().remove(&*intent.to.1);
+        return Ok(());
+    }
     let shadow = old.residency.shadow.map(|(tier, _)| tier);
     let tiers = [Some(old.residency.tier), shadow];
     batch.delete(record::file_key(object));

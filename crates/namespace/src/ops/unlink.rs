@@ -5,11 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_kv::{Batch, Durability};
+use forebay_tiers::PfsDir;
 use forebay_types::{Errno, Ino, TimeSpec, check_name};
 
 use crate::dir::{Children, Dir};
 use crate::record;
 use crate::{File, Namespace, NsError};
+
+/// A demotion that has begun makes one temporary file, and gives up when it finds it gone.
+const TEMPORARIES_TRIES: usize = 16;
 
 impl Namespace {
     /// Removes a name. Answers with the file, if it was in the burst buffer: its object goes when
@@ -91,7 +95,7 @@ impl Namespace {
         if children.as_ref().is_some_and(|c| !c.is_empty()) {
             return Err(Errno::ENOTEMPTY.into());
         }
-        self.pfs.rmdir(&handle, name)?;
+        self.without_temporaries(&handle, name, &|| self.pfs.rmdir(&handle, name))?;
         drop(children);
         if let Some(child) = known {
             child.removed.store(true, Ordering::Release);
@@ -103,5 +107,47 @@ impl Namespace {
             }
         }
         Ok(())
+    }
+
+    /// Does what needs an empty directory on the PFS. Copies under way may have temporary files in a
+    /// directory that holds no file of the burst buffer any more; what they are copies of is gone or
+    /// elsewhere, so they go too.
+    pub(crate) fn without_temporaries(
+        &self,
+        parent: &PfsDir,
+        name: &[u8],
+        act: &dyn Fn() -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        for _ in 0..TEMPORARIES_TRIES {
+            match act() {
+                Err(e) if matches!(e.raw_os_error(), Some(libc::ENOTEMPTY | libc::EEXIST)) => {}
+                done => return done,
+            }
+            let Ok(dir) = self.pfs.open_dir(parent, name) else {
+                break;
+            };
+            let mut others = false;
+            self.pfs.read_dir(&dir, &mut |_| others = true)?;
+            if others || self.sweep(&dir).is_err() {
+                break;
+            }
+        }
+        act()
+    }
+
+    /// Removes unfinished copies from a directory while none is under way, as after a crash.
+    pub fn sweep_dir(&self, dir: &Arc<Dir>) -> Result<usize, NsError> {
+        self.sweep(&self.open_dir(dir)?)
+    }
+
+    fn sweep(&self, dir: &PfsDir) -> Result<usize, NsError> {
+        let names = self.pfs.temporaries(dir, self.instance)?;
+        for name in &names {
+            match self.pfs.unlink(dir, name) {
+                Err(e) if e.raw_os_error() != Some(libc::ENOENT) => return Err(e.into()),
+                _ => {}
+            }
+        }
+        Ok(names.len())
     }
 }

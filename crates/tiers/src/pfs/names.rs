@@ -6,10 +6,10 @@ use forebay_types::{Generation, ObjectId};
 
 use super::PfsTree;
 
-const PREFIX: &[u8] = b".forebay-";
+pub(super) const PREFIX: &[u8] = b".forebay-";
 const SUFFIX: &[u8] = b".part";
 /// Bytes of the instance that the name shows: enough to tell two instances on one PFS apart.
-const INSTANCE_BYTES: usize = 4;
+pub(super) const INSTANCE_BYTES: usize = 4;
 
 impl PfsTree {
     /// `.forebay-<instance>-<object>-<generation>.part`, in hexadecimal: unlike any name that a

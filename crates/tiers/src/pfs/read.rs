@@ -3,9 +3,10 @@
 use std::io;
 use std::mem::MaybeUninit;
 
-use forebay_types::FileKind;
+use forebay_types::{FileKind, Generation, ObjectId};
 use rustix::fs::{FileType, RawDir};
 
+use super::names::{INSTANCE_BYTES, PREFIX};
 use super::{PfsDir, PfsEntry, PfsTree, checked, reopen};
 
 /// One getdents64(2): some thousand short names. On the stack.
@@ -53,6 +54,25 @@ impl PfsTree {
             });
         }
         Ok(())
+    }
+
+    /// Names in a directory of files that an instance has not finished copying.
+    pub fn temporaries(&self, dir: &PfsDir, instance: [u8; 16]) -> io::Result<Vec<Vec<u8>>> {
+        let own = PfsTree::temporary_name(instance, ObjectId(0), Generation(0));
+        let prefix = &own[..own.len().min(PREFIX.len() + 2 * INSTANCE_BYTES)];
+        let fd = reopen(dir)?;
+        let mut buffer = [MaybeUninit::uninit(); DIRENTS_BYTES];
+        let mut entries = RawDir::new(fd, &mut buffer);
+        let mut names = Vec::new();
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            // The one with object 0 is the directory of the overflow.
+            if PfsTree::is_temporary(name) && name.starts_with(prefix) && name != own {
+                names.push(name.to_vec());
+            }
+        }
+        Ok(names)
     }
 
     /// Where a link points. `EINVAL` for anything else.

@@ -1,0 +1,10 @@
+//! What happens when the outside world misbehaves: outsiders, a PFS that loses directories, changes
+//! in the middle of a demotion, and a server that is killed at any point.
+
+mod common;
+#[path = "faults/conflict.rs"]
+mod conflict;
+#[path = "faults/crash.rs"]
+mod crash;
+#[path = "faults/racing.rs"]
+mod racing;

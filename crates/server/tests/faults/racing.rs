@@ -1,0 +1,180 @@
+//! Files that change, move or go while they are being demoted.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_types::{Errno, Ino, OpenFlags};
+use forebay_wire::RenameMode;
+use forebay_wire::control::{Control, Movement};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::common::{Running, Scratch, base_seed, me, settings};
+
+const BLOCK: usize = 32 << 10;
+const BLOCKS: usize = 6;
+/// A demotion of a small file is over by then.
+const LONG_ENOUGH: Duration = Duration::from_secs(5);
+/// Rounds of each test.
+const ROUNDS: u64 = 60;
+
+/// Writes version `v` over the whole file, in several steps.
+fn write_version(server: &Running, v: u8) {
+    let attr = server.client.lookup(Ino::ROOT, b"f").expect("lookup");
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let open = server.client.open(attr.ino, flags, me()).expect("open");
+    for block in 0..BLOCKS {
+        let at = (block * BLOCK) as u64;
+        match &open.descriptor {
+            Some(descriptor) => {
+                let fd = descriptor.descriptor();
+                let done = rustix::io::pwrite(fd, &[v; BLOCK], at);
+                assert_eq!(done, Ok(BLOCK));
+            }
+            None => server
+                .write(open.opened.handle, at, &[v; BLOCK])
+                .expect("write"),
+        }
+    }
+    server.client.release(open.opened.handle).expect("close");
+    server.client.forget(vec![(attr.ino, 1)]);
+}
+
+#[test]
+fn the_newest_content_is_published_and_never_a_part() {
+    let seed = base_seed();
+    eprintln!("FOREBAY_SEED={seed}");
+    for descriptors in [false, true] {
+        let scratch = Scratch::new();
+        let mut settings = settings(scratch.path(), 64 << 20);
+        settings.demotion.idle_after = Duration::from_millis(1);
+        let server = Running::start(&settings, descriptors);
+        server.put(b"f", &[0; BLOCK * BLOCKS]);
+        let mut rng = StdRng::seed_from_u64(seed);
+        let done = AtomicBool::new(false);
+        let published = scratch.pfs().join("f");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    let Ok(data) = fs::read(&published) else {
+                        continue;
+                    };
+                    assert_eq!(data.len(), BLOCK * BLOCKS);
+                    let whole = data.iter().all(|b| *b == data[0]);
+                    assert!(whole, "a part of a version is on the PFS");
+                }
+            });
+            for round in 1..=ROUNDS {
+                write_version(&server, round as u8);
+                std::thread::sleep(Duration::from_micros(rng.random_range(0..6000)));
+            }
+            server.wait_clean(&|_| false);
+            done.store(true, Ordering::Release);
+        });
+        let last = fs::read(&published).expect("read");
+        assert!(last.iter().all(|b| *b == ROUNDS as u8), "the newest");
+        let errors = server.status().errors;
+        assert!(errors.is_empty(), "{errors:?}");
+        server.instance.stop();
+    }
+}
+
+/// Starts the demotion of everything and comes back at once.
+fn begin_demotion(server: &Running) {
+    let order = Control::Start {
+        movement: Movement::StageOut,
+        paths: vec![Vec::new()],
+    };
+    server.control(order).expect("stage-out");
+}
+
+/// Waits until nothing is left on the PFS: temporary files of a demotion go with it.
+fn wait_empty(pfs: &Path, what: &str) {
+    let started = Instant::now();
+    loop {
+        let entries = fs::read_dir(pfs).expect("read_dir");
+        let left: Vec<_> = entries.map(|e| e.expect("entry").file_name()).collect();
+        if left.is_empty() {
+            return;
+        }
+        assert!(started.elapsed() < LONG_ENOUGH, "{what}: {left:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn unlinked_while_demoted_stays_unlinked() {
+    let seed = base_seed();
+    eprintln!("FOREBAY_SEED={seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let scratch = Scratch::new();
+    let server = Running::start(&settings(scratch.path(), 64 << 20), false);
+    for round in 0..ROUNDS {
+        server.put(b"f", &vec![round as u8; 100_000]);
+        begin_demotion(&server);
+        std::thread::sleep(Duration::from_micros(rng.random_range(0..4000)));
+        server.client.unlink(Ino::ROOT, b"f", me()).expect("unlink");
+        assert_eq!(server.find(b"f").map(|_| ()), Err(Errno::ENOENT));
+        wait_empty(&scratch.pfs(), &format!("round {round}"));
+    }
+    server.drain();
+    server.instance.stop();
+    wait_empty(&scratch.pfs(), "after the stop");
+}
+
+#[test]
+fn a_directory_goes_while_its_last_file_was_being_demoted() {
+    let seed = base_seed();
+    eprintln!("FOREBAY_SEED={seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let scratch = Scratch::new();
+    let server = Running::start(&settings(scratch.path(), 64 << 20), false);
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    for round in 0..ROUNDS {
+        let dir = server.client.mkdir(Ino::ROOT, b"d", 0o755, me());
+        let dir = dir.expect("mkdir").ino;
+        let made = server.client.create(dir, b"f", 0o644, flags, me());
+        let handle = made.expect("create").1.opened.handle;
+        server.write(handle, 0, &[1; 300_000]).expect("write");
+        server.client.release(handle).expect("close");
+        begin_demotion(&server);
+        std::thread::sleep(Duration::from_micros(rng.random_range(0..5000)));
+        server.client.unlink(dir, b"f", me()).expect("unlink");
+        let gone = server.client.rmdir(Ino::ROOT, b"d", me());
+        assert_eq!(gone, Ok(()), "round {round}");
+        wait_empty(&scratch.pfs(), &format!("round {round}"));
+    }
+    server.instance.stop();
+}
+
+#[test]
+fn renamed_while_demoted_has_one_name() {
+    let seed = base_seed();
+    eprintln!("FOREBAY_SEED={seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let scratch = Scratch::new();
+    let server = Running::start(&settings(scratch.path(), 64 << 20), false);
+    let (from, to) = ((Ino::ROOT, &b"f"[..]), (Ino::ROOT, &b"g"[..]));
+    for round in 0..ROUNDS {
+        let data = vec![round as u8; 100_000];
+        server.put(b"f", &data);
+        begin_demotion(&server);
+        std::thread::sleep(Duration::from_micros(rng.random_range(0..4000)));
+        let mode = RenameMode::Replace;
+        server.client.rename(from, to, mode, me()).expect("rename");
+        assert_eq!(server.find(b"f").map(|_| ()), Err(Errno::ENOENT));
+        assert!(server.read_all(b"g").as_deref() == Ok(&data[..]));
+        server.wait_clean(&|_| false);
+        let names: Vec<_> = fs::read_dir(scratch.pfs())
+            .expect("read_dir")
+            .map(|e| e.expect("entry").file_name())
+            .collect();
+        assert_eq!(names, ["g"], "round {round}");
+        assert!(fs::read(scratch.pfs().join("g")).expect("read") == data);
+    }
+    let errors = server.status().errors;
+    assert!(errors.is_empty(), "{errors:?}");
+    server.instance.stop();
+}
