@@ -246,7 +246,7 @@ impl Namespace {
     ) -> Result<Placed, NsError> {
         let source = itself.unwrap_or((&demotion.handle, &demotion.temporary));
         let _children = demotion.dir.lock();
-        let (expected, names) = {
+        let expected = {
             let state = demotion.file.lock();
             let here = state.names.first().is_some_and(|(dir, name)| {
                 Arc::ptr_eq(dir, &demotion.dir) && *name == demotion.name
@@ -254,7 +254,7 @@ impl Namespace {
             if !here || state.residency.generation != demotion.generation {
                 return Ok(Placed::Superseded);
             }
-            (state.residency.published, state.names.clone())
+            state.residency.published
         };
         let found = match self.pfs.stat(&demotion.handle, &demotion.name) {
             Ok(stat) => Some(stat),
@@ -292,13 +292,15 @@ impl Namespace {
             }
             Err(e) => return Err(e.into()),
         }
-        self.place_links(demotion, &names[1..])?;
+        // Names in other directories come and go; with the state held, only those that are there now
+        // are published.
+        let mut state = held.unwrap_or_else(|| demotion.file.lock());
+        let linked = self.place_links(demotion, &state.names);
         let stat = self.pfs.stat(&demotion.handle, &demotion.name)?;
         // From here on an unlink or rename must act on the PFS too.
-        let mut state = held.unwrap_or_else(|| demotion.file.lock());
         state.residency.published = Some((&stat).into());
         state.residency.clean |= itself.is_some();
-        Ok(Placed::Published)
+        linked.map(|()| Placed::Published)
     }
 
     /// Further names of the file become links of the published one.
@@ -307,7 +309,10 @@ impl Namespace {
         demotion: &Demotion,
         names: &[(Arc<Dir>, Box<[u8]>)],
     ) -> Result<(), NsError> {
-        for (dir, name) in names {
+        let itself = |dir: &Arc<Dir>, name: &[u8]| {
+            Arc::ptr_eq(dir, &demotion.dir) && *name == *demotion.name
+        };
+        for (dir, name) in names.iter().filter(|(dir, name)| !itself(dir, name)) {
             let handle = self.open_dir(dir)?;
             // A name that no demotion of it gets.
             let link = Generation(demotion.generation.0 | 1 << 63);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
-use forebay_namespace::{File, PlainNode};
+use forebay_namespace::{File, PlainNode, Published};
 use forebay_tiers::{FileObject, Object, ObjectStat};
 use forebay_types::{Errno, Generation, Handle, Ino, OpenFlags, TierId};
 use forebay_wire::Dirent;
@@ -230,6 +230,17 @@ impl OpenTable {
     /// Handles of files.
     pub fn open_files(&self) -> u64 {
         self.files.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody has this file of the PFS open where it is.
+    pub fn holds_on_pfs(&self, published: &Published) -> bool {
+        let mut found = false;
+        self.each(|open| {
+            if let Target::Pfs { node, .. } = &*open.target.read() {
+                found |= (node.id.ino, node.id.btime_ns) == (published.ino, published.btime_ns);
+            }
+        });
+        found
     }
 
     /// Visits all open files.

@@ -253,6 +253,13 @@ impl Server {
             core.apps
                 .renamed(file.object, &core.rules.identify(&file.path()));
             core.name_by_xattrs(&file);
+            let older = {
+                let state = file.lock();
+                state.residency.published.filter(|_| state.is_dirty())
+            };
+            if older.is_some_and(|older| core.opens.holds_on_pfs(&older)) {
+                core.ns.part_from_older(&file)?;
+            }
         }
         Ok(())
     }

@@ -94,6 +94,22 @@ impl Namespace {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<Option<Arc<File>>, NsError> {
+        match self.rename_once((parent, name), (new_parent, new_name), mode, true) {
+            Err(NsError::Errno(Errno::EAGAIN)) => {
+                self.rename_once((parent, name), (new_parent, new_name), mode, false)
+            }
+            done => done,
+        }
+    }
+
+    /// With `recheck`, `EAGAIN` if the file was published after the PFS was looked at.
+    fn rename_once(
+        &self,
+        (parent, name): (Ino, &[u8]),
+        (new_parent, new_name): (Ino, &[u8]),
+        mode: RenameMode,
+        recheck: bool,
+    ) -> Result<Option<Arc<File>>, NsError> {
         check_name(name)?;
         check_name(new_name)?;
         if PfsTree::is_temporary(new_name) || PfsTree::is_temporary(name) {
@@ -114,7 +130,7 @@ impl Namespace {
                 self.exchange(&mut locked, &from, &to)?;
                 None
             }
-            _ => self.replace(&mut locked, &from, &to)?,
+            _ => self.replace(&mut locked, &from, &to, recheck)?,
         };
         to_dir.note_present(new_name);
         drop(locked);
@@ -144,6 +160,7 @@ impl Namespace {
         locked: &mut Locked<'_>,
         from: &End,
         to: &End,
+        recheck: bool,
     ) -> Result<Option<Arc<File>>, NsError> {
         if let (Some(a), Some(b)) = (&from.file, &to.file)
             && Arc::ptr_eq(a, b)
@@ -154,7 +171,7 @@ impl Namespace {
         if from.on_pfs() {
             self.replace_on_pfs(locked, from, to)?;
         } else if let Some(file) = from.file.clone() {
-            self.replace_in_buffer(locked, &file, from, to)?;
+            self.replace_in_buffer(locked, &file, from, to, recheck)?;
         }
         Ok(to.file.clone())
     }
@@ -189,6 +206,7 @@ impl Namespace {
         file: &Arc<File>,
         from: &End,
         to: &End,
+        recheck: bool,
     ) -> Result<(), NsError> {
         let mut batch = Batch::new();
         let inherited = match &to.file {
@@ -196,9 +214,16 @@ impl Namespace {
             None => to.stat.as_ref().map(Into::into),
         };
         let mut state = file.lock();
+        if recheck && state.names.len() > 1 && state.residency.published.is_some() {
+            return Err(Errno::EAGAIN.into());
+        }
         let before = state.clone();
         rename_in(&mut state.names, &from.place(), to.place());
-        state.residency.published = inherited;
+        // What is published is so under all names: of several, one cannot take an older version over.
+        let several = state.names.len() > 1;
+        if !several {
+            state.residency.published = inherited;
+        }
         state.residency.generation = state.residency.generation.next();
         state.meta.ctime = TimeSpec::now();
         let committed = self.put_dirs(&mut batch, &to.dir).and_then(|()| {
@@ -227,15 +252,19 @@ impl Namespace {
             .for_each(|garbage| self.add_garbage(garbage));
         locked.from.remove(&from.name);
         locked.to().insert(to.name.clone(), file.clone());
-        self.part_links(file, to)
+        match to
+            .stat
+            .as_ref()
+            .is_some_and(|stat| several || stat.nlink > 1)
+        {
+            true => self.part_links(file, to),
+            false => Ok(()),
+        }
     }
 
-    /// What the PFS has under the new name is one of several links: it goes at once, because the
-    /// others would show it until the new file is published.
+    /// What the PFS has under the new name goes at once: it is one of several links, and the others
+    /// would show it until the new file is published; or the new file has several itself.
     fn part_links(&self, file: &File, to: &End) -> Result<(), NsError> {
-        if to.stat.as_ref().is_none_or(|stat| stat.nlink < 2) {
-            return Ok(());
-        }
         self.pfs.unlink(&to.handle, &to.name)?;
         let mut state = file.lock();
         state.residency.published = None;
@@ -249,6 +278,34 @@ impl Namespace {
             }
             None => Ok(()),
         }
+    }
+
+    /// The older version on the PFS, which the file's next demotion would replace, goes at once:
+    /// somebody still has it open, and what they change there must not look like an outsider's doing.
+    pub fn part_from_older(&self, file: &File) -> Result<(), NsError> {
+        let Some((dir, name)) = file.lock().names.first().cloned() else {
+            return Ok(());
+        };
+        let _children = dir.lock();
+        let mut state = file.lock();
+        let here = matches!(&state.names[..], [(d, n)] if Arc::ptr_eq(d, &dir) && *n == name);
+        let older = state
+            .residency
+            .published
+            .filter(|_| here && state.is_dirty());
+        let Some(older) = older else {
+            return Ok(());
+        };
+        let handle = self.open_dir(&dir)?;
+        if self
+            .pfs
+            .stat(&handle, &name)
+            .is_ok_and(|found| found.id.ino == older.ino)
+        {
+            self.pfs.unlink(&handle, &name)?;
+        }
+        state.residency.published = None;
+        self.save(file, &state, Durability::Buffered)
     }
 
     /// A name less has changed the ctime that the PFS shows under the others.
