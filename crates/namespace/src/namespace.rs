@@ -112,15 +112,7 @@ impl Namespace {
                 }
                 failure.is_none()
             })?;
-        // The ids that files go by are taken before directories get theirs: a directory may have got
-        // the inode number that a file's older version on the PFS had.
-        self.store
-            .scan(record::FILE_PREFIX, None, &mut |_, value| {
-                if let Ok(file) = record::decode::<FileRecord>(value) {
-                    self.table.lock().reserve(file.ino);
-                }
-                true
-            })?;
+        self.reserve_inos()?;
         // All of them, for objects whose own record was not written any more name them too.
         let dirs: Vec<_> = dir_records
             .keys()
@@ -173,6 +165,19 @@ impl Namespace {
                 dirs,
             }),
         }
+    }
+
+    /// The ids that files go by are taken before directories get theirs: a directory may have got the
+    /// inode number that a file's older version on the PFS had.
+    fn reserve_inos(&self) -> Result<(), NsError> {
+        self.store
+            .scan(record::FILE_PREFIX, None, &mut |_, value| {
+                if let Ok(file) = record::decode::<FileRecord>(value) {
+                    self.table.lock().reserve(file.ino);
+                }
+                true
+            })?;
+        Ok(())
     }
 
     fn load_file(
@@ -524,6 +529,6 @@ impl Namespace {
 
     /// Finishes or takes back a rename that a crash interrupted: the PFS tells which.
     pub fn settle_rename(&self, pending: PendingRename) -> Result<(), NsError> {
-        crate::ops::rename::settle(self, pending.sequence, pending.intent)
+        crate::ops::settle::settle(self, pending.sequence, pending.intent)
     }
 }

@@ -1,5 +1,8 @@
 //! What happens when the outside world misbehaves: outsiders, a PFS that loses directories, changes
 //! in the middle of a demotion, and a server that is killed at any point.
+//!
+//! `FOREBAY_SEED` repeats the choices of a run (not those of the scheduler), `FOREBAY_FAULTS_ROUNDS`
+//! kills more often.
 
 mod common;
 #[path = "faults/conflict.rs"]

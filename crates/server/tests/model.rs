@@ -22,7 +22,7 @@ use rand::Rng;
 use world::World;
 
 /// Seeds of a run of `cargo test`.
-const SEEDS: u64 = 6;
+const SEEDS: u64 = 8;
 /// Operations per seed.
 const STEPS: u64 = 250;
 /// The whole tree is compared every so many operations.

@@ -8,5 +8,6 @@ pub(crate) mod make;
 pub(crate) mod readdir;
 pub(crate) mod rename;
 pub(crate) mod setattr;
+pub(crate) mod settle;
 pub(crate) mod unlink;
 pub(crate) mod xattr;

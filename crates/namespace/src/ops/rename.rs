@@ -13,12 +13,12 @@ use std::sync::atomic::Ordering;
 
 use forebay_kv::{Batch, Durability};
 use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
-use forebay_types::{Errno, FileKind, Ino, ObjectId, TimeSpec, check_name};
+use forebay_types::{Errno, FileKind, Ino, TimeSpec, check_name};
 use forebay_wire::RenameMode;
 use parking_lot::MutexGuard;
 
 use crate::dir::{Children, Dir};
-use crate::record::{self, DirKey, FileRecord, RenameIntent};
+use crate::record::{self, RenameIntent};
 use crate::{File, FileState, Namespace, NsError};
 
 /// Children of one or two directories, locked in the order of their keys.
@@ -309,7 +309,7 @@ impl Namespace {
     }
 
     /// A name less has changed the ctime that the PFS shows under the others.
-    fn follow_links(&self, state: &mut FileState) {
+    pub(crate) fn follow_links(&self, state: &mut FileState) {
         if state.residency.published.is_some()
             && let Some((dir, name)) = state.names.first()
             && let Ok(handle) = self.open_dir(dir)
@@ -546,7 +546,7 @@ impl Namespace {
     }
 }
 
-fn rename_in(
+pub(crate) fn rename_in(
     names: &mut [(Arc<Dir>, Box<[u8]>)],
     old: &(Arc<Dir>, Box<[u8]>),
     new: (Arc<Dir>, Box<[u8]>),
@@ -557,114 +557,4 @@ fn rename_in(
             return;
         }
     }
-}
-
-/// After a crash: if the PFS shows the moved thing under its new name, the records follow.
-pub(crate) fn settle(ns: &Namespace, sequence: u64, intent: RenameIntent) -> Result<(), NsError> {
-    let mut batch = Batch::new();
-    batch.delete(record::rename_key(sequence));
-    let moved = ns.known_dir(intent.to.0).is_some_and(|dir| {
-        ns.open_dir(&dir)
-            .and_then(|handle| Ok(ns.pfs.stat(&handle, &intent.to.1)?))
-            .is_ok_and(|stat| stat.id.ino == intent.pfs_ino)
-    });
-    if moved {
-        // First, while the name still stands for it.
-        if let Some(object) = intent.replaced {
-            settle_replaced(ns, &mut batch, object, &intent)?;
-        }
-        if let Some(object) = intent.file {
-            settle_file(ns, &mut batch, object, &intent)?;
-        }
-        if let (Some(key), Some(parent)) = (intent.dir, ns.known_dir(intent.to.0)) {
-            settle_dir(ns, &mut batch, key, &parent, &intent.to.1)?;
-        }
-    }
-    ns.commit(batch)
-}
-
-fn settle_file(
-    ns: &Namespace,
-    batch: &mut Batch,
-    object: ObjectId,
-    intent: &RenameIntent,
-) -> Result<(), NsError> {
-    let (Some(from), Some(to)) = (ns.known_dir(intent.from.0), ns.known_dir(intent.to.0)) else {
-        return Ok(());
-    };
-    let Some(file) = from.child(&intent.from.1).filter(|f| f.object == object) else {
-        return Ok(());
-    };
-    let old = (from.clone(), intent.from.1.clone().into_boxed_slice());
-    let new = (to.clone(), intent.to.1.clone().into_boxed_slice());
-    let stat = ns.pfs.stat(&ns.open_dir(&to)?, &intent.to.1)?;
-    let mut state = file.lock();
-    rename_in(&mut state.names, &old, new);
-    state.residency.published = Some((&stat).into());
-    ns.put_dirs(batch, &to)?;
-    ns.put_file(batch, &file, &state)?;
-    drop(state);
-    from.lock().remove(&*intent.from.1);
-    to.lock().insert(intent.to.1.clone().into(), file);
-    Ok(())
-}
-
-fn settle_dir(
-    ns: &Namespace,
-    batch: &mut Batch,
-    key: DirKey,
-    parent: &Arc<Dir>,
-    name: &[u8],
-) -> Result<(), NsError> {
-    if let Some(dir) = ns.known_dir(key) {
-        dir.move_to(parent.clone(), name);
-        ns.handles.forget(&dir);
-        ns.put_dir(batch, &dir)?;
-    }
-    Ok(())
-}
-
-fn settle_replaced(
-    ns: &Namespace,
-    batch: &mut Batch,
-    object: ObjectId,
-    intent: &RenameIntent,
-) -> Result<(), NsError> {
-    let Some(bytes) = ns.store.get(&record::file_key(object))? else {
-        return Ok(());
-    };
-    let old: FileRecord = record::decode(&bytes)?;
-    let known = ns.known_dir(intent.to.0);
-    let file = known
-        .as_ref()
-        .and_then(|dir| dir.child(&intent.to.1))
-        .filter(|f| f.object == object);
-    if let (Some(dir), Some(file), true) = (&known, &file, old.names.len() > 1) {
-        // It lives on under its other names.
-        let mut state = file.lock();
-        state
-            .names
-            .retain(|(d, n)| !(Arc::ptr_eq(d, dir) && **n == *intent.to.1));
-        ns.follow_links(&mut state);
-        ns.put_file(batch, file, &state)?;
-        drop(state);
-        dir.lock().remove(&*intent.to.1);
-        return Ok(());
-    }
-    let shadow = old.residency.shadow.map(|(tier, _)| tier);
-    let tiers = [Some(old.residency.tier), shadow];
-    batch.delete(record::file_key(object));
-    batch.put(record::garbage_key(object), record::encode(&tiers)?);
-    ns.add_garbage(crate::Garbage { object, tiers });
-    if let Some(dir) = ns.known_dir(intent.to.0) {
-        let mut children = dir.lock();
-        if children
-            .get(&*intent.to.1)
-            .is_some_and(|f| f.object == object)
-            && let Some(file) = children.remove(&*intent.to.1)
-        {
-            file.lock().names.clear();
-        }
-    }
-    Ok(())
 }

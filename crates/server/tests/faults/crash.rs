@@ -80,7 +80,7 @@ impl Op {
 
 fn shape(dir: &Path, seed: u64) -> (Settings, bool) {
     // Tiers stay as they are from round to round.
-    let small = (seed / SEEDS_PER_RUN) % 2 == 0;
+    let small = (seed / SEEDS_PER_RUN).is_multiple_of(2);
     let mut rng = StdRng::seed_from_u64(seed ^ 0x5a5a);
     let mut settings = settings(dir, if small { 1 << 20 } else { 64 << 20 });
     settings.demotion.idle_after = Duration::from_millis(rng.random_range(1..8));
