@@ -184,21 +184,7 @@ fn copy_one(core: &Core, demotion: &Demotion) -> Result<Parts, Failure> {
         moved: &|bytes| core.drain.moved(bytes),
     };
     let report = copy(&*source, &destination, &control).map_err(copy_failure)?;
-    let meta = &demotion.meta;
-    let warnings = apply_metadata(
-        core.ns.pfs(),
-        destination.file(),
-        meta.uid,
-        meta.gid,
-        meta.perm,
-        &demotion.xattrs,
-        meta.atime,
-        meta.mtime,
-    )
-    .map_err(on_pfs("attributes"))?;
-    for warning in warnings {
-        core.report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
-    }
+    give_attributes(core, demotion, &destination)?;
     Ok(Parts {
         source,
         before,
@@ -494,8 +480,8 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Gives an object the attributes of the file that it becomes.
-fn become_plain(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
+/// Gives a copy the attributes of its file. What the PFS cannot hold is reported.
+fn give_attributes(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
     let meta = &demotion.meta;
     let warnings = apply_metadata(
         core.ns.pfs(),
@@ -511,6 +497,12 @@ fn become_plain(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(
     for warning in warnings {
         core.report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
     }
+    Ok(())
+}
+
+/// Gives an object the attributes of the file that it becomes.
+fn become_plain(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
+    give_attributes(core, demotion, file)?;
     file.clear_identity().map_err(on_pfs("attributes"))?;
     file.sync(false).map_err(on_pfs("flush"))
 }

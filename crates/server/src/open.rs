@@ -89,9 +89,7 @@ impl Core {
             Ok(created) => created,
             Err(error) => {
                 self.ledger.release(object_id);
-                if let Err(e) = slot.tier.remove(object_id) {
-                    tracing::warn!("object {object_id} in {}: {e}", slot.tier.name());
-                }
+                self.remove_partial(object_id, tier);
                 return Err(error.into());
             }
         };

@@ -63,7 +63,8 @@ impl Core {
         Ok((file, object, tier))
     }
 
-    fn remove_partial(&self, object: ObjectId, tier: TierId) {
+    /// Removes an object that did not become a file's.
+    pub fn remove_partial(&self, object: ObjectId, tier: TierId) {
         if let Some(slot) = self.tiers.get(tier)
             && let Err(error) = slot.tier.remove(object)
             && error.raw_os_error() != Some(libc::ENOENT)
