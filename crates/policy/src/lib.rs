@@ -13,18 +13,25 @@
 //! | Which version is complete, which outdated, how large will a file be? | [`version`] |
 //! | What does fsync promise? | [`durability`] |
 //! | Where does a new file go, and how much space is set aside? | [`placement`] |
-//! | When, and how fast, is data demoted? | [`plan`], [`trigger`] |
-//! | What is demoted and evicted first? | [`demotion`] |
+//! | How much will be written? | [`forecast`] |
+//! | Who does I/O now? | [`schedule`], [`share`] |
+//! | When, and how fast, is data demoted? | [`plan`], [`trigger`], [`throttle`] |
+//! | What is demoted and evicted first, and what never comes in? | [`demotion`], [`victims`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
 
 pub mod demotion;
 pub mod durability;
+pub mod forecast;
 pub mod mtbf;
 mod named;
 pub mod placement;
 pub mod plan;
+pub mod schedule;
 pub mod series;
+pub mod share;
+pub mod throttle;
 pub mod trigger;
 pub mod version;
+pub mod victims;
 
 pub use named::UnknownName;

@@ -12,7 +12,6 @@
 
 use crate::named::named;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
 
 /// Measured bandwidths, capacity and prediction. All finite; all positive, but `br_min` may be 0 (a checkpoint at full speed
 /// may leave demotion nothing) and `dwpp_bytes` may be 0.
@@ -368,67 +367,6 @@ impl InterferenceLine {
     /// Write bandwidth beside demotion at `br_bytes_per_s`, at least 0.
     pub fn write_beside(&self, br_bytes_per_s: f64) -> f64 {
         (self.m * br_bytes_per_s + self.b_bytes_per_s).max(0.0)
-    }
-}
-
-/// Periods that a prediction looks back on.
-const DWPP_HISTORY: usize = 3;
-
-/// Counts DWSF over periods of fixed length and predicts DWPP from earlier ones.
-#[derive(Debug, Clone)]
-pub struct PeriodMeter {
-    period_s: f64,
-    begun_s: f64,
-    dwsf_bytes: u64,
-    earlier_bytes: VecDeque<u64>,
-}
-
-impl PeriodMeter {
-    /// The first period begins at `now_s`. `period_s` of 0 or less is taken as one second.
-    pub fn new(period_s: f64, now_s: f64) -> Self {
-        let period_s = if period_s > 0.0 { period_s } else { 1.0 };
-        Self {
-            period_s,
-            begun_s: now_s,
-            dwsf_bytes: 0,
-            earlier_bytes: VecDeque::new(),
-        }
-    }
-
-    /// `bytes` were written into the burst buffer.
-    pub fn on_write(&mut self, bytes: u64, now_s: f64) {
-        self.advance(now_s);
-        self.dwsf_bytes = self.dwsf_bytes.saturating_add(bytes);
-    }
-
-    /// DWSF: bytes written in the period that holds `now_s`.
-    pub fn dwsf_bytes(&mut self, now_s: f64) -> u64 {
-        self.advance(now_s);
-        self.dwsf_bytes
-    }
-
-    /// DWPP: the most that one of the last periods wrote, or this one so far. The largest, not the mean: too high a
-    /// prediction slows writes a little, too low a one stalls them. Idle periods are left out.
-    pub fn dwpp_bytes(&mut self, now_s: f64) -> u64 {
-        self.advance(now_s);
-        let earlier = self.earlier_bytes.iter().copied().max().unwrap_or(0);
-        earlier.max(self.dwsf_bytes)
-    }
-
-    fn advance(&mut self, now_s: f64) {
-        let periods = ((now_s - self.begun_s) / self.period_s).floor();
-        if periods.is_nan() || periods < 1.0 {
-            return;
-        }
-        self.begun_s += periods * self.period_s;
-        // An idle period says nothing about the next burst: DWPP is steady (BBOS), jobs come and go.
-        if self.dwsf_bytes > 0 {
-            if self.earlier_bytes.len() == DWPP_HISTORY {
-                self.earlier_bytes.pop_front();
-            }
-            self.earlier_bytes.push_back(self.dwsf_bytes);
-        }
-        self.dwsf_bytes = 0;
     }
 }
 

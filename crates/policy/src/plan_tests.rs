@@ -106,24 +106,6 @@ fn policies_differ_in_when_they_demote() {
     assert_eq!("MaxBW".parse(), Ok(DrainPolicy::MaxBw));
 }
 
-#[test]
-fn periods_roll_over_and_idle_ones_are_left_out() {
-    let mut meter = PeriodMeter::new(100.0, 0.0);
-    meter.on_write(50, 10.0);
-    meter.on_write(30, 110.0);
-    assert_eq!((meter.dwsf_bytes(120.0), meter.dwpp_bytes(120.0)), (30, 50));
-    assert_eq!((meter.dwsf_bytes(950.0), meter.dwpp_bytes(950.0)), (0, 50));
-    for period in 10..12 {
-        meter.on_write(20, f64::from(period) * 100.0);
-    }
-    assert_eq!(
-        meter.dwpp_bytes(1250.0),
-        30,
-        "the first period is forgotten"
-    );
-    assert_eq!(meter.dwpp_bytes(f64::NAN), 30);
-}
-
 fn inputs() -> impl Strategy<Value = PlanInput> {
     let rate = 1e6..1e11f64;
     (

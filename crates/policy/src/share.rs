@@ -1,0 +1,159 @@
+//! Space reserved per application, no sharing: how DataWarp allocates a burst buffer, and what `dedicated` compares with.
+//!
+//! An application is given its share when it first asks and keeps it until [`Shares::release`]. It never takes space of others, full
+//! or not; whoever finds everything given away goes without.
+
+use std::collections::BTreeMap;
+
+/// Why shares are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ShareError {
+    /// Nothing to give.
+    #[error("a share must be at least one byte")]
+    Zero,
+    /// Not even one fits.
+    #[error("a share of {share_bytes} bytes exceeds the capacity of {capacity_bytes} bytes")]
+    ExceedsCapacity {
+        /// One share.
+        share_bytes: u64,
+        /// All there is.
+        capacity_bytes: u64,
+    },
+}
+
+/// Whether bytes of an application may come into the burst buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ShareAdmission {
+    /// Yes.
+    Admit,
+    /// Its own share is full: it waits until its own data has been demoted, whatever is free elsewhere.
+    Wait,
+    /// Never in one piece: larger than a share.
+    TooLarge,
+    /// All shares are given away: it waits for one, or writes straight to the PFS.
+    NoShare,
+}
+
+/// Who owns how much. Invariants: 1. Shares given away are at most the capacity. 2. `used` of each is at most its share.
+#[derive(Debug, Clone)]
+pub struct Shares {
+    capacity_bytes: u64,
+    share_bytes: u64,
+    used_bytes: BTreeMap<u64, u64>,
+}
+
+impl Shares {
+    /// All shares are of one size.
+    pub fn new(capacity_bytes: u64, share_bytes: u64) -> Result<Self, ShareError> {
+        if share_bytes == 0 {
+            return Err(ShareError::Zero);
+        }
+        if share_bytes > capacity_bytes {
+            return Err(ShareError::ExceedsCapacity {
+                share_bytes,
+                capacity_bytes,
+            });
+        }
+        Ok(Self {
+            capacity_bytes,
+            share_bytes,
+            used_bytes: BTreeMap::new(),
+        })
+    }
+
+    /// Asks for `bytes` more; they count as used where admitted.
+    pub fn admit(&mut self, application: u64, bytes: u64) -> ShareAdmission {
+        if bytes > self.share_bytes {
+            return ShareAdmission::TooLarge;
+        }
+        let owners = self.used_bytes.len() as u64;
+        let is_free = (owners + 1).saturating_mul(self.share_bytes) <= self.capacity_bytes;
+        let Some(used) = self.used_bytes.get_mut(&application) else {
+            if !is_free {
+                return ShareAdmission::NoShare;
+            }
+            self.used_bytes.insert(application, bytes);
+            return ShareAdmission::Admit;
+        };
+        if *used + bytes > self.share_bytes {
+            return ShareAdmission::Wait;
+        }
+        *used += bytes;
+        ShareAdmission::Admit
+    }
+
+    /// Data of an application has left the burst buffer.
+    pub fn freed(&mut self, application: u64, bytes: u64) {
+        if let Some(used) = self.used_bytes.get_mut(&application) {
+            *used = used.saturating_sub(bytes);
+        }
+    }
+
+    /// Sets what an application uses, as counted elsewhere; gives it a share if one is free.
+    pub fn set_used(&mut self, application: u64, bytes: u64) -> ShareAdmission {
+        self.freed(application, u64::MAX);
+        self.admit(application, bytes.min(self.share_bytes))
+    }
+
+    /// The job has ended: its share is free again.
+    pub fn release(&mut self, application: u64) {
+        self.used_bytes.remove(&application);
+    }
+
+    /// Applications that own a share.
+    pub fn owners(&self) -> impl Iterator<Item = u64> {
+        self.used_bytes.keys().copied()
+    }
+
+    /// One share.
+    pub fn share_bytes(&self) -> u64 {
+        self.share_bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_full_share_waits_though_others_are_empty() {
+        let mut s = Shares::new(100, 40).expect("valid");
+        assert_eq!(s.admit(1, 40), ShareAdmission::Admit);
+        assert_eq!(s.admit(1, 1), ShareAdmission::Wait);
+        assert_eq!(s.admit(2, 0), ShareAdmission::Admit);
+        assert_eq!(
+            s.admit(3, 1),
+            ShareAdmission::NoShare,
+            "two shares of 40 in 100"
+        );
+        s.freed(1, 10);
+        assert_eq!(s.admit(1, 10), ShareAdmission::Admit);
+        assert_eq!(s.admit(1, 41), ShareAdmission::TooLarge);
+        s.release(2);
+        assert_eq!(s.admit(3, 40), ShareAdmission::Admit);
+    }
+
+    #[test]
+    fn bad_shares_are_refused() {
+        assert_eq!(Shares::new(10, 0).unwrap_err(), ShareError::Zero);
+        assert!(Shares::new(10, 11).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn never_more_than_there_is(ops in proptest::collection::vec((0u8..4, 0u64..6, 0u64..50), 0..100), share in 1u64..40) {
+            let mut s = Shares::new(100, share).expect("valid");
+            for (op, app, bytes) in ops {
+                match op {
+                    0 => s.freed(app, bytes),
+                    1 => s.release(app),
+                    2 => { s.set_used(app, bytes); }
+                    _ => { s.admit(app, bytes); }
+                }
+                prop_assert!(s.used_bytes.len() as u64 * share <= 100);
+                prop_assert!(s.used_bytes.values().all(|used| *used <= share));
+            }
+        }
+    }
+}
