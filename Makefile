@@ -18,7 +18,6 @@ run: setup-build setup-run build ## a simulation through a burst buffer over a s
 	python3 scripts/demo.py --forebay $(BIN)
 
 test: setup-build setup-test ## all tests
-	$(CARGO) build --locked -p forebay
 	$(CARGO) test --locked --workspace --no-fail-fast
 
 check: lint deny test ## rustfmt, clippy with warnings denied, cargo-deny, tests
