@@ -37,7 +37,10 @@ pub struct Dir {
     /// Parent and name; `None` for the root. An outsider may move the directory: a lookup that
     /// finds it elsewhere corrects this.
     place: Mutex<Option<Place>>,
-    /// Burst-buffer files here. The lock also orders all changes of names in this directory.
+    /// Orders all changes of names in this directory. Held while the PFS is asked and changed; who only
+    /// wants to know what is here takes `children`.
+    order: Mutex<()>,
+    /// Burst-buffer files here. Changed with `order` held too; never held during I/O on the PFS.
     children: Mutex<Children>,
     handle: Mutex<Option<PfsDir>>,
     /// When a name was last added or removed that the PFS has not seen.
@@ -57,6 +60,7 @@ impl Dir {
             key,
             ino,
             place: Mutex::new(place),
+            order: Mutex::new(()),
             children: Mutex::new(HashMap::new()),
             handle: Mutex::new(None),
             touched: Mutex::new(None),
@@ -74,6 +78,21 @@ impl Dir {
 
     pub(crate) fn move_to(&self, parent: Arc<Dir>, name: &[u8]) {
         *self.place.lock() = Some((parent, name.into()));
+    }
+
+    /// The right to change names here. `ETIMEDOUT` if somebody has it who waits for a PFS that is given up.
+    pub(crate) fn order(&self, pfs: &PfsTree) -> Result<MutexGuard<'_, ()>, NsError> {
+        Ok(pfs.pulse().lock(&self.order)?)
+    }
+
+    /// The same if it is to be had now; while the PFS answers, that is soon.
+    pub(crate) fn try_order(&self, pfs: &PfsTree) -> Option<MutexGuard<'_, ()>> {
+        pfs.pulse().try_lock(&self.order)
+    }
+
+    /// The same, without waiting.
+    pub(crate) fn order_now(&self) -> Option<MutexGuard<'_, ()>> {
+        self.order.try_lock()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Children> {

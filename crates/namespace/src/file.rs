@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use forebay_tiers::PfsTree;
 use forebay_types::{Attr, Errno, FileKind, Generation, Ino, ObjectId, TierId};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::NsError;
 use crate::dir::Dir;
 use crate::record::{FileRecord, Meta, Residency};
 
@@ -14,6 +16,9 @@ pub struct File {
     pub object: ObjectId,
     /// Its id in the mount.
     pub ino: Ino,
+    /// Orders what must agree with the PFS: changes of names, of attributes that the PFS has too, of
+    /// what is known to be there. Held during I/O on the PFS, taken after the order of directories.
+    naming: Mutex<()>,
     state: Mutex<FileState>,
 }
 
@@ -54,8 +59,20 @@ impl File {
         File {
             object,
             ino,
+            naming: Mutex::new(()),
             state: Mutex::new(state),
         }
+    }
+
+    /// The right to change its names and what is on the PFS. `ETIMEDOUT` if somebody has it who waits for
+    /// a PFS that is given up.
+    pub(crate) fn naming(&self, pfs: &PfsTree) -> Result<MutexGuard<'_, ()>, NsError> {
+        Ok(pfs.pulse().lock(&self.naming)?)
+    }
+
+    /// The same if it is to be had now; while the PFS answers, that is soon.
+    pub(crate) fn try_naming(&self, pfs: &PfsTree) -> Option<MutexGuard<'_, ()>> {
+        pfs.pulse().try_lock(&self.naming)
     }
 
     /// The state. Hold it briefly: no I/O on the PFS meanwhile. Taken after a directory's lock.

@@ -75,8 +75,8 @@ impl Namespace {
             true => Vec::new(),
             false => self.load_xattrs(dir, name)?,
         };
-        let mut children = dir.lock();
-        if children.contains_key(name) {
+        let _order = dir.order(&self.pfs)?;
+        if dir.child(name).is_some() {
             return Err(Errno::EEXIST.into());
         }
         let now = self.pfs.stat(&self.open_dir(dir)?, name)?;
@@ -115,8 +115,7 @@ impl Namespace {
         self.put_dirs(&mut batch, dir)?;
         self.put_file(&mut batch, &file, &file.lock())?;
         self.commit(batch)?;
-        children.insert(name.into(), file.clone());
-        drop(children);
+        dir.lock().insert(name.into(), file.clone());
         self.dirs_written(dir);
         self.table.lock().replace(ino, Node::File(file.clone()));
         Ok(file)
@@ -245,7 +244,8 @@ impl Namespace {
         itself: Option<(&PfsDir, &[u8])>,
     ) -> Result<Placed, NsError> {
         let source = itself.unwrap_or((&demotion.handle, &demotion.temporary));
-        let _children = demotion.dir.lock();
+        let _order = demotion.dir.order(&self.pfs)?;
+        let _naming = demotion.file.naming(&self.pfs)?;
         let expected = {
             let state = demotion.file.lock();
             let here = state.names.first().is_some_and(|(dir, name)| {
@@ -274,14 +274,6 @@ impl Namespace {
         } else {
             RenameMode::NoReplace
         };
-        // Changes of attributes between the rename and the new state would be lost with the object.
-        let held = itself.map(|_| demotion.file.lock());
-        if held
-            .as_ref()
-            .is_some_and(|state| state.generation() != demotion.generation)
-        {
-            return Ok(Placed::Superseded);
-        }
         match self
             .pfs
             .rename(source.0, source.1, &demotion.handle, &demotion.name, mode)
@@ -292,12 +284,12 @@ impl Namespace {
             }
             Err(e) => return Err(e.into()),
         }
-        // Names in other directories come and go; with the state held, only those that are there now
-        // are published.
-        let mut state = held.unwrap_or_else(|| demotion.file.lock());
-        let linked = self.place_links(demotion, &state.names);
+        // Names in other directories come and go, but not before this is over.
+        let names = demotion.file.lock().names.clone();
+        let linked = self.place_links(demotion, &names);
         let stat = self.pfs.stat(&demotion.handle, &demotion.name)?;
         // From here on an unlink or rename must act on the PFS too.
+        let mut state = demotion.file.lock();
         state.residency.published = Some((&stat).into());
         state.residency.clean |= itself.is_some();
         linked.map(|()| Placed::Published)
@@ -380,6 +372,8 @@ impl Namespace {
 
     /// Our version is on the PFS under another name: this name is the outsider's from now on.
     pub fn yield_name(&self, demotion: &Demotion) -> Result<(), NsError> {
+        let _order = demotion.dir.order(&self.pfs)?;
+        let _naming = demotion.file.naming(&self.pfs)?;
         let mut children = demotion.dir.lock();
         let mut state = demotion.file.lock();
         state.demoting = false;
@@ -415,6 +409,12 @@ impl Namespace {
         let mut dirs: Vec<Arc<Dir>> = names.iter().map(|(dir, _)| dir.clone()).collect();
         dirs.sort_by_key(|dir| dir.key);
         dirs.dedup_by_key(|dir| dir.key);
+        let orders: Option<Vec<_>> = dirs.iter().map(|dir| dir.try_order(&self.pfs)).collect();
+        let naming = orders.as_ref().and(file.try_naming(&self.pfs));
+        if naming.is_none() {
+            // Somebody waits for the PFS with it.
+            return Ok(false);
+        }
         let mut children: Vec<_> = dirs.iter().map(|dir| dir.lock()).collect();
         let mut state = file.lock();
         let same = |a: &(Arc<Dir>, Box<[u8]>), b: &(Arc<Dir>, Box<[u8]>)| {
@@ -465,6 +465,7 @@ impl Namespace {
     /// The file's data is gone from the burst buffer through no order of ours (memory after a
     /// reboot, a lost device): its record goes too.
     pub fn disown(&self, file: &Arc<File>) -> Result<(), NsError> {
+        let _naming = file.naming(&self.pfs)?;
         let names = file.lock().names.clone();
         for (dir, name) in &names {
             dir.lock().remove(name);

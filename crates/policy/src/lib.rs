@@ -12,6 +12,7 @@
 //! | Which application, which version? | [`series`] |
 //! | Which version is complete, which outdated, how large will a file be? | [`version`] |
 //! | What does fsync promise? | [`durability`] |
+//! | Does the PFS answer? | [`health`] |
 //! | Where does a new file go, and how much space is set aside? | [`placement`] |
 //! | How much will be written? | [`forecast`] |
 //! | Who does I/O now? | [`schedule`], [`share`] |
@@ -22,6 +23,7 @@
 pub mod demotion;
 pub mod durability;
 pub mod forecast;
+pub mod health;
 pub mod mtbf;
 mod named;
 pub mod placement;

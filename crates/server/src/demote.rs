@@ -122,10 +122,10 @@ fn begin(core: &Core, object: ObjectId) -> Option<Demotion> {
         core.drain.finished(object, false, false);
         return None;
     };
-    let shard = core.opens.shard(file.ino);
+    let claim = core.opens.claim(file.ino);
     // A file under unseen writing is marked so, and is not begun.
     let begun = core.ns.begin_demotion(&file);
-    drop(shard);
+    drop(claim);
     match begun {
         Ok(Some(demotion)) => Some(demotion),
         Ok(None) => {
@@ -448,8 +448,8 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
         other => other.map_err(on_pfs("reading it back"))?,
     };
     // Until the object is the file on the PFS and its record is gone, nobody opens it.
-    let shard = core.opens.shard(demotion.file.ino);
-    if shard.contains_key(&demotion.file.ino) || !core.ns.is_current(demotion) {
+    let claim = core.opens.claim(demotion.file.ino);
+    if claim.is_open() || !core.ns.is_current(demotion) {
         return Err(Failure::Superseded);
     }
     become_plain(core, demotion, &file)?;
@@ -475,7 +475,7 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
         }
     }
     core.evict_unopened(&demotion.file);
-    drop(shard);
+    drop(claim);
     core.wake_collector();
     Ok(())
 }

@@ -296,13 +296,13 @@ impl Core {
         if set.size.is_none() && !times {
             return Ok(());
         }
-        let shard = self.opens.shard(file.ino);
-        let Some(open) = shard.get(&file.ino).cloned() else {
-            // With the shard held, it is neither opened nor evicted meanwhile.
+        let claim = self.opens.claim(file.ino);
+        let Some(open) = claim.open() else {
+            // With the claim held, it is neither opened nor evicted meanwhile.
             let object = self.tiers.open_object(file.tier(), file.object)?;
             return self.change_closed(file, &*object, set);
         };
-        drop(shard);
+        drop(claim);
         self.prepare_change(&open, set.size == Some(0))?;
         if set.size.is_some() {
             self.drain.foreground();

@@ -101,8 +101,8 @@ impl Core {
         let open = Arc::new(OpenFile::new(attr.ino, target, descriptor.is_some()));
         open.lease_bytes
             .store(lease.unwrap_or(0), Ordering::Release);
-        let mut shard = self.opens.shard(attr.ino);
-        let handle = self.opens.add(&mut shard, &open, flags);
+        let claim = self.opens.claim(attr.ino);
+        let handle = self.opens.add(&claim, &open, flags);
         Ok((attr, opened(handle, &open), descriptor))
     }
 
@@ -127,11 +127,11 @@ impl Core {
 
     /// Opens a file for whatever `flags` say.
     pub fn open(&self, ino: Ino, flags: OpenFlags, local: bool) -> OpenResult {
-        let mut shard = self.opens.shard(ino);
-        if let Some(open) = shard.get(&ino).cloned() {
-            let handle = self.opens.add(&mut shard, &open, flags);
+        let claim = self.opens.claim(ino);
+        if let Some(open) = claim.open() {
+            let handle = self.opens.add(&claim, &open, flags);
             let joined = self.join(&open, flags);
-            drop(shard);
+            drop(claim);
             return match joined {
                 Ok(descriptor) => Ok((opened(handle, &open), descriptor)),
                 Err(errno) => {
@@ -153,7 +153,7 @@ impl Core {
             false => None,
         };
         let open = Arc::new(open);
-        let handle = self.opens.add(&mut shard, &open, flags);
+        let handle = self.opens.add(&claim, &open, flags);
         Ok((opened(handle, &open), descriptor))
     }
 
@@ -289,8 +289,8 @@ impl Core {
     /// Closes a handle.
     pub fn release(&self, handle: Handle) -> Result<(), Errno> {
         let (open, flags) = self.opens.remove(handle)?;
-        let mut shard = self.opens.shard(open.ino);
-        let left = self.opens.drop_count(&mut shard, &open, flags);
+        let claim = self.opens.claim(open.ino);
+        let left = self.opens.drop_count(&claim, &open, flags);
         let target = open.target.read().clone();
         let Target::Buffer { file, object, tier } = target else {
             return Ok(());
@@ -299,7 +299,7 @@ impl Core {
         if flags.writes() && left.writers == 0 {
             result = self.last_writer_closed(&open, &file, &*object, tier);
         }
-        drop(shard);
+        drop(claim);
         if left.opens == 0 {
             self.leave_overflow(&file);
             if file.lock().is_unlinked() {

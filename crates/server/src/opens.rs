@@ -1,6 +1,6 @@
 //! Open files.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use forebay_namespace::{File, PlainNode, Published};
 use forebay_tiers::{FileObject, Object, ObjectStat};
 use forebay_types::{Errno, Generation, Handle, Ino, OpenFlags, TierId};
 use forebay_wire::Dirent;
-use parking_lot::{Mutex, MutexGuard, RwLock};
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 /// Locks are spread over so many shards by id.
 const SHARDS: usize = 64;
@@ -118,11 +118,58 @@ enum Entry {
     Dir(Arc<Vec<Dirent>>),
 }
 
-type ByIno = HashMap<Ino, Arc<OpenFile>>;
+#[derive(Default)]
+struct ByIno {
+    open: HashMap<Ino, Arc<OpenFile>>,
+    claimed: HashSet<Ino>,
+}
+
+#[derive(Default)]
+struct Shard {
+    by_ino: Mutex<ByIno>,
+    freed: Condvar,
+}
+
+impl Shard {
+    /// With nobody's claim on `ino`.
+    fn unclaimed(&self, ino: Ino) -> MutexGuard<'_, ByIno> {
+        let mut by_ino = self.by_ino.lock();
+        while by_ino.claimed.contains(&ino) {
+            self.freed.wait(&mut by_ino);
+        }
+        by_ino
+    }
+}
+
+/// The right to open and close one file: nobody else does while it lives. It may be held during I/O,
+/// also on the PFS, for only those wait who want the same file.
+pub struct Claim<'a> {
+    shard: &'a Shard,
+    ino: Ino,
+}
+
+impl Claim<'_> {
+    /// The file, if it is open.
+    pub fn open(&self) -> Option<Arc<OpenFile>> {
+        self.shard.by_ino.lock().open.get(&self.ino).cloned()
+    }
+
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        self.shard.by_ino.lock().open.contains_key(&self.ino)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.shard.by_ino.lock().claimed.remove(&self.ino);
+        self.shard.freed.notify_all();
+    }
+}
 
 /// All open files and directories.
 pub struct OpenTable {
-    by_ino: Vec<Mutex<ByIno>>,
+    by_ino: Vec<Shard>,
     handles: Vec<Mutex<HashMap<Handle, Entry>>>,
     next: AtomicU64,
     files: AtomicU64,
@@ -132,21 +179,40 @@ impl OpenTable {
     /// Nothing is open.
     pub fn new() -> OpenTable {
         OpenTable {
-            by_ino: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            by_ino: (0..SHARDS).map(|_| Shard::default()).collect(),
             handles: (0..SHARDS).map(|_| Mutex::default()).collect(),
             next: AtomicU64::new(1),
             files: AtomicU64::new(0),
         }
     }
 
-    /// Locks the files whose ids share a shard with `ino`: nobody opens or closes it meanwhile.
-    pub fn shard(&self, ino: Ino) -> MutexGuard<'_, ByIno> {
-        self.by_ino[ino.0 as usize % SHARDS].lock()
+    fn shard(&self, ino: Ino) -> &Shard {
+        &self.by_ino[ino.0 as usize % SHARDS]
     }
 
-    /// The open file with this id.
+    /// Waits until nobody opens or closes this file; nobody else will while the claim lives.
+    pub fn claim(&self, ino: Ino) -> Claim<'_> {
+        let shard = self.shard(ino);
+        shard.unclaimed(ino).claimed.insert(ino);
+        Claim { shard, ino }
+    }
+
+    /// The same if nobody has it now.
+    pub fn try_claim(&self, ino: Ino) -> Option<Claim<'_>> {
+        let shard = self.shard(ino);
+        let fresh = shard.by_ino.lock().claimed.insert(ino);
+        fresh.then_some(Claim { shard, ino })
+    }
+
+    /// The open file with this id. Waits for who is just opening or closing it.
     pub fn by_ino(&self, ino: Ino) -> Option<Arc<OpenFile>> {
-        self.shard(ino).get(&ino).cloned()
+        self.shard(ino).unclaimed(ino).open.get(&ino).cloned()
+    }
+
+    /// The same without waiting: what is just being opened or closed is open.
+    pub fn is_open_now(&self, ino: Ino) -> bool {
+        let by_ino = self.shard(ino).by_ino.lock();
+        by_ino.claimed.contains(&ino) || by_ino.open.contains_key(&ino)
     }
 
     fn handles(&self, handle: Handle) -> MutexGuard<'_, HashMap<Handle, Entry>> {
@@ -159,14 +225,16 @@ impl OpenTable {
         handle
     }
 
-    /// Adds a handle to a file; the caller holds its shard.
-    pub fn add(&self, shard: &mut ByIno, file: &Arc<OpenFile>, flags: OpenFlags) -> Handle {
+    /// Adds a handle to a file that the caller has claimed.
+    pub fn add(&self, claim: &Claim<'_>, file: &Arc<OpenFile>, flags: OpenFlags) -> Handle {
         {
             let mut counts = file.counts.lock();
             counts.opens += 1;
             counts.writers += u32::from(flags.writes());
         }
-        shard.insert(file.ino, file.clone());
+        let mut by_ino = claim.shard.by_ino.lock();
+        by_ino.open.insert(file.ino, file.clone());
+        drop(by_ino);
         self.files.fetch_add(1, Ordering::Relaxed);
         self.insert(Entry::File(file.clone(), flags))
     }
@@ -179,7 +247,7 @@ impl OpenTable {
         }
     }
 
-    /// Removes a handle. The caller then takes the file's shard and finishes with [`Self::drop_count`].
+    /// Removes a handle. The caller then claims the file and finishes with [`Self::drop_count`].
     pub fn remove(&self, handle: Handle) -> Result<(Arc<OpenFile>, OpenFlags), Errno> {
         let mut handles = self.handles(handle);
         match handles.remove(&handle) {
@@ -196,12 +264,12 @@ impl OpenTable {
     }
 
     /// Counts one handle less; with the last, the file leaves the table.
-    pub fn drop_count(&self, shard: &mut ByIno, file: &Arc<OpenFile>, flags: OpenFlags) -> Counts {
+    pub fn drop_count(&self, claim: &Claim<'_>, file: &Arc<OpenFile>, flags: OpenFlags) -> Counts {
         let mut counts = file.counts.lock();
         counts.opens -= 1;
         counts.writers -= u32::from(flags.writes());
         if counts.opens == 0 {
-            shard.remove(&file.ino);
+            claim.shard.by_ino.lock().open.remove(&file.ino);
         }
         *counts
     }
@@ -246,7 +314,7 @@ impl OpenTable {
     /// Visits all open files.
     pub fn each(&self, mut visit: impl FnMut(&Arc<OpenFile>)) {
         for shard in &self.by_ino {
-            let files: Vec<_> = shard.lock().values().cloned().collect();
+            let files: Vec<_> = shard.by_ino.lock().open.values().cloned().collect();
             files.iter().for_each(&mut visit);
         }
     }

@@ -94,7 +94,7 @@ impl Core {
                 let r = &state.residency;
                 r.tier == tier && r.clean && !r.writing && !state.demoting && !state.is_unlinked()
             };
-            if eligible && self.opens.by_ino(file.ino).is_none() {
+            if eligible && !self.opens.is_open_now(file.ino) {
                 let bytes = self.ledger.used_bytes(file.object);
                 let candidate = self.apps.candidate(file.object, bytes, false);
                 clean.extend(CleanCandidate::new(candidate, PolicyResidency::Clean));
@@ -105,15 +105,18 @@ impl Core {
 
     /// Drops a clean copy that nobody has open. Answers with the bytes freed, or `None` if it stays.
     pub fn evict(&self, file: &Arc<File>) -> Option<u64> {
-        let shard = self.opens.shard(file.ino);
-        if shard.contains_key(&file.ino) {
+        let claim = match self.ns.pfs().pulse().is_silent() {
+            // Who has it may wait for the PFS.
+            true => self.opens.try_claim(file.ino)?,
+            false => self.opens.claim(file.ino),
+        };
+        if claim.is_open() {
             return None;
         }
         self.evict_unopened(file)
     }
 
-    /// The same for callers who hold the file's shard of the open files and have seen that it is
-    /// not among them.
+    /// The same for callers who have claimed the file and seen that it is not open.
     pub fn evict_unopened(&self, file: &Arc<File>) -> Option<u64> {
         let bytes = self.ledger.used_bytes(file.object);
         match self.ns.evict(file) {

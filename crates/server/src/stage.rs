@@ -165,13 +165,13 @@ impl Core {
             return Err(Errno::ENOSPC);
         }
         let copied = self.copy_object(file, &*source, dram)?;
-        let shard = self.opens.shard(file.ino);
-        if shard.contains_key(&file.ino) || !self.ns.migrated(file, generation, dram, false)? {
-            drop(shard);
+        let claim = self.opens.claim(file.ino);
+        if claim.is_open() || !self.ns.migrated(file, generation, dram, false)? {
+            drop(claim);
             self.remove_left_behind(file, dram);
             return Ok(false);
         }
-        drop(shard);
+        drop(claim);
         self.ledger
             .settle(file.object, dram, copied.stat()?.allocated_bytes, false);
         self.remove_left_behind(file, tier);

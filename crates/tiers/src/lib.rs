@@ -17,6 +17,7 @@ mod null;
 mod object;
 mod pfs;
 mod publish;
+mod pulse;
 #[doc(hidden)]
 pub mod testing;
 mod tier;
@@ -32,4 +33,5 @@ pub use null::NullTier;
 pub use object::{Allocate, Object, ObjectStat, Seek};
 pub use pfs::{PfsDir, PfsEntry, PfsId, PfsStat, PfsTree, RenameMode};
 pub use publish::{MetadataWarning, apply_metadata};
+pub use pulse::Pulse;
 pub use tier::{Space, Tier, TierKind};

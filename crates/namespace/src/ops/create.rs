@@ -113,6 +113,7 @@ impl Namespace {
     }
 
     fn insert_new(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {
+        let _order = dir.order(&self.pfs)?;
         let mut children = dir.lock();
         if dir.removed.load(Ordering::Acquire) {
             return Err(Errno::ENOENT.into());

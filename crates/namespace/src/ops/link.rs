@@ -25,15 +25,15 @@ impl Namespace {
             Node::Plain(plain) => {
                 self.stat_plain(&plain)?;
                 let dir = self.dir(parent)?;
-                let children = dir.lock();
-                if children.contains_key(name) {
+                let order = dir.order(&self.pfs)?;
+                if dir.child(name).is_some() {
                     return Err(Errno::EEXIST.into());
                 }
                 let from = self.open_dir(&plain.parent)?;
                 let to = self.open_dir(&dir)?;
                 self.pfs.link(&from, &plain.name, &to, name)?;
                 dir.note_present(name);
-                drop(children);
+                drop(order);
                 let stat = self.pfs.stat(&to, name)?;
                 Ok(self.meet(&dir, name, &stat, true))
             }
@@ -44,8 +44,9 @@ impl Namespace {
     fn link_file(&self, file: &Arc<File>, parent: Ino, name: &[u8]) -> Result<Attr, NsError> {
         let dir = self.dir(parent)?;
         let to = self.open_dir(&dir)?;
-        let mut children = dir.lock();
-        if children.contains_key(name) {
+        let _order = dir.order(&self.pfs)?;
+        let _naming = file.naming(&self.pfs)?;
+        if dir.child(name).is_some() {
             return Err(Errno::EEXIST.into());
         }
         match self.pfs.stat(&to, name) {
@@ -53,18 +54,28 @@ impl Namespace {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
             Err(e) => return Err(e.into()),
         }
-        let mut state = file.lock();
-        let Some((first_dir, first_name)) = state.names.first().cloned() else {
+        let (first, names, published) = {
+            let state = file.lock();
+            let first = state.names.first().cloned();
+            (first, state.names.len(), state.residency.published)
+        };
+        let Some((first_dir, first_name)) = first else {
             return Err(Errno::ENOENT.into());
         };
-        if state.names.len() >= NAMES_MAX {
+        if names >= NAMES_MAX {
             return Err(Errno::EMLINK.into());
         }
-        if state.residency.published.is_some() {
-            let from = self.open_dir(&first_dir)?;
-            self.pfs.link(&from, &first_name, &to, name)?;
-            state.residency.published = Some((&self.pfs.stat(&to, name)?).into());
-        }
+        let published = match published {
+            Some(_) => {
+                let from = self.open_dir(&first_dir)?;
+                self.pfs.link(&from, &first_name, &to, name)?;
+                Some((&self.pfs.stat(&to, name)?).into())
+            }
+            None => None,
+        };
+        let mut children = dir.lock();
+        let mut state = file.lock();
+        state.residency.published = published;
         state.names.push((dir.clone(), name.into()));
         state.meta.ctime = TimeSpec::now();
         if state.is_dirty() {

@@ -135,6 +135,9 @@ impl Namespace {
         file: &Arc<File>,
         published: Option<Published>,
     ) -> Result<bool, NsError> {
+        // Whoever has just changed it there is done then.
+        let _order = dir.order(&self.pfs)?;
+        let _naming = file.naming(&self.pfs)?;
         let mut children = dir.lock();
         let mut state = file.lock();
         let unchanged = state.residency.clean && state.residency.published == published;

@@ -58,8 +58,8 @@ impl Namespace {
         let dir = self.dir(parent)?;
         let handle = self.open_dir(&dir)?;
         {
-            let children = dir.lock();
-            if children.contains_key(name) {
+            let _order = dir.order(&self.pfs)?;
+            if dir.child(name).is_some() {
                 return Err(Errno::EEXIST.into());
             }
             make(&self.pfs, &handle)?;

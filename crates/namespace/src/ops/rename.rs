@@ -18,7 +18,7 @@ use forebay_wire::RenameMode;
 use parking_lot::MutexGuard;
 
 use crate::dir::{Children, Dir};
-use crate::record::{self, RenameIntent};
+use crate::record::{self, Published, RenameIntent};
 use crate::{File, FileState, Namespace, NsError};
 
 /// Children of one or two directories, locked in the order of their keys.
@@ -116,9 +116,11 @@ impl Namespace {
             return Err(Errno::EPERM.into());
         }
         let (from_dir, to_dir) = (self.dir(parent)?, self.dir(new_parent)?);
-        let mut locked = Locked::new(&from_dir, &to_dir);
-        let from = self.end(&from_dir, name, locked.from.get(name).cloned())?;
-        let to = self.end(&to_dir, new_name, locked.to().get(new_name).cloned())?;
+        let orders = self.orders(&from_dir, &to_dir)?;
+        let files = (from_dir.child(name), to_dir.child(new_name));
+        let _namings = self.namings(files.0.as_ref(), files.1.as_ref())?;
+        let from = self.end(&from_dir, name, files.0.clone())?;
+        let to = self.end(&to_dir, new_name, files.1.clone())?;
         if from.file.is_none() && from.stat.is_none() {
             return Err(Errno::ENOENT.into());
         }
@@ -127,16 +129,46 @@ impl Namespace {
             RenameMode::NoReplace if target_exists => return Err(Errno::EEXIST.into()),
             RenameMode::Exchange if !target_exists => return Err(Errno::ENOENT.into()),
             RenameMode::Exchange => {
-                self.exchange(&mut locked, &from, &to)?;
+                self.exchange(&from, &to)?;
                 None
             }
-            _ => self.replace(&mut locked, &from, &to, recheck)?,
+            _ => self.replace(&from, &to, recheck)?,
         };
         to_dir.note_present(new_name);
-        drop(locked);
+        drop(orders);
         from_dir.touch();
         to_dir.touch();
         Ok(replaced)
+    }
+
+    /// The right to change names in both, taken in the order of their keys.
+    fn orders<'a>(
+        &self,
+        a: &'a Arc<Dir>,
+        b: &'a Arc<Dir>,
+    ) -> Result<[Option<MutexGuard<'a, ()>>; 2], NsError> {
+        if Arc::ptr_eq(a, b) {
+            return Ok([Some(a.order(&self.pfs)?), None]);
+        }
+        let (first, second) = if a.key < b.key { (a, b) } else { (b, a) };
+        let first = first.order(&self.pfs)?;
+        Ok([Some(first), Some(second.order(&self.pfs)?)])
+    }
+
+    /// The same for two files, in the order of their objects.
+    fn namings<'a>(
+        &self,
+        a: Option<&'a Arc<File>>,
+        b: Option<&'a Arc<File>>,
+    ) -> Result<[Option<MutexGuard<'a, ()>>; 2], NsError> {
+        let (first, second) = match (a, b) {
+            (Some(a), Some(b)) if a.object > b.object => (Some(b), Some(a)),
+            (Some(a), Some(b)) if a.object == b.object => (Some(a), None),
+            both => both,
+        };
+        let naming = |file: Option<&'a Arc<File>>| file.map(|f| f.naming(&self.pfs)).transpose();
+        let first = naming(first)?;
+        Ok([first, naming(second)?])
     }
 
     fn end(&self, dir: &Arc<Dir>, name: &[u8], file: Option<Arc<File>>) -> Result<End, NsError> {
@@ -155,13 +187,7 @@ impl Namespace {
         })
     }
 
-    fn replace(
-        &self,
-        locked: &mut Locked<'_>,
-        from: &End,
-        to: &End,
-        recheck: bool,
-    ) -> Result<Option<Arc<File>>, NsError> {
+    fn replace(&self, from: &End, to: &End, recheck: bool) -> Result<Option<Arc<File>>, NsError> {
         if let (Some(a), Some(b)) = (&from.file, &to.file)
             && Arc::ptr_eq(a, b)
         {
@@ -169,9 +195,9 @@ impl Namespace {
         }
         self.check_kinds(from, to)?;
         if from.on_pfs() {
-            self.replace_on_pfs(locked, from, to)?;
+            self.replace_on_pfs(from, to)?;
         } else if let Some(file) = from.file.clone() {
-            self.replace_in_buffer(locked, &file, from, to, recheck)?;
+            self.replace_in_buffer(&file, from, to, recheck)?;
         }
         Ok(to.file.clone())
     }
@@ -202,12 +228,13 @@ impl Namespace {
     /// The file is only in the burst buffer.
     fn replace_in_buffer(
         &self,
-        locked: &mut Locked<'_>,
         file: &Arc<File>,
         from: &End,
         to: &End,
         recheck: bool,
     ) -> Result<(), NsError> {
+        let left = self.left_of_replaced(to);
+        let mut locked = Locked::new(&from.dir, &to.dir);
         let mut batch = Batch::new();
         let inherited = match &to.file {
             Some(old) => old.lock().residency.published,
@@ -228,7 +255,7 @@ impl Namespace {
         state.meta.ctime = TimeSpec::now();
         let committed = self.put_dirs(&mut batch, &to.dir).and_then(|()| {
             self.put_file(&mut batch, file, &state)?;
-            let garbage = self.drop_replaced(&mut batch, to)?;
+            let garbage = self.drop_replaced(&mut batch, to, left)?;
             self.commit(batch)?;
             Ok(garbage)
         });
@@ -252,6 +279,7 @@ impl Namespace {
             .for_each(|garbage| self.add_garbage(garbage));
         locked.from.remove(&from.name);
         locked.to().insert(to.name.clone(), file.clone());
+        drop(locked);
         match to
             .stat
             .as_ref()
@@ -270,14 +298,18 @@ impl Namespace {
         state.residency.published = None;
         self.save(file, &state, Durability::Buffered)?;
         drop(state);
-        match &to.file {
-            Some(old) => {
-                let mut state = old.lock();
-                self.follow_links(&mut state);
-                self.save(old, &state, Durability::Buffered)
-            }
-            None => Ok(()),
-        }
+        let Some(old) = &to.file else {
+            return Ok(());
+        };
+        let left = self.left_of_replaced(to);
+        let mut state = old.lock();
+        state.residency.published = left.or(state.residency.published);
+        self.save(old, &state, Durability::Buffered)
+    }
+
+    /// What the PFS shows of the file whose name is being replaced under another of its names.
+    fn left_of_replaced(&self, to: &End) -> Option<Published> {
+        self.published_without(to.file.as_ref()?, &to.dir, &to.name)
     }
 
     /// The older version on the PFS, which the file's next demotion would replace, goes at once:
@@ -286,13 +318,14 @@ impl Namespace {
         let Some((dir, name)) = file.lock().names.first().cloned() else {
             return Ok(());
         };
-        let _children = dir.lock();
-        let mut state = file.lock();
-        let here = matches!(&state.names[..], [(d, n)] if Arc::ptr_eq(d, &dir) && *n == name);
-        let older = state
-            .residency
-            .published
-            .filter(|_| here && state.is_dirty());
+        let _order = dir.order(&self.pfs)?;
+        let _naming = file.naming(&self.pfs)?;
+        let older = {
+            let state = file.lock();
+            let here = matches!(&state.names[..], [(d, n)] if Arc::ptr_eq(d, &dir) && *n == name);
+            let published = state.residency.published;
+            published.filter(|_| here && state.is_dirty())
+        };
         let Some(older) = older else {
             return Ok(());
         };
@@ -304,11 +337,33 @@ impl Namespace {
         {
             self.pfs.unlink(&handle, &name)?;
         }
+        let mut state = file.lock();
         state.residency.published = None;
         self.save(file, &state, Durability::Buffered)
     }
 
-    /// A name less has changed the ctime that the PFS shows under the others.
+    /// What the PFS shows of a file under one of its names other than this: a name less has changed
+    /// the ctime. `None` if it has no other, or is not there.
+    pub(crate) fn published_without(
+        &self,
+        file: &File,
+        dir: &Arc<Dir>,
+        name: &[u8],
+    ) -> Option<Published> {
+        let (other, other_name) = {
+            let state = file.lock();
+            state.residency.published?;
+            let is_it =
+                |place: &&(Arc<Dir>, Box<[u8]>)| Arc::ptr_eq(&place.0, dir) && *place.1 == *name;
+            state.names.iter().find(|place| !is_it(place)).cloned()?
+        };
+        let handle = self.open_dir(&other).ok()?;
+        let stat = self.pfs.stat(&handle, &other_name).ok()?;
+        Some((&stat).into())
+    }
+
+    /// A name less has changed the ctime that the PFS shows under the others. For a start, when nobody
+    /// else is there.
     pub(crate) fn follow_links(&self, state: &mut FileState) {
         if state.residency.published.is_some()
             && let Some((dir, name)) = state.names.first()
@@ -323,6 +378,7 @@ impl Namespace {
         &self,
         batch: &mut Batch,
         to: &End,
+        left: Option<Published>,
     ) -> Result<Option<crate::Garbage>, NsError> {
         let Some(old) = &to.file else {
             return Ok(None);
@@ -332,7 +388,7 @@ impl Namespace {
             state
                 .names
                 .retain(|(d, n)| !(Arc::ptr_eq(d, &to.dir) && *n == to.name));
-            self.follow_links(&mut state);
+            state.residency.published = left.or(state.residency.published);
             self.put_file(batch, old, &state)?;
             return Ok(None);
         }
@@ -343,7 +399,7 @@ impl Namespace {
     }
 
     /// What moves is on the PFS, and perhaps in the burst buffer too.
-    fn replace_on_pfs(&self, locked: &mut Locked<'_>, from: &End, to: &End) -> Result<(), NsError> {
+    fn replace_on_pfs(&self, from: &End, to: &End) -> Result<(), NsError> {
         let Some(stat) = &from.stat else {
             return Err(Errno::ENOENT.into());
         };
@@ -388,23 +444,22 @@ impl Namespace {
             }
             return Err(error.into());
         }
-        self.after_pfs_rename(
-            locked,
-            from,
-            to,
-            moved_dir,
-            needs_intent.then_some(sequence),
-        )
+        self.after_pfs_rename(from, to, moved_dir, needs_intent.then_some(sequence))
     }
 
     fn after_pfs_rename(
         &self,
-        locked: &mut Locked<'_>,
         from: &End,
         to: &End,
         moved_dir: Option<Arc<Dir>>,
         sequence: Option<u64>,
     ) -> Result<(), NsError> {
+        let moved = match from.file {
+            Some(_) => self.pfs.stat(&to.handle, &to.name).ok(),
+            None => None,
+        };
+        let left = self.left_of_replaced(to);
+        let mut locked = Locked::new(&from.dir, &to.dir);
         let mut batch = Batch::new();
         if let Some(sequence) = sequence {
             batch.delete(record::rename_key(sequence));
@@ -419,8 +474,8 @@ impl Namespace {
         if let Some(file) = &from.file {
             let mut state = file.lock();
             rename_in(&mut state.names, &from.place(), to.place());
-            if let Ok(stat) = self.pfs.stat(&to.handle, &to.name) {
-                state.residency.published = Some((&stat).into());
+            if let Some(stat) = &moved {
+                state.residency.published = Some(stat.into());
             }
             if state.is_dirty() {
                 state.residency.generation = state.residency.generation.next();
@@ -434,7 +489,7 @@ impl Namespace {
             plain.parent = to.dir.clone();
             plain.name = to.name.clone();
         }
-        let garbage = self.drop_replaced(&mut batch, to)?;
+        let garbage = self.drop_replaced(&mut batch, to, left)?;
         // The PFS has it: memory follows even if the record could not be written (the intent will).
         locked.from.remove(&from.name);
         locked.to().remove(&to.name);
@@ -464,7 +519,7 @@ impl Namespace {
 
     /// Swaps two names. No intent: if a crash comes between, clean copies no longer match the PFS
     /// and are dropped, and dirty ones show as conflicts with both versions kept.
-    fn exchange(&self, locked: &mut Locked<'_>, from: &End, to: &End) -> Result<(), NsError> {
+    fn exchange(&self, from: &End, to: &End) -> Result<(), NsError> {
         match (from.on_pfs(), to.on_pfs()) {
             (true, true) => {
                 self.pfs.rename(
@@ -495,11 +550,19 @@ impl Namespace {
             }
             (false, false) => {}
         }
+        let ends = [(from, to), (to, from)].map(|(end, other)| {
+            let there = match &end.file {
+                Some(_) => self.pfs.stat(&other.handle, &other.name).ok(),
+                None => None,
+            };
+            (end, other, there)
+        });
+        let mut locked = Locked::new(&from.dir, &to.dir);
         let mut batch = Batch::new();
         self.put_dirs(&mut batch, &from.dir)?;
         self.put_dirs(&mut batch, &to.dir)?;
-        for (end, other) in [(from, to), (to, from)] {
-            self.exchange_end(&mut batch, end, other)?;
+        for (end, other, there) in ends {
+            self.exchange_end(&mut batch, end, other, there)?;
         }
         locked.from.remove(&from.name);
         locked.to().remove(&to.name);
@@ -515,12 +578,18 @@ impl Namespace {
         Ok(())
     }
 
-    fn exchange_end(&self, batch: &mut Batch, end: &End, other: &End) -> Result<(), NsError> {
+    fn exchange_end(
+        &self,
+        batch: &mut Batch,
+        end: &End,
+        other: &End,
+        there: Option<PfsStat>,
+    ) -> Result<(), NsError> {
         if let Some(file) = &end.file {
             let mut state = file.lock();
             rename_in(&mut state.names, &end.place(), other.place());
             if state.residency.published.is_some()
-                && let Ok(stat) = self.pfs.stat(&other.handle, &other.name)
+                && let Some(stat) = there
             {
                 state.residency.published = Some((&stat).into());
             }

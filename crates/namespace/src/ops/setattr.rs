@@ -58,21 +58,22 @@ impl Namespace {
     }
 
     fn setattr_file(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), NsError> {
-        let name = file.lock().names.first().cloned();
-        let Some((dir, name)) = name else {
-            file.lock().apply(set);
+        // It keeps a demotion from publishing between the two changes.
+        let _naming = file.naming(&self.pfs)?;
+        let mut state = file.lock();
+        let Some((dir, name)) = state.names.first().cloned() else {
+            state.apply(set);
             return Ok(());
         };
-        // The directory's lock keeps a demotion from publishing between the two changes.
-        let _children = dir.lock();
-        let mut state = file.lock();
-        let current = state.residency.clean && !state.is_unlinked();
-        if current {
+        if state.residency.clean {
+            drop(state);
             let handle = self.open_dir(&dir)?;
             self.pfs.set_attr(&handle, &name, FileKind::Regular, set)?;
             let stat = self.pfs.stat(&handle, &name)?;
+            state = file.lock();
             state.residency.published = Some(Published::from(&stat));
-        } else if !state.is_unlinked() {
+        }
+        if state.is_dirty() {
             // A copy under way would carry the old attributes.
             let residency = &mut state.residency;
             residency.generation = residency.generation.next();

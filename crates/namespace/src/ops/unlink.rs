@@ -3,17 +3,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use forebay_kv::{Batch, Durability};
 use forebay_tiers::PfsDir;
 use forebay_types::{Errno, Ino, TimeSpec, check_name};
 
-use crate::dir::{Children, Dir};
+use crate::dir::Dir;
 use crate::record;
 use crate::{File, Namespace, NsError};
 
 /// A demotion that has begun makes one temporary file, and gives up when it finds it gone.
 const TEMPORARIES_TRIES: usize = 16;
+/// A directory in which names are changing is looked at again after this time.
+const CALM_AGAIN: Duration = Duration::from_millis(1);
 
 impl Namespace {
     /// Removes a name. Answers with the file, if it was in the burst buffer: its object goes when
@@ -21,27 +24,22 @@ impl Namespace {
     pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<Option<Arc<File>>, NsError> {
         check_name(name)?;
         let dir = self.dir(parent)?;
-        let mut children = dir.lock();
-        let Some(file) = children.get(name).cloned() else {
+        let order = dir.order(&self.pfs)?;
+        let Some(file) = dir.child(name) else {
             let handle = self.open_dir(&dir)?;
             self.pfs.unlink(&handle, name)?;
             return Ok(None);
         };
-        self.unlink_file(&dir, &mut children, name, &file)?;
-        drop(children);
+        self.unlink_file(&dir, name, &file)?;
+        drop(order);
         dir.touch();
         Ok(Some(file))
     }
 
-    fn unlink_file(
-        &self,
-        dir: &Arc<Dir>,
-        children: &mut Children,
-        name: &[u8],
-        file: &Arc<File>,
-    ) -> Result<(), NsError> {
-        let mut state = file.lock();
-        if state.residency.published.is_some() {
+    fn unlink_file(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {
+        let _naming = file.naming(&self.pfs)?;
+        let published = file.lock().residency.published;
+        if published.is_some() {
             let handle = self.open_dir(dir)?;
             match self.pfs.unlink(&handle, name) {
                 Ok(()) => {}
@@ -49,20 +47,16 @@ impl Namespace {
                 Err(e) => return Err(e.into()),
             }
         }
+        // The link count changed the PFS's ctime.
+        let left = self.published_without(file, dir, name);
         let mut batch = Batch::new();
+        let mut children = dir.lock();
+        let mut state = file.lock();
         let garbage = if state.names.len() > 1 {
             state
                 .names
                 .retain(|(d, n)| !(Arc::ptr_eq(d, dir) && &**n == name));
-            if let Some((other, other_name)) = state.names.first().cloned()
-                && state.residency.published.is_some()
-            {
-                // The link count changed the PFS's ctime.
-                let handle = self.open_dir(&other)?;
-                if let Ok(stat) = self.pfs.stat(&handle, &other_name) {
-                    state.residency.published = Some((&stat).into());
-                }
-            }
+            state.residency.published = left.or(published);
             self.put_file(&mut batch, file, &state)?;
             None
         } else {
@@ -83,30 +77,41 @@ impl Namespace {
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<(), NsError> {
         check_name(name)?;
         let dir = self.dir(parent)?;
-        let siblings = dir.lock();
-        if siblings.contains_key(name) {
+        while !self.rmdir_if_calm(&dir, name)? {
+            std::thread::sleep(CALM_AGAIN);
+        }
+        Ok(())
+    }
+
+    /// `false` if something is being made or removed in the directory now. Waiting for that with the
+    /// parent's order held could be waiting for somebody who waits for that.
+    fn rmdir_if_calm(&self, dir: &Arc<Dir>, name: &[u8]) -> Result<bool, NsError> {
+        let _order = dir.order(&self.pfs)?;
+        if dir.child(name).is_some() {
             return Err(Errno::ENOTDIR.into());
         }
-        let handle = self.open_dir(&dir)?;
+        let handle = self.open_dir(dir)?;
         let stat = self.pfs.stat(&handle, name)?;
         let known = self.known_dir(self.dir_key(&stat));
         // Held until it is gone, so that no file is created in it meanwhile.
-        let children = known.as_ref().map(|child| child.lock());
-        if children.as_ref().is_some_and(|c| !c.is_empty()) {
+        let below = known.as_ref().map(|child| child.order_now());
+        if matches!(below, Some(None)) {
+            return Ok(false);
+        }
+        if known.as_ref().is_some_and(|child| child.has_children()) {
             return Err(Errno::ENOTEMPTY.into());
         }
         self.without_temporaries(&handle, name, &|| self.pfs.rmdir(&handle, name))?;
-        drop(children);
-        if let Some(child) = known {
+        if let Some(child) = &known {
             child.removed.store(true, Ordering::Release);
-            self.handles.forget(&child);
+            self.handles.forget(child);
             if child.persisted.load(Ordering::Acquire) {
                 let mut batch = Batch::new();
                 batch.delete(record::dir_key(child.key));
                 self.store.commit(batch, Durability::Buffered)?;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Does what needs an empty directory on the PFS. Copies under way may have temporary files in a

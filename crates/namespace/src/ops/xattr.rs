@@ -162,6 +162,7 @@ impl Namespace {
         file: &Arc<File>,
         edit: impl FnOnce(&mut FileState) -> Result<(), Errno>,
     ) -> Result<(), NsError> {
+        let _naming = file.naming(&self.pfs)?;
         let mut state = file.lock();
         edit(&mut state)?;
         state.meta.ctime = TimeSpec::now();
@@ -174,14 +175,19 @@ impl Namespace {
         let Node::File(file) = self.node(ino)? else {
             return Ok(());
         };
+        let _naming = file.naming(&self.pfs)?;
+        let (name, clean) = {
+            let state = file.lock();
+            (state.names.first().cloned(), state.residency.clean)
+        };
+        let Some((dir, name)) = name.filter(|_| clean) else {
+            return Ok(());
+        };
+        let stat = self.pfs.stat(&self.open_dir(&dir)?, &name)?;
         let mut state = file.lock();
-        if let (Some((dir, name)), true) = (state.names.first().cloned(), state.residency.clean) {
-            let stat = self.pfs.stat(&self.open_dir(&dir)?, &name)?;
-            state.residency.published = Some((&stat).into());
-            state.meta.ctime = stat.ctime;
-            self.save(&file, &state, Durability::Buffered)?;
-        }
-        Ok(())
+        state.residency.published = Some((&stat).into());
+        state.meta.ctime = stat.ctime;
+        self.save(&file, &state, Durability::Buffered)
     }
 
     /// Brings the PFS's attributes of a clean file into its record, before it becomes dirty.

@@ -20,6 +20,7 @@ impl PfsTree {
         kind: FileKind,
         set: &SetAttr,
     ) -> io::Result<()> {
+        self.pulse.pass()?;
         let fd = open_path(dir, name)?;
         if stat_fd(fd.as_fd())?.kind() != kind {
             return Err(Errno::ESTALE.into());
@@ -29,11 +30,13 @@ impl PfsTree {
 
     /// Sets attributes of a directory.
     pub fn set_attr_dir(&self, dir: &PfsDir, set: &SetAttr) -> io::Result<()> {
+        self.pulse.pass()?;
         apply(dir.as_fd(), FileKind::Directory, set)
     }
 
     /// Sets attributes of an open regular file; for a size, it must be open for writing.
     pub fn set_attr_file(&self, file: &File, set: &SetAttr) -> io::Result<()> {
+        self.pulse.pass()?;
         if let Some(size) = set.size {
             file.set_len(size)?;
         }

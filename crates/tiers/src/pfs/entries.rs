@@ -42,6 +42,7 @@ impl PfsTree {
         uid: u32,
         gid: u32,
     ) -> io::Result<()> {
+        self.pulse.pass()?;
         let name = checked(name)?;
         rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(mode & 0o7777))?;
         let made = self.give(dir, name, FileKind::Directory, Owner { uid, gid });
@@ -60,6 +61,7 @@ impl PfsTree {
         uid: u32,
         gid: u32,
     ) -> io::Result<()> {
+        self.pulse.pass()?;
         let name = checked(name)?;
         rustix::fs::symlinkat(target, dir, name)?;
         let made = self.give(dir, name, FileKind::Symlink, Owner { uid, gid });
@@ -79,6 +81,7 @@ impl PfsTree {
         uid: u32,
         gid: u32,
     ) -> io::Result<()> {
+        self.pulse.pass()?;
         let name = checked(name)?;
         let kind = match FileKind::from_mode(mode) {
             // Type bits of zero mean a regular file, to mknod(2).
@@ -150,6 +153,7 @@ impl PfsTree {
 
     /// Removes an empty directory.
     pub fn rmdir(&self, dir: &PfsDir, name: &[u8]) -> io::Result<()> {
+        self.pulse.pass()?;
         Ok(rustix::fs::unlinkat(
             dir,
             checked(name)?,
@@ -159,6 +163,7 @@ impl PfsTree {
 
     /// Removes a name of anything but a directory.
     pub fn unlink(&self, dir: &PfsDir, name: &[u8]) -> io::Result<()> {
+        self.pulse.pass()?;
         Ok(rustix::fs::unlinkat(dir, checked(name)?, AtFlags::empty())?)
     }
 
@@ -170,6 +175,7 @@ impl PfsTree {
         new_dir: &PfsDir,
         new_name: &[u8],
     ) -> io::Result<()> {
+        self.pulse.pass()?;
         let (name, new_name) = (checked(name)?, checked(new_name)?);
         Ok(rustix::fs::linkat(
             dir,
@@ -191,6 +197,7 @@ impl PfsTree {
         new_name: &[u8],
         mode: RenameMode,
     ) -> io::Result<()> {
+        self.pulse.pass()?;
         let (name, new_name) = (checked(name)?, checked(new_name)?);
         let flags = match mode {
             RenameMode::Replace => {

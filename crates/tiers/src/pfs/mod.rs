@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_types::{Errno, FileKind, Statfs, check_name, limits};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
@@ -23,6 +24,8 @@ use rustix::io::Errno as Sys;
 
 pub use entries::RenameMode;
 pub use stat::{PfsId, PfsStat};
+
+use crate::Pulse;
 
 /// A directory of the PFS, held open. Clones share the descriptor.
 #[derive(Clone, Debug)]
@@ -49,6 +52,8 @@ pub struct PfsEntry {
 #[derive(Debug)]
 pub struct PfsTree {
     root: PfsDir,
+    /// Asked before every call, so that nobody begins to wait for a PFS that is known to be silent.
+    pulse: Pulse,
 }
 
 /// Opened only to be a starting point: needs search permission on the way, none on itself.
@@ -84,7 +89,22 @@ impl PfsTree {
         let fd = rustix::fs::open(root, flags, Mode::empty())?;
         Ok(PfsTree {
             root: PfsDir(Arc::new(fd)),
+            pulse: Pulse::none(),
         })
+    }
+
+    /// The same, and watches from now on whether the file system answers: where it is silent, every call
+    /// here waits for it up to `give_up_after` and then fails with `ETIMEDOUT`. A call that is under way
+    /// when the silence begins blocks as long as that.
+    pub fn watched(root: &Path, give_up_after: Duration) -> io::Result<PfsTree> {
+        let mut tree = PfsTree::open(root)?;
+        tree.pulse = Pulse::watch(tree.root.0.try_clone()?, give_up_after)?;
+        Ok(tree)
+    }
+
+    /// Whether the file system answers.
+    pub fn pulse(&self) -> &Pulse {
+        &self.pulse
     }
 
     /// The top.
@@ -94,6 +114,7 @@ impl PfsTree {
 
     /// Opens a directory by its name. `ENOTDIR` for anything else, links included.
     pub fn open_dir(&self, parent: &PfsDir, name: &[u8]) -> io::Result<PfsDir> {
+        self.pulse.pass()?;
         let fd = rustix::fs::openat(parent, checked(name)?, DIR_FLAGS, Mode::empty())?;
         Ok(PfsDir(Arc::new(fd)))
     }
@@ -101,6 +122,7 @@ impl PfsTree {
     /// Opens a directory by its path from the top; an empty path, or "/", is the top. `ELOOP` where
     /// a link is on the way, `EINVAL` for `.` and `..`.
     pub fn open_dir_path(&self, path: &[u8]) -> io::Result<PfsDir> {
+        self.pulse.pass()?;
         let path = path.strip_prefix(b"/").unwrap_or(path);
         if path.is_empty() {
             return Ok(self.root.clone());
@@ -133,6 +155,7 @@ impl PfsTree {
     ///
     /// A file that its owner may write but not read is opened for writing only.
     pub fn open_file(&self, dir: &PfsDir, name: &[u8], write: bool) -> io::Result<File> {
+        self.pulse.pass()?;
         let name = checked(name)?;
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         // NONBLOCK: a FIFO put in the file's place must not hold a thread.
@@ -163,6 +186,7 @@ impl PfsTree {
 
     /// Creates a file that is to be renamed when it is whole. `EEXIST` if the name is taken.
     pub fn create_temporary(&self, dir: &PfsDir, name: &[u8], mode: u32) -> io::Result<File> {
+        self.pulse.pass()?;
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o7777);
@@ -176,6 +200,7 @@ impl PfsTree {
 
     /// Space and inodes of the file system below.
     pub fn statfs(&self) -> io::Result<Statfs> {
+        self.pulse.pass()?;
         let stat = rustix::fs::fstatvfs(&self.root)?;
         Ok(Statfs {
             block_bytes: u32::try_from(stat.f_frsize).unwrap_or(u32::MAX),
@@ -190,11 +215,13 @@ impl PfsTree {
 
     /// Puts the whole file system below on stable storage (syncfs(2)).
     pub fn sync(&self) -> io::Result<()> {
+        self.pulse.pass()?;
         Ok(rustix::fs::syncfs(&self.root)?)
     }
 
     /// Puts the names in a directory on stable storage.
     pub fn sync_dir(&self, dir: &PfsDir) -> io::Result<()> {
+        self.pulse.pass()?;
         Ok(rustix::fs::fsync(reopen(dir)?)?)
     }
 }

@@ -29,6 +29,7 @@ impl PfsTree {
     /// Visits every entry but `.`, `..` and Forebay's own files that are not whole yet, in the order
     /// of the file system below. Readers do not disturb each other.
     pub fn read_dir(&self, dir: &PfsDir, visit: &mut dyn FnMut(PfsEntry)) -> io::Result<()> {
+        self.pulse.pass()?;
         let fd = reopen(dir)?;
         let mut buffer = [MaybeUninit::uninit(); DIRENTS_BYTES];
         let mut entries = RawDir::new(fd, &mut buffer);
@@ -58,6 +59,7 @@ impl PfsTree {
 
     /// Names in a directory of files that an instance has not finished copying.
     pub fn temporaries(&self, dir: &PfsDir, instance: [u8; 16]) -> io::Result<Vec<Vec<u8>>> {
+        self.pulse.pass()?;
         let own = PfsTree::temporary_name(instance, ObjectId(0), Generation(0));
         let prefix = &own[..own.len().min(PREFIX.len() + 2 * INSTANCE_BYTES)];
         let fd = reopen(dir)?;
@@ -77,6 +79,7 @@ impl PfsTree {
 
     /// Where a link points. `EINVAL` for anything else.
     pub fn readlink(&self, dir: &PfsDir, name: &[u8]) -> io::Result<Vec<u8>> {
+        self.pulse.pass()?;
         Ok(rustix::fs::readlinkat(dir, checked(name)?, Vec::new())?.into_bytes())
     }
 }
