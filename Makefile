@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test check lint deny bench clean help setup-build setup-run setup-test
+.PHONY: all build run test test-posix check lint deny bench clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -19,6 +19,13 @@ run: setup-build setup-run build ## a simulation through a burst buffer over a s
 
 test: setup-build setup-test ## all tests
 	$(CARGO) test --locked --workspace --no-fail-fast
+	scripts/setup.sh posix-short
+	python3 tests/posix/main.py --quick
+
+test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx, stress-ng, fio, h5py, sqlite, git
+	scripts/setup.sh posix
+	$(CARGO) build --locked -p forebay
+	python3 tests/posix/main.py
 
 check: lint deny test ## rustfmt, clippy with warnings denied, cargo-deny, tests
 

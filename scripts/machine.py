@@ -20,7 +20,7 @@ class Failure(Exception):
     """Something that the user should read as one line."""
 
 
-def run(argv, check=True, **options):
+def run(argv, check=True, timeout_s=None, **options):
     """Runs a command to its end and returns it with its output; a failure names the command and its last words.
 
     Ctrl-C reaches only this process, which then ends the command itself.
@@ -32,12 +32,14 @@ def run(argv, check=True, **options):
     except OSError as error:
         raise Failure(f"{argv[0]}: {error.strerror}") from error
     try:
-        output, errors = process.communicate()
-    except BaseException:
+        output, errors = process.communicate(timeout=timeout_s)
+    except BaseException as error:
         # The session is the command's own: it and its children, nobody else.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise Failure(f"{' '.join(argv)}: not done within {timeout_s} s") from error
         raise
     done = subprocess.CompletedProcess(argv, process.returncode, output, errors)
     if check and done.returncode:

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|python...     (several at once are fine)
+#   scripts/setup.sh build|run|test|python|posix|posix-short...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need     python   .cache/venv with examples/heat/requirements.txt
+# posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -104,14 +105,19 @@ setup_test() {
 }
 
 setup_python() {
-    local venv=$here/.cache/venv wanted=$here/examples/heat/requirements.txt
+    setup_venv venv examples/heat/requirements.txt
+}
+
+# setup_venv NAME REQUIREMENTS: .cache/NAME with these packages.
+setup_venv() {
+    local venv=$here/.cache/$1 wanted=$here/$2
     if [[ -x $venv/bin/python ]] && cmp -s "$wanted" "$venv/installed.txt"; then
         return
     fi
     local missing=()
     need_certificates
     install_missing
-    printf 'setup: installing numpy and h5py in .cache/venv\n'
+    printf 'setup: installing the packages of %s in .cache/%s\n' "$2" "$1"
     mkdir -p "$here/.cache"
     python3 -m venv --clear "$venv"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --only-binary :all: -r "$wanted" \
@@ -120,10 +126,42 @@ setup_python() {
     cp "$wanted" "$venv/installed.txt"
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|python..."
+# install_crate NAME VERSION: its program in .cache/bin.
+install_crate() {
+    [[ ! -x $here/.cache/bin/$1 ]] || grep -qF "\"$1 $2 " "$here/.cache/.crates.toml" || rm "$here/.cache/bin/$1"
+    [[ ! -x $here/.cache/bin/$1 ]] || return 0
+    printf 'setup: building %s %s in .cache/bin\n' "$1" "$2"
+    # In a folder of its own: it is no part of this workspace.
+    # Unoptimised: it waits for the file system, and is built in half the time.
+    (cd / && CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --debug --locked --version "$2" --root "$here/.cache" "$1") \
+        || fail "cargo could not install $1 $2"
+}
+
+setup_posix-short() {
+    local missing=()
+    need python3 python3
+    need mkfs.ext4 e2fsprogs
+    need losetup mount
+    install_missing
+    install_crate pjdfstest 0.2.2
+    install_crate fsx 0.3.2
+}
+
+setup_posix() {
+    setup_posix-short
+    local missing=()
+    need stress-ng stress-ng
+    need fio fio
+    need git git
+    need make make
+    install_missing
+    setup_venv venv-posix tests/posix/requirements.txt
+}
+
+(($#)) || fail "usage: setup.sh build|run|test|python|posix|posix-short..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | python) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, python)" ;;
+        build | run | test | python | posix | posix-short) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, python, posix, posix-short)" ;;
     esac
 done

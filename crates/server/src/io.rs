@@ -12,6 +12,7 @@ use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, limits};
 use forebay_wire::{SeekWhat, SpaceChange};
 
 use crate::core::Core;
+use crate::open::ctime_after;
 use crate::opens::{OpenFile, Target};
 use crate::space::Room;
 
@@ -361,6 +362,7 @@ impl Core {
             state.meta.allocated_bytes = stat.allocated_bytes;
             state.meta.mtime = stat.mtime;
             state.meta.atime = stat.atime;
+            state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
             self.ns.save(file, &state, KvDurability::Buffered)?;
             (state.is_dirty(), state.is_unlinked(), state.residency.tier)
         };

@@ -8,7 +8,7 @@ use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
 use forebay_types::{
-    Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId,
+    Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId, TimeSpec,
 };
 use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
@@ -83,6 +83,7 @@ impl Core {
             perm,
             cred,
             writing: lease.is_some(),
+            born: born_at(&*object),
         };
         let created = self.ns.create(&dir, &link.name, gid, &new);
         let (attr, file) = match created {
@@ -354,7 +355,7 @@ impl Core {
             state.meta.atime = state.meta.atime.max(stat.atime);
             if state.is_dirty() {
                 state.meta.mtime = stat.mtime;
-                state.meta.ctime = state.meta.ctime.max(stat.mtime);
+                state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
             }
             // Until then the record says that the object knows the size, which is as good.
             self.ns.save_later(file, &mut state);
@@ -376,10 +377,18 @@ impl Core {
 
     /// Attributes of a file that may be open: the object knows the size.
     pub fn live_attr(&self, mut attr: Attr, file: Option<&Arc<File>>) -> Result<Attr, Errno> {
-        if file.is_none() {
+        let Some(file) = file else {
             return Ok(attr);
-        }
-        let Some(open) = self.opens.by_ino(attr.ino) else {
+        };
+        let open = self.opens.by_ino(attr.ino);
+        // The last writer may have closed it since `attr` was taken. What it left is in the record
+        // before the table of open files shows that it has gone. Or it has been evicted since: then
+        // it has no names any more in the burst buffer, but all of them on the PFS.
+        attr = Attr {
+            nlink: attr.nlink,
+            ..file.attr()
+        };
+        let Some(open) = open else {
             return Ok(attr);
         };
         let target = open.target.read();
@@ -393,9 +402,25 @@ impl Core {
             attr.size = stat.size;
             attr.blocks = stat.allocated_bytes.div_ceil(512);
             attr.mtime = stat.mtime;
-            attr.ctime = attr.ctime.max(stat.mtime);
+            attr.ctime = ctime_after(attr.ctime, stat.mtime);
         }
         Ok(attr)
+    }
+}
+
+/// When an object was made; an object that cannot tell fails its first use, not its creation.
+fn born_at(object: &dyn Object) -> TimeSpec {
+    object
+        .stat()
+        .map_or_else(|_| TimeSpec::now(), |stat| stat.mtime)
+}
+
+/// Time of change of a file whose content has this time of modification. One in the future was set
+/// by somebody, and says nothing of when that was.
+pub fn ctime_after(ctime: TimeSpec, mtime: TimeSpec) -> TimeSpec {
+    match mtime > TimeSpec::now() {
+        true => ctime,
+        false => ctime.max(mtime),
     }
 }
 

@@ -24,6 +24,8 @@ pub struct NewFile {
     pub cred: Cred,
     /// It is handed to the kernel for writing at once.
     pub writing: bool,
+    /// When its object was made, by that one's own clock: times of a file never go back.
+    pub born: TimeSpec,
 }
 
 impl Namespace {
@@ -70,7 +72,6 @@ impl Namespace {
         gid: u32,
         new: &NewFile,
     ) -> Result<(Attr, Arc<File>), NsError> {
-        let now = TimeSpec::now();
         let state = FileState {
             names: vec![(dir.clone(), name.into())],
             meta: Meta {
@@ -79,9 +80,9 @@ impl Namespace {
                 gid,
                 size: 0,
                 allocated_bytes: 0,
-                atime: now,
-                mtime: now,
-                ctime: now,
+                atime: new.born,
+                mtime: new.born,
+                ctime: new.born,
             },
             xattrs: Vec::new(),
             residency: Residency {
@@ -156,6 +157,7 @@ impl Namespace {
             },
             // Only the object knows its size.
             writing: true,
+            born: TimeSpec::now(),
         };
         let (_, file) = self.create(&dir, &identity.name, identity.gid, &new)?;
         // The kernel knows nothing of it yet.

@@ -389,6 +389,7 @@ impl Namespace {
                 .names
                 .retain(|(d, n)| !(Arc::ptr_eq(d, &to.dir) && *n == to.name));
             state.residency.published = left.or(state.residency.published);
+            state.meta.ctime = TimeSpec::now();
             self.put_file(batch, old, &state)?;
             return Ok(None);
         }

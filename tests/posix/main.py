@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Runs POSIX suites against a real Forebay in front of an ext4 of its own, in both ways it serves files.
+
+`passthrough`: the kernel reads and writes the objects by itself. `requests`: every read and write is a request, and the
+tiers are so small that files have to move. Needs root; README.md beside this file says what runs and how it is judged.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+from place import place, say
+from suites import ALL, HERE, SHORT
+
+from machine import ROOT, Failure, clean_exit_on_signals, workspace
+
+WAYS = ("passthrough", "requests")
+
+
+def names(known):
+    def parse(text):
+        given = text.split(",")
+        if wrong := [name for name in given if name not in known]:
+            raise argparse.ArgumentTypeError(f"no such name: {', '.join(wrong)} (there are {', '.join(known)})")
+        return given
+    return parse
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--forebay", type=Path, default=ROOT / "target/debug/forebay", help="the binary to test")
+    parser.add_argument("--only", type=names(ALL), metavar="A,B", help=f"of {', '.join(ALL)}")
+    parser.add_argument("--ways", type=names(WAYS), default=list(WAYS), metavar="A,B", help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--quick", action="store_true", help="small amounts, and without --only the short suites only")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed of random operations (1)")
+    parser.add_argument("--fsx-seeds", type=int, help="how many seeds (10)")
+    parser.add_argument("--fsx-operations", type=int, help="operations for each (100000)")
+    parser.add_argument("--tools", type=Path, default=ROOT / ".cache/bin", help="where pjdfstest and fsx are")
+    parser.add_argument("--python", type=Path, default=ROOT / ".cache/venv-posix/bin/python", help="one with h5py and pytest")
+    parser.add_argument("--work", type=Path, help="where temporary directories go")
+    parser.add_argument("--json", action="store_true", help="results as JSON on standard output")
+    args = parser.parse_args()
+    args.only = args.only or list(SHORT if args.quick else ALL)
+    args.fsx_seeds = args.fsx_seeds or (1 if args.quick else 10)
+    args.fsx_operations = args.fsx_operations or (2000 if args.quick else 100_000)
+    args.exclusions = tomllib.loads((HERE / "exclusions.toml").read_text(encoding="utf-8"))
+    args.environment = environment
+    args.forebay, args.tools = args.forebay.resolve(), args.tools.resolve()
+    if not args.forebay.exists():
+        parser.error(f"{args.forebay} is not there: make build, or --forebay")
+    return args
+
+
+def environment(**more):
+    """Of the suites: the user's, without Forebay's settings and without colours."""
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("FOREBAY_", "GIT_"))}
+    return {**kept, "NO_COLOR": "1", "LC_ALL": "C.UTF-8", **{name: str(text) for name, text in more.items()}}
+
+
+def run_one(here, name, args):
+    began = time.monotonic()
+    result = {"way": here.way, "suite": name}
+    try:
+        result.update(ok=True, facts=ALL[name](here, args))
+    except (Failure, OSError) as error:
+        result.update(ok=False, problem=str(error))
+    result["seconds"] = round(time.monotonic() - began, 1)
+    say(f"{here.way}: {name}: {line(result)} ({result['seconds']} s)")
+    return result
+
+
+def line(result):
+    if not result["ok"]:
+        return f"FAILED: {result['problem']}"
+    return "ok: " + ", ".join(f"{name} {value}" for name, value in result["facts"].items())
+
+
+def run_way(base, way, args):
+    results = []
+    with place(base, args.forebay, way) as here:
+        for name in args.only:
+            say(f"{way}: {name}: {ALL[name].__doc__.splitlines()[0]}")
+            results.append(run_one(here, name, args))
+        began = time.monotonic()
+        errors = here.forebay.status()["errors"]
+        result = {"way": way, "suite": "no errors", "ok": not errors, "facts": {}, "seconds": 0.0}
+        if errors:
+            result["problem"] = f"status shows {errors[:3]}"
+        result["seconds"] = round(time.monotonic() - began, 1)
+        results.append(result)
+    return results
+
+
+def main():
+    args = arguments()
+    if os.geteuid() != 0:
+        print("posix: skipped: it mounts file systems of its own, which only root may", file=sys.stderr)
+        return 0
+    results = []
+    try:
+        with clean_exit_on_signals(), workspace("posix-", args.work) as base:
+            base.chmod(0o755)
+            for way in args.ways:
+                results += run_way(base, way, args)
+    except KeyboardInterrupt:
+        say("interrupted; cleaned up")
+        return 130
+    except (Failure, OSError) as error:
+        print(f"posix: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(results, indent=1))
+    else:
+        for result in results:
+            print(f"{result['way']:<12} {result['suite']:<10} {result['seconds']:7.1f} s  {line(result)}")
+    return 0 if all(result["ok"] for result in results) else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Where the suites run: a PFS and a flash directory on loop devices, and a burst buffer in front of them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from machine import GIB, Failure, Forebay, run, unmount_below  # noqa: E402
+
+# Sparse: they take what is written.
+PFS_BYTES = 16 * GIB
+FLASH_BYTES = 48 * GIB
+# With less available, a file of which nothing is known would not get the kernel's passthrough.
+FLASH_FOR_PASSTHROUGH = "40GiB"
+
+START = time.monotonic()
+
+
+def say(text):
+    """A progress line; results go to standard output."""
+    print(f"[{time.monotonic() - START:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+class Place:
+    """A burst buffer served in one way, the PFS behind it, and room outside of both."""
+
+    def __init__(self, way, forebay, pfs, other):
+        self.way, self.forebay, self.pfs, self.other = way, forebay, pfs, other
+        self.mount = forebay.mount
+
+    def folder(self, name):
+        """A new folder, through the mount and on the PFS, open to everybody."""
+        folder = self.mount / name
+        folder.mkdir()
+        folder.chmod(0o755)
+        return folder, self.pfs / name
+
+    def drain(self, path):
+        self.forebay.command("stage-out", "--wait", path)
+
+    def release(self, path):
+        """Lets the clean copies go, so that what is read next comes from the PFS."""
+        self.forebay.command("release", path)
+
+
+def options_of(way, flash):
+    if way == "passthrough":
+        return ["--ssd", f"{flash}:{FLASH_FOR_PASSTHROUGH}"]
+    # Small enough that what the suites write has to move; and each fsync demotes a file while it is open.
+    return ["--no-passthrough", "--dram", "96MiB", "--ssd", f"{flash}:256MiB", "--durability", "pfs"]
+
+
+@contextlib.contextmanager
+def loop_ext4(base, name, size_bytes):
+    image, point = base / f"{name}.img", base / name
+    with open(image, "wb") as file:
+        file.truncate(size_bytes)
+    point.mkdir()
+    run(["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard", image])
+    run(["mount", "-t", "ext4", "-o", "loop", image, point])
+    try:
+        (point / "lost+found").rmdir()
+        yield point
+    finally:
+        unmount_below(point)
+        image.unlink()
+
+
+@contextlib.contextmanager
+def place(base, binary, way):
+    """A burst buffer that serves in this way, until the end of the block; then everything is on the PFS."""
+    # Short names: the path of a socket has 107 bytes at most.
+    base = base / way[0]
+    base.mkdir()
+    other = base / "other"
+    other.mkdir()
+    with loop_ext4(base, "pfs", PFS_BYTES) as pfs, loop_ext4(base, "flash", FLASH_BYTES) as flash:
+        forebay = Forebay(binary, pfs, base / "mnt", base / "state", options_of(way, flash))
+        with forebay:
+            here = Place(way, forebay, pfs, other)
+            if way == "passthrough":
+                prove_passthrough(here)
+            yield here
+            forebay.command("down", "--state", forebay.state, "--drain", "--timeout", "120s")
+            forebay.is_up = False
+
+
+def prove_passthrough(here):
+    """Writes through an open file while the daemon is stopped: only the kernel itself can have written it."""
+    path = here.mount / "proof"
+    with open(path, "wb", buffering=0) as file:
+        pid = here.forebay.pid()
+        if pid is None:
+            raise Failure("the daemon is not there")
+        # With the first write the kernel asks whether there are privileges to drop.
+        file.write(b"written ")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            # A shell, because many programs ask for a file's attributes first.
+            done = subprocess.run(["sh", "-c", "printf through"], stdout=file, timeout=30, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise Failure("the kernel does not write by itself: this is no passthrough") from error
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    if done.returncode or path.read_bytes() != b"written through":
+        raise Failure("what was written while the daemon was stopped is not there")
+    path.unlink()
