@@ -4,6 +4,7 @@
 //! running burst buffer), `mounts` and `instance` (finding it), `paths` (what the user calls a
 //! file), `show` (tables, bars, progress, JSON).
 
+mod calibrate;
 mod control;
 mod down;
 mod exit;
@@ -15,6 +16,7 @@ mod movement;
 mod out;
 mod paths;
 mod plan;
+mod policy;
 mod prefetch;
 mod release;
 mod show;
@@ -68,7 +70,9 @@ enum Command {
     Prefetch(prefetch::PrefetchArgs),
     Release(release::ReleaseArgs),
     Fsck(fsck::FsckArgs),
+    Calibrate(calibrate::CalibrateArgs),
     Plan(plan::PlanArgs),
+    Policy(policy::PolicyArgs),
 }
 
 impl Command {
@@ -84,7 +88,9 @@ impl Command {
             Command::Prefetch(args) => prefetch::run(args),
             Command::Release(args) => release::run(args),
             Command::Fsck(args) => fsck::run(args),
+            Command::Calibrate(args) => calibrate::run(args),
             Command::Plan(args) => plan::run(args),
+            Command::Policy(args) => policy::run(args),
         }
     }
 }

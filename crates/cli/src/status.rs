@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_types::{format_duration, format_size};
-use forebay_wire::control::{ApplicationStatus, StatusBits, TierStatus};
+use forebay_wire::control::{ApplicationStatus, PlanStatus, StatusBits, TierStatus};
 use serde_json::{Map, Value, json};
 
 use crate::control::{Daemon, failure_line, files_and_bytes};
@@ -82,6 +82,8 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "uptime_s": json::seconds(bits.uptime_ms),
         "durability": bits.durability,
         "policy": bits.policy,
+        "placement": bits.placement,
+        "plan": plan_json(&bits.plan),
         "passthrough": bits.passthrough,
         "tiers": bits.tiers.iter().map(tier_json).collect::<Value>(),
         "dwsf_bytes": bits.dwsf_bytes,
@@ -97,6 +99,9 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "demoted_files_total": bits.demoted_files_total,
         "evicted_bytes_total": bits.evicted_bytes_total,
         "waited_writes_total": bits.waited_writes_total,
+        "restarts_total": bits.restarts_total,
+        "restart_hits_total": bits.restart_hits_total,
+        "direct_files_total": bits.direct_files_total,
         "files": bits.files,
         "open_files": bits.open_files,
         "errors": json::failures(mount_of(bits), &bits.errors),
@@ -107,6 +112,29 @@ pub fn to_json(bits: &StatusBits) -> Value {
         object.extend(facts);
     }
     Value::Object(object)
+}
+
+/// The plan in force.
+pub fn plan_json(plan: &PlanStatus) -> Value {
+    let bandwidths = plan.bandwidths.map(|[bw_max, bw_min, br_max, br_min]| {
+        json!({
+            "bw_max_bytes_per_s": bw_max,
+            "bw_min_bytes_per_s": bw_min,
+            "br_max_bytes_per_s": br_max,
+            "br_min_bytes_per_s": br_min,
+        })
+    });
+    json!({
+        "why": plan.why,
+        "pattern": plan.pattern,
+        "start_dwsf_bytes": plan.start_dwsf_bytes,
+        "full_dwsf_bytes": plan.full_dwsf_bytes,
+        "feasible": plan.feasible,
+        "checkpoint_limit_bytes_per_s": plan.checkpoint_limit_bytes_per_s,
+        "demotion_limit_bytes_per_s": plan.demotion_limit_bytes_per_s,
+        "period_s": json::seconds(plan.period_ms),
+        "bandwidths": bandwidths,
+    })
 }
 
 fn tier_json(tier: &TierStatus) -> Value {
@@ -123,6 +151,8 @@ fn application_json(application: &ApplicationStatus) -> Value {
     json!({
         "name": application.name,
         "version": application.version,
+        "dwsf_bytes": application.dwsf_bytes,
+        "dwpp_bytes": application.dwpp_bytes,
         "mtbf_s": application.mtbf_ms.map(json::seconds),
         "resident_bytes": application.resident_bytes,
         "dirty_bytes": application.dirty_bytes,
@@ -155,7 +185,15 @@ pub fn render(bits: &StatusBits) -> String {
         page,
         "period     {} written of {} expected",
         format_size(bits.dwsf_bytes),
-        format_size(bits.dwpp_bytes)
+        match bits.dwpp_bytes {
+            0 => "an unknown amount".into(),
+            bytes => format_size(bytes),
+        }
+    );
+    let _ = writeln!(
+        page,
+        "plan       {}, placement {}: {}",
+        bits.policy, bits.placement, bits.plan.why
     );
     let _ = writeln!(
         page,
@@ -311,6 +349,8 @@ mod tests {
             applications: vec![ApplicationStatus {
                 name: "/run/ckpt".into(),
                 version: Some(120),
+                dwsf_bytes: 0,
+                dwpp_bytes: None,
                 mtbf_ms: Some(90_000),
                 resident_bytes: 2 << 30,
                 dirty_bytes: 1 << 30,

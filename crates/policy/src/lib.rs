@@ -16,12 +16,13 @@
 //! | Where does a new file go, and how much space is set aside? | [`placement`] |
 //! | How much will be written? | [`forecast`] |
 //! | Who does I/O now? | [`schedule`], [`share`] |
-//! | When, and how fast, is data demoted? | [`plan`], [`trigger`], [`throttle`] |
+//! | When, and how fast, is data demoted? | [`plan`], [`engine`], [`trigger`], [`throttle`] |
 //! | What is demoted and evicted first, and what never comes in? | [`demotion`], [`victims`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
 
 pub mod demotion;
 pub mod durability;
+pub mod engine;
 pub mod forecast;
 pub mod health;
 pub mod mtbf;

@@ -53,15 +53,15 @@ pub enum Writers {
 
 /// Tells the first read of a restarted application from other reads, and keeps its MTBF.
 ///
-/// An open for read of a file of a complete version counts as a restart when all of these hold:
+/// An open for read of a file of the application counts as a restart when all of these hold:
 ///
 /// 1. It comes through the mount, not from Forebay itself.
 /// 2. The application was written since the last restart that was counted: the many processes of one restart, and the
 ///    many reads of one analysis, count once.
 /// 3. No process that wrote it still runs: who restarts has failed before. A run that reads back what it has just
 ///    written, and a user who looks at a running job's files, do not count.
-/// 4. Where that is unknown: the reader is not the last writer, and if it belongs to the same session, the verify window has
-///    passed since the last write.
+/// 4. The reader is not the last writer, and if it belongs to the same session, the verify window has passed since the last
+///    write: a script that compares what its programs have just written is a verification.
 ///
 /// Listing, `stat` and opens for write are no input at all. What is miscounted: an analysis of a job that has ended looks
 /// like one restart; a second failure before the first new checkpoint is not seen. Both only move a rank.
@@ -108,13 +108,23 @@ impl RestartDetector {
         self.last_restart_s
     }
 
+    /// Whether the next read by a new run would count; for callers to whom telling runs apart costs something.
+    pub fn is_armed(&self) -> bool {
+        self.last_write.is_some()
+    }
+
+    /// Takes another prior, where no restart has been counted yet.
+    pub fn set_prior(&mut self, mtbf_s: f64) {
+        self.mtbf_s = mtbf_s.max(0.0);
+    }
+
     /// A file of the application was opened for write or written.
     pub fn on_write(&mut self, opener: Opener, now_s: f64) {
         self.last_restart_s.get_or_insert(now_s);
         self.last_write = Some((opener, now_s));
     }
 
-    /// A file of a complete version was opened for read. Returns the new MTBF in seconds where this is a restart.
+    /// A file of the application was opened for read. Returns the new MTBF in seconds where this is a restart.
     pub fn on_read_open(
         &mut self,
         opener: Opener,
@@ -126,14 +136,10 @@ impl RestartDetector {
         if purpose == ReadPurpose::Internal {
             return None;
         }
-        let is_new_run = match writers {
-            Writers::Running => false,
-            Writers::Gone => opener.process != writer.process,
-            Writers::Unknown => {
-                let fresh = now_s - written_s <= self.verify_window_s;
-                opener.process != writer.process && !(opener.session == writer.session && fresh)
-            }
-        };
+        let fresh = now_s - written_s <= self.verify_window_s;
+        let is_new_run = writers != Writers::Running
+            && opener.process != writer.process
+            && !(opener.session == writer.session && fresh);
         if !is_new_run {
             return None;
         }

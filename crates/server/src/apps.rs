@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use forebay_policy::demotion::Candidate;
+use forebay_policy::mtbf::PRIOR_MTBF_S;
 use forebay_policy::series::Identity;
 use forebay_policy::version::{SizeHistory, VersionTracker};
+use forebay_policy::victims::Incoming;
 use forebay_types::ObjectId;
 use parking_lot::Mutex;
 
@@ -14,6 +16,9 @@ const SERIES_MAX: usize = 16384;
 
 struct Application {
     name: String,
+    mtbf_s: f64,
+    /// In the burst buffer.
+    files: u64,
     versions: VersionTracker,
     newest: Option<u64>,
 }
@@ -25,6 +30,10 @@ struct FileFacts {
     arrived_s: f32,
     accessed_s: f32,
     closed_s: f32,
+    opened_s: f32,
+    /// T_co and T_oc of ONFS, means; 0 until known.
+    closed_to_open_s: f32,
+    open_to_close_s: f32,
 }
 
 #[derive(Default)]
@@ -56,6 +65,8 @@ pub struct Figures {
     pub name: String,
     /// Newest version seen.
     pub newest: Option<u64>,
+    /// MTBF, as far as it is known.
+    pub mtbf_s: f64,
 }
 
 /// All applications seen.
@@ -99,9 +110,15 @@ impl Applications {
             arrived_s: now as f32,
             accessed_s: now as f32,
             closed_s: now as f32,
+            opened_s: now as f32,
+            closed_to_open_s: 0.0,
+            open_to_close_s: 0.0,
         };
-        inner.files.insert(object, facts);
+        if let Some(old) = inner.files.insert(object, facts) {
+            inner.applications[old.application as usize].files -= 1;
+        }
         let known = &mut inner.applications[application as usize];
+        known.files += 1;
         known.newest = known.newest.max(identity.version);
     }
 
@@ -117,7 +134,12 @@ impl Applications {
     pub fn opened(&self, object: ObjectId) {
         let now = self.now_s();
         if let Some(facts) = self.inner.lock().files.get_mut(&object) {
-            facts.accessed_s = now as f32;
+            let now = now as f32;
+            facts.accessed_s = now;
+            if facts.closed_s > facts.opened_s {
+                facts.closed_to_open_s = mean(facts.closed_to_open_s, now - facts.closed_s);
+            }
+            facts.opened_s = now;
         }
     }
 
@@ -126,7 +148,7 @@ impl Applications {
         let now = self.now_s();
         let mut inner = self.inner.lock();
         if let Some(facts) = inner.files.get_mut(&object) {
-            facts.closed_s = now as f32;
+            facts.note_close(now as f32);
         }
         inner.on_version(object, |versions, version| versions.closed(version, now));
         if inner.sizes.len() >= SERIES_MAX {
@@ -141,8 +163,8 @@ impl Applications {
     pub fn renamed(&self, object: ObjectId, identity: &Identity) {
         let mut inner = self.inner.lock();
         let application = inner.application(&identity.application);
+        inner.reassign(object, application);
         if let Some(facts) = inner.files.get_mut(&object) {
-            facts.application = application;
             facts.version = identity.version;
         }
         let known = &mut inner.applications[application as usize];
@@ -157,11 +179,13 @@ impl Applications {
         version: Option<u64>,
     ) {
         let mut inner = self.inner.lock();
-        let number = application.map(|name| inner.application(name));
+        if let Some(name) = application {
+            let number = inner.application(name);
+            inner.reassign(object, number);
+        }
         let Some(facts) = inner.files.get_mut(&object) else {
             return;
         };
-        facts.application = number.unwrap_or(facts.application);
         facts.version = version.or(facts.version);
         let (application, version) = (facts.application, facts.version);
         let known = &mut inner.applications[application as usize];
@@ -178,7 +202,10 @@ impl Applications {
 
     /// A file has left the burst buffer.
     pub fn left(&self, object: ObjectId) {
-        self.inner.lock().files.remove(&object);
+        let mut inner = self.inner.lock();
+        if let Some(facts) = inner.files.remove(&object) {
+            inner.applications[facts.application as usize].files -= 1;
+        }
     }
 
     /// What the policy needs to know of a file to order it.
@@ -193,17 +220,22 @@ impl Applications {
             None => false,
         });
         let time = |get: fn(&FileFacts) -> f32| facts.as_ref().map_or(0.0, |f| f64::from(get(f)));
+        // 1 is neutral.
+        let known =
+            |get: fn(&FileFacts) -> f32| Some(time(get)).filter(|t| *t > 0.0).unwrap_or(1.0);
         Candidate {
             id: object.0,
             application: facts.map_or(0, |f| u64::from(f.application)),
             version: facts.and_then(|f| f.version),
             outdated,
-            mtbf_s: 1.0,
+            mtbf_s: facts.map_or(PRIOR_MTBF_S, |f| {
+                inner.applications[f.application as usize].mtbf_s
+            }),
             arrived_at_s: time(|f| f.arrived_s),
             accessed_at_s: time(|f| f.accessed_s),
             closed_at_s: time(|f| f.closed_s),
-            closed_to_open_s: 1.0,
-            open_to_close_s: 1.0,
+            closed_to_open_s: known(|f| f.closed_to_open_s),
+            open_to_close_s: known(|f| f.open_to_close_s),
             bytes,
             in_use,
         }
@@ -215,18 +247,93 @@ impl Applications {
         inner.files.get(&object).map(|f| (f.application, f.version))
     }
 
+    /// Name by number.
+    pub fn name(&self, number: u32) -> Option<String> {
+        let inner = self.inner.lock();
+        Some(inner.applications.get(number as usize)?.name.clone())
+    }
+
+    /// Number by name, of an application that was seen.
+    pub fn number(&self, name: &str) -> Option<u32> {
+        self.inner.lock().by_name.get(name).copied()
+    }
+
+    /// Number by name.
+    pub fn number_or_new(&self, name: &str) -> u32 {
+        self.inner.lock().application(name)
+    }
+
+    /// Sets what is known of an application's MTBF.
+    pub fn set_mtbf(&self, number: u32, mtbf_s: f64) {
+        if let Some(known) = self.inner.lock().applications.get_mut(number as usize) {
+            known.mtbf_s = mtbf_s;
+        }
+    }
+
+    /// The last handle of a file was closed.
+    pub fn released(&self, object: ObjectId) {
+        let now = self.now_s();
+        if let Some(facts) = self.inner.lock().files.get_mut(&object) {
+            facts.note_close(now as f32);
+        }
+    }
+
+    /// What decides whether a new file goes straight to the PFS: its application by number, MTBF and whether its version is the
+    /// newest; and number and MTBF of all applications in the burst buffer.
+    pub fn compare(&self, identity: &Identity) -> (Incoming, Vec<(u64, f64)>) {
+        let mut inner = self.inner.lock();
+        let number = inner.application(&identity.application);
+        let own = &inner.applications[number as usize];
+        let incoming = Incoming {
+            application: number.into(),
+            mtbf_s: own.mtbf_s,
+            is_newest_version: identity.version >= own.newest,
+            must_make_room: false,
+        };
+        let all = inner.applications.iter().enumerate();
+        let residents = all
+            .filter(|(_, a)| a.files > 0)
+            .map(|(n, a)| (n as u64, a.mtbf_s));
+        (incoming, residents.collect())
+    }
+
     /// Figures by number.
     pub fn figures(&self) -> Vec<Figures> {
         let inner = self.inner.lock();
         let figures = |a: &Application| Figures {
             name: a.name.clone(),
             newest: a.newest,
+            mtbf_s: a.mtbf_s,
         };
         inner.applications.iter().map(figures).collect()
     }
 }
 
+impl FileFacts {
+    fn note_close(&mut self, now: f32) {
+        self.open_to_close_s = mean(self.open_to_close_s, now - self.opened_s);
+        self.closed_s = now;
+    }
+}
+
+/// The mean of a mean and a further value; the value where there was none.
+fn mean(known: f32, value: f32) -> f32 {
+    match known > 0.0 {
+        true => f32::midpoint(known, value.max(0.0)),
+        false => value.max(0.0),
+    }
+}
+
 impl Inner {
+    /// Moves a file to an application.
+    fn reassign(&mut self, object: ObjectId, application: u32) {
+        if let Some(facts) = self.files.get_mut(&object) {
+            let before = std::mem::replace(&mut facts.application, application);
+            self.applications[before as usize].files -= 1;
+            self.applications[application as usize].files += 1;
+        }
+    }
+
     fn application(&mut self, name: &str) -> u32 {
         if let Some(&known) = self.by_name.get(name) {
             return known;
@@ -234,6 +341,8 @@ impl Inner {
         let number = self.applications.len() as u32;
         self.applications.push(Application {
             name: name.to_string(),
+            mtbf_s: PRIOR_MTBF_S,
+            files: 0,
             versions: VersionTracker::default(),
             newest: None,
         });

@@ -13,8 +13,11 @@ use forebay_wire::control::PathFailure;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::apps::Applications;
+use crate::dedicated::Dedicated;
 use crate::drain::DrainQueue;
+use crate::engine::Engine;
 use crate::jobs::Jobs;
+use crate::learning::Learning;
 use crate::ledger::Ledger;
 use crate::opens::OpenTable;
 use crate::rules::Rules;
@@ -30,6 +33,10 @@ pub struct Counters {
     pub demoted_files: AtomicU64,
     /// Dropped clean copies, bytes.
     pub evicted_bytes: AtomicU64,
+    /// Files that went straight to the PFS because they were colder than what was here.
+    pub direct_files: AtomicU64,
+    /// Objects removed, bytes.
+    pub deleted_bytes: AtomicU64,
     /// Writes that waited for space.
     pub waited_writes: AtomicU64,
     /// Bytes written by programs through requests or seen at close.
@@ -100,6 +107,12 @@ pub struct Core {
     pub drain: DrainQueue,
     /// Applications.
     pub apps: Applications,
+    /// Limits, turns, the plan in force.
+    pub engine: Engine,
+    /// What is learned.
+    pub learning: Learning,
+    /// Shares of applications.
+    pub dedicated: Dedicated,
     /// Path rules.
     pub rules: Rules,
     /// Movements ordered from the command line.
@@ -214,6 +227,10 @@ impl Core {
             if self.remove_objects(garbage.object, &tiers) {
                 removed.push(garbage.object);
             }
+            let bytes = self.ledger.used_bytes(garbage.object);
+            self.counters
+                .deleted_bytes
+                .fetch_add(bytes, Ordering::Relaxed);
             self.ledger.release(garbage.object);
             self.apps.left(garbage.object);
         }

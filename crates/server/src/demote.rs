@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{Demotion, Dir, File, NsError, Placed};
@@ -18,6 +18,7 @@ use forebay_tiers::{
 use forebay_types::{Errno, ObjectId};
 
 use crate::core::Core;
+use crate::engine::start_writeback;
 use crate::settings::Verify;
 
 /// From so many files on, one flush of the whole PFS is cheaper than one for each.
@@ -179,9 +180,21 @@ fn copy_one(core: &Core, demotion: &Demotion) -> Result<Parts, Failure> {
         .ino;
     core.ns.note_temporary(demotion, ino)?;
     let destination = FileObject::new(temporary);
+    let stop = || !core.ns.is_current(demotion);
+    let moved_bytes = AtomicU64::new(0);
+    let moved = |bytes| {
+        core.drain.moved(bytes);
+        if core.engine.is_demotion_limited() {
+            let from = moved_bytes.load(Ordering::Relaxed);
+            start_writeback(&destination, from, bytes);
+        }
+        moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+        core.engine
+            .pace_demotion(bytes, &|| stop() || core.is_ending());
+    };
     let control = CopyControl {
-        stop: &|| !core.ns.is_current(demotion),
-        moved: &|bytes| core.drain.moved(bytes),
+        stop: &stop,
+        moved: &moved,
     };
     let report = copy(&*source, &destination, &control).map_err(copy_failure)?;
     give_attributes(core, demotion, &destination)?;

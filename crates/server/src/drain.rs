@@ -4,10 +4,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_policy::UnknownName;
-use forebay_policy::demotion::{DrainItem, PlacementPolicy, drain_order, order_demotion};
-use forebay_policy::plan::DrainPolicy;
+use forebay_policy::demotion::{DrainItem, drain_order, order_demotion};
+use forebay_policy::throttle::{DemotionPace, Load};
 use forebay_policy::trigger::{Drive, Trigger, TriggerConfig};
+use forebay_policy::victims::{Treatment, treatment};
 use forebay_types::{Ino, ObjectId};
 use parking_lot::{Condvar, Mutex};
 
@@ -46,6 +46,8 @@ struct Inner {
     hurry_until: Option<Instant>,
     drain_all: bool,
     in_flight: usize,
+    /// Of those, somebody waits for.
+    urged_in_flight: HashSet<ObjectId>,
     recent: VecDeque<(Instant, u64)>,
 }
 
@@ -56,6 +58,7 @@ pub struct DrainQueue {
     settled: Condvar,
     origin: Instant,
     idle: bool,
+    idle_s: f64,
     retry_after: Duration,
     foreground_ms: AtomicU64,
 }
@@ -63,19 +66,9 @@ pub struct DrainQueue {
 impl DrainQueue {
     /// An empty queue.
     pub fn new(settings: &Settings, origin: Instant) -> Result<DrainQueue, String> {
-        let policy: DrainPolicy = settings
-            .policy
-            .parse()
-            .map_err(|e: UnknownName| e.to_string())?;
         let settings = &settings.demotion;
-        let start_fraction = match policy {
-            DrainPolicy::Bbos => settings.start_fraction,
-            // Harmonia's two: never beside a checkpoint, and always.
-            DrainPolicy::MaxBw => 1.0,
-            DrainPolicy::MaxEff => 0.0,
-            DrainPolicy::Dedicated => return Err("the policy 'dedicated' needs per-application shares, which are not there yet; known are bbos, maxbw, maxeff".into()),
-        };
-        let mut config = TriggerConfig::starting_at(start_fraction);
+        // Where no plan says when.
+        let mut config = TriggerConfig::starting_at(settings.start_fraction);
         config.idle_s = settings.idle_after.as_secs_f64();
         let trigger = Trigger::new(config, 0.0).map_err(|e| e.to_string())?;
         Ok(DrainQueue {
@@ -90,12 +83,14 @@ impl DrainQueue {
                 hurry_until: None,
                 drain_all: false,
                 in_flight: 0,
+                urged_in_flight: HashSet::new(),
                 recent: VecDeque::new(),
             }),
             wake: Condvar::new(),
             settled: Condvar::new(),
             origin,
             idle: settings.idle,
+            idle_s: settings.idle_after.as_secs_f64(),
             retry_after: settings.retry_after,
             foreground_ms: AtomicU64::new(0),
         })
@@ -161,6 +156,27 @@ impl DrainQueue {
         self.wake.notify_all();
     }
 
+    /// Somebody waits for a demotion: limits do not count then.
+    pub fn is_pressed(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.drain_all
+            || inner.hurry_until.is_some_and(|u| Instant::now() < u)
+            || !inner.urgent.is_empty()
+            || !inner.urged_in_flight.is_empty()
+    }
+
+    /// Whether an idle burst buffer is drained, and it is idle now.
+    pub fn is_idle(&self) -> bool {
+        let foreground_s = self.foreground_ms.load(Ordering::Relaxed) as f64 / 1e3;
+        self.idle && self.origin.elapsed().as_secs_f64() - foreground_s >= self.idle_s
+    }
+
+    /// Whether files wait or are on their way.
+    pub fn has_work(&self) -> bool {
+        let inner = self.inner.lock();
+        inner.in_flight > 0 || !inner.waiting.is_empty()
+    }
+
     /// Wakes all who wait, to look whether they are to end.
     pub fn wake_all(&self) {
         self.wake.notify_all();
@@ -219,6 +235,7 @@ impl DrainQueue {
     pub fn finished(&self, object: ObjectId, again: bool, failed: bool) {
         let mut inner = self.inner.lock();
         inner.in_flight -= 1;
+        inner.urged_in_flight.remove(&object);
         if failed {
             let before = inner.retries.get(&object).map(|r| r.after * 2);
             let after = before.unwrap_or(self.retry_after).min(RETRY_AFTER_MAX);
@@ -264,6 +281,7 @@ impl DrainQueue {
         while let Some(object) = inner.urgent.pop_front() {
             inner.urged.remove(&object);
             inner.waiting.remove(&object);
+            inner.urged_in_flight.insert(object);
             bytes += core.ledger.used_bytes(object);
             batch.push(object);
             if batch.len() >= BATCH_FILES_MAX || bytes >= BATCH_BYTES_MAX {
@@ -313,6 +331,16 @@ impl DrainQueue {
         inner.trigger.on_foreground(foreground_s);
         // Files in the overflow and empty ones are waiting too, but hold no bytes of ours.
         let now_s = (now - self.origin).as_secs_f64();
+        let load = Load {
+            dwsf_bytes: core.learning.dwsf_bytes() as f64,
+            dirty_bytes: dirty.max(1) as f64,
+            limit_bytes: capacity.min(core.ledger.dirty_cap_bytes()) as f64,
+            is_idle: self.is_idle(),
+            is_starved: false,
+        };
+        if let Some(pace) = core.engine.demotion_pace(&load) {
+            return pace != DemotionPace::Stop;
+        }
         match inner.trigger.drive(dirty.max(1), capacity, now_s) {
             Drive::Stop => false,
             Drive::Idle => self.idle,
@@ -337,7 +365,12 @@ fn ordered(
                 .candidate(object, core.ledger.used_bytes(object), false)
         })
         .collect();
-    order_demotion(PlacementPolicy::Bbos, &mut candidates, core.apps.now_s());
+    order_demotion(core.engine.placement(), &mut candidates, core.apps.now_s());
+    if let Some(every) = core.settings.engine.keep_every {
+        // A stable sort: postponed ones go last, each part in its order.
+        candidates
+            .sort_by_key(|c| treatment(Some(every), c.version, c.outdated) == Treatment::Postpone);
+    }
     let head = candidates.len().min(BATCH_FILES_MAX * 2);
     let mut items: Vec<DrainItem> = candidates[..head]
         .iter()

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::File;
 use forebay_policy::durability::Durability;
+use forebay_policy::schedule::Class;
 use forebay_tiers::{Object, TierKind};
 use forebay_types::{Errno, Handle, SetTime, TierId};
 
@@ -23,6 +24,10 @@ impl Core {
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
         self.report_to_fsync(&file)?;
+        let _turn = match self.engine.is_throttled() {
+            true => self.take_turn(&open, Class::Checkpoint, 0),
+            false => None,
+        };
         match self.durability_of(&file.path()) {
             Durability::Memory => Ok(()),
             Durability::Pfs => {

@@ -14,16 +14,19 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::apps::Applications;
 use crate::core::{Core, Counters, ErrorLog, StopOrder};
+use crate::dedicated::Dedicated;
 use crate::drain::DrainQueue;
+use crate::engine::Engine;
 use crate::facts::Facts;
 use crate::jobs::Jobs;
+use crate::learning::Learning;
 use crate::ledger::Ledger;
 use crate::opens::OpenTable;
 use crate::rules::Rules;
 use crate::service::Server;
 use crate::settings::Settings;
 use crate::tierset::{SSDS_MAX, TierSet, make_private};
-use crate::{demote, monitor};
+use crate::{demote, discard, engine, monitor};
 
 /// After the mount is gone, a drain that was asked for gets this long for the last files.
 const LAST_DRAIN: Duration = Duration::from_secs(60);
@@ -166,14 +169,20 @@ fn finish_core(
         )));
     }
     let started = Instant::now();
-    let drain = match facts
-        .save(&ns)
-        .map_err(|e| e.to_string())
-        .and_then(|()| DrainQueue::new(&settings, started))
-    {
-        Ok(drain) => drain,
+    let dedicated = Dedicated::new(&settings);
+    let capacity = tiers.limits().iter().map(|(_, bytes)| bytes).sum();
+    let made = facts.save(&ns).map_err(|e| e.to_string()).and_then(|()| {
+        dedicated.check(capacity)?;
+        Ok((
+            DrainQueue::new(&settings, started)?,
+            Engine::new(&settings, started)?,
+            Learning::open(&ns, &settings, started)?,
+        ))
+    });
+    let (drain, engine, learning) = match made {
+        Ok(made) => made,
         Err(why) => {
-            let what = "demotion".into();
+            let what = "scheduling".into();
             return Err(Box::new((StartError::Failed { what, why }, tiers)));
         }
     };
@@ -181,6 +190,9 @@ fn finish_core(
     let core = Core {
         ledger: Ledger::new(&tiers.limits(), settings.demotion.dirty_cap_fraction),
         drain,
+        engine,
+        learning,
+        dedicated,
         durability: settings
             .durability
             .unwrap_or(Core::default_durability(has_flash)),
@@ -202,6 +214,7 @@ fn finish_core(
         tiers,
     };
     core.restore_totals(facts);
+    core.restore_bandwidths();
     match core.recover(loaded, mend) {
         Ok(()) => Ok(core),
         Err(errno) => Err(Box::new((failed("recovery")(errno), core.tiers))),
@@ -241,6 +254,8 @@ impl Instance {
             instance.spawn(format!("fb-demote-{i}"), demote::run)?;
         }
         instance.spawn("fb-monitor".into(), monitor::run)?;
+        instance.spawn("fb-engine".into(), engine::run)?;
+        instance.spawn("fb-discard".into(), discard::run)?;
         instance.spawn("fb-collect".into(), monitor::collect)?;
         Ok(instance)
     }
@@ -340,6 +355,10 @@ impl Instance {
         core.collect_garbage();
         let summary = self.undrained();
         self.save_totals();
+        core.learn();
+        if let Err(error) = core.learning.save(core) {
+            tracing::warn!("what was learned is not kept: {error}");
+        }
         if let Err(error) = core.ns.sync() {
             tracing::error!("metadata store: {error}");
         }

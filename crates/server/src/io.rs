@@ -7,12 +7,14 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{AttrPlan, File, Node, PlainNode};
 use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
+use forebay_policy::schedule::Class;
 use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind};
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, limits};
 use forebay_wire::{SeekWhat, SpaceChange};
 
 use crate::core::Core;
 use crate::open::ctime_after;
+use crate::engine::start_writeback;
 use crate::opens::{OpenFile, Target};
 use crate::space::Room;
 
@@ -23,6 +25,10 @@ impl Core {
         if !flags.reads() {
             return Err(Errno::EBADF);
         }
+        let _turn = match self.engine.is_throttled() {
+            true => self.take_turn(&open, Class::Restart, 0),
+            false => None,
+        };
         Ok(open.target.read().object().read_at(into, offset)?)
     }
 
@@ -54,7 +60,15 @@ impl Core {
         {
             return Ok(None);
         }
+        let throttled = self.engine.is_throttled();
+        if throttled && !may_wait {
+            return Ok(None);
+        }
         self.prepare_change(&open, false)?;
+        let _turn = match throttled {
+            true => self.take_turn(&open, Class::Checkpoint, data.len() as u64),
+            false => None,
+        };
         loop {
             if self.admit(&open, data.len() as u64, may_wait)? == Room::WouldWait {
                 return Ok(None);
@@ -65,7 +79,12 @@ impl Core {
                 self.drop_suid(&target)?;
             }
             match target.object().write_at(data, offset) {
-                Ok(written) => return Ok(Some(written)),
+                Ok(written) => {
+                    if throttled {
+                        start_writeback(target.object(), offset, written as u64);
+                    }
+                    return Ok(Some(written));
+                }
                 Err(error) if is_full(&error) && self.has_elsewhere(&target) => {
                     drop(target);
                     if !may_wait {

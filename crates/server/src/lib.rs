@@ -3,15 +3,21 @@
 //! names and residency are in `namespace`.
 
 mod apps;
+mod block_io;
+mod calibrate;
 mod core;
+mod dedicated;
 mod demote;
+mod discard;
 mod drain;
+mod engine;
 mod facts;
 mod fsck;
 mod fsync;
 mod instance;
 mod io;
 mod jobs;
+mod learning;
 mod ledger;
 mod monitor;
 mod open;
@@ -27,4 +33,4 @@ mod tierset;
 mod walk;
 
 pub use instance::{Instance, StartError, StopReason, StopSummary, fsck_offline};
-pub use settings::{DemotionSettings, PathRule, Settings, SsdSetting, Verify};
+pub use settings::{DemotionSettings, EngineSettings, PathRule, Settings, SsdSetting, Verify};

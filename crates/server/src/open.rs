@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
+use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
 use forebay_types::{
@@ -14,6 +15,7 @@ use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
 use crate::core::Core;
 use crate::opens::{Before, OpenFile, Target};
+use crate::tierset::OVERFLOW;
 
 /// An object's descriptor to hand over, if it may be.
 pub type Handed = Option<Arc<dyn Descriptor>>;
@@ -55,11 +57,14 @@ impl Core {
         let identity = self.rules.identify(&path);
         let expected = self.apps.expect(&identity);
         let durability = self.durability_of(&path);
-        let tier = self.place_new(&NewFile {
-            predicted_bytes: expected.bytes,
-            durability,
-            series_fsyncs: expected.fsyncs,
-        })?;
+        let tier = self.place_checkpoint(
+            &identity,
+            &NewFile {
+                predicted_bytes: expected.bytes,
+                durability,
+                series_fsyncs: expected.fsyncs,
+            },
+        )?;
         let object_id = self.ns.new_object()?;
         let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
         let fresh = NewObject {
@@ -266,6 +271,7 @@ impl Core {
 
     fn may_pass_through(&self, tier: TierId, object: &dyn Object) -> bool {
         self.settings.passthrough
+            && self.engine.allows_passthrough()
             && matches!(self.tiers.kind(tier), TierKind::Dram | TierKind::Ssd)
             && object.descriptor().is_some()
     }
@@ -302,6 +308,9 @@ impl Core {
         }
         drop(claim);
         if left.opens == 0 {
+            if self.engine.placement() == PlacementPolicy::Coolness {
+                self.apps.released(file.object);
+            }
             self.leave_overflow(&file);
             if file.lock().is_unlinked() {
                 self.wake_collector();
@@ -370,6 +379,9 @@ impl Core {
             let fsynced = open.fsynced.load(Ordering::Acquire);
             let identity = self.rules.identify(&file.path());
             self.apps.closed(file.object, identity, stat.size, fsynced);
+            if tier != OVERFLOW {
+                self.learning.closed(file.object, stat.size);
+            }
             self.drain.add(file.object);
         }
         Ok(())

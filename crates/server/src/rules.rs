@@ -31,6 +31,7 @@ struct Rule {
     parts: Vec<Part>,
     names: bool,
     durability: Option<Durability>,
+    mtbf_s: Option<f64>,
 }
 
 /// What a pattern has named.
@@ -57,6 +58,7 @@ impl Rules {
                 .collect(),
             names: rule.pattern.contains("{app}") || rule.pattern.contains("{version}"),
             durability: rule.durability,
+            mtbf_s: rule.mtbf.map(|d| d.as_secs_f64()),
         };
         Rules {
             rules: rules.iter().map(compile).collect(),
@@ -81,6 +83,12 @@ impl Rules {
         }
         self.first(path, |rule| rule.durability.is_some())
             .and_then(|(rule, _)| rule.durability)
+    }
+
+    /// The MTBF that the first matching rule with one names.
+    pub fn mtbf_s(&self, path: &[u8]) -> Option<f64> {
+        let (rule, _) = self.first(path, |rule| rule.mtbf_s.is_some())?;
+        rule.mtbf_s
     }
 
     /// Application and version: by the first matching rule that names them, else by the path itself.
@@ -181,6 +189,7 @@ mod tests {
         Rules::new(&[PathRule {
             pattern: pattern.into(),
             durability: Some(Durability::Pfs),
+            mtbf: None,
         }])
     }
 

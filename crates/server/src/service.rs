@@ -67,13 +67,15 @@ impl Server {
             } => {
                 let (attr, opened, descriptor) =
                     core.create(&link, perm, flags, cred, peer.local)?;
+                core.note_opened(opened.handle, flags, &cred);
                 Reply {
                     response: Response::Created(attr, opened),
                     descriptor,
                 }
             }
-            Request::Open { ino, flags, .. } => {
+            Request::Open { ino, flags, cred } => {
                 let (opened, descriptor) = core.open(ino, flags, peer.local)?;
+                core.note_opened(opened.handle, flags, &cred);
                 Reply {
                     response: Response::Opened(opened),
                     descriptor,
@@ -295,6 +297,14 @@ impl Server {
                     (timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(timeout_ms));
                 core.order_stop(StopOrder { drain, deadline });
                 Ok(ControlResponse::Stopping)
+            }
+            Control::Calibrate { step, time_ms } => {
+                let time = Duration::from_millis(time_ms.clamp(100, 60_000));
+                core.calibrate(step, time).map(ControlResponse::Calibrated)
+            }
+            Control::Policy { policy, placement } => {
+                core.choose_policy(policy.as_deref(), placement.as_deref())?;
+                Ok(ControlResponse::Status(Box::new(core.status())))
             }
             Control::Fsck { dry_run, checksums } => {
                 Ok(ControlResponse::Fsck(core.fsck(dry_run, checksums)))

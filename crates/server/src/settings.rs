@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
+use forebay_policy::engine::Bandwidths;
 
 /// One flash directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct PathRule {
     pub pattern: String,
     /// What fsync promises for these files.
     pub durability: Option<Durability>,
+    /// MTBF of these applications before their first restart.
+    pub mtbf: Option<Duration>,
 }
 
 /// When and how the drain runs.
@@ -66,6 +70,60 @@ impl Default for DemotionSettings {
     }
 }
 
+/// Over-subscription: what plans are made from, and which of its means are used.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineSettings {
+    /// Length of the planning window.
+    pub period: Duration,
+    /// The four bandwidths; `None`: those that were measured, if they were.
+    pub bandwidths: Option<Bandwidths>,
+    /// Order of victims.
+    pub placement: PlacementPolicy,
+    /// Hold the plan's rates.
+    pub throttle: bool,
+    /// Applications take turns where the plan sees contention.
+    pub turns: bool,
+    /// Longest turn while others wait.
+    pub turn: Duration,
+    /// Nobody waits for a turn longer than this.
+    pub max_wait: Duration,
+    /// Cold checkpoints go straight to the PFS when there is no room.
+    pub direct: bool,
+    /// Outdated versions that are no multiple of this are demoted last.
+    pub keep_every: Option<u64>,
+    /// One application's space under the policy `dedicated`.
+    pub share_bytes: Option<u64>,
+    /// MTBF before the first restart, where neither a rule nor the job's number of nodes says one.
+    pub mtbf: Option<Duration>,
+    /// Reads so soon after a write by the same login or job are verifications, not restarts.
+    pub verify_window: Duration,
+    /// Hold the write limit with the kernel's block-I/O controller, too.
+    pub block_io: bool,
+    /// Free blocks are told to flash at this rate after deletes; 0: not at all.
+    pub discard_bytes_per_s: u64,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        EngineSettings {
+            period: Duration::from_secs(3600),
+            bandwidths: None,
+            placement: PlacementPolicy::Bbos,
+            throttle: true,
+            turns: true,
+            turn: Duration::from_secs(2),
+            max_wait: Duration::from_secs(10),
+            direct: true,
+            keep_every: None,
+            share_bytes: None,
+            mtbf: None,
+            verify_window: Duration::from_secs(60),
+            block_io: false,
+            discard_bytes_per_s: 4 << 30,
+        }
+    }
+}
+
 /// Everything a server is started with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -87,6 +145,8 @@ pub struct Settings {
     pub policy: String,
     /// The drain.
     pub demotion: DemotionSettings,
+    /// Over-subscription.
+    pub engine: EngineSettings,
     /// Let the kernel read and write objects by itself where it can.
     pub passthrough: bool,
     /// How long a write waits for space before it goes straight to the PFS.
@@ -106,6 +166,7 @@ impl Settings {
             rules: Vec::new(),
             policy: "bbos".into(),
             demotion: DemotionSettings::default(),
+            engine: EngineSettings::default(),
             passthrough: true,
             wait_for_space: Duration::from_secs(2),
         }

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use forebay_namespace::File;
 use forebay_policy::demotion::{
-    CleanCandidate, PlacementPolicy, Residency as PolicyResidency, choose_victims, evict_needed,
+    CleanCandidate, Residency as PolicyResidency, choose_victims, evict_needed,
 };
-use forebay_policy::placement::{NewFile, Placement, choose_tier};
+use forebay_policy::placement::{NewFile, Placement, TierSpace, choose_tier};
+use forebay_policy::series::Identity;
+use forebay_policy::victims::{Incoming, is_direct};
 use forebay_tiers::{CopyControl, TierKind, copy};
 use forebay_types::{Errno, ObjectId, TierId, limits::SPACE_UNIT_BYTES};
 
@@ -47,6 +49,31 @@ impl Core {
         Ok(self.tiers.need_overflow()?)
     }
 
+    /// The tier for a new file of an application: straight to the PFS where the burst buffer would have to make room and the
+    /// file is colder than what is there, or where its application has no share.
+    pub fn place_checkpoint(&self, identity: &Identity, file: &NewFile) -> Result<TierId, Errno> {
+        let bytes = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
+        if !self.has_share(&identity.application, bytes) {
+            return Ok(self.tiers.need_overflow()?);
+        }
+        let fits = |s: &TierSpace| s.available_bytes() >= bytes;
+        if self.settings.engine.direct
+            && identity.version.is_some()
+            && !self.ledger.spaces().iter().any(fits)
+        {
+            let (incoming, residents) = self.apps.compare(identity);
+            let incoming = Incoming {
+                must_make_room: true,
+                ..incoming
+            };
+            if is_direct(true, self.engine.placement(), &incoming, residents) {
+                self.counters.direct_files.fetch_add(1, Ordering::Relaxed);
+                return Ok(self.tiers.need_overflow()?);
+            }
+        }
+        self.place_new(file)
+    }
+
     /// Evicts clean copies from whichever tier has some; whether anything was freed.
     pub fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
         let tiers: Vec<TierId> = self
@@ -73,7 +100,7 @@ impl Core {
             return 0;
         }
         let mut clean = self.clean_candidates(tier);
-        let policy = PlacementPolicy::Bbos;
+        let policy = self.engine.placement();
         let victims = choose_victims(policy, &mut clean, needed, self.apps.now_s());
         let mut freed = 0;
         for id in victims.ids {
@@ -191,6 +218,9 @@ impl Core {
         };
         let used = object.stat()?.allocated_bytes;
         let mut last = Refused::DirtyCap;
+        if !self.fits_share(file.object, len) {
+            return Ok(Some(last));
+        }
         // Near the limit a full unit may be too much where the bytes themselves still fit.
         for ahead in [SPACE_UNIT_BYTES, 0] {
             let held = used + len + ahead;

@@ -3,10 +3,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
+use forebay_policy::engine::Bandwidths;
+use forebay_policy::plan::DrainPolicy;
+use forebay_policy::throttle::DemotionPace;
 use forebay_tiers::TierKind;
 use forebay_types::{TierId, limits};
 use forebay_wire::control::{
-    ApplicationStatus, ControlResponse, PathFailure, StatusBits, TierStatus, WhereEntry,
+    ApplicationStatus, ControlResponse, PathFailure, PlanStatus, StatusBits, TierStatus, WhereEntry,
 };
 
 use crate::core::Core;
@@ -68,6 +71,8 @@ impl Core {
         tiers.push(self.tier_status("pfs", OVERFLOW, pfs_bytes));
         let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let (dwsf_bytes, dwpp_bytes, _) = self.learning.figures(0.0);
+        let (restarts_total, restart_hits_total) = self.learning.restarts();
         // Not in the literal below: a guard there would live until its end.
         let files = self.files.read().len() as u64;
         StatusBits {
@@ -78,11 +83,16 @@ impl Core {
             pid: std::process::id(),
             uptime_ms: self.started.elapsed().as_millis() as u64,
             durability: self.durability.to_string(),
-            policy: self.settings.policy.clone(),
-            passthrough: self.settings.passthrough,
+            policy: self.engine.policy().to_string(),
+            placement: self.engine.placement().to_string(),
+            plan: self.plan_status(),
+            passthrough: self.settings.passthrough && self.engine.allows_passthrough(),
             tiers,
-            dwsf_bytes: load(&self.counters.written_bytes),
-            dwpp_bytes: 0,
+            dwsf_bytes,
+            dwpp_bytes: dwpp_bytes.unwrap_or(0),
+            restarts_total,
+            restart_hits_total,
+            direct_files_total: load(&self.counters.direct_files),
             dirty_cap_bytes: self.ledger.dirty_cap_bytes(),
             dirty_bytes,
             drain_rate_bytes_per_s: self.drain.rate_bytes_per_s(),
@@ -96,6 +106,36 @@ impl Core {
             errors: self.errors.all(),
             errors_total: load(&self.counters.errors),
             applications: self.application_status(),
+        }
+    }
+
+    fn plan_status(&self) -> PlanStatus {
+        let view = self.engine.view();
+        let policy = self.engine.policy();
+        let plan = view.in_force.plan;
+        let why = match policy {
+            DrainPolicy::Bbos => view.in_force.reason.to_string(),
+            DrainPolicy::MaxBw => "never beside a checkpoint, until nothing more fits".into(),
+            DrainPolicy::MaxEff => "always at full speed".into(),
+            DrainPolicy::Dedicated => {
+                "each application has its own share, demoted when full or quiet".into()
+            }
+        };
+        let limit = |rate: f64| rate as u64;
+        PlanStatus {
+            why,
+            pattern: plan.map(|p| p.pattern),
+            start_dwsf_bytes: plan.map(|p| p.start_dwsf_bytes as u64),
+            full_dwsf_bytes: plan.map(|p| p.full_dwsf_bytes as u64),
+            feasible: plan.map(|p| p.feasible),
+            checkpoint_limit_bytes_per_s: view.pace.checkpoint_bytes_per_s.map(limit),
+            demotion_limit_bytes_per_s: match view.pace.demotion {
+                DemotionPace::Full => None,
+                DemotionPace::Rate(rate) => Some(limit(rate)),
+                DemotionPace::Stop => Some(0),
+            },
+            period_ms: self.settings.engine.period.as_millis() as u64,
+            bandwidths: self.engine.bandwidths().as_ref().map(four),
         }
     }
 
@@ -138,10 +178,13 @@ impl Core {
             .enumerate()
             .filter_map(|(number, figures)| {
                 let sum = sums.get(&(number as u32))?;
+                let (dwsf_bytes, dwpp_bytes) = self.learning.application_figures(&figures.name);
                 Some(ApplicationStatus {
                     name: figures.name,
                     version: figures.newest,
-                    mtbf_ms: None,
+                    mtbf_ms: Some((figures.mtbf_s * 1e3) as u64),
+                    dwsf_bytes,
+                    dwpp_bytes,
                     resident_bytes: sum.resident,
                     dirty_bytes: sum.dirty,
                     files: sum.files,
@@ -259,6 +302,17 @@ impl Core {
         entry.error = state.error.map(|e| e.message());
         entry
     }
+}
+
+/// Bwmax, Bwmin, Brmax, Brmin.
+pub fn four(b: &Bandwidths) -> [u64; 4] {
+    [
+        b.bw_max_bytes_per_s,
+        b.bw_min_bytes_per_s,
+        b.br_max_bytes_per_s,
+        b.br_min_bytes_per_s,
+    ]
+    .map(|rate| rate as u64)
 }
 
 /// Order of a walk: component by component.

@@ -39,6 +39,8 @@ pub struct TierSet {
     slots: Vec<Option<Slot>>,
     /// Made when it is first needed: most runs never do.
     overflow: OnceLock<Slot>,
+    /// Held while it is made: two that open a new directory at once get in each other's way.
+    making_overflow: Mutex<()>,
     instance: [u8; 16],
     dram: Mutex<Option<DramMount>>,
     overflow_dir: PathBuf,
@@ -102,6 +104,7 @@ impl TierSet {
         let set = TierSet {
             slots,
             overflow: OnceLock::new(),
+            making_overflow: Mutex::new(()),
             instance,
             dram: Mutex::new(dram),
             overflow_dir,
@@ -114,6 +117,10 @@ impl TierSet {
 
     /// The overflow, made if it is not there yet.
     pub fn need_overflow(&self) -> io::Result<TierId> {
+        if self.overflow.get().is_some() {
+            return Ok(OVERFLOW);
+        }
+        let _one = self.making_overflow.lock();
         if self.overflow.get().is_none() {
             make_private(&self.overflow_dir)?;
             let tier = DirTier::open(
@@ -128,7 +135,7 @@ impl TierSet {
                 kind: TierKind::Pfs,
                 capacity_bytes: 0,
             };
-            // Where two came here at once, both have opened the same directory.
+            // Nobody else can have set it.
             drop(self.overflow.set(slot));
         }
         Ok(OVERFLOW)

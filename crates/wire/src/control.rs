@@ -41,6 +41,13 @@ pub enum Control {
     /// Stops taking new work and ends the server; with `drain`, when all is on the PFS.
     /// `timeout_ms` 0 means no limit.
     Shutdown { drain: bool, timeout_ms: u64 },
+    /// One step of a calibration, of at most so long (up to a minute).
+    Calibrate { step: CalibrationStep, time_ms: u64 },
+    /// Takes another policy or placement, by name, until the next start; answers with the status.
+    Policy {
+        policy: Option<String>,
+        placement: Option<String>,
+    },
     /// Compares records, objects and PFS; repairs unless `dry_run`.
     Fsck { dry_run: bool, checksums: bool },
 }
@@ -80,7 +87,32 @@ pub enum ControlResponse {
     },
     Job(JobProgress),
     Stopping,
+    Calibrated(Calibrated),
     Fsck(FsckReport),
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CalibrationStep {
+    /// Writes to the burst buffer.
+    Write,
+    /// Copies to the PFS.
+    Demote,
+    /// Both at once; needs the outcomes of the two others.
+    Both,
+}
+
+/// Outcome of a [`CalibrationStep`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Calibrated {
+    /// Writes, where they were measured.
+    pub write_bytes_per_s: Option<u64>,
+    /// Copies, where they were measured.
+    pub demotion_bytes_per_s: Option<u64>,
+    /// After the last step: Bwmax, Bwmin, Brmax, Brmin, bytes/s.
+    pub bandwidths: Option<[u64; 4]>,
+    /// After the last step: slope of the interference line in millionths, and its bytes/s without demotion.
+    pub line: Option<(i64, u64)>,
 }
 
 /// A path that could not be served, and why.
@@ -163,6 +195,10 @@ pub struct ApplicationStatus {
     pub name: String,
     /// Newest version seen.
     pub version: Option<u64>,
+    /// Written in this period, bytes.
+    pub dwsf_bytes: u64,
+    /// Expected per period, bytes; `None` in its first period.
+    pub dwpp_bytes: Option<u64>,
     /// Mean time between failures, milliseconds; `None` until known.
     pub mtbf_ms: Option<u64>,
     /// In the burst buffer, bytes.
@@ -171,6 +207,29 @@ pub struct ApplicationStatus {
     pub dirty_bytes: u64,
     /// Files in the burst buffer.
     pub files: u64,
+}
+
+/// The plan in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanStatus {
+    /// One line for a person.
+    pub why: String,
+    /// 1, 2 or 3; `None` where thresholds decide.
+    pub pattern: Option<u8>,
+    /// Data written in a period at which demotion starts, bytes.
+    pub start_dwsf_bytes: Option<u64>,
+    /// And at which it runs at full speed.
+    pub full_dwsf_bytes: Option<u64>,
+    /// The burst buffer becomes clean within the period.
+    pub feasible: Option<bool>,
+    /// Limit of checkpoint writes; `None`: none.
+    pub checkpoint_limit_bytes_per_s: Option<u64>,
+    /// Limit of demotion; `None`: none, 0: it waits.
+    pub demotion_limit_bytes_per_s: Option<u64>,
+    /// Length of a period, milliseconds.
+    pub period_ms: u64,
+    /// Bwmax, Bwmin, Brmax, Brmin, bytes/s, where they are known.
+    pub bandwidths: Option<[u64; 4]>,
 }
 
 /// Everything `forebay status` shows.
@@ -192,6 +251,10 @@ pub struct StatusBits {
     pub durability: String,
     /// Policy in force.
     pub policy: String,
+    /// Order of victims in force.
+    pub placement: String,
+    /// The plan and its limits.
+    pub plan: PlanStatus,
     /// Whether the kernel reads and writes objects by itself.
     pub passthrough: bool,
     /// Tiers, fastest first.
@@ -216,6 +279,12 @@ pub struct StatusBits {
     pub evicted_bytes_total: u64,
     /// Writes that had to wait for space.
     pub waited_writes_total: u64,
+    /// Restarts counted since the start of the server.
+    pub restarts_total: u64,
+    /// Of those, that found their data in the burst buffer.
+    pub restart_hits_total: u64,
+    /// Files that went straight to the PFS because they were colder than what was here.
+    pub direct_files_total: u64,
     /// Files in the burst buffer.
     pub files: u64,
     /// Open files.

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::values::{
-    Count, Fraction, FromText, PolicyName, Rung, Size, Span, Ssd, Switch, Verification, parse_ssd,
+    Count, Fraction, FromText, Order, PolicyName, Rate, Rung, Size, Span, Ssd, Switch,
+    Verification, parse_ssd,
 };
 use crate::exit::{Explain, Failure};
 
@@ -34,6 +35,8 @@ pub struct Layer {
     pub wait_for_space: Option<Span>,
     #[serde(default)]
     pub demotion: DemotionLayer,
+    #[serde(default)]
+    pub engine: EngineLayer,
     #[serde(default, rename = "rule")]
     pub rules: Vec<RuleLayer>,
 }
@@ -52,6 +55,30 @@ pub struct DemotionLayer {
     pub retry_after: Option<Span>,
 }
 
+/// The section `[engine]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct EngineLayer {
+    pub period: Option<Span>,
+    pub bw_max: Option<Rate>,
+    pub bw_min: Option<Rate>,
+    pub br_max: Option<Rate>,
+    pub br_min: Option<Rate>,
+    pub placement: Option<Order>,
+    pub throttle: Option<bool>,
+    pub turns: Option<bool>,
+    pub turn: Option<Span>,
+    pub max_wait: Option<Span>,
+    pub direct: Option<bool>,
+    pub keep_every: Option<u64>,
+    pub share: Option<Size>,
+    pub mtbf: Option<Span>,
+    pub verify_window: Option<Span>,
+    pub block_io: Option<bool>,
+    pub discard: Option<Size>,
+}
+
 /// One `[[rule]]`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,6 +86,7 @@ pub struct DemotionLayer {
 pub struct RuleLayer {
     pub path: String,
     pub durability: Option<Rung>,
+    pub mtbf: Option<Span>,
 }
 
 impl Layer {
@@ -78,6 +106,7 @@ impl Layer {
             threads: self.threads.or(below.threads),
             wait_for_space: self.wait_for_space.or(below.wait_for_space),
             demotion: self.demotion.over(below.demotion),
+            engine: self.engine.over(below.engine),
             rules: if self.rules.is_empty() {
                 below.rules
             } else {
@@ -147,6 +176,7 @@ impl Layer {
     /// Sets one field by the name its variable has; `false` if there is none of that name.
     fn set(&mut self, key: &str, value: &OsStr) -> Result<bool, String> {
         let demotion = &mut self.demotion;
+        let engine = &mut self.engine;
         match key {
             "PFS" => self.pfs = Some(value.into()),
             "MOUNT" => self.mount = Some(value.into()),
@@ -166,6 +196,23 @@ impl Layer {
             "DEMOTION_VERIFY" => demotion.verify = Some(text(value)?),
             "DEMOTION_WORKERS" => demotion.workers = Some(text::<Count>(value)?.0),
             "DEMOTION_RETRY_AFTER" => demotion.retry_after = Some(text(value)?),
+            "ENGINE_PERIOD" => engine.period = Some(text(value)?),
+            "ENGINE_BW_MAX" => engine.bw_max = Some(text(value)?),
+            "ENGINE_BW_MIN" => engine.bw_min = Some(text(value)?),
+            "ENGINE_BR_MAX" => engine.br_max = Some(text(value)?),
+            "ENGINE_BR_MIN" => engine.br_min = Some(text(value)?),
+            "ENGINE_PLACEMENT" => engine.placement = Some(text(value)?),
+            "ENGINE_THROTTLE" => engine.throttle = Some(text::<Switch>(value)?.0),
+            "ENGINE_TURNS" => engine.turns = Some(text::<Switch>(value)?.0),
+            "ENGINE_TURN" => engine.turn = Some(text(value)?),
+            "ENGINE_MAX_WAIT" => engine.max_wait = Some(text(value)?),
+            "ENGINE_DIRECT" => engine.direct = Some(text::<Switch>(value)?.0),
+            "ENGINE_KEEP_EVERY" => engine.keep_every = Some(text::<Count>(value)?.0 as u64),
+            "ENGINE_SHARE" => engine.share = Some(text(value)?),
+            "ENGINE_MTBF" => engine.mtbf = Some(text(value)?),
+            "ENGINE_BLOCK_IO" => engine.block_io = Some(text::<Switch>(value)?.0),
+            "ENGINE_DISCARD" => engine.discard = Some(text(value)?),
+            "ENGINE_VERIFY_WINDOW" => engine.verify_window = Some(text(value)?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -182,6 +229,30 @@ impl DemotionLayer {
             verify: self.verify.or(below.verify),
             workers: self.workers.or(below.workers),
             retry_after: self.retry_after.or(below.retry_after),
+        }
+    }
+}
+
+impl EngineLayer {
+    fn over(self, below: EngineLayer) -> EngineLayer {
+        EngineLayer {
+            period: self.period.or(below.period),
+            bw_max: self.bw_max.or(below.bw_max),
+            bw_min: self.bw_min.or(below.bw_min),
+            br_max: self.br_max.or(below.br_max),
+            br_min: self.br_min.or(below.br_min),
+            placement: self.placement.or(below.placement),
+            throttle: self.throttle.or(below.throttle),
+            turns: self.turns.or(below.turns),
+            turn: self.turn.or(below.turn),
+            max_wait: self.max_wait.or(below.max_wait),
+            direct: self.direct.or(below.direct),
+            keep_every: self.keep_every.or(below.keep_every),
+            share: self.share.or(below.share),
+            mtbf: self.mtbf.or(below.mtbf),
+            verify_window: self.verify_window.or(below.verify_window),
+            block_io: self.block_io.or(below.block_io),
+            discard: self.discard.or(below.discard),
         }
     }
 }

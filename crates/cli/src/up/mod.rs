@@ -35,7 +35,7 @@ use crate::{out, usage};
         "order (data not yet on the PFS stays in the state folder), a second Ctrl-C at once.\n\n",
         "Durability of fsync: `memory` survives the daemon, not the machine; `ssd` is on flash and\n",
         "flushed; `pfs` is on the PFS, verified. Default: ssd if there is a flash directory, else pfs.\n",
-        "Policies: bbos (default: beside checkpoints from `start` on), maxbw (only when idle or\nfull), maxeff (always).\n\n",
+        "Policies: bbos (default: beside checkpoints from `start` on), maxbw (only when idle or\nfull), maxeff (always), dedicated (a share for each\napplication). `forebay policy` changes it while running.\n\n",
         "Settings come from the command line, else from the environment, else from the file:\n",
         "  FOREBAY_PFS, FOREBAY_DRAM, FOREBAY_SSD=DIR:SIZE,DIR, FOREBAY_DEMOTION_IDLE_AFTER, ...\n",
         "  FOREBAY_CONFIG names the file, FOREBAY_LOG sets the log level (error ... trace).\n",
@@ -68,7 +68,7 @@ pub struct UpArgs {
     /// What fsync promises: memory, ssd or pfs
     #[arg(long, value_name = "RUNG", value_parser = Rung::from_text)]
     durability: Option<Rung>,
-    /// When to demote: bbos, maxbw or maxeff
+    /// When to demote: bbos, maxbw, maxeff or dedicated
     #[arg(long, value_name = "NAME", value_parser = PolicyName::from_text)]
     policy: Option<PolicyName>,
     /// Do not let the kernel read and write by itself (it does so only for root)

@@ -4,10 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_policy::durability::Durability;
-use forebay_server::{DemotionSettings, PathRule, Settings};
+use forebay_policy::engine::Bandwidths;
+use forebay_policy::forecast::Meter;
+use forebay_policy::schedule::ScheduleConfig;
+use forebay_server::{DemotionSettings, EngineSettings, PathRule, Settings};
 use forebay_types::{format_size, limits};
 
-use super::layer::{DemotionLayer, Layer};
+use super::layer::{DemotionLayer, EngineLayer, Layer};
 use crate::exit::{Explain, Failure};
 
 /// Threads and workers: more only fight for the same queue.
@@ -55,11 +58,13 @@ pub fn settle(layer: Layer, may_mount: bool) -> Result<Plan, Failure> {
         settings.wait_for_space = wait.0;
     }
     settings.demotion = demotion(layer.demotion)?;
+    settings.engine = engine(layer.engine)?;
     for rule in layer.rules {
         check_pattern(&rule.path)?;
         settings.rules.push(PathRule {
             pattern: rule.path,
             durability: rule.durability.map(|r| r.0),
+            mtbf: rule.mtbf.map(|span| span.0),
         });
     }
     check_tiers(&settings)?;
@@ -123,6 +128,63 @@ fn demotion(layer: DemotionLayer) -> Result<DemotionSettings, Failure> {
         return Err(Failure::fatal(
             "up: demotion.retry_after is 0; give it at least some milliseconds",
         ));
+    }
+    Ok(settings)
+}
+
+fn engine(layer: EngineLayer) -> Result<EngineSettings, Failure> {
+    let default = EngineSettings::default();
+    let refuse = |why: String| Failure::fatal(format!("up: [engine] {why}"));
+    let rates = [layer.bw_max, layer.bw_min, layer.br_max, layer.br_min].map(|r| r.map(|r| r.0));
+    let bandwidths = match rates {
+        [None, None, None, None] => None,
+        [Some(bw_max), Some(bw_min), Some(br_max), Some(br_min)] => Some(Bandwidths {
+            bw_max_bytes_per_s: bw_max,
+            bw_min_bytes_per_s: bw_min,
+            br_max_bytes_per_s: br_max,
+            br_min_bytes_per_s: br_min,
+        }),
+        _ => {
+            return Err(refuse(
+                "takes all of bw_max, bw_min, br_max, br_min, or none of them".into(),
+            ));
+        }
+    };
+    if let Some(bandwidths) = &bandwidths {
+        bandwidths.check().map_err(|e| refuse(e.to_string()))?;
+    }
+    let settings = EngineSettings {
+        period: layer.period.map_or(default.period, |span| span.0),
+        bandwidths,
+        placement: layer.placement.map_or(default.placement, |o| o.0),
+        throttle: layer.throttle.unwrap_or(default.throttle),
+        turns: layer.turns.unwrap_or(default.turns),
+        turn: layer.turn.map_or(default.turn, |span| span.0),
+        max_wait: layer.max_wait.map_or(default.max_wait, |span| span.0),
+        direct: layer.direct.unwrap_or(default.direct),
+        keep_every: layer.keep_every,
+        share_bytes: layer.share.map(|size| size.0),
+        mtbf: layer.mtbf.map(|span| span.0),
+        verify_window: layer
+            .verify_window
+            .map_or(default.verify_window, |span| span.0),
+        block_io: layer.block_io.unwrap_or(default.block_io),
+        discard_bytes_per_s: layer
+            .discard
+            .map_or(default.discard_bytes_per_s, |size| size.0),
+    };
+    Meter::new(settings.period.as_secs_f64()).map_err(|e| refuse(e.to_string()))?;
+    let schedule = ScheduleConfig {
+        turn_s: settings.turn.as_secs_f64(),
+        max_wait_s: settings.max_wait.as_secs_f64(),
+        ..ScheduleConfig::default()
+    };
+    schedule.check().map_err(|e| refuse(e.to_string()))?;
+    if settings.mtbf.is_some_and(|mtbf| mtbf.is_zero()) {
+        return Err(refuse("mtbf is 0; give it a duration".into()));
+    }
+    if settings.keep_every == Some(0) {
+        return Err(refuse("keep_every is 0; 1 keeps every version".into()));
     }
     Ok(settings)
 }
@@ -236,5 +298,19 @@ mod tests {
             "dram = \"1G\"\n[demotion]\nretry_after = 0",
             "retry_after is 0",
         );
+        refused("dram = \"1G\"\n[engine]\nperiod = 0", "the period must be");
+        refused(
+            "dram = \"1G\"\n[engine]\nbw_max = \"1GB/s\"",
+            "all of bw_max",
+        );
+        refused(
+            "dram = \"1G\"\n[engine]\nbw_max = \"2GB/s\"\nbw_min = \"1GB/s\"\nbr_max = \"1MB/s\"\nbr_min = \"2MB/s\"",
+            "Brmin 2000000 exceeds Brmax 1000000",
+        );
+        refused(
+            "dram = \"1G\"\n[engine]\nturn = 20",
+            "nobody could wait as little",
+        );
+        refused("dram = \"1G\"\n[engine]\nkeep_every = 0", "keep_every is 0");
     }
 }

@@ -6,6 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_policy::UnknownName;
+use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
 use forebay_policy::plan::DrainPolicy;
 use forebay_server::{SsdSetting, Verify};
@@ -84,11 +86,25 @@ value!(
 value!(
     /// Name of the scheduling policy.
     PolicyName(String), "the name of a policy", |text| match text.parse::<DrainPolicy>() {
-        // Its shares per application need the space scheduler; a server would refuse it.
-        Ok(DrainPolicy::Dedicated) | Err(_) => {
-            Err(format!("policy '{text}' is not one of bbos, maxbw, maxeff"))
-        }
         Ok(policy) => Ok(policy.name().to_string()),
+        Err(_) => Err(format!(
+            "policy '{text}' is not one of bbos, maxbw, maxeff, dedicated"
+        )),
+    }
+);
+value!(
+    /// Order of victims.
+    Order(PlacementPolicy), "one of bbos, fifo, lru, coolness", |text| {
+        text.parse().map_err(|e: UnknownName| e.to_string())
+    }
+);
+value!(
+    /// Bytes per second.
+    Rate(f64), "a rate such as \"2GB/s\"", |text| {
+        let text = text.trim();
+        parse_size(text.strip_suffix("/s").unwrap_or(text))
+            .map(|bytes| bytes as f64)
+            .map_err(|e| e.to_string())
     }
 );
 value!(

@@ -1,0 +1,143 @@
+"""Two loop devices limited by the block-I/O controller, and a Forebay between them."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+BLKIO = Path("/sys/fs/cgroup/blkio")
+# The model of the device is set anew so often, in seconds.
+STEP_S = 0.2
+
+
+class Failure(Exception):
+    """What cannot be done here, in one line."""
+
+
+def run(*command, timeout=120):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=timeout)
+    if done.returncode != 0:
+        raise Failure(f"{' '.join(map(str, command))}: {done.stderr.strip() or done.returncode}")
+    return done.stdout
+
+
+class Device:
+    """A file as a block device with ext4 on it, mounted."""
+
+    def __init__(self, work, name, size):
+        self.image, self.point = work / f"{name}.img", work / name
+        self.point.mkdir()
+        with open(self.image, "wb") as image:
+            os.posix_fallocate(image.fileno(), 0, size)
+        self.device = run("losetup", "--find", "--show", "--direct-io=on", self.image).strip()
+        self.limits = {}
+        self.mounted = False
+        try:
+            run("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", self.device)
+            run("mount", "-o", "noatime", self.device, self.point)
+            self.mounted = True
+            status = os.stat(self.device)
+            self.number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+        except Exception:
+            self.close()
+            raise
+
+    def limit(self, kind, bytes_per_s):
+        """Limits `read` or `write`; 0 lifts the limit."""
+        value = max(int(bytes_per_s), 1) if bytes_per_s else 0
+        if self.limits.get(kind) != value:
+            (BLKIO / f"blkio.throttle.{kind}_bps_device").write_text(f"{self.number} {value}\n")
+            self.limits[kind] = value
+
+    def written_bytes(self):
+        fields = Path(f"/sys/block/{Path(self.device).name}/stat").read_text().split()
+        return int(fields[6]) * 512
+
+    def close(self):
+        for kind in list(self.limits):
+            self.limit(kind, 0)
+        if self.mounted:
+            run("umount", self.point)
+        run("losetup", "--detach", self.device)
+        self.image.unlink()
+
+
+class Forebay:
+    """A running burst buffer over two devices, and the model of how they disturb each other.
+
+    Independent devices do not disturb each other, so the interference line of the papers is imposed: five times a second the
+    write limit of the burst buffer's device is set to `Bwmax - (Bwmax - Bwmin) * BWr / Brmax`, where BWr is what the PFS's device was
+    really given to write since the last look.
+    """
+
+    def __init__(self, program, work, rates, capacity, options, mtbfs):
+        if not BLKIO.is_dir():
+            raise Failure("no cgroup v1 blkio controller here: the devices cannot be limited")
+        self.program, self.rates, self.work = program, rates, work
+        self.samples, self.ending = [], threading.Event()
+        self.parts = []
+        try:
+            self.buffer = Device(work, "bb", int(capacity * 1.12) + (64 << 20))
+            self.parts.append(self.buffer)
+            self.pfs = Device(work, "pfs", int(capacity * 8) + (64 << 20))
+            self.parts.append(self.pfs)
+            (self.buffer.point / "tier").mkdir()
+            self.mount, self.state = work / "mnt", work / "state"
+            self.mount.mkdir()
+            self._write_config(capacity, options, mtbfs)
+            run(program, "up", "--config", work / "bb.toml", "--detach")
+        except Exception:
+            self._release()
+            raise
+        self.thread = threading.Thread(target=self._follow, daemon=True)
+        self.thread.start()
+
+    def _write_config(self, capacity, options, mtbfs):
+        rates = "".join(f"{name} = {int(value)}\n" for name, value in self.rates.items())
+        engine = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.get("engine", {}).items())
+        rules = "".join(f'[[rule]]\npath = "/{name}/**"\nmtbf = "{mtbf_s}s"\n' for name, mtbf_s in mtbfs.items())
+        (self.work / "bb.toml").write_text(
+            f'pfs = "{self.pfs.point}"\nmount = "{self.mount}"\nstate = "{self.state}"\n'
+            f'ssd = ["{self.buffer.point}/tier:{int(capacity)}"]\npolicy = "{options.get("policy", "bbos")}"\n'
+            f'wait_for_space = "10m"\n[demotion]\ndirty_cap = "100%"\nworkers = 4\n[engine]\n{rates}{engine}{rules}')
+
+    def _follow(self):
+        before_s, before = time.monotonic(), self.pfs.written_bytes()
+        rates = self.rates
+        while not self.ending.wait(STEP_S):
+            now_s, now, own = time.monotonic(), self.pfs.written_bytes(), self.buffer.written_bytes()
+            demotion = min((now - before) / (now_s - before_s), rates["br_max"])
+            beside = rates["bw_max"] - (rates["bw_max"] - rates["bw_min"]) * demotion / rates["br_max"]
+            self.buffer.limit("write", beside)
+            self.pfs.limit("write", rates["br_max"])
+            self.samples.append({"at_s": now_s, "pfs_bytes": now, "buffer_bytes": own})
+            before_s, before = now_s, now
+
+    def status(self):
+        return json.loads(run(self.program, "status", "--json", "--state", self.state))
+
+    def log(self):
+        return (self.state / "forebay.log").read_text(errors="replace")[-4000:]
+
+    def policy(self, name, placement="bbos"):
+        run(self.program, "policy", name, "--placement", placement, "--state", self.state)
+
+    def where(self, path):
+        return json.loads(run(self.program, "where", "--json", path))
+
+    def close(self):
+        self.ending.set()
+        self.thread.join()
+        for device in self.parts:
+            device.limit("write", 0)
+        try:
+            run(self.program, "down", "--state", self.state, timeout=120)
+        finally:
+            self._release()
+
+    def _release(self):
+        for device in reversed(self.parts):
+            device.close()
+        self.parts = []

@@ -1,0 +1,93 @@
+//! `forebay calibrate`: measures the bandwidths that plans are made from.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use forebay_types::parse_duration;
+use forebay_wire::control::{Calibrated, CalibrationStep, Control, ControlResponse};
+use serde_json::json;
+
+use crate::control::{AskError, Daemon};
+use crate::exit::{Exit, Failure};
+use crate::show::json;
+use crate::show::text::rate;
+use crate::{instance, out, usage};
+
+/// Measures Bwmax, Bwmin, Brmax and Brmin of the tiers at hand and plans with them from then on
+#[derive(Args)]
+#[command(
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "Writes to the first flash directory (memory where there is none) and copies to the PFS, each\n",
+        "alone and both at once, into files without names. Run it when little else does I/O. The outcome\n",
+        "is kept in the state folder; bandwidths in the configuration go before it.\n\n",
+        "Examples:\n  forebay calibrate --state /var/tmp/bb\n  forebay calibrate --json --time 10s\n\n",
+        "Exit codes: 0 measured; 1 nothing runs there, no room, or it is another user's."
+    )
+)]
+pub struct CalibrateArgs {
+    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
+    #[arg(long, value_name = "DIR")]
+    state: Option<PathBuf>,
+    /// Longest time of each of the three measurements, up to a minute
+    #[arg(long, value_name = "DUR", default_value = "3s", value_parser = parse_duration)]
+    time: Duration,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
+    let state = instance::state_or_only(args.state.as_deref())?;
+    let daemon = Daemon::connect(&state)?;
+    let steps = [
+        (CalibrationStep::Write, "1/3 writing to the burst buffer"),
+        (CalibrationStep::Demote, "2/3 copying to the PFS"),
+        (CalibrationStep::Both, "3/3 both at once"),
+    ];
+    let mut last = Calibrated::default();
+    for (step, what) in steps {
+        if !args.json {
+            out::print(&format!("{what} ...\n"));
+        }
+        last = ask(&daemon, step, args.time).map_err(|e| daemon.failure(e, "measure it"))?;
+    }
+    let Some([bw_max, bw_min, br_max, br_min]) = last.bandwidths else {
+        return Err(Failure::fatal(
+            "calibrate: the last step gave no bandwidths",
+        ));
+    };
+    if args.json {
+        json::print(&json!({
+            "bw_max_bytes_per_s": bw_max,
+            "bw_min_bytes_per_s": bw_min,
+            "br_max_bytes_per_s": br_max,
+            "br_min_bytes_per_s": br_min,
+            "line": last.line.map(|(m, b)| json!({"m": m as f64 / 1e6, "b_bytes_per_s": b})),
+        }));
+        return Ok(Exit::Complete);
+    }
+    let line = match last.line {
+        Some((m, b)) => format!("write = {:.2} x demotion + {}", m as f64 / 1e6, rate(b)),
+        None => "not to be had: demotion moved nothing".into(),
+    };
+    out::print(&format!(
+        "Bwmax {}  writes alone\nBwmin {}  writes beside demotion at full speed\nBrmax {}  demotion alone\n\
+         Brmin {}  demotion that does not disturb\nline  {line}\n",
+        rate(bw_max),
+        rate(bw_min),
+        rate(br_max),
+        rate(br_min)
+    ));
+    Ok(Exit::Complete)
+}
+
+fn ask(daemon: &Daemon, step: CalibrationStep, time: Duration) -> Result<Calibrated, AskError> {
+    let time_ms = time.as_millis() as u64;
+    match daemon.ask(Control::Calibrate { step, time_ms })? {
+        ControlResponse::Calibrated(calibrated) => Ok(calibrated),
+        _ => Err(AskError::Protocol("it answered another question".into())),
+    }
+}

@@ -1,0 +1,459 @@
+//! The engine: which plan is in force, the limits and turns that follow from it.
+//!
+//! What to do is decided in `policy`; here are the clock, the threads that wait, and the switches. While no plan sees contention
+//! the data path reads one atomic and takes no lock.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_policy::demotion::PlacementPolicy;
+use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, in_force};
+use forebay_policy::plan::DrainPolicy;
+use forebay_policy::schedule::{Class, ScheduleConfig, Scheduler};
+use forebay_policy::throttle::{DemotionPace, Load, Pace, TokenBucket, pace};
+use forebay_tiers::{Object, TierKind};
+use forebay_types::Errno;
+use parking_lot::{Condvar, Mutex};
+
+use crate::block_io::BlockIo;
+use crate::calibrate::Samples;
+use crate::core::Core;
+use crate::opens::{OpenFile, Target};
+use crate::settings::Settings;
+
+/// Between two looks at what was written.
+const TICK: Duration = Duration::from_millis(100);
+/// Most requests that wait for their turn: the mount has 64 threads that may wait, and those of the application whose turn it is
+/// must find one. Beyond that requests go without a turn.
+const WAITING_MAX: usize = 40;
+/// A thread that waits looks again after this long whatever happens.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Applications that wrote within this time do I/O side by side.
+const ACTIVE_S: f64 = 5.0;
+/// Brmax is corrected by what was moved in so long.
+const CORRECT_EVERY: Duration = Duration::from_secs(5);
+
+struct Turns {
+    scheduler: Scheduler<u64>,
+    started: HashSet<u64>,
+    next_ticket: u64,
+}
+
+struct Buckets {
+    writes: TokenBucket,
+    demotion: TokenBucket,
+}
+
+/// What is in force now.
+#[derive(Clone, Copy)]
+pub struct View {
+    /// The plan and why.
+    pub in_force: InForce,
+    /// The limits.
+    pub pace: Pace,
+}
+
+struct Correction {
+    since: Instant,
+    moved_bytes: u64,
+}
+
+/// See the module.
+pub struct Engine {
+    policy: AtomicU8,
+    placement: AtomicU8,
+    /// Requests have to look at limits or turns.
+    is_throttled: AtomicBool,
+    is_contended: AtomicBool,
+    has_turns: AtomicBool,
+    view: Mutex<View>,
+    buckets: Mutex<Buckets>,
+    turns: Mutex<Turns>,
+    turned: Condvar,
+    bandwidths: Mutex<Option<Bandwidths>>,
+    /// Copied to the PFS since the start, also by demotions that failed.
+    moved_bytes: AtomicU64,
+    correction: Mutex<Correction>,
+    samples: Mutex<Samples>,
+    block_io: BlockIo,
+    origin: Instant,
+    period_s: f64,
+    throttles: bool,
+    takes_turns: bool,
+}
+
+fn number<T: PartialEq>(all: &[T], value: &T) -> u8 {
+    all.iter().position(|v| v == value).unwrap_or(0) as u8
+}
+
+impl Engine {
+    /// As configured; an error says what makes no sense.
+    pub fn new(settings: &Settings, origin: Instant) -> Result<Engine, String> {
+        let engine = &settings.engine;
+        let policy: DrainPolicy = settings
+            .policy
+            .parse()
+            .map_err(|e: forebay_policy::UnknownName| e.to_string())?;
+        if let Some(bandwidths) = &engine.bandwidths {
+            bandwidths.check().map_err(|e| e.to_string())?;
+        }
+        let config = ScheduleConfig {
+            turn_s: engine.turn.as_secs_f64(),
+            max_wait_s: engine.max_wait.as_secs_f64(),
+            ..ScheduleConfig::default()
+        };
+        Ok(Engine {
+            policy: AtomicU8::new(number(DrainPolicy::ALL, &policy)),
+            placement: AtomicU8::new(number(PlacementPolicy::ALL, &engine.placement)),
+            is_throttled: AtomicBool::new(false),
+            is_contended: AtomicBool::new(false),
+            has_turns: AtomicBool::new(false),
+            view: Mutex::new(View {
+                in_force: InForce {
+                    plan: None,
+                    reason: Reason::NothingLearned,
+                    is_contended: false,
+                },
+                pace: Pace {
+                    checkpoint_bytes_per_s: None,
+                    demotion: DemotionPace::Full,
+                },
+            }),
+            buckets: Mutex::new(Buckets {
+                writes: TokenBucket::new(None, 0.0),
+                demotion: TokenBucket::new(None, 0.0),
+            }),
+            turns: Mutex::new(Turns {
+                scheduler: Scheduler::new(config).map_err(|e| e.to_string())?,
+                started: HashSet::new(),
+                next_ticket: 0,
+            }),
+            turned: Condvar::new(),
+            bandwidths: Mutex::new(engine.bandwidths),
+            moved_bytes: AtomicU64::new(0),
+            correction: Mutex::new(Correction {
+                since: origin,
+                moved_bytes: 0,
+            }),
+            samples: Mutex::default(),
+            block_io: BlockIo::new(settings),
+            origin,
+            period_s: engine.period.as_secs_f64(),
+            throttles: engine.throttle,
+            takes_turns: engine.turns,
+        })
+    }
+
+    fn now_s(&self) -> f64 {
+        self.origin.elapsed().as_secs_f64()
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> DrainPolicy {
+        DrainPolicy::ALL[self.policy.load(Ordering::Relaxed) as usize]
+    }
+
+    /// The placement in force.
+    pub fn placement(&self) -> PlacementPolicy {
+        PlacementPolicy::ALL[self.placement.load(Ordering::Relaxed) as usize]
+    }
+
+    /// Takes another policy or placement from now on.
+    pub fn choose(&self, policy: Option<DrainPolicy>, placement: Option<PlacementPolicy>) {
+        if let Some(policy) = policy {
+            let n = number(DrainPolicy::ALL, &policy);
+            self.policy.store(n, Ordering::Relaxed);
+        }
+        if let Some(placement) = placement {
+            let n = number(PlacementPolicy::ALL, &placement);
+            self.placement.store(n, Ordering::Relaxed);
+        }
+    }
+
+    /// What is in force now.
+    pub fn view(&self) -> View {
+        *self.view.lock()
+    }
+
+    /// The bandwidths that plans are made from.
+    pub fn bandwidths(&self) -> Option<Bandwidths> {
+        *self.bandwidths.lock()
+    }
+
+    /// Takes measured bandwidths.
+    pub fn set_bandwidths(&self, bandwidths: Bandwidths) {
+        *self.bandwidths.lock() = Some(bandwidths);
+    }
+
+    /// What a calibration under way has measured so far.
+    pub fn samples(&self) -> Samples {
+        *self.samples.lock()
+    }
+
+    /// Keeps it for the next step.
+    pub fn set_samples(&self, samples: Samples) {
+        *self.samples.lock() = samples;
+    }
+
+    /// Whether the kernel may be given objects to write by itself.
+    pub fn allows_passthrough(&self) -> bool {
+        !self.is_contended.load(Ordering::Relaxed)
+    }
+
+    /// Whether requests have to look at limits or turns.
+    pub fn is_throttled(&self) -> bool {
+        self.is_throttled.load(Ordering::Relaxed)
+    }
+
+    /// What demotion does with this load; `None` where no plan says it.
+    pub fn demotion_pace(&self, load: &Load) -> Option<DemotionPace> {
+        let (policy, plan) = (self.policy(), self.view().in_force.plan);
+        if policy == DrainPolicy::Bbos && plan.is_none() {
+            return None;
+        }
+        Some(pace(policy, plan.as_ref(), load).demotion)
+    }
+
+    /// Sets plan, limits and switches anew.
+    fn follow(&self, choice: &PlanChoice, load: &Load, is_pressed: bool, active: usize) {
+        let in_force = in_force(choice);
+        let mut now = pace(choice.policy, in_force.plan.as_ref(), load);
+        if is_pressed || (choice.policy == DrainPolicy::Bbos && in_force.plan.is_none()) {
+            // Whether to demote is then the thresholds' to say; what is under way runs on.
+            now.demotion = DemotionPace::Full;
+        }
+        if !self.throttles {
+            now.checkpoint_bytes_per_s = None;
+        }
+        let demotion = match now.demotion {
+            _ if !self.throttles => None,
+            DemotionPace::Full => None,
+            DemotionPace::Rate(rate) => Some(rate),
+            DemotionPace::Stop => Some(0.0),
+        };
+        {
+            let now_s = self.now_s();
+            let mut buckets = self.buckets.lock();
+            buckets.demotion.set_rate(demotion, now_s);
+            buckets.writes.set_rate(now.checkpoint_bytes_per_s, now_s);
+        }
+        self.block_io.limit(now.checkpoint_bytes_per_s);
+        let turns = self.takes_turns && in_force.has_turns(choice.policy, active);
+        self.has_turns.store(turns, Ordering::Relaxed);
+        self.is_contended
+            .store(!in_force.allows_passthrough(), Ordering::Relaxed);
+        let throttled = turns || now.checkpoint_bytes_per_s.is_some();
+        self.is_throttled.store(throttled, Ordering::Relaxed);
+        let mut view = self.view.lock();
+        view.in_force = in_force;
+        view.pace = now;
+    }
+
+    /// Waits until a demotion may go on. `is_over` ends the wait.
+    pub fn pace_demotion(&self, bytes: u64, is_over: &dyn Fn() -> bool) {
+        self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.buckets.lock().demotion.take(bytes, self.now_s());
+        while !is_over() {
+            let pause_s = self.buckets.lock().demotion.pause_s(self.now_s());
+            if pause_s <= 0.0 {
+                return;
+            }
+            std::thread::sleep(Duration::from_secs_f64(pause_s).min(LOOK_AGAIN));
+        }
+    }
+
+    /// Whether demotion has a limit now.
+    pub fn is_demotion_limited(&self) -> bool {
+        self.buckets.lock().demotion.rate_bytes_per_s().is_some()
+    }
+
+    fn pace_write(&self, bytes: u64) {
+        loop {
+            let pause_s = {
+                let now_s = self.now_s();
+                let mut buckets = self.buckets.lock();
+                let pause_s = buckets.writes.pause_s(now_s);
+                if pause_s <= 0.0 {
+                    buckets.writes.take(bytes, now_s);
+                    return;
+                }
+                pause_s
+            };
+            std::thread::sleep(Duration::from_secs_f64(pause_s));
+        }
+    }
+
+    /// Waits for the turn of an application. `None`: no turns are taken now, or too many wait already.
+    fn enter(&self, application: u32, class: Class) -> Option<Turn<'_>> {
+        if !self.has_turns.load(Ordering::Relaxed) {
+            return None;
+        }
+        let application = u64::from(application);
+        let mut turns = self.turns.lock();
+        if turns.scheduler.waiting() >= WAITING_MAX {
+            return None;
+        }
+        let ticket = turns.next_ticket;
+        turns.next_ticket += 1;
+        turns
+            .scheduler
+            .enqueue(application, class, ticket, self.now_s());
+        loop {
+            self.start_all(&mut turns);
+            if turns.started.remove(&ticket) {
+                return Some(Turn {
+                    engine: self,
+                    application,
+                    class,
+                });
+            }
+            let now_s = self.now_s();
+            let wait = match turns.scheduler.next_s() {
+                Some(at_s) => Duration::from_secs_f64((at_s - now_s).max(1e-3)).min(LOOK_AGAIN),
+                None => LOOK_AGAIN,
+            };
+            self.turned.wait_for(&mut turns, wait);
+        }
+    }
+
+    fn start_all(&self, turns: &mut Turns) {
+        let now_s = self.now_s();
+        let mut any = false;
+        while let Some(started) = turns.scheduler.start(now_s) {
+            turns.started.insert(started.ticket);
+            any = true;
+        }
+        if any {
+            self.turned.notify_all();
+        }
+    }
+
+    /// What demotion reaches at full speed corrects Brmax.
+    fn correct(&self, is_full: bool, has_work: bool) {
+        let moved = self.moved_bytes.load(Ordering::Relaxed);
+        let mut correction = self.correction.lock();
+        if !(is_full && has_work) {
+            correction.since = Instant::now();
+            correction.moved_bytes = moved;
+            return;
+        }
+        let span = correction.since.elapsed();
+        if span >= CORRECT_EVERY {
+            let seen = (moved - correction.moved_bytes) as f64 / span.as_secs_f64();
+            correction.since = Instant::now();
+            correction.moved_bytes = moved;
+            let mut bandwidths = self.bandwidths.lock();
+            *bandwidths = bandwidths.map(|b| b.corrected_br_max(seen));
+        }
+    }
+}
+
+/// A request under way in its turn.
+pub struct Turn<'a> {
+    engine: &'a Engine,
+    application: u64,
+    class: Class,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut turns = self.engine.turns.lock();
+        let now_s = self.engine.now_s();
+        turns.scheduler.finish(self.application, self.class, now_s);
+        self.engine.start_all(&mut turns);
+    }
+}
+
+impl Core {
+    /// Takes another policy or placement by name.
+    pub fn choose_policy(
+        &self,
+        policy: Option<&str>,
+        placement: Option<&str>,
+    ) -> Result<(), Errno> {
+        let policy = policy.map(str::parse).transpose();
+        let placement = placement.map(str::parse).transpose();
+        let (Ok(policy), Ok(placement)) = (policy, placement) else {
+            return Err(Errno::EINVAL);
+        };
+        self.engine.choose(policy, placement);
+        tracing::info!(
+            "policy {}, placement {}",
+            self.engine.policy(),
+            self.engine.placement()
+        );
+        self.drain.wake_all();
+        Ok(())
+    }
+
+    /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be asked where
+    /// [`Engine::is_throttled`]. The request is under way until the answer is dropped.
+    pub fn take_turn(&self, open: &OpenFile, class: Class, bytes: u64) -> Option<Turn<'_>> {
+        let object = match &*open.target.read() {
+            Target::Buffer { file, tier, .. } if self.tiers.kind(*tier) != TierKind::Pfs => {
+                file.object
+            }
+            _ => return None,
+        };
+        let (application, _) = self.apps.of(object)?;
+        let turn = self.engine.enter(application, class);
+        if class == Class::Checkpoint && bytes > 0 {
+            self.engine.pace_write(bytes);
+        }
+        turn
+    }
+}
+
+/// Starts to write dirty pages to the device, so that a rate is held there, too, and the next flush is short. Best effort: the
+/// flush finds every error.
+pub fn start_writeback(object: &dyn Object, offset: u64, len: u64) {
+    use std::os::fd::AsRawFd;
+    if let Some(fd) = object.descriptor() {
+        // SAFETY: a valid descriptor and two numbers; the call touches no memory of ours.
+        let _started = unsafe {
+            libc::sync_file_range(
+                fd.as_raw_fd(),
+                offset as i64,
+                len as i64,
+                libc::SYNC_FILE_RANGE_WRITE,
+            )
+        };
+    }
+}
+
+/// The engine's thread: learns, chooses the plan, sets limits.
+pub fn run(core: &Arc<Core>) {
+    while !core.is_ending() {
+        std::thread::sleep(TICK);
+        core.learn();
+        look(core);
+        core.tend_shares();
+    }
+}
+
+fn look(core: &Core) {
+    let (dirty, capacity) = core.ledger.dirty_and_capacity();
+    let engine = &core.engine;
+    let (dwsf, dwpp, active) = core.learning.figures(ACTIVE_S);
+    let choice = PlanChoice {
+        policy: engine.policy(),
+        bandwidths: engine.bandwidths(),
+        capacity_bytes: capacity.min(core.ledger.dirty_cap_bytes()) as f64,
+        dwpp_bytes: dwpp.map(|b| b as f64),
+        period_s: engine.period_s,
+    };
+    let is_pressed = core.drain.is_pressed();
+    let is_idle = core.drain.is_idle();
+    let load = Load {
+        dwsf_bytes: dwsf as f64,
+        dirty_bytes: dirty as f64,
+        limit_bytes: choice.capacity_bytes,
+        is_idle,
+        is_starved: is_pressed,
+    };
+    engine.follow(&choice, &load, is_pressed, active);
+    let is_full = engine.view().pace.demotion == DemotionPace::Full && is_idle;
+    engine.correct(is_full, dirty > 0 && core.drain.has_work());
+}

@@ -1,0 +1,420 @@
+//! What is learned while serving: DWSF and DWPP, restarts and MTBF. It is kept over restarts of the server.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use forebay_namespace::{Namespace, NsError};
+use forebay_policy::forecast::Learner;
+use forebay_policy::mtbf::{Opener, PRIOR_MTBF_S, ReadPurpose, RestartDetector, Writers, prior_s};
+use forebay_types::{Cred, Handle, ObjectId, OpenFlags};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::core::Core;
+use crate::opens::{OpenFile, Target};
+use crate::settings::Settings;
+use crate::tierset::OVERFLOW;
+
+const NAME: &str = "learning";
+/// What was learned is on record after so long at the latest.
+const SAVE_EVERY_S: f64 = 10.0;
+/// Writers of an application that are remembered: those that came last.
+const WRITERS_MAX: usize = 16;
+/// Counts of files that are not open any more are thrown away from so many on.
+const COUNTED_SPARE: usize = 1024;
+/// A process that started so long before the last write was there when it was written; its start is known to 10 ms.
+const START_SLACK_S: f64 = 0.05;
+
+#[derive(Serialize, Deserialize)]
+struct Stored {
+    learner: Learner<String>,
+    /// Name, MTBF and time of the last restart in seconds since 1970.
+    applications: Vec<(String, f64, f64)>,
+}
+
+struct Runs {
+    detector: RestartDetector,
+    /// Process ids.
+    writers: Vec<u32>,
+    written_s: f64,
+}
+
+struct Inner {
+    learner: Learner<String>,
+    /// Bytes of files being written that were counted.
+    counted: HashMap<ObjectId, Counted>,
+    runs: HashMap<u32, Runs>,
+    /// By name, until the application is seen again.
+    stored: HashMap<String, (f64, f64)>,
+    changed: bool,
+    saved_s: f64,
+    restarts: u64,
+    hits: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Counted {
+    /// When first seen open.
+    base_bytes: u64,
+    bytes: u64,
+}
+
+/// See the module.
+pub struct Learning {
+    inner: Mutex<Inner>,
+    /// Files that were closed after being written, with their sizes.
+    closed: Mutex<Vec<(ObjectId, u64)>>,
+    origin: Instant,
+    /// Of `origin`, in seconds since 1970.
+    origin_s: f64,
+    verify_window_s: f64,
+    prior_s: Option<f64>,
+}
+
+impl Learning {
+    /// Continues with what was stored.
+    pub fn open(ns: &Namespace, settings: &Settings, origin: Instant) -> Result<Learning, String> {
+        let stored = match ns.get_fact(NAME).map_err(|e| e.to_string())? {
+            Some(bytes) => match postcard::from_bytes::<Stored>(&bytes) {
+                Ok(stored) => Some(stored),
+                Err(error) => {
+                    tracing::warn!("what was learned cannot be read, beginning anew: {error}");
+                    None
+                }
+            },
+            None => None,
+        };
+        let (learner, applications) = match stored {
+            Some(stored) => (Some(stored.learner), stored.applications),
+            None => (None, Vec::new()),
+        };
+        let period_s = settings.engine.period.as_secs_f64();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        Ok(Learning {
+            inner: Mutex::new(Inner {
+                learner: Learner::restored(learner, period_s).map_err(|e| e.to_string())?,
+                counted: HashMap::new(),
+                runs: HashMap::new(),
+                stored: applications
+                    .into_iter()
+                    .filter(|(_, mtbf, last)| mtbf.is_finite() && last.is_finite())
+                    .map(|(name, mtbf, last)| (name, (mtbf, last)))
+                    .collect(),
+                changed: false,
+                saved_s: 0.0,
+                restarts: 0,
+                hits: 0,
+            }),
+            closed: Mutex::default(),
+            origin,
+            origin_s: since.map_or(0.0, |s| s.as_secs_f64()) - origin.elapsed().as_secs_f64(),
+            verify_window_s: settings.engine.verify_window.as_secs_f64(),
+            prior_s: settings.engine.mtbf.map(|d| d.as_secs_f64()),
+        })
+    }
+
+    /// Seconds since 1970 of a clock that does not jump while the server runs.
+    fn now_s(&self) -> f64 {
+        self.origin_s + self.origin.elapsed().as_secs_f64()
+    }
+
+    /// A file of the burst buffer was closed after being written.
+    pub fn closed(&self, object: ObjectId, bytes: u64) {
+        self.closed.lock().push((object, bytes));
+    }
+
+    /// DWSF, DWPP where it is known, and how many applications wrote within the last `within_s` seconds.
+    pub fn figures(&self, within_s: f64) -> (u64, Option<u64>, usize) {
+        let now_s = self.now_s();
+        let mut inner = self.inner.lock();
+        let dwsf = inner.learner.whole().dwsf_bytes(now_s);
+        let dwpp = inner.learner.whole().dwpp_bytes(now_s);
+        (dwsf, dwpp, inner.learner.active(within_s, now_s))
+    }
+
+    /// DWSF.
+    pub fn dwsf_bytes(&self) -> u64 {
+        let now_s = self.now_s();
+        self.inner.lock().learner.whole().dwsf_bytes(now_s)
+    }
+
+    /// DWSF and DWPP of one application.
+    pub fn application_figures(&self, name: &str) -> (u64, Option<u64>) {
+        let now_s = self.now_s();
+        match self.inner.lock().learner.application(&name.to_string()) {
+            Some(meter) => (meter.dwsf_bytes(now_s), meter.dwpp_bytes(now_s)),
+            None => (0, None),
+        }
+    }
+
+    /// Restarts counted, and those of them that found their data in the burst buffer.
+    pub fn restarts(&self) -> (u64, u64) {
+        let inner = self.inner.lock();
+        (inner.restarts, inner.hits)
+    }
+
+    /// Puts what was learned on record.
+    pub fn save(&self, core: &Core) -> Result<(), NsError> {
+        let bytes = {
+            let inner = self.inner.lock();
+            let mut applications: Vec<_> = inner
+                .stored
+                .iter()
+                .map(|(name, (mtbf, last))| (name.clone(), *mtbf, *last))
+                .collect();
+            for (number, runs) in &inner.runs {
+                let last = runs.detector.last_restart_s();
+                if let (Some(name), Some(last)) = (core.apps.name(*number), last) {
+                    applications.push((name, runs.detector.mtbf_s(), last));
+                }
+            }
+            let stored = Stored {
+                learner: inner.learner.clone(),
+                applications,
+            };
+            postcard::to_stdvec(&stored).map_err(|e| NsError::Record(e.to_string()))?
+        };
+        core.ns.put_fact(NAME, &bytes)?;
+        let mut inner = self.inner.lock();
+        inner.changed = false;
+        inner.saved_s = self.now_s();
+        Ok(())
+    }
+}
+
+impl Core {
+    /// Counts what was written since the last look, and saves now and then.
+    pub fn learn(&self) {
+        let learning = &self.learning;
+        let now_s = learning.now_s();
+        let mut open_now = Vec::new();
+        self.opens.each(|open| {
+            if !open.is_written() {
+                return;
+            }
+            if let Target::Buffer { file, tier, .. } = &*open.target.read()
+                && *tier != OVERFLOW
+            {
+                open_now.push((file.object, self.ledger.used_bytes(file.object)));
+            }
+        });
+        let closed = std::mem::take(&mut *learning.closed.lock());
+        let mut written = Vec::new();
+        {
+            let mut inner = learning.inner.lock();
+            if inner.counted.len() > 2 * open_now.len() + COUNTED_SPARE {
+                // Those that were removed while they were open.
+                let open: HashSet<ObjectId> = open_now.iter().map(|(o, _)| *o).collect();
+                inner.counted.retain(|object, _| open.contains(object));
+            }
+            for (object, used_bytes) in open_now {
+                let counted = inner.counted.entry(object).or_insert(Counted {
+                    base_bytes: used_bytes,
+                    bytes: 0,
+                });
+                let grown = used_bytes.saturating_sub(counted.base_bytes);
+                if grown > counted.bytes {
+                    written.push((object, grown - counted.bytes));
+                    counted.bytes = grown;
+                }
+            }
+            for (object, bytes) in closed {
+                // All of a file that was changed has to be demoted, so all of it counts.
+                let counted = inner.counted.remove(&object).map_or(0, |c| c.bytes);
+                written.push((object, bytes.saturating_sub(counted)));
+            }
+        }
+        for (object, bytes) in written {
+            let name = self.apps.of(object).and_then(|(n, _)| self.apps.name(n));
+            // Removed meanwhile: it will never be demoted.
+            let Some(name) = name else { continue };
+            let mut inner = learning.inner.lock();
+            inner.learner.on_write(&name, bytes, now_s);
+            inner.changed = true;
+        }
+        let due = {
+            let inner = learning.inner.lock();
+            inner.changed && now_s - inner.saved_s >= SAVE_EVERY_S
+        };
+        if due && let Err(error) = learning.save(self) {
+            tracing::warn!("what was learned is not kept: {error}");
+        }
+    }
+
+    /// A program has opened a file: writers are remembered, and the first read of a new run is a restart. Costs a few lookups,
+    /// and a question to the kernel only where the application was written since its last restart.
+    pub fn note_opened(&self, handle: Handle, flags: OpenFlags, cred: &Cred) {
+        let Ok((open, _)) = self.opens.file(handle) else {
+            return;
+        };
+        let (application, is_hit) = match &*open.target.read() {
+            Target::Buffer { file, .. } => match self.apps.of(file.object) {
+                Some((number, _)) => (number, true),
+                None => return,
+            },
+            Target::Pfs { .. } if flags.writes() => return,
+            Target::Pfs { node, .. } => {
+                let path = node.parent.path_of(&node.name);
+                let identity = self.rules.identify(&path);
+                match self.apps.number(&identity.application) {
+                    Some(number) => (number, false),
+                    None => return,
+                }
+            }
+        };
+        if flags.writes() {
+            self.note_writer(application, cred.pid, &open);
+        } else {
+            self.note_reader(application, cred.pid, is_hit);
+        }
+    }
+
+    fn note_writer(&self, application: u32, pid: u32, open: &OpenFile) {
+        let now_s = self.learning.now_s();
+        let mut inner = self.learning.inner.lock();
+        if let Some(runs) = inner.runs.get_mut(&application) {
+            if runs.writers.last() != Some(&pid) {
+                runs.writers.retain(|w| *w != pid);
+                if runs.writers.len() >= WRITERS_MAX {
+                    runs.writers.remove(0);
+                }
+                runs.writers.push(pid);
+            }
+            runs.written_s = now_s;
+            runs.detector.on_write(opener(pid), now_s);
+            return;
+        }
+        let name = self.apps.name(application).unwrap_or_default();
+        let mut detector = match inner.stored.remove(&name) {
+            Some((mtbf_s, last_s)) => {
+                RestartDetector::restored(mtbf_s, last_s, self.learning.verify_window_s)
+            }
+            None => {
+                RestartDetector::new(self.prior_mtbf_s(open, pid), self.learning.verify_window_s)
+            }
+        };
+        detector.on_write(opener(pid), now_s);
+        self.apps.set_mtbf(application, detector.mtbf_s());
+        let runs = Runs {
+            detector,
+            writers: vec![pid],
+            written_s: now_s,
+        };
+        inner.runs.insert(application, runs);
+        inner.changed = true;
+    }
+
+    /// What is known before the first restart: the rule's or the configured MTBF, else by the number of nodes of the job.
+    fn prior_mtbf_s(&self, open: &OpenFile, pid: u32) -> f64 {
+        if let Target::Buffer { file, .. } = &*open.target.read()
+            && let Some(mtbf_s) = self.rules.mtbf_s(&file.path())
+        {
+            return mtbf_s;
+        }
+        match nodes_of(pid) {
+            Some(nodes) => prior_s(nodes),
+            None => self.learning.prior_s.unwrap_or(PRIOR_MTBF_S),
+        }
+    }
+
+    fn note_reader(&self, application: u32, pid: u32, is_hit: bool) {
+        let now_s = self.learning.now_s();
+        let mut inner = self.learning.inner.lock();
+        if !inner.runs.contains_key(&application) {
+            let name = self.apps.name(application).unwrap_or_default();
+            let Some((mtbf_s, last_s)) = inner.stored.remove(&name) else {
+                return;
+            };
+            let window_s = self.learning.verify_window_s;
+            let runs = Runs {
+                detector: RestartDetector::restored(mtbf_s, last_s, window_s),
+                writers: Vec::new(),
+                written_s: last_s,
+            };
+            self.apps.set_mtbf(application, mtbf_s);
+            inner.runs.insert(application, runs);
+        }
+        let Some(runs) = inner.runs.get_mut(&application) else {
+            return;
+        };
+        if !runs.detector.is_armed() || runs.writers.contains(&pid) {
+            return;
+        }
+        let since_write_s = now_s - runs.written_s;
+        if age_s(pid).is_none_or(|age| age > since_write_s + START_SLACK_S) {
+            // It was there when the data was written, or nobody knows who it is.
+            return;
+        }
+        let is_writer = |pid: &u32| age_s(*pid).is_some_and(|a| a + START_SLACK_S > since_write_s);
+        let writers = match runs.writers.iter().any(is_writer) {
+            true => Writers::Running,
+            false => Writers::Gone,
+        };
+        let restart = runs
+            .detector
+            .on_read_open(opener(pid), ReadPurpose::User, writers, now_s);
+        if let Some(mtbf_s) = restart {
+            inner.restarts += 1;
+            inner.hits += u64::from(is_hit);
+            inner.changed = true;
+            drop(inner);
+            self.apps.set_mtbf(application, mtbf_s);
+        }
+    }
+}
+
+/// A process and its session. A number is used again only after many others, far later than what is compared here.
+fn opener(pid: u32) -> Opener {
+    let known = i32::try_from(pid)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw);
+    let session = known.and_then(|pid| rustix::process::getsid(Some(pid)).ok());
+    Opener {
+        process: u64::from(pid),
+        session: session.map_or(u64::from(pid), |s| s.as_raw_nonzero().get() as u64),
+    }
+}
+
+/// For how long a process has been running; `None` where it does not, or cannot be seen.
+fn age_s(pid: u32) -> Option<f64> {
+    if pid == 0 {
+        return None;
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in brackets may hold anything; the start is the 20th word after it, in ticks since the machine started.
+    let mut words = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
+    let state = words.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    let ticks: f64 = words.nth(18)?.parse().ok()?;
+    let per_s = rustix::param::clock_ticks_per_second() as f64;
+    let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Some(up.tv_sec as f64 + up.tv_nsec as f64 / 1e9 - ticks / per_s)
+}
+
+/// Nodes of the job that a process belongs to, by its environment.
+fn nodes_of(pid: u32) -> Option<u32> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let names: [&[u8]; 3] = [b"SLURM_JOB_NUM_NODES=", b"SLURM_NNODES=", b"PBS_NUM_NODES="];
+    let value = environment
+        .split(|b| *b == 0)
+        .find_map(|entry| names.iter().find_map(|name| entry.strip_prefix(*name)))?;
+    std::str::from_utf8(value).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_of_processes() {
+        let own = age_s(std::process::id()).expect("runs");
+        assert!((-1.0..1e6).contains(&own), "{own}");
+        assert_eq!(age_s(0), None);
+        let mut child = std::process::Command::new("true").spawn().expect("spawns");
+        let pid = child.id();
+        child.wait().expect("ends");
+        assert_eq!(age_s(pid), None);
+    }
+}

@@ -1,0 +1,338 @@
+//! Over-subscription on a running server: what is learned, which policy is in force, what a restart is.
+
+mod common;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use common::{Running, Scratch, make_dirs, me, settings};
+use forebay_policy::engine::Bandwidths;
+use forebay_server::Settings;
+use forebay_types::{Cred, Errno, Ino, OpenFlags};
+use forebay_wire::control::{Control, ControlResponse, StatusBits};
+
+const MIB: usize = 1 << 20;
+/// Generous: machines under test are busy.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wait_until(running: &Running, what: &str, holds: impl Fn(&StatusBits) -> bool) -> StatusBits {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let status = running.status();
+        if holds(&status) {
+            return status;
+        }
+        assert!(Instant::now() < deadline, "{what}: {status:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn prepared(scratch: &Scratch) -> Settings {
+    make_dirs(scratch.path());
+    settings(scratch.path(), 64 * MIB as u64)
+}
+
+/// A process of a session of its own, that does nothing.
+struct Process(std::process::Child);
+
+impl Process {
+    fn start() -> Process {
+        let mut command = Command::new("setsid");
+        command.args(["sleep", "600"]).stdin(Stdio::null());
+        Process(command.spawn().expect("setsid sleep"))
+    }
+
+    fn cred(&self) -> Cred {
+        Cred {
+            pid: self.0.id(),
+            ..me()
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().expect("a process of ours");
+        self.0.wait().expect("ends");
+    }
+}
+
+fn write_as(running: &Running, cred: Cred, name: &str, data: &[u8]) {
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let client = &running.client;
+    let (_, open) = client
+        .create(Ino::ROOT, name.as_bytes(), 0o644, flags, cred)
+        .expect("create");
+    for (at, part) in data.chunks(MIB).enumerate() {
+        running
+            .write(open.opened.handle, (at * MIB) as u64, part)
+            .expect("write");
+    }
+    client.release(open.opened.handle).expect("close");
+}
+
+fn read_as(running: &Running, cred: Cred, name: &str) {
+    let client = &running.client;
+    let attr = client.lookup(Ino::ROOT, name.as_bytes()).expect("lookup");
+    let flags = OpenFlags(libc::O_RDONLY as u32);
+    let open = client.open(attr.ino, flags, cred).expect("open");
+    client.release(open.opened.handle).expect("close");
+    client.forget(vec![(attr.ino, 1)]);
+}
+
+fn mtbf_s(status: &StatusBits) -> f64 {
+    let known = status.applications.iter().find(|a| a.name.contains("ckpt"));
+    known.and_then(|a| a.mtbf_ms).expect("an MTBF") as f64 / 1e3
+}
+
+#[test]
+fn the_first_read_by_a_new_run_is_a_restart_and_nothing_else_is() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(&scratch);
+    settings.engine.mtbf = Some(Duration::from_secs(100_000));
+    let running = Running::start(&settings, false);
+    let bystander = Process::start();
+    // Starts of processes are known to some hundredths of a second.
+    std::thread::sleep(Duration::from_millis(300));
+    let writer = Process::start();
+    write_as(&running, writer.cred(), "ckpt-1.dat", b"one");
+    assert_eq!(mtbf_s(&running.status()), 100_000.0);
+    read_as(&running, writer.cred(), "ckpt-1.dat");
+    let looker = Process::start();
+    read_as(&running, looker.cred(), "ckpt-1.dat");
+    assert_eq!(running.status().restarts_total, 0, "the writer still runs");
+    drop(writer);
+    read_as(&running, bystander.cred(), "ckpt-1.dat");
+    assert_eq!(
+        running.status().restarts_total,
+        0,
+        "was there when it was written"
+    );
+    running
+        .client
+        .lookup(Ino::ROOT, b"ckpt-1.dat")
+        .expect("stat is no read");
+    assert_eq!(running.status().restarts_total, 0);
+    let new_run = Process::start();
+    read_as(&running, new_run.cred(), "ckpt-1.dat");
+    let status = running.status();
+    assert_eq!((status.restarts_total, status.restart_hits_total), (1, 1));
+    let after = mtbf_s(&status);
+    assert!(
+        (50_000.0..51_000.0).contains(&after),
+        "half, and the time since: {after}"
+    );
+    let another_rank = Process::start();
+    read_as(&running, another_rank.cred(), "ckpt-1.dat");
+    assert_eq!(
+        running.status().restarts_total,
+        1,
+        "one restart, many readers"
+    );
+    running.instance.stop();
+}
+
+#[test]
+fn what_was_learned_survives_a_restart_of_the_server() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(&scratch);
+    settings.engine.period = Duration::from_millis(500);
+    settings.engine.mtbf = Some(Duration::from_secs(5000));
+    let running = Running::start(&settings, false);
+    let writer = Process::start();
+    write_as(&running, writer.cred(), "ckpt-1.dat", &vec![7; 3 * MIB]);
+    let learned = wait_until(&running, "a period ends", |s| s.dwpp_bytes > 0);
+    assert!(learned.dwpp_bytes >= 3 * MIB as u64, "{learned:?}");
+    let application = &learned.applications[0];
+    assert_eq!(application.dwpp_bytes, Some(learned.dwpp_bytes));
+    drop(writer);
+    let reader = Process::start();
+    read_as(&running, reader.cred(), "ckpt-1.dat");
+    let mtbf = mtbf_s(&running.status());
+    assert!((2500.0..2600.0).contains(&mtbf), "{mtbf}");
+    running.instance.stop();
+    drop(running);
+    let running = Running::start(&settings, false);
+    assert_eq!(running.status().dwpp_bytes, learned.dwpp_bytes);
+    let writer = Process::start();
+    write_as(&running, writer.cred(), "ckpt-2.dat", b"two");
+    assert_eq!(mtbf_s(&running.status()).round(), mtbf.round());
+    running.instance.stop();
+}
+
+#[test]
+fn policies_change_while_running() {
+    let scratch = Scratch::new();
+    let running = Running::start(&prepared(&scratch), false);
+    let choose = |policy: Option<&str>, placement: Option<&str>| {
+        running.control(Control::Policy {
+            policy: policy.map(String::from),
+            placement: placement.map(String::from),
+        })
+    };
+    assert!(running.status().plan.why.contains("not known"));
+    for policy in ["maxbw", "maxeff", "dedicated", "bbos"] {
+        for placement in ["fifo", "lru", "coolness", "bbos"] {
+            let Ok(ControlResponse::Status(status)) = choose(Some(policy), Some(placement)) else {
+                panic!("refused {policy} {placement}");
+            };
+            assert_eq!((&*status.policy, &*status.placement), (policy, placement));
+            running.put(format!("{policy}-{placement}").as_bytes(), &vec![1; MIB]);
+        }
+    }
+    assert_eq!(choose(Some("best"), None).unwrap_err(), Errno::EINVAL);
+    assert_eq!(choose(None, Some("best")).unwrap_err(), Errno::EINVAL);
+    assert_eq!(running.status().policy, "bbos");
+    running.drain();
+    let on_pfs = std::fs::read(scratch.pfs().join("dedicated-lru")).expect("drained");
+    assert!(on_pfs == vec![1; MIB]);
+    running.instance.stop();
+}
+
+#[test]
+fn the_plan_takes_over_when_more_is_expected_than_fits() {
+    let scratch = Scratch::new();
+    make_dirs(scratch.path());
+    let mut settings = settings(scratch.path(), 4 * MIB as u64);
+    settings.engine.period = Duration::from_secs(5);
+    settings.engine.bandwidths = Some(Bandwidths {
+        bw_max_bytes_per_s: 400e6,
+        bw_min_bytes_per_s: 300e6,
+        br_max_bytes_per_s: 200e6,
+        br_min_bytes_per_s: 20e6,
+    });
+    let running = Running::start(&settings, true);
+    assert!(running.status().plan.why.contains("no period has ended"));
+    // Until the plan has seen a period with more than fits; how long that takes depends on the machine.
+    let content: Vec<u8> = (0..MIB).map(|i| (i / 7) as u8).collect();
+    let deadline = Instant::now() + PATIENCE;
+    let mut round = 0;
+    while running.status().plan.pattern.is_none_or(|p| p < 2) {
+        for app in ["alpha", "beta"] {
+            write_as(&running, me(), &format!("{app}-ckpt-{round}.dat"), &content);
+        }
+        round += 1;
+        assert!(Instant::now() < deadline, "{:?}", running.status().plan);
+    }
+    let status = running.status();
+    assert!(!status.passthrough, "contended: {:?}", status.plan);
+    assert!(round > 0);
+    // Limits and turns are in force, and data is still right.
+    std::thread::scope(|scope| {
+        for app in ["gamma", "delta"] {
+            let (running, content) = (&running, &content);
+            scope.spawn(move || write_as(running, me(), &format!("{app}-ckpt-1.dat"), content));
+        }
+    });
+    for name in ["gamma-ckpt-1.dat", "delta-ckpt-1.dat", "alpha-ckpt-0.dat"] {
+        assert!(running.read_all(name.as_bytes()).expect(name) == content);
+    }
+    running.drain();
+    for name in ["gamma-ckpt-1.dat", "beta-ckpt-0.dat"] {
+        assert!(std::fs::read(scratch.pfs().join(name)).expect(name) == content);
+    }
+    running.instance.stop();
+}
+
+#[test]
+fn dedicated_shares_are_not_exceeded() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(&scratch);
+    settings.policy = "dedicated".into();
+    settings.engine.share_bytes = Some(60 * MIB as u64);
+    let running = Running::start(&settings, false);
+    for app in ["a", "b", "c"] {
+        running.put(format!("{app}-ckpt-1.dat").as_bytes(), &vec![3; 8 * MIB]);
+    }
+    let tiers = |name: &[u8]| running.residency(name)[0].tiers.clone();
+    assert!(
+        tiers(b"a-ckpt-1.dat")[0].starts_with("ssd")
+            && tiers(b"b-ckpt-1.dat")[0].starts_with("ssd")
+    );
+    assert_eq!(
+        tiers(b"c-ckpt-1.dat"),
+        ["pfs"],
+        "two shares of 60 in 121 MiB"
+    );
+    assert!(running.read_all(b"c-ckpt-1.dat").expect("readable") == vec![3; 8 * MIB]);
+    running.instance.stop();
+    settings.engine.share_bytes = Some(1 << 40);
+    drop(running);
+    let error = forebay_server::Instance::start(settings)
+        .err()
+        .expect("refused");
+    assert!(
+        error.to_string().contains("exceeds the capacity"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_the_reason() {
+    let scratch = Scratch::new();
+    let refused = |change: fn(&mut Settings), part: &str| {
+        let mut settings = prepared(&scratch);
+        change(&mut settings);
+        let error = forebay_server::Instance::start(settings)
+            .err()
+            .expect("refused");
+        assert!(error.to_string().contains(part), "{error}");
+    };
+    refused(
+        |s| s.engine.period = Duration::ZERO,
+        "period must be a positive number",
+    );
+    refused(
+        |s| s.engine.turn = Duration::ZERO,
+        "turn must be a positive number",
+    );
+    refused(
+        |s| s.policy = "best".into(),
+        "bbos, maxbw, maxeff, dedicated",
+    );
+    let rates = |br_min_bytes_per_s| Bandwidths {
+        bw_max_bytes_per_s: 2.0,
+        bw_min_bytes_per_s: 1.0,
+        br_max_bytes_per_s: 1.0,
+        br_min_bytes_per_s,
+    };
+    assert!(rates(0.5).check().is_ok());
+    refused(
+        |s| {
+            s.engine.bandwidths = Some(Bandwidths {
+                bw_max_bytes_per_s: 2.0,
+                bw_min_bytes_per_s: 1.0,
+                br_max_bytes_per_s: 1.0,
+                br_min_bytes_per_s: 2.0,
+            });
+        },
+        "Brmin 2 exceeds Brmax 1",
+    );
+}
+
+#[test]
+fn many_that_need_the_overflow_first_all_get_it() {
+    let scratch = Scratch::new();
+    make_dirs(scratch.path());
+    let mut settings = settings(scratch.path(), 8 * MIB as u64);
+    settings.demotion.idle = false;
+    let running = Running::start(&settings, false);
+    for at in 0..4 {
+        write_as(&running, me(), &format!("fill{at}"), &vec![1; 4 * MIB]);
+    }
+    let barrier = std::sync::Barrier::new(8);
+    std::thread::scope(|scope| {
+        for at in 0..8 {
+            let (running, barrier) = (&running, &barrier);
+            scope.spawn(move || {
+                barrier.wait();
+                write_as(running, me(), &format!("more{at}"), &vec![at; MIB]);
+            });
+        }
+    });
+    for at in 0..8u8 {
+        let content = running.read_all(format!("more{at}").as_bytes());
+        assert!(content.expect("readable") == vec![at; MIB]);
+    }
+    running.instance.stop();
+}
