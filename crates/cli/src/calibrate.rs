@@ -69,6 +69,7 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
         }));
         return Ok(Exit::Complete);
     }
+    let rate = |bytes: u64| rate(bytes as f64);
     let line = match last.line {
         Some((m, b)) => format!("write = {:.2} x demotion + {}", m as f64 / 1e6, rate(b)),
         None => "not to be had: demotion moved nothing".into(),
