@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use crate::core::Core;
 use crate::opens::{OpenFile, Target};
 use crate::settings::Settings;
-use crate::tierset::OVERFLOW;
 
 const NAME: &str = "learning";
 /// What was learned is on record after so long at the latest.
@@ -192,9 +191,8 @@ impl Core {
             if !open.is_written() {
                 return;
             }
-            if let Target::Buffer { file, tier, .. } = &*open.target.read()
-                && *tier != OVERFLOW
-            {
+            // Also what went on to the PFS for want of room: it is what applications write that is predicted.
+            if let Target::Buffer { file, .. } = &*open.target.read() {
                 open_now.push((file.object, self.ledger.used_bytes(file.object)));
             }
         });

@@ -15,7 +15,6 @@ use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
 use crate::core::Core;
 use crate::opens::{Before, OpenFile, Target};
-use crate::tierset::OVERFLOW;
 
 /// An object's descriptor to hand over, if it may be.
 pub type Handed = Option<Arc<dyn Descriptor>>;
@@ -379,9 +378,7 @@ impl Core {
             let fsynced = open.fsynced.load(Ordering::Acquire);
             let identity = self.rules.identify(&file.path());
             self.apps.closed(file.object, identity, stat.size, fsynced);
-            if tier != OVERFLOW {
-                self.learning.closed(file.object, stat.size);
-            }
+            self.learning.closed(file.object, stat.size);
             self.drain.add(file.object);
         }
         Ok(())

@@ -218,7 +218,7 @@ impl Core {
         };
         let used = object.stat()?.allocated_bytes;
         let mut last = Refused::DirtyCap;
-        if !self.fits_share(file.object, len) {
+        if self.tiers.kind(tier) != TierKind::Pfs && !self.fits_share(file.object, len) {
             return Ok(Some(last));
         }
         // Near the limit a full unit may be too much where the bytes themselves still fit.

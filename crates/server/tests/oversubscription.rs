@@ -39,7 +39,14 @@ impl Process {
     fn start() -> Process {
         let mut command = Command::new("setsid");
         command.args(["sleep", "600"]).stdin(Stdio::null());
-        Process(command.spawn().expect("setsid sleep"))
+        let process = Process(command.spawn().expect("setsid sleep"));
+        let pid = rustix::process::Pid::from_child(&process.0);
+        let deadline = Instant::now() + PATIENCE;
+        while rustix::process::getsid(Some(pid)) != Ok(pid) {
+            assert!(Instant::now() < deadline, "no session of its own");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        process
     }
 
     fn cred(&self) -> Cred {
@@ -195,6 +202,7 @@ fn the_plan_takes_over_when_more_is_expected_than_fits() {
     make_dirs(scratch.path());
     let mut settings = settings(scratch.path(), 4 * MIB as u64);
     settings.engine.period = Duration::from_secs(5);
+    settings.wait_for_space = Duration::from_millis(1);
     settings.engine.bandwidths = Some(Bandwidths {
         bw_max_bytes_per_s: 400e6,
         bw_min_bytes_per_s: 300e6,
