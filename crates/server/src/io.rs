@@ -13,8 +13,8 @@ use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, limits};
 use forebay_wire::{SeekWhat, SpaceChange};
 
 use crate::core::Core;
-use crate::open::ctime_after;
 use crate::engine::start_writeback;
+use crate::open::ctime_after;
 use crate::opens::{OpenFile, Target};
 use crate::space::Room;
 
