@@ -18,7 +18,7 @@ mod table;
 pub use dir::{Dir, Place};
 pub use error::NsError;
 pub use file::{File, FileState};
-pub use namespace::{Garbage, Loaded, Namespace, PendingRename};
+pub use namespace::{Garbage, Loaded, Namespace, PendingChange};
 pub use ops::create::NewFile;
 pub use ops::lookup::{Found, Resolved};
 pub use ops::setattr::{AttrPlan, without_set_id};

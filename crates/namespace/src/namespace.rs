@@ -6,13 +6,13 @@ use std::sync::{Arc, Weak};
 
 use forebay_kv::{Batch, Durability, Store};
 use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree};
-use forebay_types::{Errno, Ino, ObjectId, Statfs, TierId};
+use forebay_types::{Errno, Ino, ObjectId, Statfs, TierId, failpoint};
 use parking_lot::Mutex;
 
 use crate::NsError;
 use crate::dir::{Dir, Handles};
 use crate::file::{File, FileState};
-use crate::record::{self, DirKey, DirRecord, FileRecord, RenameIntent};
+use crate::record::{self, DirKey, DirRecord, FileRecord, Intent};
 use crate::table::{Node, Table};
 
 /// Object ids are set aside in the store so many at a time.
@@ -27,10 +27,10 @@ pub struct Garbage {
     pub tiers: [Option<TierId>; 2],
 }
 
-/// A rename that a crash interrupted.
-pub struct PendingRename {
+/// A change of names that a crash interrupted.
+pub struct PendingChange {
     sequence: u64,
-    intent: RenameIntent,
+    intent: Intent,
 }
 
 /// What was found in the store at opening.
@@ -39,8 +39,8 @@ pub struct Loaded {
     pub files: Vec<Arc<File>>,
     /// Objects to be removed.
     pub garbage: Vec<Garbage>,
-    /// Renames to be finished by [`Namespace::settle_rename`] before anything else.
-    pub renames: Vec<PendingRename>,
+    /// Changes to be finished by [`Namespace::settle_change`] before anything else.
+    pub changes: Vec<PendingChange>,
     /// The directories that have records; to be held while orphans are adopted.
     pub dirs: Vec<Arc<Dir>>,
     /// Files whose directory has no record: kept in the store, not shown.
@@ -142,13 +142,13 @@ impl Namespace {
                 }
                 true
             })?;
-        let mut renames = Vec::new();
+        let mut changes = Vec::new();
         self.store
-            .scan(record::RENAME_PREFIX, None, &mut |key, value| {
+            .scan(record::INTENT_PREFIX, None, &mut |key, value| {
                 match (record::object_of_key(key), record::decode(value)) {
                     (Some(ObjectId(sequence)), Ok(intent)) => {
                         self.next_sequence.fetch_max(sequence + 1, Ordering::AcqRel);
-                        renames.push(PendingRename { sequence, intent });
+                        changes.push(PendingChange { sequence, intent });
                     }
                     (_, Err(error)) => failure = Some(error),
                     _ => {}
@@ -160,7 +160,7 @@ impl Namespace {
             None => Ok(Loaded {
                 files,
                 garbage,
-                renames,
+                changes,
                 lost,
                 dirs,
             }),
@@ -459,6 +459,7 @@ impl Namespace {
             if std::mem::take(&mut state.unsaved) {
                 // One at a time: under its lock no older state can overtake a newer one.
                 self.save(&file, &state, Durability::Buffered)?;
+                failpoint::hit(failpoint::Point::DeferredRecord);
             }
         }
         Ok(())
@@ -504,6 +505,31 @@ impl Namespace {
         Ok(ObjectId(id))
     }
 
+    /// Writes an intent before the PFS is changed; `synced` where losing it to a power cut would show
+    /// as an outsider's change of something dirty.
+    pub(crate) fn begin_change_of_names(
+        &self,
+        mut batch: Batch,
+        intent: &Intent,
+        synced: bool,
+    ) -> Result<u64, NsError> {
+        let sequence = self.new_sequence();
+        batch.put(record::intent_key(sequence), record::encode(intent)?);
+        let durability = match synced {
+            true => Durability::Synced,
+            false => Durability::Buffered,
+        };
+        self.store.commit(batch, durability)?;
+        Ok(sequence)
+    }
+
+    /// The PFS would not: nothing is under way any more.
+    pub(crate) fn take_intent_back(&self, sequence: u64) -> Result<(), NsError> {
+        let mut batch = Batch::new();
+        batch.delete(record::intent_key(sequence));
+        self.commit(batch)
+    }
+
     pub(crate) fn new_sequence(&self) -> u64 {
         self.next_sequence.fetch_add(1, Ordering::AcqRel)
     }
@@ -527,8 +553,8 @@ impl Namespace {
         DirKey::new(stat.id, self.root_dev)
     }
 
-    /// Finishes or takes back a rename that a crash interrupted: the PFS tells which.
-    pub fn settle_rename(&self, pending: PendingRename) -> Result<(), NsError> {
-        crate::ops::settle::settle(self, pending.sequence, pending.intent)
+    /// Finishes or takes back a change of names that a crash interrupted: the PFS tells which.
+    pub fn settle_change(&self, pending: PendingChange) -> Result<(), NsError> {
+        crate::ops::settle::settle(self, pending.sequence, &pending.intent)
     }
 }

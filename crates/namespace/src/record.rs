@@ -4,7 +4,7 @@
 //! f/<object, 8 bytes>            a file in the burst buffer: FileRecord
 //! d/<directory, 24 bytes>        where a directory with such files is: DirRecord
 //! g/<object, 8 bytes>            an object that nobody names any more and that is to be removed: tier
-//! r/<sequence, 8 bytes>          a rename under way: RenameIntent
+//! r/<sequence, 8 bytes>          a change of names under way on the PFS: Intent
 //! c/<name>                       counters and facts about the instance
 //! ```
 //!
@@ -181,10 +181,64 @@ pub struct RenameIntent {
     pub replaced: Option<ObjectId>,
 }
 
+/// A name in a directory, on record.
+pub type PlaceKey = (DirKey, Vec<u8>);
+
+/// Two names that are swapped, at least one of them on the PFS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExchangeIntent {
+    /// One.
+    pub a: PlaceKey,
+    /// The other.
+    pub b: PlaceKey,
+    /// Inode number of what the PFS has under `a` before.
+    pub a_pfs_ino: Option<u64>,
+    /// Inode number of what the PFS has under `b` before.
+    pub b_pfs_ino: Option<u64>,
+}
+
+/// What happens to one of several links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum LinkChange {
+    /// It is made.
+    Added,
+    /// It is unlinked.
+    Removed,
+    /// Another file, which is only in the buffer, has taken the name on record; what the PFS has under
+    /// it is unlinked.
+    Replaced,
+}
+
+/// A link of a published file comes or goes on the PFS. That changes the ctime of what all its names
+/// show, which must not look like an outsider's doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkIntent {
+    /// The name.
+    pub place: PlaceKey,
+    /// Inode number of what it stands for on the PFS.
+    pub pfs_ino: u64,
+    /// What happens to it.
+    pub change: LinkChange,
+    /// A name on record of the file in the buffer that is published as this inode, if one is.
+    pub holder: Option<PlaceKey>,
+}
+
+/// A change of names on the PFS that records must follow. Written before it, deleted with the records'
+/// change; after a crash the PFS tells how far it came.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Intent {
+    /// rename.
+    Rename(RenameIntent),
+    /// rename with `RENAME_EXCHANGE`.
+    Exchange(ExchangeIntent),
+    /// link, unlink, and a rename onto one of several links.
+    Link(LinkIntent),
+}
+
 pub(crate) const FILE_PREFIX: &[u8] = b"f/";
 pub(crate) const DIR_PREFIX: &[u8] = b"d/";
 pub(crate) const GARBAGE_PREFIX: &[u8] = b"g/";
-pub(crate) const RENAME_PREFIX: &[u8] = b"r/";
+pub(crate) const INTENT_PREFIX: &[u8] = b"r/";
 pub(crate) const NEXT_OBJECT_KEY: &[u8] = b"c/next-object";
 
 fn key(prefix: &[u8], id: &[u8]) -> Vec<u8> {
@@ -203,8 +257,8 @@ pub(crate) fn garbage_key(object: ObjectId) -> Vec<u8> {
     key(GARBAGE_PREFIX, &object.0.to_be_bytes())
 }
 
-pub(crate) fn rename_key(sequence: u64) -> Vec<u8> {
-    key(RENAME_PREFIX, &sequence.to_be_bytes())
+pub(crate) fn intent_key(sequence: u64) -> Vec<u8> {
+    key(INTENT_PREFIX, &sequence.to_be_bytes())
 }
 
 pub(crate) fn object_of_key(key: &[u8]) -> Option<ObjectId> {

@@ -15,13 +15,21 @@ use std::sync::Arc;
 
 use forebay_kv::{Batch, Durability};
 use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode};
-use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId};
+use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, failpoint};
 
 use crate::dir::Dir;
 use crate::file::{File, FileState};
 use crate::record::{Meta, Published, Residency, Temporary};
 use crate::table::{Node, PlainNode};
 use crate::{Namespace, NsError};
+
+/// Between a file's name and the time of a conflict.
+const CONFLICT_INFIX: &str = ".forebay-conflict-";
+
+fn has_infix(name: &[u8], infix: &str) -> bool {
+    name.windows(infix.len())
+        .any(|part| part == infix.as_bytes())
+}
 
 /// A demotion under way: what is to be copied, and where to.
 pub struct Demotion {
@@ -115,6 +123,7 @@ impl Namespace {
         self.put_dirs(&mut batch, dir)?;
         self.put_file(&mut batch, &file, &file.lock())?;
         self.commit(batch)?;
+        failpoint::hit(failpoint::Point::StageRecord);
         dir.lock().insert(name.into(), file.clone());
         self.dirs_written(dir);
         self.table.lock().replace(ino, Node::File(file.clone()));
@@ -140,10 +149,10 @@ impl Namespace {
         state.changed();
         state.residency.writing |= writing;
         if persist {
-            self.save(file, &state, Durability::Buffered)
-        } else {
-            Ok(())
+            self.save(file, &state, Durability::Buffered)?;
+            failpoint::hit(failpoint::Point::ChangeRecorded);
         }
+        Ok(())
     }
 
     /// A file opened for unseen writing was closed without a change: it is as clean as it was.
@@ -174,6 +183,7 @@ impl Namespace {
         state.residency.tier = tier;
         state.residency.shadow = None;
         self.save(file, &state, Durability::Synced)?;
+        failpoint::hit(failpoint::Point::MoveRecord);
         Ok(true)
     }
 
@@ -226,7 +236,9 @@ impl Namespace {
             generation: demotion.generation,
             ino,
         });
-        self.save(&demotion.file, &state, Durability::Buffered)
+        self.save(&demotion.file, &state, Durability::Buffered)?;
+        failpoint::hit(failpoint::Point::DemoteNoted);
+        Ok(())
     }
 
     /// Whether the copy under way is still of the newest content.
@@ -284,6 +296,7 @@ impl Namespace {
             }
             Err(e) => return Err(e.into()),
         }
+        failpoint::hit(failpoint::Point::DemotePlaced);
         // Names in other directories come and go, but not before this is over.
         let names = demotion.file.lock().names.clone();
         let linked = self.place_links(demotion, &names);
@@ -292,6 +305,7 @@ impl Namespace {
         let mut state = demotion.file.lock();
         state.residency.published = Some((&stat).into());
         state.residency.clean |= itself.is_some();
+        failpoint::hit(failpoint::Point::DemoteLinks);
         linked.map(|()| Placed::Published)
     }
 
@@ -306,15 +320,19 @@ impl Namespace {
         };
         for (dir, name) in names.iter().filter(|(dir, name)| !itself(dir, name)) {
             let handle = self.open_dir(dir)?;
-            // A name that no demotion of it gets.
-            let link = Generation(demotion.generation.0 | 1 << 63);
-            let temporary = PfsTree::temporary_name(self.instance, demotion.file.object, link);
+            let temporary = self.link_name(demotion.file.object, demotion.generation);
             self.pfs
                 .link(&demotion.handle, &demotion.name, &handle, &temporary)?;
+            failpoint::hit(failpoint::Point::DemoteLinked);
             self.pfs
                 .rename(&handle, &temporary, &handle, name, RenameMode::Replace)?;
         }
         Ok(())
+    }
+
+    /// Temporary name of a further link; no demotion of the file gets it.
+    fn link_name(&self, object: ObjectId, generation: Generation) -> Vec<u8> {
+        PfsTree::temporary_name(self.instance, object, Generation(generation.0 | 1 << 63))
     }
 
     fn place_beside(
@@ -326,8 +344,8 @@ impl Namespace {
         for attempt in 0..100u32 {
             let mut name = demotion.name.to_vec();
             let suffix = match attempt {
-                0 => format!(".forebay-conflict-{stamp}"),
-                n => format!(".forebay-conflict-{stamp}-{n}"),
+                0 => format!("{CONFLICT_INFIX}{stamp}"),
+                n => format!("{CONFLICT_INFIX}{stamp}-{n}"),
             };
             name.truncate(forebay_types::limits::NAME_BYTES_MAX - suffix.len());
             name.extend_from_slice(suffix.as_bytes());
@@ -338,7 +356,10 @@ impl Namespace {
                 &name,
                 RenameMode::NoReplace,
             ) {
-                Ok(()) => return Ok(Placed::Conflict { name }),
+                Ok(()) => {
+                    failpoint::hit(failpoint::Point::ConflictPlaced);
+                    return Ok(Placed::Conflict { name });
+                }
                 Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
                 Err(e) => return Err(e.into()),
             }
@@ -367,6 +388,7 @@ impl Namespace {
             state.xattrs = Vec::new();
         }
         self.save(&demotion.file, &state, durability)?;
+        failpoint::hit(failpoint::Point::DemoteConfirmed);
         Ok(current)
     }
 
@@ -380,6 +402,7 @@ impl Namespace {
         let mut batch = Batch::new();
         let garbage = self.drop_file(&mut batch, &demotion.file, &state)?;
         self.commit(batch)?;
+        failpoint::hit(failpoint::Point::ConflictYielded);
         children.remove(&demotion.name);
         state.names.clear();
         self.add_garbage(garbage);
@@ -432,6 +455,7 @@ impl Namespace {
         let mut batch = Batch::new();
         let garbage = self.drop_file(&mut batch, file, &state)?;
         self.commit(batch)?;
+        failpoint::hit(failpoint::Point::EvictRecord);
         state.names.clear();
         for (dir, name) in &names {
             let at = dirs.iter().position(|d| Arc::ptr_eq(d, dir));
@@ -481,14 +505,23 @@ impl Namespace {
 
     /// Where a demotion stood when the daemon died: removes its temporary file, or, if the copy had
     /// reached its name, takes it as published.
-    pub fn settle_demotion(&self, file: &Arc<File>) -> Result<(), NsError> {
-        let (temporary, name) = {
+    ///
+    /// Answers with the name of our version if it had been put beside an outsider's file: that one has
+    /// the name, and the record is to go.
+    pub fn settle_demotion(&self, file: &Arc<File>) -> Result<Option<Vec<u8>>, NsError> {
+        let (temporary, names) = {
             let state = file.lock();
-            (state.residency.temporary, state.names.first().cloned())
+            (state.residency.temporary, state.names.clone())
         };
-        let (Some(temporary), Some((dir, name))) = (temporary, name) else {
-            return Ok(());
+        let (Some(temporary), Some((dir, name))) = (temporary, names.first()) else {
+            return Ok(None);
         };
+        let (dir, name) = (dir.clone(), name.clone());
+        // They count as links of what is published: before that is looked at, they go.
+        let link = self.link_name(file.object, temporary.generation);
+        for (other, _) in &names {
+            self.unlink_if_there(&self.open_dir(other)?, &link)?;
+        }
         let handle = self.open_dir(&dir)?;
         let temporary_name =
             PfsTree::temporary_name(self.instance, file.object, temporary.generation);
@@ -498,20 +531,43 @@ impl Namespace {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
             Err(e) => return Err(e.into()),
         };
-        if placed.is_none() {
-            match self.pfs.unlink(&handle, &temporary_name) {
-                Ok(()) => {}
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                Err(e) => return Err(e.into()),
-            }
+        if placed.is_none()
+            && !self.unlink_if_there(&handle, &temporary_name)?
+            && let Some(beside) = self.find_beside(&handle, &name, temporary.ino)?
+        {
+            failpoint::hit(failpoint::Point::SettleBeside);
+            return Ok(Some(beside));
         }
+        failpoint::hit(failpoint::Point::SettleTemporary);
         let mut state = file.lock();
         state.residency.temporary = None;
         if let Some(stat) = placed {
             // Whether its directory was flushed is not known, so it stays dirty and is copied again.
             state.residency.published = Some((&stat).into());
         }
-        self.save(file, &state, Durability::Buffered)
+        self.save(file, &state, Durability::Buffered)?;
+        failpoint::hit(failpoint::Point::SettleDemotion);
+        Ok(None)
+    }
+
+    /// Whether there was something to unlink.
+    fn unlink_if_there(&self, dir: &PfsDir, name: &[u8]) -> Result<bool, NsError> {
+        match self.pfs.unlink(dir, name) {
+            Ok(()) => Ok(true),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Under which conflict name of `name` the PFS has this inode.
+    fn find_beside(&self, dir: &PfsDir, name: &[u8], ino: u64) -> Result<Option<Vec<u8>>, NsError> {
+        let mut found = None;
+        self.pfs.read_dir(dir, &mut |entry| {
+            if entry.ino == ino && has_infix(&entry.name, CONFLICT_INFIX) {
+                found = Some(entry.name.to_vec());
+            }
+        })?;
+        Ok(found.filter(|beside| beside[..] != *name))
     }
 
     /// The id of a file that the kernel knows under a PFS inode number stays taken while it lives.

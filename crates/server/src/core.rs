@@ -8,7 +8,7 @@ use std::time::Instant;
 use forebay_namespace::{File, Namespace};
 use forebay_policy::durability::Durability;
 use forebay_tiers::{Identity, ParentKey};
-use forebay_types::{Errno, Generation, ObjectId, TierId, limits};
+use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint, limits};
 use forebay_wire::control::PathFailure;
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -234,6 +234,9 @@ impl Core {
             self.ledger.release(garbage.object);
             self.apps.left(garbage.object);
         }
+        if !removed.is_empty() {
+            failpoint::hit(failpoint::Point::GarbageObjects);
+        }
         if !removed.is_empty()
             && let Err(error) = self.ns.garbage_removed(&removed)
         {
@@ -259,6 +262,15 @@ impl Core {
             }
         }
         all
+    }
+
+    /// An outsider has changed a file that was dirty here: both versions are kept.
+    pub fn report_conflict(&self, path: Vec<u8>, beside: &[u8]) {
+        let reason = format!(
+            "changed on the PFS while a newer version was in the burst buffer; that version is now beside it as {}",
+            beside.escape_ascii()
+        );
+        self.report(path, Errno::EEXIST, reason);
     }
 
     /// Wakes the collector.

@@ -15,7 +15,7 @@ use forebay_tiers::{
     ActAs, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsDir, TierKind,
     apply_metadata, copy, verify,
 };
-use forebay_types::{Errno, ObjectId};
+use forebay_types::{Errno, ObjectId, failpoint};
 
 use crate::core::Core;
 use crate::engine::start_writeback;
@@ -106,6 +106,9 @@ pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
         }
     }
     let flushed = flush(core, copied);
+    if !flushed.is_empty() {
+        failpoint::hit(failpoint::Point::DemoteFlushed);
+    }
     let verified = verify_all(core, flushed);
     publish(core, verified);
 }
@@ -171,6 +174,7 @@ fn copy_one(core: &Core, demotion: &Demotion) -> Result<Parts, Failure> {
         .map_err(on_object)?;
     let before = source.stat().map_err(on_object)?;
     let temporary = create_temporary(core, demotion).map_err(on_pfs("temporary file"))?;
+    failpoint::hit(failpoint::Point::DemoteTemporary);
     let ino = core
         .ns
         .pfs()
@@ -197,7 +201,9 @@ fn copy_one(core: &Core, demotion: &Demotion) -> Result<Parts, Failure> {
         moved: &moved,
     };
     let report = copy(&*source, &destination, &control).map_err(copy_failure)?;
+    failpoint::hit(failpoint::Point::DemoteCopied);
     give_attributes(core, demotion, &destination)?;
+    failpoint::hit(failpoint::Point::DemoteAttributes);
     Ok(Parts {
         source,
         before,
@@ -281,8 +287,12 @@ fn verify_all(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
     if verified.is_empty() {
         return verified;
     }
+    failpoint::hit(failpoint::Point::DemoteVerified);
     match core.ns.sync() {
-        Ok(()) => verified,
+        Ok(()) => {
+            failpoint::hit(failpoint::Point::DemoteRecords);
+            verified
+        }
         Err(error) => {
             for one in &verified {
                 give_up(
@@ -342,6 +352,9 @@ fn publish(core: &Core, verified: Vec<Copying>) {
             unflushed.insert(*key, (&error).into());
         }
     }
+    if !dirs.is_empty() {
+        failpoint::hit(failpoint::Point::DemoteDir);
+    }
     for (demotion, report, outcome) in placed {
         match unflushed.get(&Arc::as_ptr(&demotion.dir)) {
             Some(errno) => {
@@ -360,11 +373,7 @@ fn settle(core: &Core, demotion: &Demotion, report: &CopyReport, outcome: &Place
     let object = demotion.file.object;
     let path = demotion.dir.path_of(&demotion.name);
     if let Placed::Conflict { name } = outcome {
-        let reason = format!(
-            "changed on the PFS while a newer version was in the burst buffer; that version is now beside it as {}",
-            name.escape_ascii()
-        );
-        core.report(path, Errno::EEXIST, reason);
+        core.report_conflict(path, name);
         if let Err(error) = core.ns.yield_name(demotion) {
             core.report(demotion.file.path(), error.errno(), error.to_string());
         }
@@ -404,6 +413,7 @@ fn give_up(core: &Core, demotion: &Demotion, failure: Failure) {
             demotion.temporary.escape_ascii()
         ),
     }
+    failpoint::hit(failpoint::Point::DemoteGivenUp);
     give_up_keeping(core, demotion, failure);
 }
 
@@ -455,6 +465,7 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
         .stat_file(file.file())
         .map_err(on_pfs("overflow object"))?;
     core.ns.note_temporary(demotion, stat.id.ino)?;
+    failpoint::hit(failpoint::Point::OverflowNoted);
     file.sync(false).map_err(on_pfs("flush"))?;
     let crc = match forebay_tiers::checksum(&file, stat.size, &|| !core.ns.is_current(demotion)) {
         Err(_) if !core.ns.is_current(demotion) => return Err(Failure::Superseded),
@@ -466,8 +477,11 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
         return Err(Failure::Superseded);
     }
     become_plain(core, demotion, &file)?;
+    failpoint::hit(failpoint::Point::OverflowPlain);
     core.ns.sync()?;
+    failpoint::hit(failpoint::Point::OverflowRecords);
     let placed = core.ns.place(demotion, Some((&dir, &name)));
+    failpoint::hit(failpoint::Point::OverflowPlaced);
     if !matches!(placed, Ok(Placed::Published | Placed::Conflict { .. })) {
         let identity = core.identity(&demotion.file, false);
         file.set_identity(&identity).map_err(on_pfs("attributes"))?;
@@ -487,6 +501,7 @@ fn publish_overflow(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
             settle(core, demotion, &report, &placed);
         }
     }
+    failpoint::hit(failpoint::Point::OverflowSettled);
     core.evict_unopened(&demotion.file);
     drop(claim);
     core.wake_collector();

@@ -8,7 +8,7 @@ use forebay_namespace::File;
 use forebay_policy::durability::Durability;
 use forebay_policy::schedule::Class;
 use forebay_tiers::{Object, TierKind};
-use forebay_types::{Errno, Handle, SetTime, TierId};
+use forebay_types::{Errno, Handle, SetTime, TierId, failpoint};
 
 use crate::core::Core;
 use crate::opens::{OpenFile, Target};
@@ -63,7 +63,9 @@ impl Core {
         if state.is_dirty() {
             state.meta.mtime = stat.mtime;
         }
-        Ok(self.ns.save(file, &state, KvDurability::Synced)?)
+        self.ns.save(file, &state, KvDurability::Synced)?;
+        failpoint::hit(failpoint::Point::FsyncRecord);
+        Ok(())
     }
 
     /// Copies an object in memory to flash: what was written before is then safe there.
@@ -95,13 +97,16 @@ impl Core {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
             other => other?,
         };
+        failpoint::hit(failpoint::Point::ShadowObject);
         forebay_tiers::copy(object, &*shadow, &forebay_tiers::CopyControl::NONE)
             .map_err(|e| e.errno())?;
+        failpoint::hit(failpoint::Point::ShadowCopied);
         let stat = object.stat()?;
         let at = SetTime::At;
         shadow.set_times(Some(at(stat.atime)), Some(at(stat.mtime)))?;
         shadow.sync(false)?;
         slot.tier.sync_all()?;
+        failpoint::hit(failpoint::Point::ShadowFlushed);
         let unlinked = {
             let mut state = file.lock();
             state.residency.shadow = Some((flash, generation));
@@ -143,6 +148,7 @@ impl Core {
             let mut state = file.lock();
             state.residency.shadow = None;
             self.ns.save(file, &state, KvDurability::Buffered)?;
+            failpoint::hit(failpoint::Point::ShadowDropped);
             drop(state);
             self.remove_left_behind(file, flash);
             return Ok(());

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_namespace::Namespace;
 use forebay_tiers::{PfsTree, TierKind};
+use forebay_types::failpoint;
 use forebay_wire::Service;
 use forebay_wire::control::FsckReport;
 use parking_lot::{Condvar, Mutex};
@@ -119,6 +120,7 @@ fn open_core(settings: Settings, mend: bool) -> Result<Core, StartError> {
         .map_err(failed(format!("metadata store {}", kv_dir.display())))?;
     let instance = instance_id(&*store)?;
     let (ns, loaded) = Namespace::open(pfs, store, instance).map_err(failed("metadata store"))?;
+    failpoint::hit(failpoint::Point::StartLoaded);
     let mut facts = match Facts::load(&ns).map_err(failed("metadata store"))? {
         Some(facts) if facts.pfs != settings.pfs => {
             return Err(StartError::OtherPfs {
@@ -351,7 +353,9 @@ impl Instance {
                 tracing::error!("a thread of the server panicked");
             }
         }
+        failpoint::hit(failpoint::Point::StopThreads);
         self.leave_memory();
+        failpoint::hit(failpoint::Point::StopMoved);
         core.collect_garbage();
         let summary = self.undrained();
         self.save_totals();
@@ -362,6 +366,7 @@ impl Instance {
         if let Err(error) = core.ns.sync() {
             tracing::error!("metadata store: {error}");
         }
+        failpoint::hit(failpoint::Point::StopSynced);
         if summary.in_memory_bytes == 0
             && !self.memory_in_use()
             && let Err(error) = core.tiers.drop_dram(&core.settings.state)

@@ -9,7 +9,7 @@ use forebay_namespace::{AttrPlan, File, Node, PlainNode};
 use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
 use forebay_policy::schedule::Class;
 use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind};
-use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, limits};
+use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, failpoint, limits};
 use forebay_wire::{SeekWhat, SpaceChange};
 
 use crate::core::Core;
@@ -356,6 +356,7 @@ impl Core {
             self.ledger.set_dirty(file.object, true);
             self.drain.foreground();
             object.set_len(size)?;
+            failpoint::hit(failpoint::Point::TruncateObject);
             object.set_times(None, set.mtime.or(Some(SetTime::Now)))?;
         }
         if set.atime.is_some() || set.mtime.is_some() {

@@ -10,6 +10,7 @@ use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
 use forebay_types::{
     Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId, TimeSpec,
+    failpoint,
 };
 use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
@@ -77,6 +78,7 @@ impl Core {
         let object = slot
             .tier
             .create(object_id, &self.identity_of_new(&dir, fresh))?;
+        failpoint::hit(failpoint::Point::CreateObject);
         let lease = match local && self.may_pass_through(tier, &*object) {
             true => self.lease(object_id, tier, 0, expected.bytes),
             false => None,

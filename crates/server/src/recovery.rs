@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_namespace::{File, Loaded};
-use forebay_types::{Errno, ObjectId, TierId};
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::core::Core;
 
@@ -18,8 +18,9 @@ impl Core {
     /// With `mend`, copies that turn out damaged are dropped where the PFS has the file whole; without,
     /// they are left for fsck to find.
     pub fn recover(&self, loaded: Loaded, mend: bool) -> Result<(), Errno> {
-        for pending in loaded.renames {
-            self.ns.settle_rename(pending)?;
+        failpoint::hit(failpoint::Point::StartFacts);
+        for pending in loaded.changes {
+            self.ns.settle_change(pending)?;
         }
         let inventory = self.inventory()?;
         let mut claimed: HashSet<(TierId, ObjectId)> = HashSet::new();
@@ -28,6 +29,7 @@ impl Core {
                 continue;
             }
             self.recover_file(&file, &inventory, &mut claimed, mend)?;
+            failpoint::hit(failpoint::Point::RecoverFile);
         }
         for (object, record) in loaded.lost {
             claimed.insert((record.residency.tier, object));
@@ -54,7 +56,10 @@ impl Core {
         for dir in loaded.dirs.iter().chain([self.ns.root()]).filter(|_| mend) {
             match self.ns.sweep_dir(dir) {
                 Ok(0) => {}
-                Ok(swept) => tracing::info!("{dir:?}: {swept} unfinished copies removed"),
+                Ok(swept) => {
+                    failpoint::hit(failpoint::Point::RecoverSwept);
+                    tracing::info!("{dir:?}: {swept} unfinished copies removed");
+                }
                 Err(error) => tracing::warn!("{dir:?}: {error}"),
             }
         }
@@ -88,12 +93,17 @@ impl Core {
                 .any(|(t, objects)| *t == tier && objects.contains(&file.object))
         };
         let moved = file.lock().residency.temporary;
-        if let Err(error) = self.ns.settle_demotion(file) {
-            self.report(
+        match self.ns.settle_demotion(file) {
+            Ok(None) => {}
+            Ok(Some(beside)) => {
+                self.report_conflict(file.path(), &beside);
+                return Ok(self.ns.disown(file)?);
+            }
+            Err(error) => self.report(
                 file.path(),
                 error.errno(),
                 format!("its demotion could not be looked after: {error}"),
-            );
+            ),
         }
         let residency = file.lock().residency;
         if !holds(residency.tier)
@@ -172,11 +182,9 @@ impl Core {
             && holds(shadow)
         {
             let generation = self.generation(file);
-            {
-                let mut state = file.lock();
-                state.residency.writing = false;
-            }
             self.ns.migrated(file, generation, shadow, true)?;
+            // A later fsync may have been on its way: only the object knows the size.
+            file.lock().residency.writing = true;
             claimed.insert((shadow, file.object));
             return self.take_over(file, shadow, true);
         }
@@ -217,6 +225,7 @@ impl Core {
             for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
                 let elsewhere = self.files.read().contains_key(object);
                 if !elsewhere && self.adopt_orphan(*tier, *object) {
+                    failpoint::hit(failpoint::Point::RecoverAdopted);
                     continue;
                 }
                 let empty = slot
@@ -224,10 +233,12 @@ impl Core {
                     .open(*object)
                     .and_then(|o| o.stat())
                     .is_ok_and(|s| s.size == 0);
-                if empty || elsewhere {
+                let unfinished = matches!(slot.tier.identity(*object), Ok(Some(identity)) if identity.is_unfinished());
+                if empty || elsewhere || unfinished {
                     if let Err(error) = slot.tier.remove(*object) {
                         tracing::warn!("object {object} in {}: {error}", slot.tier.name());
                     }
+                    failpoint::hit(failpoint::Point::RecoverOrphan);
                     continue;
                 }
                 let path = match slot.tier.identity(*object) {

@@ -12,7 +12,7 @@ use forebay_policy::placement::{NewFile, Placement, TierSpace, choose_tier};
 use forebay_policy::series::Identity;
 use forebay_policy::victims::{Incoming, is_direct};
 use forebay_tiers::{CopyControl, TierKind, copy};
-use forebay_types::{Errno, ObjectId, TierId, limits::SPACE_UNIT_BYTES};
+use forebay_types::{Errno, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES};
 
 use crate::core::Core;
 use crate::ledger::Refused;
@@ -301,6 +301,7 @@ impl Core {
             );
             self.report(file.path(), (&error).into(), reason);
         }
+        failpoint::hit(failpoint::Point::MoveRemoved);
     }
 
     fn other_tier(&self, not: TierId, bytes: u64) -> Result<TierId, Errno> {
@@ -326,10 +327,11 @@ impl Core {
     ) -> Result<Arc<dyn forebay_tiers::Object>, Errno> {
         let slot = self.tiers.get(to).ok_or(Errno::ENODEV)?;
         let identity = self.identity(file, false);
-        let destination = match slot.tier.create(file.object, &identity) {
+        let destination = match slot.tier.create(file.object, &identity.unfinished()) {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
             other => other?,
         };
+        failpoint::hit(failpoint::Point::MoveObject);
         let before = source.stat()?;
         if let Err(error) = copy(source, &*destination, &CopyControl::NONE) {
             if let Err(e) = slot.tier.remove(file.object) {
@@ -337,11 +339,14 @@ impl Core {
             }
             return Err(error.errno());
         }
+        failpoint::hit(failpoint::Point::MoveCopied);
         let at = forebay_types::SetTime::At;
         destination.set_times(Some(at(before.atime)), Some(at(before.mtime)))?;
+        destination.set_identity(&identity)?;
         if slot.kind != TierKind::Dram {
             destination.sync(false)?;
             slot.tier.sync_all()?;
+            failpoint::hit(failpoint::Point::MoveFlushed);
         }
         Ok(destination)
     }

@@ -6,7 +6,7 @@ use forebay_namespace::{Dir, File, Residency};
 use forebay_policy::durability::Durability;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, TierKind, copy};
-use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId};
+use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
 use crate::core::Core;
 
@@ -102,7 +102,11 @@ impl Core {
             generation: Generation(1),
             shadow: false,
         };
-        let object = slot.tier.create(object_id, &identity)?;
+        let object = match empty {
+            true => slot.tier.create(object_id, &identity)?,
+            false => slot.tier.create(object_id, &identity.unfinished())?,
+        };
+        failpoint::hit(failpoint::Point::StageObject);
         let mut crc = None;
         if !empty {
             let source = FileObject::new(source.try_clone()?);
@@ -111,8 +115,10 @@ impl Core {
                 moved,
             };
             let report = copy(&source, &*object, &control).map_err(|e| e.errno())?;
+            failpoint::hit(failpoint::Point::StageCopied);
             crc = Some(report.crc);
             object.set_times(Some(SetTime::At(stat.atime)), Some(SetTime::At(stat.mtime)))?;
+            object.set_identity(&identity)?;
             if slot.kind != TierKind::Dram {
                 object.sync(false)?;
             }

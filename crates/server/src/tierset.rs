@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use forebay_policy::placement::TierKind as PolicyKind;
 use forebay_tiers::{DirTier, DramMount, Object, PfsTree, Tier, TierKind, mount_dram};
-use forebay_types::{Generation, ObjectId, TierId};
+use forebay_types::{Generation, ObjectId, TierId, failpoint};
 use parking_lot::Mutex;
 
 use crate::settings::Settings;
@@ -123,6 +123,7 @@ impl TierSet {
         let _one = self.making_overflow.lock();
         if self.overflow.get().is_none() {
             make_private(&self.overflow_dir)?;
+            failpoint::hit(failpoint::Point::OverflowMade);
             let tier = DirTier::open(
                 "pfs",
                 TierKind::Pfs,

@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use forebay_types::Errno;
 
 use crate::crc::{crc32c_append_zeros, crc32c_update};
-use crate::{Object, ObjectStat, Seek};
+use crate::{Allocate, Object, ObjectStat, Seek};
 
 /// Small enough to stay in a core's second-level cache between read, checksum and write; larger
 /// ones measured slower.
@@ -99,10 +99,9 @@ pub fn copy(
     refuse_same_file(source, destination)?;
     let stat = source.stat().map_err(CopyError::Source)?;
     let size = stat.size;
-    if destination.stat().map_err(CopyError::Destination)?.size != 0 {
-        // Holes must read as zeros whatever was there.
-        destination.set_len(0).map_err(CopyError::Destination)?;
-    }
+    // Not emptied first: what it holds may be the only copy that survives the node, and where the
+    // source has not changed it is there at every moment.
+    let holds = destination.stat().map_err(CopyError::Destination)?.size != 0;
     let mut mover = Mover {
         source,
         destination,
@@ -115,6 +114,12 @@ pub fn copy(
     let mut walk = Walk::new(source, &stat, size);
     let (mut end_of_data, mut length) = (0, size);
     while let Some((start, end)) = walk.next_data().map_err(CopyError::Source)? {
+        if holds && start > end_of_data {
+            let hole = start - end_of_data;
+            destination
+                .allocate(Allocate::PunchHole, end_of_data, hole)
+                .map_err(CopyError::Destination)?;
+        }
         mover.zeros(start - end_of_data);
         end_of_data = mover.extent(start, end)?;
         if end_of_data < end {
@@ -125,6 +130,11 @@ pub fn copy(
     mover.zeros(length - end_of_data);
     // A trailing hole makes it longer than what was written. A source that shrank under
     // copy_file_range may have left it longer than what was checksummed.
+    if holds {
+        destination
+            .set_len(end_of_data)
+            .map_err(CopyError::Destination)?;
+    }
     if end_of_data != length || length != size || length == 0 {
         destination
             .set_len(length)

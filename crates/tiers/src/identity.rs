@@ -129,6 +129,22 @@ impl<'a> Reader<'a> {
 }
 
 impl Identity {
+    /// As it is while the object is being filled with a copy of what is elsewhere: an object that
+    /// still carries this after a crash holds nothing of its own.
+    #[must_use]
+    pub fn unfinished(&self) -> Identity {
+        Identity {
+            generation: Generation(0),
+            shadow: true,
+            ..self.clone()
+        }
+    }
+
+    /// Whether the copy into the object was never finished: generations of content begin at 1.
+    pub fn is_unfinished(&self) -> bool {
+        self.shadow && self.generation == Generation(0)
+    }
+
     /// Longest encoding, bytes.
     pub const ENCODED_BYTES_MAX: usize =
         FIXED_BYTES + limits::PATH_BYTES_MAX + limits::NAME_BYTES_MAX + CRC_BYTES;

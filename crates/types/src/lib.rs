@@ -2,6 +2,7 @@
 
 mod attr;
 mod errno;
+pub mod failpoint;
 mod ids;
 pub mod limits;
 mod name;

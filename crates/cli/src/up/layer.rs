@@ -14,8 +14,12 @@ use crate::exit::{Explain, Failure};
 
 /// Prefix of the variables that are settings.
 const PREFIX: &str = "FOREBAY_";
-/// Variables that are read elsewhere: the file's name, the log filter.
-const OTHER_VARIABLES: [&str; 2] = ["FOREBAY_CONFIG", "FOREBAY_LOG"];
+/// Variables that are read elsewhere: the file's name, the log filter, where a test kills it.
+const OTHER_VARIABLES: [&str; 3] = [
+    "FOREBAY_CONFIG",
+    "FOREBAY_LOG",
+    forebay_types::failpoint::VARIABLE,
+];
 
 /// What one source says. The names of the fields are the keys of the file.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

@@ -179,6 +179,8 @@ fn settings(args: &UpArgs) -> Result<Plan, Failure> {
     });
     let file = config.map_or_else(|| Ok(Layer::default()), |file| Layer::from_file(&file))?;
     let merged = args.layer().over(environment).over(file);
+    forebay_types::failpoint::arm_from_environment()
+        .map_err(|error| Failure::fatal(error.to_string()))?;
     settle::settle(merged, resources::may_mount())
 }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_tiers::{Identity, PfsTree};
-use forebay_types::{Attr, Cred, Errno, Generation, Ino, ObjectId, TierId, TimeSpec, check_name};
+use forebay_types::{
+    Attr, Cred, Errno, Generation, Ino, ObjectId, TierId, TimeSpec, check_name, failpoint,
+};
 
 use crate::dir::Dir;
 use crate::file::{File, FileState};
@@ -105,7 +107,9 @@ impl Namespace {
         let ino = Ino(Ino::FIRST_BORN | new.object.0);
         let file = Arc::new(File::new(new.object, ino, state));
         self.persist_dirs(dir)?;
+        failpoint::hit(failpoint::Point::CreateDirs);
         self.insert_new(dir, name, &file)?;
+        failpoint::hit(failpoint::Point::CreateNamed);
         // The object carries the same facts, and a start without this record adopts it by them.
         self.save_later(&file, &mut file.lock());
         dir.touch();

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use forebay_kv::Batch;
-use forebay_tiers::PfsTree;
-use forebay_types::{Attr, Errno, Ino, TimeSpec, check_name};
+use forebay_tiers::{PfsDir, PfsTree};
+use forebay_types::{Attr, Errno, Ino, TimeSpec, check_name, failpoint};
 
+use crate::record::{self, Intent, LinkChange, LinkIntent};
 use crate::table::Node;
 use crate::{File, Namespace, NsError};
 
@@ -65,27 +66,50 @@ impl Namespace {
         if names >= NAMES_MAX {
             return Err(Errno::EMLINK.into());
         }
-        let published = match published {
-            Some(_) => {
-                let from = self.open_dir(&first_dir)?;
-                self.pfs.link(&from, &first_name, &to, name)?;
-                Some((&self.pfs.stat(&to, name)?).into())
+        let mut batch = Batch::new();
+        let mut linked = None;
+        if let Some(published) = published {
+            let intent = Intent::Link(LinkIntent {
+                place: (dir.key, name.to_vec()),
+                pfs_ino: published.ino,
+                change: LinkChange::Added,
+                holder: Some((first_dir.key, first_name.to_vec())),
+            });
+            let mut dirs = Batch::new();
+            self.put_dirs(&mut dirs, &dir)?;
+            let dirty = file.lock().is_dirty();
+            let sequence = self.begin_change_of_names(dirs, &intent, dirty)?;
+            failpoint::hit(failpoint::Point::LinkIntent);
+            let from = self.open_dir(&first_dir)?;
+            if let Err(error) = self.pfs.link(&from, &first_name, &to, name) {
+                self.take_intent_back(sequence)?;
+                return Err(error.into());
             }
-            None => None,
-        };
+            failpoint::hit(failpoint::Point::LinkPfs);
+            batch.delete(record::intent_key(sequence));
+            linked = Some((&self.pfs.stat(&to, name)?).into());
+        }
         let mut children = dir.lock();
         let mut state = file.lock();
-        state.residency.published = published;
+        let before = state.clone();
+        state.residency.published = linked;
         state.names.push((dir.clone(), name.into()));
         state.meta.ctime = TimeSpec::now();
         if state.is_dirty() {
             // A copy under way would be published without the new name.
             state.residency.generation = state.residency.generation.next();
         }
-        let mut batch = Batch::new();
-        self.put_dirs(&mut batch, &dir)?;
-        self.put_file(&mut batch, file, &state)?;
-        self.commit(batch)?;
+        let recorded = self
+            .put_dirs(&mut batch, &dir)
+            .and_then(|()| self.put_file(&mut batch, file, &state))
+            .and_then(|()| self.commit(batch));
+        if let Err(error) = recorded {
+            *state = before;
+            drop((state, children));
+            self.unlink_unrecorded(file, &to, name, linked.is_some());
+            return Err(error);
+        }
+        failpoint::hit(failpoint::Point::LinkRecord);
         children.insert(name.into(), file.clone());
         dir.note_present(name);
         let attr = state.attr(file.ino);
@@ -97,5 +121,17 @@ impl Namespace {
             .lock()
             .remember(file.ino, Node::File(file.clone()));
         Ok(attr)
+    }
+
+    /// A link that could not be recorded goes from the PFS too; if that fails now, the next start finds
+    /// its intent.
+    fn unlink_unrecorded(&self, file: &File, dir: &PfsDir, name: &[u8], linked: bool) {
+        if !linked {
+            return;
+        }
+        if let Err(error) = self.pfs.unlink(dir, name) {
+            tracing::warn!("link {}: {error}", name.escape_ascii());
+        }
+        self.follow_links(&mut file.lock());
     }
 }

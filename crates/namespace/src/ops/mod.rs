@@ -1,6 +1,7 @@
 //! One file per operation.
 
 pub(crate) mod create;
+pub(crate) mod exchange;
 pub(crate) mod getattr;
 pub(crate) mod link;
 pub(crate) mod lookup;
@@ -9,5 +10,6 @@ pub(crate) mod readdir;
 pub(crate) mod rename;
 pub(crate) mod setattr;
 pub(crate) mod settle;
+mod settle_links;
 pub(crate) mod unlink;
 pub(crate) mod xattr;

@@ -13,22 +13,22 @@ use std::sync::atomic::Ordering;
 
 use forebay_kv::{Batch, Durability};
 use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
-use forebay_types::{Errno, FileKind, Ino, TimeSpec, check_name};
+use forebay_types::{Errno, FileKind, Ino, TimeSpec, check_name, failpoint};
 use forebay_wire::RenameMode;
 use parking_lot::MutexGuard;
 
 use crate::dir::{Children, Dir};
-use crate::record::{self, Published, RenameIntent};
+use crate::record::{self, Intent, LinkChange, LinkIntent, PlaceKey, Published, RenameIntent};
 use crate::{File, FileState, Namespace, NsError};
 
 /// Children of one or two directories, locked in the order of their keys.
-struct Locked<'a> {
-    from: MutexGuard<'a, Children>,
+pub(crate) struct Locked<'a> {
+    pub(crate) from: MutexGuard<'a, Children>,
     to: Option<MutexGuard<'a, Children>>,
 }
 
 impl<'a> Locked<'a> {
-    fn new(from: &'a Arc<Dir>, to: &'a Arc<Dir>) -> Locked<'a> {
+    pub(crate) fn new(from: &'a Arc<Dir>, to: &'a Arc<Dir>) -> Locked<'a> {
         if Arc::ptr_eq(from, to) {
             return Locked {
                 from: from.lock(),
@@ -50,18 +50,18 @@ impl<'a> Locked<'a> {
         }
     }
 
-    fn to(&mut self) -> &mut Children {
+    pub(crate) fn to(&mut self) -> &mut Children {
         self.to.as_mut().unwrap_or(&mut self.from)
     }
 }
 
 /// One end of a rename.
-struct End {
-    dir: Arc<Dir>,
-    handle: PfsDir,
-    name: Box<[u8]>,
-    file: Option<Arc<File>>,
-    stat: Option<PfsStat>,
+pub(crate) struct End {
+    pub(crate) dir: Arc<Dir>,
+    pub(crate) handle: PfsDir,
+    pub(crate) name: Box<[u8]>,
+    pub(crate) file: Option<Arc<File>>,
+    pub(crate) stat: Option<PfsStat>,
 }
 
 impl End {
@@ -72,15 +72,26 @@ impl End {
     }
 
     /// Whether the PFS has something under this name that belongs to it.
-    fn on_pfs(&self) -> bool {
+    pub(crate) fn on_pfs(&self) -> bool {
         match &self.file {
             Some(file) => file.lock().residency.published.is_some() && self.stat.is_some(),
             None => self.stat.is_some(),
         }
     }
 
-    fn place(&self) -> (Arc<Dir>, Box<[u8]>) {
+    pub(crate) fn place(&self) -> (Arc<Dir>, Box<[u8]>) {
         (self.dir.clone(), self.name.clone())
+    }
+
+    pub(crate) fn key(&self) -> PlaceKey {
+        (self.dir.key, self.name.to_vec())
+    }
+
+    /// Whether it is a file of the buffer that the PFS does not have whole.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.file
+            .as_ref()
+            .is_some_and(|file| file.lock().is_dirty())
     }
 }
 
@@ -253,10 +264,18 @@ impl Namespace {
         }
         state.residency.generation = state.residency.generation.next();
         state.meta.ctime = TimeSpec::now();
+        let parts = to.stat.filter(|stat| several || stat.nlink > 1);
+        let mut sequence = None;
         let committed = self.put_dirs(&mut batch, &to.dir).and_then(|()| {
             self.put_file(&mut batch, file, &state)?;
             let garbage = self.drop_replaced(&mut batch, to, left)?;
-            self.commit(batch)?;
+            match &parts {
+                Some(stat) => {
+                    let intent = parting(to, stat);
+                    sequence = Some(self.begin_change_of_names(batch, &intent, true)?);
+                }
+                None => self.commit(batch)?,
+            }
             Ok(garbage)
         });
         let garbage = match committed {
@@ -272,6 +291,7 @@ impl Namespace {
                 return Err(error);
             }
         };
+        failpoint::hit(failpoint::Point::RenameBuffer);
         drop(state);
         self.dirs_written(&to.dir);
         garbage
@@ -280,31 +300,35 @@ impl Namespace {
         locked.from.remove(&from.name);
         locked.to().insert(to.name.clone(), file.clone());
         drop(locked);
-        match to
-            .stat
-            .as_ref()
-            .is_some_and(|stat| several || stat.nlink > 1)
-        {
-            true => self.part_links(file, to),
-            false => Ok(()),
+        match sequence {
+            Some(sequence) => self.part_links(file, to, sequence),
+            None => Ok(()),
         }
     }
 
     /// What the PFS has under the new name goes at once: it is one of several links, and the others
     /// would show it until the new file is published; or the new file has several itself.
-    fn part_links(&self, file: &File, to: &End) -> Result<(), NsError> {
+    fn part_links(&self, file: &File, to: &End, sequence: u64) -> Result<(), NsError> {
         self.pfs.unlink(&to.handle, &to.name)?;
-        let mut state = file.lock();
-        state.residency.published = None;
-        self.save(file, &state, Durability::Buffered)?;
-        drop(state);
-        let Some(old) = &to.file else {
-            return Ok(());
-        };
+        failpoint::hit(failpoint::Point::RenameParted);
         let left = self.left_of_replaced(to);
-        let mut state = old.lock();
-        state.residency.published = left.or(state.residency.published);
-        self.save(old, &state, Durability::Buffered)
+        let mut batch = Batch::new();
+        batch.delete(record::intent_key(sequence));
+        {
+            let mut state = file.lock();
+            state.residency.published = None;
+            self.put_file(&mut batch, file, &state)?;
+        }
+        if let Some(old) = &to.file {
+            let mut state = old.lock();
+            state.residency.published = left.or(state.residency.published);
+            if !state.is_unlinked() {
+                self.put_file(&mut batch, old, &state)?;
+            }
+        }
+        self.commit(batch)?;
+        failpoint::hit(failpoint::Point::RenamePartedRecord);
+        Ok(())
     }
 
     /// What the PFS shows of the file whose name is being replaced under another of its names.
@@ -420,12 +444,14 @@ impl Namespace {
         };
         let needs_intent =
             intent.file.is_some() || intent.replaced.is_some() || intent.dir.is_some();
-        let sequence = self.new_sequence();
+        let mut sequence = None;
         if needs_intent {
             let mut batch = Batch::new();
             self.put_dirs(&mut batch, &to.dir)?;
-            batch.put(record::rename_key(sequence), record::encode(&intent)?);
-            self.commit(batch)?;
+            let synced = from.is_dirty() || to.is_dirty();
+            let intent = Intent::Rename(intent);
+            sequence = Some(self.begin_change_of_names(batch, &intent, synced)?);
+            failpoint::hit(failpoint::Point::RenameIntent);
             self.dirs_written(&to.dir);
         }
         let rename = || {
@@ -438,14 +464,13 @@ impl Namespace {
             false => rename(),
         };
         if let Err(error) = renamed {
-            if needs_intent {
-                let mut batch = Batch::new();
-                batch.delete(record::rename_key(sequence));
-                self.commit(batch)?;
+            if let Some(sequence) = sequence {
+                self.take_intent_back(sequence)?;
             }
             return Err(error.into());
         }
-        self.after_pfs_rename(from, to, moved_dir, needs_intent.then_some(sequence))
+        failpoint::hit(failpoint::Point::RenamePfs);
+        self.after_pfs_rename(from, to, moved_dir, sequence)
     }
 
     fn after_pfs_rename(
@@ -463,7 +488,7 @@ impl Namespace {
         let mut locked = Locked::new(&from.dir, &to.dir);
         let mut batch = Batch::new();
         if let Some(sequence) = sequence {
-            batch.delete(record::rename_key(sequence));
+            batch.delete(record::intent_key(sequence));
         }
         self.forget_replaced_dir(&mut batch, to);
         if let Some(dir) = &moved_dir {
@@ -501,6 +526,7 @@ impl Namespace {
             .into_iter()
             .for_each(|garbage| self.add_garbage(garbage));
         self.commit(batch)?;
+        failpoint::hit(failpoint::Point::RenameRecord);
         if from.file.is_some() {
             self.dirs_written(&to.dir);
         }
@@ -517,103 +543,21 @@ impl Namespace {
             batch.delete(record::dir_key(dir.key));
         }
     }
+}
 
-    /// Swaps two names. No intent: if a crash comes between, clean copies no longer match the PFS
-    /// and are dropped, and dirty ones show as conflicts with both versions kept.
-    fn exchange(&self, from: &End, to: &End) -> Result<(), NsError> {
-        match (from.on_pfs(), to.on_pfs()) {
-            (true, true) => {
-                self.pfs.rename(
-                    &from.handle,
-                    &from.name,
-                    &to.handle,
-                    &to.name,
-                    PfsRename::Exchange,
-                )?;
-            }
-            (true, false) => {
-                self.pfs.rename(
-                    &from.handle,
-                    &from.name,
-                    &to.handle,
-                    &to.name,
-                    PfsRename::Replace,
-                )?;
-            }
-            (false, true) => {
-                self.pfs.rename(
-                    &to.handle,
-                    &to.name,
-                    &from.handle,
-                    &from.name,
-                    PfsRename::Replace,
-                )?;
-            }
-            (false, false) => {}
-        }
-        let ends = [(from, to), (to, from)].map(|(end, other)| {
-            let there = match &end.file {
-                Some(_) => self.pfs.stat(&other.handle, &other.name).ok(),
-                None => None,
-            };
-            (end, other, there)
-        });
-        let mut locked = Locked::new(&from.dir, &to.dir);
-        let mut batch = Batch::new();
-        self.put_dirs(&mut batch, &from.dir)?;
-        self.put_dirs(&mut batch, &to.dir)?;
-        for (end, other, there) in ends {
-            self.exchange_end(&mut batch, end, other, there)?;
-        }
-        locked.from.remove(&from.name);
-        locked.to().remove(&to.name);
-        if let Some(file) = &from.file {
-            locked.to().insert(to.name.clone(), file.clone());
-        }
-        if let Some(file) = &to.file {
-            locked.from.insert(from.name.clone(), file.clone());
-        }
-        self.commit(batch)?;
-        self.dirs_written(&from.dir);
-        self.dirs_written(&to.dir);
-        Ok(())
-    }
-
-    fn exchange_end(
-        &self,
-        batch: &mut Batch,
-        end: &End,
-        other: &End,
-        there: Option<PfsStat>,
-    ) -> Result<(), NsError> {
-        if let Some(file) = &end.file {
-            let mut state = file.lock();
-            rename_in(&mut state.names, &end.place(), other.place());
-            if state.residency.published.is_some()
-                && let Some(stat) = there
-            {
-                state.residency.published = Some((&stat).into());
-            }
-            if state.is_dirty() {
-                state.residency.generation = state.residency.generation.next();
-            }
-            return self.put_file(batch, file, &state);
-        }
-        let Some(stat) = &end.stat else {
-            return Ok(());
-        };
-        if stat.kind() == FileKind::Directory {
-            let dir = self.intern_dir(stat.id, &end.dir, &end.name);
-            dir.move_to(other.dir.clone(), &other.name);
-            if dir.persisted.load(Ordering::Acquire) {
-                self.put_dir(batch, &dir)?;
-            }
-        } else if let Some(plain) = self.table.lock().plain_by_id(stat.id) {
-            plain.parent = other.dir.clone();
-            plain.name = other.name.clone();
-        }
-        Ok(())
-    }
+/// What the PFS has under the new name is unlinked after the records have changed.
+fn parting(to: &End, stat: &PfsStat) -> Intent {
+    let holder = to.file.as_ref().and_then(|old| {
+        let state = old.lock();
+        let other = state.names.first()?;
+        Some((other.0.key, other.1.to_vec()))
+    });
+    Intent::Link(LinkIntent {
+        place: to.key(),
+        pfs_ino: stat.id.ino,
+        change: LinkChange::Replaced,
+        holder,
+    })
 }
 
 pub(crate) fn rename_in(

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use forebay_kv::Durability;
-use forebay_types::{Errno, FileKind, Ino, SetAttr, SetTime, TimeSpec};
+use forebay_types::{Errno, FileKind, Ino, SetAttr, SetTime, TimeSpec, failpoint};
 
 use crate::record::Published;
 use crate::table::Node;
@@ -69,6 +69,7 @@ impl Namespace {
             drop(state);
             let handle = self.open_dir(&dir)?;
             self.pfs.set_attr(&handle, &name, FileKind::Regular, set)?;
+            failpoint::hit(failpoint::Point::SetattrPfs);
             let stat = self.pfs.stat(&handle, &name)?;
             state = file.lock();
             state.residency.published = Some(Published::from(&stat));
@@ -79,7 +80,9 @@ impl Namespace {
             residency.generation = residency.generation.next();
         }
         state.apply(set);
-        self.save(file, &state, Durability::Buffered)
+        self.save(file, &state, Durability::Buffered)?;
+        failpoint::hit(failpoint::Point::SetattrRecord);
+        Ok(())
     }
 }
 

@@ -1,19 +1,33 @@
-//! A rename that a crash interrupted.
+//! Changes of names that a crash interrupted.
 
 use std::sync::Arc;
 
 use forebay_kv::Batch;
-use forebay_types::ObjectId;
+use forebay_types::{ObjectId, failpoint};
 
 use crate::dir::Dir;
 use crate::ops::rename::rename_in;
-use crate::record::{self, DirKey, FileRecord, RenameIntent};
+use crate::ops::settle_links::{settle_exchange, settle_link};
+use crate::record::{self, DirKey, FileRecord, Intent, RenameIntent};
 use crate::{Namespace, NsError};
 
-/// After a crash: if the PFS shows the moved thing under its new name, the records follow.
-pub(crate) fn settle(ns: &Namespace, sequence: u64, intent: RenameIntent) -> Result<(), NsError> {
+/// After a crash: the records follow what the PFS shows.
+pub(crate) fn settle(ns: &Namespace, sequence: u64, intent: &Intent) -> Result<(), NsError> {
     let mut batch = Batch::new();
-    batch.delete(record::rename_key(sequence));
+    batch.delete(record::intent_key(sequence));
+    match intent {
+        Intent::Rename(intent) => settle_rename(ns, &mut batch, intent)?,
+        Intent::Exchange(intent) => settle_exchange(ns, &mut batch, intent)?,
+        Intent::Link(intent) => settle_link(ns, &mut batch, intent)?,
+    }
+    failpoint::hit(failpoint::Point::SettleLooked);
+    ns.commit(batch)?;
+    failpoint::hit(failpoint::Point::SettleRecord);
+    Ok(())
+}
+
+/// If the PFS shows the moved thing under its new name, the records follow.
+fn settle_rename(ns: &Namespace, batch: &mut Batch, intent: &RenameIntent) -> Result<(), NsError> {
     let moved = ns.known_dir(intent.to.0).is_some_and(|dir| {
         ns.open_dir(&dir)
             .and_then(|handle| Ok(ns.pfs.stat(&handle, &intent.to.1)?))
@@ -22,16 +36,16 @@ pub(crate) fn settle(ns: &Namespace, sequence: u64, intent: RenameIntent) -> Res
     if moved {
         // First, while the name still stands for it.
         if let Some(object) = intent.replaced {
-            settle_replaced(ns, &mut batch, object, &intent)?;
+            settle_replaced(ns, batch, object, intent)?;
         }
         if let Some(object) = intent.file {
-            settle_file(ns, &mut batch, object, &intent)?;
+            settle_file(ns, batch, object, intent)?;
         }
         if let (Some(key), Some(parent)) = (intent.dir, ns.known_dir(intent.to.0)) {
-            settle_dir(ns, &mut batch, key, &parent, &intent.to.1)?;
+            settle_dir(ns, batch, key, &parent, &intent.to.1)?;
         }
     }
-    ns.commit(batch)
+    Ok(())
 }
 
 fn settle_file(

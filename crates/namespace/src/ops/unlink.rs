@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use forebay_kv::{Batch, Durability};
 use forebay_tiers::PfsDir;
-use forebay_types::{Errno, Ino, TimeSpec, check_name};
+use forebay_types::{Errno, Ino, TimeSpec, check_name, failpoint};
 
 use crate::dir::Dir;
-use crate::record;
+use crate::record::{self, Intent, LinkChange, LinkIntent};
 use crate::{File, Namespace, NsError};
 
 /// A demotion that has begun makes one temporary file, and gives up when it finds it gone.
@@ -38,18 +38,42 @@ impl Namespace {
 
     fn unlink_file(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {
         let _naming = file.naming(&self.pfs)?;
-        let published = file.lock().residency.published;
-        if published.is_some() {
+        let (published, several, dirty) = {
+            let state = file.lock();
+            let several = state.names.len() > 1;
+            (state.residency.published, several, state.is_dirty())
+        };
+        let mut batch = Batch::new();
+        if let Some(published) = published {
+            let mut sequence = None;
+            if several {
+                let place = (dir.key, name.to_vec());
+                let intent = Intent::Link(LinkIntent {
+                    place: place.clone(),
+                    pfs_ino: published.ino,
+                    change: LinkChange::Removed,
+                    holder: Some(place),
+                });
+                let begun = self.begin_change_of_names(Batch::new(), &intent, dirty)?;
+                batch.delete(record::intent_key(begun));
+                sequence = Some(begun);
+                failpoint::hit(failpoint::Point::UnlinkIntent);
+            }
             let handle = self.open_dir(dir)?;
             match self.pfs.unlink(&handle, name) {
                 Ok(()) => {}
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                Err(e) => return Err(e.into()),
+                Err(e) => {
+                    if let Some(sequence) = sequence {
+                        self.take_intent_back(sequence)?;
+                    }
+                    return Err(e.into());
+                }
             }
         }
+        failpoint::hit(failpoint::Point::UnlinkPfs);
         // The link count changed the PFS's ctime.
         let left = self.published_without(file, dir, name);
-        let mut batch = Batch::new();
         let mut children = dir.lock();
         let mut state = file.lock();
         let garbage = if state.names.len() > 1 {
@@ -67,6 +91,7 @@ impl Namespace {
         state.meta.ctime = TimeSpec::now();
         children.remove(name);
         self.commit(batch)?;
+        failpoint::hit(failpoint::Point::UnlinkRecord);
         if let Some(garbage) = garbage {
             self.add_garbage(garbage);
         }
@@ -102,6 +127,7 @@ impl Namespace {
             return Err(Errno::ENOTEMPTY.into());
         }
         self.without_temporaries(&handle, name, &|| self.pfs.rmdir(&handle, name))?;
+        failpoint::hit(failpoint::Point::RmdirPfs);
         if let Some(child) = &known {
             child.removed.store(true, Ordering::Release);
             self.handles.forget(child);

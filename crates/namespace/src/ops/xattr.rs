@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use forebay_kv::Durability;
-use forebay_types::{Errno, Ino, TimeSpec, limits};
+use forebay_types::{Errno, Ino, TimeSpec, failpoint, limits};
 use forebay_wire::XattrMode;
 
 use crate::dir::Dir;
@@ -109,6 +109,7 @@ impl Namespace {
                 let handle = self.open_dir(&dir)?;
                 self.pfs
                     .set_xattr(&handle, &file, name, value, flags(mode))?;
+                failpoint::hit(failpoint::Point::XattrPfs);
                 self.refresh_published(ino)
             }
             Place::Record(file) => self.edit_xattrs(&file, |state| {

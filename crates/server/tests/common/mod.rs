@@ -30,6 +30,15 @@ impl Scratch {
         Scratch { dir }
     }
 
+    /// The same in memory where that can be had: for tests that kill processes and cut no power.
+    pub fn in_memory() -> Scratch {
+        let dir = tempfile::tempdir_in("/dev/shm")
+            .or_else(|_| tempfile::tempdir())
+            .expect("temporary directory");
+        make_dirs(dir.path());
+        Scratch { dir }
+    }
+
     /// The directory that holds them.
     pub fn path(&self) -> &Path {
         self.dir.path()

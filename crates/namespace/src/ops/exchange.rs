@@ -1,0 +1,122 @@
+//! rename with `RENAME_EXCHANGE`: two names are swapped, in every mix of burst buffer and PFS.
+
+use std::sync::atomic::Ordering;
+
+use forebay_kv::Batch;
+use forebay_tiers::{PfsStat, RenameMode as PfsRename};
+use forebay_types::{FileKind, failpoint};
+
+use crate::ops::rename::{End, Locked, rename_in};
+use crate::record::{self, ExchangeIntent, Intent};
+use crate::{Namespace, NsError};
+
+impl Namespace {
+    /// Swaps what the PFS has of the two names. Answers with the intent to be deleted with the change
+    /// of the records.
+    fn exchange_on_pfs(&self, from: &End, to: &End) -> Result<Option<u64>, NsError> {
+        let (from_on_pfs, to_on_pfs) = (from.on_pfs(), to.on_pfs());
+        if !from_on_pfs && !to_on_pfs {
+            return Ok(None);
+        }
+        let ino = |end: &End, on_pfs: bool| end.stat.filter(|_| on_pfs).map(|stat| stat.id.ino);
+        let intent = Intent::Exchange(ExchangeIntent {
+            a: from.key(),
+            b: to.key(),
+            a_pfs_ino: ino(from, from_on_pfs),
+            b_pfs_ino: ino(to, to_on_pfs),
+        });
+        let mut batch = Batch::new();
+        self.put_dirs(&mut batch, &from.dir)?;
+        self.put_dirs(&mut batch, &to.dir)?;
+        let synced = from.is_dirty() || to.is_dirty();
+        let sequence = self.begin_change_of_names(batch, &intent, synced)?;
+        self.dirs_written(&from.dir);
+        self.dirs_written(&to.dir);
+        failpoint::hit(failpoint::Point::ExchangeIntent);
+        let (a, b, mode) = match (from_on_pfs, to_on_pfs) {
+            (true, true) => (from, to, PfsRename::Exchange),
+            // What an outsider may have put where we have nothing is not replaced.
+            (true, false) => (from, to, PfsRename::NoReplace),
+            _ => (to, from, PfsRename::NoReplace),
+        };
+        if let Err(error) = self
+            .pfs
+            .rename(&a.handle, &a.name, &b.handle, &b.name, mode)
+        {
+            self.take_intent_back(sequence)?;
+            return Err(error.into());
+        }
+        failpoint::hit(failpoint::Point::ExchangePfs);
+        Ok(Some(sequence))
+    }
+
+    pub(crate) fn exchange(&self, from: &End, to: &End) -> Result<(), NsError> {
+        let sequence = self.exchange_on_pfs(from, to)?;
+        let ends = [(from, to), (to, from)].map(|(end, other)| {
+            let there = match &end.file {
+                Some(_) => self.pfs.stat(&other.handle, &other.name).ok(),
+                None => None,
+            };
+            (end, other, there)
+        });
+        let mut locked = Locked::new(&from.dir, &to.dir);
+        let mut batch = Batch::new();
+        if let Some(sequence) = sequence {
+            batch.delete(record::intent_key(sequence));
+        }
+        self.put_dirs(&mut batch, &from.dir)?;
+        self.put_dirs(&mut batch, &to.dir)?;
+        for (end, other, there) in ends {
+            self.exchange_end(&mut batch, end, other, there)?;
+        }
+        locked.from.remove(&from.name);
+        locked.to().remove(&to.name);
+        if let Some(file) = &from.file {
+            locked.to().insert(to.name.clone(), file.clone());
+        }
+        if let Some(file) = &to.file {
+            locked.from.insert(from.name.clone(), file.clone());
+        }
+        self.commit(batch)?;
+        failpoint::hit(failpoint::Point::ExchangeRecord);
+        self.dirs_written(&from.dir);
+        self.dirs_written(&to.dir);
+        Ok(())
+    }
+
+    fn exchange_end(
+        &self,
+        batch: &mut Batch,
+        end: &End,
+        other: &End,
+        there: Option<PfsStat>,
+    ) -> Result<(), NsError> {
+        if let Some(file) = &end.file {
+            let mut state = file.lock();
+            rename_in(&mut state.names, &end.place(), other.place());
+            if state.residency.published.is_some()
+                && let Some(stat) = there
+            {
+                state.residency.published = Some((&stat).into());
+            }
+            if state.is_dirty() {
+                state.residency.generation = state.residency.generation.next();
+            }
+            return self.put_file(batch, file, &state);
+        }
+        let Some(stat) = &end.stat else {
+            return Ok(());
+        };
+        if stat.kind() == FileKind::Directory {
+            let dir = self.intern_dir(stat.id, &end.dir, &end.name);
+            dir.move_to(other.dir.clone(), &other.name);
+            if dir.persisted.load(Ordering::Acquire) {
+                self.put_dir(batch, &dir)?;
+            }
+        } else if let Some(plain) = self.table.lock().plain_by_id(stat.id) {
+            plain.parent = other.dir.clone();
+            plain.name = other.name.clone();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! Exchanges and changes of links that a crash interrupted.
+
+use std::sync::Arc;
+
+use forebay_kv::Batch;
+use forebay_tiers::PfsStat;
+use forebay_types::{FileKind, TimeSpec};
+
+use crate::dir::Dir;
+use crate::ops::rename::rename_in;
+use crate::record::{ExchangeIntent, LinkChange, LinkIntent, PlaceKey};
+use crate::{File, FileState, Namespace, NsError};
+
+/// What the PFS has under a name; `None` where it has nothing, or the directory is gone.
+fn found(ns: &Namespace, place: &PlaceKey) -> Result<Option<PfsStat>, NsError> {
+    let Some(dir) = ns.known_dir(place.0) else {
+        return Ok(None);
+    };
+    match ns.pfs.stat(&ns.open_dir(&dir)?, &place.1) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn file_at(ns: &Namespace, place: &PlaceKey) -> Option<(Arc<Dir>, Arc<File>)> {
+    let dir = ns.known_dir(place.0)?;
+    let file = dir.child(&place.1)?;
+    Some((dir, file))
+}
+
+/// If the PFS shows the names swapped, the records follow.
+pub(crate) fn settle_exchange(
+    ns: &Namespace,
+    batch: &mut Batch,
+    intent: &ExchangeIntent,
+) -> Result<(), NsError> {
+    let (at_a, at_b) = (found(ns, &intent.a)?, found(ns, &intent.b)?);
+    let is = |stat: Option<PfsStat>, ino: u64| stat.is_some_and(|stat| stat.id.ino == ino);
+    let done = match (intent.a_pfs_ino, intent.b_pfs_ino) {
+        (Some(ino), _) => is(at_b, ino),
+        (None, Some(ino)) => is(at_a, ino),
+        (None, None) => false,
+    };
+    if !done {
+        return Ok(());
+    }
+    let files = [file_at(ns, &intent.a), file_at(ns, &intent.b)];
+    for (dir, file, name) in [(&files[0], &intent.a), (&files[1], &intent.b)]
+        .into_iter()
+        .filter_map(|(end, place)| end.as_ref().map(|(dir, file)| (dir, file, &place.1)))
+    {
+        dir.lock().remove(&**name);
+        drop(file.lock());
+    }
+    let ends = [
+        (&files[0], &intent.a, &intent.b, at_b),
+        (&files[1], &intent.b, &intent.a, at_a),
+    ];
+    for (end, from, to, stat) in ends {
+        let Some(to_dir) = ns.known_dir(to.0) else {
+            continue;
+        };
+        match (end, stat) {
+            (Some((dir, file)), stat) => {
+                let mut state = file.lock();
+                let old = (dir.clone(), from.1.clone().into_boxed_slice());
+                let new = (to_dir.clone(), to.1.clone().into_boxed_slice());
+                rename_in(&mut state.names, &old, new);
+                if let (Some(_), Some(stat)) = (state.residency.published, stat) {
+                    state.residency.published = Some((&stat).into());
+                }
+                ns.put_dirs(batch, &to_dir)?;
+                ns.put_file(batch, file, &state)?;
+                drop(state);
+                to_dir.lock().insert(to.1.clone().into(), file.clone());
+            }
+            // Found at another place than on record, it is put right.
+            (None, Some(stat)) if stat.kind() == FileKind::Directory => {
+                ns.intern_dir(stat.id, &to_dir, &to.1);
+            }
+            (None, _) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Brings the names of a file, and what it is published as, in step with the links on the PFS.
+pub(crate) fn settle_link(
+    ns: &Namespace,
+    batch: &mut Batch,
+    intent: &LinkIntent,
+) -> Result<(), NsError> {
+    let there = found(ns, &intent.place)?.is_some_and(|stat| stat.id.ino == intent.pfs_ino);
+    let holder = intent.holder.as_ref().and_then(|place| file_at(ns, place));
+    match intent.change {
+        LinkChange::Added if there => {
+            if let (Some((_, file)), Some(dir)) = (&holder, ns.known_dir(intent.place.0)) {
+                let name = intent.place.1.clone().into_boxed_slice();
+                dir.lock().insert(name.clone(), file.clone());
+                ns.put_dirs(batch, &dir)?;
+                let mut state = file.lock();
+                state.names.push((dir, name));
+                state.meta.ctime = TimeSpec::now();
+            }
+        }
+        LinkChange::Removed if !there => {
+            if let Some((dir, file)) = &holder {
+                dir.lock().remove(&*intent.place.1);
+                let mut state = file.lock();
+                let gone =
+                    |(d, n): &(Arc<Dir>, Box<[u8]>)| Arc::ptr_eq(d, dir) && **n == *intent.place.1;
+                state.names.retain(|place| !gone(place));
+            }
+        }
+        LinkChange::Replaced => replace_link(ns, batch, intent, there)?,
+        LinkChange::Added | LinkChange::Removed => {}
+    }
+    if let Some((_, file)) = holder {
+        let mut state = file.lock();
+        follow(ns, &mut state, intent.pfs_ino)?;
+        ns.put_file(batch, &file, &state)?;
+    }
+    Ok(())
+}
+
+/// The name belongs to another file on record: what the PFS still has under it goes.
+fn replace_link(
+    ns: &Namespace,
+    batch: &mut Batch,
+    intent: &LinkIntent,
+    there: bool,
+) -> Result<(), NsError> {
+    let Some((dir, file)) = file_at(ns, &intent.place) else {
+        return Ok(());
+    };
+    if there {
+        ns.pfs.unlink(&ns.open_dir(&dir)?, &intent.place.1)?;
+    }
+    let mut state = file.lock();
+    state.residency.published = None;
+    ns.put_file(batch, &file, &state)
+}
+
+/// A link more or less has changed the ctime; content that somebody else changed shows otherwise.
+fn follow(ns: &Namespace, state: &mut FileState, pfs_ino: u64) -> Result<(), NsError> {
+    let (Some(published), Some((dir, name))) = (state.residency.published, state.names.first())
+    else {
+        return Ok(());
+    };
+    let place = (dir.key, name.to_vec());
+    if let Some(stat) = found(ns, &place)?
+        && published.ino == pfs_ino
+        && (stat.id.ino, stat.size, stat.mtime) == (pfs_ino, published.size, published.mtime)
+    {
+        state.residency.published = Some((&stat).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,329 @@
+//! For every failpoint the workloads that hit it.
+
+use forebay_types::failpoint::Point;
+
+use crate::model::Op::{self, *};
+
+/// What the burst buffer has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Tiers {
+    /// Flash.
+    Flash,
+    /// So little flash that files of [`LARGE`] go to the overflow.
+    Tiny,
+    /// Memory and flash.
+    Memory,
+}
+
+/// What is done before the kill, and where.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    pub tiers: Tiers,
+    /// Before the point is armed.
+    pub before: Vec<Op>,
+    /// What hits the point, or, with `first`, the work that ends there.
+    pub ops: Vec<Op>,
+    /// A first process is killed here; the point itself is hit by the next start.
+    pub first: Option<Point>,
+    /// An outsider has taken a name of ours.
+    pub conflict: bool,
+}
+
+const SMALL: usize = 5000;
+const LARGE: usize = 3 << 20;
+
+fn w(path: &'static str, version: u8) -> Op {
+    Write(path, version, SMALL)
+}
+
+fn work(before: impl Into<Vec<Op>>, ops: impl Into<Vec<Op>>) -> Workload {
+    Workload {
+        tiers: Tiers::Flash,
+        before: before.into(),
+        ops: ops.into(),
+        first: None,
+        conflict: false,
+    }
+}
+
+impl Workload {
+    fn on(self, tiers: Tiers) -> Workload {
+        Workload { tiers, ..self }
+    }
+
+    fn after(self, first: Point) -> Workload {
+        let first = Some(first);
+        Workload { first, ..self }
+    }
+}
+
+/// Files `a`: clean, dirty over an older version on the PFS, dirty and new.
+fn states_of_a() -> [Vec<Op>; 3] {
+    [
+        vec![w("a", 1), Drain],
+        vec![w("a", 1), Drain, w("a", 2)],
+        vec![w("a", 1)],
+    ]
+}
+
+/// One workload for each of these states before it.
+fn in_each(states: impl IntoIterator<Item = Vec<Op>>, ops: &[Op]) -> Vec<Workload> {
+    let of = |before| work(before, ops);
+    states.into_iter().map(of).collect()
+}
+
+fn unlinks() -> Vec<Workload> {
+    let mut all = in_each(states_of_a(), &[Unlink("a")]);
+    all.extend(unlinks_of_one());
+    all
+}
+
+/// Of several names.
+fn unlinks_of_one() -> Vec<Workload> {
+    let links = vec![w("a", 1), Link("a", "b"), Drain];
+    let mut all = Vec::new();
+    for name in ["a", "b"] {
+        let dirty = [links.clone(), vec![w("a", 2)]].concat();
+        all.extend(in_each([links.clone(), dirty], &[Unlink(name)]));
+    }
+    all
+}
+
+/// Of what the PFS has.
+fn links() -> Vec<Workload> {
+    in_each(states_of_a()[..2].to_vec(), &[Link("a", "b")])
+}
+
+fn buffer_renames() -> Vec<Workload> {
+    let over = [
+        vec![],
+        vec![w("b", 3), Drain],
+        vec![w("b", 3), Drain, w("b", 4)],
+        vec![w("b", 3)],
+        vec![Outside("b", 3, SMALL)],
+    ];
+    let then = |b: Vec<Op>| [b, vec![w("a", 1)]].concat();
+    in_each(over.map(then), &[Rename("a", "b")])
+}
+
+/// The new name is one of several links, or the old one is.
+fn parting_renames() -> Vec<Workload> {
+    let states = [
+        vec![w("b", 3), Link("b", "c"), Drain, w("a", 1)],
+        vec![w("b", 3), Link("b", "c"), Drain, w("b", 4), w("a", 1)],
+        vec![w("b", 3), Drain, w("a", 1), Link("a", "c")],
+    ];
+    in_each(states, &[Rename("a", "b")])
+}
+
+fn pfs_renames() -> Vec<Workload> {
+    let over = [
+        vec![],
+        vec![w("b", 3), Drain],
+        vec![w("b", 3), Drain, w("b", 4)],
+        vec![w("b", 3), Link("b", "c"), Drain, w("b", 4)],
+    ];
+    let mut all = Vec::new();
+    for a in [vec![w("a", 1), Drain], vec![w("a", 1), Drain, w("a", 2)]] {
+        // What is drained for one is not dirtied by it for the other.
+        let then = |b: Vec<Op>| [a.clone(), b].concat();
+        let dirty = a.len() > 2;
+        let over = over
+            .iter()
+            .filter(|b| !dirty || !b.contains(&Drain))
+            .cloned();
+        all.extend(in_each(over.map(then), &[Rename("a", "b")]));
+    }
+    all.push(work(
+        [w("a", 1), w("b", 3), Drain, w("a", 2), w("b", 4)],
+        [Rename("a", "b")],
+    ));
+    all.push(work([w("a", 1), Drain, w("b", 3)], [Rename("a", "b")]));
+    all.push(work(
+        [Outside("a", 1, SMALL), w("b", 3), Drain, w("b", 4)],
+        [Rename("a", "b")],
+    ));
+    all.push(work([Mkdir("d"), w("d/a", 1)], [Rename("d", "e")]));
+    all.push(work(
+        [Mkdir("d"), w("d/a", 1), Drain, w("d/a", 2), Mkdir("e")],
+        [Rename("d", "e")],
+    ));
+    all
+}
+
+fn exchanges() -> Vec<Workload> {
+    let states = [
+        vec![w("a", 1), w("b", 3), Drain],
+        vec![w("a", 1), w("b", 3), Drain, w("a", 2)],
+        vec![w("a", 1), w("b", 3), Drain, w("a", 2), w("b", 4)],
+        vec![w("b", 3), Drain, w("a", 1)],
+        vec![w("b", 3), Drain, w("b", 4), w("a", 1)],
+        vec![w("a", 1), Drain, w("b", 3)],
+        vec![Outside("b", 3, SMALL), w("a", 1)],
+    ];
+    let mut all = in_each(states, &[Exchange("a", "b")]);
+    all.push(work(
+        [Mkdir("d"), Mkdir("e"), w("d/a", 1), w("e/b", 3)],
+        [Exchange("d", "e")],
+    ));
+    all
+}
+
+fn demotions() -> Vec<Workload> {
+    let states = [vec![w("a", 1)], vec![w("a", 1), Drain, w("a", 2)]];
+    in_each(states, &[Drain])
+}
+
+fn linked_demotions() -> Vec<Workload> {
+    let states = [
+        vec![w("a", 1), Link("a", "b")],
+        vec![w("a", 1), Link("a", "b"), Drain, w("b", 2)],
+    ];
+    in_each(states, &[Drain])
+}
+
+fn conflicts() -> Vec<Workload> {
+    let states = [
+        vec![w("a", 1), Outside("a", 9, SMALL)],
+        vec![w("a", 1), Drain, w("a", 2), Outside("a", 9, SMALL + 1)],
+    ];
+    let mut all = in_each(states, &[Drain]);
+    all.iter_mut().for_each(|work| work.conflict = true);
+    all
+}
+
+fn overflows() -> Vec<Workload> {
+    let large = |version| Write("a", version, LARGE);
+    let states = [vec![large(1)], vec![w("a", 1), Drain, large(2)]];
+    let all = in_each(states, &[Drain]).into_iter();
+    all.map(|work| work.on(Tiers::Tiny)).collect()
+}
+
+fn moves() -> Vec<Workload> {
+    let fsynced = WriteFsync("a", 1, SMALL);
+    vec![
+        // A close: memory to flash.
+        work([], [fsynced.clone()]).on(Tiers::Memory),
+        // A file that outgrows its tier: to the overflow.
+        work([], [Write("a", 1, LARGE)]).on(Tiers::Tiny),
+    ]
+}
+
+fn prefetches() -> Vec<Workload> {
+    let fsynced = WriteFsync("a", 1, SMALL);
+    vec![work([fsynced, Drain], [Prefetch("a")]).on(Tiers::Memory)]
+}
+
+fn stops() -> Vec<Workload> {
+    let states = [vec![w("a", 1)], vec![w("a", 1), Drain]];
+    let all = in_each(states, &[Stop]).into_iter();
+    all.map(|work| work.on(Tiers::Memory)).collect()
+}
+
+fn starts() -> Vec<Workload> {
+    vec![work([w("a", 1), Drain, w("b", 2)], [Die])]
+}
+
+fn unsettled() -> Vec<Workload> {
+    let after = |point: Point, of: Vec<Workload>| of.into_iter().map(move |w| w.after(point));
+    let renames = after(Point::RenamePfs, pfs_renames());
+    let exchanges = after(Point::ExchangePfs, exchanges());
+    let links = after(Point::LinkPfs, links());
+    let unlinks = after(Point::UnlinkPfs, unlinks_of_one());
+    let parted = after(Point::RenameParted, parting_renames());
+    let one_each = [
+        renames.take(4).collect::<Vec<_>>(),
+        exchanges.take(2).collect(),
+    ];
+    let few = [
+        links.collect::<Vec<_>>(),
+        unlinks.collect(),
+        parted.collect(),
+    ];
+    one_each.into_iter().chain(few).flatten().collect()
+}
+
+fn each(lists: impl IntoIterator<Item = Vec<Workload>>) -> Vec<Workload> {
+    lists.into_iter().flatten().collect()
+}
+
+/// The workloads that hit a point; at least one.
+pub fn workloads(point: Point) -> Vec<Workload> {
+    let large = || vec![work([], [Write("a", 1, LARGE)]).on(Tiers::Tiny)];
+    match point {
+        Point::CreateObject | Point::CreateDirs | Point::CreateNamed => each([
+            vec![work([], [w("a", 1)])],
+            vec![work([Mkdir("d")], [w("d/a", 1)])],
+        ]),
+        Point::DeferredRecord => vec![work([], [w("a", 1)])],
+        Point::ChangeRecorded => vec![work([w("a", 1), Drain], [w("a", 2)])],
+        Point::TruncateObject => in_each(states_of_a(), &[Truncate("a", 10)]),
+        Point::UnlinkIntent => unlinks_of_one(),
+        Point::UnlinkPfs | Point::UnlinkRecord => unlinks(),
+        Point::RmdirPfs => vec![work([Mkdir("d"), w("d/a", 1), Unlink("d/a")], [Rmdir("d")])],
+        Point::GarbageObjects => vec![work([w("a", 1)], [Unlink("a")])],
+        Point::SetattrPfs => vec![work([w("a", 1), Drain], [Chmod("a", 0o604)])],
+        Point::SetattrRecord => in_each(states_of_a(), &[Chmod("a", 0o604)]),
+        Point::XattrPfs => vec![work([w("a", 1), Drain], [Xattr("a", 7)])],
+        Point::LinkIntent | Point::LinkPfs => links(),
+        Point::LinkRecord => in_each(states_of_a(), &[Link("a", "b")]),
+        Point::RenameBuffer => each([buffer_renames(), parting_renames()]),
+        Point::RenameParted | Point::RenamePartedRecord => parting_renames(),
+        Point::RenameIntent | Point::RenamePfs | Point::RenameRecord => pfs_renames(),
+        Point::ExchangeIntent | Point::ExchangePfs | Point::ExchangeRecord => exchanges(),
+        Point::DemoteTemporary
+        | Point::DemoteNoted
+        | Point::DemoteCopied
+        | Point::DemoteAttributes
+        | Point::DemoteFlushed
+        | Point::DemoteVerified
+        | Point::DemoteRecords
+        | Point::DemoteDir
+        | Point::DemoteConfirmed => demotions(),
+        Point::DemotePlaced | Point::DemoteLinks => each([demotions(), linked_demotions()]),
+        Point::DemoteLinked => linked_demotions(),
+        Point::DemoteGivenUp => vec![work([Write("a", 1, LARGE)], [DrainRacing("a")])],
+        Point::ConflictPlaced | Point::ConflictYielded => conflicts(),
+        Point::OverflowMade => large(),
+        Point::OverflowNoted
+        | Point::OverflowPlain
+        | Point::OverflowRecords
+        | Point::OverflowPlaced
+        | Point::OverflowSettled => overflows(),
+        Point::EvictRecord => vec![work([w("a", 1), Drain], [Release("a")])],
+        Point::StageObject | Point::StageRecord => each([
+            vec![work([Outside("a", 1, SMALL)], [StageIn("a")])],
+            vec![work([Outside("a", 1, SMALL)], [w("a", 2)])],
+        ]),
+        Point::StageCopied => vec![work([Outside("a", 1, SMALL)], [StageIn("a")])],
+        Point::MoveObject | Point::MoveCopied | Point::MoveRecord | Point::MoveRemoved => {
+            each([moves(), prefetches(), stops()[..1].to_vec()])
+        }
+        Point::MoveFlushed => moves(),
+        Point::ShadowObject | Point::ShadowCopied | Point::ShadowFlushed => {
+            vec![work([], [WriteFsync("a", 1, SMALL)]).on(Tiers::Memory)]
+        }
+        Point::FsyncRecord => vec![
+            work([], [WriteFsync("a", 1, SMALL)]),
+            work([], [WriteFsync("a", 1, SMALL)]).on(Tiers::Memory),
+        ],
+        Point::ShadowDropped => vec![work([], [WriteDrain("a", 1, SMALL)]).on(Tiers::Memory)],
+        Point::StartLoaded | Point::StartFacts | Point::RecoverFile => starts(),
+        Point::SettleLooked | Point::SettleRecord => unsettled(),
+        Point::SettleTemporary | Point::SettleDemotion => each(
+            [Point::DemoteNoted, Point::DemotePlaced]
+                .map(|first| demotions().into_iter().map(|w| w.after(first)).collect()),
+        ),
+        Point::RecoverAdopted => vec![work([], [w("a", 1)]).after(Point::CreateNamed)],
+        Point::RecoverOrphan => vec![
+            stops().swap_remove(0).after(Point::MoveFlushed),
+            work([Outside("a", 1, SMALL)], [StageIn("a")]).after(Point::StageCopied),
+        ],
+        Point::SettleBeside => {
+            let all = conflicts().into_iter();
+            all.map(|work| work.after(Point::ConflictPlaced)).collect()
+        }
+        Point::RecoverSwept => vec![work([w("a", 1)], [Drain]).after(Point::DemoteTemporary)],
+        Point::StopThreads | Point::StopMoved | Point::StopSynced => stops(),
+    }
+}
