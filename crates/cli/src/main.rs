@@ -21,11 +21,13 @@ mod prefetch;
 mod release;
 mod show;
 mod signals;
+mod simulate;
 mod stage_in;
 mod stage_out;
 mod state;
 mod status;
 mod top;
+mod trace;
 mod up;
 mod usage;
 mod where_is;
@@ -73,6 +75,8 @@ enum Command {
     Calibrate(calibrate::CalibrateArgs),
     Plan(plan::PlanArgs),
     Policy(policy::PolicyArgs),
+    Simulate(simulate::SimulateArgs),
+    Trace(trace::TraceArgs),
 }
 
 impl Command {
@@ -91,6 +95,8 @@ impl Command {
             Command::Calibrate(args) => calibrate::run(args),
             Command::Plan(args) => plan::run(args),
             Command::Policy(args) => policy::run(args),
+            Command::Simulate(args) => simulate::run(args),
+            Command::Trace(args) => trace::run(args),
         }
     }
 }

@@ -17,7 +17,7 @@
 //! | How much will be written? | [`forecast`] |
 //! | Who does I/O now? | [`schedule`], [`share`] |
 //! | When, and how fast, is data demoted? | [`plan`], [`engine`], [`trigger`], [`throttle`] |
-//! | What is demoted and evicted first, and what never comes in? | [`demotion`], [`victims`] |
+//! | What is demoted and evicted first, and what never comes in? | [`demotion`], one at a time among many: [`queue`], [`victims`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
 
 pub mod demotion;
@@ -29,6 +29,7 @@ pub mod mtbf;
 mod named;
 pub mod placement;
 pub mod plan;
+pub mod queue;
 pub mod schedule;
 pub mod series;
 pub mod share;

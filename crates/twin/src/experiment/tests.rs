@@ -1,0 +1,146 @@
+use super::*;
+
+fn report(name: &str) -> Report {
+    Experiment::find(name)
+        .unwrap()
+        .run(1, &mut |_| true)
+        .unwrap()
+}
+
+fn fields(report: &Report) -> Vec<&str> {
+    report.rows[0]
+        .0
+        .iter()
+        .map(|(name, _)| name.as_ref())
+        .collect()
+}
+
+fn value(report: &Report, wanted: &[(&str, &str)], field: &str) -> f64 {
+    let row = report
+        .rows
+        .iter()
+        .find(|r| wanted.iter().all(|(name, text)| r.text(name) == *text));
+    row.unwrap().number(field).unwrap()
+}
+
+#[test]
+fn utilisation_is_what_the_equations_give() {
+    let report = report("bbos-utilisation");
+    assert_eq!(
+        fields(&report),
+        ["policy", "utilisation_burst", "utilisation_sustained"]
+    );
+    let burst = |policy| value(&report, &[("policy", policy)], "utilisation_burst");
+    assert!((burst("maxbw") - 1.0).abs() < 1e-3, "{:?}", report.rows);
+    for policy in ["maxeff", "bbos"] {
+        let limit = 1.0 / (1.0 - 1.6 / 3.0);
+        assert!((burst(policy) - limit).abs() < 2e-3, "{:?}", report.rows);
+    }
+    assert!((burst("dedicated") - 1.0).abs() < 1e-3, "{:?}", report.rows);
+    for policy in ["dedicated", "maxbw", "maxeff", "bbos"] {
+        let sustained = value(&report, &[("policy", policy)], "utilisation_sustained");
+        // Brmax · period / S is all that can leave in a period.
+        assert!(
+            sustained > 0.9 && sustained <= 1.901,
+            "{policy} {sustained}"
+        );
+    }
+}
+
+#[test]
+fn checkpoints_by_policy_load_and_congestion() {
+    let report = report("bbos-checkpoint");
+    assert_eq!(
+        fields(&report),
+        [
+            "policy",
+            "dwpp_s",
+            "congestion",
+            "mean_throughput_bytes_per_s",
+            "mean_latency_s",
+            "max_latency_s",
+            "mean_wait_s",
+            "mean_stall_s"
+        ]
+    );
+    assert_eq!(report.rows.len(), 36);
+    let get = |policy, load, congestion, field| {
+        let wanted = [
+            ("policy", policy),
+            ("dwpp_s", load),
+            ("congestion", congestion),
+        ];
+        value(&report, &wanted, field)
+    };
+    for load in ["1.3", "1.6", "1.9"] {
+        for congestion in ["low", "med", "high"] {
+            let speed = |policy| get(policy, load, congestion, "mean_throughput_bytes_per_s");
+            assert!(speed("bbos") > speed("maxeff"), "{load} {congestion}");
+            assert!(get("bbos", load, congestion, "mean_stall_s") < 1e-2);
+            assert!(get("maxeff", load, congestion, "mean_stall_s") < 1e-2);
+        }
+    }
+    assert!(get("maxbw", "1.9", "med", "mean_stall_s") > 1.0);
+}
+
+#[test]
+fn direct_checkpoints_demote_less_when_it_is_tight() {
+    let report = report("bbos-direct");
+    assert_eq!(
+        fields(&report),
+        ["dwpp_s", "demoted_bytes", "demoted_bytes_direct"]
+    );
+    let get = |load, field| value(&report, &[("dwpp_s", load)], field);
+    assert_eq!(
+        get("0.9", "demoted_bytes"),
+        get("0.9", "demoted_bytes_direct")
+    );
+    let saved = 1.0 - get("1.9", "demoted_bytes_direct") / get("1.9", "demoted_bytes");
+    assert!((0.02..0.6).contains(&saved), "{saved}");
+}
+
+#[test]
+fn bbos_placement_serves_most_restarts() {
+    let report = report("bbos-restart");
+    assert_eq!(
+        fields(&report),
+        ["placement", "dwpp_s", "mtbf_max_min", "hit_ratio"]
+    );
+    for load in ["1.5", "1.7", "1.9", "2.1"] {
+        for max in ["20", "50", "100"] {
+            let get = |placement| {
+                let wanted = [
+                    ("placement", placement),
+                    ("dwpp_s", load),
+                    ("mtbf_max_min", max),
+                ];
+                value(&report, &wanted, "hit_ratio")
+            };
+            assert!(get("bbos") > get("fifo"), "{load} {max}");
+            assert!(get("bbos") > get("lru"), "{load} {max}");
+            assert!(get("bbos") <= 1.0);
+        }
+    }
+}
+
+#[test]
+fn knowing_versions_serves_more_restarts() {
+    let report = report("bbos-versions");
+    assert_eq!(fields(&report), ["mix", "version_aware", "hit_ratio"]);
+    for mix in ["1:1:1", "5:2:1"] {
+        let get = |aware| {
+            value(
+                &report,
+                &[("mix", mix), ("version_aware", aware)],
+                "hit_ratio",
+            )
+        };
+        assert!(get("true") > get("false"), "{:?}", report.rows);
+    }
+}
+
+#[test]
+fn an_experiment_can_be_stopped() {
+    let stopped = EXPERIMENTS[0].run(1, &mut |share| share < 0.1);
+    assert_eq!(stopped.unwrap_err(), ExperimentError::Stopped(Stopped));
+}

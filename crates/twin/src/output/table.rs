@@ -1,0 +1,133 @@
+//! Rows as columns of text, as JSON and as CSV.
+
+use serde_json::Value;
+
+use crate::experiment::Report;
+
+/// A column's name for people: units go into the cells.
+pub(super) fn heading(name: &str) -> String {
+    let short = name
+        .strip_suffix("_bytes_per_s")
+        .or_else(|| name.strip_suffix("_bytes"))
+        .unwrap_or(name);
+    match name {
+        // Of S, not seconds.
+        "dwpp_s" => "DWPP/S".into(),
+        "mtbf_max_min" => "MTBF up to, min".into(),
+        _ => match short.strip_suffix("_s") {
+            Some(short) => format!("{}, s", short.replace('_', " ")),
+            None => short.replace('_', " "),
+        },
+    }
+}
+
+/// A value for people; the name says its unit.
+pub(super) fn cell(name: &str, value: &Value) -> String {
+    let Some(number) = value.as_f64() else {
+        return match value {
+            Value::String(text) => text.clone(),
+            Value::Bool(true) => "yes".into(),
+            Value::Bool(false) => "no".into(),
+            Value::Null => "-".into(),
+            other => other.to_string(),
+        };
+    };
+    if name.ends_with("_bytes_per_s") {
+        format!("{:.3} GB/s", number / 1e9)
+    } else if name.contains("_bytes") {
+        format!("{:.1} GB", number / 1e9)
+    } else if name == "dwpp_s" || value.is_u64() {
+        value.to_string()
+    } else if name.ends_with("_s") {
+        format!("{number:.2}")
+    } else {
+        format!("{number:.4}")
+    }
+}
+
+/// The rows as lines; columns are as wide as they must be.
+pub fn table(report: &Report) -> String {
+    let Some(first) = report.rows.first() else {
+        return String::new();
+    };
+    let mut lines: Vec<Vec<String>> = vec![first.0.iter().map(|(name, _)| heading(name)).collect()];
+    for row in &report.rows {
+        lines.push(
+            row.0
+                .iter()
+                .map(|(name, value)| cell(name, value))
+                .collect(),
+        );
+    }
+    let is_text = |column: usize| matches!(first.0[column].1, Value::String(_) | Value::Bool(_));
+    let width = |column: usize| {
+        let widths = lines.iter().filter_map(|line| line.get(column));
+        widths.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..first.0.len()).map(width).collect();
+    let mut text = String::new();
+    for line in &lines {
+        let mut out = String::new();
+        for (column, cell) in line.iter().enumerate().take(widths.len()) {
+            let pad = " ".repeat(widths[column] - cell.chars().count());
+            match is_text(column) {
+                true => out.push_str(&format!("{cell}{pad}  ")),
+                false => out.push_str(&format!("{pad}{cell}  ")),
+            }
+        }
+        text.push_str(out.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// A run with one row reads better downwards.
+pub fn list(report: &Report) -> String {
+    let Some(row) = report.rows.first() else {
+        return String::new();
+    };
+    let width = row.0.iter().map(|(name, _)| heading(name).chars().count());
+    let width = width.max().unwrap_or(0);
+    row.0
+        .iter()
+        .map(|(name, value)| format!("{:width$}  {}\n", heading(name), cell(name, value)))
+        .collect()
+}
+
+/// `{"rows":[...]}`.
+pub fn json(report: &Report) -> String {
+    let rows: Vec<String> = report
+        .rows
+        .iter()
+        // Strings, numbers and booleans only: these cannot fail.
+        .map(|row| serde_json::to_string(row).unwrap_or_default())
+        .collect();
+    format!("{{\"rows\":[{}]}}\n", rows.join(",\n"))
+}
+
+/// Comma-separated, with a line of names.
+pub fn csv(report: &Report) -> String {
+    let quote = |text: String| match text.contains([',', '"', '\n']) {
+        true => format!("\"{}\"", text.replace('"', "\"\"")),
+        false => text,
+    };
+    let Some(first) = report.rows.first() else {
+        return String::new();
+    };
+    let names: Vec<&str> = first.0.iter().map(|(name, _)| name.as_ref()).collect();
+    let mut text = names.join(",") + "\n";
+    for row in &report.rows {
+        let cells: Vec<String> = row
+            .0
+            .iter()
+            .map(|(_, value)| match value {
+                Value::String(text) => quote(text.clone()),
+                Value::Null => String::new(),
+                other => other.to_string(),
+            })
+            .collect();
+        text.push_str(&cells.join(","));
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,79 @@
+//! Quantities in seconds that differ from application to application.
+
+use super::read::{ScenarioError, Section};
+use crate::rng::Rng;
+
+/// A fixed value or a distribution, in seconds.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Dist {
+    /// Always this.
+    Fixed(f64),
+    /// Between the two; with a step, the whole multiples of the step that are above the lower and not above the upper bound.
+    Uniform {
+        /// Lower bound.
+        from_s: f64,
+        /// Upper bound.
+        to_s: f64,
+        /// 0: continuous.
+        step_s: f64,
+    },
+    /// Exponential with this mean.
+    Exponential(f64),
+}
+
+impl Dist {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, ScenarioError> {
+        if let Some(mean_s) = section.seconds("exponential")? {
+            return Ok(Self::Exponential(mean_s));
+        }
+        let Some(bounds) = section.seconds_list("uniform")? else {
+            let why =
+                "must be a duration, { uniform = [from, to] } or { exponential = mean }".to_owned();
+            return Err(section.error("uniform", section.line, why));
+        };
+        let step_s = section.seconds("step")?.unwrap_or(0.0);
+        match bounds[..] {
+            [from_s, to_s] if from_s <= to_s && (step_s == 0.0 || to_s - from_s >= step_s) => {
+                Ok(Self::Uniform {
+                    from_s,
+                    to_s,
+                    step_s,
+                })
+            }
+            _ => {
+                let why = "needs two durations, the smaller one first, a step apart";
+                Err(section.error("uniform", section.line, why))
+            }
+        }
+    }
+
+    /// Draws a value.
+    pub fn sample(&self, rng: &mut Rng) -> f64 {
+        match *self {
+            Self::Fixed(value) => value,
+            Self::Exponential(mean_s) => rng.exponential(mean_s),
+            Self::Uniform {
+                from_s,
+                to_s,
+                step_s,
+            } if step_s > 0.0 => {
+                let first = (from_s / step_s).floor() as u64 + 1;
+                let last = ((to_s / step_s).floor() as u64).max(first);
+                (first + rng.below(last - first + 1)) as f64 * step_s
+            }
+            Self::Uniform { from_s, to_s, .. } => from_s + (to_s - from_s) * rng.share(),
+        }
+    }
+
+    /// The mean of what [`Dist::sample`] draws.
+    pub fn mean_s(&self) -> f64 {
+        match *self {
+            Self::Fixed(value) | Self::Exponential(value) => value,
+            Self::Uniform {
+                from_s,
+                to_s,
+                step_s,
+            } => f64::midpoint(from_s + step_s, to_s),
+        }
+    }
+}

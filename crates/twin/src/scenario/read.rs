@@ -1,0 +1,431 @@
+//! Reading a TOML file key by key: every value knows its line, every key that nobody asked for is refused, and a value can be
+//! replaced from the command line.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::str::FromStr;
+
+use forebay_types::{parse_duration, parse_size};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::dist::Dist;
+
+/// Why a scenario is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}{why}", place(.line, .key))]
+pub struct ScenarioError {
+    /// Line of the file, from 1; `None` for what came from the command line or is missing.
+    pub line: Option<usize>,
+    /// The key with its table, `bb.capacity`; empty where the file as a whole is meant.
+    pub key: String,
+    /// What is wrong.
+    pub why: String,
+}
+
+fn place(line: &Option<usize>, key: &str) -> String {
+    let line = line.map_or_else(String::new, |line| format!("line {line}: "));
+    match key {
+        "" => line,
+        _ => format!("{line}{key}: "),
+    }
+}
+
+/// Replaces the value of a key, as `--sweep` and `--set` do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Override {
+    /// Full name, `bb.capacity`; `application.checkpoint` means every application, `application.NAME.checkpoint` those of that name.
+    pub key: String,
+    /// As it would stand in the file; text needs no quotes.
+    pub value: String,
+}
+
+/// A value and where it stands.
+#[derive(Debug, Clone)]
+pub(super) struct Found<'a> {
+    pub raw: Raw<'a>,
+    pub line: Option<usize>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Raw<'a> {
+    Text(String),
+    Number(f64),
+    Bool(bool),
+    Table(&'a DeTable<'a>),
+    Other(&'static str),
+}
+
+/// The file with what replaces parts of it.
+pub(super) struct Document<'a> {
+    text: &'a str,
+    overrides: &'a [Override],
+    used: RefCell<BTreeSet<usize>>,
+}
+
+impl<'a> Document<'a> {
+    pub fn new(text: &'a str, overrides: &'a [Override]) -> Self {
+        Self {
+            text,
+            overrides,
+            used: RefCell::default(),
+        }
+    }
+
+    pub fn line(&self, span: &Range<usize>) -> usize {
+        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
+        1 + before.iter().filter(|b| **b == b'\n').count()
+    }
+
+    /// An override that no table asked for is a typing error.
+    pub fn check_overrides(&self) -> Result<(), ScenarioError> {
+        let used = self.used.borrow();
+        match self
+            .overrides
+            .iter()
+            .enumerate()
+            .find(|(i, _)| !used.contains(i))
+        {
+            None => Ok(()),
+            Some((_, o)) => Err(ScenarioError {
+                line: None,
+                key: o.key.clone(),
+                why: "no such key; docs/twin.md lists them".into(),
+            }),
+        }
+    }
+
+    fn replaced(&self, names: &[String], key: &str) -> Option<&'a str> {
+        let mut found = None;
+        for (i, o) in self.overrides.iter().enumerate() {
+            if names.contains(&o.key) {
+                self.used.borrow_mut().insert(i);
+                found = Some(o.value.as_str());
+            }
+        }
+        debug_assert!(!key.is_empty());
+        found
+    }
+}
+
+/// One table of the file.
+pub(super) struct Section<'a> {
+    document: &'a Document<'a>,
+    /// `bb`, empty for the top.
+    name: String,
+    /// Other names overrides may use for it.
+    aliases: Vec<String>,
+    table: Option<&'a DeTable<'a>>,
+    pub line: Option<usize>,
+    asked: RefCell<BTreeSet<String>>,
+}
+
+impl<'a> Section<'a> {
+    pub fn new(
+        document: &'a Document<'a>,
+        name: &str,
+        table: Option<&'a DeTable<'a>>,
+        line: Option<usize>,
+    ) -> Self {
+        Self {
+            document,
+            name: name.into(),
+            aliases: Vec::new(),
+            table,
+            line,
+            asked: RefCell::default(),
+        }
+    }
+
+    /// The table `name` below this one; an empty one where the file has none.
+    pub fn section(&self, name: &str) -> Result<Section<'a>, ScenarioError> {
+        self.ask(name);
+        let Some(value) = self.table.and_then(|t| t.get(name)) else {
+            return Ok(Section::new(self.document, name, None, None));
+        };
+        let line = self.document.line(&value.span());
+        match value.get_ref() {
+            DeValue::Table(table) => Ok(Section::new(self.document, name, Some(table), Some(line))),
+            other => Err(self.error(name, Some(line), not_a("a table", kind(other)))),
+        }
+    }
+
+    /// The tables of `[[name]]`.
+    pub fn sections(&self, name: &str) -> Result<Vec<Section<'a>>, ScenarioError> {
+        self.ask(name);
+        let Some(value) = self.table.and_then(|t| t.get(name)) else {
+            return Ok(Vec::new());
+        };
+        let line = Some(self.document.line(&value.span()));
+        let DeValue::Array(all) = value.get_ref() else {
+            let why = format!("write it as [[{name}]]");
+            return Err(self.error(name, line, why));
+        };
+        let one = |value: &'a Spanned<DeValue<'a>>| {
+            let line = Some(self.document.line(&value.span()));
+            match value.get_ref() {
+                DeValue::Table(table) => Ok(Section::new(self.document, name, Some(table), line)),
+                _ => Err(self.error(name, line, format!("write it as [[{name}]]"))),
+            }
+        };
+        all.iter().map(one).collect()
+    }
+
+    /// Lets overrides address this table as `alias`, too.
+    pub fn also_known_as(&mut self, alias: String) {
+        self.aliases.push(alias);
+    }
+
+    fn ask(&self, key: &str) {
+        self.asked.borrow_mut().insert(key.into());
+    }
+
+    pub fn full(&self, key: &str) -> String {
+        match self.name.as_str() {
+            "" => key.into(),
+            name => format!("{name}.{key}"),
+        }
+    }
+
+    pub fn error(&self, key: &str, line: Option<usize>, why: impl Into<String>) -> ScenarioError {
+        ScenarioError {
+            line,
+            key: self.full(key),
+            why: why.into(),
+        }
+    }
+
+    /// Where `key` stands, else where the table does.
+    pub fn line_of(&self, key: &str) -> Option<usize> {
+        let found = self.find(key);
+        found.map_or(self.line, |found| found.line)
+    }
+
+    pub fn find(&self, key: &str) -> Option<Found<'a>> {
+        self.ask(key);
+        let mut names = vec![self.full(key)];
+        names.extend(self.aliases.iter().map(|alias| format!("{alias}.{key}")));
+        if let Some(text) = self.document.replaced(&names, key) {
+            let raw = match (text.parse::<f64>(), text.parse::<bool>()) {
+                (Ok(number), _) => Raw::Number(number),
+                (_, Ok(truth)) => Raw::Bool(truth),
+                _ => Raw::Text(text.into()),
+            };
+            return Some(Found { raw, line: None });
+        }
+        let value = self.table?.get(key)?;
+        let line = Some(self.document.line(&value.span()));
+        let raw = match value.get_ref() {
+            DeValue::String(text) => Raw::Text(text.to_string()),
+            DeValue::Boolean(truth) => Raw::Bool(*truth),
+            DeValue::Table(table) => Raw::Table(table),
+            DeValue::Integer(i) if i.radix() == 10 => number(i.as_str()),
+            DeValue::Float(f) => number(f.as_str()),
+            other => Raw::Other(kind(other)),
+        };
+        Some(Found { raw, line })
+    }
+
+    fn get<T>(
+        &self,
+        key: &str,
+        read: impl FnOnce(&Raw<'a>) -> Result<T, String>,
+    ) -> Result<Option<T>, ScenarioError> {
+        let Some(found) = self.find(key) else {
+            return Ok(None);
+        };
+        let value = read(&found.raw).map_err(|why| self.error(key, found.line, why))?;
+        Ok(Some(value))
+    }
+
+    pub fn require<T>(&self, key: &str, value: Option<T>) -> Result<T, ScenarioError> {
+        value.ok_or_else(|| self.error(key, self.line, "is missing"))
+    }
+
+    pub fn size(&self, key: &str) -> Result<Option<u64>, ScenarioError> {
+        self.get(key, size)
+    }
+
+    /// Bytes per second: a size with or without `/s`; more than 0.
+    pub fn rate(&self, key: &str) -> Result<Option<f64>, ScenarioError> {
+        self.get(key, rate)
+    }
+
+    pub fn seconds(&self, key: &str) -> Result<Option<f64>, ScenarioError> {
+        self.get(key, seconds)
+    }
+
+    pub fn boolean(&self, key: &str) -> Result<Option<bool>, ScenarioError> {
+        self.get(key, |raw| match raw {
+            Raw::Bool(truth) => Ok(*truth),
+            other => Err(not_a("true or false", other.kind())),
+        })
+    }
+
+    pub fn text(&self, key: &str) -> Result<Option<String>, ScenarioError> {
+        self.get(key, |raw| match raw {
+            Raw::Text(text) => Ok(text.clone()),
+            other => Err(not_a("text", other.kind())),
+        })
+    }
+
+    /// A number in `range`.
+    pub fn number(&self, key: &str, range: Range<f64>) -> Result<Option<f64>, ScenarioError> {
+        self.get(key, |raw| match raw {
+            Raw::Number(x) if (range.start..=range.end).contains(x) => Ok(*x),
+            Raw::Number(x) => Err(format!(
+                "must be from {} to {}, not {x}",
+                range.start, range.end
+            )),
+            other => Err(not_a("a number", other.kind())),
+        })
+    }
+
+    /// A whole number in `least..=most`.
+    pub fn count(&self, key: &str, least: u64, most: u64) -> Result<Option<u64>, ScenarioError> {
+        self.get(key, |raw| match raw {
+            Raw::Number(x) if x.fract() == 0.0 && *x >= least as f64 && *x <= most as f64 => {
+                Ok(*x as u64)
+            }
+            Raw::Number(x) => Err(format!(
+                "must be a whole number from {least} to {most}, not {x}"
+            )),
+            other => Err(not_a("a whole number", other.kind())),
+        })
+    }
+
+    /// One of the names of an enum.
+    pub fn word<T: FromStr<Err: std::fmt::Display>>(
+        &self,
+        key: &str,
+    ) -> Result<Option<T>, ScenarioError> {
+        self.get(key, |raw| match raw {
+            Raw::Text(text) => text.parse().map_err(|e: T::Err| e.to_string()),
+            other => Err(not_a("a name", other.kind())),
+        })
+    }
+
+    /// Seconds, or a distribution of them.
+    pub fn dist(&self, key: &str) -> Result<Option<Dist>, ScenarioError> {
+        let Some(found) = self.find(key) else {
+            return Ok(None);
+        };
+        let Raw::Table(table) = found.raw else {
+            let value = seconds(&found.raw).map_err(|why| self.error(key, found.line, why))?;
+            return Ok(Some(Dist::Fixed(value)));
+        };
+        let name = self.full(key);
+        let inner = Section::new(self.document, &name, Some(table), found.line);
+        let dist = Dist::read(&inner)?;
+        inner.finish()?;
+        Ok(Some(dist))
+    }
+
+    /// A list of seconds.
+    pub fn seconds_list(&self, key: &str) -> Result<Option<Vec<f64>>, ScenarioError> {
+        self.ask(key);
+        let Some(value) = self.table.and_then(|t| t.get(key)) else {
+            return Ok(None);
+        };
+        let line = Some(self.document.line(&value.span()));
+        let DeValue::Array(all) = value.get_ref() else {
+            return Err(self.error(key, line, not_a("a list", kind(value.get_ref()))));
+        };
+        let one = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
+            DeValue::String(text) => seconds(&Raw::Text(text.to_string())),
+            DeValue::Integer(i) => seconds(&number(i.as_str())),
+            DeValue::Float(f) => seconds(&number(f.as_str())),
+            other => Err(not_a("a duration", kind(other))),
+        };
+        let list: Result<Vec<f64>, String> = all.iter().map(one).collect();
+        list.map(Some).map_err(|why| self.error(key, line, why))
+    }
+
+    /// Refuses keys that nobody asked for.
+    pub fn finish(&self) -> Result<(), ScenarioError> {
+        let asked = self.asked.borrow();
+        let Some(table) = self.table else {
+            return Ok(());
+        };
+        for key in table.keys() {
+            let name: &str = key.get_ref();
+            if !asked.contains(name) {
+                let known: Vec<&str> = asked.iter().map(String::as_str).collect();
+                let line = Some(self.document.line(&key.span()));
+                let why = format!("unknown key; known here: {}", known.join(", "));
+                return Err(self.error(name, line, why));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Raw<'_> {
+    fn kind(&self) -> &'static str {
+        match self {
+            Raw::Text(_) => "text",
+            Raw::Number(_) => "a number",
+            Raw::Bool(_) => "true or false",
+            Raw::Table(_) => "a table",
+            Raw::Other(kind) => kind,
+        }
+    }
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "text",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+fn number(text: &str) -> Raw<'static> {
+    text.replace('_', "")
+        .parse()
+        .map_or(Raw::Other("a number that cannot be read"), Raw::Number)
+}
+
+fn not_a(wanted: &str, kind: &str) -> String {
+    format!("must be {wanted}, not {kind}")
+}
+
+fn size(raw: &Raw<'_>) -> Result<u64, String> {
+    match raw {
+        Raw::Number(x) if *x >= 0.0 && *x <= i64::MAX as f64 => Ok(*x as u64),
+        Raw::Number(x) => Err(format!("must be zero or a positive size, not {x}")),
+        Raw::Text(text) if text.trim_start().starts_with('-') => {
+            Err(format!("must be zero or a positive size, not {text}"))
+        }
+        Raw::Text(text) => parse_size(text).map_err(|e| e.to_string()),
+        other => Err(not_a("a size such as \"3.2TB\"", other.kind())),
+    }
+}
+
+fn rate(raw: &Raw<'_>) -> Result<f64, String> {
+    let bytes = match raw {
+        Raw::Text(text) => size(&Raw::Text(
+            text.trim().strip_suffix("/s").unwrap_or(text).into(),
+        ))?,
+        other => size(other)?,
+    };
+    Ok(bytes as f64)
+}
+
+pub(super) fn seconds(raw: &Raw<'_>) -> Result<f64, String> {
+    match raw {
+        Raw::Number(x) if x.is_finite() && *x >= 0.0 => Ok(*x),
+        Raw::Number(x) => Err(format!("must be zero or a positive duration, not {x}")),
+        Raw::Text(text) if text.trim_start().starts_with('-') => {
+            Err(format!("must be zero or a positive duration, not {text}"))
+        }
+        Raw::Text(text) => parse_duration(text)
+            .map(|d| d.as_secs_f64())
+            .map_err(|e| e.to_string()),
+        other => Err(not_a("a duration such as \"30m\"", other.kind())),
+    }
+}

@@ -1,0 +1,191 @@
+use super::*;
+
+const GOOD: &str = r#"name = "two"
+duration = "1d"
+policy = "maxbw"
+
+[bb]
+capacity = "3.2TB"
+bw_max = "3.56GB/s"
+bw_min = 3e9
+br_max = "1.6GB/s"
+br_min = "80MB/s"
+
+[plan]
+period = "3800s"
+dwpp = "predicted"
+
+[[application]]
+name = "climate"
+count = 3
+checkpoint = "80GB"
+mtbf = { uniform = ["0s", "20m"], step = "1m" }
+
+[[application]]
+checkpoint = 1_000_000_000
+interval = "10m"
+versions = 2
+"#;
+
+fn error(from: &str, to: &str) -> ScenarioError {
+    assert!(GOOD.contains(from), "{from}");
+    Scenario::parse(&GOOD.replace(from, to), &[]).unwrap_err()
+}
+
+#[test]
+fn a_scenario_is_read() {
+    let s = Scenario::parse(GOOD, &[]).unwrap();
+    assert_eq!((s.name.as_str(), s.policy), ("two", DrainPolicy::MaxBw));
+    assert_eq!(s.bb.capacity_bytes, 3_200_000_000_000);
+    assert_eq!(s.plan.dwpp_bytes, None);
+    assert_eq!(s.application_count(), 4);
+    assert_eq!(s.applications[0].interval_s, 3800.0);
+    assert_eq!(
+        (
+            s.applications[1].versions,
+            s.applications[1].checkpoint_bytes
+        ),
+        (Some(2), 1_000_000_000)
+    );
+    assert_eq!(s.applications[1].name, "application-2");
+    assert_eq!(s.pfs.bytes_per_s, 1.6e9);
+}
+
+#[test]
+fn bad_values_are_refused_with_line_and_reason() {
+    let cases = [
+        ("\"3.2TB\"", "\"-4GB\"", Some(6), "bb.capacity", "positive"),
+        ("\"3.2TB\"", "-4", Some(6), "bb.capacity", "positive"),
+        ("\"3.2TB\"", "0", Some(6), "bb.capacity", "at least a byte"),
+        (
+            "\"3.2TB\"",
+            "true",
+            Some(6),
+            "bb.capacity",
+            "must be a size",
+        ),
+        ("3e9", "4e9", Some(8), "bb.bw_min", "exceeds Bwmax"),
+        (
+            "\"80MB/s\"",
+            "\"2GB/s\"",
+            Some(10),
+            "bb.br_min",
+            "exceeds Brmax",
+        ),
+        ("\"1.6GB/s\"", "0", Some(9), "pfs.bandwidth", "positive"),
+        ("maxbw", "fastest", Some(3), "policy", "expected one of"),
+        (
+            "count = 3",
+            "count = 0",
+            Some(18),
+            "application.count",
+            "whole number",
+        ),
+        (
+            "count = 3",
+            "cuont = 3",
+            Some(18),
+            "application.cuont",
+            "unknown key",
+        ),
+        ("[plan]", "[plain]", None, "plan.period", "missing"),
+        (
+            "\"80GB\"",
+            "\"80TB\"",
+            Some(19),
+            "application.checkpoint",
+            "longer than its interval",
+        ),
+        (
+            "count = 3",
+            "count = 300",
+            Some(16),
+            "application",
+            "at most",
+        ),
+        (
+            "\"10m\"",
+            "\"-1s\"",
+            Some(24),
+            "application.interval",
+            "positive",
+        ),
+        (
+            "step = \"1m\"",
+            "stop = \"1m\"",
+            Some(20),
+            "application.mtbf.stop",
+            "unknown key",
+        ),
+        (
+            "\"0s\", \"20m\"",
+            "\"30m\", \"20m\"",
+            Some(20),
+            "application.mtbf.uniform",
+            "smaller one first",
+        ),
+        ("\"1d\"", "\"0s\"", Some(2), "duration", "positive"),
+        ("name = \"two\"", "name = ", Some(1), "", ""),
+    ];
+    for (from, to, line, key, why) in cases {
+        // The first key of a rate that is 0 is found by the PFS, whose default it is.
+        let error = error(from, to);
+        assert_eq!(error.key, key, "{to}: {error}");
+        if key != "pfs.bandwidth" {
+            assert_eq!(error.line, line, "{to}: {error}");
+        }
+        assert!(error.to_string().contains(why), "{to}: {error}");
+    }
+}
+
+#[test]
+fn no_application_is_refused() {
+    let text = &GOOD[..GOOD.find("[[").unwrap()];
+    let error = Scenario::parse(text, &[]).unwrap_err();
+    assert!(error.to_string().contains("[[application]]"), "{error}");
+}
+
+#[test]
+fn keys_can_be_replaced_from_outside() {
+    let set = |key: &str, value: &str| Override {
+        key: key.into(),
+        value: value.into(),
+    };
+    let parse = |o: &[Override]| Scenario::parse(GOOD, o);
+    let s = parse(&[
+        set("bb.capacity", "5TB"),
+        set("policy", "bbos"),
+        set("application.climate.count", "7"),
+        set("application.versions", "4"),
+        set("plan.dwpp", "3TB"),
+    ])
+    .unwrap();
+    assert_eq!(s.bb.capacity_bytes, 5_000_000_000_000);
+    assert_eq!(s.policy, DrainPolicy::Bbos);
+    assert_eq!((s.applications[0].count, s.applications[1].count), (7, 1));
+    assert_eq!(s.applications[0].versions, Some(4));
+    assert_eq!(s.plan.dwpp_bytes, Some(3_000_000_000_000));
+    let error = parse(&[set("bb.capcity", "1TB")]).unwrap_err();
+    assert!(error.to_string().contains("no such key"), "{error}");
+    let error = parse(&[set("bb.capacity", "-1TB")]).unwrap_err();
+    assert_eq!(
+        (error.line, error.key.as_str()),
+        (None, "bb.capacity"),
+        "{error}"
+    );
+}
+
+#[test]
+fn distributions_keep_their_bounds() {
+    let s = Scenario::parse(GOOD, &[]).unwrap();
+    let mut rng = crate::rng::Rng::new(1, 0);
+    let drawn: Vec<f64> = (0..1000)
+        .map(|_| s.applications[0].mtbf.sample(&mut rng))
+        .collect();
+    assert!(
+        drawn
+            .iter()
+            .all(|x| x % 60.0 == 0.0 && *x >= 60.0 && *x <= 1200.0)
+    );
+    assert!(drawn.contains(&60.0) && drawn.contains(&1200.0));
+}

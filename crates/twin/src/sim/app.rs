@@ -1,0 +1,48 @@
+//! One application: its checkpoints, its failures.
+
+use forebay_policy::version::VersionTracker;
+
+use super::part::PartId;
+
+/// State of one application.
+#[derive(Debug)]
+pub(super) struct App {
+    /// Place of its kind in the scenario.
+    pub kind: u32,
+    /// First burst-buffer node it writes to.
+    pub node: u32,
+    pub end_s: f64,
+    /// True MTBF.
+    pub mtbf_s: f64,
+    /// What the burst buffer takes it for.
+    pub known_mtbf_s: f64,
+    pub last_restart_s: f64,
+    /// The last version begun; 0 before the first.
+    pub version: u64,
+    /// The newest complete one.
+    pub newest: Option<u64>,
+    /// When it was complete; before the first, when the application started.
+    pub newest_s: f64,
+    pub tracker: VersionTracker,
+    /// In the burst buffer, in the order they were begun.
+    pub parts: Vec<PartId>,
+    /// When the checkpoint under way should have come, without jitter.
+    pub due_s: f64,
+    /// Counts restarts and checkpoints: requests of earlier attempts are void.
+    pub attempt: u32,
+    pub failures: u32,
+    pub phase: Option<Phase>,
+    pub has_ended: bool,
+}
+
+/// A checkpoint or a restart under way.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Phase {
+    pub is_read: bool,
+    pub arrive_s: f64,
+    /// When the first part had its turn.
+    pub started_s: Option<f64>,
+    pub parts_left: u32,
+    pub stall_s: f64,
+    pub is_direct: bool,
+}

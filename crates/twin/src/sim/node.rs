@@ -1,0 +1,163 @@
+//! One burst-buffer node: a ledger of bytes, who writes, what is demoted.
+
+use std::collections::BTreeMap;
+
+use forebay_policy::demotion::PlacementPolicy;
+use forebay_policy::forecast::Meter;
+use forebay_policy::placement::{SPACE_UNIT_BYTES, TierKind, TierSpace};
+use forebay_policy::plan::{InterferenceLine, Plan};
+use forebay_policy::queue::VictimQueue;
+use forebay_policy::schedule::Scheduler;
+use forebay_policy::share::Shares;
+
+use super::part::PartId;
+
+/// What somebody does with a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Writes a part.
+    Write(PartId),
+    /// Reads a checkpoint after a restart.
+    Read,
+}
+
+/// Somebody who has its turn.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Worker {
+    pub app: u32,
+    pub access: Access,
+    pub remaining: u64,
+    /// As of this step, in bytes/s.
+    pub rate: f64,
+    /// Part of a byte left from the step before.
+    pub carry: f64,
+    pub stall_s: f64,
+}
+
+/// Somebody who waits for a turn, or for space of its own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request {
+    pub app: u32,
+    /// Attempts of the application when it came; a later one makes this void.
+    pub attempt: u32,
+    /// Bytes to write or read.
+    pub bytes: u64,
+    pub is_read: bool,
+    /// When it began to wait for space of its own.
+    pub since_s: f64,
+}
+
+/// `dirty + clean ≤ capacity`, always: bytes are whole numbers, and none is written before its space is free.
+pub(super) struct Node {
+    pub capacity: u64,
+    pub dirty: u64,
+    pub clean: u64,
+    pub workers: Vec<Worker>,
+    pub scheduler: Scheduler<Request>,
+    /// Policy `dedicated`: what applications own, and who waits for its own data to leave.
+    pub shares: Option<Shares>,
+    pub blocked: Vec<Request>,
+    pub demoting: Option<PartId>,
+    pub dirty_queue: VictimQueue,
+    pub clean_queue: VictimQueue,
+    pub meter: Meter,
+    /// DWPP that the plan was made for.
+    pub planned_bytes: Option<u64>,
+    pub plan: Option<Plan>,
+    pub line: Option<InterferenceLine>,
+    /// Applications with bytes here, by the bits of their MTBF; kept for direct checkpoints only.
+    pub residents: BTreeMap<u64, u32>,
+    /// The server it flushes to.
+    pub flow: Option<u32>,
+    /// Parts it began to flush.
+    pub round: u32,
+
+    // The step under way.
+    pub last_s: f64,
+    pub foreground_s: f64,
+    pub demotion_rate: f64,
+    pub demotion_carry: f64,
+    /// Part of the time that writers cannot use for want of space.
+    pub stall_share: f64,
+    /// The step ends when this worker has moved everything.
+    pub ends_worker: Option<usize>,
+    /// The step ends when the part is demoted.
+    pub ends_demotion: bool,
+}
+
+impl Node {
+    pub fn new(
+        capacity: u64,
+        placement: PlacementPolicy,
+        scheduler: Scheduler<Request>,
+        shares: Option<Shares>,
+        meter: Meter,
+        line: Option<InterferenceLine>,
+    ) -> Self {
+        Self {
+            capacity,
+            dirty: 0,
+            clean: 0,
+            workers: Vec::new(),
+            scheduler,
+            shares,
+            blocked: Vec::new(),
+            demoting: None,
+            dirty_queue: VictimQueue::new(placement),
+            clean_queue: VictimQueue::new(placement),
+            meter,
+            planned_bytes: None,
+            plan: None,
+            line,
+            residents: BTreeMap::new(),
+            flow: None,
+            round: 0,
+            last_s: 0.0,
+            foreground_s: 0.0,
+            demotion_rate: 0.0,
+            demotion_carry: 0.0,
+            stall_share: 0.0,
+            ends_worker: None,
+            ends_demotion: false,
+        }
+    }
+
+    pub fn free(&self) -> u64 {
+        self.capacity - self.dirty - self.clean
+    }
+
+    /// Less space than this is none: the unit in which space is given, and never more than a thousandth of a small burst buffer.
+    pub fn unit(&self) -> u64 {
+        SPACE_UNIT_BYTES.min(self.capacity / 1024 + 1)
+    }
+
+    /// All but a unit is undrained: a writer has nowhere to go.
+    pub fn is_full(&self) -> bool {
+        self.capacity - self.dirty < self.unit()
+    }
+
+    /// As the policy sees it.
+    pub fn space(&self) -> TierSpace {
+        TierSpace {
+            index: 0,
+            kind: TierKind::Ssd,
+            capacity_bytes: self.capacity,
+            free_bytes: self.free(),
+            reserved_bytes: 0,
+        }
+    }
+
+    pub fn writers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers
+            .iter()
+            .filter(|w| matches!(w.access, Access::Write(_)))
+    }
+
+    /// The part being written, where there is one; of several any.
+    pub fn writing_part(&self) -> Option<PartId> {
+        self.workers.iter().find_map(|w| match w.access {
+            Access::Write(part) => Some(part),
+            Access::Read => None,
+        })
+    }
+}

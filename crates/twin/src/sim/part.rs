@@ -1,0 +1,118 @@
+//! The part of a checkpoint version that one burst-buffer node holds, and its bytes.
+
+use forebay_policy::demotion::Candidate;
+
+/// Place in [`Parts`].
+pub(super) type PartId = u32;
+
+/// Where a part stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// Its application writes it.
+    Writing,
+    /// Written; waits for its demotion.
+    Dirty,
+    /// Being copied to the PFS.
+    Demoting,
+    /// On the PFS, too.
+    Clean,
+}
+
+/// `evicted ≤ demoted ≤ written ≤ size`, always.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Part {
+    pub app: u32,
+    pub node: u32,
+    pub version: u64,
+    pub outdated: bool,
+    pub state: State,
+    /// What it will be when it is written.
+    pub size: u64,
+    pub written: u64,
+    /// Of these, on the PFS.
+    pub demoted: u64,
+    /// Of these, no longer in the burst buffer.
+    pub evicted: u64,
+    pub arrived_s: f64,
+    pub accessed_s: f64,
+    pub closed_s: f64,
+}
+
+impl Part {
+    /// Bytes that are only in the burst buffer.
+    pub fn dirty(&self) -> u64 {
+        self.written - self.demoted
+    }
+
+    /// Bytes that are in both.
+    pub fn clean(&self) -> u64 {
+        self.demoted - self.evicted
+    }
+
+    /// Bytes in the burst buffer.
+    pub fn resident(&self) -> u64 {
+        self.written - self.evicted
+    }
+
+    /// Whether a restart finds all of it.
+    pub fn is_whole(&self) -> bool {
+        self.evicted == 0 && self.written == self.size && self.state != State::Writing
+    }
+
+    /// As the policy sees it.
+    pub fn candidate(&self, id: PartId, mtbf_s: f64) -> Candidate {
+        Candidate {
+            id: u64::from(id),
+            application: u64::from(self.app),
+            version: Some(self.version),
+            outdated: self.outdated,
+            mtbf_s,
+            arrived_at_s: self.arrived_s,
+            accessed_at_s: self.accessed_s,
+            closed_at_s: self.closed_s,
+            closed_to_open_s: 1.0,
+            open_to_close_s: 1.0,
+            bytes: self.resident(),
+            in_use: false,
+        }
+    }
+}
+
+/// All parts; places are used again.
+#[derive(Debug, Default)]
+pub(super) struct Parts {
+    all: Vec<Part>,
+    free: Vec<PartId>,
+}
+
+impl Parts {
+    pub fn add(&mut self, part: Part) -> PartId {
+        match self.free.pop() {
+            Some(id) => {
+                self.all[id as usize] = part;
+                id
+            }
+            None => {
+                self.all.push(part);
+                (self.all.len() - 1) as PartId
+            }
+        }
+    }
+
+    pub fn remove(&mut self, id: PartId) {
+        self.free.push(id);
+    }
+}
+
+impl std::ops::Index<PartId> for Parts {
+    type Output = Part;
+    fn index(&self, id: PartId) -> &Part {
+        &self.all[id as usize]
+    }
+}
+
+impl std::ops::IndexMut<PartId> for Parts {
+    fn index_mut(&mut self, id: PartId) -> &mut Part {
+        &mut self.all[id as usize]
+    }
+}

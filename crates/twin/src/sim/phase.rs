@@ -1,0 +1,412 @@
+//! From "the application wants to write" to "the version is complete".
+
+use forebay_policy::schedule::Class;
+use forebay_policy::share::ShareAdmission;
+use forebay_policy::victims::{Incoming, is_direct};
+
+use super::app::Phase;
+use super::event::Event;
+use super::node::{Access, Request, Worker};
+use super::part::{Part, State};
+use super::pfs::{PfsOperation, Purpose};
+use super::{JobRecord, Sim};
+use crate::scenario::FailureMode;
+
+impl Sim<'_> {
+    pub(super) fn start_application(&mut self, app: u32) {
+        let a = &self.apps[app as usize];
+        let kind = &self.scenario.applications[a.kind as usize];
+        if kind.stage_in_bytes > 0 {
+            self.pfs_enqueue(PfsOperation {
+                app,
+                attempt: a.attempt,
+                bytes: kind.stage_in_bytes,
+                purpose: Purpose::StageIn,
+            });
+        } else {
+            self.begin_work(app);
+        }
+    }
+
+    /// The application computes; its first checkpoint and its first failure are planned.
+    pub(super) fn begin_work(&mut self, app: u32) {
+        let now_s = self.now_s;
+        let a = &mut self.apps[app as usize];
+        a.due_s = a.due_s.max(now_s);
+        a.newest_s = now_s;
+        a.last_restart_s = now_s;
+        let (due_s, end_s, failures) = (a.due_s, a.end_s, a.failures);
+        if end_s.is_finite() {
+            self.calendar.plan(end_s.max(now_s), Event::End(app));
+        }
+        if due_s <= end_s {
+            self.calendar.plan(due_s, Event::Checkpoint(app, failures));
+        }
+        if self.scenario.failures.mode == FailureMode::Process {
+            self.plan_failure(app);
+        }
+    }
+
+    pub(super) fn end_application(&mut self, app: u32) {
+        let a = &mut self.apps[app as usize];
+        a.has_ended = true;
+        for node in self.nodes_of(app) {
+            if let Some(shares) = &mut self.nodes[node].shares {
+                shares.release(u64::from(app));
+            }
+            self.touched.push(node);
+        }
+    }
+
+    /// Nodes that hold a part of every checkpoint of the application.
+    pub(super) fn nodes_of(&self, app: u32) -> Vec<usize> {
+        let a = &self.apps[app as usize];
+        let stripe = self.scenario.applications[a.kind as usize].stripe;
+        let node = |i| ((a.node + i) % self.scenario.bb.nodes) as usize;
+        (0..stripe).map(node).collect()
+    }
+
+    pub(super) fn begin_checkpoint(&mut self, app: u32, failures: u32) {
+        let now_s = self.now_s;
+        let a = &mut self.apps[app as usize];
+        if a.has_ended || a.phase.is_some() || a.failures != failures {
+            return;
+        }
+        let kind = &self.scenario.applications[a.kind as usize];
+        a.version += 1;
+        a.attempt += 1;
+        let attempt = a.attempt;
+        let stripe = u64::from(kind.stripe);
+        a.phase = Some(Phase {
+            is_read: false,
+            arrive_s: now_s,
+            started_s: None,
+            parts_left: kind.stripe,
+            stall_s: 0.0,
+            is_direct: false,
+        });
+        let total = kind.checkpoint_bytes;
+        for i in 0..stripe {
+            // The first parts are a byte larger where it does not come out even.
+            let bytes = total / stripe + u64::from(i < total % stripe);
+            let node =
+                ((self.apps[app as usize].node + i as u32) % self.scenario.bb.nodes) as usize;
+            let request = Request {
+                app,
+                attempt,
+                bytes,
+                is_read: false,
+                since_s: now_s,
+            };
+            self.advance(node);
+            self.enqueue(node, request);
+            self.touched.push(node);
+        }
+    }
+
+    /// Waits for its turn; with space of its own there are no turns.
+    pub(super) fn enqueue(&mut self, node: usize, request: Request) {
+        let class = match request.is_read {
+            true => Class::Restart,
+            false => Class::Checkpoint,
+        };
+        if self.nodes[node].shares.is_some() && !request.is_read {
+            self.begin_in_own_space(node, request);
+        } else {
+            let scheduler = &mut self.nodes[node].scheduler;
+            scheduler.enqueue(u64::from(request.app), class, request, self.now_s);
+        }
+    }
+
+    pub(super) fn give_turns(&mut self, node: usize) {
+        while let Some(started) = self.nodes[node].scheduler.start(self.now_s) {
+            let request = started.ticket;
+            let is_void = self.apps[request.app as usize].attempt != request.attempt;
+            if is_void {
+                let scheduler = &mut self.nodes[node].scheduler;
+                scheduler.finish(started.application, started.class, self.now_s);
+                continue;
+            }
+            if request.is_read {
+                self.note_start(request.app);
+                self.add_worker(node, request, Access::Read);
+            } else if self.is_direct(node, &request) {
+                let scheduler = &mut self.nodes[node].scheduler;
+                scheduler.finish(started.application, started.class, self.now_s);
+                self.write_direct(&request);
+            } else {
+                self.begin_part(node, request);
+            }
+        }
+    }
+
+    fn note_start(&mut self, app: u32) {
+        let now_s = self.now_s;
+        if let Some(phase) = &mut self.apps[app as usize].phase {
+            phase.started_s.get_or_insert(now_s);
+        }
+    }
+
+    fn is_direct(&self, node: usize, request: &Request) -> bool {
+        let a = &self.apps[request.app as usize];
+        let n = &self.nodes[node];
+        let incoming = Incoming {
+            application: u64::from(request.app),
+            mtbf_s: a.known_mtbf_s,
+            is_newest_version: true,
+            must_make_room: n.free() < request.bytes,
+        };
+        // The policy asks whether all others are warmer; it is enough to show it the coldest of them.
+        let own = a
+            .parts
+            .iter()
+            .any(|id| self.parts[*id].node as usize == node);
+        let own_key = a.known_mtbf_s.to_bits();
+        let mut coldest = n.residents.iter().rev().filter_map(|(key, count)| {
+            let others = count - u32::from(own && *key == own_key);
+            (others > 0).then_some(f64::from_bits(*key))
+        });
+        let coldest = coldest.next().map(|mtbf_s| (u64::MAX, mtbf_s));
+        is_direct(
+            self.scenario.direct,
+            self.scenario.placement,
+            &incoming,
+            coldest,
+        )
+    }
+
+    fn write_direct(&mut self, request: &Request) {
+        if let Some(phase) = &mut self.apps[request.app as usize].phase {
+            phase.is_direct = true;
+        }
+        self.pfs_enqueue(PfsOperation {
+            app: request.app,
+            attempt: request.attempt,
+            bytes: request.bytes,
+            purpose: Purpose::Direct,
+        });
+    }
+
+    fn begin_part(&mut self, node: usize, request: Request) {
+        self.note_start(request.app);
+        let now_s = self.now_s;
+        let version = self.apps[request.app as usize].version;
+        let id = self.parts.add(Part {
+            app: request.app,
+            node: node as u32,
+            version,
+            outdated: false,
+            state: State::Writing,
+            size: request.bytes,
+            written: 0,
+            demoted: 0,
+            evicted: 0,
+            arrived_s: now_s,
+            accessed_s: now_s,
+            closed_s: now_s,
+        });
+        self.apps[request.app as usize].parts.push(id);
+        self.note_resident(request.app, node as u32, true);
+        self.add_worker(node, request, Access::Write(id));
+    }
+
+    fn add_worker(&mut self, node: usize, request: Request, access: Access) {
+        let n = &mut self.nodes[node];
+        n.foreground_s = self.now_s;
+        n.workers.push(Worker {
+            app: request.app,
+            access,
+            remaining: request.bytes,
+            rate: 0.0,
+            carry: 0.0,
+            stall_s: self.now_s - request.since_s.min(self.now_s),
+        });
+        // Time in the queue is a wait; only time without space of one's own is a stall.
+        if n.shares.is_none()
+            && let Some(worker) = n.workers.last_mut()
+        {
+            worker.stall_s = 0.0;
+        }
+    }
+
+    /// Policy `dedicated`: writes at once, in its own space, over its own older versions; where these are not on the PFS yet it
+    /// waits for them. Without space of its own it writes straight to the PFS.
+    fn begin_in_own_space(&mut self, node: usize, request: Request) {
+        let own: Vec<u32> = self.apps[request.app as usize].parts.clone();
+        for id in own {
+            let part = &self.parts[id];
+            if part.node as usize == node && part.state == State::Clean {
+                self.drop_part(id);
+            }
+        }
+        let Some(shares) = &mut self.nodes[node].shares else {
+            return;
+        };
+        match shares.admit(u64::from(request.app), request.bytes) {
+            ShareAdmission::Admit => self.begin_part(node, request),
+            ShareAdmission::Wait => {
+                self.note_start(request.app);
+                self.nodes[node].blocked.push(request);
+            }
+            ShareAdmission::TooLarge | ShareAdmission::NoShare => self.write_direct(&request),
+        }
+    }
+
+    /// Something left the burst buffer: who waits for its own space tries again.
+    pub(super) fn unblock(&mut self, node: usize) {
+        for request in std::mem::take(&mut self.nodes[node].blocked) {
+            if self.apps[request.app as usize].attempt == request.attempt {
+                self.begin_in_own_space(node, request);
+            }
+        }
+    }
+
+    pub(super) fn end_worker(&mut self, node: usize, worker: usize) {
+        let w = self.nodes[node].workers.swap_remove(worker);
+        self.nodes[node].foreground_s = self.now_s;
+        let app = u64::from(w.app);
+        match w.access {
+            Access::Read => {
+                self.nodes[node]
+                    .scheduler
+                    .finish(app, Class::Restart, self.now_s);
+            }
+            Access::Write(id) => {
+                if self.nodes[node].shares.is_none() {
+                    self.nodes[node]
+                        .scheduler
+                        .finish(app, Class::Checkpoint, self.now_s);
+                }
+                let part = &mut self.parts[id];
+                part.closed_s = self.now_s;
+                part.accessed_s = self.now_s;
+                part.state = State::Dirty;
+                let candidate = part.candidate(id, self.apps[w.app as usize].known_mtbf_s);
+                if part.dirty() > 0 {
+                    self.nodes[node].dirty_queue.insert(&candidate);
+                } else {
+                    self.end_demotion(id);
+                }
+            }
+        }
+        self.end_of_part(w.app, w.stall_s);
+    }
+
+    /// One part of the phase has ended.
+    pub(super) fn end_of_part(&mut self, app: u32, stall_s: f64) {
+        let Some(phase) = &mut self.apps[app as usize].phase else {
+            return;
+        };
+        phase.stall_s = phase.stall_s.max(stall_s);
+        phase.parts_left -= 1;
+        if phase.parts_left > 0 {
+            return;
+        }
+        let phase = *phase;
+        self.apps[app as usize].phase = None;
+        match phase.is_read {
+            true => self.end_restart(app),
+            false => self.end_checkpoint(app, &phase),
+        }
+    }
+
+    fn end_checkpoint(&mut self, app: u32, phase: &Phase) {
+        let now_s = self.now_s;
+        let a = &mut self.apps[app as usize];
+        let kind = &self.scenario.applications[a.kind as usize];
+        let started_s = phase.started_s.unwrap_or(phase.arrive_s);
+        let record = JobRecord {
+            application: app,
+            version: a.version,
+            arrive_s: phase.arrive_s,
+            wait_s: started_s - phase.arrive_s,
+            stall_s: phase.stall_s,
+            execution_s: (now_s - started_s - phase.stall_s).max(0.0),
+            bytes: kind.checkpoint_bytes,
+            direct: phase.is_direct,
+        };
+        let (before, parts) = (a.newest.replace(a.version), &self.parts);
+        a.tracker.committed(a.version, now_s);
+        // What has no bytes here outdates nothing any more.
+        if let Some(before) = before
+            && !a.parts.iter().any(|id| parts[*id].version == before)
+        {
+            a.tracker.removed(before);
+        }
+        a.newest_s = now_s;
+        a.due_s = (a.due_s + kind.interval_s).max(now_s);
+        let jitter = match kind.jitter > 0.0 {
+            true => (self.jitter_rng.share() - 0.5) * 2.0 * kind.jitter * kind.interval_s,
+            false => 0.0,
+        };
+        let (next_s, end_s, failures) = ((a.due_s + jitter).max(now_s), a.end_s, a.failures);
+        self.sums.add(&record);
+        if self.options.records {
+            self.records.push(record);
+        }
+        self.retire_old_versions(app);
+        if next_s <= end_s {
+            self.calendar.plan(next_s, Event::Checkpoint(app, failures));
+        }
+    }
+
+    /// A new version is complete: older ones are outdated, and the application deletes what it does not keep.
+    fn retire_old_versions(&mut self, app: u32) {
+        let a = &self.apps[app as usize];
+        let (newest, kind) = (a.version, a.kind as usize);
+        let keep = self.scenario.applications[kind].versions;
+        let oldest_kept = keep.map_or(0, |keep| (newest + 1).saturating_sub(keep));
+        let mut place = 0;
+        while let Some(&id) = self.apps[app as usize].parts.get(place) {
+            let part = self.parts[id];
+            let node = part.node as usize;
+            if part.version < oldest_kept {
+                self.advance(node);
+                self.drop_part(id);
+                self.touched.push(node);
+                continue;
+            }
+            let a = &self.apps[app as usize];
+            let is_outdated = self.scenario.version_aware
+                && !part.outdated
+                && a.tracker.is_outdated(part.version, self.now_s);
+            let candidate = part.candidate(id, a.known_mtbf_s);
+            if is_outdated {
+                self.parts[id].outdated = true;
+                if self.outdate(id, &candidate) {
+                    continue;
+                }
+            }
+            place += 1;
+        }
+    }
+
+    /// Moves a part to its new place in the order; `true` where it has left at once.
+    fn outdate(&mut self, id: u32, before: &forebay_policy::demotion::Candidate) -> bool {
+        use forebay_policy::demotion::{Candidate, CleanCandidate, Residency, leaves_at_once};
+        let part = &self.parts[id];
+        let node = &mut self.nodes[part.node as usize];
+        let after = Candidate {
+            outdated: true,
+            ..*before
+        };
+        match part.state {
+            State::Dirty => {
+                node.dirty_queue.remove(before);
+                node.dirty_queue.insert(&after);
+            }
+            State::Clean => {
+                node.clean_queue.remove(before);
+                node.clean_queue.insert(&after);
+                let leaves = CleanCandidate::new(after, Residency::Clean)
+                    .is_some_and(|c| leaves_at_once(self.scenario.placement, &c));
+                if leaves {
+                    self.drop_part(id);
+                    return true;
+                }
+            }
+            State::Demoting | State::Writing => {}
+        }
+        false
+    }
+}
