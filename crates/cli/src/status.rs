@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_types::{format_duration, format_size};
-use forebay_wire::control::{ApplicationStatus, PlanStatus, StatusBits, TierStatus};
+use forebay_wire::control::{ApplicationStatus, ConflictEntry, PlanStatus, StatusBits, TierStatus};
 use serde_json::{Map, Value, json};
 
 use crate::control::{Daemon, failure_line, files_and_bytes};
 use crate::exit::{Exit, Failure};
+use crate::paths::in_mount;
 use crate::show::json::{self, insert_path};
 use crate::show::table::{Align, Table};
 use crate::show::text::{bar, eta, percent, rate, show_path};
@@ -106,6 +107,8 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "open_files": bits.open_files,
         "errors": json::failures(mount_of(bits), &bits.errors),
         "errors_total": bits.errors_total,
+        "conflicts": bits.conflicts.iter().map(|c| conflict_json(mount_of(bits), c)).collect::<Value>(),
+        "conflicts_total": bits.conflicts_total,
         "applications": bits.applications.iter().map(application_json).collect::<Value>(),
     });
     if let Value::Object(facts) = facts {
@@ -145,6 +148,15 @@ fn tier_json(tier: &TierStatus) -> Value {
         "dirty_bytes": tier.dirty_bytes,
         "reserved_bytes": tier.reserved_bytes,
     })
+}
+
+fn conflict_json(mount: &Path, conflict: &ConflictEntry) -> Value {
+    let mut object = Map::new();
+    insert_path(&mut object, "path", &in_mount(mount, &conflict.path));
+    insert_path(&mut object, "kept_as", &in_mount(mount, &conflict.kept_as));
+    object.insert("time_s".into(), conflict.at_s.into());
+    object.insert("reason".into(), conflict.reason.clone().into());
+    Value::Object(object)
 }
 
 fn application_json(application: &ApplicationStatus) -> Value {
@@ -208,6 +220,7 @@ pub fn render(bits: &StatusBits) -> String {
         bits.files, bits.open_files
     );
     page.push_str(&applications(bits));
+    page.push_str(&conflicts(bits));
     page.push_str(&errors(bits));
     page
 }
@@ -292,6 +305,22 @@ fn applications(bits: &StatusBits) -> String {
     let mut text = format!("\n{}", table.render());
     if let Some(more @ 1..) = bits.applications.len().checked_sub(ROWS_MAX) {
         text.push_str(&format!("and {more} more (--json has all)\n"));
+    }
+    text
+}
+
+fn conflicts(bits: &StatusBits) -> String {
+    if bits.conflicts.is_empty() {
+        return String::new();
+    }
+    let shown = bits.conflicts.len().min(ROWS_MAX);
+    let mut text = format!(
+        "\nconflicts  {} so far with changes on the PFS; the last {shown} (both versions are kept):\n",
+        bits.conflicts_total
+    );
+    for conflict in &bits.conflicts[bits.conflicts.len() - shown..] {
+        let path = in_mount(mount_of(bits), &conflict.path);
+        text.push_str(&format!("  {}: {}\n", show_path(&path), conflict.reason));
     }
     text
 }

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::NsError;
 use crate::dir::{Dir, Handles};
 use crate::file::{File, FileState};
+use crate::outside::Conflict;
 use crate::record::{self, DirKey, DirRecord, FileRecord, Intent};
 use crate::table::{Node, Table};
 
@@ -61,6 +62,8 @@ pub struct Namespace {
     object_limit: Mutex<u64>,
     next_sequence: AtomicU64,
     garbage: Mutex<Vec<Garbage>>,
+    /// Conflicts with outsiders, until the server takes them.
+    pub(crate) conflicts: Mutex<Vec<Conflict>>,
     /// Files whose records are to be written with the next batch.
     unsaved: Mutex<Vec<Arc<File>>>,
 }
@@ -94,6 +97,7 @@ impl Namespace {
             object_limit: Mutex::new(next),
             next_sequence: AtomicU64::new(1),
             garbage: Mutex::new(Vec::new()),
+            conflicts: Mutex::default(),
             unsaved: Mutex::new(Vec::new()),
         };
         let loaded = namespace.load()?;

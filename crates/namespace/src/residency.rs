@@ -19,12 +19,11 @@ use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, failpoin
 
 use crate::dir::Dir;
 use crate::file::{File, FileState};
+use crate::ops::rename::rename_in;
+use crate::outside::{CONFLICT_INFIX, Conflict, ConflictKind};
 use crate::record::{Meta, Published, Residency, Temporary};
 use crate::table::{Node, PlainNode};
 use crate::{Namespace, NsError};
-
-/// Between a file's name and the time of a conflict.
-const CONFLICT_INFIX: &str = ".forebay-conflict-";
 
 fn has_infix(name: &[u8], infix: &str) -> bool {
     name.windows(infix.len())
@@ -273,13 +272,15 @@ impl Namespace {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
             Err(e) => return Err(e.into()),
         };
-        let foreign = match (&found, expected) {
-            (None, _) => false,
-            (Some(_), None) => true,
-            (Some(stat), Some(ours)) => Published::from(stat) != ours,
+        let conflict = match (&found, expected) {
+            (_, Some(Published::GOING)) | (None, None) => None,
+            (None, Some(_)) => Some(ConflictKind::Removed),
+            (Some(_), None) => Some(ConflictKind::Taken),
+            (Some(stat), Some(ours)) if Published::from(stat) == ours => None,
+            (Some(_), Some(_)) => Some(ConflictKind::Changed),
         };
-        if foreign {
-            return self.place_beside(demotion, source);
+        if let Some(kind) = conflict {
+            return self.place_beside(demotion, source, itself.is_some(), kind);
         }
         let mode = if found.is_some() {
             RenameMode::Replace
@@ -292,14 +293,15 @@ impl Namespace {
         {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
-                return self.place_beside(demotion, source);
+                let kind = ConflictKind::Taken;
+                return self.place_beside(demotion, source, itself.is_some(), kind);
             }
             Err(e) => return Err(e.into()),
         }
         failpoint::hit(failpoint::Point::DemotePlaced);
         // Names in other directories come and go, but not before this is over.
         let names = demotion.file.lock().names.clone();
-        let linked = self.place_links(demotion, &names);
+        let linked = self.place_links(demotion, &names, expected);
         let stat = self.pfs.stat(&demotion.handle, &demotion.name)?;
         // From here on an unlink or rename must act on the PFS too.
         let mut state = demotion.file.lock();
@@ -309,62 +311,90 @@ impl Namespace {
         linked.map(|()| Placed::Published)
     }
 
-    /// Further names of the file become links of the published one.
+    /// Further names of the file become links of the published one. What an outsider has put under
+    /// one of them keeps it: the next look at that name finds it, and ours is beside it.
     fn place_links(
         &self,
         demotion: &Demotion,
         names: &[(Arc<Dir>, Box<[u8]>)],
+        older: Option<Published>,
     ) -> Result<(), NsError> {
         let itself = |dir: &Arc<Dir>, name: &[u8]| {
             Arc::ptr_eq(dir, &demotion.dir) && *name == *demotion.name
         };
+        if names.len() < 2 {
+            return Ok(());
+        }
+        let new = self.pfs.stat(&demotion.handle, &demotion.name)?.id;
         for (dir, name) in names.iter().filter(|(dir, name)| !itself(dir, name)) {
             let handle = self.open_dir(dir)?;
+            let foreign = match self.pfs.stat(&handle, name) {
+                Ok(stat) if stat.id == new => continue,
+                Ok(stat) => {
+                    older != Some(Published::GOING) && older.map(|o| o.ino) != Some(stat.id.ino)
+                }
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => false,
+                Err(e) => return Err(e.into()),
+            };
             let temporary = self.link_name(demotion.file.object, demotion.generation);
             self.pfs
                 .link(&demotion.handle, &demotion.name, &handle, &temporary)?;
             failpoint::hit(failpoint::Point::DemoteLinked);
+            if foreign {
+                let kept_as = self.move_beside((&handle, &temporary), &handle, name)?;
+                self.note_conflict(Conflict {
+                    path: dir.path_of(name),
+                    kept_as,
+                    theirs: false,
+                    kind: ConflictKind::Changed,
+                });
+                continue;
+            }
             self.pfs
                 .rename(&handle, &temporary, &handle, name, RenameMode::Replace)?;
         }
         Ok(())
     }
 
-    /// Temporary name of a further link; no demotion of the file gets it.
-    fn link_name(&self, object: ObjectId, generation: Generation) -> Vec<u8> {
-        PfsTree::temporary_name(self.instance, object, Generation(generation.0 | 1 << 63))
-    }
-
+    /// The name is an outsider's from now on. Our version goes beside it, and the file with it: who
+    /// has it open goes on under the new name.
     fn place_beside(
         &self,
         demotion: &Demotion,
         source: (&PfsDir, &[u8]),
+        itself: bool,
+        kind: ConflictKind,
     ) -> Result<Placed, NsError> {
-        let stamp = forebay_types::TimeSpec::now().sec;
-        for attempt in 0..100u32 {
-            let mut name = demotion.name.to_vec();
-            let suffix = match attempt {
-                0 => format!("{CONFLICT_INFIX}{stamp}"),
-                n => format!("{CONFLICT_INFIX}{stamp}-{n}"),
-            };
-            name.truncate(forebay_types::limits::NAME_BYTES_MAX - suffix.len());
-            name.extend_from_slice(suffix.as_bytes());
-            match self.pfs.rename(
-                source.0,
-                source.1,
-                &demotion.handle,
-                &name,
-                RenameMode::NoReplace,
-            ) {
-                Ok(()) => {
-                    failpoint::hit(failpoint::Point::ConflictPlaced);
-                    return Ok(Placed::Conflict { name });
-                }
-                Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
-                Err(e) => return Err(e.into()),
-            }
+        let name = self.move_beside(source, &demotion.handle, &demotion.name)?;
+        failpoint::hit(failpoint::Point::ConflictPlaced);
+        let stat = self.pfs.stat(&demotion.handle, &name);
+        let mut children = demotion.dir.lock();
+        let mut state = demotion.file.lock();
+        let old = (demotion.dir.clone(), demotion.name.clone());
+        let new = (demotion.dir.clone(), name.clone().into_boxed_slice());
+        rename_in(&mut state.names, &old, new);
+        children.remove(&demotion.name);
+        children.insert(name.clone().into_boxed_slice(), demotion.file.clone());
+        state.residency.published = stat.as_ref().ok().map(Published::from);
+        state.residency.clean |= itself && state.residency.published.is_some();
+        if state.names.len() > 1 {
+            // The other names are still links of the older version: the next demotion sees to them.
+            state.residency.generation = state.residency.generation.next();
         }
-        Err(Errno::EEXIST.into())
+        self.save(&demotion.file, &state, Durability::Buffered)?;
+        failpoint::hit(failpoint::Point::ConflictYielded);
+        self.note_conflict(Conflict {
+            path: demotion.dir.path_of(&demotion.name),
+            kept_as: name.clone(),
+            theirs: false,
+            kind,
+        });
+        Ok(Placed::Conflict { name })
+    }
+
+    /// Temporary name of a further link; no demotion of the file gets it.
+    fn link_name(&self, object: ObjectId, generation: Generation) -> Vec<u8> {
+        PfsTree::temporary_name(self.instance, object, Generation(generation.0 | 1 << 63))
     }
 
     /// The copy is durable under its name: the file is clean, if it has not changed since.
@@ -390,23 +420,6 @@ impl Namespace {
         self.save(&demotion.file, &state, durability)?;
         failpoint::hit(failpoint::Point::DemoteConfirmed);
         Ok(current)
-    }
-
-    /// Our version is on the PFS under another name: this name is the outsider's from now on.
-    pub fn yield_name(&self, demotion: &Demotion) -> Result<(), NsError> {
-        let _order = demotion.dir.order(&self.pfs)?;
-        let _naming = demotion.file.naming(&self.pfs)?;
-        let mut children = demotion.dir.lock();
-        let mut state = demotion.file.lock();
-        state.demoting = false;
-        let mut batch = Batch::new();
-        let garbage = self.drop_file(&mut batch, &demotion.file, &state)?;
-        self.commit(batch)?;
-        failpoint::hit(failpoint::Point::ConflictYielded);
-        children.remove(&demotion.name);
-        state.names.clear();
-        self.add_garbage(garbage);
-        Ok(())
     }
 
     /// The demotion is given up; the temporary file has been removed, or never was.

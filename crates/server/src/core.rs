@@ -13,6 +13,7 @@ use forebay_wire::control::PathFailure;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::apps::Applications;
+use crate::conflicts::Conflicts;
 use crate::dedicated::Dedicated;
 use crate::drain::DrainQueue;
 use crate::engine::Engine;
@@ -121,6 +122,8 @@ pub struct Core {
     pub counters: Counters,
     /// Errors.
     pub errors: ErrorLog,
+    /// Conflicts with changes made on the PFS.
+    pub conflicts: Conflicts,
     /// Start of this server.
     pub started: Instant,
     /// Default rung of fsync.
@@ -266,11 +269,12 @@ impl Core {
 
     /// An outsider has changed a file that was dirty here: both versions are kept.
     pub fn report_conflict(&self, path: Vec<u8>, beside: &[u8]) {
-        let reason = format!(
-            "changed on the PFS while a newer version was in the burst buffer; that version is now beside it as {}",
-            beside.escape_ascii()
-        );
-        self.report(path, Errno::EEXIST, reason);
+        self.absorb_conflict(&forebay_namespace::Conflict {
+            path,
+            kept_as: beside.to_vec(),
+            theirs: false,
+            kind: forebay_namespace::ConflictKind::Changed,
+        });
     }
 
     /// Wakes the collector.

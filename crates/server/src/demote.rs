@@ -111,6 +111,7 @@ pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
     }
     let verified = verify_all(core, flushed);
     publish(core, verified);
+    core.absorb_conflicts();
 }
 
 /// Whether an object in the overflow can become the file on the PFS: nobody has it open, and it has
@@ -372,21 +373,16 @@ fn publish(core: &Core, verified: Vec<Copying>) {
 fn settle(core: &Core, demotion: &Demotion, report: &CopyReport, outcome: &Placed) {
     let object = demotion.file.object;
     let path = demotion.dir.path_of(&demotion.name);
-    if let Placed::Conflict { name } = outcome {
-        core.report_conflict(path, name);
-        if let Err(error) = core.ns.yield_name(demotion) {
-            core.report(demotion.file.path(), error.errno(), error.to_string());
-        }
-        core.drain.finished(object, false, false);
-        core.wake_collector();
-        return;
-    }
+    // Whoever waits for the file finds the conflict in `status`.
+    core.absorb_conflicts();
     match core
         .ns
         .confirm(demotion, report.crc, KvDurability::Buffered)
     {
         Ok(current) => {
-            core.errors.clear(&path);
+            if *outcome == Placed::Published {
+                core.errors.clear(&path);
+            }
             core.counters
                 .demoted_bytes
                 .fetch_add(report.logical_bytes, Ordering::Relaxed);

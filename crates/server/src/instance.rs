@@ -14,6 +14,7 @@ use forebay_wire::control::FsckReport;
 use parking_lot::{Condvar, Mutex};
 
 use crate::apps::Applications;
+use crate::conflicts::Conflicts;
 use crate::core::{Core, Counters, ErrorLog, StopOrder};
 use crate::dedicated::Dedicated;
 use crate::drain::DrainQueue;
@@ -205,6 +206,7 @@ fn finish_core(
         jobs: Jobs::default(),
         counters: Counters::default(),
         errors: ErrorLog::default(),
+        conflicts: Conflicts::load(&ns),
         started,
         ending: AtomicBool::new(false),
         stop: Mutex::new(None),
@@ -218,7 +220,10 @@ fn finish_core(
     core.restore_totals(facts);
     core.restore_bandwidths();
     match core.recover(loaded, mend) {
-        Ok(()) => Ok(core),
+        Ok(()) => {
+            core.conflicts.prune(&core.ns);
+            Ok(core)
+        }
         Err(errno) => Err(Box::new((failed("recovery")(errno), core.tiers))),
     }
 }

@@ -222,6 +222,15 @@ impl Core {
             return Err(Errno::EFBIG);
         }
         let plan = match self.ns.setattr(ino, set) {
+            // An outdated copy has just lost its name: who has it open changes what they have.
+            Err(error) if error.errno() == Errno::ESTALE && handle.is_some() => {
+                match self.ns.setattr(ino, set) {
+                    Err(error) if error.errno() == Errno::ESTALE => {
+                        return self.setattr_open_pfs(ino, set);
+                    }
+                    planned => planned?,
+                }
+            }
             Err(error) if error.errno() == Errno::ESTALE => return self.setattr_open_pfs(ino, set),
             planned => planned?,
         };

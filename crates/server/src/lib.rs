@@ -5,6 +5,7 @@
 mod apps;
 mod block_io;
 mod calibrate;
+mod conflicts;
 mod core;
 mod dedicated;
 mod demote;

@@ -93,6 +93,7 @@ impl Rules {
 
     /// Application and version: by the first matching rule that names them, else by the path itself.
     pub fn identify(&self, path: &[u8]) -> Identity {
+        let path = without_conflict(path);
         let mut identity = identify(path);
         if self.rules.is_empty() {
             return identity;
@@ -102,6 +103,15 @@ impl Rules {
             identity.version = named.version.or(identity.version);
         }
         identity
+    }
+}
+
+/// A version put beside another belongs where that one does: the time in its name is no version.
+fn without_conflict(path: &[u8]) -> &[u8] {
+    let mark = b".forebay-conflict-";
+    match path.windows(mark.len()).rposition(|part| part == mark) {
+        Some(at) => &path[..at],
+        None => path,
     }
 }
 
@@ -218,6 +228,8 @@ mod tests {
             (identity.application.as_str(), identity.version),
             ("climate", Some(42))
         );
+        let beside = rules("/x").identify(b"u/run/ckpt-7.forebay-conflict-1700000000");
+        assert_eq!(beside, identify(b"u/run/ckpt-7"));
         let other = rules("/x/{app}").identify(b"u/run/ckpt-7");
         assert_eq!(other, identify(b"u/run/ckpt-7"));
     }

@@ -242,9 +242,11 @@ impl Server {
         _cred: &Cred,
     ) -> Result<(), Errno> {
         let core = &self.core;
-        let replaced = core
+        let renamed = core
             .ns
-            .rename(from.parent, &from.name, to.parent, &to.name, mode)?;
+            .rename(from.parent, &from.name, to.parent, &to.name, mode);
+        core.absorb_conflicts();
+        let replaced = renamed?;
         if replaced.is_some() {
             core.wake_collector();
         }

@@ -75,6 +75,7 @@ impl Core {
         let (restarts_total, restart_hits_total) = self.learning.restarts();
         // Not in the literal below: a guard there would live until its end.
         let files = self.files.read().len() as u64;
+        let (conflicts_total, conflicts) = self.conflicts.all();
         StatusBits {
             version: env!("CARGO_PKG_VERSION").into(),
             pfs: bytes(&self.settings.pfs),
@@ -105,6 +106,8 @@ impl Core {
             open_files: self.opens.open_files(),
             errors: self.errors.all(),
             errors_total: load(&self.counters.errors),
+            conflicts,
+            conflicts_total,
             applications: self.application_status(),
         }
     }

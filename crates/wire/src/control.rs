@@ -126,6 +126,19 @@ pub struct PathFailure {
     pub reason: String,
 }
 
+/// A file of which an outsider's version and ours stand beside each other on the PFS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ConflictEntry {
+    /// Relative to the root of the mount.
+    pub path: Vec<u8>,
+    /// The other version, likewise.
+    pub kept_as: Vec<u8>,
+    /// When, seconds since the epoch.
+    pub at_s: i64,
+    /// One line for a person.
+    pub reason: String,
+}
+
 /// State of a movement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobProgress {
@@ -293,6 +306,10 @@ pub struct StatusBits {
     pub errors: Vec<PathFailure>,
     /// Errors since the start.
     pub errors_total: u64,
+    /// The last conflicts with changes made on the PFS.
+    pub conflicts: Vec<ConflictEntry>,
+    /// Conflicts since the state was made.
+    pub conflicts_total: u64,
     /// Applications.
     pub applications: Vec<ApplicationStatus>,
 }

@@ -94,8 +94,11 @@ impl Namespace {
         if let Some(file) = &end.file {
             let mut state = file.lock();
             rename_in(&mut state.names, &end.place(), other.place());
-            if state.residency.published.is_some()
-                && let Some(stat) = there
+            if !end.on_pfs() {
+                state.residency.published = None;
+            }
+            if let (Some(published), Some(stat)) = (state.residency.published, there)
+                && published.same_content(&stat)
             {
                 state.residency.published = Some((&stat).into());
             }

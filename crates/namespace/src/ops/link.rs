@@ -7,6 +7,7 @@ use forebay_kv::Batch;
 use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Attr, Errno, Ino, TimeSpec, check_name, failpoint};
 
+use crate::outside::Seen;
 use crate::record::{self, Intent, LinkChange, LinkIntent};
 use crate::table::Node;
 use crate::{File, Namespace, NsError};
@@ -45,6 +46,7 @@ impl Namespace {
     fn link_file(&self, file: &Arc<File>, parent: Ino, name: &[u8]) -> Result<Attr, NsError> {
         let dir = self.dir(parent)?;
         let to = self.open_dir(&dir)?;
+        self.revalidate(file)?;
         let _order = dir.order(&self.pfs)?;
         let _naming = file.naming(&self.pfs)?;
         if dir.child(name).is_some() {
@@ -68,7 +70,15 @@ impl Namespace {
         }
         let mut batch = Batch::new();
         let mut linked = None;
-        if let Some(published) = published {
+        let ours = match published {
+            Some(published) => {
+                let from = self.open_dir(&first_dir)?;
+                matches!(self.look(&from, &first_name, published)?, Seen::Ours)
+            }
+            None => false,
+        };
+        // An outsider's version of a dirty file gets no name of ours.
+        if let Some(published) = published.filter(|_| ours) {
             let intent = Intent::Link(LinkIntent {
                 place: (dir.key, name.to_vec()),
                 pfs_ino: published.ino,
@@ -92,7 +102,7 @@ impl Namespace {
         let mut children = dir.lock();
         let mut state = file.lock();
         let before = state.clone();
-        state.residency.published = linked;
+        state.residency.published = linked.or(published);
         state.names.push((dir.clone(), name.into()));
         state.meta.ctime = TimeSpec::now();
         if state.is_dirty() {

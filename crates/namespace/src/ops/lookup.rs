@@ -99,7 +99,12 @@ impl Namespace {
 
     /// Whether a burst-buffer file may still be shown under this name; a clean copy of something
     /// that is no longer on the PFS is dropped.
-    fn still_valid(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<bool, NsError> {
+    pub(crate) fn still_valid(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        file: &Arc<File>,
+    ) -> Result<bool, NsError> {
         let published = {
             let state = file.lock();
             if state.is_dirty() {

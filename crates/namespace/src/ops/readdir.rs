@@ -1,6 +1,6 @@
 //! readdir: the PFS's entries and the burst buffer's own, each name once.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use forebay_types::{FileKind, Ino};
@@ -57,10 +57,17 @@ impl Namespace {
         let mut seen: HashSet<Box<[u8]>> = HashSet::new();
         // The buffer first: a file that is published while the PFS is read is then seen, once.
         let mut dirty: HashSet<Box<[u8]>> = HashSet::new();
+        let mut copied: HashMap<Box<[u8]>, u64> = HashMap::new();
         for (name, file) in dir.lock().iter() {
             seen.insert(name.clone());
-            if file.lock().is_dirty() {
-                dirty.insert(name.clone());
+            let residency = file.lock().residency;
+            match residency.published {
+                Some(published) if residency.clean => {
+                    copied.insert(name.clone(), published.ino);
+                }
+                _ => {
+                    dirty.insert(name.clone());
+                }
             }
             listed.push(Listed {
                 name: name.to_vec(),
@@ -72,7 +79,11 @@ impl Namespace {
         let handle = self.open_dir(dir)?;
         let mut on_pfs: HashSet<Box<[u8]>> = HashSet::new();
         self.pfs.read_dir(&handle, &mut |entry| {
-            if seen.contains(&*entry.name) {
+            // A clean copy of something that was replaced there is on its way out, too.
+            let replaced = copied
+                .get(&*entry.name)
+                .is_some_and(|ino| *ino != entry.ino || entry.kind != FileKind::Regular);
+            if seen.contains(&*entry.name) && !replaced {
                 on_pfs.insert(entry.name.into());
             } else {
                 listed.push(Listed {

@@ -21,6 +21,9 @@ use crate::dir::{Children, Dir};
 use crate::record::{self, Intent, LinkChange, LinkIntent, PlaceKey, Published, RenameIntent};
 use crate::{File, FileState, Namespace, NsError};
 
+/// A rename looks at the PFS, and begins anew where that has changed meanwhile.
+const RENAME_TRIES: usize = 4;
+
 /// Children of one or two directories, locked in the order of their keys.
 pub(crate) struct Locked<'a> {
     pub(crate) from: MutexGuard<'a, Children>,
@@ -62,6 +65,8 @@ pub(crate) struct End {
     pub(crate) name: Box<[u8]>,
     pub(crate) file: Option<Arc<File>>,
     pub(crate) stat: Option<PfsStat>,
+    /// What the PFS has is not what was published of the file.
+    pub(crate) foreign: bool,
 }
 
 impl End {
@@ -74,7 +79,7 @@ impl End {
     /// Whether the PFS has something under this name that belongs to it.
     pub(crate) fn on_pfs(&self) -> bool {
         match &self.file {
-            Some(file) => file.lock().residency.published.is_some() && self.stat.is_some(),
+            Some(_) => self.stat.is_some() && !self.foreign,
             None => self.stat.is_some(),
         }
     }
@@ -105,12 +110,13 @@ impl Namespace {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<Option<Arc<File>>, NsError> {
-        match self.rename_once((parent, name), (new_parent, new_name), mode, true) {
-            Err(NsError::Errno(Errno::EAGAIN)) => {
-                self.rename_once((parent, name), (new_parent, new_name), mode, false)
+        for _ in 1..RENAME_TRIES {
+            match self.rename_once((parent, name), (new_parent, new_name), mode, true) {
+                Err(NsError::Errno(Errno::EAGAIN)) => {}
+                done => return done,
             }
-            done => done,
         }
+        self.rename_once((parent, name), (new_parent, new_name), mode, false)
     }
 
     /// With `recheck`, `EAGAIN` if the file was published after the PFS was looked at.
@@ -127,11 +133,16 @@ impl Namespace {
             return Err(Errno::EPERM.into());
         }
         let (from_dir, to_dir) = (self.dir(parent)?, self.dir(new_parent)?);
+        for (dir, name) in [(&from_dir, name), (&to_dir, new_name)] {
+            if let Some(file) = dir.child(name) {
+                self.still_valid(dir, name, &file)?;
+            }
+        }
         let orders = self.orders(&from_dir, &to_dir)?;
         let files = (from_dir.child(name), to_dir.child(new_name));
         let _namings = self.namings(files.0.as_ref(), files.1.as_ref())?;
-        let from = self.end(&from_dir, name, files.0.clone())?;
-        let to = self.end(&to_dir, new_name, files.1.clone())?;
+        let mut from = self.end(&from_dir, name, files.0.clone())?;
+        let mut to = self.end(&to_dir, new_name, files.1.clone())?;
         if from.file.is_none() && from.stat.is_none() {
             return Err(Errno::ENOENT.into());
         }
@@ -140,10 +151,17 @@ impl Namespace {
             RenameMode::NoReplace if target_exists => return Err(Errno::EEXIST.into()),
             RenameMode::Exchange if !target_exists => return Err(Errno::ENOENT.into()),
             RenameMode::Exchange => {
+                self.spare(&mut from)?;
+                self.spare(&mut to)?;
                 self.exchange(&from, &to)?;
                 None
             }
-            _ => self.replace(&from, &to, recheck)?,
+            _ => {
+                if from.on_pfs() && !same_file(&from, &to) {
+                    self.spare(&mut to)?;
+                }
+                self.replace(&from, &to, recheck)?
+            }
         };
         to_dir.note_present(new_name);
         drop(orders);
@@ -189,19 +207,44 @@ impl Namespace {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
             Err(e) => return Err(e.into()),
         };
+        let foreign = match (&file, &stat) {
+            (Some(file), Some(stat)) => {
+                let state = file.lock();
+                let published = state.residency.published;
+                let ours = published.is_some_and(|p| match state.names.len() {
+                    1 => p == Published::from(stat),
+                    // Its links are made and removed one after the other.
+                    _ => p.ino == stat.id.ino,
+                });
+                if !ours && state.residency.clean {
+                    // The copy is outdated; it is dropped, and what the PFS has is renamed.
+                    return Err(Errno::EAGAIN.into());
+                }
+                !ours && published != Some(Published::GOING)
+            }
+            _ => false,
+        };
         Ok(End {
             dir: dir.clone(),
             handle,
             name: name.into(),
             file,
             stat,
+            foreign,
         })
     }
 
+    /// An outsider's version of a dirty file, never shown here, is not what the program means.
+    fn spare(&self, end: &mut End) -> Result<(), NsError> {
+        if end.foreign {
+            self.set_aside(&end.dir, &end.handle, &end.name)?;
+            (end.stat, end.foreign) = (None, false);
+        }
+        Ok(())
+    }
+
     fn replace(&self, from: &End, to: &End, recheck: bool) -> Result<Option<Arc<File>>, NsError> {
-        if let (Some(a), Some(b)) = (&from.file, &to.file)
-            && Arc::ptr_eq(a, b)
-        {
+        if same_file(from, to) {
             return Ok(None);
         }
         self.check_kinds(from, to)?;
@@ -264,7 +307,9 @@ impl Namespace {
         }
         state.residency.generation = state.residency.generation.next();
         state.meta.ctime = TimeSpec::now();
-        let parts = to.stat.filter(|stat| several || stat.nlink > 1);
+        let parts = to
+            .stat
+            .filter(|stat| !to.foreign && (several || stat.nlink > 1));
         let mut sequence = None;
         let committed = self.put_dirs(&mut batch, &to.dir).and_then(|()| {
             self.put_file(&mut batch, file, &state)?;
@@ -359,6 +404,7 @@ impl Namespace {
             .stat(&handle, &name)
             .is_ok_and(|found| found.id.ino == older.ino)
         {
+            self.set_published(file, Published::GOING)?;
             self.pfs.unlink(&handle, &name)?;
         }
         let mut state = file.lock();
@@ -374,25 +420,27 @@ impl Namespace {
         dir: &Arc<Dir>,
         name: &[u8],
     ) -> Option<Published> {
-        let (other, other_name) = {
+        let ((other, other_name), published) = {
             let state = file.lock();
-            state.residency.published?;
+            let published = state.residency.published?;
             let is_it =
                 |place: &&(Arc<Dir>, Box<[u8]>)| Arc::ptr_eq(&place.0, dir) && *place.1 == *name;
-            state.names.iter().find(|place| !is_it(place)).cloned()?
+            let other = state.names.iter().find(|place| !is_it(place)).cloned()?;
+            (other, published)
         };
         let handle = self.open_dir(&other).ok()?;
         let stat = self.pfs.stat(&handle, &other_name).ok()?;
-        Some((&stat).into())
+        published.same_content(&stat).then(|| (&stat).into())
     }
 
     /// A name less has changed the ctime that the PFS shows under the others. For a start, when nobody
     /// else is there.
     pub(crate) fn follow_links(&self, state: &mut FileState) {
-        if state.residency.published.is_some()
+        if let Some(published) = state.residency.published
             && let Some((dir, name)) = state.names.first()
             && let Ok(handle) = self.open_dir(dir)
             && let Ok(stat) = self.pfs.stat(&handle, name)
+            && published.same_content(&stat)
         {
             state.residency.published = Some((&stat).into());
         }
@@ -500,7 +548,12 @@ impl Namespace {
         if let Some(file) = &from.file {
             let mut state = file.lock();
             rename_in(&mut state.names, &from.place(), to.place());
-            if let Some(stat) = &moved {
+            if let Some(stat) = &moved
+                && state
+                    .residency
+                    .published
+                    .is_some_and(|p| p.same_content(stat))
+            {
                 state.residency.published = Some(stat.into());
             }
             if state.is_dirty() {
@@ -558,6 +611,11 @@ fn parting(to: &End, stat: &PfsStat) -> Intent {
         change: LinkChange::Replaced,
         holder,
     })
+}
+
+/// Whether both names are of one file, which a rename leaves as it is.
+fn same_file(from: &End, to: &End) -> bool {
+    matches!((&from.file, &to.file), (Some(a), Some(b)) if Arc::ptr_eq(a, b))
 }
 
 pub(crate) fn rename_in(

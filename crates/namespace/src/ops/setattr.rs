@@ -58,6 +58,7 @@ impl Namespace {
     }
 
     fn setattr_file(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), NsError> {
+        self.revalidate(file)?;
         // It keeps a demotion from publishing between the two changes.
         let _naming = file.naming(&self.pfs)?;
         let mut state = file.lock();

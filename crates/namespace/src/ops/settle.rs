@@ -65,7 +65,13 @@ fn settle_file(
     let stat = ns.pfs.stat(&ns.open_dir(&to)?, &intent.to.1)?;
     let mut state = file.lock();
     rename_in(&mut state.names, &old, new);
-    state.residency.published = Some((&stat).into());
+    if state
+        .residency
+        .published
+        .is_some_and(|p| p.same_content(&stat))
+    {
+        state.residency.published = Some((&stat).into());
+    }
     ns.put_dirs(batch, &to)?;
     ns.put_file(batch, &file, &state)?;
     drop(state);

@@ -10,7 +10,8 @@ use forebay_tiers::PfsDir;
 use forebay_types::{Errno, Ino, TimeSpec, check_name, failpoint};
 
 use crate::dir::Dir;
-use crate::record::{self, Intent, LinkChange, LinkIntent};
+use crate::outside::Seen;
+use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
 use crate::{File, Namespace, NsError};
 
 /// A demotion that has begun makes one temporary file, and gives up when it finds it gone.
@@ -59,16 +60,11 @@ impl Namespace {
                 sequence = Some(begun);
                 failpoint::hit(failpoint::Point::UnlinkIntent);
             }
-            let handle = self.open_dir(dir)?;
-            match self.pfs.unlink(&handle, name) {
-                Ok(()) => {}
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                Err(e) => {
-                    if let Some(sequence) = sequence {
-                        self.take_intent_back(sequence)?;
-                    }
-                    return Err(e.into());
+            if let Err(error) = self.unlink_older(dir, name, file, published) {
+                if let Some(sequence) = sequence {
+                    self.take_intent_back(sequence)?;
                 }
+                return Err(error);
             }
         }
         failpoint::hit(failpoint::Point::UnlinkPfs);
@@ -96,6 +92,51 @@ impl Namespace {
             self.add_garbage(garbage);
         }
         Ok(())
+    }
+
+    /// The PFS loses the version that it has of a file about to be unlinked. What an outsider put in
+    /// its place while a newer one was in the burst buffer was never shown here, and stays.
+    fn unlink_older(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        file: &Arc<File>,
+        published: Published,
+    ) -> Result<(), NsError> {
+        let handle = self.open_dir(dir)?;
+        let dirty = file.lock().is_dirty();
+        if dirty {
+            let several = file.lock().names.len() > 1;
+            let known = published == Published::GOING;
+            match self.look(&handle, name, published)? {
+                Seen::Nothing => return Ok(()),
+                Seen::Foreign(stat) if !known && !published.same_content(&stat) => return Ok(()),
+                _ => {}
+            }
+            if !several {
+                // After a crash it must not look as if somebody else had removed it.
+                self.set_published(file, Published::GOING)?;
+            }
+        }
+        let removed = self.pfs.unlink(&handle, name);
+        if dirty {
+            file.lock().residency.published = Some(published);
+        }
+        match removed {
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            Err(e) => {
+                self.set_published(file, published)?;
+                Err(e.into())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Writes down what the PFS has of a file.
+    pub(crate) fn set_published(&self, file: &File, published: Published) -> Result<(), NsError> {
+        let mut state = file.lock();
+        state.residency.published = Some(published);
+        self.save(file, &state, Durability::Buffered)
     }
 
     /// Removes an empty directory.

@@ -106,6 +106,7 @@ impl Namespace {
                 Ok(self.pfs.set_xattr_dir(&handle, name, value, flags(mode))?)
             }
             Place::Name(dir, file) => {
+                self.revalidate_node(ino)?;
                 let handle = self.open_dir(&dir)?;
                 self.pfs
                     .set_xattr(&handle, &file, name, value, flags(mode))?;
@@ -143,6 +144,7 @@ impl Namespace {
         match self.xattr_place(ino)? {
             Place::Dir(dir) => Ok(self.pfs.remove_xattr_dir(&self.open_dir(&dir)?, name)?),
             Place::Name(dir, file) => {
+                self.revalidate_node(ino)?;
                 let handle = self.open_dir(&dir)?;
                 self.pfs.remove_xattr(&handle, &file, name)?;
                 self.refresh_published(ino)
@@ -169,6 +171,14 @@ impl Namespace {
         state.meta.ctime = TimeSpec::now();
         state.residency.generation = state.residency.generation.next();
         self.save(file, &state, Durability::Buffered)
+    }
+
+    /// A change through an outdated copy must not hide what made it so.
+    fn revalidate_node(&self, ino: Ino) -> Result<(), NsError> {
+        match self.node(ino)? {
+            Node::File(file) => self.revalidate(&file),
+            _ => Ok(()),
+        }
     }
 
     /// A change of attributes that we made ourselves must not look like an outsider's.

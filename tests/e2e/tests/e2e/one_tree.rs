@@ -132,6 +132,80 @@ fn promise_1_a_name_taken_on_the_pfs_meanwhile_is_a_conflict_too() {
 }
 
 #[test]
+fn promise_1_a_file_removed_on_the_pfs_does_not_come_back_and_ours_is_kept() {
+    let cluster = Cluster::builder().lazy().up();
+    for name in ["removed", "moved"] {
+        write_file(&cluster.mnt(name), pattern(18, 50_000));
+        cluster.drain(name);
+        write_file(&cluster.mnt(name), pattern(19, 60_000));
+    }
+    fs::remove_file(cluster.pfs("removed")).expect("remove");
+    fs::rename(cluster.pfs("moved"), cluster.pfs("elsewhere")).expect("rename");
+    for name in ["removed", "moved"] {
+        cluster.on_path(&["stage-out", "--wait"], name);
+        let conflict = conflict_name(&cluster, name);
+        pattern(19, 60_000).assert_in(&cluster.pfs(&conflict));
+        assert!(!cluster.pfs(name).exists());
+        settle_for_revalidation();
+        assert!(!cluster.mnt(name).exists());
+        pattern(19, 60_000).assert_in(&cluster.mnt(&conflict));
+    }
+    pattern(18, 50_000).assert_in(&cluster.pfs("elsewhere"));
+}
+
+#[test]
+fn promise_1_unseen_versions_survive_what_programs_do() {
+    let cluster = Cluster::builder().lazy().up();
+    for name in ["unlinked", "renamed", "replaced", "drained"] {
+        write_file(&cluster.mnt(name), pattern(20, 50_000));
+        cluster.drain(name);
+    }
+    for name in ["unlinked", "renamed", "replaced"] {
+        write_file(&cluster.mnt(name), pattern(21, 60_000));
+        write_file(&cluster.pfs(name), pattern(22, 70_000));
+    }
+    fs::remove_file(cluster.mnt("unlinked")).expect("unlink");
+    fs::rename(cluster.mnt("renamed"), cluster.mnt("new-name")).expect("rename");
+    fs::rename(cluster.mnt("drained"), cluster.mnt("replaced")).expect("rename");
+    for name in ["unlinked", "renamed"] {
+        pattern(22, 70_000).assert_in(&cluster.pfs(name));
+    }
+    let conflict = conflict_name(&cluster, "replaced");
+    pattern(22, 70_000).assert_in(&cluster.pfs(&conflict));
+    cluster.drain("");
+    pattern(21, 60_000).assert_in(&cluster.pfs("new-name"));
+    pattern(20, 50_000).assert_in(&cluster.pfs("replaced"));
+    settle_for_revalidation();
+    pattern(22, 70_000).assert_in(&cluster.mnt("unlinked"));
+}
+
+#[test]
+fn promise_1_conflicts_are_listed_and_counted_over_restarts() {
+    let mut cluster = Cluster::builder().lazy().up();
+    write_file(&cluster.mnt("f"), pattern(23, 5000));
+    write_file(&cluster.pfs("f"), pattern(24, 6000));
+    cluster.on_path(&["stage-out", "--wait"], "f");
+    let kept_as = cluster.mnt(conflict_name(&cluster, "f"));
+    let listed = |cluster: &Cluster| {
+        let status = cluster.status();
+        assert_eq!(status["conflicts_total"], 1, "{status}");
+        status["conflicts"].as_array().expect("a list").len()
+    };
+    assert_eq!(listed(&cluster), 1);
+    let conflict = cluster.status()["conflicts"][0].clone();
+    let path = cluster.mnt("f");
+    assert_eq!(conflict["path"], path.to_str().expect("UTF-8"));
+    assert_eq!(conflict["kept_as"], kept_as.to_str().expect("UTF-8"));
+    cluster.down(&[]);
+    cluster.start();
+    assert_eq!(listed(&cluster), 1);
+    fs::remove_file(&kept_as).expect("remove");
+    cluster.down(&[]);
+    cluster.start();
+    assert_eq!(listed(&cluster), 0);
+}
+
+#[test]
 fn promise_1_undrained_files_are_listed_among_those_of_the_pfs() {
     let cluster = Cluster::builder().lazy().up();
     fs::create_dir(cluster.mnt("d")).expect("mkdir");

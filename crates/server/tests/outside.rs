@@ -1,0 +1,108 @@
+//! Everything that an outsider can do to a file of the PFS, in every state that the file can be in
+//! here, followed by everything that a program can do to it through the mount: nothing of the
+//! outsider's is overwritten, nothing of ours is lost, nothing removed comes back under its name.
+
+#[path = "outside/cases.rs"]
+mod cases;
+mod common;
+#[path = "outside/tree.rs"]
+mod tree;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use cases::{Case, Change, State, Then};
+use common::{Running, Scratch, settings};
+use forebay_wire::control::Movement;
+use tree::{Tree, snapshot};
+
+/// Time stamps of file systems may be as coarse as a tick of the kernel.
+const TICK: Duration = Duration::from_millis(12);
+
+/// All that a program can do after `then`, on a server of its own; cases lie beside each other.
+fn run(then: Then, descriptors: bool) {
+    let scratch = Scratch::new();
+    let mut settings = settings(scratch.path(), 64 << 20);
+    settings.demotion.idle = false;
+    settings.demotion.start_fraction = 0.9;
+    let server = Running::start(&settings, descriptors);
+    let mut cases: Vec<Case> = State::ALL
+        .iter()
+        .flat_map(|state| Change::ALL.iter().map(move |change| (*state, *change)))
+        .filter(|(state, change)| change.applies(*state))
+        .enumerate()
+        .map(|(n, (state, change))| Case::new(n, state, change, then))
+        .collect();
+    cases.iter_mut().for_each(|case| case.publish(&server));
+    let job = server.move_files(Movement::StageOut, b"");
+    assert_eq!(job.failed, 0, "{job:?}");
+    cases
+        .iter_mut()
+        .for_each(|case| case.prepare(&server, &scratch));
+    std::thread::sleep(TICK);
+    for case in &mut cases {
+        case.change(&scratch);
+    }
+    cases.iter_mut().for_each(|case| case.then(&server));
+    cases.iter_mut().for_each(|case| case.close(&server));
+    let job = server.move_files(Movement::StageOut, b"");
+    assert_eq!(job.failed, 0, "{job:?}");
+    let mut conflicts = 0;
+    for case in &cases {
+        let now = snapshot(&scratch.pfs().join(&case.dir));
+        conflicts += tree::conflicts(&now) as u64;
+        case.check(&now);
+        shown(&server, case, &now);
+    }
+    let status = server.status();
+    assert_eq!(status.conflicts_total, conflicts, "each is counted once");
+    let listed: BTreeSet<_> = status.conflicts.iter().map(|c| c.kept_as.clone()).collect();
+    assert_eq!(listed.len(), status.conflicts.len());
+    assert_eq!(server.instance.undrained().undrained_files, 0);
+    server.instance.stop();
+}
+
+/// The mount shows what the PFS has.
+fn shown(server: &Running, case: &Case, now: &Tree) {
+    for (name, entry) in now {
+        let path = format!("{}/{name}", case.dir).into_bytes();
+        if let Some(data) = &entry.data {
+            let read = server.read_all(&path);
+            assert_eq!(read.as_ref(), Ok(data), "{case:?}: {name} of {now:?}");
+            let perm = server.find(&path).expect("attributes").perm;
+            assert_eq!(u32::from(perm), entry.mode, "{case:?}: mode of {name}");
+        }
+    }
+    let listed = server.residency(case.dir.as_bytes());
+    let regular = now.values().filter(|e| e.data.is_some()).count();
+    assert_eq!(listed.len(), regular, "{case:?}: {listed:?}");
+}
+
+macro_rules! followed_by {
+    ($($name:ident: $then:ident),*) => {$(
+        #[test]
+        fn $name() {
+            run(Then::$then, false);
+        }
+    )*};
+}
+
+followed_by! {
+    changed_outside_and_then_left_alone: Nothing,
+    changed_outside_and_then_appended_to: Append,
+    changed_outside_and_then_appended_to_unseen: AppendByIno,
+    changed_outside_and_then_renamed: Rename,
+    changed_outside_and_then_replaced: ReplaceByNew,
+    changed_outside_and_then_replaced_by_a_drained_file: ReplaceByDrained,
+    changed_outside_and_then_exchanged: Exchange,
+    changed_outside_and_then_unlinked: Unlink,
+    changed_outside_and_then_given_another_mode: Chmod,
+    changed_outside_and_then_given_another_mode_unseen: ChmodByIno,
+    changed_outside_and_then_given_an_attribute_unseen: XattrByIno,
+    changed_outside_and_then_linked: Link
+}
+
+#[test]
+fn changed_outside_and_then_left_alone_with_passthrough() {
+    run(Then::Nothing, true);
+}
