@@ -301,7 +301,7 @@ impl Namespace {
         failpoint::hit(failpoint::Point::DemotePlaced);
         // Names in other directories come and go, but not before this is over.
         let names = demotion.file.lock().names.clone();
-        let linked = self.place_links(demotion, &names, expected);
+        let linked = self.place_links(demotion, &names);
         let stat = self.pfs.stat(&demotion.handle, &demotion.name)?;
         // From here on an unlink or rename must act on the PFS too.
         let mut state = demotion.file.lock();
@@ -311,45 +311,21 @@ impl Namespace {
         linked.map(|()| Placed::Published)
     }
 
-    /// Further names of the file become links of the published one. What an outsider has put under
-    /// one of them keeps it: the next look at that name finds it, and ours is beside it.
+    /// Further names of the file become links of the published one.
     fn place_links(
         &self,
         demotion: &Demotion,
         names: &[(Arc<Dir>, Box<[u8]>)],
-        older: Option<Published>,
     ) -> Result<(), NsError> {
         let itself = |dir: &Arc<Dir>, name: &[u8]| {
             Arc::ptr_eq(dir, &demotion.dir) && *name == *demotion.name
         };
-        if names.len() < 2 {
-            return Ok(());
-        }
-        let new = self.pfs.stat(&demotion.handle, &demotion.name)?.id;
         for (dir, name) in names.iter().filter(|(dir, name)| !itself(dir, name)) {
             let handle = self.open_dir(dir)?;
-            let foreign = match self.pfs.stat(&handle, name) {
-                Ok(stat) if stat.id == new => continue,
-                Ok(stat) => {
-                    older != Some(Published::GOING) && older.map(|o| o.ino) != Some(stat.id.ino)
-                }
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => false,
-                Err(e) => return Err(e.into()),
-            };
             let temporary = self.link_name(demotion.file.object, demotion.generation);
             self.pfs
                 .link(&demotion.handle, &demotion.name, &handle, &temporary)?;
             failpoint::hit(failpoint::Point::DemoteLinked);
-            if foreign {
-                let kept_as = self.move_beside((&handle, &temporary), &handle, name)?;
-                self.note_conflict(Conflict {
-                    path: dir.path_of(name),
-                    kept_as,
-                    theirs: false,
-                    kind: ConflictKind::Changed,
-                });
-                continue;
-            }
             self.pfs
                 .rename(&handle, &temporary, &handle, name, RenameMode::Replace)?;
         }

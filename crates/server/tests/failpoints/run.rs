@@ -325,7 +325,12 @@ fn run(case: &Case) -> Result<(), String> {
             return Err(format!("status: {errors:?}"));
         }
         let again = shown(&server);
-        check("mount after the drain", &again, &[found.clone()], None)?;
+        check(
+            "mount after the drain",
+            &again,
+            std::slice::from_ref(&found),
+            None,
+        )?;
     } else {
         server.drain();
     }
