@@ -118,6 +118,14 @@ class Forebay:
     def status(self):
         return json.loads(run(self.program, "status", "--json", "--state", self.state))
 
+    def settle(self, patience_s=600):
+        """Waits until all is on the PFS: a plan begins with a clean burst buffer."""
+        deadline_s = time.monotonic() + patience_s
+        while self.status()["dirty_bytes"] > 0:
+            if time.monotonic() > deadline_s:
+                raise Failure("the burst buffer does not become clean")
+            time.sleep(0.5)
+
     def log(self):
         return (self.state / "forebay.log").read_text(errors="replace")[-4000:]
 

@@ -68,14 +68,12 @@ def checkpoint(args, forebay, period, jobs, size, congestion, rates):
     """One period: every application writes one version. Returns what each measured."""
     gap_s = args.period / jobs * CONGESTION[congestion]
     start_s = time.monotonic() + 2.0 + jobs * 0.04
-    # A request that takes so long has stalled: many times of what it takes at Bwmin.
-    stall_s = max(1.0, 20 * CHUNK_BYTES / rates["bw_min"])
     children = []
     for job in range(jobs):
         directory = forebay.mount / f"app{job:03d}"
         directory.mkdir(exist_ok=True)
         command = [sys.executable, HERE / "job.py", directory / f"ckpt-{period:04d}.dat", size, start_s + job * gap_s,
-                   CHUNK_BYTES, stall_s]
+                   CHUNK_BYTES, rates["bw_min"]]
         children.append(subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, start_new_session=True))
     results = []
     for job, child in enumerate(children):
@@ -122,6 +120,7 @@ def measure(args, dwpp, congestion, policy, extra=None, watch=None):
         forebay = Forebay(args.forebay, Path(work), rates, capacity, options, mtbfs(jobs, args.seed))
         try:
             checkpoint(args, forebay, 0, jobs, size, congestion, rates)
+            forebay.settle()
             before = forebay.status()
             results = []
             for period in range(1, args.periods + 1):

@@ -52,6 +52,9 @@ impl Default for ScheduleConfig {
     }
 }
 
+/// Part of the time that a turn lingers, after a close.
+const LINGER_AFTER_CLOSE: f64 = 0.25;
+
 /// Why a configuration is refused.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 pub enum ScheduleError {
@@ -263,6 +266,16 @@ impl<T> Scheduler<T> {
             && turn.application == application
         {
             turn.active_s = turn.active_s.max(now_s);
+        }
+    }
+
+    /// An application has closed a file that it wrote: unless the next one comes soon, its turn is over. A program that writes
+    /// many files opens the next at once.
+    pub fn closed(&mut self, application: u64, now_s: f64) {
+        if let Some(turn) = &mut self.turn
+            && turn.application == application
+        {
+            turn.active_s = now_s - self.config.linger_s * (1.0 - LINGER_AFTER_CLOSE);
         }
     }
 

@@ -65,6 +65,20 @@ fn a_turn_lingers_between_requests() {
 }
 
 #[test]
+fn a_close_shortens_the_turn() {
+    let mut s = scheduler();
+    s.enqueue(1, Class::Checkpoint, 0, 0.0);
+    s.start(0.0).expect("starts");
+    s.enqueue(2, Class::Checkpoint, 1, 0.0);
+    s.finish(1, Class::Checkpoint, 1.0);
+    s.closed(2, 1.0);
+    assert_eq!(s.start(1.05), None, "that was another's file");
+    s.closed(1, 1.0);
+    assert_eq!(s.start(1.01), None, "the next file may come");
+    assert_eq!(s.start(1.05).map(|g| g.application), Some(2));
+}
+
+#[test]
 fn alone_nobody_waits_for_anything_but_the_limit() {
     let mut s = scheduler();
     for i in 0..3 {

@@ -318,6 +318,15 @@ impl Engine {
         }
     }
 
+    /// An application has closed a file that it wrote.
+    pub fn closed(&self, application: u32) {
+        if self.has_turns.load(Ordering::Relaxed) {
+            let mut turns = self.turns.lock();
+            let now_s = self.now_s();
+            turns.scheduler.closed(application.into(), now_s);
+        }
+    }
+
     fn start_all(&self, turns: &mut Turns) {
         let now_s = self.now_s();
         let mut any = false;

@@ -381,6 +381,11 @@ impl Core {
             let identity = self.rules.identify(&file.path());
             self.apps.closed(file.object, identity, stat.size, fsynced);
             self.learning.closed(file.object, stat.size);
+            if self.engine.is_throttled()
+                && let Some((application, _)) = self.apps.of(file.object)
+            {
+                self.engine.closed(application);
+            }
             self.drain.add(file.object);
         }
         Ok(())
