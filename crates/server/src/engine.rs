@@ -25,6 +25,8 @@ use crate::settings::Settings;
 
 /// Between two looks at what was written.
 const TICK: Duration = Duration::from_millis(100);
+/// Shares are counted anew after so many: that visits all files.
+const SHARES_EVERY_TICKS: u32 = 10;
 /// Most requests that wait for their turn: the mount has 64 threads that may wait, and those of the application whose turn it is
 /// must find one. Beyond that requests go without a turn.
 const WAITING_MAX: usize = 40;
@@ -434,11 +436,15 @@ pub fn start_writeback(object: &dyn Object, offset: u64, len: u64) {
 
 /// The engine's thread: learns, chooses the plan, sets limits.
 pub fn run(core: &Arc<Core>) {
+    let mut ticks = 0u32;
     while !core.is_ending() {
         std::thread::sleep(TICK);
         core.learn();
         look(core);
-        core.tend_shares();
+        if ticks.is_multiple_of(SHARES_EVERY_TICKS) {
+            core.tend_shares();
+        }
+        ticks = ticks.wrapping_add(1);
     }
 }
 

@@ -19,6 +19,8 @@ const NAME: &str = "learning";
 const SAVE_EVERY_S: f64 = 10.0;
 /// Writers of an application that are remembered: those that came last.
 const WRITERS_MAX: usize = 16;
+/// A process that reads many files is asked about so often at most.
+const BYSTANDER_S: f64 = 1.0;
 /// Counts of files that are not open any more are thrown away from so many on.
 const COUNTED_SPARE: usize = 1024;
 /// A process that started so long before the last write was there when it was written; its start is known to 10 ms.
@@ -35,7 +37,11 @@ struct Runs {
     detector: RestartDetector,
     /// Process ids.
     writers: Vec<u32>,
+    /// Who wrote last.
+    writer: Opener,
     written_s: f64,
+    /// The process whose read was found to be no restart, and when: it need not be asked about for a while.
+    bystander: Option<(u32, f64)>,
 }
 
 struct Inner {
@@ -277,9 +283,10 @@ impl Core {
                     runs.writers.remove(0);
                 }
                 runs.writers.push(pid);
+                runs.writer = opener(pid);
             }
             runs.written_s = now_s;
-            runs.detector.on_write(opener(pid), now_s);
+            runs.detector.on_write(runs.writer, now_s);
             return;
         }
         let name = self.apps.name(application).unwrap_or_default();
@@ -291,12 +298,15 @@ impl Core {
                 RestartDetector::new(self.prior_mtbf_s(open, pid), self.learning.verify_window_s)
             }
         };
-        detector.on_write(opener(pid), now_s);
+        let writer = opener(pid);
+        detector.on_write(writer, now_s);
         self.apps.set_mtbf(application, detector.mtbf_s());
         let runs = Runs {
             detector,
             writers: vec![pid],
+            writer,
             written_s: now_s,
+            bystander: None,
         };
         inner.runs.insert(application, runs);
         inner.changed = true;
@@ -327,7 +337,9 @@ impl Core {
             let runs = Runs {
                 detector: RestartDetector::restored(mtbf_s, last_s, window_s),
                 writers: Vec::new(),
+                writer: opener(0),
                 written_s: last_s,
+                bystander: None,
             };
             self.apps.set_mtbf(application, mtbf_s);
             inner.runs.insert(application, runs);
@@ -338,6 +350,13 @@ impl Core {
         if !runs.detector.is_armed() || runs.writers.contains(&pid) {
             return;
         }
+        if runs
+            .bystander
+            .is_some_and(|(p, at_s)| p == pid && now_s - at_s < BYSTANDER_S)
+        {
+            return;
+        }
+        runs.bystander = Some((pid, now_s));
         let since_write_s = now_s - runs.written_s;
         if age_s(pid).is_none_or(|age| age > since_write_s + START_SLACK_S) {
             // It was there when the data was written, or nobody knows who it is.

@@ -213,3 +213,45 @@ fn command_status_can_be_asked_all_the_time_under_load() {
         done.store(true, std::sync::atomic::Ordering::Release);
     });
 }
+
+#[test]
+fn command_policy_changes_it_while_running_and_calibrate_gives_a_plan() {
+    let cluster = Cluster::builder().ssd("64MiB").up();
+    let run = |args: &[&str]| {
+        let output = cluster.on_state(args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("JSON")
+    };
+    let shown = run(&["policy", "--json"]);
+    assert_eq!(
+        (&shown["policy"], &shown["placement"]),
+        (&"bbos".into(), &"bbos".into())
+    );
+    let changed = run(&["policy", "maxeff", "--placement", "lru", "--json"]);
+    assert_eq!(
+        (&changed["policy"], &changed["placement"]),
+        (&"maxeff".into(), &"lru".into())
+    );
+    assert_eq!(cluster.status()["policy"], "maxeff");
+    let measured = run(&["calibrate", "--time", "200ms", "--json"]);
+    let rate = |name: &str| measured[name].as_f64().expect("a rate");
+    assert!(
+        rate("bw_max_bytes_per_s") >= rate("bw_min_bytes_per_s")
+            && rate("bw_min_bytes_per_s") > 0.0
+    );
+    assert!(
+        rate("br_max_bytes_per_s") >= rate("br_min_bytes_per_s")
+            && rate("br_max_bytes_per_s") > 0.0
+    );
+    let plan = &cluster.status()["plan"];
+    assert_eq!(
+        plan["bandwidths"]["bw_max_bytes_per_s"],
+        measured["bw_max_bytes_per_s"]
+    );
+    assert_eq!(plan["why"], "always at full speed");
+    let left: Vec<_> = fs::read_dir(cluster.pfs("")).expect("list").collect();
+    assert!(
+        left.is_empty(),
+        "calibration leaves nothing behind: {left:?}"
+    );
+}
