@@ -72,10 +72,11 @@ class Forebay:
     really given to write since the last look.
     """
 
-    def __init__(self, program, work, rates, capacity, options, mtbfs):
+    def __init__(self, program, work, rates, capacity, options, mtbfs, devices=None):
         if not BLKIO.is_dir():
             raise Failure("no cgroup v1 blkio controller here: the devices cannot be limited")
         self.program, self.rates, self.work = program, rates, work
+        self.devices = devices or rates
         self.samples, self.ending = [], threading.Event()
         self.parts = []
         try:
@@ -105,7 +106,7 @@ class Forebay:
 
     def _follow(self):
         before_s, before = time.monotonic(), self.pfs.written_bytes()
-        rates = self.rates
+        rates = self.devices
         while not self.ending.wait(STEP_S):
             now_s, now, own = time.monotonic(), self.pfs.written_bytes(), self.buffer.written_bytes()
             demotion = min((now - before) / (now_s - before_s), rates["br_max"])

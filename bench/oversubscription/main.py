@@ -7,6 +7,7 @@ devices and the cgroup v1 blkio controller. Writes results.json, tables.md and f
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 
 from figures import draw, tables
-from machine import Failure, Forebay, run
+from machine import Failure, Forebay
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -36,7 +37,7 @@ def arguments():
     parser.add_argument("--periods", type=int, default=1, help="measured, after one in which DWPP is learned")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a small S and only the cells that the papers' claims rest on")
-    parser.add_argument("--only", help="cells such as 1.9/medium/bbos, separated by commas; or restarts, direct")
+    parser.add_argument("--only", help="cells such as 1.9/medium/bbos, separated by commas; or restarts, direct, rates")
     parser.add_argument("--work", type=Path, help="where the images of the devices go")
     parser.add_argument("--out", type=Path, default=Path("oversubscription-results"))
     args = parser.parse_args()
@@ -93,22 +94,46 @@ def mtbfs(jobs, seed):
     return {f"app{job:03d}": round(draw_.uniform(60, 3000)) for job in range(jobs)}
 
 
-def window_errors(forebay, limits):
-    """Relative error of the demotion rate over every 10 s in which one limit was in force throughout and had work."""
+def window_errors(samples, key, limits, name):
+    """Relative errors over every 10 s in which one limit was in force throughout: what reached the device against the limit."""
     errors = []
     for i, first in enumerate(limits):
-        same = [s for s in limits[i:] if s["at_s"] - first["at_s"] <= 10.5]
-        if not same or same[-1]["at_s"] - first["at_s"] < 9.5:
+        same = [s for s in limits[i:] if s["at_s"] - first["at_s"] <= 10.6]
+        if same[-1]["at_s"] - first["at_s"] < 9.6 or any(s[name] is None or s[name] != first[name] for s in same) or not first[name]:
             continue
-        rates = [s["demotion"] for s in same]
-        if None in rates or min(rates) < 1 or min(s["dirty"] for s in same) == 0:
-            continue
-        at = lambda t: min(forebay.samples, key=lambda s: abs(s["at_s"] - t))
-        begin, end = at(first["at_s"]), at(same[-1]["at_s"])
-        seen = (end["pfs_bytes"] - begin["pfs_bytes"]) / (end["at_s"] - begin["at_s"])
-        wanted = sum(rates) / len(rates)
-        errors.append(abs(seen - wanted) / wanted)
+        near = lambda at_s: min(samples, key=lambda s: abs(s["at_s"] - at_s))
+        begin, end = near(first["at_s"]), near(first["at_s"] + 10)
+        seen = (end[key] - begin[key]) / (end["at_s"] - begin["at_s"])
+        errors.append(seen / first[name] - 1)
     return errors
+
+
+def held_rates(args):
+    """How well limits are held where the devices could do three times as much: more is expected than can be served, so that both are
+    constant, and three writers never stop."""
+    capacity, rates = scaled(args)
+    slack = {name: value * 3 for name, value in rates.items()}
+    limits = []
+    with tempfile.TemporaryDirectory(prefix="forebay-oversub-", dir=args.work) as work:
+        options = {"engine": {"period": f"{args.period}s"}}
+        forebay = Forebay(args.forebay, Path(work), rates, capacity, options, {}, devices=slack)
+        try:
+            span_s = args.period * 3.2
+            command = [sys.executable, HERE / "stream.py", forebay.mount]
+            writers = [subprocess.Popen([str(c) for c in (*command, n, span_s)]) for n in range(3)]
+            while any(writer.poll() is None for writer in writers):
+                time.sleep(0.5)
+                plan = forebay.status()["plan"]
+                limits.append({"at_s": time.monotonic(), "checkpoint": plan["checkpoint_limit_bytes_per_s"],
+                               "demotion": plan["demotion_limit_bytes_per_s"]})
+        finally:
+            forebay.close()
+    result = {kind: window_errors(forebay.samples, key, limits, kind)
+              for kind, key in (("checkpoint", "buffer_bytes"), ("demotion", "pfs_bytes"))}
+    for kind, errors in result.items():
+        worst = max(map(abs, errors), default=float("nan"))
+        say(f"{kind}: {len(errors)} windows of 10 s, worst error {worst:.1%}")
+    return result
 
 
 def measure(args, dwpp, congestion, policy, extra=None, watch=None):
@@ -175,6 +200,8 @@ def main():
     if wants(args, "direct"):
         pair = {name: measure(args, 1.9, "medium", "bbos", {"direct": on}) for name, on in (("with", True), ("without", False))}
         report["direct"] = {n: {"demoted_bytes": c["demoted_bytes"], "direct_files": c["direct_files"]} for n, c in pair.items()}
+    if wants(args, "rates"):
+        report["held_rates"] = held_rates(args)
     if wants(args, "restarts"):
         report["hit_ratios"] = restarts(args)
         report["hit_ratio"] = report["hit_ratios"]["bbos"]
