@@ -219,8 +219,8 @@ fn command_policy_changes_it_while_running_and_calibrate_gives_a_plan() {
     let cluster = Cluster::builder().ssd("64MiB").up();
     let run = |args: &[&str]| {
         let output = cluster.on_state(args);
-        assert!(output.status.success(), "{args:?}: {output:?}");
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).expect("JSON")
+        assert_eq!(output.code, 0, "{args:?}: {}", output.stderr);
+        serde_json::from_str::<serde_json::Value>(&output.stdout).expect("JSON")
     };
     let shown = run(&["policy", "--json"]);
     assert_eq!(
