@@ -23,6 +23,18 @@ def run(*command, timeout=120):
     return done.stdout
 
 
+def unmount(point, patience_s=30):
+    """A daemon that has just ended may still hold descriptors for a moment."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return run("umount", point)
+        except Failure:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.2)
+
+
 class Device:
     """A file as a block device with ext4 on it, mounted."""
 
@@ -59,7 +71,7 @@ class Device:
         for kind in list(self.limits):
             self.limit(kind, 0)
         if self.mounted:
-            run("umount", self.point)
+            unmount(self.point)
         run("losetup", "--detach", self.device)
         self.image.unlink()
 
