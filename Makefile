@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test test-posix check lint deny bench clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-posix soak check lint deny bench clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -26,6 +26,11 @@ test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx
 	scripts/setup.sh posix
 	$(CARGO) build --locked -p forebay
 	python3 tests/posix/main.py
+
+SECONDS ?= 600
+soak: setup-build setup-run setup-test ## kills, power cuts, full disks, damage under load, judged from outside; SECONDS=600 [SEED=n] [FAULTS=list]
+	$(CARGO) build --release --locked -p forebay
+	python3 tests/soak/soak.py --forebay $(BIN) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS))
 
 check: lint deny test ## rustfmt, clippy with warnings denied, cargo-deny, tests
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use forebay_namespace::{File, Namespace};
 use forebay_policy::durability::Durability;
-use forebay_tiers::{Identity, ParentKey};
+use forebay_tiers::{Identity, ParentKey, TierKind};
 use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint, limits};
 use forebay_wire::control::PathFailure;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -136,6 +136,8 @@ pub struct Core {
     pub stop_given: Condvar,
     /// Serialises the making of space, so that two writers do not evict for the same need.
     pub making_space: Mutex<()>,
+    /// Removed objects that are still on record as garbage.
+    pub removed: Mutex<Vec<ObjectId>>,
     /// The collector of unused objects sleeps here.
     pub collector: (Mutex<bool>, Condvar),
 }
@@ -237,15 +239,29 @@ impl Core {
             self.ledger.release(garbage.object);
             self.apps.left(garbage.object);
         }
-        if !removed.is_empty() {
-            failpoint::hit(failpoint::Point::GarbageObjects);
+        if removed.is_empty() {
+            return;
         }
-        if !removed.is_empty()
-            && let Err(error) = self.ns.garbage_removed(&removed)
-        {
-            // They stay marked as garbage, and the next start removes what is left of them.
-            tracing::warn!("removed objects stay on record: {error}");
+        failpoint::hit(failpoint::Point::GarbageObjects);
+        self.removed.lock().extend(removed);
+    }
+
+    /// Takes removed objects off the record, once their removal survives power loss: an object that
+    /// came back without one would be taken for a file that nobody has recorded yet.
+    pub fn forget_removed(&self) -> Result<(), Errno> {
+        let removed = std::mem::take(&mut *self.removed.lock());
+        if removed.is_empty() {
+            return Ok(());
         }
+        let flash = self.tiers.iter().filter(|(_, s)| s.kind == TierKind::Ssd);
+        let synced: std::io::Result<()> = flash.map(|(_, slot)| slot.tier.sync_all()).collect();
+        let forgotten = synced
+            .map_err(Errno::from)
+            .and_then(|()| Ok(self.ns.garbage_removed(&removed)?));
+        if forgotten.is_err() {
+            self.removed.lock().extend(removed);
+        }
+        forgotten
     }
 
     fn remove_objects(&self, object: ObjectId, tiers: &[Option<TierId>]) -> bool {

@@ -89,8 +89,35 @@ impl Core {
         let flash = known.map(|(tier, _)| tier).or_else(|| self.flash_for(size));
         let Some(flash) = flash else {
             // No flash has room: the PFS is the next stable place.
-            return self.demote_and_wait(file);
+            return self.demote_written(open, file, object);
         };
+        match self.copy_shadow(file, object, flash) {
+            // It had less than its tier was promised: the same.
+            Err(errno @ (Errno::ENOSPC | Errno::EDQUOT)) => {
+                tracing::warn!(
+                    "{}: fsync goes to the PFS: {errno} on flash",
+                    file.path().escape_ascii()
+                );
+                if known.is_none() {
+                    self.remove_left_behind(file, flash);
+                }
+                return self.demote_written(open, file, object);
+            }
+            done => done?,
+        }
+        let unlinked = {
+            let mut state = file.lock();
+            state.residency.shadow = Some((flash, generation));
+            state.is_unlinked()
+        };
+        if unlinked {
+            self.remove_left_behind(file, flash);
+        }
+        Ok(())
+    }
+
+    /// Copies an object to another tier as it is now, flushed, beside the primary.
+    fn copy_shadow(&self, file: &File, object: &dyn Object, flash: TierId) -> Result<(), Errno> {
         let slot = self.tiers.get(flash).ok_or(Errno::ENODEV)?;
         let identity = self.identity(file, true);
         let shadow = match slot.tier.create(file.object, &identity) {
@@ -107,14 +134,6 @@ impl Core {
         shadow.sync(false)?;
         slot.tier.sync_all()?;
         failpoint::hit(failpoint::Point::ShadowFlushed);
-        let unlinked = {
-            let mut state = file.lock();
-            state.residency.shadow = Some((flash, generation));
-            state.is_unlinked()
-        };
-        if unlinked {
-            self.remove_left_behind(file, flash);
-        }
         Ok(())
     }
 
@@ -156,7 +175,10 @@ impl Core {
         // Writes after the last fsync are in memory only; what is on flash is brought up to date.
         let source = self.tiers.open_object(tier, file.object)?;
         let moved = self.copy_object(file, &*source, flash)?;
-        if self.ns.migrated(file, generation, flash, false)? {
+        // Somebody who opens it meanwhile would go on with the object that is about to go.
+        let claim = self.opens.claim(file.ino);
+        if !claim.is_open() && self.ns.migrated(file, generation, flash, false)? {
+            drop(claim);
             self.ledger
                 .settle(file.object, flash, moved.stat()?.allocated_bytes, true);
             self.remove_left_behind(file, tier);

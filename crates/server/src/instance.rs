@@ -212,6 +212,7 @@ fn finish_core(
         stop: Mutex::new(None),
         stop_given: Condvar::new(),
         making_space: Mutex::new(()),
+        removed: Mutex::default(),
         collector: Default::default(),
         settings,
         ns,
@@ -367,6 +368,9 @@ impl Instance {
         core.learn();
         if let Err(error) = core.learning.save(core) {
             tracing::warn!("what was learned is not kept: {error}");
+        }
+        if let Err(errno) = core.forget_removed() {
+            tracing::warn!("removed objects stay on record: {errno}");
         }
         if let Err(error) = core.ns.sync() {
             tracing::error!("metadata store: {error}");

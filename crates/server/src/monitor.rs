@@ -43,6 +43,13 @@ pub fn run(core: &Arc<Core>) {
             space_at = now + SPACE_LOOK;
         }
         if now >= sync_at {
+            if let Err(errno) = core.forget_removed() {
+                core.report(
+                    b"(metadata store)".to_vec(),
+                    errno,
+                    format!("removed objects stay on record: {errno}"),
+                );
+            }
             if let Err(error) = core.ns.sync() {
                 core.report(
                     b"(metadata store)".to_vec(),

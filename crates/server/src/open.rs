@@ -66,7 +66,6 @@ impl Core {
             },
         )?;
         let object_id = self.ns.new_object()?;
-        let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
         let fresh = NewObject {
             id: object_id,
             path,
@@ -75,9 +74,8 @@ impl Core {
             uid: cred.uid,
             gid,
         };
-        let object = slot
-            .tier
-            .create(object_id, &self.identity_of_new(&dir, fresh))?;
+        let carried = self.identity_of_new(&dir, fresh);
+        let (tier, object) = self.create_object(tier, &carried)?;
         failpoint::hit(failpoint::Point::CreateObject);
         let lease = match local && self.may_pass_through(tier, &*object) {
             true => self.lease(object_id, tier, 0, expected.bytes),
@@ -111,6 +109,27 @@ impl Core {
         let claim = self.opens.claim(attr.ino);
         let handle = self.opens.add(&claim, &open, flags);
         Ok((attr, opened(handle, &open), descriptor))
+    }
+
+    /// Makes an empty object, in the overflow if the file system below its tier has no room even for
+    /// that.
+    fn create_object(
+        &self,
+        tier: TierId,
+        identity: &Identity,
+    ) -> Result<(TierId, Arc<dyn Object>), Errno> {
+        let create = |tier: TierId| -> Result<Arc<dyn Object>, Errno> {
+            let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+            Ok(slot.tier.create(identity.object, identity)?)
+        };
+        match create(tier) {
+            Err(Errno::ENOSPC | Errno::EDQUOT) if self.tiers.kind(tier) != TierKind::Pfs => {
+                self.drain.hurry();
+                let overflow = self.tiers.need_overflow()?;
+                Ok((overflow, create(overflow)?))
+            }
+            made => Ok((tier, made?)),
+        }
     }
 
     fn identity_of_new(&self, dir: &Dir, new: NewObject<'_>) -> Identity {

@@ -32,6 +32,7 @@ pub struct Builder {
     flags: Vec<OsString>,
     config: String,
     loop_pfs_bytes: Option<u64>,
+    disks: Vec<(&'static str, &'static str, u64)>,
 }
 
 impl Builder {
@@ -76,6 +77,12 @@ impl Builder {
         self
     }
 
+    /// `ssd` or `state` is a file system of its own, of the kind `ext4` or `xfs`. Needs root.
+    pub fn disk(mut self, name: &'static str, kind: &'static str, size_bytes: u64) -> Builder {
+        self.disks.push((name, kind, size_bytes));
+        self
+    }
+
     /// Makes the folders and starts nothing.
     pub fn prepare(self) -> Cluster {
         let folder = TempDir::with_prefix("forebay-e2e-").expect("temporary folder");
@@ -87,6 +94,12 @@ impl Builder {
         let loop_fs = self
             .loop_pfs_bytes
             .map(|bytes| LoopFs::new(&base, &base.join("pfs"), bytes));
+        let disks = self.disks.iter().map(|&(name, kind, bytes)| {
+            std::fs::create_dir_all(base.join(name)).expect("mkdir");
+            let fs = LoopFs::of_kind(kind, &base, &base.join(name), bytes);
+            (name, fs)
+        });
+        let disks = disks.collect();
         let mut args: Vec<OsString> = vec!["up".into()];
         for (flag, name) in [("--pfs", "pfs"), ("--mount", "mnt"), ("--state", "state")] {
             args.extend([flag.into(), base.join(name).into()]);
@@ -107,6 +120,7 @@ impl Builder {
             child: Arc::default(),
             _watchdog: None,
             loop_fs,
+            disks,
             args,
             base,
             _folder: folder,
@@ -154,6 +168,7 @@ pub struct Cluster {
     _watchdog: Option<Watchdog>,
     // Unmounted before the folder goes.
     loop_fs: Option<LoopFs>,
+    disks: Vec<(&'static str, LoopFs)>,
     args: Vec<OsString>,
     base: PathBuf,
     _folder: TempDir,
@@ -168,6 +183,7 @@ impl Cluster {
             flags: Vec::new(),
             config: String::new(),
             loop_pfs_bytes: None,
+            disks: Vec::new(),
         }
     }
 
@@ -199,6 +215,42 @@ impl Cluster {
     /// The PFS as a file system of its own.
     pub fn loop_fs(&self) -> &LoopFs {
         self.loop_fs.as_ref().expect("started with loop_pfs")
+    }
+
+    /// `ssd` or `state` as a file system of its own.
+    pub fn disk(&self, name: &str) -> &LoopFs {
+        let disk = self.disks.iter().find(|(of, _)| *of == name);
+        &disk.expect("started with disk").1
+    }
+
+    /// Cuts the power of the machine: what the flash and the state folder (those that are disks of
+    /// their own) had not on stable storage is gone, and all memory. The PFS is elsewhere. It does not
+    /// start again by itself.
+    #[track_caller]
+    pub fn cut_power(&self) {
+        // Nothing goes on between one disk's end and the other's.
+        kill_process(self.pid(), Signal::STOP).expect("stop");
+        for (_, disk) in &self.disks {
+            disk.shut_down();
+        }
+        self.kill9();
+        // Without a memory tier there is nothing to lose.
+        let _ = unmount(self.state().join("dram"), UnmountFlags::DETACH);
+        let _ = unmount(self.base.join("mnt"), UnmountFlags::DETACH);
+        for (_, disk) in &self.disks {
+            disk.power_on();
+        }
+    }
+
+    /// The same after [`LoopFs::shut_down`] of one of the disks.
+    #[track_caller]
+    pub fn cut_power_after_a_dead_disk(&self) {
+        self.kill9();
+        let _ = unmount(self.base.join("mnt"), UnmountFlags::DETACH);
+        let _ = unmount(self.state().join("dram"), UnmountFlags::DETACH);
+        for (_, disk) in &self.disks {
+            disk.power_on();
+        }
     }
 
     /// The arguments of `up`.

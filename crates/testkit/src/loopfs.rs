@@ -1,4 +1,4 @@
-//! A small ext4 file system of its own, to be filled up, made read-only or shut down.
+//! A small file system of its own, to be filled up, made read-only or shut down.
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -20,25 +20,37 @@ const SHUTDOWN_NO_LOG_FLUSH: u32 = 2;
 /// A mounted loop file system; unmounted on drop. Needs root.
 pub struct LoopFs {
     image: PathBuf,
+    kind: &'static str,
     point: PathBuf,
 }
 
 impl LoopFs {
     /// Makes one in `folder`, mounted on `point`, which exists.
     pub fn new(folder: &Path, point: &Path, size_bytes: u64) -> LoopFs {
-        let image = folder.join("pfs.img");
+        LoopFs::of_kind("ext4", folder, point, size_bytes)
+    }
+
+    /// The same of the kind `ext4` or `xfs`; the latter takes 300 MiB at least.
+    pub fn of_kind(kind: &'static str, folder: &Path, point: &Path, size_bytes: u64) -> LoopFs {
+        let name = point.file_name().expect("a name").to_string_lossy();
+        let image = folder.join(format!("{name}.img"));
         let file = std::fs::File::create(&image).expect("image");
         file.set_len(size_bytes).expect("image size");
-        let mut make = Command::new("mkfs.ext4");
-        make.args(["-q", "-F", "-m", "0", "-E", "nodiscard", "-N", "256"])
-            .arg(&image);
+        let mut make = Command::new(format!("mkfs.{kind}"));
+        match kind {
+            "xfs" => make.args(["-q", "-K"]),
+            _ => make.args(["-q", "-F", "-m", "0", "-E", "nodiscard", "-N", "1024"]),
+        };
+        make.arg(&image);
         run_bounded(&mut make, LIMIT).ok();
         let fs = LoopFs {
             image,
+            kind,
             point: point.to_path_buf(),
         };
         fs.mount();
-        std::fs::remove_dir(fs.point.join("lost+found")).expect("lost+found");
+        // XFS has none.
+        let _ = std::fs::remove_dir(fs.point.join("lost+found"));
         fs
     }
 
@@ -46,9 +58,18 @@ impl LoopFs {
     pub fn mount(&self) {
         let mut mount = Command::new("mount");
         mount
-            .args(["-t", "ext4", "-o", "loop"])
+            .args(["-t", self.kind, "-o", "loop"])
             .args([&self.image, &self.point]);
         run_bounded(&mut mount, LIMIT).ok();
+    }
+
+    /// What a machine finds after its power was cut, once nobody uses the file system any more: it was
+    /// shut down before.
+    pub fn power_on(&self) {
+        crate::wait_until("nobody uses the loop file system", || {
+            unmount(&self.point, UnmountFlags::empty()).is_ok()
+        });
+        self.mount();
     }
 
     /// Takes the mount away, at once if need be.
@@ -79,9 +100,19 @@ impl LoopFs {
         let file = std::fs::File::create(&path).expect("ballast");
         let fs = rustix::fs::statvfs(&self.point).expect("statvfs");
         let free = fs.f_bavail * fs.f_frsize;
-        let take = free.saturating_sub(left_bytes);
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, take)
-            .expect("ballast");
+        let mut take = free.saturating_sub(left_bytes);
+        // The file system needs some blocks of its own for so many.
+        let flags = rustix::fs::FallocateFlags::empty();
+        while rustix::fs::fallocate(&file, flags, 0, take).is_err() {
+            take = take.checked_sub(64 << 10).expect("ballast");
+        }
+        if left_bytes == 0 {
+            // The rest, block by block, until there is no space left.
+            let block = [0; 4096];
+            while std::os::unix::fs::FileExt::write_at(&file, &block, take).is_ok() {
+                take += block.len() as u64;
+            }
+        }
         path
     }
 

@@ -374,7 +374,7 @@ fn check_objects(dir: &Path, server: &Running) -> Result<(), String> {
 }
 
 #[test]
-fn kill_9_at_every_failpoint_leaves_the_old_state_or_the_new_one() {
+fn fault_03_kill_9_at_every_failpoint_leaves_the_old_state_or_the_new_one() {
     let only = std::env::var("FAILPOINTS_ONLY").unwrap_or_default();
     let points = Point::ALL.iter().filter(|p| p.name().contains(&only));
     let cases: Vec<Case> = points

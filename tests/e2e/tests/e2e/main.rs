@@ -4,6 +4,7 @@ mod bad_input;
 mod commands;
 mod errors;
 mod faults;
+mod faults_disks;
 mod fsync;
 mod kept;
 mod one_tree;
