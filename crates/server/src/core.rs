@@ -253,8 +253,8 @@ impl Core {
         if removed.is_empty() {
             return Ok(());
         }
-        let flash = self.tiers.iter().filter(|(_, s)| s.kind == TierKind::Ssd);
-        let synced: std::io::Result<()> = flash.map(|(_, slot)| slot.tier.sync_all()).collect();
+        let mut flash = self.tiers.iter().filter(|(_, s)| s.kind == TierKind::Ssd);
+        let synced = flash.try_for_each(|(_, slot)| slot.tier.sync_all());
         let forgotten = synced
             .map_err(Errno::from)
             .and_then(|()| Ok(self.ns.garbage_removed(&removed)?));
