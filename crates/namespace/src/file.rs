@@ -45,9 +45,9 @@ pub struct FileState {
     pub error: Option<Errno>,
     /// That error has not been reported to an fsync yet.
     pub error_unreported: bool,
-    /// Somebody waits for its demotion although it is open for unseen writing; the copy is only taken
+    /// So many wait for its demotion although it is open for unseen writing; the copy is only taken
     /// if the object stood still.
-    pub drain_open: bool,
+    pub drain_open: u32,
     /// The last generation that is on the PFS, of a file that was open for writing then.
     pub safe: Option<Generation>,
     /// In the list of records to be written soon.

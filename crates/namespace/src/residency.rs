@@ -113,7 +113,7 @@ impl Namespace {
             demoting: false,
             error: None,
             error_unreported: false,
-            drain_open: false,
+            drain_open: 0,
             safe: None,
             unsaved: false,
         };
@@ -191,7 +191,7 @@ impl Namespace {
     pub fn begin_demotion(&self, file: &Arc<File>) -> Result<Option<Demotion>, NsError> {
         let (dir, name, generation, tier, meta, xattrs) = {
             let mut state = file.lock();
-            let unseen = state.residency.writing && !state.drain_open;
+            let unseen = state.residency.writing && state.drain_open == 0;
             if !state.is_dirty() || state.demoting || unseen {
                 return Ok(None);
             }

@@ -8,7 +8,7 @@ use forebay_namespace::File;
 use forebay_policy::durability::Durability;
 use forebay_policy::schedule::Class;
 use forebay_tiers::{Object, TierKind};
-use forebay_types::{Errno, Handle, SetTime, TierId, failpoint};
+use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
 
 use crate::core::Core;
 use crate::opens::{OpenFile, Target};
@@ -210,22 +210,28 @@ impl Core {
 
     /// Demotes a file now and waits until it is on the PFS.
     pub fn demote_and_wait(&self, file: &Arc<File>) -> Result<(), Errno> {
-        {
+        let wanted = {
             let mut state = file.lock();
             state.error = None;
-            state.safe = None;
-            state.drain_open = true;
-        }
-        let done = self.wait_until_safe(file);
-        file.lock().drain_open = false;
+            if state.residency.writing {
+                // What the kernel wrote since the last look is a change, too: a copy that has been begun
+                // (for another fsync) may be without it.
+                state.changed();
+            }
+            state.drain_open += 1;
+            state.generation()
+        };
+        let done = self.wait_until_safe(file, wanted);
+        file.lock().drain_open -= 1;
         done
     }
 
-    fn wait_until_safe(&self, file: &Arc<File>) -> Result<(), Errno> {
+    /// Others may change the file or fsync it meanwhile: what is waited for is `wanted` or newer.
+    fn wait_until_safe(&self, file: &Arc<File>, wanted: Generation) -> Result<(), Errno> {
         loop {
             {
                 let state = file.lock();
-                let safe = state.safe == Some(state.generation());
+                let safe = state.safe.is_some_and(|safe| safe >= wanted);
                 if safe || state.residency.clean || state.is_unlinked() {
                     return Ok(());
                 }

@@ -100,7 +100,7 @@ impl Namespace {
             demoting: false,
             error: None,
             error_unreported: false,
-            drain_open: false,
+            drain_open: 0,
             safe: None,
             unsaved: false,
         };

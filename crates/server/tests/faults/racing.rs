@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use forebay_policy::durability::Durability;
 use forebay_types::{Errno, Ino, OpenFlags};
 use forebay_wire::RenameMode;
 use forebay_wire::control::{Control, Movement};
@@ -79,6 +80,50 @@ fn the_newest_content_is_published_and_never_a_part() {
         assert!(errors.is_empty(), "{errors:?}");
         server.instance.stop();
     }
+}
+
+#[test]
+fn an_fsync_that_means_the_pfs_covers_what_the_kernel_wrote_before_it() {
+    const WRITERS: usize = 4;
+    let seed = base_seed();
+    eprintln!("FOREBAY_SEED={seed}");
+    let scratch = Scratch::new();
+    let mut settings = settings(scratch.path(), 4 << 30);
+    settings.durability = Some(Durability::Pfs);
+    settings.demotion.idle_after = Duration::from_millis(1);
+    let server = Running::start(&settings, true);
+    server.put(b"f", &[0; BLOCK * WRITERS]);
+    let attr = server.client.lookup(Ino::ROOT, b"f").expect("lookup");
+    let published = scratch.pfs().join("f");
+    // Each has a block of its own, so that each knows what must be there after its own fsync.
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let (server, published) = (&server, &published);
+            scope.spawn(move || {
+                let flags = OpenFlags(libc::O_RDWR as u32);
+                let open = server.client.open(attr.ino, flags, me()).expect("open");
+                let descriptor = open.descriptor.expect("kernel passthrough");
+                let at = writer * BLOCK;
+                let mut rng = StdRng::seed_from_u64(seed + writer as u64);
+                for round in 1..=2 * ROUNDS {
+                    std::thread::sleep(Duration::from_micros(rng.random_range(0..8000)));
+                    let data = [round as u8; BLOCK];
+                    let done = rustix::io::pwrite(descriptor.descriptor(), &data, at as u64);
+                    assert_eq!(done, Ok(BLOCK));
+                    let handle = open.opened.handle;
+                    server.client.fsync(handle, false).expect("fsync");
+                    let there = fs::read(published).expect("read");
+                    assert!(
+                        there[at..at + BLOCK] == data,
+                        "writer {writer}, round {round}"
+                    );
+                }
+                server.client.release(open.opened.handle).expect("close");
+            });
+        }
+    });
+    server.client.forget(vec![(attr.ino, 1)]);
+    server.instance.stop();
 }
 
 /// Starts the demotion of everything and comes back at once.
