@@ -1,16 +1,16 @@
 """Programs that people run, on the mount: h5py's own tests, sqlite with its log, git and a build."""
 
 import contextlib
-import os
 import re
 import shutil
 import sqlite3
 import subprocess
 import sys
 
-from machine import Failure, run
+from machine import ROOT, Failure, run
 
 SQLITE_WRITERS, SQLITE_ROWS = 3, 400
+WRITER = ROOT / "tests/posix/sqlite_writer.py"
 
 
 def h5py(here, args):
@@ -35,7 +35,7 @@ def sqlite(here, args):
         base.execute("create table rows (writer integer, row integer, text blob, primary key (writer, row))")
         base.commit()
     rows = SQLITE_ROWS // 8 if args.quick else SQLITE_ROWS
-    writers = [subprocess.Popen([sys.executable, __file__, path, str(writer), str(rows)], stderr=subprocess.PIPE, text=True)
+    writers = [subprocess.Popen([sys.executable, WRITER, path, str(writer), str(rows)], stderr=subprocess.PIPE, text=True)
                for writer in range(SQLITE_WRITERS)]
     try:
         for writer in writers:
@@ -64,17 +64,6 @@ def check_database(path, rows):
         count = base.execute("select count(*) from rows").fetchone()[0]
     if verdict != [("ok",)] or count != SQLITE_WRITERS * rows:
         raise Failure(f"{path}: integrity {verdict}, {count} rows of {SQLITE_WRITERS * rows}")
-
-
-def write_rows(path, writer, rows):
-    """One writer: rows one by one, a few taken back."""
-    with contextlib.closing(sqlite3.connect(path, timeout=120)) as base:
-        for row in range(rows):
-            base.execute("insert into rows values (?, ?, ?)", (writer, row, os.urandom(2000)))
-            if row % 7 == 0:
-                base.rollback()
-                base.execute("insert into rows values (?, ?, ?)", (writer, row, b"again"))
-            base.commit()
 
 
 def git(here, args):
@@ -125,7 +114,3 @@ def make_project(folder, args, files):
     (folder / "expected").write_text(f"{sum(range(files))}\n")
     for words in (["init", "--quiet"], ["add", "."], [*IDENTITY, "commit", "--quiet", "-m", "first"]):
         run(["git", *words], cwd=folder, env=args.environment())
-
-
-if __name__ == "__main__":
-    write_rows(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

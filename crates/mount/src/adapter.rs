@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use forebay_client::{Client, OpenFile, Progress};
-use forebay_types::{Errno, Handle, OpenFlags as Flags, SetAttr, limits};
+use forebay_types::{Errno, Handle, Ino, OpenFlags as Flags, SetAttr, limits};
 use forebay_wire::{OpenMode, RenameMode, SeekWhat, SpaceChange, XattrMode};
 use fuser::{
     BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
@@ -21,7 +21,7 @@ use fuser::{
 use parking_lot::Mutex;
 
 use crate::backing::Backings;
-use crate::convert::{attr, cred, errno, ino, kind, set_time};
+use crate::convert::{attr, cred, errno, ino, kind, maker, set_time};
 use crate::pool::Pool;
 
 /// For how long the kernel believes names and attributes: changes made on the PFS show up within
@@ -124,6 +124,14 @@ impl Filesystem for Adapter {
         ] {
             if let Err(missing) = config.add_capabilities(wish) {
                 tracing::debug!("the kernel does not offer {missing:?}");
+            }
+        }
+        // The kernel checks access control lists where the PFS has them; then the umask is ours to apply.
+        let lists = self.client.get_xattr(Ino::ROOT, b"system.posix_acl_access");
+        if lists != Err(Errno::EOPNOTSUPP) {
+            let wish = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
+            if let Err(missing) = config.add_capabilities(wish) {
+                tracing::info!("access control lists are not checked: no {missing:?}");
             }
         }
         let refused = |what: &str| io::Error::other(format!("{what} is refused"));
@@ -230,13 +238,17 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let made = self
-            .client
-            .mknod(ino(parent), name.as_bytes(), mode, rdev, cred(request));
+        let made = self.client.mknod(
+            ino(parent),
+            name.as_bytes(),
+            mode,
+            rdev,
+            maker(request, umask),
+        );
         self.entry(made, reply);
     }
 
@@ -246,13 +258,13 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
         let perm = (mode & 0o7777) as u16;
         self.entry(
             self.client
-                .mkdir(ino(parent), name.as_bytes(), perm, cred(request)),
+                .mkdir(ino(parent), name.as_bytes(), perm, maker(request, umask)),
             reply,
         );
     }
@@ -331,7 +343,7 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
@@ -341,7 +353,7 @@ impl Filesystem for Adapter {
             name.as_bytes(),
             perm,
             Flags(flags as u32),
-            cred(request),
+            maker(request, umask),
         );
         let (found, open) = match made {
             Ok(made) => made,

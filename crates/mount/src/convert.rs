@@ -77,6 +77,15 @@ pub(crate) fn cred(request: &Request) -> Cred {
         uid: request.uid(),
         gid: request.gid(),
         pid: request.pid(),
+        umask: 0,
+    }
+}
+
+/// Of a request that makes something.
+pub(crate) fn maker(request: &Request, umask: u32) -> Cred {
+    Cred {
+        umask: (umask & 0o777) as u16,
+        ..cred(request)
     }
 }
 

@@ -46,6 +46,8 @@ pub struct Dir {
     /// When a name was last added or removed that the PFS has not seen.
     touched: Mutex<Option<TimeSpec>>,
     group_rule: Mutex<Option<(Instant, Option<u32>)>>,
+    /// Default ACL, as the PFS last told it.
+    default_acl: Mutex<Option<(Instant, Option<Arc<[u8]>>)>>,
     /// The name last found missing on the PFS, and when.
     absent: Mutex<Option<(Instant, Box<[u8]>)>>,
     /// The store has this directory's record, and so its parents'.
@@ -65,6 +67,7 @@ impl Dir {
             handle: Mutex::new(None),
             touched: Mutex::new(None),
             group_rule: Mutex::new(None),
+            default_acl: Mutex::new(None),
             absent: Mutex::new(None),
             persisted: AtomicBool::new(false),
             removed: AtomicBool::new(false),
@@ -161,6 +164,30 @@ impl Dir {
     pub(crate) fn learn_group_rule(&self, stat: &PfsStat) {
         let rule = (stat.mode & libc::S_ISGID != 0).then_some(stat.gid);
         *self.group_rule.lock() = Some((Instant::now(), rule));
+    }
+
+    /// The directory's default ACL; asked of the PFS at most every [`GROUP_RULE_TTL`].
+    pub(crate) fn default_acl(
+        &self,
+        ask: impl FnOnce() -> std::io::Result<Vec<u8>>,
+    ) -> std::io::Result<Option<Arc<[u8]>>> {
+        if let Some((at, acl)) = &*self.default_acl.lock()
+            && at.elapsed() < GROUP_RULE_TTL
+        {
+            return Ok(acl.clone());
+        }
+        let found = match ask() {
+            Ok(value) => Some(value.into()),
+            Err(e) if e.raw_os_error() == Some(libc::ENODATA) => None,
+            Err(e) => return Err(e),
+        };
+        *self.default_acl.lock() = Some((Instant::now(), found.clone()));
+        Ok(found)
+    }
+
+    /// It has been changed.
+    pub(crate) fn forget_default_acl(&self) {
+        *self.default_acl.lock() = None;
     }
 
     pub(crate) fn group_rule(&self) -> Option<Option<u32>> {

@@ -6,6 +6,7 @@
 //!
 //! One file per operation in `ops`, with the rule of POSIX on top. Bytes are moved elsewhere.
 
+mod acl;
 mod dir;
 mod error;
 mod file;

@@ -10,6 +10,7 @@ use forebay_types::{Errno, Ino, ObjectId, Statfs, TierId, failpoint};
 use parking_lot::Mutex;
 
 use crate::NsError;
+use crate::acl;
 use crate::dir::{Dir, Handles};
 use crate::file::{File, FileState};
 use crate::outside::Conflict;
@@ -54,6 +55,8 @@ pub struct Namespace {
     pub(crate) store: Box<dyn Store>,
     pub(crate) instance: [u8; 16],
     pub(crate) root_dev: u64,
+    /// The PFS has access control lists.
+    pub(crate) has_acls: bool,
     pub(crate) root: Arc<Dir>,
     pub(crate) handles: Handles,
     pub(crate) table: Mutex<Table>,
@@ -84,7 +87,12 @@ impl Namespace {
             Some(bytes) => record::decode(&bytes)?,
             None => 1,
         };
+        let has_acls = match pfs.get_xattr_dir(pfs.root(), acl::ACCESS) {
+            Err(e) => e.raw_os_error() == Some(libc::ENODATA),
+            Ok(_) => true,
+        };
         let namespace = Namespace {
+            has_acls,
             pfs,
             store,
             instance,

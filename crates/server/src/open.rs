@@ -53,6 +53,7 @@ impl Core {
             }
             Err(error) => return Err(error.into()),
         };
+        let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(&link.name);
         let identity = self.rules.identify(&path);
         let expected = self.apps.expect(&identity);
@@ -85,6 +86,7 @@ impl Core {
             object: object_id,
             tier,
             perm,
+            xattrs,
             cred,
             writing: lease.is_some(),
             born: born_at(&*object),

@@ -2,11 +2,12 @@
 
 mod common;
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use forebay_types::{Attr, Ino, OpenFlags, SetAttr, SetTime, TimeSpec};
-use forebay_wire::RenameMode;
+use forebay_types::{Attr, Cred, Errno, Ino, OpenFlags, SetAttr, SetTime, TimeSpec};
+use forebay_wire::{RenameMode, XattrMode};
 
 use common::{Running, Scratch, me, settings};
 
@@ -129,5 +130,140 @@ fn a_name_less_changes_the_time_of_change() {
     let after = now(&server, b"other");
     assert!(after.ctime > before.ctime, "{before:?} {after:?}");
     assert_eq!((before.nlink, after.nlink), (2, 1));
+    server.instance.stop();
+}
+
+/// `user:1000:rw` beside the three classes: an access list, or a directory's default.
+fn named_list(other: u16) -> Vec<u8> {
+    let entries: [(u16, u16, u32); 5] = [
+        (0x01, 6, u32::MAX),
+        (0x02, 6, 1000),
+        (0x04, 4, u32::MAX),
+        (0x10, 6, u32::MAX),
+        (0x20, other, u32::MAX),
+    ];
+    let mut value = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in entries {
+        value.extend(tag.to_le_bytes());
+        value.extend(perm.to_le_bytes());
+        value.extend(id.to_le_bytes());
+    }
+    value
+}
+
+/// Whether the temporary directory's file system has access control lists.
+fn has_acls(server: &Running) -> bool {
+    server.client.get_xattr(Ino::ROOT, ACCESS) != Err(Errno::EOPNOTSUPP)
+}
+
+const ACCESS: &[u8] = b"system.posix_acl_access";
+const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+#[test]
+fn an_access_list_follows_the_mode_the_mode_the_list_and_the_drain_both() {
+    let scratch = Scratch::new();
+    let server = Running::start(&settings(scratch.path(), 64 << 20), false);
+    if !has_acls(&server) {
+        println!("skipped: no access control lists here");
+        return;
+    }
+    let client = &server.client;
+    let (made, handle) = server.create(b"f").expect("create");
+    let set =
+        |name: &[u8], value: &[u8]| client.set_xattr(made.ino, name, value, XattrMode::Set, me());
+    assert_eq!(set(ACCESS, b"no list"), Err(Errno::EOPNOTSUPP));
+    assert_eq!(set(DEFAULT, &named_list(0)), Err(Errno::EACCES));
+    assert_eq!(set(ACCESS, &named_list(0)), Ok(()));
+    assert_eq!(now(&server, b"f").perm, 0o660);
+    let mode = SetAttr {
+        perm: Some(0o604),
+        ..SetAttr::default()
+    };
+    client.setattr(made.ino, None, mode, me()).expect("chmod");
+    let list = client.get_xattr(made.ino, ACCESS).expect("list");
+    // The mask is the group's bits of the mode.
+    assert_eq!((list[4 + 3 * 8 + 2], list[4 + 4 * 8 + 2]), (0, 4));
+    client.release(handle).expect("close");
+    server.wait_clean(&|_| false);
+    let on_pfs = std::fs::metadata(scratch.pfs().join("f")).expect("metadata");
+    assert_eq!(on_pfs.mode() & 0o7777, 0o604);
+    assert_eq!(client.get_xattr(made.ino, ACCESS), Ok(list.clone()));
+    // Rewritten, it keeps its list; made minimal, it has none.
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let open = client.open(made.ino, flags, me()).expect("open");
+    server.write(open.opened.handle, 0, b"new").expect("write");
+    assert_eq!(client.get_xattr(made.ino, ACCESS), Ok(list));
+    let minimal = [
+        &named_list(0)[..12],
+        &named_list(0)[20..28],
+        &named_list(4)[36..],
+    ]
+    .concat();
+    assert_eq!(set(ACCESS, &minimal), Ok(()));
+    assert_eq!(client.get_xattr(made.ino, ACCESS), Err(Errno::ENODATA));
+    assert_eq!(now(&server, b"f").perm, 0o644);
+    client.release(open.opened.handle).expect("close");
+    server.wait_clean(&|_| false);
+    assert_eq!(client.get_xattr(made.ino, ACCESS), Err(Errno::ENODATA));
+    server.instance.stop();
+}
+
+#[test]
+fn new_files_get_the_default_list_of_their_directory_or_else_the_umask() {
+    let scratch = Scratch::new();
+    let server = Running::start(&settings(scratch.path(), 64 << 20), false);
+    if !has_acls(&server) {
+        println!("skipped: no access control lists here");
+        return;
+    }
+    let client = &server.client;
+    let who = Cred {
+        umask: 0o027,
+        ..me()
+    };
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let create = |dir: Ino, name: &[u8]| {
+        let (attr, open) = client.create(dir, name, 0o666, flags, who).expect("create");
+        client.release(open.opened.handle).expect("close");
+        attr
+    };
+    let dir = client.mkdir(Ino::ROOT, b"d", 0o777, who).expect("mkdir");
+    assert_eq!(dir.perm, 0o750);
+    assert_eq!(create(dir.ino, b"before").perm, 0o640);
+    client
+        .set_xattr(dir.ino, DEFAULT, &named_list(4), XattrMode::Set, me())
+        .expect("default list");
+    let listed = create(dir.ino, b"listed");
+    assert_eq!(listed.perm, 0o664);
+    assert_eq!(client.get_xattr(listed.ino, ACCESS), Ok(named_list(4)));
+    let below = client.mkdir(dir.ino, b"below", 0o777, who).expect("mkdir");
+    assert_eq!(client.get_xattr(below.ino, DEFAULT), Ok(named_list(4)));
+    assert_eq!(create(below.ino, b"deep").perm, 0o664);
+    // A file without a list that moves in gets none, on the PFS neither.
+    create(Ino::ROOT, b"moved");
+    let (from, to) = ((Ino::ROOT, &b"moved"[..]), (dir.ino, &b"moved"[..]));
+    client
+        .rename(from, to, RenameMode::Replace, me())
+        .expect("rename");
+    server.wait_clean(&|_| false);
+    let moved = server.find(b"d/moved").expect("find");
+    assert_eq!(
+        (client.get_xattr(moved.ino, ACCESS), moved.perm),
+        (Err(Errno::ENODATA), 0o640)
+    );
+    let mode = |name: &str| {
+        scratch
+            .pfs()
+            .join(name)
+            .metadata()
+            .expect("metadata")
+            .mode()
+            & 0o7777
+    };
+    assert_eq!(
+        [mode("d/listed"), mode("d/below/deep"), mode("d/moved")],
+        [0o664, 0o664, 0o640]
+    );
+    assert_eq!(client.get_xattr(listed.ino, ACCESS), Ok(named_list(4)));
     server.instance.stop();
 }

@@ -20,6 +20,9 @@ pub enum MetadataWarning {
     },
 }
 
+/// The attribute of a file's access control list.
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+
 /// Gives `file` its owner, mode, attributes and times, in this order: chown(2) clears set-id bits,
 /// and everything before the times would change them.
 ///
@@ -45,6 +48,15 @@ pub fn apply_metadata(
         ..SetAttr::default()
     };
     tree.set_attr_file(file, &owner)?;
+    if !xattrs.iter().any(|(name, _)| name == ACCESS_LIST) {
+        // The directory's default list may have given it one, but the file is as it was made.
+        match tree.remove_xattr_file(file, ACCESS_LIST) {
+            Err(e) if !matches!(e.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP)) => {
+                return Err(e);
+            }
+            _ => {}
+        }
+    }
     let mut warnings = Vec::new();
     for (name, value) in xattrs {
         let Err(error) = tree.set_xattr_file(file, name, value, 0) else {

@@ -162,6 +162,8 @@ pub struct Cred {
     pub gid: u32,
     /// Process id, 0 where unknown. Used to look up supplementary groups and the job's environment.
     pub pid: u32,
+    /// Permission bits that a new file does not get, unless the directory's default ACL decides.
+    pub umask: u16,
 }
 
 /// How a file is opened: the bits of open(2) that matter below the kernel.

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_tiers::{Identity, PfsTree};
+use forebay_kv::Durability;
+use forebay_tiers::{Identity, PfsDir, PfsTree};
 use forebay_types::{
     Attr, Cred, Errno, Generation, Ino, ObjectId, TierId, TimeSpec, check_name, failpoint,
 };
 
+use crate::acl;
 use crate::dir::Dir;
 use crate::file::{File, FileState};
-use crate::record::{DirKey, Meta, Residency};
+use crate::record::{DirKey, Meta, Residency, Xattrs};
 use crate::table::Node;
 use crate::{Namespace, NsError};
 
@@ -22,6 +24,8 @@ pub struct NewFile {
     pub tier: TierId,
     /// Permission bits.
     pub perm: u16,
+    /// Attributes that it inherits: see [`Namespace::mode_of_new`].
+    pub xattrs: Xattrs,
     /// Owner.
     pub cred: Cred,
     /// It is handed to the kernel for writing at once.
@@ -65,6 +69,31 @@ impl Namespace {
         Ok((dir, gid.unwrap_or(cred.gid)))
     }
 
+    /// The default ACL of a directory, if it has one.
+    pub(crate) fn default_acl(
+        &self,
+        dir: &Dir,
+        handle: &PfsDir,
+    ) -> Result<Option<Arc<[u8]>>, NsError> {
+        match self.has_acls {
+            true => Ok(dir.default_acl(|| self.pfs.get_xattr_dir(handle, acl::DEFAULT))?),
+            false => Ok(None),
+        }
+    }
+
+    /// Attributes and permission bits of a new file in this directory, that is created with `perm`.
+    pub fn mode_of_new(
+        &self,
+        dir: &Arc<Dir>,
+        perm: u16,
+        cred: &Cred,
+    ) -> Result<(Xattrs, u16), NsError> {
+        let default = self.default_acl(dir, &self.open_dir(dir)?)?;
+        let (list, perm) = acl::of_new_file(default.as_deref(), perm, cred.umask);
+        let xattrs = list.map(|list| (acl::ACCESS.to_vec(), list));
+        Ok((xattrs.into_iter().collect(), perm))
+    }
+
     /// Creates the file under a name that [`Self::check_free`] found free, and counts one
     /// reference of the kernel.
     pub fn create(
@@ -86,7 +115,7 @@ impl Namespace {
                 mtime: new.born,
                 ctime: new.born,
             },
-            xattrs: Vec::new(),
+            xattrs: new.xattrs.clone(),
             residency: Residency {
                 tier: new.tier,
                 shadow: None,
@@ -111,7 +140,13 @@ impl Namespace {
         self.insert_new(dir, name, &file)?;
         failpoint::hit(failpoint::Point::CreateNamed);
         // The object carries the same facts, and a start without this record adopts it by them.
-        self.save_later(&file, &mut file.lock());
+        let mut state = file.lock();
+        match state.xattrs.is_empty() {
+            true => self.save_later(&file, &mut state),
+            // An access control list is in the record only.
+            false => self.save(&file, &state, Durability::Buffered)?,
+        }
+        drop(state);
         dir.touch();
         self.table.lock().remember(ino, Node::File(file.clone()));
         Ok((file.attr(), file))
@@ -154,10 +189,12 @@ impl Namespace {
             object: identity.object,
             tier,
             perm: (identity.mode & 0o7777) as u16,
+            xattrs: Vec::new(),
             cred: Cred {
                 uid: identity.uid,
                 gid: identity.gid,
                 pid: 0,
+                umask: 0,
             },
             // Only the object knows its size.
             writing: true,

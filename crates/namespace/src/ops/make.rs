@@ -8,10 +8,9 @@ use crate::{Namespace, NsError};
 impl Namespace {
     /// Makes a directory and counts one reference of the kernel.
     pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, cred: &Cred) -> Result<Attr, NsError> {
-        self.make(parent, name, |pfs, dir| {
-            as_owner(cred, || {
-                pfs.mkdir(dir, name, u32::from(perm), cred.uid, cred.gid)
-            })
+        self.make(parent, name, |pfs, dir, has_default_acl| {
+            let mode = u32::from(perm) & !umask(cred, has_default_acl);
+            as_owner(cred, || pfs.mkdir(dir, name, mode, cred.uid, cred.gid))
         })
     }
 
@@ -23,7 +22,7 @@ impl Namespace {
         target: &[u8],
         cred: &Cred,
     ) -> Result<Attr, NsError> {
-        self.make(parent, name, |pfs, dir| {
+        self.make(parent, name, |pfs, dir, _| {
             as_owner(cred, || pfs.symlink(dir, name, target, cred.uid, cred.gid))
         })
     }
@@ -38,7 +37,8 @@ impl Namespace {
         cred: &Cred,
     ) -> Result<Attr, NsError> {
         FileKind::from_mode(mode).ok_or(Errno::EINVAL)?;
-        self.make(parent, name, |pfs, dir| {
+        self.make(parent, name, |pfs, dir, has_default_acl| {
+            let mode = mode & !umask(cred, has_default_acl);
             as_owner(cred, || {
                 pfs.mknod(dir, name, mode, rdev, cred.uid, cred.gid)
             })
@@ -49,7 +49,7 @@ impl Namespace {
         &self,
         parent: Ino,
         name: &[u8],
-        make: impl FnOnce(&PfsTree, &PfsDir) -> std::io::Result<()>,
+        make: impl FnOnce(&PfsTree, &PfsDir, bool) -> std::io::Result<()>,
     ) -> Result<Attr, NsError> {
         check_name(name)?;
         if PfsTree::is_temporary(name) {
@@ -62,11 +62,20 @@ impl Namespace {
             if dir.child(name).is_some() {
                 return Err(Errno::EEXIST.into());
             }
-            make(&self.pfs, &handle)?;
+            let has_default_acl = self.default_acl(&dir, &handle)?.is_some();
+            make(&self.pfs, &handle, has_default_acl)?;
             dir.note_present(name);
         }
         let stat = self.pfs.stat(&handle, name)?;
         Ok(self.meet(&dir, name, &stat, true))
+    }
+}
+
+/// Bits of a mode that go; with a default ACL it is that which decides, and the PFS follows it.
+fn umask(cred: &Cred, has_default_acl: bool) -> u32 {
+    match has_default_acl {
+        true => 0,
+        false => u32::from(cred.umask & 0o777),
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use forebay_kv::Durability;
 use forebay_types::{Errno, FileKind, Ino, SetAttr, SetTime, TimeSpec, failpoint};
 
+use crate::acl;
 use crate::record::Published;
 use crate::table::Node;
 use crate::{File, Namespace, NsError};
@@ -99,7 +100,10 @@ impl crate::FileState {
             // chown(2) of anything but a directory, whoever does it.
             meta.perm = without_set_id(meta.perm);
         }
-        meta.perm = set.perm.unwrap_or(meta.perm);
+        if let Some(perm) = set.perm {
+            meta.perm = perm;
+            acl::change_mode(&mut self.xattrs, perm);
+        }
         meta.uid = set.uid.unwrap_or(meta.uid);
         meta.gid = set.gid.unwrap_or(meta.gid);
         meta.atime = set.atime.map_or(meta.atime, time);

@@ -7,6 +7,7 @@ use forebay_kv::Durability;
 use forebay_types::{Errno, Ino, TimeSpec, failpoint, limits};
 use forebay_wire::XattrMode;
 
+use crate::acl::{self, Acl};
 use crate::dir::Dir;
 use crate::record::Xattrs;
 use crate::table::Node;
@@ -19,7 +20,7 @@ enum Place {
     Record(Arc<File>),
 }
 
-/// Attributes that only root may set, and that programs expect to be told are not there.
+/// Name spaces of Linux; for all others programs expect to be told that there is nothing.
 fn supported(name: &[u8]) -> Result<(), Errno> {
     let known = [
         &b"user."[..],
@@ -68,6 +69,9 @@ impl Namespace {
         match self.xattr_place(ino)? {
             Place::Dir(dir) => Ok(self.pfs.get_xattr_dir(&self.open_dir(&dir)?, name)?),
             Place::Name(dir, file) => Ok(self.pfs.get_xattr(&self.open_dir(&dir)?, &file, name)?),
+            Place::Record(_) if !self.has_acls && name.starts_with(b"system.") => {
+                Err(Errno::EOPNOTSUPP.into())
+            }
             Place::Record(file) => {
                 let state = file.lock();
                 let found = state.xattrs.iter().find(|(n, _)| n == name);
@@ -103,7 +107,11 @@ impl Namespace {
         match self.xattr_place(ino)? {
             Place::Dir(dir) => {
                 let handle = self.open_dir(&dir)?;
-                Ok(self.pfs.set_xattr_dir(&handle, name, value, flags(mode))?)
+                dir.forget_default_acl();
+                let set = self.pfs.set_xattr_dir(&handle, name, value, flags(mode));
+                // Somebody may have asked in between.
+                dir.forget_default_acl();
+                Ok(set?)
             }
             Place::Name(dir, file) => {
                 self.revalidate_node(ino)?;
@@ -114,6 +122,13 @@ impl Namespace {
                 self.refresh_published(ino)
             }
             Place::Record(file) => self.edit_xattrs(&file, |state| {
+                if let Some(list) = self.list_in_record(name, value)? {
+                    state.meta.perm = list.perm(state.meta.perm);
+                    if list.is_minimal() {
+                        state.xattrs.retain(|(n, _)| n != name);
+                        return Ok(());
+                    }
+                }
                 let at = state.xattrs.iter().position(|(n, _)| n == name);
                 match (at, mode) {
                     (Some(_), XattrMode::Create) => return Err(Errno::EEXIST),
@@ -142,7 +157,12 @@ impl Namespace {
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<(), NsError> {
         supported(name)?;
         match self.xattr_place(ino)? {
-            Place::Dir(dir) => Ok(self.pfs.remove_xattr_dir(&self.open_dir(&dir)?, name)?),
+            Place::Dir(dir) => {
+                let handle = self.open_dir(&dir)?;
+                let removed = self.pfs.remove_xattr_dir(&handle, name);
+                dir.forget_default_acl();
+                Ok(removed?)
+            }
             Place::Name(dir, file) => {
                 self.revalidate_node(ino)?;
                 let handle = self.open_dir(&dir)?;
@@ -157,6 +177,20 @@ impl Namespace {
                     false => Err(Errno::ENODATA),
                 }
             }),
+        }
+    }
+
+    /// The access control list that an attribute of a file in the burst buffer is, if it is one.
+    fn list_in_record(&self, name: &[u8], value: &[u8]) -> Result<Option<Acl>, Errno> {
+        if !name.starts_with(b"system.") {
+            return Ok(None);
+        }
+        match name {
+            _ if !self.has_acls => Err(Errno::EOPNOTSUPP),
+            acl::ACCESS => Acl::parse(value).map(Some),
+            // Only directories have one to give.
+            acl::DEFAULT => Err(Errno::EACCES),
+            _ => Err(Errno::EOPNOTSUPP),
         }
     }
 

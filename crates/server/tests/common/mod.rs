@@ -87,6 +87,7 @@ pub fn me() -> Cred {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         pid: 0,
+        umask: 0,
     }
 }
 
