@@ -97,6 +97,9 @@ setup_run() {
 
 setup_test() {
     local missing=()
+    need fusermount3 fuse3
+    need flock util-linux
+    need python3 python3
     need setfattr attr
     need setfacl acl
     need mkfs.xfs xfsprogs

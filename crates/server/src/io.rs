@@ -69,15 +69,15 @@ impl Core {
             true => self.take_turn(&open, Class::Checkpoint, data.len() as u64),
             false => None,
         };
+        if drop_suid {
+            self.clear_set_id(open.ino)?;
+        }
         loop {
             if self.admit(&open, data.len() as u64, may_wait)? == Room::WouldWait {
                 return Ok(None);
             }
             let target = open.target.read();
             self.note_change(&open, &target)?;
-            if drop_suid {
-                self.drop_suid(&target)?;
-            }
             match target.object().write_at(data, offset) {
                 Ok(written) => {
                     if throttled {
@@ -121,12 +121,9 @@ impl Core {
         matches!(target, Target::Buffer { tier, .. } if self.tiers.kind(*tier) != TierKind::Pfs)
     }
 
-    /// Set-id bits do not survive a write by somebody who could not have set them.
-    fn drop_suid(&self, target: &Target) -> Result<(), Errno> {
-        let Target::Buffer { file, .. } = target else {
-            return Ok(());
-        };
-        let perm = file.lock().meta.perm;
+    /// Set-id bits do not survive a change of content by somebody who could not have set them.
+    fn clear_set_id(&self, ino: Ino) -> Result<(), Errno> {
+        let perm = self.getattr(ino)?.perm;
         let kept = forebay_namespace::without_set_id(perm);
         if kept == perm {
             return Ok(());
@@ -135,7 +132,12 @@ impl Core {
             perm: Some(kept),
             ..SetAttr::default()
         };
-        Ok(self.ns.setattr(file.ino, &set).map(|_| ())?)
+        match self.ns.setattr(ino, &set) {
+            Err(error) if error.errno() == Errno::ESTALE => {
+                self.setattr_open_pfs(ino, &set).map(|_| ())
+            }
+            done => Ok(done.map(|_| ())?),
+        }
     }
 
     /// A file of the PFS that is about to change comes into the burst buffer first, if that is cheap.
@@ -234,18 +236,8 @@ impl Core {
             Err(error) if error.errno() == Errno::ESTALE => return self.setattr_open_pfs(ino, set),
             planned => planned?,
         };
-        if let (AttrPlan::Object(file), true, true) = (&plan, set.size.is_some(), cred.uid != 0) {
-            let perm = file.lock().meta.perm;
-            let kept = forebay_namespace::without_set_id(perm);
-            if kept != perm {
-                self.ns.setattr(
-                    ino,
-                    &SetAttr {
-                        perm: Some(kept),
-                        ..SetAttr::default()
-                    },
-                )?;
-            }
+        if set.size.is_some() && cred.uid != 0 {
+            self.clear_set_id(ino)?;
         }
         match plan {
             AttrPlan::Done => {}

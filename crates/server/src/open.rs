@@ -417,20 +417,27 @@ impl Core {
         let Some(file) = file else {
             return Ok(attr);
         };
-        let open = self.opens.by_ino(attr.ino);
-        // The last writer may have closed it since `attr` was taken. What it left is in the record
-        // before the table of open files shows that it has gone. Or it has been evicted since: then
-        // it has no names any more in the burst buffer, but all of them on the PFS.
-        attr = Attr {
-            nlink: attr.nlink,
-            ..file.attr()
+        let (open, changing) = {
+            let shard = self.opens.shard(attr.ino);
+            let open = shard.get(&attr.ino).cloned();
+            let changing = open
+                .as_ref()
+                .is_some_and(|open| open.is_written() || open.touched.load(Ordering::Acquire));
+            // The last writer may have closed it since `attr` was taken: it left the table with the shard
+            // held until the record had what it wrote. Or the file has been evicted since: then it has no
+            // names any more in the burst buffer, but all of them on the PFS.
+            attr = Attr {
+                nlink: attr.nlink,
+                ..file.attr()
+            };
+            (open, changing)
         };
         let Some(open) = open else {
             return Ok(attr);
         };
         let target = open.target.read();
         let live = match &*target {
-            Target::Buffer { .. } => open.is_written() || open.touched.load(Ordering::Acquire),
+            Target::Buffer { .. } => changing,
             // Opened before it came into the burst buffer.
             Target::Pfs { writable, .. } => *writable,
         };

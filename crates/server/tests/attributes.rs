@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -265,5 +265,54 @@ fn new_files_get_the_default_list_of_their_directory_or_else_the_umask() {
         [0o664, 0o664, 0o640]
     );
     assert_eq!(client.get_xattr(listed.ino, ACCESS), Ok(named_list(4)));
+    server.instance.stop();
+}
+
+#[test]
+fn set_id_bits_go_with_a_truncation_or_a_write_of_a_file_on_the_pfs_too() {
+    let scratch = Scratch::new();
+    let server = Running::start(&settings(scratch.path(), 64 << 20), false);
+    let client = &server.client;
+    // Two links: it is changed where it is.
+    let names = ["cut", "written", "linked"];
+    for name in names {
+        let path = scratch.pfs().join(name);
+        std::fs::write(&path, "content").expect("write");
+        if name == "linked" {
+            std::fs::hard_link(&path, scratch.pfs().join("second")).expect("link");
+        }
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o6755)).expect("chmod");
+    }
+    let other = Cred { uid: 12345, ..me() };
+    for name in names {
+        let attr = client.lookup(Ino::ROOT, name.as_bytes()).expect("lookup");
+        assert_eq!(attr.perm, 0o6755, "{name}");
+        if name == "cut" {
+            let size = SetAttr {
+                size: Some(3),
+                ..SetAttr::default()
+            };
+            client
+                .setattr(attr.ino, None, size, other)
+                .expect("truncate");
+        } else {
+            let flags = OpenFlags(libc::O_WRONLY as u32);
+            let open = client.open(attr.ino, flags, other).expect("open");
+            let handle = open.opened.handle;
+            client.write(handle, 0, b"new", true, true).expect("write");
+            client.release(handle).expect("close");
+        }
+        assert_eq!(now(&server, name.as_bytes()).perm, 0o755, "{name}");
+    }
+    server.wait_clean(&|_| false);
+    for name in names {
+        let mode = scratch
+            .pfs()
+            .join(name)
+            .metadata()
+            .expect("metadata")
+            .mode();
+        assert_eq!(mode & 0o7777, 0o755, "{name}");
+    }
     server.instance.stop();
 }

@@ -10,6 +10,7 @@ mod kept;
 mod one_tree;
 mod posix_data;
 mod posix_names;
+mod posix_rules;
 mod posix_users;
 mod random;
 mod sentences;
