@@ -417,21 +417,19 @@ impl Core {
         let Some(file) = file else {
             return Ok(attr);
         };
-        let (open, changing) = {
-            let shard = self.opens.shard(attr.ino);
-            let open = shard.get(&attr.ino).cloned();
-            let changing = open
-                .as_ref()
-                .is_some_and(|open| open.is_written() || open.touched.load(Ordering::Acquire));
-            // The last writer may have closed it since `attr` was taken: it left the table with the shard
-            // held until the record had what it wrote. Or the file has been evicted since: then it has no
-            // names any more in the burst buffer, but all of them on the PFS.
+        // The last writer may have closed it since `attr` was taken: it is in the table until the record has
+        // what it wrote. Or the file has been evicted since: then it has no names any more in the burst
+        // buffer, but all of them on the PFS.
+        let (open, changing) = self.opens.look(attr.ino, |open| {
             attr = Attr {
                 nlink: attr.nlink,
                 ..file.attr()
             };
-            (open, changing)
-        };
+            let changing = open.is_some_and(|open: &Arc<OpenFile>| {
+                open.is_written() || open.touched.load(Ordering::Acquire)
+            });
+            (open.cloned(), changing)
+        });
         let Some(open) = open else {
             return Ok(attr);
         };
