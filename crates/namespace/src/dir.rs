@@ -25,6 +25,9 @@ const ABSENT_TTL: Duration = Duration::from_millis(50);
 /// A name in a directory.
 pub type Place = (Arc<Dir>, Box<[u8]>);
 
+/// Value of a directory's default ACL, if it has one.
+pub(crate) type DefaultAcl = Option<Arc<[u8]>>;
+
 /// Names of burst-buffer files in one directory.
 pub(crate) type Children = HashMap<Box<[u8]>, Arc<File>>;
 
@@ -47,7 +50,7 @@ pub struct Dir {
     touched: Mutex<Option<TimeSpec>>,
     group_rule: Mutex<Option<(Instant, Option<u32>)>>,
     /// Default ACL, as the PFS last told it.
-    default_acl: Mutex<Option<(Instant, Option<Arc<[u8]>>)>>,
+    default_acl: Mutex<Option<(Instant, DefaultAcl)>>,
     /// The name last found missing on the PFS, and when.
     absent: Mutex<Option<(Instant, Box<[u8]>)>>,
     /// The store has this directory's record, and so its parents'.
@@ -170,7 +173,7 @@ impl Dir {
     pub(crate) fn default_acl(
         &self,
         ask: impl FnOnce() -> std::io::Result<Vec<u8>>,
-    ) -> std::io::Result<Option<Arc<[u8]>>> {
+    ) -> std::io::Result<DefaultAcl> {
         if let Some((at, acl)) = &*self.default_acl.lock()
             && at.elapsed() < GROUP_RULE_TTL
         {
