@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::control::Daemon;
 use crate::exit::{Exit, Failure};
 use crate::instance::named_state;
+use crate::paths::need_working_directory;
 use crate::show::json::{self, insert_path};
 use crate::show::text::show_path;
 use crate::state::{self, Holder, Lock, LockError};
@@ -46,6 +47,7 @@ pub struct FsckArgs {
 
 /// Runs the command.
 pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
+    need_working_directory("fsck")?;
     let state = named_state(args.state.as_deref())?
         .ok_or_else(|| Failure::fatal("fsck: which burst buffer? give --state DIR"))?;
     let report = match Daemon::try_connect(&state)? {

@@ -14,6 +14,8 @@ use crate::signals::Signals;
 /// Time between two looks at a job: short jobs end at once, long ones are not disturbed.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_LAST: Duration = Duration::from_millis(250);
+/// Between them this part of the time that has passed: the end is noticed that much late at most.
+const LOOK_PART: u32 = 32;
 /// How long a cancelled job may take to say what it has not done.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 
@@ -53,7 +55,7 @@ pub fn follow(
     let jobs = daemon.start(movement, &target.paths).map_err(fail)?;
     let mut progress = Progress::new(name(movement));
     let mut told = 0;
-    let mut pause = LOOK_FIRST;
+    let begun = Instant::now();
     let end = loop {
         let now = total(daemon, &jobs).map_err(fail)?;
         for failure in now.failures.iter().skip(told) {
@@ -70,13 +72,13 @@ pub fn follow(
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             break End::TimedOut;
         }
+        let pause = (begun.elapsed() / LOOK_PART).clamp(LOOK_FIRST, LOOK_LAST);
         let left = deadline.map_or(pause, |d| {
             d.saturating_duration_since(Instant::now()).min(pause)
         });
         if signals.sleep(left) {
             break End::Interrupted;
         }
-        pause = (pause * 2).min(LOOK_LAST);
     };
     if matches!(end, End::TimedOut | End::Interrupted) {
         cancel(daemon, &jobs).map_err(fail)?;

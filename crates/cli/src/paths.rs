@@ -187,6 +187,16 @@ fn below_pfs(
     }))
 }
 
+/// Relative paths, and the metadata store, need a working directory that still exists.
+pub fn need_working_directory(command: &str) -> Result<(), Failure> {
+    std::env::current_dir().map(drop).map_err(|error| {
+        Failure::fatal(format!(
+            "{command}: the working directory is gone ({}); change to another one and try again",
+            reason(&error)
+        ))
+    })
+}
+
 fn unreachable_path(path: &Path, error: &io::Error) -> Failure {
     Failure::fatal(match error.raw_os_error() {
         Some(libc::ENOTCONN) => format!(

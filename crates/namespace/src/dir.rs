@@ -12,6 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::NsError;
 use crate::file::File;
 use crate::record::DirKey;
+use crate::vacancy::Vacancy;
 
 /// Open directory descriptors that are kept; the oldest are closed beyond that.
 const HANDLES_MAX: usize = 2048;
@@ -53,6 +54,8 @@ pub struct Dir {
     default_acl: Mutex<Option<(Instant, DefaultAcl)>>,
     /// The name last found missing on the PFS, and when.
     absent: Mutex<Option<(Instant, Box<[u8]>)>>,
+    /// Whether the PFS has any name here.
+    pub(crate) vacancy: Vacancy,
     /// The store has this directory's record, and so its parents'.
     pub(crate) persisted: AtomicBool,
     /// Removed through the mount: no further names.
@@ -72,6 +75,7 @@ impl Dir {
             group_rule: Mutex::new(None),
             default_acl: Mutex::new(None),
             absent: Mutex::new(None),
+            vacancy: Vacancy::unknown(),
             persisted: AtomicBool::new(false),
             removed: AtomicBool::new(false),
         }

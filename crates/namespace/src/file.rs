@@ -80,6 +80,11 @@ impl File {
         self.state.lock()
     }
 
+    /// The state, unless somebody holds it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, FileState>> {
+        self.state.try_lock()
+    }
+
     /// Attributes as of the last close or explicit change.
     pub fn attr(&self) -> Attr {
         self.state.lock().attr(self.ino)

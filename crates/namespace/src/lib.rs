@@ -13,9 +13,11 @@ mod file;
 mod namespace;
 mod ops;
 mod outside;
+mod publish;
 mod record;
 mod residency;
 mod table;
+mod vacancy;
 
 pub use dir::{Dir, Place};
 pub use error::NsError;
@@ -25,6 +27,7 @@ pub use ops::create::NewFile;
 pub use ops::lookup::{Found, Resolved};
 pub use ops::setattr::{AttrPlan, without_set_id};
 pub use outside::{Conflict, ConflictKind};
+pub use publish::{Copy, Demotion, Placed};
 pub use record::{DirKey, FileRecord, Meta, Published, Residency, Temporary, Xattrs};
-pub use residency::{Demotion, Placed};
+
 pub use table::{Node, PlainNode};

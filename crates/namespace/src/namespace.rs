@@ -20,6 +20,9 @@ use crate::table::{Node, Table};
 /// Object ids are set aside in the store so many at a time.
 const OBJECT_IDS_AHEAD: u64 = 1 << 20;
 
+/// So many records are written in one commit: their files are held meanwhile, some hundred microseconds.
+const COMMIT_FILES_MAX: usize = 64;
+
 /// An object that nothing refers to any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Garbage {
@@ -69,6 +72,8 @@ pub struct Namespace {
     pub(crate) conflicts: Mutex<Vec<Conflict>>,
     /// Files whose records are to be written with the next batch.
     unsaved: Mutex<Vec<Arc<File>>>,
+    /// Held while they are written.
+    saving: Mutex<()>,
 }
 
 impl Namespace {
@@ -107,6 +112,7 @@ impl Namespace {
             garbage: Mutex::new(Vec::new()),
             conflicts: Mutex::default(),
             unsaved: Mutex::new(Vec::new()),
+            saving: Mutex::new(()),
         };
         let loaded = namespace.load()?;
         Ok((namespace, loaded))
@@ -465,16 +471,60 @@ impl Namespace {
 
     /// Writes the records that were put off.
     pub fn save_deferred(&self) -> Result<(), NsError> {
+        // Whoever comes second finds nothing to do, and may say so only when the first has done it.
+        let _one_at_a_time = self.saving.lock();
         let files = std::mem::take(&mut *self.unsaved.lock());
-        for file in files {
-            let mut state = file.lock();
-            if std::mem::take(&mut state.unsaved) {
-                // One at a time: under its lock no older state can overtake a newer one.
-                self.save(&file, &state, Durability::Buffered)?;
-                failpoint::hit(failpoint::Point::DeferredRecord);
-            }
+        let held: Vec<_> = files.iter().collect();
+        let failures =
+            self.save_together(&held, &mut |_, state| std::mem::take(&mut state.unsaved));
+        if !held.is_empty() {
+            failpoint::hit(failpoint::Point::DeferredRecord);
         }
-        Ok(())
+        let mut first = None;
+        for (at, error) in failures {
+            self.save_later(&files[at], &mut files[at].lock());
+            first.get_or_insert(error);
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Changes the states of many files, and writes the records of those for which `change` says so, many in
+    /// one commit. The failures are by position.
+    ///
+    /// The states are held until their records are written, so that no older one can overtake a newer one. Of
+    /// several only those that nobody holds are taken: who holds one may be waiting for another.
+    pub(crate) fn save_together(
+        &self,
+        files: &[&Arc<File>],
+        change: &mut dyn FnMut(usize, &mut FileState) -> bool,
+    ) -> Vec<(usize, NsError)> {
+        let mut failures = Vec::new();
+        let mut at = 0;
+        while at < files.len() {
+            let mut held = vec![files[at].lock()];
+            let others = files[at + 1..].iter().take(COMMIT_FILES_MAX - 1);
+            held.extend(others.map_while(|file| file.try_lock()));
+            let changed: Vec<usize> = (0..held.len())
+                .filter(|&i| change(at + i, &mut held[i]) && !held[i].is_unlinked())
+                .collect();
+            let commit = |which: &[usize]| -> Result<(), NsError> {
+                let mut batch = Batch::new();
+                for &i in which {
+                    self.put_file(&mut batch, files[at + i], &held[i])?;
+                }
+                match which.is_empty() {
+                    true => Ok(()),
+                    false => self.commit(batch),
+                }
+            };
+            if commit(&changed).is_err() {
+                // One of them may be to blame: the others shall not suffer for it.
+                let single = |&i: &usize| Some((at + i, commit(&[i]).err()?));
+                failures.extend(changed.iter().filter_map(single));
+            }
+            at += held.len();
+        }
+        failures
     }
 
     /// Everything recorded so far survives power loss.

@@ -85,13 +85,15 @@ impl From<&PfsStat> for Published {
     }
 }
 
-/// A demotion under way: its temporary file on the PFS.
+/// A demotion under way: its copy on the PFS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Temporary {
     /// Generation being copied.
     pub generation: Generation,
-    /// Inode number of the temporary file; it keeps it when it is renamed into place.
+    /// Inode number of the copy; it keeps it when it gets its name.
     pub ino: u64,
+    /// Birth time, nanoseconds; tells it from an outsider's file that got its number after a crash.
+    pub btime_ns: u64,
 }
 
 /// Facts of a file that stat(2) shows and that are not in its names.

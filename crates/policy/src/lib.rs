@@ -25,6 +25,7 @@ pub mod durability;
 pub mod engine;
 pub mod forecast;
 pub mod health;
+pub mod job;
 pub mod mtbf;
 mod named;
 pub mod placement;

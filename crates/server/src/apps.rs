@@ -41,7 +41,8 @@ struct Inner {
     applications: Vec<Application>,
     by_name: HashMap<String, u32>,
     files: HashMap<ObjectId, FileFacts>,
-    sizes: HashMap<String, Series>,
+    /// By the hash of the series: one that collides costs a wrong guess of a size.
+    sizes: HashMap<u64, Series>,
 }
 
 #[derive(Default)]
@@ -92,7 +93,7 @@ impl Applications {
     /// What is known of a new file with this identity.
     pub fn expect(&self, identity: &Identity) -> Expectation {
         let inner = self.inner.lock();
-        let series = inner.sizes.get(&identity.file_series);
+        let series = inner.sizes.get(&identity.series_hash());
         Expectation {
             bytes: series.and_then(|s| s.sizes.predict()),
             fsyncs: series.is_some_and(|s| s.fsyncs),
@@ -143,8 +144,8 @@ impl Applications {
         }
     }
 
-    /// The last writer has closed a file of this identity at this size.
-    pub fn closed(&self, object: ObjectId, identity: Identity, bytes: u64, fsynced: bool) {
+    /// The last writer has closed a file of this series (by its hash) at this size.
+    pub fn closed(&self, object: ObjectId, series: u64, bytes: u64, fsynced: bool) {
         let now = self.now_s();
         let mut inner = self.inner.lock();
         if let Some(facts) = inner.files.get_mut(&object) {
@@ -154,7 +155,7 @@ impl Applications {
         if inner.sizes.len() >= SERIES_MAX {
             inner.sizes.clear();
         }
-        let series = inner.sizes.entry(identity.file_series).or_default();
+        let series = inner.sizes.entry(series).or_default();
         series.sizes.observe(bytes);
         series.fsyncs = fsynced;
     }

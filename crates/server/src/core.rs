@@ -17,6 +17,7 @@ use crate::conflicts::Conflicts;
 use crate::dedicated::Dedicated;
 use crate::drain::DrainQueue;
 use crate::engine::Engine;
+use crate::fsync::shadow_charge;
 use crate::jobs::Jobs;
 use crate::learning::Learning;
 use crate::ledger::Ledger;
@@ -24,6 +25,7 @@ use crate::opens::OpenTable;
 use crate::rules::Rules;
 use crate::settings::Settings;
 use crate::tierset::TierSet;
+use crate::writers::Writers;
 
 /// Monotone counts since the state was made or the server started.
 #[derive(Default)]
@@ -65,6 +67,11 @@ impl ErrorLog {
             errno,
             reason,
         });
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.lock().is_empty()
     }
 
     /// What was wrong with this path no longer is.
@@ -116,6 +123,8 @@ pub struct Core {
     pub dedicated: Dedicated,
     /// Path rules.
     pub rules: Rules,
+    /// Whose batch jobs write.
+    pub writers: Writers,
     /// Movements ordered from the command line.
     pub jobs: Jobs,
     /// Counts.
@@ -237,6 +246,7 @@ impl Core {
                 .deleted_bytes
                 .fetch_add(bytes, Ordering::Relaxed);
             self.ledger.release(garbage.object);
+            self.ledger.release(shadow_charge(garbage.object));
             self.apps.left(garbage.object);
         }
         if removed.is_empty() {

@@ -51,6 +51,37 @@ struct Inner {
     recent: VecDeque<(Instant, u64)>,
 }
 
+/// How a demotion ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// Of this object's file.
+    pub object: ObjectId,
+    /// It waits for another.
+    pub again: bool,
+    /// Because of an error: it waits the longer the more often.
+    pub failed: bool,
+}
+
+impl Finished {
+    /// Nothing is left to do.
+    pub fn done(object: ObjectId) -> Finished {
+        Finished {
+            object,
+            again: false,
+            failed: false,
+        }
+    }
+
+    /// To be tried again, later.
+    pub fn failed(object: ObjectId) -> Finished {
+        Finished {
+            object,
+            again: true,
+            failed: true,
+        }
+    }
+}
+
 /// The queue of demotions.
 pub struct DrainQueue {
     inner: Mutex<Inner>,
@@ -231,26 +262,24 @@ impl DrainQueue {
         }
     }
 
-    /// The outcome of one demotion: `again` keeps the file waiting, after an error for longer.
-    pub fn finished(&self, object: ObjectId, again: bool, failed: bool) {
+    /// The outcomes of demotions that ended together.
+    pub fn finished(&self, ended: &[Finished]) {
         let mut inner = self.inner.lock();
-        inner.in_flight -= 1;
-        inner.urged_in_flight.remove(&object);
-        if failed {
-            let before = inner.retries.get(&object).map(|r| r.after * 2);
-            let after = before.unwrap_or(self.retry_after).min(RETRY_AFTER_MAX);
-            inner.retries.insert(
-                object,
-                Retry {
-                    at: Instant::now() + after,
-                    after,
-                },
-            );
-        } else {
-            inner.retries.remove(&object);
-        }
-        if again {
-            inner.waiting.insert(object);
+        let now = Instant::now();
+        for end in ended {
+            inner.in_flight -= 1;
+            inner.urged_in_flight.remove(&end.object);
+            if end.failed {
+                let before = inner.retries.get(&end.object).map(|r| r.after * 2);
+                let after = before.unwrap_or(self.retry_after).min(RETRY_AFTER_MAX);
+                let at = now + after;
+                inner.retries.insert(end.object, Retry { at, after });
+            } else {
+                inner.retries.remove(&end.object);
+            }
+            if end.again {
+                inner.waiting.insert(end.object);
+            }
         }
         drop(inner);
         self.settled.notify_all();

@@ -8,10 +8,16 @@ use forebay_namespace::File;
 use forebay_policy::durability::Durability;
 use forebay_policy::schedule::Class;
 use forebay_tiers::{Object, TierKind};
-use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
+use forebay_types::{Errno, Generation, Handle, ObjectId, SetTime, TierId, failpoint};
 
 use crate::core::Core;
+use crate::ledger::Refused;
 use crate::opens::{OpenFile, Target};
+
+/// The copy of an object on flash is in the books beside the object itself, under an id that no object gets.
+pub fn shadow_charge(object: ObjectId) -> ObjectId {
+    ObjectId(object.0 | 1 << 63)
+}
 
 impl Core {
     /// Makes what was written so far as durable as the file's rung says.
@@ -86,8 +92,7 @@ impl Core {
             return Ok(());
         }
         let size = object.stat()?.allocated_bytes;
-        let flash = known.map(|(tier, _)| tier).or_else(|| self.flash_for(size));
-        let Some(flash) = flash else {
+        let Some(flash) = self.book_shadow(file, known.map(|(tier, _)| tier), size) else {
             // No flash has room: the PFS is the next stable place.
             return self.demote_written(open, file, object);
         };
@@ -99,7 +104,7 @@ impl Core {
                     file.path().escape_ascii()
                 );
                 if known.is_none() {
-                    self.remove_left_behind(file, flash);
+                    self.drop_shadow(file, flash);
                 }
                 return self.demote_written(open, file, object);
             }
@@ -111,7 +116,7 @@ impl Core {
             state.is_unlinked()
         };
         if unlinked {
-            self.remove_left_behind(file, flash);
+            self.drop_shadow(file, flash);
         }
         Ok(())
     }
@@ -125,7 +130,8 @@ impl Core {
             other => other?,
         };
         failpoint::hit(failpoint::Point::ShadowObject);
-        forebay_tiers::copy(object, &*shadow, &forebay_tiers::CopyControl::NONE)
+        // In its place and only what changed: what an earlier fsync has put there stays there meanwhile.
+        forebay_tiers::refresh(object, &*shadow, &forebay_tiers::CopyControl::NONE)
             .map_err(|e| e.errno())?;
         failpoint::hit(failpoint::Point::ShadowCopied);
         let stat = object.stat()?;
@@ -135,6 +141,37 @@ impl Core {
         slot.tier.sync_all()?;
         failpoint::hit(failpoint::Point::ShadowFlushed);
         Ok(())
+    }
+
+    /// Sets space aside for a copy on flash: where there is one already, or where there is room.
+    fn book_shadow(&self, file: &File, known: Option<TierId>, bytes: u64) -> Option<TierId> {
+        let flash = known.or_else(|| self.flash_for(bytes))?;
+        let shadow = shadow_charge(file.object);
+        // The bytes themselves are undrained in memory: they are not counted twice.
+        let hold = || self.ledger.try_hold(shadow, flash, bytes, bytes, false);
+        match hold() {
+            Ok(()) => Some(flash),
+            Err(Refused::Tier { missing_bytes }) => {
+                self.make_space(flash, missing_bytes);
+                hold().ok().map(|()| flash)
+            }
+            Err(Refused::DirtyCap) => None,
+        }
+    }
+
+    /// The object has moved to another tier: the copy on flash is it, or of no use any more.
+    pub fn leave_shadow(&self, file: &File, shadow: Option<(TierId, Generation)>, to: TierId) {
+        match shadow {
+            Some((flash, _)) if flash != to => self.drop_shadow(file, flash),
+            Some(_) => self.ledger.release(shadow_charge(file.object)),
+            None => {}
+        }
+    }
+
+    /// Removes a copy on flash that is of no use any more.
+    pub fn drop_shadow(&self, file: &File, flash: TierId) {
+        self.remove_left_behind(file, flash);
+        self.ledger.release(shadow_charge(file.object));
     }
 
     fn flash_for(&self, bytes: u64) -> Option<TierId> {
@@ -169,7 +206,7 @@ impl Core {
             self.ns.save(file, &state, KvDurability::Buffered)?;
             failpoint::hit(failpoint::Point::ShadowDropped);
             drop(state);
-            self.remove_left_behind(file, flash);
+            self.drop_shadow(file, flash);
             return Ok(());
         }
         // Writes after the last fsync are in memory only; what is on flash is brought up to date.
@@ -179,6 +216,7 @@ impl Core {
         let claim = self.opens.claim(file.ino);
         if !claim.is_open() && self.ns.migrated(file, generation, flash, false)? {
             drop(claim);
+            self.ledger.release(shadow_charge(file.object));
             self.ledger
                 .settle(file.object, flash, moved.stat()?.allocated_bytes, true);
             self.remove_left_behind(file, tier);

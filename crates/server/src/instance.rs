@@ -28,6 +28,7 @@ use crate::rules::Rules;
 use crate::service::Server;
 use crate::settings::Settings;
 use crate::tierset::{SSDS_MAX, TierSet, make_private};
+use crate::writers::Writers;
 use crate::{demote, discard, engine, monitor};
 
 /// After the mount is gone, a drain that was asked for gets this long for the last files.
@@ -115,6 +116,9 @@ impl Core {
 fn open_core(settings: Settings, mend: bool) -> Result<Core, StartError> {
     let pfs =
         PfsTree::open(&settings.pfs).map_err(failed(format!("PFS {}", settings.pfs.display())))?;
+    if !settings.demotion.unnamed {
+        pfs.without_unnamed();
+    }
     let kv_dir = settings.state.join("kv");
     make_private(&kv_dir).map_err(failed(format!("metadata store {}", kv_dir.display())))?;
     let store = forebay_kv::open_default(&kv_dir)
@@ -200,6 +204,7 @@ fn finish_core(
             .durability
             .unwrap_or(Core::default_durability(has_flash)),
         rules: Rules::new(&settings.rules),
+        writers: Writers::default(),
         apps: Applications::new(started),
         opens: OpenTable::new(),
         files: Default::default(),
@@ -424,11 +429,16 @@ impl Instance {
         let to = forebay_types::TierId(flash.index as u8);
         let generation = core.generation(file);
         let dirty = file.lock().is_dirty();
-        file.lock().residency.writing = false;
+        let shadow = {
+            let mut state = file.lock();
+            state.residency.writing = false;
+            state.residency.shadow
+        };
         core.copy_object(file, &*source, to)?;
         if core.ns.migrated(file, generation, to, true)? {
             core.ledger.settle(file.object, to, bytes, dirty);
             core.remove_left_behind(file, tier);
+            core.leave_shadow(file, shadow, to);
         }
         Ok(())
     }

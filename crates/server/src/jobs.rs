@@ -20,6 +20,9 @@ const FINISHED_KEPT_MAX: usize = 64;
 /// the server hears of it).
 const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
+/// Least time between two looks at the files that are waited for: demotions end in swarms.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+
 struct Job {
     progress: Mutex<JobProgress>,
     cancelled: AtomicBool,
@@ -288,6 +291,8 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
         });
         if !pending.is_empty() {
             core.drain.wait_settled(Duration::from_millis(50));
+            // Looking at all of them takes time that the demoters need.
+            std::thread::sleep(BETWEEN_LOOKS);
         }
     }
 }

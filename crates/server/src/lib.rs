@@ -32,6 +32,7 @@ mod stage;
 mod status;
 mod tierset;
 mod walk;
+mod writers;
 
 pub use instance::{Instance, StartError, StopReason, StopSummary, fsck_offline};
 pub use settings::{DemotionSettings, EngineSettings, PathRule, Settings, SsdSetting, Verify};

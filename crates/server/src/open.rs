@@ -55,7 +55,7 @@ impl Core {
         };
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(&link.name);
-        let identity = self.rules.identify(&path);
+        let identity = self.identify_new(&path, cred.pid);
         let expected = self.apps.expect(&identity);
         let durability = self.durability_of(&path);
         let tier = self.place_checkpoint(
@@ -108,6 +108,7 @@ impl Core {
         let open = Arc::new(OpenFile::new(attr.ino, target, descriptor.is_some()));
         open.lease_bytes
             .store(lease.unwrap_or(0), Ordering::Release);
+        open.series.store(identity.series_hash(), Ordering::Release);
         let claim = self.opens.claim(attr.ino);
         let handle = self.opens.add(&claim, &open, flags);
         Ok((attr, opened(handle, &open), descriptor))
@@ -132,6 +133,19 @@ impl Core {
             }
             made => Ok((tier, made?)),
         }
+    }
+
+    /// Application and version of a file that a process is about to create: where its path says nothing, the
+    /// application is the batch job that writes it.
+    fn identify_new(&self, path: &[u8], pid: u32) -> forebay_policy::series::Identity {
+        let mut identity = self.rules.identify(path);
+        if identity.version.is_none()
+            && !self.rules.names_application(path)
+            && let Some(job) = self.writers.job_of(pid)
+        {
+            identity.application = job.to_string();
+        }
+        identity
     }
 
     fn identity_of_new(&self, dir: &Dir, new: NewObject<'_>) -> Identity {
@@ -399,8 +413,12 @@ impl Core {
                 .written_bytes
                 .fetch_add(stat.size, Ordering::Relaxed);
             let fsynced = open.fsynced.load(Ordering::Acquire);
-            let identity = self.rules.identify(&file.path());
-            self.apps.closed(file.object, identity, stat.size, fsynced);
+            let series = match open.series.load(Ordering::Acquire) {
+                0 => self.rules.identify(&file.path()).series_hash(),
+                // Also if it was renamed since: the next one will be created under the old name, too.
+                known => known,
+            };
+            self.apps.closed(file.object, series, stat.size, fsynced);
             self.learning.closed(file.object, stat.size);
             if self.engine.is_throttled()
                 && let Some((application, _)) = self.apps.of(file.object)

@@ -87,6 +87,8 @@ pub struct OpenFile {
     pub touched: AtomicBool,
     /// An fsync was asked for.
     pub fsynced: AtomicBool,
+    /// Hash of the series that the file was created or opened as a member of; 0 until that is known.
+    pub series: AtomicU64,
 }
 
 impl OpenFile {
@@ -103,6 +105,7 @@ impl OpenFile {
             before: Mutex::new(None),
             touched: AtomicBool::new(false),
             fsynced: AtomicBool::new(false),
+            series: AtomicU64::new(0),
         }
     }
 

@@ -9,6 +9,7 @@ use forebay_namespace::{File, Loaded};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::core::Core;
+use crate::fsync::shadow_charge;
 
 /// Objects by tier.
 type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
@@ -119,8 +120,22 @@ impl Core {
         claimed.insert((residency.tier, file.object));
         if let Some((shadow, _)) = residency.shadow {
             claimed.insert((shadow, file.object));
+            self.book_found_shadow(file, shadow);
         }
         self.take_over(file, residency.tier, mend)
+    }
+
+    /// A copy on flash that an fsync has left is in the books again.
+    fn book_found_shadow(&self, file: &File, tier: TierId) {
+        let found = self
+            .tiers
+            .open_object(tier, file.object)
+            .and_then(|o| o.stat());
+        if let Ok(stat) = found {
+            let charge = shadow_charge(file.object);
+            self.ledger
+                .settle(charge, tier, stat.allocated_bytes, false);
+        }
     }
 
     fn take_over(&self, file: &Arc<File>, tier: TierId, mend: bool) -> Result<(), Errno> {

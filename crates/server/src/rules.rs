@@ -91,6 +91,12 @@ impl Rules {
         rule.mtbf_s
     }
 
+    /// Whether a rule names the application of this path.
+    pub fn names_application(&self, path: &[u8]) -> bool {
+        self.first(path, |rule| rule.names)
+            .is_some_and(|(_, named)| named.application.is_some())
+    }
+
     /// Application and version: by the first matching rule that names them, else by the path itself.
     pub fn identify(&self, path: &[u8]) -> Identity {
         let path = without_conflict(path);

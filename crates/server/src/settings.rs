@@ -16,10 +16,12 @@ pub struct SsdSetting {
     pub capacity_bytes: Option<u64>,
 }
 
-/// How a finished copy on the PFS is compared with what was read from the burst buffer.
+/// How a finished copy on the PFS is compared with what was read from the burst buffer: always its length and
+/// its CRC-32C, after it was flushed, against those of the very bytes that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// Read back through the PFS client, whose cache may answer.
+    /// Read back as any program of this node would, so that the page cache answers as long as it has the bytes:
+    /// finds what went wrong on the way into it, and short or lost writes; not what a server or medium changed.
     ReadBack,
     /// The PFS client's cached pages are dropped first, so that its servers answer. Slower.
     Media,
@@ -52,6 +54,9 @@ pub struct DemotionSettings {
     pub verify: Verify,
     /// Copying threads.
     pub workers: usize,
+    /// Copies have no name until they are whole, where the PFS has such files; otherwise, and without this,
+    /// a temporary name.
+    pub unnamed: bool,
     /// First wait before a failed demotion is tried again; doubled up to a minute.
     pub retry_after: Duration,
 }
@@ -65,6 +70,7 @@ impl Default for DemotionSettings {
             dirty_cap_fraction: 0.95,
             verify: Verify::ReadBack,
             workers: 2,
+            unnamed: true,
             retry_after: Duration::from_secs(1),
         }
     }

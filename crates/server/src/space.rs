@@ -11,7 +11,7 @@ use forebay_policy::demotion::{
 use forebay_policy::placement::{NewFile, Placement, TierSpace, choose_tier};
 use forebay_policy::series::Identity;
 use forebay_policy::victims::{Incoming, is_direct};
-use forebay_tiers::{CopyControl, TierKind, copy};
+use forebay_tiers::{CopyControl, TierKind, copy, refresh};
 use forebay_types::{Errno, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES};
 
 use crate::core::Core;
@@ -270,6 +270,7 @@ impl Core {
         let moved = self.copy_object(&file, &*object, to)?;
         let generation = self.generation(&file);
         let from = *tier;
+        let shadow = file.lock().residency.shadow;
         if !self
             .ns
             .migrated(&file, generation, to, true)
@@ -286,6 +287,7 @@ impl Core {
         self.ledger
             .settle(file.object, to, moved.stat()?.allocated_bytes, true);
         self.remove_left_behind(&file, from);
+        self.leave_shadow(&file, shadow, to);
         Ok(())
     }
 
@@ -327,13 +329,18 @@ impl Core {
     ) -> Result<Arc<dyn forebay_tiers::Object>, Errno> {
         let slot = self.tiers.get(to).ok_or(Errno::ENODEV)?;
         let identity = self.identity(file, false);
-        let destination = match slot.tier.create(file.object, &identity.unfinished()) {
-            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
-            other => other?,
+        let before = source.stat()?;
+        let (destination, earlier) = match slot.tier.create(file.object, &identity.unfinished()) {
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
+                (slot.tier.open(file.object)?, true)
+            }
+            other => (other?, false),
         };
         failpoint::hit(failpoint::Point::MoveObject);
-        let before = source.stat()?;
-        if let Err(error) = copy(source, &*destination, &CopyControl::NONE) {
+        if earlier {
+            // What an fsync has left there stays until it is replaced, piece by piece.
+            refresh(source, &*destination, &CopyControl::NONE).map_err(|e| e.errno())?;
+        } else if let Err(error) = copy(source, &*destination, &CopyControl::NONE) {
             if let Err(e) = slot.tier.remove(file.object) {
                 tracing::warn!("object {} in {}: {e}", file.object, slot.tier.name());
             }

@@ -21,6 +21,8 @@ const BUFFER_BYTES: usize = 256 << 10;
 const REPORT_BYTES: u64 = 1 << 20;
 /// One copy_file_range(2): `stop` is asked between two.
 const OFFLOAD_BYTES: usize = 4 << 20;
+/// Smaller files fit the buffer: reading them for the checksum is most of copying them.
+const OFFLOAD_BYTES_MIN: u64 = BUFFER_BYTES as u64;
 
 /// What a copy moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,20 +100,44 @@ pub fn copy(
 ) -> Result<CopyReport, CopyError> {
     refuse_same_file(source, destination)?;
     let stat = source.stat().map_err(CopyError::Source)?;
+    let held = destination.stat().map_err(CopyError::Destination)?.size;
+    copy_over(source, &stat, destination, held != 0, control)
+}
+
+/// The same into a destination that has just been made: it is empty, and no other file than the source, of
+/// which the caller knows `stat`. Many small files are copied faster for not asking.
+pub fn copy_to_new(
+    source: &dyn Object,
+    stat: &ObjectStat,
+    destination: &dyn Object,
+    control: &CopyControl<'_>,
+) -> Result<CopyReport, CopyError> {
+    copy_over(source, stat, destination, false, control)
+}
+
+/// With `holds` the destination holds something. It is not emptied first: that may be the only copy that
+/// survives the node, and where the source has not changed it is there at every moment.
+fn copy_over(
+    source: &dyn Object,
+    stat: &ObjectStat,
+    destination: &dyn Object,
+    holds: bool,
+    control: &CopyControl<'_>,
+) -> Result<CopyReport, CopyError> {
     let size = stat.size;
-    // Not emptied first: what it holds may be the only copy that survives the node, and where the
-    // source has not changed it is there at every moment.
-    let holds = destination.stat().map_err(CopyError::Destination)?.size != 0;
+    let worth_offloading = size >= OFFLOAD_BYTES_MIN;
     let mut mover = Mover {
         source,
         destination,
         control,
         buffer: Buffer::take(),
-        offload: offload(source, destination),
+        offload: worth_offloading
+            .then(|| offload(source, destination))
+            .flatten(),
         unreported: 0,
         report: CopyReport::default(),
     };
-    let mut walk = Walk::new(source, &stat, size);
+    let mut walk = Walk::new(source, stat, size);
     let (mut end_of_data, mut length) = (0, size);
     while let Some((start, end)) = walk.next_data().map_err(CopyError::Source)? {
         if holds && start > end_of_data {
@@ -186,6 +212,9 @@ pub fn verify(
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), CopyError> {
     let expected = report.crc;
+    if report.data_bytes == report.logical_bytes && report.logical_bytes < BUFFER_BYTES as u64 {
+        return verify_small(destination, report);
+    }
     let size = destination.stat().map_err(CopyError::Destination)?.size;
     if size != report.logical_bytes {
         return Err(CopyError::Verify {
@@ -206,16 +235,38 @@ pub fn verify(
     }
 }
 
+/// One read tells the length and the content of a file that is smaller than the buffer.
+fn verify_small(destination: &dyn Object, report: &CopyReport) -> Result<(), CopyError> {
+    let mut buffer = Buffer::take();
+    let length = report.logical_bytes as usize;
+    let count = destination
+        .read_at(&mut buffer.0[..=length], 0)
+        .map_err(CopyError::Destination)?;
+    let found = crc32c_update(0, &buffer.0[..count.min(length)]);
+    if (count, found) == (length, report.crc) {
+        return Ok(());
+    }
+    Err(CopyError::Verify {
+        expected: report.crc,
+        found: if count == length { found } else { 0 },
+        offset_hint: if count == length {
+            0
+        } else {
+            count.min(length) as u64
+        },
+    })
+}
+
 thread_local! {
     /// One buffer per thread, so that copying many small files allocates nothing.
     static SPARE: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
 }
 
 /// The thread's buffer; comes back on drop. A second one at the same time is its own.
-struct Buffer(Box<[u8]>);
+pub(crate) struct Buffer(pub(crate) Box<[u8]>);
 
 impl Buffer {
-    fn take() -> Buffer {
+    pub(crate) fn take() -> Buffer {
         let spare = SPARE.with(Cell::take);
         Buffer(spare.unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice()))
     }
@@ -233,7 +284,7 @@ impl Drop for Buffer {
 ///
 /// Invariant: every extent is non-empty and begins at or after the end of the one before, so a
 /// walk ends whatever happens to the object meanwhile.
-struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     object: &'a dyn Object,
     size: u64,
     position: u64,
@@ -244,7 +295,7 @@ impl<'a> Walk<'a> {
     /// An object that takes as much space as it is long is taken for one without holes: looking
     /// for them costs a visit to every page of a tmpfs, one part in ten of the copy. Holes that
     /// space set aside elsewhere makes up for are then copied as zeros.
-    fn new(object: &'a dyn Object, stat: &ObjectStat, size: u64) -> Walk<'a> {
+    pub(crate) fn new(object: &'a dyn Object, stat: &ObjectStat, size: u64) -> Walk<'a> {
         Walk {
             object,
             size,
@@ -254,7 +305,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Start and end of the next data; `None` when only a hole, or nothing, is left.
-    fn next_data(&mut self) -> io::Result<Option<(u64, u64)>> {
+    pub(crate) fn next_data(&mut self) -> io::Result<Option<(u64, u64)>> {
         let from = self.position;
         if from >= self.size {
             return Ok(None);
@@ -293,7 +344,7 @@ impl<'a> Walk<'a> {
 }
 
 /// Whether an error says that the operation is not to be had here, rather than that it failed.
-fn cannot(error: &io::Error) -> bool {
+pub(crate) fn cannot(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY | libc::ESPIPE)
@@ -301,7 +352,10 @@ fn cannot(error: &io::Error) -> bool {
 }
 
 /// Truncating the destination would destroy the only copy.
-fn refuse_same_file(source: &dyn Object, destination: &dyn Object) -> Result<(), CopyError> {
+pub(crate) fn refuse_same_file(
+    source: &dyn Object,
+    destination: &dyn Object,
+) -> Result<(), CopyError> {
     let (Some(from), Some(to)) = (source.descriptor(), destination.descriptor()) else {
         return Ok(());
     };
@@ -440,7 +494,11 @@ impl Mover<'_> {
 }
 
 /// Writes all of `data`; a destination that takes nothing and gives no reason is full.
-fn write_all(destination: &dyn Object, mut data: &[u8], mut offset: u64) -> io::Result<()> {
+pub(crate) fn write_all(
+    destination: &dyn Object,
+    mut data: &[u8],
+    mut offset: u64,
+) -> io::Result<()> {
     while !data.is_empty() {
         match destination.write_at(data, offset)? {
             0 => return Err(Errno::ENOSPC.into()),

@@ -18,12 +18,13 @@ mod object;
 mod pfs;
 mod publish;
 mod pulse;
+mod refresh;
 #[doc(hidden)]
 pub mod testing;
 mod tier;
 
 pub use actas::ActAs;
-pub use copy::{CopyControl, CopyError, CopyReport, checksum, copy, verify};
+pub use copy::{CopyControl, CopyError, CopyReport, checksum, copy, copy_to_new, verify};
 pub use crc::{crc32c_append_zeros, crc32c_update};
 pub use dir::{DirError, DirTier};
 pub use dram::{DramError, DramMount, mount_dram};
@@ -32,6 +33,7 @@ pub use identity::{Identity, IdentityError, ParentKey};
 pub use null::NullTier;
 pub use object::{Allocate, Object, ObjectStat, Seek};
 pub use pfs::{PfsDir, PfsEntry, PfsId, PfsStat, PfsTree, RenameMode};
-pub use publish::{MetadataWarning, apply_metadata};
+pub use publish::{Appearance, MetadataWarning, apply_metadata};
 pub use pulse::Pulse;
+pub use refresh::refresh;
 pub use tier::{Space, Tier, TierKind};

@@ -5,7 +5,7 @@ use std::io;
 
 use forebay_types::{Errno, SetAttr, SetTime, TimeSpec};
 
-use crate::PfsTree;
+use crate::{PfsStat, PfsTree};
 
 /// Metadata that the PFS could not take. The data is whole; a person should hear of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,32 +23,44 @@ pub enum MetadataWarning {
 /// The attribute of a file's access control list.
 const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
 
-/// Gives `file` its owner, mode, attributes and times, in this order: chown(2) clears set-id bits,
-/// and everything before the times would change them.
+/// What a file shall look like on the PFS.
+#[derive(Clone, Copy, Debug)]
+pub struct Appearance<'a> {
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Permission bits, 0..=0o7777.
+    pub perm: u16,
+    /// Extended attributes: names and values.
+    pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
+    /// Last access.
+    pub atime: TimeSpec,
+    /// Last change of content.
+    pub mtime: TimeSpec,
+}
+
+/// Gives `file`, which looks like `now`, its owner, mode, attributes and times, in this order: chown(2) clears
+/// set-id bits, and everything before the times would change them.
 ///
 /// Attributes that the PFS cannot hold (it has none, not of that name space, or not so large) come
 /// back as warnings; anything else that fails is an error.
-#[allow(clippy::too_many_arguments)] // the fields of one record, each of another type
 pub fn apply_metadata(
     tree: &PfsTree,
     file: &File,
-    uid: u32,
-    gid: u32,
-    perm: u16,
-    xattrs: &[(Vec<u8>, Vec<u8>)],
-    atime: TimeSpec,
-    mtime: TimeSpec,
+    now: &PfsStat,
+    wanted: &Appearance<'_>,
 ) -> io::Result<Vec<MetadataWarning>> {
-    let now = tree.stat_file(file)?;
     // A file created as its owner needs no chown, which a PFS that squashes root would refuse.
+    let (uid, gid) = (now.uid != wanted.uid, now.gid != wanted.gid);
     let owner = SetAttr {
-        uid: (now.uid != uid).then_some(uid),
-        gid: (now.gid != gid).then_some(gid),
-        perm: Some(perm),
+        uid: uid.then_some(wanted.uid),
+        gid: gid.then_some(wanted.gid),
+        perm: (uid || gid || now.perm() != wanted.perm).then_some(wanted.perm),
         ..SetAttr::default()
     };
     tree.set_attr_file(file, &owner)?;
-    if !xattrs.iter().any(|(name, _)| name == ACCESS_LIST) {
+    if !wanted.xattrs.iter().any(|(name, _)| name == ACCESS_LIST) {
         // The directory's default list may have given it one, but the file is as it was made.
         match tree.remove_xattr_file(file, ACCESS_LIST) {
             Err(e) if !matches!(e.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP)) => {
@@ -58,7 +70,7 @@ pub fn apply_metadata(
         }
     }
     let mut warnings = Vec::new();
-    for (name, value) in xattrs {
+    for (name, value) in wanted.xattrs {
         let Err(error) = tree.set_xattr_file(file, name, value, 0) else {
             continue;
         };
@@ -73,8 +85,8 @@ pub fn apply_metadata(
         }
     }
     let times = SetAttr {
-        atime: Some(SetTime::At(atime)),
-        mtime: Some(SetTime::At(mtime)),
+        atime: Some(SetTime::At(wanted.atime)),
+        mtime: Some(SetTime::At(wanted.mtime)),
         ..SetAttr::default()
     };
     tree.set_attr_file(file, &times)?;

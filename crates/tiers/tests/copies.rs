@@ -11,7 +11,7 @@ use forebay_tiers::conformance::{Random, identity};
 use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
 use forebay_tiers::{
     Allocate, CopyControl, CopyError, FileObject, NullTier, Object, Seek, Tier, checksum, copy,
-    verify,
+    refresh, verify,
 };
 use forebay_types::{Errno, ObjectId};
 use proptest::prelude::*;
@@ -323,4 +323,39 @@ fn the_null_tier_takes_and_gives_any_amount() {
     let report = copy(sink.as_ref(), &back, &CopyControl::NONE).unwrap();
     assert_eq!(report.data_bytes, 8 * MIB);
     verify(&back, &report, &|| false).unwrap();
+}
+
+#[test]
+fn an_earlier_copy_is_brought_up_to_date_by_what_changed() {
+    const PIECE: u64 = 256 << 10;
+    let (memory, disk) = (in_memory(), on_disk());
+    let source = file_in(memory.path(), "source");
+    source
+        .write_at(&Random::new(3).bytes(4 * MIB as usize + 17), 0)
+        .unwrap();
+    let copied = file_in(disk.path(), "copy");
+    let bring = || refresh(&source, &copied, &CopyControl::NONE).unwrap();
+    let same = || assert!(content(&copied) == content(&source));
+    assert_eq!(bring(), 4 * MIB + 17);
+    same();
+    assert_eq!(bring(), 0, "nothing has changed");
+    source.write_at(b"changed", 2 * MIB + 5).unwrap();
+    assert_eq!(bring(), PIECE);
+    same();
+    source.write_at(&[9; 100], 5 * MIB).unwrap();
+    assert!(
+        bring() <= 2 * PIECE,
+        "the end before, and what was appended"
+    );
+    same();
+    source.allocate(Allocate::PunchHole, MIB, 2 * MIB).unwrap();
+    assert_eq!(bring(), 0, "holes are made, not written");
+    same();
+    source.set_len(MIB + 3).unwrap();
+    bring();
+    same();
+    source.set_len(0).unwrap();
+    source.set_len(9 * MIB).unwrap();
+    assert_eq!(bring(), 0);
+    same();
 }

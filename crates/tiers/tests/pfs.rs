@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{in_memory, is_root, on_disk};
-use forebay_tiers::{ActAs, MetadataWarning, PfsDir, PfsTree, RenameMode, apply_metadata};
+use forebay_tiers::{
+    ActAs, Appearance, MetadataWarning, PfsDir, PfsTree, RenameMode, apply_metadata,
+};
 use forebay_types::{Errno, FileKind, Generation, ObjectId, SetAttr, SetTime, TimeSpec};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -679,8 +681,16 @@ fn publishing_keeps_metadata() {
         (b"nonsense.app".to_vec(), b"x".to_vec()),
         (b"user.version".to_vec(), b"7".to_vec()),
     ];
-    let warnings =
-        apply_metadata(&tree, &file, uid, gid, 0o6751, &xattrs, time(11), time(22)).unwrap();
+    let wanted = Appearance {
+        uid,
+        gid,
+        perm: 0o6751,
+        xattrs: &xattrs,
+        atime: time(11),
+        mtime: time(22),
+    };
+    let now = tree.stat_file(&file).unwrap();
+    let warnings = apply_metadata(&tree, &file, &now, &wanted).unwrap();
     assert_eq!(
         warnings,
         [MetadataWarning::Xattr {
@@ -718,4 +728,34 @@ fn publishing_keeps_metadata() {
             .file_type()
             .is_fifo()
     );
+}
+
+#[test]
+fn an_unnamed_file_gets_a_name_that_is_free_and_no_other() {
+    let (top, tree) = tree();
+    let root = tree.root();
+    let Some(file) = tree.create_unnamed(root, 0o640).unwrap() else {
+        // This file system has none: that is remembered.
+        assert!(tree.create_unnamed(root, 0o640).unwrap().is_none());
+        return;
+    };
+    (&file).write_all(b"content").unwrap();
+    assert!(list(&tree, root).is_empty(), "nobody sees it");
+    std::fs::write(top.path().join("taken"), b"other").unwrap();
+    assert_eq!(errno(tree.name_file(&file, root, b"taken")), Errno::EEXIST);
+    assert_eq!(errno(tree.name_file(&file, root, b"a/b")), Errno::EINVAL);
+    assert!(tree.name_file(&file, root, b"free").unwrap());
+    assert_eq!(std::fs::read(top.path().join("free")).unwrap(), b"content");
+    assert_eq!(std::fs::read(top.path().join("taken")).unwrap(), b"other");
+    let (named, open) = (tree.stat(root, b"free").unwrap(), tree.stat_file(&file));
+    assert_eq!((named.id, named.nlink), (open.unwrap().id, 1));
+    assert_eq!(named.perm(), 0o640);
+    drop(tree.create_unnamed(root, 0o600).unwrap());
+    assert_eq!(
+        list(&tree, root).len(),
+        2,
+        "one that gets no name leaves nothing"
+    );
+    tree.without_unnamed();
+    assert!(tree.create_unnamed(root, 0o600).unwrap().is_none());
 }

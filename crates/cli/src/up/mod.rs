@@ -21,6 +21,7 @@ use self::layer::Layer;
 use self::settle::Plan;
 use self::values::{Count, FromText, PolicyName, Rung, Size, Ssd, parse_ssd};
 use crate::exit::{Exit, Failure, reason};
+use crate::paths::need_working_directory;
 use crate::state::{Lock, LockError};
 use crate::{out, usage};
 
@@ -100,6 +101,7 @@ fn ssd_parser() -> impl TypedValueParser<Value = Ssd> {
 
 /// Runs the command.
 pub fn run(args: &UpArgs) -> Result<Exit, Failure> {
+    need_working_directory("up")?;
     if args.detach && !args.detached {
         return detach::spawn();
     }

@@ -109,6 +109,7 @@ fn demotion(layer: DemotionLayer) -> Result<DemotionSettings, Failure> {
         start_fraction: layer.start.map_or(default.start_fraction, |f| f.0),
         dirty_cap_fraction: layer.dirty_cap.map_or(default.dirty_cap_fraction, |f| f.0),
         verify: layer.verify.map_or(default.verify, |v| v.0),
+        unnamed: true,
         workers: count("demotion.workers", layer.workers, default.workers)?,
         retry_after: layer.retry_after.map_or(default.retry_after, |span| span.0),
     };

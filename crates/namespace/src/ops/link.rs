@@ -34,6 +34,7 @@ impl Namespace {
                 let from = self.open_dir(&plain.parent)?;
                 let to = self.open_dir(&dir)?;
                 self.pfs.link(&from, &plain.name, &to, name)?;
+                dir.vacancy.end();
                 dir.note_present(name);
                 drop(order);
                 let stat = self.pfs.stat(&to, name)?;
@@ -95,6 +96,7 @@ impl Namespace {
                 self.take_intent_back(sequence)?;
                 return Err(error.into());
             }
+            dir.vacancy.end();
             failpoint::hit(failpoint::Point::LinkPfs);
             batch.delete(record::intent_key(sequence));
             linked = Some((&self.pfs.stat(&to, name)?).into());

@@ -85,6 +85,10 @@ impl Namespace {
             return Err(Errno::ENOENT.into());
         }
         let handle = self.open_dir(dir)?;
+        if dir.vacancy.holds(&self.pfs, &handle) {
+            dir.note_absent(name);
+            return Err(Errno::ENOENT.into());
+        }
         let stat = self.pfs.stat(&handle, name).inspect_err(|e| {
             if e.raw_os_error() == Some(libc::ENOENT) {
                 dir.note_absent(name);

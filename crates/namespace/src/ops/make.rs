@@ -64,10 +64,17 @@ impl Namespace {
             }
             let has_default_acl = self.default_acl(&dir, &handle)?.is_some();
             make(&self.pfs, &handle, has_default_acl)?;
+            dir.vacancy.end();
             dir.note_present(name);
         }
         let stat = self.pfs.stat(&handle, name)?;
-        Ok(self.meet(&dir, name, &stat, true))
+        let attr = self.meet(&dir, name, &stat, true);
+        if stat.kind() == FileKind::Directory
+            && let Some(made) = self.known_dir(self.dir_key(&stat))
+        {
+            made.vacancy.begin();
+        }
+        Ok(attr)
     }
 }
 

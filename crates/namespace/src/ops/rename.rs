@@ -146,6 +146,10 @@ impl Namespace {
         if from.file.is_none() && from.stat.is_none() {
             return Err(Errno::ENOENT.into());
         }
+        if from.on_pfs() || to.on_pfs() {
+            from_dir.vacancy.end();
+            to_dir.vacancy.end();
+        }
         let target_exists = to.file.is_some() || to.stat.is_some();
         let replaced = match mode {
             RenameMode::NoReplace if target_exists => return Err(Errno::EEXIST.into()),

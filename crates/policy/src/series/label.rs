@@ -1,5 +1,8 @@
 //! What the word beside a number says the number counts.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 /// How surely a keyword counts versions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum VersionRank {
@@ -149,25 +152,40 @@ pub(super) fn of_word(word: &[u8]) -> Option<Label> {
         .or_else(|| ending(word))
 }
 
+/// Longer words are not in the table.
+const KNOWN_BYTES_MAX: usize = 16;
+
+/// All words by their text: every file that is created has its path read, word by word.
+static KNOWN: LazyLock<HashMap<&'static [u8], Label>> = LazyLock::new(|| {
+    let mut known = HashMap::new();
+    let mut add = |words: &[&'static str], label: &dyn Fn(u8) -> Label| {
+        for (order, word) in words.iter().enumerate() {
+            debug_assert!(word.len() <= KNOWN_BYTES_MAX);
+            let order = u8::try_from(order).unwrap_or(u8::MAX);
+            known.entry(word.as_bytes()).or_insert(label(order));
+        }
+    };
+    add(STEP_WORDS, &|order| {
+        Label::Version(VersionRank::Step, order)
+    });
+    add(EPOCH_WORDS, &|order| {
+        Label::Version(VersionRank::Epoch, order)
+    });
+    add(LOOSE_WORDS, &|order| {
+        Label::Version(VersionRank::Loose, order)
+    });
+    add(WRITER_WORDS, &|_| Label::Writer);
+    add(MEASURE_WORDS, &|_| Label::Measure);
+    add(RUN_WORDS, &|_| Label::Run);
+    known
+});
+
 fn exact(word: &[u8]) -> Option<Label> {
-    let find = |words: &[&str]| words.iter().position(|w| is(word, w));
-    let order = |i: usize| u8::try_from(i).unwrap_or(u8::MAX);
-    if let Some(i) = find(STEP_WORDS) {
-        return Some(Label::Version(VersionRank::Step, order(i)));
-    }
-    if let Some(i) = find(EPOCH_WORDS) {
-        return Some(Label::Version(VersionRank::Epoch, order(i)));
-    }
-    if let Some(i) = find(LOOSE_WORDS) {
-        return Some(Label::Version(VersionRank::Loose, order(i)));
-    }
-    if find(WRITER_WORDS).is_some() {
-        return Some(Label::Writer);
-    }
-    if find(MEASURE_WORDS).is_some() {
-        return Some(Label::Measure);
-    }
-    find(RUN_WORDS).map(|_| Label::Run)
+    let mut lower = [0; KNOWN_BYTES_MAX];
+    let lower = lower.get_mut(..word.len())?;
+    lower.copy_from_slice(word);
+    lower.make_ascii_lowercase();
+    KNOWN.get(&*lower).copied()
 }
 
 fn ending(word: &[u8]) -> Option<Label> {

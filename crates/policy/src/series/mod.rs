@@ -65,6 +65,13 @@ pub struct Identity {
     pub file_series: String,
 }
 
+impl Identity {
+    /// A hash of `file_series` (FNV-1a, 64 bits), the same on every node.
+    pub fn series_hash(&self) -> u64 {
+        text::hash(self.file_series.as_bytes())
+    }
+}
+
 /// Identifies a file by its path relative to the mount root, `/`-separated, any bytes. Never fails; time and memory are linear
 /// in the length of the path. A rename asks again: `ckpt-7.tmp` and `ckpt-7` are different applications.
 pub fn identify(path: &[u8]) -> Identity {

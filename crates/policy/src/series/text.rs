@@ -9,6 +9,17 @@ const SUFFIX_BYTES: usize = 17;
 const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0000_0100_0000_01b3;
 
+fn hash_more(hash: u64, bytes: &[u8]) -> u64 {
+    bytes.iter().fold(hash, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME)
+    })
+}
+
+/// FNV-1a, 64 bits.
+pub(super) fn hash(bytes: &[u8]) -> u64 {
+    hash_more(FNV_OFFSET, bytes)
+}
+
 /// Collects bytes as text. All of them are hashed (FNV-1a, 64 bits), only the first [`MAX_BYTES`] are kept.
 pub(super) struct BoundedText {
     bytes: Vec<u8>,
@@ -24,9 +35,7 @@ impl BoundedText {
     }
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        for &b in bytes {
-            self.hash = (self.hash ^ u64::from(b)).wrapping_mul(FNV_PRIME);
-        }
+        self.hash = hash_more(self.hash, bytes);
         // One byte more than fits shows `finish` that something was left out.
         let room = (MAX_BYTES + 1).saturating_sub(self.bytes.len());
         self.bytes

@@ -85,6 +85,7 @@ fn shape(dir: &Path, seed: u64) -> (Settings, bool) {
     let mut settings = settings(dir, if small { 1 << 20 } else { 64 << 20 });
     settings.demotion.idle_after = Duration::from_millis(rng.random_range(1..8));
     settings.wait_for_space = Duration::from_millis(rng.random_range(5..40));
+    settings.demotion.unnamed = rng.random_bool(0.5);
     (settings, rng.random_bool(0.5))
 }
 

@@ -51,6 +51,8 @@ pub struct Shape {
     pub idle_after: Duration,
     /// How long writes wait for space.
     pub wait_for_space: Duration,
+    /// Copies have no name until they are whole.
+    pub unnamed: bool,
 }
 
 impl Shape {
@@ -63,6 +65,7 @@ impl Shape {
             descriptors: rng.random_bool(0.5),
             idle_after: Duration::from_millis(rng.random_range(5..20)),
             wait_for_space: Duration::from_millis(rng.random_range(50..200)),
+            unnamed: rng.random_bool(0.5),
         }
     }
 
@@ -71,6 +74,7 @@ impl Shape {
         settings.dram_bytes = self.dram_bytes;
         settings.demotion.idle_after = self.idle_after;
         settings.wait_for_space = self.wait_for_space;
+        settings.demotion.unnamed = self.unnamed;
         settings
     }
 }

@@ -9,6 +9,7 @@ mod entries;
 mod names;
 mod read;
 mod stat;
+mod unnamed;
 mod xattr;
 
 use std::fs::File;
@@ -16,6 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use forebay_types::{Errno, FileKind, Statfs, check_name, limits};
@@ -54,6 +56,8 @@ pub struct PfsTree {
     root: PfsDir,
     /// Asked before every call, so that nobody begins to wait for a PFS that is known to be silent.
     pulse: Pulse,
+    /// Files without a name are to be had, as far as is known.
+    unnamed: AtomicBool,
 }
 
 /// Opened only to be a starting point: needs search permission on the way, none on itself.
@@ -90,6 +94,7 @@ impl PfsTree {
         Ok(PfsTree {
             root: PfsDir(Arc::new(fd)),
             pulse: Pulse::none(),
+            unnamed: AtomicBool::new(true),
         })
     }
 

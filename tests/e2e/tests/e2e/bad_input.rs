@@ -7,8 +7,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, needs_root, pattern, program_for_everybody, run_bounded, snapshot,
-    without_settings, write_file,
+    Cluster, LONG, Output, needs_root, pattern, program, program_for_everybody, run_bounded,
+    snapshot, without_settings, write_file,
 };
 
 /// One line on standard error with `part`, and nothing on standard output.
@@ -254,5 +254,25 @@ fn bad_input_commands_without_a_burst_buffer() {
     for command in ["where", "stage-in", "stage-out", "prefetch", "release"] {
         let output = cluster.cli(&[command.as_ref(), cluster.pfs("sub").as_os_str()]);
         assert_line(&output, "not in a burst buffer");
+    }
+}
+
+#[test]
+fn bad_input_working_directory_that_was_removed() {
+    let cluster = ground();
+    let gone = cluster.base().join("gone");
+    for detach in [&[][..], &["--detach"]] {
+        fs::create_dir(&gone).expect("mkdir");
+        // The shell enters it, removes it, and becomes the program.
+        let mut up = Command::new("sh");
+        up.args(["-c", "rmdir ../gone && exec \"$@\"", "sh"])
+            .arg(program())
+            .args(cluster.up_args())
+            .args(detach)
+            .current_dir(&gone);
+        without_settings(&mut up);
+        let before = cluster.mounts();
+        assert_line(&run_bounded(&mut up, LONG), "the working directory is gone");
+        assert_eq!(cluster.mounts(), before);
     }
 }

@@ -1,6 +1,7 @@
 //! The commands that show and move files: what they do and their exit codes.
 
 use std::fs;
+use std::process::Command;
 
 use forebay_testkit::{Cluster, LONG, pattern, run_bounded, wait_until, write_file};
 use rustix::fs::{XattrFlags, setxattr};
@@ -254,4 +255,26 @@ fn command_policy_changes_it_while_running_and_calibrate_gives_a_plan() {
         left.is_empty(),
         "calibration leaves nothing behind: {left:?}"
     );
+}
+
+#[test]
+fn command_where_tells_the_job_of_a_writer_where_the_path_says_nothing() {
+    let cluster = Cluster::builder().lazy().up();
+    fs::create_dir(cluster.mnt("results")).expect("mkdir");
+    let write = |name: &str, job: Option<&str>| {
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "echo data > \"$0\""])
+            .arg(cluster.mnt(name));
+        shell.env_clear().env("PATH", "/usr/bin:/bin");
+        if let Some(job) = job {
+            shell.env("SLURM_JOB_ID", job);
+        }
+        assert!(shell.status().expect("sh").success());
+        cluster.where_is(name)["application"].clone()
+    };
+    assert_eq!(write("results/out", Some("4711")), "slurm-4711");
+    assert_eq!(write("results/other", None), "results");
+    // A path that tells a version tells the application, too.
+    assert_ne!(write("results/ckpt-7", Some("4711")), "slurm-4711");
 }

@@ -123,3 +123,39 @@ fn promise_3_path_rules_choose_the_rung() {
     pattern(841, LEN).assert_in(&cluster.pfs("safe/f"));
     drop(files);
 }
+
+#[test]
+fn promise_3_copies_on_flash_count_as_space_there() {
+    if needs_root() {
+        return;
+    }
+    const BYTES: usize = 5 << 20;
+    let cluster = Cluster::builder().lazy().ssd("8MiB").up();
+    let on_flash = || {
+        let status = cluster.status();
+        let tiers = status["tiers"].as_array().expect("tiers").clone();
+        let flash = tiers
+            .iter()
+            .find(|tier| tier["name"] != "dram" && tier["name"] != "pfs");
+        flash.expect("flash")["used_bytes"].as_u64().expect("bytes")
+    };
+    let mut files = Vec::new();
+    for (n, name) in ["first", "second"].into_iter().enumerate() {
+        let file = File::create(cluster.mnt(name)).expect("create");
+        pattern(850 + n as u64, BYTES).write(&file);
+        for _ in 0..2 {
+            file.sync_all().expect("fsync");
+        }
+        assert!(
+            (BYTES as u64..=8 << 20).contains(&on_flash()),
+            "{}",
+            on_flash()
+        );
+        files.push(file);
+    }
+    // Flash has room for one copy: the other file is on the PFS.
+    pattern(851, BYTES).assert_in(&cluster.pfs("second"));
+    drop(files);
+    cluster.drain("");
+    pattern(850, BYTES).assert_in(&cluster.pfs("first"));
+}

@@ -1,0 +1,185 @@
+//! Directories known to have no names on the PFS: a name that is not in the burst buffer is free there.
+//!
+//! A directory made through the mount is looked through once, when the first file is created in it. If it is empty, it
+//! stays so until its time of change moves, or until Forebay itself puts a name there. That time is asked for instead
+//! of each new name: the directory is open, and a network file system knows it without asking its server, while it
+//! would have to ask for every name that it has never heard of.
+
+use std::time::Duration;
+
+use forebay_tiers::{PfsDir, PfsStat, PfsTree};
+use forebay_types::TimeSpec;
+use parking_lot::Mutex;
+
+/// A change in the same tick of the file system's clock as the last one would not show: so long after that one, the tick
+/// is over. Linux ticks at least 100 times a second.
+const TICK: Duration = Duration::from_millis(20);
+/// The same for file systems that count whole seconds, or two.
+const COARSE_TICK: Duration = Duration::from_secs(3);
+
+/// When a directory's names last changed.
+type Stamp = (TimeSpec, TimeSpec);
+
+enum State {
+    /// Nothing is known, and finding out is not worth it.
+    Unknown,
+    /// It was made here a moment ago: probably it is empty.
+    Young,
+    /// It was empty when it had this stamp.
+    Empty(Stamp),
+}
+
+/// What is known about a directory's emptiness on the PFS.
+pub(crate) struct Vacancy(Mutex<State>);
+
+impl Vacancy {
+    /// Nothing is known.
+    pub(crate) fn unknown() -> Vacancy {
+        Vacancy(Mutex::new(State::Unknown))
+    }
+
+    /// The directory has just been made.
+    pub(crate) fn begin(&self) {
+        *self.0.lock() = State::Young;
+    }
+
+    /// A name has come, or is about to come, to the PFS through Forebay.
+    pub(crate) fn end(&self) {
+        *self.0.lock() = State::Unknown;
+    }
+
+    /// Whether the directory has no name on the PFS now.
+    pub(crate) fn holds(&self, pfs: &PfsTree, dir: &PfsDir) -> bool {
+        let known = match &*self.0.lock() {
+            State::Unknown => return false,
+            State::Empty(stamp) => Some(*stamp),
+            State::Young => None,
+        };
+        let found = match known {
+            Some(stamp) => pfs.stat_dir(dir).ok().filter(|s| stamp_of(s) == stamp),
+            None => look_through(pfs, dir),
+        };
+        let mut state = self.0.lock();
+        match (found, known) {
+            // It may have ended meanwhile, and must not begin again.
+            _ if matches!(*state, State::Unknown) => false,
+            (Some(stat), _) => {
+                *state = State::Empty(stamp_of(&stat));
+                true
+            }
+            // Changed by somebody else.
+            (None, Some(_)) => {
+                *state = State::Unknown;
+                false
+            }
+            // Too early to tell.
+            (None, None) => false,
+        }
+    }
+}
+
+fn stamp_of(stat: &PfsStat) -> Stamp {
+    (stat.mtime, stat.ctime)
+}
+
+/// The directory, if it is empty and any further change will show.
+fn look_through(pfs: &PfsTree, dir: &PfsDir) -> Option<PfsStat> {
+    let before = pfs.stat_dir(dir).ok()?;
+    if !is_settled(&before, TimeSpec::now()) {
+        return None;
+    }
+    let mut empty = true;
+    pfs.read_dir(dir, &mut |_| empty = false).ok()?;
+    let after = pfs.stat_dir(dir).ok()?;
+    (empty && stamp_of(&before) == stamp_of(&after)).then_some(after)
+}
+
+/// Whether the tick of the last change is over.
+fn is_settled(stat: &PfsStat, now: TimeSpec) -> bool {
+    let last = stat.mtime.max(stat.ctime);
+    let tick = match stat.mtime.nsec {
+        0 => COARSE_TICK,
+        _ => TICK,
+    };
+    let nanoseconds = |t: TimeSpec| i128::from(t.sec) * 1_000_000_000 + i128::from(t.nsec);
+    nanoseconds(now) - nanoseconds(last) > tick.as_nanos() as i128
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn tree() -> (tempfile::TempDir, PfsTree) {
+        let top = tempfile::tempdir().unwrap();
+        let tree = PfsTree::open(top.path()).unwrap();
+        (top, tree)
+    }
+
+    /// Waits until the tick in which the directory was made is over.
+    fn becomes_known(vacancy: &Vacancy, tree: &PfsTree) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(30) {
+            if vacancy.holds(tree, tree.root()) {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        false
+    }
+
+    #[test]
+    fn an_empty_directory_is_known_as_such_until_an_outsider_changes_it() {
+        let (top, tree) = tree();
+        let vacancy = Vacancy::unknown();
+        assert!(!vacancy.holds(&tree, tree.root()), "nobody has said so");
+        vacancy.begin();
+        assert!(becomes_known(&vacancy, &tree));
+        assert!(vacancy.holds(&tree, tree.root()));
+        std::fs::write(top.path().join("outsider"), b"").unwrap();
+        assert!(!vacancy.holds(&tree, tree.root()), "seen at once");
+        std::fs::remove_file(top.path().join("outsider")).unwrap();
+        assert!(
+            !vacancy.holds(&tree, tree.root()),
+            "once lost, lost for good"
+        );
+    }
+
+    #[test]
+    fn a_directory_with_names_is_never_taken_for_empty() {
+        let (top, tree) = tree();
+        std::fs::write(top.path().join("outsider"), b"").unwrap();
+        let vacancy = Vacancy::unknown();
+        vacancy.begin();
+        std::thread::sleep(2 * TICK);
+        assert!(!vacancy.holds(&tree, tree.root()));
+    }
+
+    #[test]
+    fn a_name_of_ours_ends_it() {
+        let (_top, tree) = tree();
+        let vacancy = Vacancy::unknown();
+        vacancy.begin();
+        assert!(becomes_known(&vacancy, &tree));
+        vacancy.end();
+        assert!(!vacancy.holds(&tree, tree.root()));
+    }
+
+    #[test]
+    fn a_change_is_settled_when_its_tick_is_over() {
+        let (_top, tree) = tree();
+        let mut stat = tree.stat_dir(tree.root()).unwrap();
+        let at = |sec, nsec| TimeSpec { sec, nsec };
+        (stat.mtime, stat.ctime) = (at(100, 500), at(100, 500));
+        assert!(!is_settled(&stat, at(100, 10_000_000)));
+        assert!(is_settled(&stat, at(100, 30_000_000)));
+        assert!(
+            !is_settled(&stat, at(90, 0)),
+            "a clock that is ahead of ours"
+        );
+        (stat.mtime, stat.ctime) = (at(100, 0), at(100, 0));
+        assert!(!is_settled(&stat, at(102, 0)));
+        assert!(is_settled(&stat, at(104, 0)));
+    }
+}

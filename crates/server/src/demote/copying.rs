@@ -1,0 +1,178 @@
+//! One copy: made as the owner, filled, and given the attributes of its file.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_namespace::{Copy, Demotion};
+use forebay_tiers::{
+    ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsStat,
+    apply_metadata, copy_to_new, verify,
+};
+use forebay_types::{Errno, failpoint};
+
+use super::{Failure, on_pfs};
+use crate::core::Core;
+use crate::engine::start_writeback;
+use crate::settings::Verify;
+
+/// A copy on the PFS that is not published yet.
+pub(super) struct Made {
+    source: Arc<dyn Object>,
+    /// What the source looked like before the copy.
+    before: ObjectStat,
+    file: FileObject,
+    named: bool,
+    /// What the copy looked like when its bytes had been written.
+    pub(super) stat: PfsStat,
+    pub(super) report: CopyReport,
+}
+
+impl Made {
+    /// What is to be put in its place.
+    pub(super) fn copy(&self) -> Copy<'_> {
+        match self.named {
+            true => Copy::Named(self.file.file()),
+            false => Copy::Unnamed(self.file.file()),
+        }
+    }
+
+    /// Puts it on stable storage.
+    pub(super) fn sync(&self) -> Result<(), Failure> {
+        self.file.sync(false).map_err(on_pfs("flush"))
+    }
+
+    /// Reads the copy back, and sees whether its source has stood still.
+    pub(super) fn check(&self, core: &Core, demotion: &Demotion) -> Result<(), Failure> {
+        if core.settings.demotion.verify == Verify::Media {
+            let dropped = self.file.drop_cache();
+            dropped.map_err(on_pfs("dropping its cache"))?;
+        }
+        let stop = || !core.ns.is_current(demotion);
+        verify(&self.file, &self.report, &stop).map_err(copy_failure)?;
+        // Writes that the server does not see show here.
+        let now = self
+            .source
+            .stat()
+            .map_err(|e| Failure::Error((&e).into(), format!("its object: {e}")))?;
+        match (now.size, now.mtime) == (self.before.size, self.before.mtime) {
+            true => Ok(()),
+            false => Err(Failure::Superseded),
+        }
+    }
+}
+
+/// Creates and fills the copy.
+pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
+    let on_object = |e: std::io::Error| {
+        Failure::Error((&e).into(), format!("its object cannot be opened: {e}"))
+    };
+    let source = core
+        .tiers
+        .open_object(demotion.tier, demotion.file.object)
+        .map_err(on_object)?;
+    let before = source.stat().map_err(on_object)?;
+    let (file, named) = create(core, demotion).map_err(on_pfs("temporary file"))?;
+    failpoint::hit(failpoint::Point::DemoteTemporary);
+    let file = FileObject::new(file);
+    let stop = || !core.ns.is_current(demotion);
+    let moved_bytes = AtomicU64::new(0);
+    let moved = |bytes| {
+        core.drain.moved(bytes);
+        if core.engine.is_demotion_limited() {
+            let from = moved_bytes.load(Ordering::Relaxed);
+            start_writeback(&file, from, bytes);
+        }
+        moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+        core.engine
+            .pace_demotion(bytes, &|| stop() || core.is_ending());
+    };
+    let control = CopyControl {
+        stop: &stop,
+        moved: &moved,
+    };
+    let report = copy_to_new(&*source, &before, &file, &control).map_err(copy_failure)?;
+    failpoint::hit(failpoint::Point::DemoteCopied);
+    let stat = give_attributes(core, demotion, &file)?;
+    failpoint::hit(failpoint::Point::DemoteAttributes);
+    Ok(Made {
+        source,
+        before,
+        file,
+        named,
+        stat,
+        report,
+    })
+}
+
+fn copy_failure(error: CopyError) -> Failure {
+    match error {
+        CopyError::Stopped => Failure::Superseded,
+        CopyError::Source(e) => {
+            Failure::Error((&e).into(), format!("its object cannot be read: {e}"))
+        }
+        CopyError::Destination(e) => on_pfs("copy")(e),
+        other => Failure::Error(other.errno(), other.to_string()),
+    }
+}
+
+/// As the owner, where the PFS lets them. The second field: it has a (temporary) name.
+fn create(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
+    let meta = &demotion.meta;
+    if meta.uid == 0 {
+        return create_as_is(core, demotion);
+    }
+    let first = {
+        let _owner = ActAs::user(meta.uid, meta.gid, &[])?;
+        create_as_is(core, demotion)
+    };
+    match first {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
+            create_as_is(core, demotion)
+        }
+        other => other,
+    }
+}
+
+fn create_as_is(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
+    let pfs = core.ns.pfs();
+    let (dir, temporary) = (&demotion.handle, &demotion.temporary);
+    // Nobody can open it before it is whole: it may have its permissions from the start.
+    let perm = u32::from(demotion.meta.perm & 0o777);
+    if let Some(file) = pfs.create_unnamed(dir, perm)? {
+        return Ok((file, false));
+    }
+    let created = match pfs.create_temporary(dir, temporary, 0o600) {
+        Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
+            // Left by a crash before it was on record; the name says that it is ours.
+            pfs.unlink(dir, temporary)?;
+            pfs.create_temporary(dir, temporary, 0o600)
+        }
+        other => other,
+    };
+    Ok((created?, true))
+}
+
+/// Gives a copy the attributes of its file; what the PFS cannot hold is reported. Answers with what it looked
+/// like before.
+pub(super) fn give_attributes(
+    core: &Core,
+    demotion: &Demotion,
+    file: &FileObject,
+) -> Result<PfsStat, Failure> {
+    let (pfs, meta) = (core.ns.pfs(), &demotion.meta);
+    let now = pfs.stat_file(file.file()).map_err(on_pfs("attributes"))?;
+    let wanted = Appearance {
+        uid: meta.uid,
+        gid: meta.gid,
+        perm: meta.perm,
+        xattrs: &demotion.xattrs,
+        atime: meta.atime,
+        mtime: meta.mtime,
+    };
+    let warnings = apply_metadata(pfs, file.file(), &now, &wanted).map_err(on_pfs("attributes"))?;
+    for warning in warnings {
+        core.report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
+    }
+    Ok(now)
+}

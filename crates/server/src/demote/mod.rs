@@ -1,0 +1,330 @@
+//! Demoters: they copy dirty files to the PFS, verify, and publish them.
+//!
+//! A batch shares its flushes and commits. For every file: a file without a name (or, where the PFS has none,
+//! with a temporary one), copy, attributes, flush, read back, record flushed, name, directory flushed, record
+//! marked clean. Whatever fails, the object stays, the copy goes, and the file is tried again.
+
+mod copying;
+mod overflow;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_namespace::{Demotion, Dir, File, NsError, Placed};
+use forebay_tiers::{CopyReport, PfsDir, TierKind};
+use forebay_types::{Errno, ObjectId, failpoint};
+
+use crate::core::Core;
+use crate::drain::Finished;
+use copying::Made;
+
+/// From so many files on, one flush of the whole PFS is cheaper than one for each.
+const SYNC_TOGETHER_FILES: usize = 8;
+
+/// Why a demotion did not end in a published file.
+#[derive(Debug)]
+enum Failure {
+    /// Changed meanwhile, or gone: nothing is wrong.
+    Superseded,
+    /// With errno and a line for a person.
+    Error(Errno, String),
+}
+
+impl From<NsError> for Failure {
+    fn from(error: NsError) -> Failure {
+        Failure::Error(error.errno(), error.to_string())
+    }
+}
+
+fn on_pfs(what: &str) -> impl Fn(std::io::Error) -> Failure + '_ {
+    move |error| Failure::Error((&error).into(), format!("{what} on the PFS: {error}"))
+}
+
+/// A file on its way.
+struct Copying {
+    demotion: Demotion,
+    made: Made,
+}
+
+/// One demoter thread.
+pub fn run(core: &Arc<Core>) {
+    while !core.is_ending() {
+        let batch = core.drain.next_batch(core);
+        if !batch.is_empty() {
+            demote_batch(core, &batch);
+        }
+    }
+}
+
+/// Demotes files together.
+pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
+    let mut copied = Vec::new();
+    for &object in objects {
+        let Some(demotion) = begin(core, object) else {
+            continue;
+        };
+        if core.tiers.kind(demotion.tier) == TierKind::Pfs && overflow::may_move(core, &demotion) {
+            overflow::finish(core, &demotion);
+            continue;
+        }
+        match copying::make(core, &demotion) {
+            Ok(made) => copied.push(Copying { demotion, made }),
+            Err(failure) => give_up(core, &demotion, failure),
+        }
+    }
+    let noted = note(core, copied);
+    let flushed = flush(core, noted);
+    if !flushed.is_empty() {
+        failpoint::hit(failpoint::Point::DemoteFlushed);
+    }
+    let verified = verify(core, flushed);
+    publish(core, verified);
+    core.absorb_conflicts();
+}
+
+/// Gives up those for which `failures` has a reason, by position; answers with the others.
+fn without_failed(core: &Core, all: Vec<Copying>, failures: Vec<(usize, NsError)>) -> Vec<Copying> {
+    let mut failures: HashMap<usize, NsError> = failures.into_iter().collect();
+    let mut left = Vec::with_capacity(all.len());
+    for (at, one) in all.into_iter().enumerate() {
+        match failures.remove(&at) {
+            Some(error) => give_up(core, &one.demotion, error.into()),
+            None => left.push(one),
+        }
+    }
+    left
+}
+
+/// Puts the copies on record, before any of them has its name.
+fn note(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
+    let copies: Vec<_> = copied
+        .iter()
+        .map(|one| (&one.demotion, one.made.stat.id))
+        .collect();
+    let failures = core.ns.note_temporaries(&copies);
+    without_failed(core, copied, failures)
+}
+
+/// Starts the demotion of a file that nobody writes.
+fn begin(core: &Core, object: ObjectId) -> Option<Demotion> {
+    let Some(file) = core.file(object) else {
+        core.drain.finished(&[Finished::done(object)]);
+        return None;
+    };
+    let claim = core.opens.claim(file.ino);
+    // A file under unseen writing is marked so, and is not begun.
+    let begun = core.ns.begin_demotion(&file);
+    drop(claim);
+    match begun {
+        Ok(Some(demotion)) => Some(demotion),
+        Ok(None) => {
+            // Clean, unlinked, or a writer has it: the writer's close will put it back.
+            core.drain.finished(&[Finished::done(object)]);
+            None
+        }
+        Err(error) => {
+            note_failure(
+                core,
+                &file,
+                error.errno(),
+                &format!("its directory on the PFS: {error}"),
+            );
+            core.drain.finished(&[Finished::failed(object)]);
+            None
+        }
+    }
+}
+
+fn note_failure(core: &Core, file: &File, errno: Errno, reason: &str) {
+    {
+        let mut state = file.lock();
+        state.error_unreported |= state.error != Some(errno);
+        state.error = Some(errno);
+    }
+    core.report(
+        file.path(),
+        errno,
+        format!("not demoted: {reason}; the data is kept and tried again"),
+    );
+}
+
+fn flush(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
+    if copied.len() >= SYNC_TOGETHER_FILES {
+        return match core.ns.pfs().sync() {
+            Ok(()) => copied,
+            Err(error) => {
+                let errno = Errno::from(&error);
+                for one in &copied {
+                    give_up(
+                        core,
+                        &one.demotion,
+                        Failure::Error(errno, format!("flush of the PFS: {error}")),
+                    );
+                }
+                Vec::new()
+            }
+        };
+    }
+    let keep = |one: Copying| match one.made.sync() {
+        Ok(()) => Some(one),
+        Err(failure) => {
+            give_up(core, &one.demotion, failure);
+            None
+        }
+    };
+    copied.into_iter().filter_map(keep).collect()
+}
+
+/// Reads the copies back. Then their records are flushed: from here on a crash finds out whether one has got
+/// its name.
+fn verify(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
+    let mut verified = Vec::new();
+    for one in copied {
+        match one.made.check(core, &one.demotion) {
+            Ok(()) => verified.push(one),
+            Err(failure) => give_up(core, &one.demotion, failure),
+        }
+    }
+    if verified.is_empty() {
+        return verified;
+    }
+    failpoint::hit(failpoint::Point::DemoteVerified);
+    match core.ns.sync() {
+        Ok(()) => {
+            failpoint::hit(failpoint::Point::DemoteRecords);
+            verified
+        }
+        Err(error) => {
+            for one in &verified {
+                give_up(
+                    core,
+                    &one.demotion,
+                    Failure::Error(error.errno(), error.to_string()),
+                );
+            }
+            Vec::new()
+        }
+    }
+}
+
+fn publish(core: &Core, verified: Vec<Copying>) {
+    let mut placed = Vec::new();
+    let mut dirs: HashMap<*const Dir, (Arc<Dir>, PfsDir)> = HashMap::new();
+    for one in verified {
+        match core.ns.place(&one.demotion, one.made.copy()) {
+            Ok(Placed::Superseded) => give_up(core, &one.demotion, Failure::Superseded),
+            Ok(outcome) => {
+                let demotion = &one.demotion;
+                let dir = (demotion.dir.clone(), demotion.handle.clone());
+                dirs.insert(Arc::as_ptr(&demotion.dir), dir);
+                placed.push((one.demotion, one.made.report, outcome));
+            }
+            Err(error) => give_up(core, &one.demotion, error.into()),
+        }
+    }
+    let mut unflushed: HashMap<*const Dir, Errno> = HashMap::new();
+    for (key, (dir, handle)) in &dirs {
+        if let Err(error) = core.ns.pfs().sync_dir(handle) {
+            let reason = format!("flush of the directory on the PFS: {error}");
+            core.report(dir.path(), (&error).into(), reason);
+            unflushed.insert(*key, (&error).into());
+        }
+    }
+    if !dirs.is_empty() {
+        failpoint::hit(failpoint::Point::DemoteDir);
+    }
+    let mut durable = Vec::with_capacity(placed.len());
+    for (demotion, report, outcome) in &placed {
+        match unflushed.get(&Arc::as_ptr(&demotion.dir)) {
+            Some(errno) => {
+                let failure = Failure::Error(*errno, "its directory was not flushed".into());
+                give_up(core, demotion, failure);
+            }
+            None => durable.push((demotion, report, outcome)),
+        }
+    }
+    settle(core, &durable);
+    for (demotion, _, _) in durable {
+        core.leave_overflow(&demotion.file);
+    }
+}
+
+/// The copies are durable under their names, or beside them.
+fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
+    // Whoever waits for the files finds the conflicts in `status`.
+    core.absorb_conflicts();
+    let published: Vec<_> = placed
+        .iter()
+        .map(|(d, report, _)| (*d, report.crc))
+        .collect();
+    let outcomes = core.ns.confirm(&published);
+    let mut finished = Vec::with_capacity(published.len());
+    for ((demotion, report, outcome), confirmed) in placed.iter().zip(outcomes) {
+        let object = demotion.file.object;
+        match confirmed {
+            Ok(current) => {
+                if **outcome == Placed::Published && !core.errors.is_empty() {
+                    core.errors.clear(&demotion.dir.path_of(&demotion.name));
+                }
+                let counters = &core.counters;
+                counters
+                    .demoted_bytes
+                    .fetch_add(report.logical_bytes, Ordering::Relaxed);
+                counters.demoted_files.fetch_add(1, Ordering::Relaxed);
+                if current {
+                    core.ledger.set_dirty(object, false);
+                }
+                finished.push(Finished {
+                    object,
+                    again: !current,
+                    failed: false,
+                });
+            }
+            Err(error) => {
+                note_failure(core, &demotion.file, error.errno(), &error.to_string());
+                finished.push(Finished::failed(object));
+            }
+        }
+    }
+    core.drain.finished(&finished);
+}
+
+fn give_up(core: &Core, demotion: &Demotion, failure: Failure) {
+    let pfs = core.ns.pfs();
+    match pfs.unlink(&demotion.handle, &demotion.temporary) {
+        Ok(()) => {}
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+        Err(e) => tracing::warn!(
+            "temporary file {} stays on the PFS: {e}",
+            demotion.temporary.escape_ascii()
+        ),
+    }
+    failpoint::hit(failpoint::Point::DemoteGivenUp);
+    give_up_keeping(core, demotion, failure);
+}
+
+fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {
+    let file = &demotion.file;
+    let (errno, failed) = match &failure {
+        Failure::Superseded => (None, false),
+        Failure::Error(errno, reason) => {
+            let reason = format!("not demoted: {reason}; the data is kept and tried again");
+            core.report(file.path(), *errno, reason);
+            (Some(*errno), true)
+        }
+    };
+    if let Err(error) = core.ns.abandon(demotion, errno) {
+        core.report(file.path(), error.errno(), error.to_string());
+    }
+    let written = core
+        .opens
+        .by_ino(file.ino)
+        .is_some_and(|open| open.is_written());
+    let again = !written && !file.lock().is_unlinked();
+    core.drain.finished(&[Finished {
+        object: file.object,
+        again,
+        failed,
+    }]);
+}

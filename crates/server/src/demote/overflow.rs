@@ -1,0 +1,95 @@
+//! Files that went straight to the PFS: their objects become the files by a rename.
+
+use forebay_namespace::{Copy, Demotion, Placed};
+use forebay_tiers::{CopyReport, FileObject, Object};
+use forebay_types::failpoint;
+
+use super::copying::give_attributes;
+use super::{Failure, give_up_keeping, on_pfs, settle};
+use crate::core::Core;
+
+/// Whether an object in the overflow can become the file on the PFS: nobody has it open, and it has
+/// one name. Others are copied.
+pub(super) fn may_move(core: &Core, demotion: &Demotion) -> bool {
+    let file = &demotion.file;
+    file.lock().names.len() == 1 && core.opens.by_ino(file.ino).is_none()
+}
+
+/// A file that went straight to the PFS: its object becomes the file by a rename.
+pub(super) fn finish(core: &Core, demotion: &Demotion) {
+    if let Err(failure) = publish(core, demotion) {
+        give_up_keeping(core, demotion, failure);
+    }
+}
+
+fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
+    let object = demotion.file.object;
+    let pfs = core.ns.pfs();
+    let shelf = format!(
+        "{}/objects/{:02x}",
+        crate::tierset::overflow_name(core.ns.instance()),
+        object.0 & 0xff
+    );
+    let name = object.to_string().into_bytes();
+    let dir = pfs
+        .open_dir_path(shelf.as_bytes())
+        .map_err(on_pfs("overflow directory"))?;
+    let file = FileObject::new(
+        pfs.open_file(&dir, &name, true)
+            .map_err(on_pfs("overflow object"))?,
+    );
+    let stat = pfs
+        .stat_file(file.file())
+        .map_err(on_pfs("overflow object"))?;
+    if let Some((_, error)) = core.ns.note_temporaries(&[(demotion, stat.id)]).pop() {
+        return Err(error.into());
+    }
+    failpoint::hit(failpoint::Point::OverflowNoted);
+    file.sync(false).map_err(on_pfs("flush"))?;
+    let crc = match forebay_tiers::checksum(&file, stat.size, &|| !core.ns.is_current(demotion)) {
+        Err(_) if !core.ns.is_current(demotion) => return Err(Failure::Superseded),
+        other => other.map_err(on_pfs("reading it back"))?,
+    };
+    // Until the object is the file on the PFS and its record is gone, nobody opens it.
+    let claim = core.opens.claim(demotion.file.ino);
+    if claim.is_open() || !core.ns.is_current(demotion) {
+        return Err(Failure::Superseded);
+    }
+    become_plain(core, demotion, &file)?;
+    failpoint::hit(failpoint::Point::OverflowPlain);
+    core.ns.sync()?;
+    failpoint::hit(failpoint::Point::OverflowRecords);
+    let placed = core.ns.place(demotion, Copy::Itself(&dir, &name));
+    failpoint::hit(failpoint::Point::OverflowPlaced);
+    if !matches!(placed, Ok(Placed::Published | Placed::Conflict { .. })) {
+        let identity = core.identity(&demotion.file, false);
+        file.set_identity(&identity).map_err(on_pfs("attributes"))?;
+    }
+    let report = CopyReport {
+        logical_bytes: stat.size,
+        data_bytes: 0,
+        crc,
+    };
+    match placed? {
+        Placed::Superseded => return Err(Failure::Superseded),
+        placed => {
+            if let Err(error) = pfs.sync_dir(&demotion.handle) {
+                let reason = format!("flush of the directory on the PFS: {error}");
+                core.report(demotion.dir.path(), (&error).into(), reason);
+            }
+            settle(core, &[(demotion, &report, &placed)]);
+        }
+    }
+    failpoint::hit(failpoint::Point::OverflowSettled);
+    core.evict_unopened(&demotion.file);
+    drop(claim);
+    core.wake_collector();
+    Ok(())
+}
+
+/// Gives an object the attributes of the file that it becomes.
+fn become_plain(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
+    give_attributes(core, demotion, file)?;
+    file.clear_identity().map_err(on_pfs("attributes"))?;
+    file.sync(false).map_err(on_pfs("flush"))
+}

@@ -1,0 +1,88 @@
+//! Brings an earlier copy up to date.
+
+use crate::copy::{Buffer, Walk, cannot, refuse_same_file, write_all};
+use crate::{Allocate, CopyControl, CopyError, Object, Seek};
+
+/// Makes `destination`, an earlier copy of `source`, equal to it again; answers with the bytes written. Both are
+/// read, and only what differs is written, in its place: at no moment is there less of the earlier copy than of a
+/// file that was written in the middle, so what was flushed of it before is never lost. Metadata are left alone and
+/// nothing is synced.
+pub fn refresh(
+    source: &dyn Object,
+    destination: &dyn Object,
+    control: &CopyControl<'_>,
+) -> Result<u64, CopyError> {
+    refuse_same_file(source, destination)?;
+    let stat = source.stat().map_err(CopyError::Source)?;
+    let before = destination.stat().map_err(CopyError::Destination)?;
+    let mut walk = Walk::new(source, &stat, stat.size);
+    let (mut position, mut written, mut length) = (0, 0, stat.size);
+    let (mut from, mut to) = (Buffer::take(), Buffer::take());
+    while let Some((start, end)) = walk.next_data().map_err(CopyError::Source)? {
+        clear(destination, position, start.min(before.size))?;
+        position = start;
+        while position < end {
+            if (control.stop)() {
+                return Err(CopyError::Stopped);
+            }
+            let want = from.0.len().min((end - position) as usize);
+            let count = source
+                .read_at(&mut from.0[..want], position)
+                .map_err(CopyError::Source)?;
+            let there = destination
+                .read_at(&mut to.0[..count], position)
+                .map_err(CopyError::Destination)?;
+            if there < count || from.0[..count] != to.0[..count] {
+                write_all(destination, &from.0[..count], position)
+                    .map_err(CopyError::Destination)?;
+                written += count as u64;
+                (control.moved)(count as u64);
+            }
+            position += count as u64;
+            if count < want {
+                break;
+            }
+        }
+        if position < end {
+            // The source was cut meanwhile.
+            length = position;
+            break;
+        }
+    }
+    clear(destination, position, length.min(before.size))?;
+    if destination.stat().map_err(CopyError::Destination)?.size != length {
+        destination
+            .set_len(length)
+            .map_err(CopyError::Destination)?;
+    }
+    Ok(written)
+}
+
+/// Makes a range read as zeros.
+fn clear(object: &dyn Object, from: u64, to: u64) -> Result<(), CopyError> {
+    if from >= to {
+        return Ok(());
+    }
+    let data = match object.seek(from, Seek::Data) {
+        Err(error) if cannot(&error) => Some(from),
+        found => found.map_err(CopyError::Destination)?,
+    };
+    let Some(data) = data.filter(|&data| data < to) else {
+        return Ok(());
+    };
+    match object.allocate(Allocate::PunchHole, data, to - data) {
+        Err(error) if cannot(&error) => write_zeros(object, data, to),
+        done => done.map_err(CopyError::Destination),
+    }
+}
+
+fn write_zeros(object: &dyn Object, from: u64, to: u64) -> Result<(), CopyError> {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    let mut position = from;
+    while position < to {
+        let count = (to - position).min(ZEROS.len() as u64);
+        write_all(object, &ZEROS[..count as usize], position).map_err(CopyError::Destination)?;
+        position += count;
+    }
+    Ok(())
+}
