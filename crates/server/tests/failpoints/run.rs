@@ -39,7 +39,7 @@ impl Case {
     }
 }
 
-fn shape(dir: &Path, tiers: Tiers) -> Settings {
+fn shape(dir: &Path, tiers: Tiers, point: Point) -> Settings {
     let flash = if tiers == Tiers::Tiny {
         1 << 20
     } else {
@@ -49,6 +49,8 @@ fn shape(dir: &Path, tiers: Tiers) -> Settings {
     settings.ssd.truncate(1);
     settings.demotion.idle = false;
     settings.demotion.start_fraction = 1.0;
+    // Only a copy with a name leaves something to sweep.
+    settings.demotion.unnamed = point != Point::RecoverSwept;
     if tiers == Tiers::Memory {
         settings.dram_bytes = Some(16 << 20);
     }
@@ -201,7 +203,7 @@ fn child_is_killed_at_a_point() {
     if only_start {
         failpoint::arm_from_environment().expect("a point");
     }
-    let server = Running::start(&shape(&dir, work.tiers), false);
+    let server = Running::start(&shape(&dir, work.tiers, case.point), false);
     if !only_start {
         let pfs = dir.join("pfs");
         for op in &work.before {
@@ -313,7 +315,7 @@ fn run(case: &Case) -> Result<(), String> {
     if work.first.is_some() || work.ops == [Op::Die] {
         killed(dir, case, true)?;
     }
-    let server = Running::start(&shape(dir, work.tiers), false);
+    let server = Running::start(&shape(dir, work.tiers, case.point), false);
     let (allowed, vague) = allowed(dir, &work);
     let found = shown(&server);
     let pfs = scratch.pfs();
