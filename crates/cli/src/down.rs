@@ -207,7 +207,9 @@ impl<'a> Wait<'a> {
             (false, Some(timeout)) if !self.args.drain => timeout,
             (false, timeout) => timeout.unwrap_or_default().saturating_add(STOP_LIMIT),
         };
-        let failing = self.last.errors_total > 0 || !self.last.errors.is_empty();
+        let failing = self.last.errors_total > 0
+            || !self.last.errors.is_empty()
+            || self.last.pfs_silent_ms.is_some();
         let stalled = drains && self.args.timeout.is_none() && self.moved.elapsed() >= STALL_LIMIT;
         if elapsed >= limit {
             Some(End::TimedOut)

@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use clap::Args;
 use forebay_types::limits;
@@ -12,6 +14,9 @@ use crate::control::Daemon;
 use crate::exit::{Explain, Failure, reason};
 use crate::instance::mount_table;
 use crate::mounts::{self, MountEntry};
+
+/// A path that cannot be looked at within this time lies on a file system that does not answer.
+const PATH_LIMIT: Duration = Duration::from_secs(60);
 
 /// The paths of a command.
 #[derive(Args, Debug)]
@@ -114,7 +119,7 @@ struct KnownPfs {
 }
 
 fn place(path: &Path, table: &[MountEntry], known: &mut Vec<KnownPfs>) -> Result<Place, Failure> {
-    let full = full_path(path).map_err(|error| unreachable_path(path, &error))?;
+    let full = bounded_path(path).map_err(|error| unreachable_path(path, &error))?;
     let found = match mounts::covering(table, &full).filter(|entry| entry.is_forebay()) {
         Some(entry) => mounts::relative(entry, &full).map(|relative| Place {
             state: entry.source.clone(),
@@ -206,6 +211,17 @@ fn unreachable_path(path: &Path, error: &io::Error) -> Failure {
         ),
         _ => format!("{}: {}", path.display(), reason(error)),
     })
+}
+
+/// [`full_path`] of a path that may lie on a file system that does not answer.
+fn bounded_path(path: &Path) -> io::Result<PathBuf> {
+    let (send, receive) = mpsc::channel();
+    let owned = path.to_path_buf();
+    std::thread::Builder::new()
+        .name("fb-path".into())
+        .spawn(move || send.send(full_path(&owned)))?;
+    let silent = |_| Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
+    receive.recv_timeout(PATH_LIMIT).unwrap_or_else(silent)
 }
 
 /// An absolute path without `.`, `..` and symbolic links, except that the last component is not

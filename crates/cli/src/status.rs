@@ -103,6 +103,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "restarts_total": bits.restarts_total,
         "restart_hits_total": bits.restart_hits_total,
         "direct_files_total": bits.direct_files_total,
+        "pfs_silent_s": bits.pfs_silent_ms.map(json::seconds),
         "files": bits.files,
         "open_files": bits.open_files,
         "errors": json::failures(mount_of(bits), &bits.errors),
@@ -192,6 +193,13 @@ pub fn render(bits: &StatusBits) -> String {
         bits.durability, bits.policy, bits.version
     );
     page.push_str(&tiers_table(bits).render());
+    if let Some(ms) = bits.pfs_silent_ms {
+        let silent = format_duration(Duration::from_secs(ms / 1000));
+        let _ = writeln!(
+            page,
+            "\nthe PFS has not answered for {silent}: what is in the burst buffer is served, the drain waits"
+        );
+    }
     let _ = writeln!(page, "\nundrained  {}", undrained_line(bits));
     let _ = writeln!(
         page,

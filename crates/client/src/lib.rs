@@ -4,6 +4,7 @@
 //! nothing is copied on the way to an in-memory server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, Statfs};
 use forebay_wire::{
@@ -236,6 +237,21 @@ impl Client {
     pub fn statfs(&self) -> Result<Statfs, Errno> {
         match self.call(Request::Statfs)? {
             Response::Statfs(statfs) => Ok(statfs),
+            other => unexpected(other),
+        }
+    }
+
+    /// For how long the PFS has not answered, zero while it does, and how long requests wait for it.
+    /// Never waits itself.
+    pub fn pulse(&self) -> Result<(Duration, Duration), Errno> {
+        match self.call(Request::Pulse)? {
+            Response::Pulse {
+                silent_ms,
+                give_up_after_ms,
+            } => Ok((
+                Duration::from_millis(silent_ms),
+                Duration::from_millis(give_up_after_ms),
+            )),
             other => unexpected(other),
         }
     }

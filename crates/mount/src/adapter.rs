@@ -22,11 +22,12 @@ use parking_lot::Mutex;
 
 use crate::backing::Backings;
 use crate::convert::{attr, cred, errno, ino, kind, maker, set_time};
+use crate::desk::{Desk, Pending, Turn, answer_attr, answer_entry, finish};
 use crate::pool::Pool;
 
 /// For how long the kernel believes names and attributes: changes made on the PFS show up within
 /// this time.
-const REVALIDATE: Duration = Duration::from_secs(1);
+pub(crate) const REVALIDATE: Duration = Duration::from_secs(1);
 /// Requests that the kernel keeps in flight for readahead and the like; its default of 16 is low.
 const BACKGROUND_MAX: u16 = 64;
 
@@ -37,6 +38,7 @@ pub(crate) struct Adapter {
     client: Client,
     backings: Backings,
     pool: Pool,
+    desk: Arc<Desk>,
     passthrough: AtomicBool,
     ended: EndCall,
 }
@@ -46,11 +48,17 @@ fn handle(fh: FileHandle) -> Handle {
 }
 
 impl Adapter {
-    pub(crate) fn new(client: Client, passthrough: bool) -> io::Result<Adapter> {
+    pub(crate) fn new(
+        client: Client,
+        passthrough: bool,
+        desk: Arc<Desk>,
+        pool: Pool,
+    ) -> io::Result<Adapter> {
         Ok(Adapter {
             client,
             backings: Backings::default(),
-            pool: Pool::default(),
+            pool,
+            desk,
             passthrough: AtomicBool::new(passthrough),
             ended: EndCall::default(),
         })
@@ -87,10 +95,16 @@ impl Adapter {
             .ok()
     }
 
-    fn entry(&self, made: Result<forebay_types::Attr, Errno>, reply: ReplyEntry) {
-        match made {
-            Ok(made) => reply.entry(&REVALIDATE, &attr(&made), Generation(0)),
-            Err(e) => reply.error(errno(e)),
+    fn entry(&self, made: Result<forebay_types::Attr, Errno>, turn: &Turn<'_>) {
+        answer_entry(&self.client, made, turn);
+    }
+}
+
+impl Adapter {
+    /// A file was opened after its request had been answered with an error.
+    fn nobody_wants(&self, handle: Handle) {
+        if let Err(e) = self.client.release(handle) {
+            tracing::warn!("a file that nobody wants stays open: {e}");
         }
     }
 }
@@ -103,13 +117,6 @@ fn plain_flags(mode: OpenMode) -> FopenFlags {
         } else {
             FopenFlags::empty()
         }
-}
-
-fn finish(done: Result<(), Errno>, reply: ReplyEmpty) {
-    match done {
-        Ok(()) => reply.ok(),
-        Err(e) => reply.error(errno(e)),
-    }
 }
 
 impl Filesystem for Adapter {
@@ -161,13 +168,16 @@ impl Filesystem for Adapter {
 
     fn destroy(&mut self) {
         self.pool.end();
+        self.desk.end();
         if let Some(call) = self.ended.lock().take() {
             call();
         }
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.entry(self.client.lookup(ino(parent), name.as_bytes()), reply);
+        let pending = Pending::Lookup(reply, ino(parent), name.as_bytes().into());
+        let turn = self.desk.turn(pending);
+        self.entry(self.client.lookup(ino(parent), name.as_bytes()), &turn);
     }
 
     fn forget(&self, _: &Request, node: INodeNo, count: u64) {
@@ -175,10 +185,9 @@ impl Filesystem for Adapter {
     }
 
     fn getattr(&self, _: &Request, node: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.client.getattr(ino(node), fh.map(handle)) {
-            Ok(found) => reply.attr(&REVALIDATE, &attr(&found)),
-            Err(e) => reply.error(errno(e)),
-        }
+        let (node, fh) = (ino(node), fh.map(handle));
+        let turn = self.desk.turn(Pending::Getattr(reply, node, fh));
+        answer_attr(self.client.getattr(node, fh), &turn);
     }
 
     fn setattr(
@@ -213,22 +222,26 @@ impl Filesystem for Adapter {
             fh.map(handle),
             cred(request),
         );
-        let act = move || match client.setattr(node, fh, set, who) {
-            Ok(now) => reply.attr(&REVALIDATE, &attr(&now)),
-            Err(e) => reply.error(errno(e)),
-        };
         // A change of size may bring a file in from the PFS.
         if size.is_some_and(|size| size > 0) {
-            self.pool.run(Box::new(|_| act()))
+            let desk = self.desk.clone();
+            self.pool.run(Box::new(move |_| {
+                let turn = desk.waiting_turn(reply);
+                answer_attr(client.setattr(node, fh, set, who), &turn);
+            }));
         } else {
-            act()
+            let turn = self.desk.turn(reply);
+            answer_attr(client.setattr(node, fh, set, who), &turn);
         }
     }
 
     fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
-        match self.client.readlink(ino(node)) {
-            Ok(target) => reply.data(&target),
-            Err(e) => reply.error(errno(e)),
+        let turn = self.desk.turn(reply);
+        let found = self.client.readlink(ino(node));
+        match (turn.reply::<ReplyData>(), found) {
+            (Some(reply), Ok(target)) => reply.data(&target),
+            (Some(reply), Err(e)) => reply.error(errno(e)),
+            (None, _) => {}
         }
     }
 
@@ -242,6 +255,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
+        let turn = self.desk.turn(reply);
         let made = self.client.mknod(
             ino(parent),
             name.as_bytes(),
@@ -249,7 +263,7 @@ impl Filesystem for Adapter {
             rdev,
             maker(request, umask),
         );
-        self.entry(made, reply);
+        self.entry(made, &turn);
     }
 
     fn mkdir(
@@ -262,27 +276,27 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let perm = (mode & 0o7777) as u16;
-        self.entry(
-            self.client
-                .mkdir(ino(parent), name.as_bytes(), perm, maker(request, umask)),
-            reply,
-        );
+        let turn = self.desk.turn(reply);
+        let made = self
+            .client
+            .mkdir(ino(parent), name.as_bytes(), perm, maker(request, umask));
+        self.entry(made, &turn);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        finish(
-            self.client
-                .unlink(ino(parent), name.as_bytes(), cred(request)),
-            reply,
-        );
+        let turn = self.desk.turn(reply);
+        let done = self
+            .client
+            .unlink(ino(parent), name.as_bytes(), cred(request));
+        finish(done, &turn);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        finish(
-            self.client
-                .rmdir(ino(parent), name.as_bytes(), cred(request)),
-            reply,
-        );
+        let turn = self.desk.turn(reply);
+        let done = self
+            .client
+            .rmdir(ino(parent), name.as_bytes(), cred(request));
+        finish(done, &turn);
     }
 
     fn symlink(
@@ -294,10 +308,11 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let target = target.as_os_str().as_bytes();
+        let turn = self.desk.turn(reply);
         let made = self
             .client
             .symlink(ino(parent), name.as_bytes(), target, cred(request));
-        self.entry(made, reply);
+        self.entry(made, &turn);
     }
 
     fn rename(
@@ -320,7 +335,8 @@ impl Filesystem for Adapter {
             (ino(parent), name.as_bytes()),
             (ino(newparent), newname.as_bytes()),
         );
-        finish(self.client.rename(from, to, mode, cred(request)), reply);
+        let turn = self.desk.turn(reply);
+        finish(self.client.rename(from, to, mode, cred(request)), &turn);
     }
 
     fn link(
@@ -331,10 +347,11 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
+        let turn = self.desk.turn(reply);
         let made = self
             .client
             .link(ino(node), ino(newparent), newname.as_bytes(), cred(request));
-        self.entry(made, reply);
+        self.entry(made, &turn);
     }
 
     fn create(
@@ -348,6 +365,7 @@ impl Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let perm = (mode & 0o7777) as u16;
+        let turn = self.desk.turn(reply);
         let made = self.client.create(
             ino(parent),
             name.as_bytes(),
@@ -355,9 +373,14 @@ impl Filesystem for Adapter {
             Flags(flags as u32),
             maker(request, umask),
         );
-        let (found, open) = match made {
-            Ok(made) => made,
-            Err(e) => return reply.error(errno(e)),
+        let (reply, (found, open)) = match (turn.reply::<ReplyCreate>(), made) {
+            (Some(reply), Ok(made)) => (reply, made),
+            (Some(reply), Err(e)) => return reply.error(errno(e)),
+            (None, Ok((found, open))) => {
+                self.client.forget(vec![(found.ino, 1)]);
+                return self.nobody_wants(open.opened.handle);
+            }
+            (None, Err(_)) => return,
         };
         let fh = FileHandle(open.opened.handle.0);
         let found = attr(&found);
@@ -377,12 +400,15 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let open = match self
+        let turn = self.desk.turn(reply);
+        let opened = self
             .client
-            .open(ino(node), Flags(flags.0 as u32), cred(request))
-        {
-            Ok(open) => open,
-            Err(e) => return reply.error(errno(e)),
+            .open(ino(node), Flags(flags.0 as u32), cred(request));
+        let (reply, open) = match (turn.reply::<ReplyOpen>(), opened) {
+            (Some(reply), Ok(open)) => (reply, open),
+            (Some(reply), Err(e)) => return reply.error(errno(e)),
+            (None, Ok(open)) => return self.nobody_wants(open.opened.handle),
+            (None, Err(_)) => return,
         };
         let fh = FileHandle(open.opened.handle.0);
         match self.back(node, &open, |fd| reply.open_backing(fd)) {
@@ -402,15 +428,18 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let client = self.client.clone();
+        let (client, desk) = (self.client.clone(), self.desk.clone());
         self.pool.run(Box::new(move |buffer| {
+            let turn = desk.waiting_turn(reply);
             let size = size as usize;
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
-            match client.read(handle(fh), offset, &mut buffer[..size]) {
-                Ok(n) => reply.data(&buffer[..n]),
-                Err(e) => reply.error(errno(e)),
+            let read = client.read(handle(fh), offset, &mut buffer[..size]);
+            match (turn.reply::<ReplyData>(), read) {
+                (Some(reply), Ok(n)) => reply.data(&buffer[..n]),
+                (Some(reply), Err(e)) => reply.error(errno(e)),
+                (None, _) => {}
             }
         }));
     }
@@ -428,20 +457,25 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let drop_suid = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        match self
+        let turn = self.desk.turn(reply);
+        let written = self
             .client
-            .write(handle(fh), offset, data, drop_suid, false)
-        {
-            Ok(Progress::Done(n)) => return reply.written(n as u32),
-            Err(e) => return reply.error(errno(e)),
-            Ok(Progress::WouldWait) => {}
-        }
-        let (client, data) = (self.client.clone(), data.to_vec());
+            .write(handle(fh), offset, data, drop_suid, false);
+        let reply = match (turn.reply::<ReplyWrite>(), written) {
+            (Some(reply), Ok(Progress::Done(n))) => return reply.written(n as u32),
+            (Some(reply), Err(e)) => return reply.error(errno(e)),
+            (Some(reply), Ok(Progress::WouldWait)) => reply,
+            (None, _) => return,
+        };
+        let (client, desk, data) = (self.client.clone(), self.desk.clone(), data.to_vec());
         self.pool.run(Box::new(move |_| {
-            match client.write(handle(fh), offset, &data, drop_suid, true) {
-                Ok(Progress::Done(n)) => reply.written(n as u32),
-                Ok(Progress::WouldWait) => reply.error(errno(Errno::EAGAIN)),
-                Err(e) => reply.error(errno(e)),
+            let turn = desk.waiting_turn(reply);
+            let written = client.write(handle(fh), offset, &data, drop_suid, true);
+            match (turn.reply::<ReplyWrite>(), written) {
+                (Some(reply), Ok(Progress::Done(n))) => reply.written(n as u32),
+                (Some(reply), Ok(Progress::WouldWait)) => reply.error(errno(Errno::EAGAIN)),
+                (Some(reply), Err(e)) => reply.error(errno(e)),
+                (None, _) => {}
             }
         }));
     }
@@ -461,21 +495,28 @@ impl Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
+        let turn = self.desk.turn(reply);
         self.backings.release(handle(fh));
-        finish(self.client.release(handle(fh)), reply);
+        finish(self.client.release(handle(fh)), &turn);
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let client = self.client.clone();
+        let (client, desk) = (self.client.clone(), self.desk.clone());
         self.pool.run(Box::new(move |_| {
-            finish(client.fsync(handle(fh), datasync), reply)
+            let turn = desk.waiting_turn(reply);
+            finish(client.fsync(handle(fh), datasync), &turn);
         }));
     }
 
     fn opendir(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        match self.client.open_dir(ino(node)) {
-            Ok(dir) => reply.opened(FileHandle(dir.0), FopenFlags::empty()),
-            Err(e) => reply.error(errno(e)),
+        let turn = self.desk.turn(reply);
+        let opened = self.client.open_dir(ino(node));
+        match (turn.reply::<ReplyOpen>(), opened) {
+            (Some(reply), Ok(dir)) => reply.opened(FileHandle(dir.0), FopenFlags::empty()),
+            (Some(reply), Err(e)) => reply.error(errno(e)),
+            // A handle that cannot be closed costs its entries' memory only.
+            (None, Ok(dir)) => drop(self.client.close_dir(dir)),
+            (None, Err(_)) => {}
         }
     }
 
@@ -501,18 +542,26 @@ impl Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        finish(self.client.close_dir(handle(fh)), reply);
+        let turn = self.desk.turn(reply);
+        finish(self.client.close_dir(handle(fh)), &turn);
     }
 
     fn fsyncdir(&self, _: &Request, node: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let client = self.client.clone();
+        let (client, desk) = (self.client.clone(), self.desk.clone());
         let node = ino(node);
-        self.pool
-            .run(Box::new(move |_| finish(client.fsync_dir(node), reply)));
+        self.pool.run(Box::new(move |_| {
+            let turn = desk.waiting_turn(reply);
+            finish(client.fsync_dir(node), &turn);
+        }));
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        match self.client.statfs() {
+        let turn = self.desk.turn(reply);
+        let totals = self.client.statfs();
+        let Some(reply) = turn.reply::<ReplyStatfs>() else {
+            return;
+        };
+        match totals {
             Ok(s) => reply.statfs(
                 s.blocks,
                 s.blocks_free,
@@ -543,31 +592,30 @@ impl Filesystem for Adapter {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return reply.error(errno(Errno::EINVAL)),
         };
-        finish(
-            self.client
-                .set_xattr(ino(node), name.as_bytes(), value, mode, cred(request)),
-            reply,
-        );
+        let turn = self.desk.turn(reply);
+        let done = self
+            .client
+            .set_xattr(ino(node), name.as_bytes(), value, mode, cred(request));
+        finish(done, &turn);
     }
 
     fn getxattr(&self, _: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        answer_xattr(
-            self.client.get_xattr(ino(node), name.as_bytes()),
-            size,
-            reply,
-        );
+        let turn = self.desk.turn(reply);
+        let found = self.client.get_xattr(ino(node), name.as_bytes());
+        answer_xattr(found, size, &turn);
     }
 
     fn listxattr(&self, _: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
-        answer_xattr(self.client.list_xattr(ino(node)), size, reply);
+        let turn = self.desk.turn(reply);
+        answer_xattr(self.client.list_xattr(ino(node)), size, &turn);
     }
 
     fn removexattr(&self, request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        finish(
-            self.client
-                .remove_xattr(ino(node), name.as_bytes(), cred(request)),
-            reply,
-        );
+        let turn = self.desk.turn(reply);
+        let done = self
+            .client
+            .remove_xattr(ino(node), name.as_bytes(), cred(request));
+        finish(done, &turn);
     }
 
     fn fallocate(
@@ -589,10 +637,11 @@ impl Filesystem for Adapter {
             m if m == libc::FALLOC_FL_ZERO_RANGE | KEEP => SpaceChange::ZeroRangeKeepSize,
             _ => return reply.error(errno(Errno::EOPNOTSUPP)),
         };
-        let client = self.client.clone();
+        let (client, desk) = (self.client.clone(), self.desk.clone());
         self.pool.run(Box::new(move |_| {
+            let turn = desk.waiting_turn(reply);
             let done = client.change_space(handle(fh), change, offset, length, true);
-            finish(done.map(|_| ()), reply);
+            finish(done.map(|_| ()), &turn);
         }));
     }
 
@@ -613,15 +662,21 @@ impl Filesystem for Adapter {
         let Ok(from) = u64::try_from(offset) else {
             return reply.error(errno(Errno::ENXIO));
         };
-        match self.client.seek(handle(fh), from, what) {
-            Ok(found) => reply.offset(found as i64),
-            Err(e) => reply.error(errno(e)),
+        let turn = self.desk.turn(reply);
+        let found = self.client.seek(handle(fh), from, what);
+        match (turn.reply::<ReplyLseek>(), found) {
+            (Some(reply), Ok(found)) => reply.offset(found as i64),
+            (Some(reply), Err(e)) => reply.error(errno(e)),
+            (None, _) => {}
         }
     }
 }
 
 /// A size of 0 asks how large the value is.
-fn answer_xattr(found: Result<Vec<u8>, Errno>, size: u32, reply: ReplyXattr) {
+fn answer_xattr(found: Result<Vec<u8>, Errno>, size: u32, turn: &Turn<'_>) {
+    let Some(reply) = turn.reply::<ReplyXattr>() else {
+        return;
+    };
     match found {
         Err(e) => reply.error(errno(e)),
         Ok(value) if size == 0 => reply.size(value.len() as u32),

@@ -3,20 +3,30 @@
 mod adapter;
 mod backing;
 mod convert;
+mod desk;
 mod pool;
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_client::Client;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
+
+use crate::desk::Desk;
+use crate::pool::Pool;
+
+/// Requests under way at the unmount may take so long. One that blocks in a call on the PFS is left
+/// behind then: it holds nothing that the end needs.
+const LAST_REQUESTS: Duration = Duration::from_secs(5);
 
 /// How to mount.
 #[derive(Clone, Debug)]
@@ -38,6 +48,7 @@ pub struct Mounted {
     mount_point: PathBuf,
     /// Device number of the mount: tells it from whatever may be there after it.
     dev: u64,
+    desk: Arc<Desk>,
     session: Mutex<Option<BackgroundSession>>,
     ended: adapter::EndCall,
 }
@@ -58,19 +69,28 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     } else {
         SessionACL::Owner
     };
-    config.n_threads = Some(options.threads.max(1));
-    let adapter = adapter::Adapter::new(client, options.passthrough)?;
+    let readers = options.threads.max(1);
+    config.n_threads = Some(readers + desk::SPARES);
+    let (desk, pool) = (Arc::new(Desk::new(readers)), Pool::default());
+    let passthrough = options.passthrough;
+    let adapter = adapter::Adapter::new(client.clone(), passthrough, desk.clone(), pool.clone())?;
     let ended = adapter.on_destroy();
     let session = match open_as_root(options)? {
         Some(device) => Session::from_fd(adapter, device, config.acl, config)?,
         None => Session::new(adapter, &options.mount_point, &config)?,
     };
+    let device = session.as_fd().try_clone_to_owned()?;
     let session = session.spawn()?;
+    let watched = desk.clone();
+    std::thread::Builder::new()
+        .name("fb-watchdog".into())
+        .spawn(move || desk::watch(&watched, &client, &pool, &device))?;
     // Asks the new mount itself, so it also shows that it answers.
     let dev = std::fs::metadata(&options.mount_point)?.dev();
     Ok(Mounted {
         mount_point: options.mount_point.clone(),
         dev,
+        desk,
         session: Mutex::new(Some(session)),
         ended,
     })
@@ -123,8 +143,13 @@ impl Mounted {
         let Some(session) = self.session.lock().take() else {
             return Ok(());
         };
-        if lazily && !session.guard.is_finished() {
-            // Joining would wait for the last user.
+        self.desk.nudge();
+        let begun = Instant::now();
+        while !lazily && !session.guard.is_finished() && begun.elapsed() < LAST_REQUESTS {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if !session.guard.is_finished() {
+            // Joining would wait for the last user, or for the PFS.
             std::mem::forget(session);
             return Ok(());
         }

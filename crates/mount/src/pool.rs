@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Most threads. The kernel keeps at most 64 background requests in flight (see `adapter`), and
-/// writers that wait for space are few.
-const THREADS_MAX: usize = 64;
+/// Most threads. The kernel keeps at most 64 background requests in flight (see `adapter`), writers
+/// that wait for space are few, and as many may block in calls on the PFS.
+const THREADS_MAX: usize = 128;
 
 type Task = Box<dyn FnOnce(&mut Vec<u8>) + Send>;
 

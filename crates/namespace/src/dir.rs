@@ -49,9 +49,10 @@ pub struct Dir {
     handle: Mutex<Option<PfsDir>>,
     /// When a name was last added or removed that the PFS has not seen.
     touched: Mutex<Option<TimeSpec>>,
-    group_rule: Mutex<Option<(Instant, Option<u32>)>>,
     /// Default ACL, as the PFS last told it.
     default_acl: Mutex<Option<(Instant, DefaultAcl)>>,
+    /// What the PFS last said of the directory itself, and when.
+    seen: Mutex<Option<(Instant, PfsStat)>>,
     /// The name last found missing on the PFS, and when.
     absent: Mutex<Option<(Instant, Box<[u8]>)>>,
     /// Whether the PFS has any name here.
@@ -72,8 +73,8 @@ impl Dir {
             children: Mutex::new(HashMap::new()),
             handle: Mutex::new(None),
             touched: Mutex::new(None),
-            group_rule: Mutex::new(None),
             default_acl: Mutex::new(None),
+            seen: Mutex::new(None),
             absent: Mutex::new(None),
             vacancy: Vacancy::unknown(),
             persisted: AtomicBool::new(false),
@@ -168,9 +169,13 @@ impl Dir {
             .is_some_and(|(at, n)| at.elapsed() < ABSENT_TTL && **n == *name)
     }
 
-    pub(crate) fn learn_group_rule(&self, stat: &PfsStat) {
-        let rule = (stat.mode & libc::S_ISGID != 0).then_some(stat.gid);
-        *self.group_rule.lock() = Some((Instant::now(), rule));
+    pub(crate) fn learn(&self, stat: &PfsStat) {
+        *self.seen.lock() = Some((Instant::now(), *stat));
+    }
+
+    /// What the PFS last said of it, however long ago.
+    pub(crate) fn seen(&self) -> Option<PfsStat> {
+        self.seen.lock().map(|(_, stat)| stat)
     }
 
     /// The directory's default ACL; asked of the PFS at most every [`GROUP_RULE_TTL`].
@@ -198,7 +203,8 @@ impl Dir {
     }
 
     pub(crate) fn group_rule(&self) -> Option<Option<u32>> {
-        let (at, rule) = (*self.group_rule.lock())?;
+        let (at, stat) = (*self.seen.lock())?;
+        let rule = (stat.mode & libc::S_ISGID != 0).then_some(stat.gid);
         (at.elapsed() < GROUP_RULE_TTL).then_some(rule)
     }
 }
@@ -239,9 +245,11 @@ impl Handles {
         }
         let above = self.get(pfs, root_dev, &parent)?;
         let opened = pfs.open_dir(&above, &name)?;
-        if DirKey::new(pfs.stat_dir(&opened)?.id, root_dev) != dir.key {
+        let stat = pfs.stat_dir(&opened)?;
+        if DirKey::new(stat.id, root_dev) != dir.key {
             return Err(Errno::ESTALE.into());
         }
+        dir.learn(&stat);
         *dir.handle.lock() = Some(opened.clone());
         let mut open = self.open.lock();
         open.push_back(Arc::downgrade(dir));

@@ -10,6 +10,7 @@ mod acl;
 mod dir;
 mod error;
 mod file;
+mod known;
 mod namespace;
 mod ops;
 mod outside;

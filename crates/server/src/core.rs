@@ -3,11 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_namespace::{File, Namespace};
 use forebay_policy::durability::Durability;
-use forebay_tiers::{Identity, ParentKey, TierKind};
+use forebay_tiers::{Identity, ParentKey, Pulse, TierKind};
 use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint, limits};
 use forebay_wire::control::PathFailure;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -21,7 +21,7 @@ use crate::fsync::shadow_charge;
 use crate::jobs::Jobs;
 use crate::learning::Learning;
 use crate::ledger::Ledger;
-use crate::opens::OpenTable;
+use crate::opens::{OpenTable, Target};
 use crate::rules::Rules;
 use crate::settings::Settings;
 use crate::tierset::TierSet;
@@ -157,6 +157,37 @@ impl Core {
         self.ending.load(Ordering::Acquire)
     }
 
+    /// Whether the PFS answers.
+    pub fn pulse(&self) -> &Pulse {
+        self.ns.pfs().pulse()
+    }
+
+    /// One line for a person, if the PFS has been given up.
+    pub fn given_up(&self) -> Option<String> {
+        let silent = self.pulse().silent_for()?;
+        self.pulse().is_given_up().then(|| {
+            let silent = Duration::from_secs(silent.as_secs());
+            let silent = forebay_types::format_duration(silent);
+            format!("the PFS has not answered for {silent}")
+        })
+    }
+
+    /// To be called before I/O on what is open: `ETIMEDOUT` if it is on the PFS and that is given up.
+    pub fn reach(&self, target: &Target) -> Result<(), Errno> {
+        match self.is_on_pfs(target) {
+            true => Ok(self.pulse().pass()?),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether I/O on what is open goes to the PFS.
+    pub fn is_on_pfs(&self, target: &Target) -> bool {
+        match target {
+            Target::Pfs { .. } => true,
+            Target::Buffer { tier, .. } => self.tiers.kind(*tier) == TierKind::Pfs,
+        }
+    }
+
     /// What fsync promises for a path.
     pub fn durability_of(&self, path: &[u8]) -> Durability {
         self.rules.durability(path).unwrap_or(self.durability)
@@ -224,7 +255,7 @@ impl Core {
             self.drain.forget(garbage.object);
             if let Some(file) = &file
                 && let Some(open) = self.opens.by_ino(file.ino)
-                && matches!(&*open.target.read(), crate::opens::Target::Buffer { file: f, .. } if f.object == garbage.object)
+                && open.may_hold(garbage.object)
             {
                 // The last close collects it.
                 self.files.write().insert(garbage.object, file.clone());
@@ -280,6 +311,11 @@ impl Core {
             let Some(slot) = self.tiers.get(*tier) else {
                 continue;
             };
+            if slot.kind == TierKind::Pfs && self.pulse().is_silent() {
+                // It stays marked as garbage, and the next start removes it.
+                all = false;
+                continue;
+            }
             match slot.tier.remove(object) {
                 Ok(()) => {}
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}

@@ -16,6 +16,13 @@ impl Core {
     /// clean copy whose checksum is known.
     pub fn fsck(&self, dry_run: bool, checksums: bool) -> FsckReport {
         let mut report = FsckReport::default();
+        if let Some(silent) = self.pulse().silent_for() {
+            let silent = std::time::Duration::from_secs(silent.as_secs());
+            let silent = forebay_types::format_duration(silent);
+            let problem = format!("has not answered for {silent}");
+            let action = "clean copies are not compared with it";
+            finding(&mut report, b"(PFS)".to_vec(), problem, action, false);
+        }
         let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
         for file in &files {
             report.records += 1;
@@ -74,12 +81,17 @@ impl Core {
         let Some((object, found)) = self.open_checked(file, &residency, dry_run, report) else {
             return;
         };
+        // Whose it is comes first: what is taken for a damaged copy of this file and dropped could be the
+        // only copy of another.
+        if !self.check_identity(file, residency.tier, &path, report) {
+            return;
+        }
         if found != size {
             let problem = format!("its object has {found} bytes, its record {size}");
             return self.mend_copy(file, residency.clean, path, problem, dry_run, report);
         }
-        self.check_identity(file, residency.tier, &path, report);
-        if let (true, Some((dir, name))) = (residency.clean, &name) {
+        let compare = residency.clean && !self.pulse().is_silent();
+        if let (true, Some((dir, name))) = (compare, &name) {
             let stat = self
                 .ns
                 .open_dir(dir)
@@ -87,6 +99,15 @@ impl Core {
             let same = stat
                 .as_ref()
                 .is_ok_and(|s| residency.published == Some(Published::from(s)));
+            if let Err(error) = &stat
+                && !matches!(
+                    error.errno(),
+                    Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE
+                )
+            {
+                let problem = format!("cannot be compared with the PFS: {error}");
+                return finding(report, path, problem, "none", false);
+            }
             if !same {
                 let dropped = dry_run || self.evict(file).is_some();
                 return finding(
@@ -145,38 +166,32 @@ impl Core {
         None
     }
 
-    fn check_identity(&self, file: &File, tier: TierId, path: &[u8], report: &mut FsckReport) {
+    /// Whether the object says that it is this file's.
+    fn check_identity(
+        &self,
+        file: &File,
+        tier: TierId,
+        path: &[u8],
+        report: &mut FsckReport,
+    ) -> bool {
         let Some(slot) = self.tiers.get(tier) else {
-            return;
+            return false;
         };
-        match slot.tier.identity(file.object) {
+        let (problem, action) = match slot.tier.identity(file.object) {
             Ok(Some(identity))
-                if identity.object == file.object && identity.instance == self.ns.instance() => {}
-            Ok(Some(identity)) => {
-                let problem = format!("its object says that it is object {}", identity.object);
-                finding(
-                    report,
-                    path.to_vec(),
-                    problem,
-                    "none: compare it with the PFS",
-                    false,
-                );
+                if identity.object == file.object && identity.instance == self.ns.instance() =>
+            {
+                return true;
             }
-            Ok(None) => finding(
-                report,
-                path.to_vec(),
-                "its object carries no identity".into(),
-                "none",
-                false,
+            Ok(Some(identity)) => (
+                format!("its object says that it is object {}", identity.object),
+                "none: compare it with the PFS",
             ),
-            Err(error) => finding(
-                report,
-                path.to_vec(),
-                format!("its object's identity: {error}"),
-                "none",
-                false,
-            ),
-        }
+            Ok(None) => ("its object carries no identity".into(), "none"),
+            Err(error) => (format!("its object's identity: {error}"), "none"),
+        };
+        finding(report, path.to_vec(), problem, action, false);
+        false
     }
 
     /// A damaged copy: dropped where the PFS has a good one.

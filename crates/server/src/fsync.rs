@@ -26,7 +26,10 @@ impl Core {
         open.fsynced.store(true, Ordering::Release);
         let target = open.target.read().clone();
         let (file, object, tier) = match target {
-            Target::Pfs { file, .. } => return Ok(file.sync(data_only)?),
+            Target::Pfs { file, .. } => {
+                self.pulse().pass()?;
+                return Ok(file.sync(data_only)?);
+            }
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
         self.report_to_fsync(&file)?;
@@ -278,6 +281,9 @@ impl Core {
                     file.lock().error_unreported = false;
                     return Err(errno);
                 }
+            }
+            if self.pulse().is_given_up() {
+                return Err(Errno::ETIMEDOUT);
             }
             self.drain.add_urgent(file.object);
             self.drain

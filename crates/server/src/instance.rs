@@ -33,6 +33,8 @@ use crate::{demote, discard, engine, monitor};
 
 /// After the mount is gone, a drain that was asked for gets this long for the last files.
 const LAST_DRAIN: Duration = Duration::from_secs(60);
+/// At the end, threads that wait for a silent PFS are waited for so long.
+const LAST_CALLS: Duration = Duration::from_secs(1);
 
 /// Why a server cannot start: one line for a person.
 #[derive(Debug, thiserror::Error)]
@@ -114,8 +116,8 @@ impl Core {
 }
 
 fn open_core(settings: Settings, mend: bool) -> Result<Core, StartError> {
-    let pfs =
-        PfsTree::open(&settings.pfs).map_err(failed(format!("PFS {}", settings.pfs.display())))?;
+    let pfs = PfsTree::watched(&settings.pfs, settings.pfs_timeout)
+        .map_err(failed(format!("PFS {}", settings.pfs.display())))?;
     if !settings.demotion.unnamed {
         pfs.without_unnamed();
     }
@@ -352,18 +354,15 @@ impl Instance {
     /// called when nothing is mounted any more.
     pub fn stop(&self) -> StopSummary {
         let core = &self.core;
-        if self.drained.load(Ordering::Acquire) {
+        if self.drained.load(Ordering::Acquire) && !core.pulse().is_silent() {
             // What was closed by the unmount itself.
             self.drain(Some(Instant::now() + LAST_DRAIN));
         }
         core.ending.store(true, Ordering::Release);
         core.drain.wake_all();
         core.wake_collector();
-        for thread in self.threads.lock().drain(..) {
-            if thread.join().is_err() {
-                tracing::error!("a thread of the server panicked");
-            }
-        }
+        let threads = std::mem::take(&mut *self.threads.lock());
+        join_all(core, threads);
         failpoint::hit(failpoint::Point::StopThreads);
         self.leave_memory();
         failpoint::hit(failpoint::Point::StopMoved);
@@ -387,7 +386,9 @@ impl Instance {
         {
             tracing::warn!("the memory tier stays mounted: {error}");
         }
-        core.tiers.tidy_overflow();
+        if !core.pulse().is_silent() {
+            core.tiers.tidy_overflow();
+        }
         summary
     }
 
@@ -464,6 +465,22 @@ impl Instance {
         });
         if let Err(error) = saved {
             tracing::warn!("totals are not kept: {error}");
+        }
+    }
+}
+
+/// Waits for the end of threads. One that blocks in a call on a PFS that does not answer is left behind:
+/// what it has not done yet the next start does.
+fn join_all(core: &Core, threads: Vec<JoinHandle<()>>) {
+    let begun = Instant::now();
+    for thread in threads {
+        while !thread.is_finished() && !(core.pulse().is_silent() && begun.elapsed() > LAST_CALLS) {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        if !thread.is_finished() {
+            tracing::warn!("a thread waits for the PFS and is left behind");
+        } else if thread.join().is_err() {
+            tracing::error!("a thread of the server panicked");
         }
     }
 }

@@ -29,7 +29,9 @@ impl Core {
             true => self.take_turn(&open, Class::Restart, 0),
             false => None,
         };
-        Ok(open.target.read().object().read_at(into, offset)?)
+        let target = open.target.read();
+        self.reach(&target)?;
+        Ok(target.object().read_at(into, offset)?)
     }
 
     /// Writes all of `data`; `None` if it would have to wait for space and may not.
@@ -77,6 +79,7 @@ impl Core {
                 return Ok(None);
             }
             let target = open.target.read();
+            self.reach(&target)?;
             self.note_change(&open, &target)?;
             match target.object().write_at(data, offset) {
                 Ok(written) => {
@@ -257,6 +260,7 @@ impl Core {
     pub fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
         match self.ns.getattr(ino) {
             Ok((attr, file)) => self.live_attr(attr, file.as_ref()),
+            Err(error) if error.errno() == Errno::ETIMEDOUT => Err(Errno::ETIMEDOUT),
             Err(error) => self.stat_open_pfs(ino).ok_or(error.errno()),
         }
     }
@@ -268,6 +272,7 @@ impl Core {
         let Target::Pfs { file, .. } = &*target else {
             return None;
         };
+        self.reach(&target).ok()?;
         let stat = self.ns.pfs().stat_file(file.file()).ok()?;
         Some(Attr {
             ino,
@@ -295,6 +300,7 @@ impl Core {
         let Target::Pfs { file, .. } = &*target else {
             return Err(Errno::ESTALE);
         };
+        self.reach(&target)?;
         if let Some(size) = set.size {
             file.set_len(size)?;
         }
@@ -329,6 +335,7 @@ impl Core {
             self.drain.foreground();
         }
         let target = open.target.read();
+        self.reach(&target)?;
         if let Some(size) = set.size {
             self.note_change(&open, &target)?;
             target.object().set_len(size)?;
@@ -408,6 +415,7 @@ impl Core {
                 };
                 return self.setattr_object(&file, &set);
             }
+            self.reach(&target)?;
             target.object().set_len(size)?;
             return Ok(());
         }
@@ -454,6 +462,7 @@ impl Core {
             return Ok(None);
         }
         let target = open.target.read();
+        self.reach(&target)?;
         self.note_change(&open, &target)?;
         let mode = match change {
             SpaceChange::Allocate => Allocate::Extend,
@@ -473,7 +482,9 @@ impl Core {
             SeekWhat::Data => Seek::Data,
             SeekWhat::Hole => Seek::Hole,
         };
-        let found = open.target.read().object().seek(offset, what)?;
+        let target = open.target.read();
+        self.reach(&target)?;
+        let found = target.object().seek(offset, what)?;
         found.ok_or(Errno::ENXIO)
     }
 }

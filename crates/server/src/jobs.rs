@@ -48,6 +48,23 @@ impl Jobs {
         Some(progress)
     }
 
+    /// The same while the PFS is given up. A job that is still not finished then blocks in a call on the
+    /// PFS: it is cancelled, and whoever waits for it hears so.
+    pub fn progress_without_pfs(&self, id: u64, why: &str) -> Option<JobProgress> {
+        let mut progress = self.progress(id)?;
+        if !progress.finished {
+            self.cancel(id);
+            progress.finished = true;
+            progress.failed += 1;
+            progress.failures.push(PathFailure {
+                path: Vec::new(),
+                errno: Errno::ETIMEDOUT,
+                reason: format!("{why}; the rest is given up"),
+            });
+        }
+        Some(progress)
+    }
+
     /// Stops a job.
     pub fn cancel(&self, id: u64) -> bool {
         let job = self.jobs.lock().get(&id).cloned();
@@ -272,7 +289,15 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
     let mut pending: Vec<(Arc<File>, Visited)> = files.into_iter().zip(work).collect();
     while !pending.is_empty() {
         let cancelled = job.cancelled.load(Ordering::Acquire) || core.is_ending();
+        let given_up = core.given_up();
         pending.retain(|(file, visited)| match outcome(core, file, &mut open) {
+            Outcome::Pending if given_up.is_some() => {
+                let why = given_up.as_deref().unwrap_or_default();
+                let reason = format!("not demoted: {why}; it is kept and tried again");
+                fail(job, visited.path(), Errno::ETIMEDOUT, reason);
+                job.progress.lock().files_done += 1;
+                false
+            }
             Outcome::Done(bytes) => {
                 job.bytes_done.fetch_add(bytes, Ordering::Relaxed);
                 job.progress.lock().files_done += 1;

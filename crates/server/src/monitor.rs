@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_policy::placement::{Extension, Lease, extend_lease};
 use forebay_tiers::TierKind;
+use forebay_types::Errno;
 
 use crate::core::Core;
 use crate::opens::Target;
@@ -28,7 +29,9 @@ const GATHER: Duration = Duration::from_millis(20);
 pub fn run(core: &Arc<Core>) {
     let mut space_at = Instant::now();
     let mut sync_at = Instant::now() + SYNC_EVERY;
+    let mut was_given_up = false;
     while !core.is_ending() {
+        was_given_up = watch_pulse(core, was_given_up);
         let leases = watch_leases(core);
         if let Err(error) = core.ns.save_deferred() {
             core.report(
@@ -60,6 +63,26 @@ pub fn run(core: &Arc<Core>) {
             sync_at = Instant::now() + SYNC_EVERY;
         }
         std::thread::sleep(if leases > 0 { LEASE_LOOK } else { IDLE_LOOK });
+    }
+}
+
+/// Says when the PFS is given up and when it answers again; whether it is given up now.
+fn watch_pulse(core: &Core, before: bool) -> bool {
+    const PFS: &[u8] = b"(PFS)";
+    let why = core.given_up();
+    core.opens.note_given_up(why.is_some());
+    match (before, why) {
+        (false, Some(why)) => {
+            let reason = format!("{why}; what is in the burst buffer is served and kept");
+            core.report(PFS.to_vec(), Errno::ETIMEDOUT, reason);
+            true
+        }
+        (true, None) => {
+            tracing::info!("the PFS answers again");
+            core.errors.clear(PFS);
+            false
+        }
+        (_, why) => why.is_some(),
     }
 }
 

@@ -206,6 +206,9 @@ impl Core {
         local: bool,
     ) -> Result<OpenFile, Errno> {
         let tier = file.tier();
+        if self.tiers.kind(tier) == TierKind::Pfs {
+            self.pulse().pass()?;
+        }
         let object = self.tiers.open_object(tier, file.object)?;
         self.apps.opened(file.object);
         let path = file.path();
@@ -457,7 +460,7 @@ impl Core {
             // Opened before it came into the burst buffer.
             Target::Pfs { writable, .. } => *writable,
         };
-        if live {
+        if live && !(self.is_on_pfs(&target) && self.pulse().is_silent()) {
             let stat = target.object().stat()?;
             attr.size = stat.size;
             attr.blocks = stat.allocated_bytes.div_ceil(512);

@@ -3,15 +3,20 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_namespace::{File, PlainNode, Published};
 use forebay_tiers::{FileObject, Object, ObjectStat};
-use forebay_types::{Errno, Generation, Handle, Ino, OpenFlags, TierId};
+use forebay_types::{Errno, Generation, Handle, Ino, ObjectId, OpenFlags, TierId};
 use forebay_wire::Dirent;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 /// Locks are spread over so many shards by id.
 const SHARDS: usize = 64;
+/// How long somebody who looks at all open files waits for one that is just being moved.
+const MOVE_LIMIT: Duration = Duration::from_secs(2);
+/// Who waits for a claim looks this often whether the PFS has been given up.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Where an open file's bytes are.
 #[derive(Clone)]
@@ -109,6 +114,16 @@ impl OpenFile {
         }
     }
 
+    /// Whether an object may be what is open here. While the file is being moved, which may wait for
+    /// the PFS, that is not known.
+    pub fn may_hold(&self, object: ObjectId) -> bool {
+        match self.target.try_read().as_deref() {
+            Some(Target::Buffer { file, .. }) => file.object == object,
+            Some(Target::Pfs { .. }) => false,
+            None => true,
+        }
+    }
+
     /// Whether anybody has it open for writing.
     pub fn is_written(&self) -> bool {
         self.counts.lock().writers > 0
@@ -134,11 +149,11 @@ struct Shard {
 }
 
 impl Shard {
-    /// With nobody's claim on `ino`.
-    fn unclaimed(&self, ino: Ino) -> MutexGuard<'_, ByIno> {
+    /// With nobody's claim on `ino`, or, once `impatient` says so, with it.
+    fn unclaimed(&self, ino: Ino, impatient: &AtomicBool) -> MutexGuard<'_, ByIno> {
         let mut by_ino = self.by_ino.lock();
-        while by_ino.claimed.contains(&ino) {
-            self.freed.wait(&mut by_ino);
+        while by_ino.claimed.contains(&ino) && !impatient.load(Ordering::Acquire) {
+            self.freed.wait_for(&mut by_ino, LOOK_AGAIN);
         }
         by_ino
     }
@@ -176,6 +191,7 @@ pub struct OpenTable {
     handles: Vec<Mutex<HashMap<Handle, Entry>>>,
     next: AtomicU64,
     files: AtomicU64,
+    pfs_given_up: AtomicBool,
 }
 
 impl OpenTable {
@@ -186,6 +202,7 @@ impl OpenTable {
             handles: (0..SHARDS).map(|_| Mutex::default()).collect(),
             next: AtomicU64::new(1),
             files: AtomicU64::new(0),
+            pfs_given_up: AtomicBool::new(false),
         }
     }
 
@@ -196,7 +213,8 @@ impl OpenTable {
     /// Waits until nobody opens or closes this file; nobody else will while the claim lives.
     pub fn claim(&self, ino: Ino) -> Claim<'_> {
         let shard = self.shard(ino);
-        shard.unclaimed(ino).claimed.insert(ino);
+        let patient = AtomicBool::new(false);
+        shard.unclaimed(ino, &patient).claimed.insert(ino);
         Claim { shard, ino }
     }
 
@@ -207,9 +225,16 @@ impl OpenTable {
         fresh.then_some(Claim { shard, ino })
     }
 
-    /// The open file with this id. Waits for who is just opening or closing it.
+    /// The open file with this id. Waits for who is just opening or closing it, unless that may wait for
+    /// the PFS and the PFS is given up.
     pub fn by_ino(&self, ino: Ino) -> Option<Arc<OpenFile>> {
-        self.shard(ino).unclaimed(ino).open.get(&ino).cloned()
+        let by_ino = self.shard(ino).unclaimed(ino, &self.pfs_given_up);
+        by_ino.open.get(&ino).cloned()
+    }
+
+    /// Says whether the PFS is given up.
+    pub fn note_given_up(&self, given_up: bool) {
+        self.pfs_given_up.store(given_up, Ordering::Release);
     }
 
     /// Looks at it while nobody opens or closes it; `see` does no I/O.
@@ -312,7 +337,9 @@ impl OpenTable {
     pub fn holds_on_pfs(&self, published: &Published) -> bool {
         let mut found = false;
         self.each(|open| {
-            if let Target::Pfs { node, .. } = &*open.target.read() {
+            // One that is being brought in is no longer there by the time that it matters.
+            if let Some(Target::Pfs { node, .. }) = open.target.try_read_for(MOVE_LIMIT).as_deref()
+            {
                 found |= (node.id.ino, node.id.btime_ns) == (published.ino, published.btime_ns);
             }
         });

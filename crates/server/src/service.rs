@@ -1,14 +1,20 @@
 //! Requests in, replies out.
 
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use forebay_types::{Cred, Errno, limits};
-use forebay_wire::control::{Control, ControlResponse};
+use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Peer, Reply, Request, Response, Service};
 
 use crate::core::{Core, StopOrder};
 use crate::jobs;
+
+/// A job that is not finished so long after the PFS was given up blocks in a call on it.
+const STUCK_AFTER: Duration = Duration::from_secs(2);
+/// Who waits for an answer looks this often whether it can still come.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// Serves requests on a [`Core`].
 pub struct Server {
@@ -177,6 +183,13 @@ impl Server {
                 Response::Attr(core.getattr(linked.ino)?)
             }
             Request::Statfs => Response::Statfs(ns.statfs()?),
+            Request::Pulse => {
+                let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+                Response::Pulse {
+                    silent_ms: core.pulse().silent_for().map_or(0, ms),
+                    give_up_after_ms: ms(core.pulse().give_up_after()),
+                }
+            }
             Request::OpenDir { ino } => Response::OpenedDir(core.opens.add_dir(ns.read_dir(ino)?)),
             Request::ReadDir { handle, offset } => {
                 let entries = core.opens.dir(handle)?;
@@ -268,23 +281,55 @@ impl Server {
         Ok(())
     }
 
+    /// Whether whatever still waits for the PFS blocks in a call on it: the rest has had an error.
+    fn is_stuck(&self) -> bool {
+        let pulse = self.core.pulse();
+        let limit = pulse.give_up_after().saturating_add(STUCK_AFTER);
+        pulse.silent_for().is_some_and(|silent| silent >= limit)
+    }
+
+    /// Answers on another thread, which is left alone if it blocks in a call on the PFS.
+    fn bounded(
+        &self,
+        answer: impl FnOnce(&Core) -> ControlResponse + Send + 'static,
+    ) -> Result<ControlResponse, Errno> {
+        let core = self.core.clone();
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::Builder::new()
+            .name("fb-answer".into())
+            // If nobody waits for the answer any more, nobody misses it.
+            .spawn(move || drop(send.send(answer(&core))))?;
+        loop {
+            match receive.recv_timeout(LOOK_AGAIN) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Timeout) if !self.is_stuck() => {}
+                Err(RecvTimeoutError::Timeout) => return Err(Errno::ETIMEDOUT),
+                Err(RecvTimeoutError::Disconnected) => return Err(Errno::EIO),
+            }
+        }
+    }
+
+    fn job(&self, id: u64) -> Option<JobProgress> {
+        let core = &self.core;
+        match core.given_up().filter(|_| self.is_stuck()) {
+            Some(why) => core.jobs.progress_without_pfs(id, &why),
+            None => core.jobs.progress(id),
+        }
+    }
+
     fn control(&self, peer: Peer, control: Control) -> Result<ControlResponse, Errno> {
         let core = &self.core;
         let trusted = peer.uid == 0 || peer.uid == rustix::process::geteuid().as_raw();
         match control {
             Control::Status => Ok(ControlResponse::Status(Box::new(core.status()))),
-            Control::Where { paths, after } => Ok(core.locate(&paths, after)),
+            Control::Where { paths, after } => self.bounded(move |core| core.locate(&paths, after)),
             Control::Start { movement, paths } => {
                 let uid = if trusted { 0 } else { peer.uid };
                 Ok(ControlResponse::Started {
                     id: jobs::start(core, movement, paths, uid)?,
                 })
             }
-            Control::Job { id } => core
-                .jobs
-                .progress(id)
-                .map(ControlResponse::Job)
-                .ok_or(Errno::ENOENT),
+            Control::Job { id } => self.job(id).map(ControlResponse::Job).ok_or(Errno::ENOENT),
             Control::Cancel { id } => match core.jobs.cancel(id) {
                 true => core
                     .jobs
@@ -309,7 +354,7 @@ impl Server {
                 Ok(ControlResponse::Status(Box::new(core.status())))
             }
             Control::Fsck { dry_run, checksums } => {
-                Ok(ControlResponse::Fsck(core.fsck(dry_run, checksums)))
+                self.bounded(move |core| ControlResponse::Fsck(core.fsck(dry_run, checksums)))
             }
         }
     }

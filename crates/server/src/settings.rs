@@ -157,6 +157,8 @@ pub struct Settings {
     pub passthrough: bool,
     /// How long a write waits for space before it goes straight to the PFS.
     pub wait_for_space: Duration,
+    /// How long a request that needs the PFS waits for it when it does not answer.
+    pub pfs_timeout: Duration,
 }
 
 impl Settings {
@@ -175,6 +177,7 @@ impl Settings {
             engine: EngineSettings::default(),
             passthrough: true,
             wait_for_space: Duration::from_secs(2),
+            pfs_timeout: Duration::from_secs(30),
         }
     }
 }

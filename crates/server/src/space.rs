@@ -46,6 +46,12 @@ impl Core {
             }
         }
         self.drain.hurry();
+        self.overflow()
+    }
+
+    /// The overflow, which is on the PFS.
+    fn overflow(&self) -> Result<TierId, Errno> {
+        self.pulse().pass()?;
         Ok(self.tiers.need_overflow()?)
     }
 
@@ -316,7 +322,7 @@ impl Core {
             .max_by_key(|s| s.available_bytes());
         match fitting {
             Some(space) => Ok(TierId(space.index as u8)),
-            None => Ok(self.tiers.need_overflow()?),
+            None => self.overflow(),
         }
     }
 

@@ -36,7 +36,9 @@ impl Core {
             if !dirty {
                 continue;
             }
+            let unreachable = self.tiers.kind(tier) == TierKind::Pfs && self.pulse().is_silent();
             if writing
+                && !unreachable
                 && let Ok(stat) = self
                     .tiers
                     .open_object(tier, file.object)
@@ -65,8 +67,8 @@ impl Core {
             .collect();
         // The PFS's own capacity, and what is on its way there without a stay in the burst buffer.
         let pfs_bytes = self
-            .ns
-            .statfs()
+            .pulse()
+            .totals()
             .map_or(0, |s| s.blocks * u64::from(s.block_bytes));
         tiers.push(self.tier_status("pfs", OVERFLOW, pfs_bytes));
         let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
@@ -104,6 +106,7 @@ impl Core {
             waited_writes_total: load(&self.counters.waited_writes),
             files,
             open_files: self.opens.open_files(),
+            pfs_silent_ms: (self.pulse().silent_for()).map(|silent| silent.as_millis() as u64),
             errors: self.errors.all(),
             errors_total: load(&self.counters.errors),
             conflicts,

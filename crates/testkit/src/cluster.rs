@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::fusepfs::FusePfs;
 use crate::loopfs::LoopFs;
 use crate::process::{Output, exit_code, run_bounded, wait_bounded};
 use crate::program::program;
@@ -33,6 +34,7 @@ pub struct Builder {
     config: String,
     loop_pfs_bytes: Option<u64>,
     disks: Vec<(&'static str, &'static str, u64)>,
+    fuse_pfs: bool,
 }
 
 impl Builder {
@@ -83,6 +85,12 @@ impl Builder {
         self
     }
 
+    /// The PFS is a FUSE file system of its own, which can hang. Needs root.
+    pub fn fuse_pfs(mut self) -> Builder {
+        self.fuse_pfs = true;
+        self
+    }
+
     /// Makes the folders and starts nothing.
     pub fn prepare(self) -> Cluster {
         let folder = TempDir::with_prefix("forebay-e2e-").expect("temporary folder");
@@ -100,6 +108,9 @@ impl Builder {
             (name, fs)
         });
         let disks = disks.collect();
+        let fuse_pfs = self
+            .fuse_pfs
+            .then(|| FusePfs::new(&base, &base.join("pfs")));
         let mut args: Vec<OsString> = vec!["up".into()];
         for (flag, name) in [("--pfs", "pfs"), ("--mount", "mnt"), ("--state", "state")] {
             args.extend([flag.into(), base.join(name).into()]);
@@ -121,6 +132,7 @@ impl Builder {
             _watchdog: None,
             loop_fs,
             disks,
+            fuse_pfs,
             args,
             base,
             _folder: folder,
@@ -169,6 +181,7 @@ pub struct Cluster {
     // Unmounted before the folder goes.
     loop_fs: Option<LoopFs>,
     disks: Vec<(&'static str, LoopFs)>,
+    fuse_pfs: Option<FusePfs>,
     args: Vec<OsString>,
     base: PathBuf,
     _folder: TempDir,
@@ -184,6 +197,7 @@ impl Cluster {
             config: String::new(),
             loop_pfs_bytes: None,
             disks: Vec::new(),
+            fuse_pfs: false,
         }
     }
 
@@ -251,6 +265,11 @@ impl Cluster {
         for (_, disk) in &self.disks {
             disk.power_on();
         }
+    }
+
+    /// The PFS as a file system that can hang.
+    pub fn fuse_pfs(&self) -> &FusePfs {
+        self.fuse_pfs.as_ref().expect("started with fuse_pfs")
     }
 
     /// The arguments of `up`.
@@ -423,6 +442,10 @@ impl Cluster {
     }
 
     fn clean_up(&self) {
+        if let Some(pfs) = &self.fuse_pfs {
+            // What hangs could not be ended.
+            pfs.go_on();
+        }
         let detached = self.detached();
         if let Some(mut child) = locked(&self.child).take() {
             let _ = child.kill();

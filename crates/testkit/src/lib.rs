@@ -5,6 +5,7 @@
 
 mod cluster;
 mod data;
+mod fusepfs;
 mod loopfs;
 mod model;
 mod names;
@@ -16,6 +17,7 @@ mod wait;
 
 pub use cluster::{Builder, Cluster, without_settings};
 pub use data::{Pattern, pattern, read_all_at, write_file};
+pub use fusepfs::FusePfs;
 pub use loopfs::LoopFs;
 pub use model::{Model, Name};
 pub use names::{all_files, listing, os_name};

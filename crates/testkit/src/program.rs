@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use serde_json::Value;
 
@@ -12,12 +12,25 @@ pub fn program() -> &'static Path {
     PROGRAM.get_or_init(|| match std::env::var_os("FOREBAY_BIN") {
         Some(path) => std::fs::canonicalize(&path)
             .unwrap_or_else(|error| panic!("FOREBAY_BIN {}: {error}", path.display())),
-        None => build(),
+        None => build("forebay"),
     })
 }
 
-/// Builds it with the profile and into the target directory of this test.
-fn build() -> PathBuf {
+/// Another program of this repository, built once beside the tests.
+pub(crate) fn helper(package: &'static str) -> PathBuf {
+    static BUILT: Mutex<Vec<(&str, PathBuf)>> = Mutex::new(Vec::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, path)) = built.iter().find(|(name, _)| *name == package) {
+        return path.clone();
+    }
+    let path = build(package);
+    built.push((package, path.clone()));
+    path
+}
+
+/// Builds the program of a package of the same name with the profile and into the target directory of
+/// this test.
+fn build(package: &str) -> PathBuf {
     let test = std::env::current_exe().expect("path of the test");
     // TARGET/PROFILE/deps/TEST
     let target = test
@@ -26,7 +39,8 @@ fn build() -> PathBuf {
         .expect("tests lie in a target directory");
     let mut command = Command::new(env!("CARGO"));
     command
-        .args(["build", "-p", "forebay", "--message-format=json"])
+        .args(["build", "--bin", package, "-p", package])
+        .arg("--message-format=json")
         .arg("--target-dir")
         .arg(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"));
@@ -43,7 +57,7 @@ fn build() -> PathBuf {
     });
     let found = executables
         .into_iter()
-        .find(|path| path.file_name().is_some_and(|name| name == "forebay"));
+        .find(|path| path.file_name().is_some_and(|name| name == package));
     found.expect("cargo says where the program is")
 }
 

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::health::{Health, Patience, judge, next_change_s};
-use forebay_types::Errno;
+use forebay_types::{Errno, Statfs};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::fs::{AtFlags, StatxFlags};
 
@@ -25,6 +25,7 @@ const WAITING_MAX: usize = 24;
 
 struct Question {
     asked_at: Option<Instant>,
+    totals: Option<Statfs>,
     ended: bool,
 }
 
@@ -55,6 +56,7 @@ impl Pulse {
                 patience: Patience::new(f64::MAX),
                 question: Mutex::new(Question {
                     asked_at: None,
+                    totals: None,
                     ended: false,
                 }),
                 changed: Condvar::new(),
@@ -66,14 +68,17 @@ impl Pulse {
     /// Watches the file system that `root` is on; requests wait for it up to `give_up_after`.
     pub(crate) fn watch(root: OwnedFd, give_up_after: Duration) -> io::Result<Pulse> {
         Pulse::ask(give_up_after, move || {
-            // An error is an answer too.
-            let _ = rustix::fs::fstatvfs(&root);
             let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+            // An error is an answer too.
             let _ = rustix::fs::statx(&root, c"", how, StatxFlags::BASIC_STATS);
+            rustix::fs::fstatvfs(&root).ok().map(super::pfs::totals)
         })
     }
 
-    fn ask(give_up_after: Duration, ask: impl Fn() + Send + 'static) -> io::Result<Pulse> {
+    fn ask(
+        give_up_after: Duration,
+        ask: impl Fn() -> Option<Statfs> + Send + 'static,
+    ) -> io::Result<Pulse> {
         let mut pulse = Pulse::none();
         let shared = Arc::get_mut(&mut pulse.shared);
         let shared = shared.ok_or_else(|| io::Error::other("a pulse that is shared already"))?;
@@ -104,6 +109,11 @@ impl Pulse {
         }
         let question = self.shared.question.lock();
         question.asked_at.map(|at| at.elapsed())
+    }
+
+    /// Its space as of the last answer, without asking it.
+    pub fn totals(&self) -> Option<Statfs> {
+        self.shared.question.lock().totals
     }
 
     /// How long requests wait for it.
@@ -201,7 +211,7 @@ impl Drop for Seat<'_> {
 }
 
 impl Shared {
-    fn run(&self, ask: &dyn Fn()) {
+    fn run(&self, ask: &dyn Fn() -> Option<Statfs>) {
         loop {
             {
                 let mut question = self.question.lock();
@@ -211,9 +221,10 @@ impl Shared {
                 question.asked_at = Some(Instant::now());
                 self.changed.notify_all();
             }
-            ask();
+            let totals = ask();
             let mut question = self.question.lock();
             question.asked_at = None;
+            question.totals = totals.or(question.totals);
             self.health
                 .store(Health::Answering as u8, Ordering::Release);
             self.changed.notify_all();
@@ -263,7 +274,11 @@ mod tests {
     /// A pulse whose questions are answered one by one through the channel, and all once it is closed.
     fn held(give_up_after: Duration) -> (Pulse, mpsc::Sender<()>) {
         let (answer, answers) = mpsc::channel();
-        let pulse = Pulse::ask(give_up_after, move || answers.recv().unwrap_or(())).unwrap();
+        let pulse = Pulse::ask(give_up_after, move || {
+            let _ = answers.recv();
+            None
+        })
+        .unwrap();
         (pulse, answer)
     }
 

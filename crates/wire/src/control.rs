@@ -302,6 +302,8 @@ pub struct StatusBits {
     pub files: u64,
     /// Open files.
     pub open_files: u64,
+    /// For how long the PFS has not answered, milliseconds; `None` while it does.
+    pub pfs_silent_ms: Option<u64>,
     /// The last errors.
     pub errors: Vec<PathFailure>,
     /// Errors since the start.

@@ -135,6 +135,8 @@ pub enum Request {
         handle: Handle,
     },
     Statfs,
+    /// Whether the PFS answers.
+    Pulse,
     GetXattr {
         ino: Ino,
         name: Vec<u8>,
@@ -266,6 +268,13 @@ pub enum Response {
     Position(u64),
     /// File system totals.
     Statfs(Statfs),
+    /// For how long the PFS has not answered, 0 while it does, and how long requests wait for it;
+    /// milliseconds.
+    #[allow(missing_docs)]
+    Pulse {
+        silent_ms: u64,
+        give_up_after_ms: u64,
+    },
     /// The request would have to wait for space; ask again with `may_wait`.
     WouldWait,
     /// Answer to [`Request::Control`].

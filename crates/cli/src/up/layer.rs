@@ -37,6 +37,7 @@ pub struct Layer {
     pub allow_other: Option<bool>,
     pub threads: Option<usize>,
     pub wait_for_space: Option<Span>,
+    pub pfs_timeout: Option<Span>,
     #[serde(default)]
     pub demotion: DemotionLayer,
     #[serde(default)]
@@ -109,6 +110,7 @@ impl Layer {
             allow_other: self.allow_other.or(below.allow_other),
             threads: self.threads.or(below.threads),
             wait_for_space: self.wait_for_space.or(below.wait_for_space),
+            pfs_timeout: self.pfs_timeout.or(below.pfs_timeout),
             demotion: self.demotion.over(below.demotion),
             engine: self.engine.over(below.engine),
             rules: if self.rules.is_empty() {
@@ -193,6 +195,7 @@ impl Layer {
             "ALLOW_OTHER" => self.allow_other = Some(text::<Switch>(value)?.0),
             "THREADS" => self.threads = Some(text::<Count>(value)?.0),
             "WAIT_FOR_SPACE" => self.wait_for_space = Some(text(value)?),
+            "PFS_TIMEOUT" => self.pfs_timeout = Some(text(value)?),
             "DEMOTION_IDLE" => demotion.idle = Some(text::<Switch>(value)?.0),
             "DEMOTION_IDLE_AFTER" => demotion.idle_after = Some(text(value)?),
             "DEMOTION_START" => demotion.start = Some(text(value)?),

@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use forebay_server::Settings;
+use forebay_types::format_duration;
 
 use super::resources;
 use super::settle::Plan;
@@ -15,9 +16,6 @@ use crate::exit::{Explain, Failure, reason};
 use crate::instance::mount_table;
 use crate::mounts::{self, MountEntry};
 use crate::state::{self, Holder};
-
-/// A PFS that does not answer for so long is not there: its mount may hang for ever.
-const PFS_LIMIT: Duration = Duration::from_secs(30);
 
 /// What the checks found besides.
 #[derive(Debug, Default)]
@@ -31,7 +29,7 @@ pub struct Ground {
 pub fn check(plan: &mut Plan) -> Result<Ground, Failure> {
     let settings = &mut plan.settings;
     let mut ground = Ground::default();
-    settings.pfs = check_pfs(&settings.pfs)?;
+    settings.pfs = check_pfs(&settings.pfs, settings.pfs_timeout)?;
     settings.state = check_state(&settings.state)?;
     let table = mount_table()?;
     settings.mount = check_mount(&settings.mount, &settings.state, &table, &mut ground)?;
@@ -56,18 +54,18 @@ pub fn check(plan: &mut Plan) -> Result<Ground, Failure> {
 
 /// The PFS exists, can be read and written. On a thread of its own, for a dead server may never
 /// answer.
-fn check_pfs(pfs: &Path) -> Result<PathBuf, Failure> {
+fn check_pfs(pfs: &Path, limit: Duration) -> Result<PathBuf, Failure> {
     let (send, receive) = mpsc::channel();
     let path = pfs.to_path_buf();
     std::thread::Builder::new()
         .name("fb-probe".into())
         .spawn(move || send.send(probe_pfs(&path)))
         .explain("up: cannot start a thread", "")?;
-    receive.recv_timeout(PFS_LIMIT).unwrap_or_else(|_| {
+    receive.recv_timeout(limit).unwrap_or_else(|_| {
         Err(Failure::fatal(format!(
-            "{}: the PFS has not answered for {} s; is its server there?",
+            "{}: the PFS has not answered for {}; is its server there?",
             pfs.display(),
-            PFS_LIMIT.as_secs()
+            format_duration(limit)
         )))
     })
 }

@@ -1,5 +1,8 @@
 use super::*;
 
+/// A local directory answers by then on any machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// A folder with `pfs`, `mnt`, `ssd` and a file; the state folder is yet to be made.
 struct Place {
     folder: tempfile::TempDir,
@@ -51,16 +54,17 @@ fn assert_refused<T: std::fmt::Debug>(result: Result<T, Failure>, part: &str) {
 #[test]
 fn the_pfs_must_be_a_directory_that_can_be_read_and_written() {
     let place = Place::new();
+    let check = |pfs: &Path| check_pfs(pfs, PATIENCE);
     assert_eq!(
-        check_pfs(&place.at("pfs/../pfs")).expect("a directory"),
+        check(&place.at("pfs/../pfs")).expect("a directory"),
         place.at("pfs")
     );
     assert_refused(
-        check_pfs(&place.at("none")),
+        check(&place.at("none")),
         "No such file or directory; --pfs takes",
     );
-    assert_refused(check_pfs(&place.at("file")), "is a file");
-    assert_refused(check_pfs(Path::new("/proc/sys")), "/proc/sys: the PFS");
+    assert_refused(check(&place.at("file")), "is a file");
+    assert_refused(check(Path::new("/proc/sys")), "/proc/sys: the PFS");
 }
 
 #[test]

@@ -57,6 +57,9 @@ pub fn settle(layer: Layer, may_mount: bool) -> Result<Plan, Failure> {
     if let Some(wait) = layer.wait_for_space {
         settings.wait_for_space = wait.0;
     }
+    if let Some(timeout) = layer.pfs_timeout {
+        settings.pfs_timeout = timeout.0;
+    }
     settings.demotion = demotion(layer.demotion)?;
     settings.engine = engine(layer.engine)?;
     for rule in layer.rules {

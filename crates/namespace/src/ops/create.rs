@@ -62,7 +62,7 @@ impl Namespace {
         let gid = match dir.group_rule() {
             Some(rule) => rule,
             None => {
-                dir.learn_group_rule(&self.pfs.stat_dir(&handle)?);
+                dir.learn(&self.pfs.stat_dir(&handle)?);
                 dir.group_rule().flatten()
             }
         };

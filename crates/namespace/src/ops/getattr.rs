@@ -14,8 +14,11 @@ impl Namespace {
     pub fn getattr(&self, ino: Ino) -> Result<(Attr, Option<Arc<File>>), NsError> {
         match self.node(ino)? {
             Node::Dir(dir) => {
+                if let Some(stat) = self.known_dir_stat(&dir) {
+                    return Ok((self.dir_attr(&dir, &stat), None));
+                }
                 let stat = self.pfs.stat_dir(&self.open_dir(&dir)?)?;
-                dir.learn_group_rule(&stat);
+                dir.learn(&stat);
                 Ok((self.dir_attr(&dir, &stat), None))
             }
             Node::File(file) => Ok((file.attr(), Some(file))),

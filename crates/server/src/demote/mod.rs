@@ -10,6 +10,7 @@ mod overflow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use forebay_namespace::{Demotion, Dir, File, NsError, Placed};
 use forebay_tiers::{CopyReport, PfsDir, TierKind};
@@ -19,6 +20,8 @@ use crate::core::Core;
 use crate::drain::Finished;
 use copying::Made;
 
+/// While the PFS is silent, demoters look this often whether it answers again.
+const SILENT_PAUSE: Duration = Duration::from_millis(50);
 /// From so many files on, one flush of the whole PFS is cheaper than one for each.
 const SYNC_TOGETHER_FILES: usize = 8;
 
@@ -50,6 +53,11 @@ struct Copying {
 /// One demoter thread.
 pub fn run(core: &Arc<Core>) {
     while !core.is_ending() {
+        if core.pulse().is_silent() {
+            // What is dirty keeps: it is tried when there is somebody to answer.
+            std::thread::sleep(SILENT_PAUSE);
+            continue;
+        }
         let batch = core.drain.next_batch(core);
         if !batch.is_empty() {
             demote_batch(core, &batch);

@@ -206,16 +206,7 @@ impl PfsTree {
     /// Space and inodes of the file system below.
     pub fn statfs(&self) -> io::Result<Statfs> {
         self.pulse.pass()?;
-        let stat = rustix::fs::fstatvfs(&self.root)?;
-        Ok(Statfs {
-            block_bytes: u32::try_from(stat.f_frsize).unwrap_or(u32::MAX),
-            blocks: stat.f_blocks,
-            blocks_free: stat.f_bfree,
-            blocks_available: stat.f_bavail,
-            files: stat.f_files,
-            files_free: stat.f_ffree,
-            name_bytes_max: u32::try_from(stat.f_namemax).unwrap_or(u32::MAX),
-        })
+        Ok(totals(rustix::fs::fstatvfs(&self.root)?))
     }
 
     /// Puts the whole file system below on stable storage (syncfs(2)).
@@ -228,6 +219,18 @@ impl PfsTree {
     pub fn sync_dir(&self, dir: &PfsDir) -> io::Result<()> {
         self.pulse.pass()?;
         Ok(rustix::fs::fsync(reopen(dir)?)?)
+    }
+}
+
+pub(crate) fn totals(stat: rustix::fs::StatVfs) -> Statfs {
+    Statfs {
+        block_bytes: u32::try_from(stat.f_frsize).unwrap_or(u32::MAX),
+        blocks: stat.f_blocks,
+        blocks_free: stat.f_bfree,
+        blocks_available: stat.f_bavail,
+        files: stat.f_files,
+        files_free: stat.f_ffree,
+        name_bytes_max: u32::try_from(stat.f_namemax).unwrap_or(u32::MAX),
     }
 }
 

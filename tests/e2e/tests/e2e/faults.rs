@@ -232,6 +232,21 @@ fn fault_12_swapped_objects_at_rest_are_found() {
 }
 
 #[test]
+fn fault_12_an_object_swapped_with_that_of_a_clean_file_is_kept() {
+    let (cluster, [clean, dirty]) = at_rest(["clean-b", "dirty-b"]);
+    // Shorter than what the clean file's record says: the only copy of the other file.
+    let file = OpenOptions::new().write(true).open(&dirty).expect("open");
+    file.set_len(100_000).expect("truncate");
+    let aside = cluster.base().join("aside");
+    for (from, to) in [(&clean, &aside), (&dirty, &clean), (&aside, &dirty)] {
+        fs::rename(from, to).expect("rename");
+    }
+    let output = fsck(&cluster).expect_code(3);
+    assert_named(&output, "clean-b");
+    assert_eq!(fs::metadata(&clean).expect("metadata").len(), 100_000);
+}
+
+#[test]
 fn fault_13_truncated_objects_at_rest_are_found() {
     let (cluster, [clean, dirty]) = at_rest(["clean-b", "dirty-b"]);
     for object in [&clean, &dirty] {

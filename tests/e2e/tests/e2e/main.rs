@@ -6,6 +6,7 @@ mod errors;
 mod faults;
 mod faults_disks;
 mod fsync;
+mod hanging;
 mod kept;
 mod one_tree;
 mod posix_data;

@@ -1,0 +1,419 @@
+//! Who serves which request, so that one that blocks takes nothing from the others.
+//!
+//! Requests are served where they are read. When the PFS stops answering, a thread may block in a call
+//! on it for as long as that takes. A watchdog sees it, and lets another thread read in its place; the
+//! request gets its answer from the watchdog: what may be known without the PFS is asked once more,
+//! by a thread of the pool, and in the end there is an error. For that, the reply of every request
+//! under way lies in its thread's slot, and whoever takes it out answers.
+
+use std::cell::OnceCell;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use forebay_client::Client;
+use forebay_types::{Attr, Errno, Handle, Ino};
+use fuser::{
+    ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr,
+};
+use parking_lot::{Condvar, Mutex};
+
+use crate::adapter::REVALIDATE;
+use crate::convert::{attr, errno};
+use crate::pool::Pool;
+
+/// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once before
+/// nobody is left; each costs its stack.
+pub(crate) const SPARES: usize = 62;
+/// Between two looks of the watchdog.
+const TICK: Duration = Duration::from_millis(100);
+/// A thread that serves one request for so many ticks is replaced.
+const REPLACED_AFTER_TICKS: u64 = 2;
+/// A request as old as this is asked again without the PFS, if that does not answer.
+const ASKED_AGAIN_AFTER_TICKS: u64 = 10;
+
+macro_rules! replies {
+    ($($name:ident),* $(,)?) => {
+        /// The reply of a request under way.
+        pub(crate) enum Pending {
+            $($name($name),)*
+            /// A name that may be known without the PFS.
+            Lookup(ReplyEntry, Ino, Box<[u8]>),
+            /// An id of which the attributes may be.
+            Getattr(ReplyAttr, Ino, Option<Handle>),
+        }
+
+        impl Pending {
+            fn fail(self, with: Errno) {
+                match self {
+                    $(Pending::$name(reply) => reply.error(errno(with)),)*
+                    Pending::Lookup(reply, ..) => reply.error(errno(with)),
+                    Pending::Getattr(reply, ..) => reply.error(errno(with)),
+                }
+            }
+        }
+
+        $(impl From<$name> for Pending {
+            fn from(reply: $name) -> Pending {
+                Pending::$name(reply)
+            }
+        })*
+    };
+}
+
+replies!(
+    ReplyAttr,
+    ReplyCreate,
+    ReplyData,
+    ReplyEmpty,
+    ReplyEntry,
+    ReplyLseek,
+    ReplyOpen,
+    ReplyStatfs,
+    ReplyWrite,
+    ReplyXattr,
+);
+
+/// Types of replies as they come back out of a slot.
+pub(crate) trait Answer: Sized {
+    fn of(pending: Pending) -> Option<Self>;
+}
+
+macro_rules! answers {
+    ($($name:ident: $($pattern:pat => $reply:ident),+;)*) => {
+        $(impl Answer for $name {
+            fn of(pending: Pending) -> Option<$name> {
+                match pending {
+                    $($pattern => Some($reply),)+
+                    _ => None,
+                }
+            }
+        })*
+    };
+}
+
+answers! {
+    ReplyAttr: Pending::ReplyAttr(reply) | Pending::Getattr(reply, ..) => reply;
+    ReplyCreate: Pending::ReplyCreate(reply) => reply;
+    ReplyData: Pending::ReplyData(reply) => reply;
+    ReplyEmpty: Pending::ReplyEmpty(reply) => reply;
+    ReplyEntry: Pending::ReplyEntry(reply) | Pending::Lookup(reply, ..) => reply;
+    ReplyLseek: Pending::ReplyLseek(reply) => reply;
+    ReplyOpen: Pending::ReplyOpen(reply) => reply;
+    ReplyStatfs: Pending::ReplyStatfs(reply) => reply;
+    ReplyWrite: Pending::ReplyWrite(reply) => reply;
+    ReplyXattr: Pending::ReplyXattr(reply) => reply;
+}
+
+/// One thread's place. Used by that thread alone but for the watchdog's looks.
+struct Slot {
+    /// Tick at which the request under way began; 0 for none. Changed with `pending` held.
+    since: AtomicU64,
+    pending: Mutex<Option<Pending>>,
+    reads: bool,
+}
+
+thread_local! {
+    static SLOT: OnceCell<Arc<Slot>> = const { OnceCell::new() };
+}
+
+#[derive(Default)]
+struct Parked {
+    ended: bool,
+}
+
+/// All threads of one mount.
+pub(crate) struct Desk {
+    slots: Mutex<Vec<Arc<Slot>>>,
+    /// Counts the watchdog's looks, from 1.
+    tick: AtomicU64,
+    /// Readers that serve as a rule.
+    readers: usize,
+    /// Readers that may serve now.
+    allowed: AtomicUsize,
+    /// Readers that are not parked.
+    running: AtomicUsize,
+    parked: Mutex<Parked>,
+    unparked: Condvar,
+    nudged: Condvar,
+}
+
+/// A request under way on this thread.
+pub(crate) struct Turn<'a> {
+    desk: &'a Desk,
+    slot: Arc<Slot>,
+}
+
+impl Turn<'_> {
+    /// The reply, unless the watchdog has answered already.
+    pub(crate) fn reply<R: Answer>(&self) -> Option<R> {
+        self.slot.pending.lock().take().and_then(R::of)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        {
+            let mut pending = self.slot.pending.lock();
+            *pending = None;
+            self.slot.since.store(0, Ordering::Relaxed);
+        }
+        if self.slot.reads {
+            self.desk.park_if_too_many();
+        }
+    }
+}
+
+impl Desk {
+    /// So many readers serve as a rule; the session has [`SPARES`] more.
+    pub(crate) fn new(readers: usize) -> Desk {
+        Desk {
+            slots: Mutex::default(),
+            tick: AtomicU64::new(1),
+            readers,
+            allowed: AtomicUsize::new(readers),
+            running: AtomicUsize::new(readers + SPARES),
+            parked: Mutex::default(),
+            unparked: Condvar::new(),
+            nudged: Condvar::new(),
+        }
+    }
+
+    /// A request begins on a thread that reads requests.
+    pub(crate) fn turn(&self, reply: impl Into<Pending>) -> Turn<'_> {
+        self.begin(reply.into(), true)
+    }
+
+    /// A request begins on a thread of the pool.
+    pub(crate) fn waiting_turn(&self, reply: impl Into<Pending>) -> Turn<'_> {
+        self.begin(reply.into(), false)
+    }
+
+    fn begin(&self, reply: Pending, reads: bool) -> Turn<'_> {
+        let slot = SLOT.with(|slot| slot.get_or_init(|| self.new_slot(reads)).clone());
+        let mut pending = slot.pending.lock();
+        *pending = Some(reply);
+        let now = self.tick.load(Ordering::Relaxed);
+        slot.since.store(now, Ordering::Relaxed);
+        drop(pending);
+        Turn { desk: self, slot }
+    }
+
+    fn new_slot(&self, reads: bool) -> Arc<Slot> {
+        let slot = Arc::new(Slot {
+            since: AtomicU64::new(0),
+            pending: Mutex::new(None),
+            reads,
+        });
+        self.slots.lock().push(slot.clone());
+        slot
+    }
+
+    /// A reader that has answered waits here while there are others enough.
+    fn park_if_too_many(&self) {
+        let too_many =
+            || self.running.load(Ordering::Acquire) > self.allowed.load(Ordering::Acquire);
+        if !too_many() {
+            return;
+        }
+        let mut parked = self.parked.lock();
+        if parked.ended || !too_many() {
+            return;
+        }
+        self.running.fetch_sub(1, Ordering::AcqRel);
+        while !parked.ended
+            && self.running.load(Ordering::Acquire) >= self.allowed.load(Ordering::Acquire)
+        {
+            self.unparked.wait(&mut parked);
+        }
+        self.running.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The mount is gone: everybody is to see that.
+    pub(crate) fn end(&self) {
+        self.parked.lock().ended = true;
+        self.unparked.notify_all();
+        self.nudged.notify_all();
+    }
+
+    /// The watchdog is to look now.
+    pub(crate) fn nudge(&self) {
+        self.nudged.notify_all();
+    }
+
+    /// Replaces readers that block; how many ticks the oldest request is old.
+    fn look(&self, now: u64) -> u64 {
+        let (mut blocked, mut oldest) = (0, 0);
+        for slot in self.slots.lock().iter() {
+            let since = slot.since.load(Ordering::Relaxed);
+            let age = if since == 0 {
+                0
+            } else {
+                now.saturating_sub(since)
+            };
+            oldest = oldest.max(age);
+            blocked += usize::from(slot.reads && age >= REPLACED_AFTER_TICKS);
+        }
+        let allowed = (self.readers + blocked).min(self.readers + SPARES);
+        if self.allowed.swap(allowed, Ordering::AcqRel) < allowed {
+            let _parked = self.parked.lock();
+            self.unparked.notify_all();
+        }
+        oldest
+    }
+
+    /// Takes the replies of requests at least so old that `wanted` wants.
+    fn take(&self, now: u64, age: u64, wanted: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+        let mut taken = Vec::new();
+        for slot in self.slots.lock().iter() {
+            let mut pending = slot.pending.lock();
+            let since = slot.since.load(Ordering::Relaxed);
+            let old = since != 0 && now.saturating_sub(since) >= age;
+            if old && pending.as_ref().is_some_and(&wanted) {
+                taken.extend(pending.take());
+            }
+        }
+        taken
+    }
+}
+
+/// The watchdog thread; ends with the mount, which `device` tells.
+pub(crate) fn watch(desk: &Arc<Desk>, client: &Client, pool: &Pool, device: &OwnedFd) {
+    loop {
+        {
+            let mut parked = desk.parked.lock();
+            if !parked.ended {
+                desk.nudged.wait_for(&mut parked, TICK);
+            }
+            if parked.ended {
+                return;
+            }
+        }
+        if is_gone(device) {
+            return desk.end();
+        }
+        let now = desk.tick.fetch_add(1, Ordering::Relaxed) + 1;
+        if desk.look(now) >= ASKED_AGAIN_AFTER_TICKS {
+            rescue(desk, client, pool, now);
+        }
+    }
+}
+
+/// Answers requests that wait for a PFS that does not answer.
+fn rescue(desk: &Arc<Desk>, client: &Client, pool: &Pool, now: u64) {
+    let Ok((silent, give_up_after)) = client.pulse() else {
+        return;
+    };
+    if silent.is_zero() {
+        return;
+    }
+    let again = |pending: &Pending| matches!(pending, Pending::Lookup(..) | Pending::Getattr(..));
+    for pending in desk.take(now, ASKED_AGAIN_AFTER_TICKS, again) {
+        ask_again(desk, client, pool, pending);
+    }
+    if silent >= give_up_after {
+        let ticks = give_up_after.as_millis() / TICK.as_millis();
+        let age = u64::try_from(ticks).unwrap_or(u64::MAX);
+        for pending in desk.take(now, age.max(ASKED_AGAIN_AFTER_TICKS), |_| true) {
+            pending.fail(Errno::ETIMEDOUT);
+        }
+    }
+}
+
+/// Now that the PFS is known to be silent, this either needs no PFS or has its error in time.
+fn ask_again(desk: &Arc<Desk>, client: &Client, pool: &Pool, pending: Pending) {
+    let (desk, client) = (desk.clone(), client.clone());
+    pool.run(Box::new(move |_| match pending {
+        Pending::Lookup(reply, parent, name) => {
+            let turn = desk.waiting_turn(reply);
+            let made = client.lookup(parent, &name);
+            answer_entry(&client, made, &turn);
+        }
+        Pending::Getattr(reply, node, fh) => {
+            let turn = desk.waiting_turn(reply);
+            let found = client.getattr(node, fh);
+            answer_attr(found, &turn);
+        }
+        other => other.fail(Errno::EIO),
+    }));
+}
+
+/// Answers with what was found or made; the reference that comes with it is dropped if nobody wants it.
+pub(crate) fn answer_entry(client: &Client, made: Result<Attr, Errno>, turn: &Turn<'_>) {
+    match (turn.reply::<ReplyEntry>(), made) {
+        (Some(reply), Ok(made)) => reply.entry(&REVALIDATE, &attr(&made), fuser::Generation(0)),
+        (Some(reply), Err(e)) => reply.error(errno(e)),
+        (None, Ok(made)) => client.forget(vec![(made.ino, 1)]),
+        (None, Err(_)) => {}
+    }
+}
+
+/// Answers with attributes.
+pub(crate) fn answer_attr(found: Result<Attr, Errno>, turn: &Turn<'_>) {
+    match (turn.reply::<ReplyAttr>(), found) {
+        (Some(reply), Ok(found)) => reply.attr(&REVALIDATE, &attr(&found)),
+        (Some(reply), Err(e)) => reply.error(errno(e)),
+        (None, _) => {}
+    }
+}
+
+/// Answers what has nothing to say but how it went.
+pub(crate) fn finish(done: Result<(), Errno>, turn: &Turn<'_>) {
+    match (turn.reply::<ReplyEmpty>(), done) {
+        (Some(reply), Ok(())) => reply.ok(),
+        (Some(reply), Err(e)) => reply.error(errno(e)),
+        (None, _) => {}
+    }
+}
+
+fn is_gone(device: &OwnedFd) -> bool {
+    // Nothing is asked for but errors, which are always told; so it does not wait for requests.
+    let mut ask = libc::pollfd {
+        fd: device.as_raw_fd(),
+        events: 0,
+        revents: 0,
+    };
+    // SAFETY: the pointer is to one live pollfd, and the descriptor in it is open.
+    let told = unsafe { libc::poll(&raw mut ask, 1, 0) };
+    told > 0 && ask.revents & (libc::POLLERR | libc::POLLHUP) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_beyond_the_usual_park_and_come_back_for_those_that_block() {
+        let desk = Arc::new(Desk::new(1));
+        desk.running.store(2, Ordering::Release);
+        let parks = {
+            let desk = desk.clone();
+            std::thread::spawn(move || desk.park_if_too_many())
+        };
+        while desk.running.load(Ordering::Acquire) != 1 {
+            std::thread::yield_now();
+        }
+        // The other one blocks.
+        let slot = desk.new_slot(true);
+        slot.since.store(1, Ordering::Relaxed);
+        assert_eq!(desk.look(1), 0);
+        assert!(!parks.is_finished());
+        assert_eq!(desk.look(1 + REPLACED_AFTER_TICKS), REPLACED_AFTER_TICKS);
+        parks.join().unwrap();
+        assert_eq!(desk.running.load(Ordering::Acquire), 2);
+        // It is back: one is too many again, until the end.
+        slot.since.store(0, Ordering::Relaxed);
+        desk.look(9);
+        let parks = {
+            let desk = desk.clone();
+            std::thread::spawn(move || desk.park_if_too_many())
+        };
+        while desk.running.load(Ordering::Acquire) != 1 {
+            std::thread::yield_now();
+        }
+        desk.end();
+        parks.join().unwrap();
+    }
+}

@@ -1,0 +1,116 @@
+//! A PFS that can hang: a FUSE file system whose process is stopped. Every call on it then blocks until
+//! the process goes on, as with a network file system whose server is gone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::program::helper;
+use crate::wait::wait_until;
+
+/// A directory shown through a FUSE file system of its own. Dropping it ends that, hanging or not.
+/// Needs root.
+pub struct FusePfs {
+    child: Child,
+    source: PathBuf,
+    point: PathBuf,
+}
+
+impl FusePfs {
+    /// Shows a new directory in `folder` on `point`, which exists.
+    pub fn new(folder: &Path, point: &Path) -> FusePfs {
+        let source = folder.join("pfs-behind");
+        fs::create_dir(&source).expect("mkdir");
+        let child = Command::new(helper("bare-passthrough"))
+            .args(["--plain", "--permissions"])
+            .args([&source, point])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("bare-passthrough runs");
+        let made = FusePfs {
+            child,
+            source,
+            point: point.to_path_buf(),
+        };
+        // The kernel learns that it need not ask at every close, which it would wait for even in a
+        // process that is being killed.
+        let probe = made.source.join("probe");
+        fs::write(&probe, "").expect("probe");
+        wait_until("the PFS is mounted", || point.join("probe").exists());
+        drop(fs::File::open(point.join("probe")).expect("probe"));
+        fs::remove_file(probe).expect("probe");
+        made
+    }
+
+    /// What it shows, at the side of it: is there while it hangs.
+    pub fn behind(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.source.join(path)
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("signal");
+    }
+
+    /// From now on nothing on it returns.
+    pub fn hang(&self) {
+        wait_until("the PFS stops between two requests", || {
+            self.signal(Signal::STOP);
+            wait_until("the PFS is stopped", || self.threads("State:\tT"));
+            // Who waits for a request that it has taken already could not even be killed.
+            let idle = self.is_idle();
+            if !idle {
+                self.signal(Signal::CONT);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            idle
+        });
+    }
+
+    /// It goes on where it stopped.
+    pub fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn tasks(&self) -> Vec<PathBuf> {
+        let folder = format!("/proc/{}/task", self.child.id());
+        let tasks = fs::read_dir(folder).expect("its threads");
+        tasks.map(|task| task.expect("thread").path()).collect()
+    }
+
+    fn threads(&self, state: &str) -> bool {
+        self.tasks().iter().all(|task| {
+            let status = fs::read_to_string(task.join("status")).unwrap_or_default();
+            status.contains(state)
+        })
+    }
+
+    /// Whether all its threads that serve requests wait for one.
+    fn is_idle(&self) -> bool {
+        let reads = format!("{} ", libc::SYS_read);
+        self.tasks().iter().all(|task| {
+            let name = fs::read_to_string(task.join("comm")).unwrap_or_default();
+            let serves = name
+                .trim()
+                .strip_prefix("fuser-")
+                .is_some_and(|n| n != "bg");
+            // Where it cannot be seen, it is most likely so.
+            !serves
+                || fs::read_to_string(task.join("syscall"))
+                    .is_ok_and(|call| call.starts_with(&reads))
+        })
+    }
+}
+
+impl Drop for FusePfs {
+    fn drop(&mut self) {
+        // Whoever waits for it gets an error.
+        let _ = self.child.kill();
+        let _ = kill_process(Pid::from_child(&self.child), Signal::CONT);
+        let _ = self.child.wait();
+        while unmount(&self.point, UnmountFlags::DETACH).is_ok() {}
+    }
+}
