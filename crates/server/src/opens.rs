@@ -239,7 +239,8 @@ impl OpenTable {
 
     /// Looks at it while nobody opens or closes it; `see` does no I/O.
     pub fn look<T>(&self, ino: Ino, see: impl FnOnce(Option<&Arc<OpenFile>>) -> T) -> T {
-        see(self.shard(ino).unclaimed(ino).open.get(&ino))
+        let by_ino = self.shard(ino).unclaimed(ino, &self.pfs_given_up);
+        see(by_ino.open.get(&ino))
     }
 
     /// The same without waiting: what is just being opened or closed is open.
