@@ -382,32 +382,58 @@ impl Core {
 
 /// A process and its session. A number is used again only after many others, far later than what is compared here.
 fn opener(pid: u32) -> Opener {
-    let known = i32::try_from(pid)
-        .ok()
-        .and_then(rustix::process::Pid::from_raw);
-    let session = known.and_then(|pid| rustix::process::getsid(Some(pid)).ok());
-    Opener {
-        process: u64::from(pid),
-        session: session.map_or(u64::from(pid), |s| s.as_raw_nonzero().get() as u64),
-    }
+    let process = u64::from(pid);
+    let session = ProcStat::of(pid).map_or(process, |stat| stat.family(process));
+    Opener { process, session }
 }
 
 /// For how long a process has been running; `None` where it does not, or cannot be seen.
 fn age_s(pid: u32) -> Option<f64> {
-    if pid == 0 {
-        return None;
-    }
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in brackets may hold anything; the start is the 20th word after it, in ticks since the machine started.
-    let mut words = stat[stat.rfind(')')? + 1..].split_ascii_whitespace();
-    let state = words.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
-    }
-    let ticks: f64 = words.nth(18)?.parse().ok()?;
+    let started_ticks = ProcStat::of(pid).filter(|stat| stat.runs)?.started_ticks;
     let per_s = rustix::param::clock_ticks_per_second() as f64;
     let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    Some(up.tv_sec as f64 + up.tv_nsec as f64 / 1e9 - ticks / per_s)
+    Some(up.tv_sec as f64 + up.tv_nsec as f64 / 1e9 - started_ticks / per_s)
+}
+
+/// What the kernel tells of a process, as this process may see it: numbers of another PID namespace are 0.
+struct ProcStat {
+    runs: bool,
+    group: u64,
+    session: u64,
+    /// Since the machine started.
+    started_ticks: f64,
+}
+
+impl ProcStat {
+    /// `None` where the process is not there, or of a PID namespace that is not seen from here (`pid` is 0 then).
+    fn of(pid: u32) -> Option<Self> {
+        if pid == 0 {
+            return None;
+        }
+        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// The session, as far as it can be seen: in a container it may be one of outside, which is shown as 0. The process
+    /// group stands for it then, and the process itself where that is of outside too.
+    fn family(&self, process: u64) -> u64 {
+        let seen = [self.session, self.group]
+            .into_iter()
+            .find(|number| *number > 0);
+        seen.unwrap_or(process)
+    }
+
+    fn parse(stat: &str) -> Option<Self> {
+        // The name in brackets may hold anything, brackets and spaces too.
+        let words: Vec<&str> = stat[stat.rfind(')')? + 1..]
+            .split_ascii_whitespace()
+            .collect();
+        Some(Self {
+            runs: !matches!(*words.first()?, "Z" | "X"),
+            group: words.get(2)?.parse().ok()?,
+            session: words.get(3)?.parse().ok()?,
+            started_ticks: words.get(19)?.parse().ok()?,
+        })
+    }
 }
 
 /// Nodes of the job that a process belongs to, by its environment.
@@ -433,5 +459,22 @@ mod tests {
         let pid = child.id();
         child.wait().expect("ends");
         assert_eq!(age_s(pid), None);
+    }
+    #[test]
+    fn sessions_of_processes() {
+        let stat = |group, session| {
+            let line = format!(
+                "7 (a ) b) S 1 {group} {session} 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 0"
+            );
+            ProcStat::parse(&line).expect("parses")
+        };
+        let seen = stat(6, 5);
+        assert_eq!((seen.runs, seen.group, seen.session), (true, 6, 5));
+        assert_eq!(seen.started_ticks, 4242.0);
+        assert!(ProcStat::parse("7 (a) S 1").is_none());
+        // A session of outside a container is 0 there: its group tells the runs apart, then the process.
+        assert_eq!(stat(6, 0).family(7), 6);
+        assert_eq!(stat(0, 0).family(7), 7);
+        assert_eq!(opener(0).session, 0);
     }
 }
