@@ -3,13 +3,14 @@
 #![allow(missing_docs)]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use bench_twin::Interval;
 use forebay_twin::sim::{Options, run};
 
 fn applications(c: &mut Criterion) {
     let mut group = c.benchmark_group("month");
     group.sample_size(10);
     for n in [1_000u32, 2_000, 4_000, 8_000, 16_000] {
-        let scenario = bench_twin::scenario(n, 30).expect("the scenario is valid");
+        let scenario = bench_twin::scenario(n, 30, Interval::Day).expect("the scenario is valid");
         group.throughput(Throughput::Elements(u64::from(n)));
         group.bench_with_input(BenchmarkId::from_parameter(n), &scenario, |b, scenario| {
             b.iter(|| run(scenario, Options::default()).outcome.checkpoints);

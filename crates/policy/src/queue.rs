@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use crate::demotion::{Candidate, PlacementPolicy};
 
 /// Maps a float to an integer with the same order (that of [`f64::total_cmp`]).
-fn rank(x: f64) -> u64 {
+pub(crate) fn rank(x: f64) -> u64 {
     let bits = x.to_bits();
     if bits >> 63 == 1 {
         !bits

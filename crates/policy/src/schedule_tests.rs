@@ -1,5 +1,6 @@
 use super::*;
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 
 fn config() -> ScheduleConfig {
     ScheduleConfig {
