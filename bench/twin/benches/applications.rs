@@ -2,8 +2,8 @@
 //! that the whole is n log n; throughput is printed in applications per second.
 #![allow(missing_docs)]
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use bench_twin::Interval;
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use forebay_twin::sim::{Options, run};
 
 fn applications(c: &mut Criterion) {
