@@ -23,7 +23,7 @@ use crate::{out, up, usage};
     after_long_help = concat!(
         "Works on a running burst buffer as well as on one that is down.\n\n",
         "JSON: {\"records\", \"objects\", \"verified_bytes\", \"dry_run\", \"findings\": [{\"subject\",\n",
-        "\"problem\", \"action\", \"repaired\"}]}.\n\n",
+        "\"kind\", \"problem\", \"action\", \"repaired\"}]}.\n\n",
         "Examples:\n  forebay fsck --state /var/tmp/bb\n",
         "  forebay fsck --state /var/tmp/bb --dry-run --checksums --json\n\n",
         "Exit codes: 0 nothing wrong, or all repaired; 1 fatal; 3 something remains to be repaired\n",
@@ -95,7 +95,7 @@ fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
 
 /// Whether a finding is about content that does not match its checksum.
 fn is_corruption(finding: &Finding) -> bool {
-    finding.problem.starts_with("checksum")
+    matches!(finding.kind.as_str(), "object-content" | "original-content")
 }
 
 fn exit(report: &FsckReport, dry_run: bool) -> Exit {
@@ -113,6 +113,7 @@ fn to_json(report: &FsckReport, dry_run: bool) -> Value {
     let one = |finding: &Finding| {
         let mut object = Map::new();
         insert_path(&mut object, "subject", &finding.subject);
+        object.insert("kind".into(), json!(finding.kind));
         object.insert("problem".into(), json!(finding.problem));
         object.insert("action".into(), json!(finding.action));
         object.insert("repaired".into(), json!(finding.repaired && !dry_run));
@@ -164,6 +165,10 @@ mod tests {
     fn report(findings: &[(&str, bool)]) -> FsckReport {
         let finding = |(problem, repaired): &(&str, bool)| Finding {
             subject: b"run/a".to_vec(),
+            kind: match problem.starts_with("checksum") {
+                true => "object-content".into(),
+                false => "orphan".into(),
+            },
             problem: problem.to_string(),
             action: "dropped".into(),
             repaired: *repaired,

@@ -84,6 +84,10 @@ fn entry(path: &[u8]) -> WhereEntry {
 fn finding(problem: &str, repaired: bool) -> Finding {
     Finding {
         subject: b"a".to_vec(),
+        kind: match problem.starts_with("checksum") {
+            true => "object-content".into(),
+            false => "orphan".into(),
+        },
         problem: problem.into(),
         action: "none".into(),
         repaired,

@@ -7,6 +7,7 @@
 //! One file per operation in `ops`, with the rule of POSIX on top. Bytes are moved elsewhere.
 
 mod acl;
+mod check;
 mod dir;
 mod error;
 mod file;
@@ -20,6 +21,7 @@ mod residency;
 mod table;
 mod vacancy;
 
+pub use check::RecordTrouble;
 pub use dir::{Dir, Place};
 pub use error::NsError;
 pub use file::{File, FileState};

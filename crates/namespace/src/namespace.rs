@@ -50,6 +50,8 @@ pub struct Loaded {
     pub dirs: Vec<Arc<Dir>>,
     /// Files whose directory has no record: kept in the store, not shown.
     pub lost: Vec<(ObjectId, FileRecord)>,
+    /// Keys of records that do not decode: kept in the store for fsck.
+    pub unreadable: Vec<Vec<u8>>,
 }
 
 /// The tree.
@@ -119,16 +121,15 @@ impl Namespace {
     }
 
     fn load(&self) -> Result<Loaded, NsError> {
-        let mut failure = None;
+        let mut unreadable = Vec::new();
         let mut dir_records = HashMap::new();
         self.store
             .scan(record::DIR_PREFIX, None, &mut |key, value| {
                 match (DirKey::from_bytes(&key[2..]), record::decode(value)) {
                     (Some(key), Ok(dir)) => drop(dir_records.insert(key, dir)),
-                    (_, Err(error)) => failure = Some(error),
-                    (None, _) => failure = Some(NsError::Record("directory key".into())),
+                    _ => unreadable.push(key.to_vec()),
                 }
-                failure.is_none()
+                true
             })?;
         self.reserve_inos()?;
         // All of them, for objects whose own record was not written any more name them too.
@@ -145,10 +146,9 @@ impl Namespace {
                         Ok(file) => files.push(file),
                         Err(file) => lost.push((object, *file)),
                     },
-                    (_, Err(error)) => failure = Some(error),
-                    (None, _) => failure = Some(NsError::Record("file key".into())),
+                    _ => unreadable.push(key.to_vec()),
                 }
-                failure.is_none()
+                true
             })?;
         let mut garbage = Vec::new();
         self.store
@@ -168,21 +168,18 @@ impl Namespace {
                         self.next_sequence.fetch_max(sequence + 1, Ordering::AcqRel);
                         changes.push(PendingChange { sequence, intent });
                     }
-                    (_, Err(error)) => failure = Some(error),
-                    _ => {}
+                    _ => unreadable.push(key.to_vec()),
                 }
-                failure.is_none()
+                true
             })?;
-        match failure {
-            Some(error) => Err(error),
-            None => Ok(Loaded {
-                files,
-                garbage,
-                changes,
-                lost,
-                dirs,
-            }),
-        }
+        Ok(Loaded {
+            files,
+            garbage,
+            changes,
+            lost,
+            unreadable,
+            dirs,
+        })
     }
 
     /// The ids that files go by are taken before directories get theirs: a directory may have got the
@@ -234,7 +231,7 @@ impl Namespace {
         Ok(file)
     }
 
-    fn load_dir(
+    pub(crate) fn load_dir(
         &self,
         key: DirKey,
         records: &HashMap<DirKey, DirRecord>,

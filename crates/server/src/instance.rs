@@ -115,7 +115,19 @@ impl Core {
     }
 }
 
-fn open_core(settings: Settings, mend: bool) -> Result<Core, StartError> {
+/// What a state is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OpenMode {
+    /// What was under way is finished.
+    Serve,
+    /// Everything is taken as it is; unless `dry_run`, renames and demotions are finished.
+    Check {
+        /// Change nothing.
+        dry_run: bool,
+    },
+}
+
+fn open_core(settings: Settings, mode: OpenMode) -> Result<Core, StartError> {
     let pfs = PfsTree::watched(&settings.pfs, settings.pfs_timeout)
         .map_err(failed(format!("PFS {}", settings.pfs.display())))?;
     if !settings.demotion.unnamed {
@@ -149,7 +161,7 @@ fn open_core(settings: Settings, mend: bool) -> Result<Core, StartError> {
     let tiers =
         TierSet::open(&settings, instance, &mut facts.known_ssd).map_err(failed("tiers"))?;
     let state = settings.state.clone();
-    let made = finish_core(settings, ns, loaded, &facts, tiers, mend);
+    let made = finish_core(settings, ns, loaded, &facts, tiers, mode);
     made.map_err(|failure| {
         let (error, tiers) = *failure;
         tiers.undo(&state);
@@ -164,14 +176,14 @@ fn finish_core(
     loaded: forebay_namespace::Loaded,
     facts: &Facts,
     tiers: TierSet,
-    mend: bool,
+    mode: OpenMode,
 ) -> Result<Core, Box<(StartError, TierSet)>> {
     let missing = loaded
         .files
         .iter()
         .filter(|f| f.lock().is_dirty() && tiers.get(f.tier()).is_none())
         .count();
-    if missing > 0 {
+    if missing > 0 && mode == OpenMode::Serve {
         return Err(Box::new((
             StartError::TierMissing { count: missing },
             tiers,
@@ -227,7 +239,11 @@ fn finish_core(
     };
     core.restore_totals(facts);
     core.restore_bandwidths();
-    match core.recover(loaded, mend) {
+    let recovered = match mode {
+        OpenMode::Serve => core.recover(loaded),
+        OpenMode::Check { dry_run } => core.open_for_check(loaded, dry_run),
+    };
+    match recovered {
         Ok(()) => {
             core.conflicts.prune(&core.ns);
             Ok(core)
@@ -259,7 +275,7 @@ impl Instance {
         let workers = settings.demotion.workers.max(1);
         // Modes come from clients, who have applied their own.
         rustix::process::umask(rustix::fs::Mode::empty());
-        let core = Arc::new(open_core(settings, true)?);
+        let core = Arc::new(open_core(settings, OpenMode::Serve)?);
         let instance = Arc::new(Instance {
             core: core.clone(),
             threads: Mutex::default(),
@@ -502,7 +518,8 @@ pub fn fsck_offline(
         None => return Err(StartError::NoInstance(state.display().to_string())),
     };
     drop(store);
-    let core = open_core(facts.settings(state.to_path_buf()), false)?;
+    let mode = OpenMode::Check { dry_run };
+    let core = open_core(facts.settings(state.to_path_buf()), mode)?;
     let report = core.fsck(dry_run, checksums);
     core.ns.sync().map_err(failed("metadata store"))?;
     Ok(report)

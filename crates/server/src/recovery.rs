@@ -15,11 +15,15 @@ use crate::fsync::shadow_charge;
 type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
 
 impl Core {
-    /// Finishes what was under way and takes all files over.
-    /// With `mend`, copies that turn out damaged are dropped where the PFS has the file whole; without,
-    /// they are left for fsck to find.
-    pub fn recover(&self, loaded: Loaded, mend: bool) -> Result<(), Errno> {
+    /// Finishes what was under way and takes all files over. Clean copies that turn out damaged are
+    /// dropped where the PFS has the file whole.
+    pub fn recover(&self, loaded: Loaded) -> Result<(), Errno> {
         failpoint::hit(failpoint::Point::StartFacts);
+        for key in &loaded.unreadable {
+            let path = format!("(record {})", key.escape_ascii()).into_bytes();
+            let reason = "it does not decode; run 'forebay fsck'".to_string();
+            self.report(path, Errno::EIO, reason);
+        }
         for pending in loaded.changes {
             self.ns.settle_change(pending)?;
         }
@@ -29,7 +33,7 @@ impl Core {
             if file.lock().is_unlinked() {
                 continue;
             }
-            self.recover_file(&file, &inventory, &mut claimed, mend)?;
+            self.recover_file(&file, &inventory, &mut claimed)?;
             failpoint::hit(failpoint::Point::RecoverFile);
         }
         for (object, record) in loaded.lost {
@@ -54,7 +58,7 @@ impl Core {
             self.ns.add_garbage(garbage);
         }
         self.recover_orphans(&inventory, &claimed);
-        for dir in loaded.dirs.iter().chain([self.ns.root()]).filter(|_| mend) {
+        for dir in loaded.dirs.iter().chain([self.ns.root()]) {
             match self.ns.sweep_dir(dir) {
                 Ok(0) => {}
                 Ok(swept) => {
@@ -86,7 +90,6 @@ impl Core {
         file: &Arc<File>,
         inventory: &Inventory,
         claimed: &mut HashSet<(TierId, ObjectId)>,
-        mend: bool,
     ) -> Result<(), Errno> {
         let holds = |tier: TierId| {
             inventory
@@ -122,7 +125,7 @@ impl Core {
             claimed.insert((shadow, file.object));
             self.book_found_shadow(file, shadow);
         }
-        self.take_over(file, residency.tier, mend)
+        self.take_over(file, residency.tier)
     }
 
     /// A copy on flash that an fsync has left is in the books again.
@@ -138,7 +141,7 @@ impl Core {
         }
     }
 
-    fn take_over(&self, file: &Arc<File>, tier: TierId, mend: bool) -> Result<(), Errno> {
+    fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
         let path = file.path();
         self.files.write().insert(file.object, file.clone());
         self.apps.arrived(file.object, &self.rules.identify(&path));
@@ -161,11 +164,6 @@ impl Core {
         }
         // Nobody had it open: the object was damaged at rest.
         let problem = format!("its object has {} bytes instead of {size}", stat.size);
-        if !dirty && !mend {
-            self.ledger
-                .settle(file.object, tier, stat.allocated_bytes, false);
-            return Ok(());
-        }
         if !dirty {
             self.report(
                 path,
@@ -201,7 +199,7 @@ impl Core {
             // A later fsync may have been on its way: only the object knows the size.
             file.lock().residency.writing = true;
             claimed.insert((shadow, file.object));
-            return self.take_over(file, shadow, true);
+            return self.take_over(file, shadow);
         }
         if self.tiers.get(residency.tier).is_none() {
             let reason = "its tier is not among those given at start; start with the same --dram and --ssd to reach it";
@@ -281,10 +279,7 @@ impl Core {
             return false;
         }
         let adopted = self.ns.adopt(&identity, tier).map_err(Errno::from);
-        match adopted.and_then(|file| {
-            file.map(|file| self.take_over(&file, tier, true))
-                .transpose()
-        }) {
+        match adopted.and_then(|file| file.map(|file| self.take_over(&file, tier)).transpose()) {
             Ok(done) => done.is_some(),
             Err(errno) => {
                 self.report(

@@ -221,8 +221,11 @@ impl TierSet {
         };
         let mut any = false;
         let listed = slot.tier.list(&mut |_| any = true);
+        // What fsck has put aside there is nobody else's to remove.
+        let aside = self.overflow_dir.join(forebay_tiers::LOST_FOUND);
         if listed.is_ok()
             && !any
+            && !aside.exists()
             && let Err(error) = std::fs::remove_dir_all(&self.overflow_dir)
         {
             tracing::warn!("{}: {error}", self.overflow_dir.display());

@@ -3,9 +3,11 @@
 //! ```text
 //! <dir>/forebay-tier            marker: format, version, instance, how identities are kept
 //! <dir>/objects/<xx>/<id>       data; id: 16 hexadecimal digits, xx: the last two of them
+//! <dir>/lost+found/<id>         an object that fsck did not trust, and did not dare to remove
 //! <dir>/objects/<xx>/<id>.id    identity, only where the file system has no user attributes
 //! ```
 
+mod aside;
 mod marker;
 mod sidecar;
 
@@ -24,6 +26,7 @@ use rustix::io::Errno as Sys;
 
 use crate::file::IDENTITY_XATTR;
 use crate::{FileObject, Identity, Object, Space, Tier, TierKind};
+pub use aside::LOST_FOUND;
 pub use marker::DirError;
 use marker::{IdentityHome, Marker};
 use sidecar::SidecarObject;
@@ -279,6 +282,10 @@ impl Tier for DirTier {
         }
         self.shards.mark_changed(Shards::index(id));
         Ok(())
+    }
+
+    fn set_aside(&self, id: ObjectId) -> io::Result<String> {
+        aside::set_aside(&self.dir, &self.shards, id)
     }
 
     fn identity(&self, id: ObjectId) -> io::Result<Option<Identity>> {

@@ -26,7 +26,7 @@ mod tier;
 pub use actas::ActAs;
 pub use copy::{CopyControl, CopyError, CopyReport, checksum, copy, copy_to_new, verify};
 pub use crc::{crc32c_append_zeros, crc32c_update};
-pub use dir::{DirError, DirTier};
+pub use dir::{DirError, DirTier, LOST_FOUND};
 pub use dram::{DramError, DramMount, mount_dram};
 pub use file::FileObject;
 pub use identity::{Identity, IdentityError, ParentKey};

@@ -57,6 +57,13 @@ pub trait Tier: Send + Sync {
     /// Removes an object. `ENOENT` if there is none.
     fn remove(&self, id: ObjectId) -> io::Result<()>;
 
+    /// Takes an object that is not to be trusted out of the tier without destroying it, with its
+    /// identity, and answers with where it is now. `EOPNOTSUPP` where there is no such place.
+    fn set_aside(&self, id: ObjectId) -> io::Result<String> {
+        let _ = id;
+        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
+    }
+
     /// The identity carried beside an object; `None` if it carries none. `ENOENT` if there is no
     /// such object; one that cannot be decoded is an error of kind `InvalidData` around
     /// [`crate::IdentityError`].

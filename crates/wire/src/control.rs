@@ -319,6 +319,8 @@ pub struct StatusBits {
 /// One thing `fsck` found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
+    /// Kind of damage, as `policy::repair::Damage` names it.
+    pub kind: String,
     /// Relative path, or the object where there is none.
     pub subject: Vec<u8>,
     /// What is wrong.

@@ -25,6 +25,16 @@ impl PfsTree {
         name
     }
 
+    /// The object that a temporary file is a copy of; `None` for other names.
+    pub fn object_of_temporary(name: &[u8]) -> Option<ObjectId> {
+        if !PfsTree::is_temporary(name) {
+            return None;
+        }
+        let at = PREFIX.len() + 2 * INSTANCE_BYTES + 1;
+        let digits = std::str::from_utf8(name.get(at..at + 16)?).ok()?;
+        u64::from_str_radix(digits, 16).ok().map(ObjectId)
+    }
+
     /// Whether a name is one of those.
     pub fn is_temporary(name: &[u8]) -> bool {
         let middle = name
@@ -54,6 +64,8 @@ mod tests {
         let name = PfsTree::temporary_name([0xab; 16], ObjectId(7), Generation(0x12));
         assert_eq!(name, b".forebay-abababab-0000000000000007-12.part");
         assert!(PfsTree::is_temporary(&name));
+        assert_eq!(PfsTree::object_of_temporary(&name), Some(ObjectId(7)));
+        assert_eq!(PfsTree::object_of_temporary(b"x"), None);
         let largest = PfsTree::temporary_name([0; 16], ObjectId(u64::MAX), Generation(u64::MAX));
         assert!(PfsTree::is_temporary(&largest));
         for other in [

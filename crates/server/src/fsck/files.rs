@@ -1,0 +1,281 @@
+//! Files that have a record: its object, its tier's other copies, and what the PFS has.
+
+use std::sync::Arc;
+
+use forebay_namespace::{File, Published, Residency};
+use forebay_policy::repair::{Damage, Knowledge, Remedy};
+use forebay_tiers::{FileObject, IdentityError, Object, PfsStat, checksum};
+use forebay_types::{Errno, TierId};
+
+use super::{Check, Wrong};
+use crate::core::Core;
+
+/// What the record says, taken at one moment.
+struct Facts {
+    file: Arc<File>,
+    path: Vec<u8>,
+    residency: Residency,
+    size: u64,
+    /// What the PFS has, if it is what was published.
+    original: Option<PfsStat>,
+}
+
+impl Check<'_> {
+    /// One file that nobody has open.
+    pub(super) fn file(&mut self, file: &Arc<File>) {
+        let (residency, size, name) = {
+            let state = file.lock();
+            if state.is_unlinked() || state.demoting {
+                return;
+            }
+            let name = state.names.first().cloned();
+            (state.residency, state.meta.size, name)
+        };
+        let mut facts = Facts {
+            file: file.clone(),
+            path: file.path(),
+            residency,
+            size,
+            original: None,
+        };
+        if residency.clean && (residency.published.is_none() || residency.writing) {
+            let problem = "its record calls it drained, but knows of nothing on the PFS";
+            return self.wrong(&facts, Damage::RecordInconsistent, problem.into(), false);
+        }
+        // First of all: under a wrong id lies what may be the only copy of another file, whatever its
+        // length and whatever has become of this one.
+        let whose = self.whose(&facts);
+        let ours = !matches!(whose, Whose::Swapped(_));
+        if let (true, Some((dir, name))) = (residency.clean, name) {
+            let stat = self
+                .core
+                .ns
+                .open_dir(&dir)
+                .and_then(|d| Ok(self.core.ns.pfs().stat(&d, &name)?));
+            match stat {
+                Ok(stat) if residency.published == Some(Published::from(&stat)) => {
+                    facts.original = Some(stat);
+                }
+                Ok(_) if ours => {
+                    let problem = "changed on the PFS since it was copied";
+                    return self.wrong(&facts, Damage::CopyOutdated, problem.into(), false);
+                }
+                Err(error) if ours && error.errno() == Errno::ENOENT => {
+                    let problem = "removed or renamed on the PFS since it was copied";
+                    return self.wrong(&facts, Damage::OriginalMissing, problem.into(), false);
+                }
+                // It does not answer, or there is worse: what is here can still be looked at.
+                _ => {}
+            }
+        }
+        let anonymous = match whose {
+            Whose::Swapped(problem) => {
+                return self.wrong(&facts, Damage::ObjectSwapped, problem, false);
+            }
+            Whose::Unknown(problem) => Some(problem),
+            Whose::Ours => None,
+        };
+        if let Some(object) = self.object(&facts) {
+            self.content(&facts, &*object, anonymous);
+        }
+    }
+
+    /// The object, if it is there and of the right length.
+    fn object(&mut self, facts: &Facts) -> Option<Arc<dyn Object>> {
+        let (tier, id) = (facts.residency.tier, facts.file.object);
+        let opened = self.core.tiers.open_object(tier, id);
+        let stat = opened.and_then(|object| object.stat().map(|stat| (object, stat.size)));
+        match stat {
+            // Written unseen when the daemon died: only the object knows the length.
+            Ok((object, size)) if size == facts.size || facts.residency.writing => Some(object),
+            Ok((_, size)) => {
+                let problem = format!("its object has {size} bytes, its record {}", facts.size);
+                self.wrong(facts, Damage::ObjectLength, problem, false);
+                None
+            }
+            Err(error) => {
+                let missing = error.raw_os_error() == Some(libc::ENOENT);
+                let damage = match missing {
+                    true => Damage::ObjectMissing,
+                    false => Damage::ObjectUnreadable,
+                };
+                self.wrong(facts, damage, format!("its object: {error}"), false);
+                None
+            }
+        }
+    }
+
+    fn content(&mut self, facts: &Facts, object: &dyn Object, anonymous: Option<String>) {
+        let mut good = true;
+        if let (true, Some(expected)) = (self.checksums || anonymous.is_some(), facts.residency.crc)
+        {
+            self.report.verified_bytes += facts.size;
+            match checksum(object, facts.size, &|| self.core.is_ending()) {
+                Ok(crc) if crc == expected => {}
+                Ok(crc) => {
+                    let problem = format!("checksum mismatch: {crc:08x} instead of {expected:08x}");
+                    return self.wrong(facts, Damage::ObjectContent, problem, false);
+                }
+                Err(error) => {
+                    let problem = format!("its object cannot be read: {error}");
+                    return self.wrong(facts, Damage::ObjectUnreadable, problem, false);
+                }
+            }
+        } else if anonymous.is_some() {
+            // Nothing else says that this is the file's content.
+            good = !facts.residency.writing;
+        }
+        if let Some(problem) = anonymous {
+            self.wrong(facts, Damage::ObjectAnonymous, problem, good);
+        }
+        if let Some((shadow, _)) = facts.residency.shadow {
+            self.shadow(facts, shadow);
+        }
+        if self.checksums && facts.original.is_some() && facts.residency.crc.is_some() {
+            self.original(facts);
+        }
+    }
+
+    fn whose(&self, facts: &Facts) -> Whose {
+        let Some(slot) = self.core.tiers.get(facts.residency.tier) else {
+            return Whose::Ours;
+        };
+        match slot.tier.identity(facts.file.object) {
+            Ok(Some(i))
+                if i.object == facts.file.object && i.instance == self.core.ns.instance() =>
+            {
+                Whose::Ours
+            }
+            Ok(Some(i)) => {
+                Whose::Swapped(format!("its object says that it is object {}", i.object))
+            }
+            Ok(None) => Whose::Unknown("its object carries no identity".into()),
+            Err(error) => match error.get_ref().is_some_and(|e| e.is::<IdentityError>()) {
+                true => Whose::Unknown(format!("its object's identity: {error}")),
+                // Whatever is wrong there shows when the content is read.
+                false => Whose::Ours,
+            },
+        }
+    }
+
+    fn shadow(&mut self, facts: &Facts, shadow: TierId) {
+        let there = self.core.tiers.open_object(shadow, facts.file.object);
+        if let Err(error) = there
+            && error.raw_os_error() == Some(libc::ENOENT)
+        {
+            let problem = "its second copy on flash is not there".to_string();
+            self.wrong(facts, Damage::ShadowMissing, problem, true);
+        }
+    }
+
+    /// What the PFS has, by content. The object is good.
+    fn original(&mut self, facts: &Facts) {
+        self.report.verified_bytes += facts.size;
+        match self.core.pfs_crc(&facts.file) {
+            Ok(crc) if Some(crc) == facts.residency.crc => {}
+            Ok(crc) => {
+                let problem = format!("the PFS's copy is damaged: its checksum is {crc:08x}");
+                self.wrong(facts, Damage::OriginalContent, problem, true);
+            }
+            Err(errno) => {
+                let problem = format!("the PFS's copy cannot be read: {}", errno.message());
+                self.wrong(facts, Damage::OriginalContent, problem, true);
+            }
+        }
+    }
+
+    fn wrong(&mut self, facts: &Facts, damage: Damage, problem: String, object_good: bool) {
+        let known = Knowledge {
+            clean: facts.residency.clean,
+            original_good: needs_original(damage) && self.original_good(facts),
+            object_good,
+        };
+        let wrong = Wrong {
+            damage,
+            subject: facts.path.clone(),
+            problem,
+            known,
+        };
+        let file = facts.file.clone();
+        self.found(wrong, |core, remedy| core.mend_file(&file, remedy));
+    }
+
+    /// Whether the PFS has the content that was published: by checksum where that is known.
+    fn original_good(&self, facts: &Facts) -> bool {
+        let Some(stat) = &facts.original else {
+            return false;
+        };
+        match facts.residency.crc {
+            Some(expected) => self.core.pfs_crc(&facts.file) == Ok(expected),
+            None => stat.size == facts.size,
+        }
+    }
+}
+
+enum Whose {
+    Ours,
+    Unknown(String),
+    Swapped(String),
+}
+
+/// Whether the choice of a remedy depends on what the PFS has.
+fn needs_original(damage: Damage) -> bool {
+    matches!(
+        damage,
+        Damage::ObjectMissing
+            | Damage::ObjectUnreadable
+            | Damage::ObjectLength
+            | Damage::ObjectContent
+            | Damage::ObjectSwapped
+    )
+}
+
+impl Core {
+    /// Applies a remedy to a file that nobody has open; `EBUSY` if somebody has opened it meanwhile.
+    pub(crate) fn mend_file(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Errno> {
+        let claim = self.opens.claim(file.ino);
+        if claim.is_open() || file.lock().demoting {
+            return Err(Errno::EBUSY);
+        }
+        let tier = file.tier();
+        match remedy {
+            Remedy::DropCopy => match self.evict_unopened(file) {
+                Some(_) => Ok(()),
+                None => Err(Errno::EBUSY),
+            },
+            Remedy::DropRecord => Ok(self.ns.disown(file)?),
+            Remedy::SetAside => {
+                let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+                let kept = slot.tier.set_aside(file.object)?;
+                tracing::info!(
+                    "object {} is kept as {kept} in {}",
+                    file.object,
+                    slot.tier.name()
+                );
+                Ok(self.ns.disown(file)?)
+            }
+            Remedy::DrainAgain => {
+                self.ns.call_dirty(file)?;
+                self.ledger.set_dirty(file.object, true);
+                self.drain.add(file.object);
+                Ok(())
+            }
+            Remedy::Identify => {
+                let object = self.tiers.open_object(tier, file.object)?;
+                object.set_identity(&self.identity(file, false))?;
+                Ok(object.sync(false)?)
+            }
+            Remedy::ForgetShadow => Ok(self.ns.forget_shadow(file)?),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Checksum of what the PFS has under a file's name.
+    pub(crate) fn pfs_crc(&self, file: &File) -> Result<u32, Errno> {
+        let (dir, name) = file.lock().names.first().cloned().ok_or(Errno::ENOENT)?;
+        let handle = self.ns.open_dir(&dir)?;
+        let object = FileObject::new(self.ns.pfs().open_file(&handle, &name, false)?);
+        let size = object.stat()?.size;
+        Ok(checksum(&object, size, &|| self.is_ending())?)
+    }
+}
