@@ -159,10 +159,14 @@ impl Check<'_> {
     }
 
     fn shadow(&mut self, facts: &Facts, shadow: TierId) {
-        let there = self.core.tiers.open_object(shadow, facts.file.object);
-        if let Err(error) = there
-            && error.raw_os_error() == Some(libc::ENOENT)
-        {
+        let gone = match self.core.tiers.get(shadow) {
+            None => true,
+            Some(slot) => slot
+                .tier
+                .open(facts.file.object)
+                .is_err_and(|error| error.raw_os_error() == Some(libc::ENOENT)),
+        };
+        if gone {
             let problem = "its second copy on flash is not there".to_string();
             self.wrong(facts, Damage::ShadowMissing, problem, true);
         }
