@@ -189,26 +189,70 @@ fn finish_core(
             tiers,
         )));
     }
-    let started = Instant::now();
-    let dedicated = Dedicated::new(&settings);
-    let capacity = tiers.limits().iter().map(|(_, bytes)| bytes).sum();
-    let made = facts.save(&ns).map_err(|e| e.to_string()).and_then(|()| {
-        dedicated.check(capacity)?;
-        Ok((
-            DrainQueue::new(&settings, started)?,
-            Engine::new(&settings, started)?,
-            Learning::open(&ns, &settings, started)?,
-        ))
-    });
-    let (drain, engine, learning) = match made {
-        Ok(made) => made,
+    let core = match Scheduling::new(&settings, &ns, facts, &tiers) {
+        Ok(scheduling) => build_core(settings, ns, tiers, scheduling),
         Err(why) => {
             let what = "scheduling".into();
             return Err(Box::new((StartError::Failed { what, why }, tiers)));
         }
     };
+    core.restore_totals(facts);
+    core.restore_bandwidths();
+    let recovered = match mode {
+        OpenMode::Serve => core.recover(loaded),
+        OpenMode::Check { dry_run } => core.open_for_check(loaded, dry_run),
+    };
+    match recovered {
+        Ok(()) => {
+            core.conflicts.prune(&core.ns);
+            Ok(core)
+        }
+        Err(errno) => Err(Box::new((failed("recovery")(errno), core.tiers))),
+    }
+}
+
+/// Who gets what, and when.
+struct Scheduling {
+    started: Instant,
+    dedicated: Dedicated,
+    drain: DrainQueue,
+    engine: Engine,
+    learning: Learning,
+}
+
+impl Scheduling {
+    /// An error says why the settings cannot be, or what of earlier runs cannot be read.
+    fn new(
+        settings: &Settings,
+        ns: &Namespace,
+        facts: &Facts,
+        tiers: &TierSet,
+    ) -> Result<Self, String> {
+        let started = Instant::now();
+        let dedicated = Dedicated::new(settings);
+        let capacity = tiers.limits().iter().map(|(_, bytes)| bytes).sum();
+        facts.save(ns).map_err(|e| e.to_string())?;
+        dedicated.check(capacity)?;
+        Ok(Scheduling {
+            started,
+            dedicated,
+            drain: DrainQueue::new(settings, started)?,
+            engine: Engine::new(settings, started)?,
+            learning: Learning::open(ns, settings, started)?,
+        })
+    }
+}
+
+fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Scheduling) -> Core {
     let has_flash = !settings.ssd.is_empty();
-    let core = Core {
+    let Scheduling {
+        started,
+        dedicated,
+        drain,
+        engine,
+        learning,
+    } = scheduling;
+    Core {
         ledger: Ledger::new(&tiers.limits(), settings.demotion.dirty_cap_fraction),
         drain,
         engine,
@@ -236,19 +280,6 @@ fn finish_core(
         settings,
         ns,
         tiers,
-    };
-    core.restore_totals(facts);
-    core.restore_bandwidths();
-    let recovered = match mode {
-        OpenMode::Serve => core.recover(loaded),
-        OpenMode::Check { dry_run } => core.open_for_check(loaded, dry_run),
-    };
-    match recovered {
-        Ok(()) => {
-            core.conflicts.prune(&core.ns);
-            Ok(core)
-        }
-        Err(errno) => Err(Box::new((failed("recovery")(errno), core.tiers))),
     }
 }
 

@@ -7,8 +7,9 @@ use forebay_kv::Batch;
 use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Attr, Errno, Ino, TimeSpec, check_name, failpoint};
 
+use crate::dir::Dir;
 use crate::outside::Seen;
-use crate::record::{self, Intent, LinkChange, LinkIntent};
+use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
 use crate::table::Node;
 use crate::{File, Namespace, NsError};
 
@@ -58,53 +59,12 @@ impl Namespace {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
             Err(e) => return Err(e.into()),
         }
-        let (first, names, published) = {
-            let state = file.lock();
-            let first = state.names.first().cloned();
-            (first, state.names.len(), state.residency.published)
-        };
-        let Some((first_dir, first_name)) = first else {
-            return Err(Errno::ENOENT.into());
-        };
-        if names >= NAMES_MAX {
-            return Err(Errno::EMLINK.into());
-        }
         let mut batch = Batch::new();
-        let mut linked = None;
-        let ours = match published {
-            Some(published) => {
-                let from = self.open_dir(&first_dir)?;
-                matches!(self.look(&from, &first_name, published)?, Seen::Ours)
-            }
-            None => false,
-        };
-        // An outsider's version of a dirty file gets no name of ours.
-        if let Some(published) = published.filter(|_| ours) {
-            let intent = Intent::Link(LinkIntent {
-                place: (dir.key, name.to_vec()),
-                pfs_ino: published.ino,
-                change: LinkChange::Added,
-                holder: Some((first_dir.key, first_name.to_vec())),
-            });
-            let mut dirs = Batch::new();
-            self.put_dirs(&mut dirs, &dir)?;
-            let dirty = file.lock().is_dirty();
-            let sequence = self.begin_change_of_names(dirs, &intent, dirty)?;
-            failpoint::hit(failpoint::Point::LinkIntent);
-            let from = self.open_dir(&first_dir)?;
-            if let Err(error) = self.pfs.link(&from, &first_name, &to, name) {
-                self.take_intent_back(sequence)?;
-                return Err(error.into());
-            }
-            dir.vacancy.end();
-            failpoint::hit(failpoint::Point::LinkPfs);
-            batch.delete(record::intent_key(sequence));
-            linked = Some((&self.pfs.stat(&to, name)?).into());
-        }
+        let linked = self.link_published(file, (&dir, &to, name), &mut batch)?;
         let mut children = dir.lock();
         let mut state = file.lock();
         let before = state.clone();
-        state.residency.published = linked.or(published);
+        state.residency.published = linked.or(state.residency.published);
         state.names.push((dir.clone(), name.into()));
         state.meta.ctime = TimeSpec::now();
         if state.is_dirty() {
@@ -133,6 +93,54 @@ impl Namespace {
             .lock()
             .remember(file.ino, Node::File(file.clone()));
         Ok(attr)
+    }
+
+    /// Gives the file the name on the PFS too, if it is there: what that shows of it then. `batch` gets the end
+    /// of the change.
+    fn link_published(
+        &self,
+        file: &Arc<File>,
+        (dir, to, name): (&Arc<Dir>, &PfsDir, &[u8]),
+        batch: &mut Batch,
+    ) -> Result<Option<Published>, NsError> {
+        let (first, names, published, dirty) = {
+            let state = file.lock();
+            let first = state.names.first().cloned();
+            let published = state.residency.published;
+            (first, state.names.len(), published, state.is_dirty())
+        };
+        let Some((first_dir, first_name)) = first else {
+            return Err(Errno::ENOENT.into());
+        };
+        if names >= NAMES_MAX {
+            return Err(Errno::EMLINK.into());
+        }
+        let Some(published) = published else {
+            return Ok(None);
+        };
+        let from = self.open_dir(&first_dir)?;
+        // An outsider's version of a dirty file gets no name of ours.
+        if !matches!(self.look(&from, &first_name, published)?, Seen::Ours) {
+            return Ok(None);
+        }
+        let intent = Intent::Link(LinkIntent {
+            place: (dir.key, name.to_vec()),
+            pfs_ino: published.ino,
+            change: LinkChange::Added,
+            holder: Some((first_dir.key, first_name.to_vec())),
+        });
+        let mut dirs = Batch::new();
+        self.put_dirs(&mut dirs, dir)?;
+        let sequence = self.begin_change_of_names(dirs, &intent, dirty)?;
+        failpoint::hit(failpoint::Point::LinkIntent);
+        if let Err(error) = self.pfs.link(&from, &first_name, to, name) {
+            self.take_intent_back(sequence)?;
+            return Err(error.into());
+        }
+        dir.vacancy.end();
+        failpoint::hit(failpoint::Point::LinkPfs);
+        batch.delete(record::intent_key(sequence));
+        Ok(Some((&self.pfs.stat(to, name)?).into()))
     }
 
     /// A link that could not be recorded goes from the PFS too; if that fails now, the next start finds
