@@ -40,6 +40,8 @@ pub struct Scenario {
     pub arrivals: Arrivals,
     /// What fails, and what it reads then.
     pub failures: Failures,
+    /// Where the twin follows the servers in what the papers leave open.
+    pub assume: Assume,
     /// Who writes; never empty.
     pub applications: Vec<Application>,
 }
@@ -164,6 +166,16 @@ pub struct Failures {
     /// Whether the burst buffer knows each application's true MTBF from the beginning, and keeps to it. Otherwise it begins with the
     /// prior and learns from restarts.
     pub mtbf_known: bool,
+}
+
+/// What the papers leave open and the servers decide. Other values serve to see what a difference from the papers comes from
+/// (docs/reproduction.md); no server does so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Assume {
+    /// Demoted copies stay until their space is wanted.
+    pub copies_stay: bool,
+    /// Reads of restarts count as use (placement `lru`).
+    pub reads_are_use: bool,
 }
 
 /// One kind of application.

@@ -10,8 +10,8 @@ use toml::de::DeTable;
 
 use super::read::{Document, Section};
 use super::{
-    Application, Arrivals, BurstBuffer, Dist, FailureMode, Failures, Override, Pattern, Pfs,
-    Planning, Scenario, ScenarioError,
+    Application, Arrivals, Assume, BurstBuffer, Dist, FailureMode, Failures, Override, Pattern,
+    Pfs, Planning, Scenario, ScenarioError,
 };
 
 /// More applications than any machine runs at a time; each takes about 1 KiB.
@@ -73,6 +73,7 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
     let plan_section = top.section("plan")?;
     let arrivals_section = top.section("arrivals")?;
     let failures_section = top.section("failures")?;
+    let assume_section = top.section("assume")?;
     let plan = planning(&plan_section)?;
     let mut application_sections = top.sections("application")?;
     let mut applications = Vec::with_capacity(application_sections.len());
@@ -96,6 +97,10 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
             pattern: arrivals_section.word("pattern")?.unwrap_or(Pattern::Random),
         },
         failures: failures(&failures_section)?,
+        assume: Assume {
+            copies_stay: assume_section.boolean("copies_stay")?.unwrap_or(true),
+            reads_are_use: assume_section.boolean("reads_are_use")?.unwrap_or(true),
+        },
         applications,
     };
     for section in [
@@ -105,6 +110,7 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
         &plan_section,
         &arrivals_section,
         &failures_section,
+        &assume_section,
     ]
     .into_iter()
     .chain(&application_sections)

@@ -40,7 +40,7 @@ impl Sim<'_> {
         self.outcome.restarts += 1;
         self.outcome.hits += u64::from(is_hit);
         for id in &parts {
-            if self.parts[*id].version == newest {
+            if self.scenario.assume.reads_are_use && self.parts[*id].version == newest {
                 self.access(*id);
             }
         }

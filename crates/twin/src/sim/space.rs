@@ -82,7 +82,7 @@ impl Sim<'_> {
         self.nodes[node].clean_queue.insert(&candidate);
         let leaves = CleanCandidate::new(candidate, Residency::Clean)
             .is_some_and(|c| leaves_at_once(self.scenario.placement, &c));
-        if leaves || part.resident() == 0 {
+        if leaves || !self.scenario.assume.copies_stay || part.resident() == 0 {
             self.drop_part(id);
         }
     }

@@ -96,6 +96,45 @@ fn dedicated_space_serves_who_has_it() {
 }
 
 #[test]
+fn what_is_assumed_can_be_changed() {
+    let hits = |placement: &str, assumed: &[(&str, &str)]| {
+        let text = PAPERS.replace(
+            "interval = \"3800s\"",
+            "interval = \"3800s\"\nmtbf = { uniform = [\"0m\", \"20m\"], step = \"1m\" }",
+        );
+        let mut set = vec![
+            ("placement", placement),
+            ("application.count", "76"),
+            ("plan.dwpp", "6.08TB"),
+            ("duration", "22800s"),
+            ("failures.mode", "draws"),
+            ("failures.from", "7600s"),
+            ("failures.mtbf_known", "true"),
+        ];
+        set.extend_from_slice(assumed);
+        let overrides: Vec<Override> = set
+            .iter()
+            .map(|(key, value)| Override {
+                key: (*key).into(),
+                value: (*value).into(),
+            })
+            .collect();
+        let scenario = Scenario::parse(&text, &overrides).unwrap();
+        run(&scenario, Options::default())
+            .outcome
+            .hit_ratio
+            .unwrap()
+    };
+    let copies_leave = [("assume.copies_stay", "false")];
+    assert!(hits("fifo", &copies_leave) < hits("fifo", &[]));
+    let writes_only = [("assume.reads_are_use", "false")];
+    assert!(hits("lru", &writes_only) < hits("lru", &[]));
+    // What is used last is then what was written last.
+    assert_eq!(hits("lru", &writes_only), hits("fifo", &writes_only));
+    assert_eq!(hits("fifo", &writes_only), hits("fifo", &[]));
+}
+
+#[test]
 fn a_link_limits_an_application() {
     let text = PAPERS.replace("count = 40", "count = 2\nbandwidth = \"1GB/s\"");
     let run = all(&Scenario::parse(&text, &[]).unwrap());
