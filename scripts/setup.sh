@@ -104,6 +104,7 @@ setup_test() {
     need setfacl acl
     need mkfs.xfs xfsprogs
     need fio fio
+    need faketime faketime
     install_missing
 }
 

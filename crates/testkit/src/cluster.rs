@@ -31,6 +31,7 @@ pub struct Builder {
     dram: Option<String>,
     ssd: Option<String>,
     flags: Vec<OsString>,
+    environment: Vec<(&'static str, OsString)>,
     config: String,
     loop_pfs_bytes: Option<u64>,
     disks: Vec<(&'static str, &'static str, u64)>,
@@ -53,6 +54,12 @@ impl Builder {
     /// Adds a flag of `up`.
     pub fn flag(mut self, flag: impl Into<OsString>) -> Builder {
         self.flags.push(flag.into());
+        self
+    }
+
+    /// Adds a variable to the environment of the daemon.
+    pub fn environment(mut self, name: &'static str, value: impl Into<OsString>) -> Builder {
+        self.environment.push((name, value.into()));
         self
     }
 
@@ -134,6 +141,7 @@ impl Builder {
             disks,
             fuse_pfs,
             args,
+            environment: self.environment,
             base,
             _folder: folder,
         }
@@ -183,6 +191,7 @@ pub struct Cluster {
     disks: Vec<(&'static str, LoopFs)>,
     fuse_pfs: Option<FusePfs>,
     args: Vec<OsString>,
+    environment: Vec<(&'static str, OsString)>,
     base: PathBuf,
     _folder: TempDir,
 }
@@ -194,6 +203,7 @@ impl Cluster {
             dram: Some("64MiB".into()),
             ssd: None,
             flags: Vec::new(),
+            environment: Vec::new(),
             config: String::new(),
             loop_pfs_bytes: None,
             disks: Vec::new(),
@@ -284,6 +294,7 @@ impl Cluster {
         let file = File::create(&log).expect("log");
         let child = bare_command()
             .args(&self.args)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -204,15 +204,68 @@ fn assert_named(output: &Output, name: &str) {
     assert!(findings.contains(name), "{name} is not among {findings}");
 }
 
+/// Changes an object at rest without a trace in its times.
+fn damage_at_rest(object: &Path, bytes: &[u8], at: u64) {
+    let times = fs::metadata(object).expect("metadata");
+    let file = OpenOptions::new().write(true).open(object).expect("open");
+    file.write_all_at(bytes, at).expect("write");
+    let times = fs::FileTimes::new().set_modified(times.modified().expect("mtime"));
+    file.set_times(times).expect("times");
+}
+
+#[test]
+fn fault_08_a_page_of_an_object_written_by_half_is_found_and_the_pfs_copy_taken() {
+    let (mut cluster, [object, _]) = at_rest(["clean-a", "clean-b"]);
+    // The later seven sectors of a page have not arrived.
+    damage_at_rest(&object, &[0; 7 * 512], 40 * 4096 + 512);
+    assert_named(&fsck(&cluster).expect_code(5), "clean-a");
+    fsck(&cluster).ok();
+    cluster.start();
+    pattern(1400, 300_000).assert_in(&cluster.mnt("clean-a"));
+}
+
+#[test]
+fn fault_08_a_record_written_by_half_costs_nothing_that_was_synced() {
+    let mut cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+    for at in 0..20 {
+        let file = File::create(cluster.mnt(format!("synced{at}"))).expect("create");
+        pattern(1440 + at, 30_000).write(&file);
+        file.sync_all().expect("fsync");
+    }
+    write_file(&cluster.mnt("last"), pattern(1460, 30_000));
+    cluster.on_path(&["where"], "last").ok();
+    cluster.kill9();
+    let journals: Vec<PathBuf> = all_files(&cluster.state().join("kv"));
+    let newest = journals
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|e| e == "jnl"))
+        .max_by_key(|path| {
+            fs::metadata(path)
+                .and_then(|m| m.modified())
+                .expect("mtime")
+        })
+        .expect("a journal");
+    let bytes = fs::read(&newest).expect("read");
+    let end = bytes.iter().rposition(|byte| *byte != 0).expect("records") + 1;
+    let file = OpenOptions::new().write(true).open(&newest).expect("open");
+    file.write_all_at(&[0; 24], end as u64 - 24).expect("write");
+    cluster.start();
+    for at in 0..20 {
+        pattern(1440 + at, 30_000).assert_in(&cluster.mnt(format!("synced{at}")));
+    }
+    cluster.drain("");
+    for at in 0..20 {
+        pattern(1440 + at, 30_000).assert_in(&cluster.pfs(format!("synced{at}")));
+    }
+    cluster.down(&["--drain"]);
+    fsck(&cluster).ok();
+}
+
 #[test]
 fn fault_11_a_flipped_bit_at_rest_is_found_and_the_pfs_copy_taken() {
     let (mut cluster, [object, _]) = at_rest(["clean-a", "clean-b"]);
     fsck(&cluster).ok();
-    let file = OpenOptions::new().write(true).open(&object).expect("open");
-    let times = fs::metadata(&object).expect("metadata");
-    file.write_all_at(b"\x55", 123_456).expect("write");
-    let times = fs::FileTimes::new().set_modified(times.modified().expect("mtime"));
-    file.set_times(times).expect("times");
+    damage_at_rest(&object, b"\x55", 123_456);
     assert_named(&fsck(&cluster).expect_code(5), "clean-a");
     fsck(&cluster).ok();
     cluster.start();

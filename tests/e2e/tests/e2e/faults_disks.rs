@@ -2,11 +2,9 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use forebay_testkit::{Cluster, Pattern, listing, needs_root, pattern, wait_until, write_file};
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 const MIB: u64 = 1 << 20;
 const LEN: usize = 300_000;
@@ -245,67 +243,4 @@ fn fault_15_a_full_disk_below_the_records_is_a_clean_error_and_passes() {
     cluster.drain("");
     assert_eq!(listing(&cluster.pfs("")), listing(&cluster.mnt("")));
     pattern(2071, LEN).assert_in(&cluster.pfs("after"));
-}
-
-fn limit_descriptors(pid: Pid, limit: u64) -> Rlimit {
-    let new = Rlimit {
-        current: Some(limit),
-        maximum: None,
-    };
-    let old = rustix::process::getrlimit(Resource::Nofile);
-    prlimit(
-        Some(pid),
-        Resource::Nofile,
-        Rlimit {
-            maximum: old.maximum,
-            ..new
-        },
-    )
-    .expect("prlimit")
-}
-
-#[test]
-fn fault_29_descriptors_that_run_out_are_a_clean_error() {
-    if needs_root() {
-        return;
-    }
-    let cluster = Cluster::builder().lazy().up();
-    write_file(&cluster.mnt("before"), pattern(2080, LEN));
-    let pid = cluster.pid();
-    let in_use = fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()))
-        .expect("descriptors")
-        .count() as u64;
-    let old = limit_descriptors(pid, in_use + 8);
-    let mut open = Vec::new();
-    let mut failure = None;
-    for at in 0..64 {
-        match File::create(cluster.mnt(format!("f{at}"))) {
-            Ok(file) => open.push((at, file)),
-            Err(error) => {
-                failure = Some(error);
-                break;
-            }
-        }
-    }
-    let failure = failure.expect("descriptors have run out");
-    let code = failure.raw_os_error();
-    assert!(
-        matches!(code, Some(libc::EMFILE | libc::ENFILE | libc::EIO)),
-        "{failure}"
-    );
-    for (at, file) in &open {
-        file.write_all_at(&pattern(2081 + at, LEN).bytes(), 0)
-            .expect("write");
-    }
-    let files: Vec<u64> = open.iter().map(|(at, _)| *at).collect();
-    drop(open);
-    prlimit(Some(pid), Resource::Nofile, old).expect("prlimit");
-    write_file(&cluster.mnt("after"), pattern(2079, LEN));
-    cluster.drain("");
-    pattern(2080, LEN).assert_in(&cluster.pfs("before"));
-    pattern(2079, LEN).assert_in(&cluster.pfs("after"));
-    for at in files {
-        pattern(2081 + at, LEN).assert_in(&cluster.pfs(format!("f{at}")));
-    }
-    assert!(!cluster.pfs("f63").exists());
 }

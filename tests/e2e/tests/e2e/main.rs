@@ -5,6 +5,7 @@ mod commands;
 mod errors;
 mod faults;
 mod faults_disks;
+mod faults_limits;
 mod fsync;
 mod hanging;
 mod kept;
