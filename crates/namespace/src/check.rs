@@ -27,7 +27,7 @@ pub enum RecordTrouble {
         /// The file's object.
         object: ObjectId,
         /// The record.
-        record: FileRecord,
+        record: Box<FileRecord>,
     },
     /// Another file is shown under its name.
     NameTakenTwice {
@@ -87,7 +87,7 @@ impl Namespace {
         if file.names.is_empty() || dirs.any(|dir| dir.is_none()) {
             return Some(RecordTrouble::DirectoryUnknown {
                 object,
-                record: file.clone(),
+                record: Box::new(file.clone()),
             });
         }
         let taken = file.names.iter().find(|(key, name)| {

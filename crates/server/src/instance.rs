@@ -521,7 +521,8 @@ impl Instance {
 fn join_all(core: &Core, threads: Vec<JoinHandle<()>>) {
     let begun = Instant::now();
     for thread in threads {
-        while !thread.is_finished() && !(core.pulse().is_silent() && begun.elapsed() > LAST_CALLS) {
+        let is_hopeless = || core.pulse().is_silent() && begun.elapsed() > LAST_CALLS;
+        while !thread.is_finished() && !is_hopeless() {
             std::thread::sleep(Duration::from_millis(2));
         }
         if !thread.is_finished() {
