@@ -32,6 +32,7 @@ mod named;
 pub mod placement;
 pub mod plan;
 pub mod queue;
+pub mod refuge;
 pub mod repair;
 pub mod schedule;
 pub mod series;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::File;
 use forebay_policy::durability::Durability;
+use forebay_policy::refuge::flash_with_room;
 use forebay_policy::schedule::Class;
 use forebay_tiers::{Object, TierKind};
 use forebay_types::{Errno, Generation, Handle, ObjectId, SetTime, TierId, failpoint};
@@ -178,12 +179,8 @@ impl Core {
     }
 
     fn flash_for(&self, bytes: u64) -> Option<TierId> {
-        let spaces = self.ledger.spaces();
-        let flash = spaces.iter().filter(|s| {
-            s.kind == forebay_policy::placement::TierKind::Ssd && s.available_bytes() >= bytes
-        });
-        let best = flash.max_by_key(|s| s.available_bytes())?;
-        Some(TierId(best.index as u8))
+        let index = flash_with_room(&self.ledger.spaces(), bytes)?;
+        Some(TierId(index as u8))
     }
 
     /// After the last close of a file that was fsynced: the copy on flash becomes the file, or goes.

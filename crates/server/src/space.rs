@@ -9,6 +9,7 @@ use forebay_policy::demotion::{
     CleanCandidate, Residency as PolicyResidency, choose_victims, evict_needed,
 };
 use forebay_policy::placement::{NewFile, Placement, TierSpace, choose_tier};
+use forebay_policy::refuge::tier_to_grow_in;
 use forebay_policy::series::Identity;
 use forebay_policy::victims::{Incoming, is_direct};
 use forebay_tiers::{CopyControl, TierKind, copy, refresh};
@@ -312,16 +313,9 @@ impl Core {
         failpoint::hit(failpoint::Point::MoveRemoved);
     }
 
-    fn other_tier(&self, not: TierId, bytes: u64) -> Result<TierId, Errno> {
-        let spaces = self.ledger.spaces();
-        let fitting = spaces
-            .iter()
-            .filter(|s| {
-                s.index != not.0 as usize && s.available_bytes() >= bytes + SPACE_UNIT_BYTES
-            })
-            .max_by_key(|s| s.available_bytes());
-        match fitting {
-            Some(space) => Ok(TierId(space.index as u8)),
+    fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Errno> {
+        match tier_to_grow_in(&self.ledger.spaces(), from.0 as usize, bytes) {
+            Some(index) => Ok(TierId(index as u8)),
             None => self.overflow(),
         }
     }

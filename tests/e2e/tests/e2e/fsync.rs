@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 
-use forebay_testkit::{Cluster, needs_root, pattern, write_file};
+use forebay_testkit::{Cluster, needs_root, pattern, wait_until, write_file};
 
 const LEN: usize = 5_000_000;
 
@@ -54,6 +54,35 @@ fn promise_3_ssd_survives_the_machine() {
         cluster.drain("");
         pattern(810, LEN).assert_in(&cluster.pfs("open"));
     }
+}
+
+#[test]
+fn promise_3_a_file_that_outgrows_flash_does_not_go_back_to_memory() {
+    if needs_root() {
+        return;
+    }
+    let builder = Cluster::builder().lazy().ssd("12MiB");
+    let mut cluster = builder.flag("--no-passthrough").up();
+    drop(fsynced(&cluster, "grows", 815));
+    wait_until("it is on flash alone", || {
+        cluster.where_is("grows")["tiers"] == serde_json::json!(["ssd"])
+    });
+    let mut open = File::options()
+        .append(true)
+        .open(cluster.mnt("grows"))
+        .expect("open");
+    // More than flash has, less than memory.
+    open.write_all(&vec![b'+'; 24 << 20]).expect("write");
+    cluster.kill9();
+    cluster.lose_memory();
+    drop(open);
+    cluster.start();
+    let found = std::fs::read(cluster.mnt("grows")).expect("what was fsynced is there");
+    assert!(
+        found.starts_with(&pattern(815, LEN).bytes()),
+        "{} bytes",
+        found.len()
+    );
 }
 
 #[test]

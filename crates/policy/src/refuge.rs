@@ -1,0 +1,75 @@
+//! Where a file goes that its tier has no room for.
+
+use crate::placement::{SPACE_UNIT_BYTES, TierKind, TierSpace};
+
+/// The tier that a file of `bytes`, in the tier with the index `from`, goes on in when that is full; `None`: none will do, it
+/// overflows to the PFS.
+///
+/// It never goes down the durability ladder: what was fsynced on flash would be in memory only.
+pub fn tier_to_grow_in(tiers: &[TierSpace], from: usize, bytes: u64) -> Option<usize> {
+    let is_memory = tiers
+        .iter()
+        .any(|t| t.index == from && t.kind == TierKind::Dram);
+    let others = tiers
+        .iter()
+        .filter(|t| t.index != from && (is_memory || t.kind == TierKind::Ssd));
+    // So that it does not have to move again at once.
+    most_available(others, bytes.saturating_add(SPACE_UNIT_BYTES))
+}
+
+/// The flash directory that a copy of `bytes` is put in by an fsync; `None` where none has room.
+pub fn flash_with_room(tiers: &[TierSpace], bytes: u64) -> Option<usize> {
+    most_available(tiers.iter().filter(|t| t.kind == TierKind::Ssd), bytes)
+}
+
+fn most_available<'a>(tiers: impl Iterator<Item = &'a TierSpace>, bytes: u64) -> Option<usize> {
+    tiers
+        .filter(|t| t.available_bytes() >= bytes)
+        .max_by_key(|t| t.available_bytes())
+        .map(|t| t.index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn tier(index: usize, kind: TierKind, free_mib: u64) -> TierSpace {
+        TierSpace {
+            index,
+            kind,
+            capacity_bytes: 1000 * MIB,
+            free_bytes: free_mib * MIB,
+            reserved_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn a_file_never_leaves_flash_for_memory() {
+        let tiers = [
+            tier(1, TierKind::Dram, 900),
+            tier(2, TierKind::Ssd, 10),
+            tier(3, TierKind::Ssd, 100),
+        ];
+        assert_eq!(tier_to_grow_in(&tiers, 2, 50 * MIB), Some(3));
+        assert_eq!(tier_to_grow_in(&tiers, 2, 500 * MIB), None);
+        assert_eq!(tier_to_grow_in(&tiers, 1, 50 * MIB), Some(3));
+        assert_eq!(
+            tier_to_grow_in(&tiers, 1, 97 * MIB),
+            None,
+            "a unit to spare"
+        );
+    }
+
+    #[test]
+    fn an_fsync_takes_the_flash_with_the_most_room() {
+        let tiers = [
+            tier(1, TierKind::Dram, 900),
+            tier(2, TierKind::Ssd, 10),
+            tier(3, TierKind::Ssd, 100),
+        ];
+        assert_eq!(flash_with_room(&tiers, 100 * MIB), Some(3));
+        assert_eq!(flash_with_room(&tiers, 101 * MIB), None);
+    }
+}
