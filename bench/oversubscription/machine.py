@@ -59,7 +59,9 @@ class Device:
     def limit(self, kind, bytes_per_s):
         """Limits `read` or `write`; 0 lifts the limit."""
         value = max(int(bytes_per_s), 1) if bytes_per_s else 0
-        if self.limits.get(kind) != value:
+        before = self.limits.get(kind, 0)
+        # Every change begins a slice of the controller anew: small ones cost more exactness than they bring.
+        if abs(value - before) > 0.01 * before or not value and before:
             (BLKIO / f"blkio.throttle.{kind}_bps_device").write_text(f"{self.number} {value}\n")
             self.limits[kind] = value
 
@@ -84,17 +86,17 @@ class Forebay:
     really given to write since the last look.
     """
 
-    def __init__(self, program, work, rates, capacity, options, mtbfs, devices=None):
+    def __init__(self, program, work, rates, capacity, options, mtbfs, devices=None, pfs_capacities=4):
         if not BLKIO.is_dir():
             raise Failure("no cgroup v1 blkio controller here: the devices cannot be limited")
         self.program, self.rates, self.work = program, rates, work
         self.devices = devices or rates
-        self.samples, self.ending = [], threading.Event()
+        self.samples, self.ending, self.is_unlimited = [], threading.Event(), False
         self.parts = []
         try:
             self.buffer = Device(work, "bb", int(capacity * 1.12) + (64 << 20))
             self.parts.append(self.buffer)
-            self.pfs = Device(work, "pfs", int(capacity * 8) + (64 << 20))
+            self.pfs = Device(work, "pfs", int(capacity * pfs_capacities) + (64 << 20))
             self.parts.append(self.pfs)
             (self.buffer.point / "tier").mkdir()
             self.mount, self.state = work / "mnt", work / "state"
@@ -109,12 +111,12 @@ class Forebay:
 
     def _write_config(self, capacity, options, mtbfs):
         rates = "".join(f"{name} = {int(value)}\n" for name, value in self.rates.items())
-        engine = "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.get("engine", {}).items())
+        lines = lambda table: "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         rules = "".join(f'[[rule]]\npath = "/{name}/**"\nmtbf = "{mtbf_s}s"\n' for name, mtbf_s in mtbfs.items())
         (self.work / "bb.toml").write_text(
             f'pfs = "{self.pfs.point}"\nmount = "{self.mount}"\nstate = "{self.state}"\n'
-            f'ssd = ["{self.buffer.point}/tier:{int(capacity)}"]\npolicy = "{options.get("policy", "bbos")}"\n'
-            f'wait_for_space = "10m"\n[demotion]\ndirty_cap = "100%"\nworkers = 4\n[engine]\n{rates}{engine}{rules}')
+            f'ssd = ["{self.buffer.point}/tier:{int(capacity)}"]\nwait_for_space = "30m"\n'
+            f'[demotion]\n{lines(options.get("demotion", {}))}[engine]\n{rates}{lines(options.get("engine", {}))}{rules}')
 
     def _follow(self):
         before_s, before = time.monotonic(), self.pfs.written_bytes()
@@ -127,17 +129,23 @@ class Forebay:
             self.pfs.limit("write", rates["br_max"])
             self.samples.append({"at_s": now_s, "pfs_bytes": now, "buffer_bytes": own})
             before_s, before = now_s, now
+            if self.is_unlimited:
+                self.buffer.limit("write", 0)
+                self.pfs.limit("write", 0)
 
     def status(self):
         return json.loads(run(self.program, "status", "--json", "--state", self.state))
 
     def settle(self, patience_s=600):
-        """Waits until all is on the PFS: a plan begins with a clean burst buffer."""
+        """Waits until all is on the PFS and the period is over, without limits meanwhile."""
         deadline_s = time.monotonic() + patience_s
-        while self.status()["dirty_bytes"] > 0:
+        self.is_unlimited = True
+        while (status := self.status())["dirty_bytes"] > 0 or status["dwsf_bytes"] > 0:
             if time.monotonic() > deadline_s:
                 raise Failure("the burst buffer does not become clean")
-            time.sleep(0.5)
+            time.sleep(0.3)
+        self.is_unlimited = False
+        time.sleep(2 * STEP_S)
 
     def log(self):
         return (self.state / "forebay.log").read_text(errors="replace")[-4000:]
@@ -145,8 +153,8 @@ class Forebay:
     def policy(self, name, placement="bbos"):
         run(self.program, "policy", name, "--placement", placement, "--state", self.state)
 
-    def where(self, path):
-        return json.loads(run(self.program, "where", "--json", path))
+    def where(self, *paths):
+        return json.loads(run(self.program, "where", "--json", *paths))
 
     def close(self):
         self.ending.set()

@@ -144,7 +144,59 @@ fn render(plan: &Result<Plan, String>, input: &PlanInput) -> String {
         true => "feasible    the burst buffer is clean for the next period\n",
         false => "NOT feasible: the period is too short to drain what is left\n",
     });
+    text.push('\n');
+    text.push_str(&chart(plan, input));
     text
+}
+
+/// Columns of the chart.
+const COLUMNS: usize = 48;
+const LEVELS: [char; 9] = [
+    ' ', '\u{2581}', '\u{2582}', '\u{2583}', '\u{2584}', '\u{2585}', '\u{2586}', '\u{2587}',
+    '\u{2588}',
+];
+
+/// Both rates from the first byte to the last, each against its greatest value.
+fn chart(plan: &Plan, input: &PlanInput) -> String {
+    let all_s = plan.tc_s + plan.tdd_s + plan.tds_s;
+    if all_s <= 0.0 {
+        return String::new();
+    }
+    let mut lines = [String::new(), String::new()];
+    for column in 0..COLUMNS {
+        let at_s = (column as f64 + 0.5) / COLUMNS as f64 * all_s;
+        // Share of the ramp that is behind.
+        let x = match at_s - plan.tc_s {
+            before if before < 0.0 => 0.0,
+            after if after < plan.tdd_s => after / plan.tdd_s,
+            _ => 1.0,
+        };
+        let write =
+            input.bw_max_bytes_per_s - (input.bw_max_bytes_per_s - input.bw_min_bytes_per_s) * x;
+        let demotion = match plan.pattern {
+            1 => 0.0,
+            _ => {
+                input.br_min_bytes_per_s + (input.br_max_bytes_per_s - input.br_min_bytes_per_s) * x
+            }
+        };
+        let shares = [
+            write / input.bw_max_bytes_per_s,
+            demotion / input.br_max_bytes_per_s,
+        ];
+        for (line, share) in lines.iter_mut().zip(shares) {
+            line.push(LEVELS[(share * 8.0).round().clamp(0.0, 8.0) as usize]);
+        }
+    }
+    let rate = |bytes: f64| format!("{}/s", format_size(bytes as u64));
+    let end = Duration::try_from_secs_f64(all_s).map_or_else(|_| "forever".into(), format_duration);
+    format!(
+        "writes      |{}| of {}\ndemotion    |{}| of {}\n             0{end:>width$}\n",
+        lines[0],
+        rate(input.bw_max_bytes_per_s),
+        lines[1],
+        rate(input.br_max_bytes_per_s),
+        width = COLUMNS - 1,
+    )
 }
 
 #[cfg(test)]
@@ -203,5 +255,33 @@ mod tests {
         );
         assert!(text.contains("(0.459 S) written"), "{text}");
         assert!(text.contains("feasible    the burst"), "{text}");
+    }
+
+    #[test]
+    fn the_chart_shows_where_demotion_starts() {
+        let plan = Plan::new(papers(1.2)).expect("a plan");
+        let text = chart(&plan, &papers(1.2));
+        let line = |name: &str| {
+            let line = text.lines().find(|l| l.starts_with(name)).expect("a line");
+            line.split('|').nth(1).expect("columns").to_string()
+        };
+        let (writes, demotion) = (line("writes"), line("demotion"));
+        assert_eq!(writes.chars().count(), COLUMNS);
+        assert_eq!(writes.chars().next(), Some(LEVELS[8]));
+        assert_eq!(writes.chars().last(), Some(LEVELS[7]), "3 of 3.56 GB/s");
+        let quiet = demotion.chars().take_while(|c| *c == LEVELS[0]).count();
+        let start = (plan.tc_s / (plan.tc_s + plan.tdd_s) * COLUMNS as f64) as usize;
+        assert!(
+            quiet >= start && quiet < start + 5,
+            "{quiet} of {start}: {text}"
+        );
+        assert_eq!(demotion.chars().last(), Some(LEVELS[8]));
+        let calm = chart(&Plan::new(papers(0.5)).expect("a plan"), &papers(0.5));
+        assert!(
+            !calm.lines().nth(1).expect("demotion").contains(LEVELS[1]),
+            "{calm}"
+        );
+        let none = papers(0.0);
+        assert_eq!(chart(&Plan::new(none).expect("a plan"), &none), "");
     }
 }

@@ -100,6 +100,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "demoted_files_total": bits.demoted_files_total,
         "evicted_bytes_total": bits.evicted_bytes_total,
         "waited_writes_total": bits.waited_writes_total,
+        "space_wait_s_total": json::seconds(bits.space_wait_ms_total),
         "restarts_total": bits.restarts_total,
         "restart_hits_total": bits.restart_hits_total,
         "direct_files_total": bits.direct_files_total,

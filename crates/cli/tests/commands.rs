@@ -371,3 +371,49 @@ fn plan_prints_the_equations_solution() {
     let share = value["start_dwsf_bytes"].as_f64().expect("number") / 3.2e12;
     assert!((share - 0.459).abs() < 1e-3, "{share}");
 }
+
+#[test]
+fn plan_refuses_numbers_that_make_no_sense_and_draws_the_others() {
+    let plan = |changed: &str, to: &str| {
+        let mut args = vec!["plan"];
+        for (flag, value) in [
+            ("--capacity", "3.2TB"),
+            ("--dwpp", "5TB"),
+            ("--bw-max", "3.56GB/s"),
+            ("--bw-min", "3GB/s"),
+            ("--br-max", "1.6GB/s"),
+            ("--br-min", "80MB/s"),
+            ("--period", "3800s"),
+        ] {
+            args.extend([flag, if flag == changed { to } else { value }]);
+        }
+        forebay(&args)
+    };
+    for (flag, value, why) in [
+        (
+            "--br-min",
+            "2GB/s",
+            "Brmin 2000000000 exceeds Brmax 1600000000",
+        ),
+        (
+            "--bw-min",
+            "4GB/s",
+            "Bwmin 4000000000 exceeds Bwmax 3560000000",
+        ),
+        ("--period", "0s", "period must be a positive number"),
+        ("--capacity", "0", "S must be a positive number"),
+        ("--br-max", "0", "Brmax must be a positive number"),
+        ("--dwpp", "nan", "DWPP must be zero or a positive number"),
+    ] {
+        let output = plan(flag, value);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{flag} {value}: {said}");
+        assert!(said.contains(why), "{flag} {value}: {said}");
+    }
+    let output = plan("", "");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    for part in ["pattern 3", "writes ", "demotion ", "feasible    the burst"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Most threads. The kernel keeps at most 64 background requests in flight (see `adapter`), writers
-/// that wait for space are few, and as many may block in calls on the PFS.
-const THREADS_MAX: usize = 128;
+/// Most threads: at most 96 requests wait for their application's turn or for space, and 62 may block in calls on the PFS.
+const THREADS_MAX: usize = 160;
 
 type Task = Box<dyn FnOnce(&mut Vec<u8>) + Send>;
 

@@ -228,6 +228,23 @@ pub fn leaves_at_once(policy: PlacementPolicy, candidate: &CleanCandidate) -> bo
     policy == PlacementPolicy::Bbos && candidate.0.outdated && !candidate.0.in_use
 }
 
+/// Most bytes that are copied before a batch is flushed and its files become clean: flushes cost more than they give beyond.
+pub const BATCH_BYTES_MAX: u64 = 256 << 20;
+
+/// Part of the capacity that one batch may take: until it ends, all of it is undrained, and nobody gets its space.
+const BATCH_CAPACITY_DIVISOR: u64 = 64;
+
+/// A batch of limited demotion lasts so long, about.
+const BATCH_S: f64 = 0.5;
+
+/// Bytes of one batch of several files, given the rate that demotion is held to; one file is always allowed.
+pub fn batch_bytes(capacity_bytes: u64, rate_bytes_per_s: Option<f64>) -> u64 {
+    let by_rate = rate_bytes_per_s.map_or(u64::MAX, |rate| (rate * BATCH_S) as u64);
+    (capacity_bytes / BATCH_CAPACITY_DIVISOR)
+        .min(by_rate)
+        .min(BATCH_BYTES_MAX)
+}
+
 /// Files of at least this size are copied before smaller ones of their directory.
 pub const LARGE_FILE_BYTES: u64 = 64 << 20;
 

@@ -62,6 +62,16 @@ impl Bandwidths {
     }
 }
 
+/// Greatest share of the capacity that copies under way are taken to hold.
+const UNDER_WAY_MAX: f64 = 1.0 / 8.0;
+
+/// S of a plan: the capacity less what copies to the PFS hold. A file is undrained until its copy is whole, flushed and named, so that
+/// much of the capacity is never there to be filled. The papers' equations let every demoted byte free its place at once.
+pub fn fillable_bytes(capacity_bytes: f64, copies: usize, mean_file_bytes: f64) -> f64 {
+    let under_way_bytes = copies as f64 * mean_file_bytes.max(0.0);
+    capacity_bytes - under_way_bytes.min(capacity_bytes * UNDER_WAY_MAX)
+}
+
 /// What a plan is chosen from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlanChoice {
@@ -241,6 +251,13 @@ mod tests {
             ..choice(Some(0.5))
         };
         assert!(why(&bad).contains("period must be a positive number"));
+    }
+
+    #[test]
+    fn copies_under_way_are_no_room() {
+        assert_eq!(fillable_bytes(1000.0, 2, 25.0), 950.0);
+        assert_eq!(fillable_bytes(1000.0, 4, 0.0), 1000.0);
+        assert_eq!(fillable_bytes(1000.0, 4, 1e6), 875.0);
     }
 
     #[test]

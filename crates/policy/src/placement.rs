@@ -131,6 +131,18 @@ pub fn choose_tier(tiers: &[TierSpace], file: &NewFile) -> Placement {
     }
 }
 
+/// The tier in which a new file waits for space where [`choose_tier`] says [`Placement::Wait`]: of those large enough the
+/// largest, memory and flash alike. `None` where it can never be held.
+pub fn waiting_tier(tiers: &[TierSpace], file: &NewFile) -> Option<usize> {
+    let needed_bytes = file.predicted_bytes.unwrap_or(1).max(1);
+    let large = tiers.iter().filter(|t| t.capacity_bytes >= needed_bytes);
+    let largest = large.max_by(|a, b| {
+        let size = a.capacity_bytes.cmp(&b.capacity_bytes);
+        size.then(b.index.cmp(&a.index))
+    });
+    largest.map(|tier| tier.index)
+}
+
 /// Space set aside in a tier for one file that a client writes without asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lease {

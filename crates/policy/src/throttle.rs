@@ -3,8 +3,8 @@
 use crate::plan::{DrainPolicy, Plan};
 
 /// A bucket holds what its rate gives in this time. It is the credit for whoever comes late, because a thread slept longer than
-/// it was told or a disk flushed: less credit, and the rate falls short; over a window of 10 s it is 2 % too much at most.
-pub const BURST_S: f64 = 0.2;
+/// it was told or a disk flushed: less credit, and the rate falls short; over a window of 10 s it is 2.5 % too much at most.
+pub const BURST_S: f64 = 0.25;
 
 /// Longest pause that one request is told to make: a rate that rises meanwhile is noticed by then.
 pub const PAUSE_MAX_S: f64 = 0.25;

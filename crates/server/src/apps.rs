@@ -1,7 +1,7 @@
 //! Applications: which files belong to which, how large they get, which versions are outdated.
 
-use std::collections::HashMap;
-use std::time::Instant;
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
 
 use forebay_policy::demotion::Candidate;
 use forebay_policy::mtbf::PRIOR_MTBF_S;
@@ -21,12 +21,16 @@ struct Application {
     files: u64,
     versions: VersionTracker,
     newest: Option<u64>,
+    /// The version that was last seen to be complete.
+    complete: Option<u64>,
 }
 
 #[derive(Clone, Copy)]
 struct FileFacts {
     application: u32,
     version: Option<u64>,
+    /// See [`Identity::is_certain`].
+    certain: bool,
     arrived_s: f32,
     accessed_s: f32,
     closed_s: f32,
@@ -43,6 +47,8 @@ struct Inner {
     files: HashMap<ObjectId, FileFacts>,
     /// By the hash of the series: one that collides costs a wrong guess of a size.
     sizes: HashMap<u64, Series>,
+    /// Applications with a version that may become complete.
+    unsettled: HashSet<u32>,
 }
 
 #[derive(Default)]
@@ -74,14 +80,16 @@ pub struct Figures {
 pub struct Applications {
     inner: Mutex<Inner>,
     origin: Instant,
+    quiet_s: f64,
 }
 
 impl Applications {
-    /// None yet.
-    pub fn new(origin: Instant) -> Applications {
+    /// None yet. `quiet`: see [`VersionTracker::new`].
+    pub fn new(origin: Instant, quiet: Duration) -> Applications {
         Applications {
             inner: Mutex::default(),
             origin,
+            quiet_s: quiet.as_secs_f64(),
         }
     }
 
@@ -104,10 +112,11 @@ impl Applications {
     pub fn arrived(&self, object: ObjectId, identity: &Identity) {
         let now = self.now_s();
         let mut inner = self.inner.lock();
-        let application = inner.application(&identity.application);
+        let application = inner.application(&identity.application, self.quiet_s);
         let facts = FileFacts {
             application,
             version: identity.version,
+            certain: identity.is_certain,
             arrived_s: now as f32,
             accessed_s: now as f32,
             closed_s: now as f32,
@@ -152,6 +161,10 @@ impl Applications {
             facts.note_close(now as f32);
         }
         inner.on_version(object, |versions, version| versions.closed(version, now));
+        if let Some(facts) = inner.files.get(&object).filter(|f| f.version.is_some()) {
+            let application = facts.application;
+            inner.unsettled.insert(application);
+        }
         if inner.sizes.len() >= SERIES_MAX {
             inner.sizes.clear();
         }
@@ -162,14 +175,25 @@ impl Applications {
 
     /// A file has another path now.
     pub fn renamed(&self, object: ObjectId, identity: &Identity) {
+        let now = self.now_s();
         let mut inner = self.inner.lock();
-        let application = inner.application(&identity.application);
+        let application = inner.application(&identity.application, self.quiet_s);
+        let before = inner.files.get(&object).map(|f| (f.application, f.version));
         inner.reassign(object, application);
         if let Some(facts) = inner.files.get_mut(&object) {
             facts.version = identity.version;
+            facts.certain = identity.is_certain;
         }
         let known = &mut inner.applications[application as usize];
         known.newest = known.newest.max(identity.version);
+        // Written under a temporary name: with the right one it belongs to its version, as if it were written now.
+        if let Some(version) = identity.version
+            && before.is_some_and(|b| b != (application, Some(version)))
+        {
+            known.versions.opened_for_write(version, now);
+            known.versions.closed(version, now);
+            inner.unsettled.insert(application);
+        }
     }
 
     /// Somebody has said which application or version a file belongs to: that goes before its path.
@@ -181,12 +205,13 @@ impl Applications {
     ) {
         let mut inner = self.inner.lock();
         if let Some(name) = application {
-            let number = inner.application(name);
+            let number = inner.application(name, self.quiet_s);
             inner.reassign(object, number);
         }
         let Some(facts) = inner.files.get_mut(&object) else {
             return;
         };
+        facts.certain |= version.is_some();
         facts.version = version.or(facts.version);
         let (application, version) = (facts.application, facts.version);
         let known = &mut inner.applications[application as usize];
@@ -242,6 +267,32 @@ impl Applications {
         }
     }
 
+    /// Whether the version of a file is more than a guess ([`Identity::is_certain`]).
+    pub fn is_certain(&self, object: ObjectId) -> bool {
+        let inner = self.inner.lock();
+        inner.files.get(&object).is_some_and(|f| f.certain)
+    }
+
+    /// Applications with a version that has become complete since this was last asked: older ones are outdated now.
+    pub fn newly_complete(&self) -> HashSet<u32> {
+        let now = self.now_s();
+        let mut inner = self.inner.lock();
+        let unsettled = std::mem::take(&mut inner.unsettled);
+        let mut found = HashSet::new();
+        for number in unsettled {
+            let known = &mut inner.applications[number as usize];
+            let newest = known.newest;
+            let complete = newest.is_some_and(|v| known.versions.is_complete(v, now));
+            if !complete {
+                inner.unsettled.insert(number);
+            } else if known.complete != newest {
+                known.complete = newest;
+                found.insert(number);
+            }
+        }
+        found
+    }
+
     /// The application a file belongs to, by number, and its name.
     pub fn of(&self, object: ObjectId) -> Option<(u32, Option<u64>)> {
         let inner = self.inner.lock();
@@ -261,7 +312,7 @@ impl Applications {
 
     /// Number by name.
     pub fn number_or_new(&self, name: &str) -> u32 {
-        self.inner.lock().application(name)
+        self.inner.lock().application(name, self.quiet_s)
     }
 
     /// Sets what is known of an application's MTBF.
@@ -283,7 +334,7 @@ impl Applications {
     /// newest; and number and MTBF of all applications in the burst buffer.
     pub fn compare(&self, identity: &Identity) -> (Incoming, Vec<(u64, f64)>) {
         let mut inner = self.inner.lock();
-        let number = inner.application(&identity.application);
+        let number = inner.application(&identity.application, self.quiet_s);
         let own = &inner.applications[number as usize];
         let incoming = Incoming {
             application: number.into(),
@@ -335,7 +386,7 @@ impl Inner {
         }
     }
 
-    fn application(&mut self, name: &str) -> u32 {
+    fn application(&mut self, name: &str, quiet_s: f64) -> u32 {
         if let Some(&known) = self.by_name.get(name) {
             return known;
         }
@@ -344,8 +395,9 @@ impl Inner {
             name: name.to_string(),
             mtbf_s: PRIOR_MTBF_S,
             files: 0,
-            versions: VersionTracker::default(),
+            versions: VersionTracker::new(quiet_s),
             newest: None,
+            complete: None,
         });
         self.by_name.insert(name.to_string(), number);
         number

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_policy::demotion::{DrainItem, drain_order, order_demotion};
+use forebay_policy::demotion::{DrainItem, batch_bytes, drain_order, order_demotion};
 use forebay_policy::throttle::{DemotionPace, Load};
 use forebay_policy::trigger::{Drive, Trigger, TriggerConfig};
 use forebay_policy::victims::{Treatment, treatment};
@@ -18,14 +18,15 @@ use crate::settings::Settings;
 const ORDER_AGE_MAX: Duration = Duration::from_secs(1);
 /// Most files in one batch: they share their flushes.
 const BATCH_FILES_MAX: usize = 1024;
-/// Most bytes in one batch of several files.
-const BATCH_BYTES_MAX: u64 = 256 << 20;
 /// Longest wait between two tries of a demotion that fails.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// The rate that `status` shows is over this time.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 /// After a writer asked for space, demotion runs for this long whatever the trigger says.
 const HURRY_FOR: Duration = Duration::from_millis(500);
+
+/// The same where files are to leave: until the next look at them.
+const NUDGE_FOR: Duration = Duration::from_millis(1500);
 
 struct Retry {
     at: Instant,
@@ -44,6 +45,7 @@ struct Inner {
     retries: HashMap<ObjectId, Retry>,
     trigger: Trigger,
     hurry_until: Option<Instant>,
+    nudged_until: Option<Instant>,
     drain_all: bool,
     in_flight: usize,
     /// Of those, somebody waits for.
@@ -112,6 +114,7 @@ impl DrainQueue {
                 retries: HashMap::new(),
                 trigger,
                 hurry_until: None,
+                nudged_until: None,
                 drain_all: false,
                 in_flight: 0,
                 urged_in_flight: HashSet::new(),
@@ -178,6 +181,12 @@ impl DrainQueue {
         self.wake.notify_all();
     }
 
+    /// Files are to leave the burst buffer: they are demoted for a while whatever the trigger says, but no faster than else.
+    pub fn nudge(&self) {
+        self.inner.lock().nudged_until = Some(Instant::now() + NUDGE_FOR);
+        self.wake.notify_all();
+    }
+
     /// From now on everything is demoted as fast as it goes.
     pub fn drain_all(&self, on: bool) {
         let mut inner = self.inner.lock();
@@ -196,7 +205,7 @@ impl DrainQueue {
             || !inner.urged_in_flight.is_empty()
     }
 
-    /// Whether an idle burst buffer is drained, and it is idle now.
+    /// Whether an idle burst buffer is drained, and nothing was written lately.
     pub fn is_idle(&self) -> bool {
         let foreground_s = self.foreground_ms.load(Ordering::Relaxed) as f64 / 1e3;
         self.idle && self.origin.elapsed().as_secs_f64() - foreground_s >= self.idle_s
@@ -307,18 +316,20 @@ impl DrainQueue {
         }
         let mut batch = Vec::new();
         let mut bytes = 0;
+        let (_, capacity) = core.ledger.dirty_and_capacity();
+        let most_bytes = batch_bytes(capacity, core.engine.demotion_limit_bytes_per_s());
         while let Some(object) = inner.urgent.pop_front() {
             inner.urged.remove(&object);
             inner.waiting.remove(&object);
             inner.urged_in_flight.insert(object);
             bytes += core.ledger.used_bytes(object);
             batch.push(object);
-            if batch.len() >= BATCH_FILES_MAX || bytes >= BATCH_BYTES_MAX {
+            if batch.len() >= BATCH_FILES_MAX || bytes >= most_bytes {
                 break;
             }
         }
         if batch.is_empty() {
-            self.pick_in_order(inner, core, &mut batch, &mut bytes);
+            self.pick_in_order(inner, core, &mut batch, most_bytes);
         }
         inner.in_flight += batch.len();
         batch
@@ -329,19 +340,20 @@ impl DrainQueue {
         inner: &mut Inner,
         core: &Core,
         batch: &mut Vec<ObjectId>,
-        bytes: &mut u64,
+        most_bytes: u64,
     ) {
         let now = Instant::now();
         if inner.order.is_empty() || now - inner.ordered_at > ORDER_AGE_MAX {
             inner.order = ordered(core, &inner.waiting, &inner.retries, now);
             inner.ordered_at = now;
         }
-        while batch.len() < BATCH_FILES_MAX && *bytes < BATCH_BYTES_MAX {
+        let mut bytes = 0;
+        while batch.len() < BATCH_FILES_MAX && bytes < most_bytes {
             let Some(object) = inner.order.pop_front() else {
                 break;
             };
             if inner.waiting.remove(&object) {
-                *bytes += core.ledger.used_bytes(object);
+                bytes += core.ledger.used_bytes(object);
                 batch.push(object);
             }
         }
@@ -352,7 +364,8 @@ impl DrainQueue {
             return false;
         }
         let now = Instant::now();
-        if inner.drain_all || inner.hurry_until.is_some_and(|until| now < until) {
+        let until = [inner.hurry_until, inner.nudged_until];
+        if inner.drain_all || until.into_iter().flatten().any(|until| now < until) {
             return true;
         }
         let (dirty, capacity) = core.ledger.dirty_and_capacity();
@@ -364,7 +377,7 @@ impl DrainQueue {
             dwsf_bytes: core.learning.dwsf_bytes() as f64,
             dirty_bytes: dirty.max(1) as f64,
             limit_bytes: capacity.min(core.ledger.dirty_cap_bytes()) as f64,
-            is_idle: self.is_idle(),
+            is_idle: core.is_quiet(),
             is_starved: false,
         };
         if let Some(pace) = core.engine.demotion_pace(&load) {

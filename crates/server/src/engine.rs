@@ -5,11 +5,11 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::demotion::PlacementPolicy;
-use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, in_force};
+use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, fillable_bytes, in_force};
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::schedule::{Class, ScheduleConfig, Scheduler};
 use forebay_policy::throttle::{DemotionPace, Load, Pace, TokenBucket, pace};
@@ -20,6 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::block_io::BlockIo;
 use crate::calibrate::Samples;
 use crate::core::Core;
+use crate::leaving::Leaving;
 use crate::opens::{OpenFile, Target};
 use crate::settings::Settings;
 
@@ -27,9 +28,11 @@ use crate::settings::Settings;
 const TICK: Duration = Duration::from_millis(100);
 /// Shares are counted anew after so many: that visits all files.
 const SHARES_EVERY_TICKS: u32 = 10;
-/// Most requests that wait for their turn: the mount has 64 threads that may wait, and those of the application whose turn it is
-/// must find one. Beyond that requests go without a turn.
-const WAITING_MAX: usize = 40;
+/// Most requests that wait for their turn: the mount has 160 threads that may wait, and those of the application whose turn it
+/// is must find one, as must restarts. Beyond that requests go without a turn.
+const WAITING_MAX: usize = 96;
+/// Jobs stand beside applications in the queues, under numbers that no application has.
+const STAGING_JOBS: u64 = 1 << 63;
 /// A thread that waits looks again after this long whatever happens.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Applications that wrote within this time do I/O side by side.
@@ -70,6 +73,8 @@ pub struct Engine {
     is_throttled: AtomicBool,
     is_contended: AtomicBool,
     has_turns: AtomicBool,
+    /// Requests that flush, or wait for their turn or for space.
+    busy: AtomicU32,
     view: Mutex<View>,
     buckets: Mutex<Buckets>,
     turns: Mutex<Turns>,
@@ -112,6 +117,7 @@ impl Engine {
             is_throttled: AtomicBool::new(false),
             is_contended: AtomicBool::new(false),
             has_turns: AtomicBool::new(false),
+            busy: AtomicU32::new(0),
             view: Mutex::new(View {
                 in_force: InForce {
                     plan: None,
@@ -266,9 +272,15 @@ impl Engine {
         }
     }
 
-    /// Whether demotion has a limit now.
-    pub fn is_demotion_limited(&self) -> bool {
-        self.buckets.lock().demotion.rate_bytes_per_s().is_some()
+    /// The limit of demotion now, if there is one.
+    pub fn demotion_limit_bytes_per_s(&self) -> Option<f64> {
+        self.buckets.lock().demotion.rate_bytes_per_s()
+    }
+
+    /// A request that takes long is under way, until the answer is dropped: the burst buffer is not idle meanwhile.
+    pub fn busy(&self) -> Busy<'_> {
+        self.busy.fetch_add(1, Ordering::Relaxed);
+        Busy(&self.busy)
     }
 
     fn pace_write(&self, bytes: u64) {
@@ -287,12 +299,22 @@ impl Engine {
         }
     }
 
+    /// Waits until one more copy to the PFS may run beside the others.
+    pub fn enter_demotion(&self, application: u32) -> Option<Turn<'_>> {
+        self.enter(application.into(), Class::Demotion)
+    }
+
+    /// Waits until a movement from the PFS, one of those that a job has ordered, may run beside the others.
+    pub fn enter_staging(&self, job: u64) -> Option<Turn<'_>> {
+        self.enter(job | STAGING_JOBS, Class::Staging)
+    }
+
     /// Waits for the turn of an application. `None`: no turns are taken now, or too many wait already.
-    fn enter(&self, application: u32, class: Class) -> Option<Turn<'_>> {
+    fn enter(&self, application: u64, class: Class) -> Option<Turn<'_>> {
         if !self.has_turns.load(Ordering::Relaxed) {
             return None;
         }
-        let application = u64::from(application);
+        let _busy = (class != Class::Demotion).then(|| self.busy());
         let mut turns = self.turns.lock();
         if turns.scheduler.waiting() >= WAITING_MAX {
             return None;
@@ -361,6 +383,15 @@ impl Engine {
     }
 }
 
+/// See [`Engine::busy`].
+pub struct Busy<'a>(&'a AtomicU32);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A request under way in its turn.
 pub struct Turn<'a> {
     engine: &'a Engine,
@@ -399,6 +430,12 @@ impl Core {
         Ok(())
     }
 
+    /// Whether an idle burst buffer is drained, and it is idle now: nothing was written lately and no request is under way
+    /// that takes long.
+    pub fn is_quiet(&self) -> bool {
+        self.drain.is_idle() && self.engine.busy.load(Ordering::Relaxed) == 0
+    }
+
     /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be asked where
     /// [`Engine::is_throttled`]. The request is under way until the answer is dropped.
     pub fn take_turn(&self, open: &OpenFile, class: Class, bytes: u64) -> Option<Turn<'_>> {
@@ -409,7 +446,7 @@ impl Core {
             _ => return None,
         };
         let (application, _) = self.apps.of(object)?;
-        let turn = self.engine.enter(application, class);
+        let turn = self.engine.enter(application.into(), class);
         if class == Class::Checkpoint && bytes > 0 {
             self.engine.pace_write(bytes);
         }
@@ -434,15 +471,29 @@ pub fn start_writeback(object: &dyn Object, offset: u64, len: u64) {
     }
 }
 
+/// Waits until what was written of an object is on its device. Best effort, as [`start_writeback`].
+pub fn wait_writeback(object: &dyn Object) {
+    use std::os::fd::AsRawFd;
+    if let Some(fd) = object.descriptor() {
+        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+            | libc::SYNC_FILE_RANGE_WRITE
+            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY: a valid descriptor and numbers; the call touches no memory of ours.
+        let _written = unsafe { libc::sync_file_range(fd.as_raw_fd(), 0, 0, all) };
+    }
+}
+
 /// The engine's thread: learns, chooses the plan, sets limits.
 pub fn run(core: &Arc<Core>) {
     let mut ticks = 0u32;
+    let mut leaving = Leaving::default();
     while !core.is_ending() {
         std::thread::sleep(TICK);
         core.learn();
         look(core);
         if ticks.is_multiple_of(SHARES_EVERY_TICKS) {
             core.tend_shares();
+            leaving.tend(core);
         }
         ticks = ticks.wrapping_add(1);
     }
@@ -452,23 +503,79 @@ fn look(core: &Core) {
     let (dirty, capacity) = core.ledger.dirty_and_capacity();
     let engine = &core.engine;
     let (dwsf, dwpp, active) = core.learning.figures(ACTIVE_S);
+    let limit_bytes = capacity.min(core.ledger.dirty_cap_bytes()) as f64;
+    let copies = core.settings.demotion.workers;
     let choice = PlanChoice {
         policy: engine.policy(),
         bandwidths: engine.bandwidths(),
-        capacity_bytes: capacity.min(core.ledger.dirty_cap_bytes()) as f64,
+        capacity_bytes: fillable_bytes(limit_bytes, copies, core.counters.mean_demoted_bytes()),
         dwpp_bytes: dwpp.map(|b| b as f64),
         period_s: engine.period_s,
     };
     let is_pressed = core.drain.is_pressed();
-    let is_idle = core.drain.is_idle();
+    let is_idle = core.is_quiet();
     let load = Load {
         dwsf_bytes: dwsf as f64,
         dirty_bytes: dirty as f64,
-        limit_bytes: choice.capacity_bytes,
+        limit_bytes,
         is_idle,
         is_starved: is_pressed,
     };
     engine.follow(&choice, &load, is_pressed, active);
     let is_full = engine.view().pace.demotion == DemotionPace::Full && is_idle;
     engine.correct(is_full, dirty > 0 && core.drain.has_work());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    fn engine() -> Engine {
+        let dir = PathBuf::from("/");
+        let settings = Settings::new(dir.clone(), dir.clone(), dir);
+        Engine::new(&settings, Instant::now()).expect("defaults")
+    }
+
+    #[test]
+    fn copies_of_both_kinds_are_limited_while_applications_take_turns() {
+        let engine = engine();
+        assert!(engine.enter_staging(1).is_none(), "no contention");
+        assert!(engine.enter_demotion(1).is_none(), "no contention");
+        engine.has_turns.store(true, Ordering::Relaxed);
+        let limits = ScheduleConfig::default().limits;
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for job in 0..3 * u64::from(limits[Class::Staging as usize]) {
+                let (engine, now, most) = (&engine, &now, &most);
+                scope.spawn(move || {
+                    let turn = engine.enter_staging(job).expect("a turn");
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(20));
+                    now.fetch_sub(1, Ordering::SeqCst);
+                    drop(turn);
+                });
+            }
+        });
+        let most = most.load(Ordering::SeqCst);
+        assert!(most <= limits[Class::Staging as usize] as usize, "{most}");
+        // Whoever stages does not keep copies to the PFS waiting, nor these a restart.
+        let _staging = [1, 2].map(|job| engine.enter_staging(job));
+        let _demotions = [1, 2, 3, 4].map(|app| engine.enter_demotion(app).expect("a turn"));
+        assert!(engine.enter(7, Class::Restart).is_some());
+        assert_eq!(engine.turns.lock().scheduler.waiting(), 0);
+    }
+
+    #[test]
+    fn long_requests_keep_the_burst_buffer_from_being_idle() {
+        let engine = engine();
+        let one = engine.busy();
+        let two = engine.busy();
+        drop(one);
+        assert_eq!(engine.busy.load(Ordering::Relaxed), 1);
+        drop(two);
+        assert_eq!(engine.busy.load(Ordering::Relaxed), 0);
+    }
 }

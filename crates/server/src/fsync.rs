@@ -12,6 +12,7 @@ use forebay_tiers::{Object, TierKind};
 use forebay_types::{Errno, Generation, Handle, ObjectId, SetTime, TierId, failpoint};
 
 use crate::core::Core;
+use crate::engine::wait_writeback;
 use crate::ledger::Refused;
 use crate::opens::{OpenFile, Target};
 
@@ -34,10 +35,13 @@ impl Core {
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
         self.report_to_fsync(&file)?;
-        let _turn = match self.engine.is_throttled() {
-            true => self.take_turn(&open, Class::Checkpoint, 0),
-            false => None,
-        };
+        let _busy = self.engine.busy();
+        if self.engine.is_throttled() {
+            // The bytes go to the device in the application's turn; while they are made permanent the next one may begin, or
+            // the device would rest.
+            let _turn = self.take_turn(&open, Class::Checkpoint, 0);
+            wait_writeback(&*object);
+        }
         match self.durability_of(&file.path()) {
             Durability::Memory => Ok(()),
             Durability::Pfs => {

@@ -263,7 +263,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
             .unwrap_or(Core::default_durability(has_flash)),
         rules: Rules::new(&settings.rules),
         writers: Writers::default(),
-        apps: Applications::new(started),
+        apps: Applications::new(started, settings.engine.quiet),
         opens: OpenTable::new(),
         files: Default::default(),
         jobs: Jobs::default(),

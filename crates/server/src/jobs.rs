@@ -24,6 +24,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
 struct Job {
+    id: u64,
     progress: Mutex<JobProgress>,
     cancelled: AtomicBool,
     bytes_done: AtomicU64,
@@ -79,6 +80,7 @@ impl Jobs {
             ..JobProgress::default()
         };
         let job = Arc::new(Job {
+            id,
             progress: Mutex::new(progress),
             cancelled: AtomicBool::new(false),
             bytes_done: AtomicU64::new(0),
@@ -221,6 +223,10 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
         let moved = |bytes: u64| {
             job.bytes_done.fetch_add(bytes, Ordering::Relaxed);
         };
+        let turn = match movement {
+            Movement::Release => None,
+            _ => core.engine.enter_staging(job.id),
+        };
         let done = match (movement, &visited.file) {
             (Movement::Release, Some(file)) => release(core, file),
             (Movement::Prefetch, Some(file)) => core.prefetch(file, &moved).map(|_| ()).map_err(plain),
@@ -234,6 +240,7 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
                 }),
             _ => Ok(()),
         };
+        drop(turn);
         if let Err((errno, reason)) = done {
             fail(job, visited.path(), errno, reason);
         }

@@ -295,7 +295,11 @@ impl Core {
                 RestartDetector::restored(mtbf_s, last_s, self.learning.verify_window_s)
             }
             None => {
-                RestartDetector::new(self.prior_mtbf_s(open, pid), self.learning.verify_window_s)
+                let path = match &*open.target.read() {
+                    Target::Buffer { file, .. } => file.path(),
+                    Target::Pfs { .. } => Vec::new(),
+                };
+                RestartDetector::new(self.prior_mtbf_s(&path, pid), self.learning.verify_window_s)
             }
         };
         let writer = opener(pid);
@@ -312,11 +316,23 @@ impl Core {
         inner.changed = true;
     }
 
+    /// An application is about to create a file: what is known of its MTBF counts from the first one on.
+    pub fn introduce(&self, application: &str, path: &[u8], pid: u32) {
+        if self.apps.number(application).is_some() {
+            return;
+        }
+        let stored = self.learning.inner.lock().stored.get(application).copied();
+        let mtbf_s = match stored {
+            Some((mtbf_s, _)) => mtbf_s,
+            None => self.prior_mtbf_s(path, pid),
+        };
+        let number = self.apps.number_or_new(application);
+        self.apps.set_mtbf(number, mtbf_s);
+    }
+
     /// What is known before the first restart: the rule's or the configured MTBF, else by the number of nodes of the job.
-    fn prior_mtbf_s(&self, open: &OpenFile, pid: u32) -> f64 {
-        if let Target::Buffer { file, .. } = &*open.target.read()
-            && let Some(mtbf_s) = self.rules.mtbf_s(&file.path())
-        {
+    fn prior_mtbf_s(&self, path: &[u8], pid: u32) -> f64 {
+        if let Some(mtbf_s) = self.rules.mtbf_s(path) {
             return mtbf_s;
         }
         match nodes_of(pid) {

@@ -19,6 +19,7 @@ mod instance;
 mod io;
 mod jobs;
 mod learning;
+mod leaving;
 mod ledger;
 mod monitor;
 mod open;

@@ -56,6 +56,9 @@ impl Core {
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(&link.name);
         let identity = self.identify_new(&path, cred.pid);
+        if identity.version.is_some() {
+            self.introduce(&identity.application, &path, cred.pid);
+        }
         let expected = self.apps.expect(&identity);
         let durability = self.durability_of(&path);
         let tier = self.place_checkpoint(

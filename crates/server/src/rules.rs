@@ -106,6 +106,7 @@ impl Rules {
         }
         if let Some((_, named)) = self.first(path, |rule| rule.names) {
             identity.application = named.application.unwrap_or(identity.application);
+            identity.is_certain |= named.version.is_some();
             identity.version = named.version.or(identity.version);
         }
         identity

@@ -103,6 +103,11 @@ pub struct EngineSettings {
     pub mtbf: Option<Duration>,
     /// Reads so soon after a write by the same login or job are verifications, not restarts.
     pub verify_window: Duration,
+    /// A version whose files are all closed is complete after so long without a further one.
+    pub quiet: Duration,
+    /// Placement `coolness`: free shares of a tier at and below which files are forced out and move down, 0 to 1, the first not
+    /// above the second.
+    pub out_fractions: (f64, f64),
     /// Hold the write limit with the kernel's block-I/O controller, too.
     pub block_io: bool,
     /// Free blocks are told to flash at this rate after deletes; 0: not at all.
@@ -124,6 +129,8 @@ impl Default for EngineSettings {
             share_bytes: None,
             mtbf: None,
             verify_window: Duration::from_secs(60),
+            quiet: Duration::from_secs(30),
+            out_fractions: (0.05, 0.2),
             block_io: false,
             discard_bytes_per_s: 4 << 30,
         }

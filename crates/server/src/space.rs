@@ -8,12 +8,12 @@ use forebay_namespace::File;
 use forebay_policy::demotion::{
     CleanCandidate, Residency as PolicyResidency, choose_victims, evict_needed,
 };
-use forebay_policy::placement::{NewFile, Placement, TierSpace, choose_tier};
+use forebay_policy::placement::{NewFile, Placement, TierSpace, choose_tier, waiting_tier};
 use forebay_policy::refuge::tier_to_grow_in;
 use forebay_policy::series::Identity;
 use forebay_policy::victims::{Incoming, is_direct};
 use forebay_tiers::{CopyControl, TierKind, copy, refresh};
-use forebay_types::{Errno, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES};
+use forebay_types::{Errno, Ino, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES};
 
 use crate::core::Core;
 use crate::ledger::Refused;
@@ -32,22 +32,35 @@ pub enum Room {
 }
 
 impl Core {
-    /// The tier for a new file: making room by eviction where that is enough, else the overflow.
-    pub fn place_new(&self, file: &NewFile) -> Result<TierId, Errno> {
+    /// The tier with room for a file, made by eviction where that is enough.
+    pub fn find_room(&self, file: &NewFile) -> Option<TierId> {
         for _ in 0..2 {
             match choose_tier(&self.ledger.spaces(), file) {
-                Placement::Tier(index) => return Ok(TierId(index as u8)),
-                Placement::Pfs => break,
+                Placement::Tier(index) => return Some(TierId(index as u8)),
+                Placement::Pfs => return None,
                 Placement::Wait => {
                     let wanted = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
                     if !self.evict_somewhere(wanted) {
-                        break;
+                        return None;
                     }
                 }
             }
         }
+        None
+    }
+
+    /// The tier for a new file. Where none has room, but demotion will make some, it is created in a tier all the same and
+    /// its writes wait there ([`Core::admit`]); else the overflow.
+    pub fn place_new(&self, file: &NewFile) -> Result<TierId, Errno> {
+        if let Some(tier) = self.find_room(file) {
+            return Ok(tier);
+        }
         self.drain.hurry();
-        self.overflow()
+        let waits = !self.settings.wait_for_space.is_zero() && self.drain.can_free(self, Ino::ROOT);
+        match waiting_tier(&self.ledger.spaces(), file) {
+            Some(index) if waits => Ok(TierId(index as u8)),
+            _ => self.overflow(),
+        }
     }
 
     /// The overflow, which is on the PFS.
@@ -190,11 +203,17 @@ impl Core {
             return Ok(Room::Yes);
         }
         let _growing = open.growing.lock();
+        let _busy = self.engine.busy();
         let started = Instant::now();
         let mut counted = false;
         loop {
             match self.grow(open, len)? {
-                None => return Ok(Room::Yes),
+                None => {
+                    if counted {
+                        self.counters.note_space_wait(started.elapsed());
+                    }
+                    return Ok(Room::Yes);
+                }
                 Some(_) if !may_wait => return Ok(Room::WouldWait),
                 Some(refused) => {
                     if !counted {

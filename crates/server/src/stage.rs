@@ -31,14 +31,16 @@ impl Core {
             return Err(Errno::EMLINK);
         }
         let bytes = if empty { 0 } else { stat.size };
-        let tier = self.place_new(&NewFile {
+        let new = NewFile {
             predicted_bytes: Some(bytes),
             durability: self.durability_of(&path),
             series_fsyncs: false,
-        })?;
-        if !empty && tier == crate::tierset::OVERFLOW {
-            return Err(Errno::ENOSPC);
-        }
+        };
+        let tier = match empty {
+            true => self.place_new(&new)?,
+            // A copy that is not needed yet waits for nobody's space.
+            false => self.find_room(&new).ok_or(Errno::ENOSPC)?,
+        };
         let object_id = self.ns.new_object()?;
         self.ledger
             .try_hold(object_id, tier, 0, bytes, empty)

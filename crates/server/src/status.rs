@@ -104,6 +104,7 @@ impl Core {
             demoted_files_total: load(&self.counters.demoted_files),
             evicted_bytes_total: load(&self.counters.evicted_bytes),
             waited_writes_total: load(&self.counters.waited_writes),
+            space_wait_ms_total: load(&self.counters.space_wait_us) / 1000,
             files,
             open_files: self.opens.open_files(),
             pfs_silent_ms: (self.pulse().silent_for()).map(|silent| silent.as_millis() as u64),

@@ -9,6 +9,7 @@ use common::{Running, Scratch, make_dirs, me, settings};
 use forebay_policy::engine::Bandwidths;
 use forebay_server::Settings;
 use forebay_types::{Cred, Errno, Ino, OpenFlags};
+use forebay_wire::RenameMode;
 use forebay_wire::control::{Control, ControlResponse, StatusBits};
 
 const MIB: usize = 1 << 20;
@@ -326,6 +327,7 @@ fn many_that_need_the_overflow_first_all_get_it() {
     make_dirs(scratch.path());
     let mut settings = settings(scratch.path(), 8 * MIB as u64);
     settings.demotion.idle = false;
+    settings.wait_for_space = Duration::ZERO;
     let running = Running::start(&settings, false);
     for at in 0..4 {
         write_as(&running, me(), &format!("fill{at}"), &vec![1; 4 * MIB]);
@@ -344,5 +346,154 @@ fn many_that_need_the_overflow_first_all_get_it() {
         let content = running.read_all(format!("more{at}").as_bytes());
         assert!(content.expect("readable") == vec![at; MIB]);
     }
+    running.instance.stop();
+}
+
+#[test]
+fn a_new_file_waits_for_space_instead_of_leaving() {
+    let scratch = Scratch::new();
+    make_dirs(scratch.path());
+    let mut settings = settings(scratch.path(), 8 * MIB as u64);
+    settings.demotion.idle = false;
+    settings.wait_for_space = PATIENCE;
+    let running = Running::start(&settings, false);
+    for at in 0..10 {
+        let name = format!("app{at}-ckpt-1.dat");
+        write_as(&running, me(), &name, &vec![at; 4 * MIB]);
+        let tiers = running.residency(name.as_bytes())[0].tiers.clone();
+        assert!(tiers[0].starts_with("ssd"), "{name}: {tiers:?}");
+    }
+    for at in 0..10 {
+        let content = running.read_all(format!("app{at}-ckpt-1.dat").as_bytes());
+        assert!(content.expect("readable") == vec![at; 4 * MIB]);
+    }
+    running.instance.stop();
+}
+
+fn wait_until_gone(running: &Running, name: &[u8]) {
+    let deadline = Instant::now() + PATIENCE;
+    while running.residency(name)[0].tiers != ["pfs"] {
+        assert!(
+            Instant::now() < deadline,
+            "{} stays: {:?}",
+            name.escape_ascii(),
+            running.residency(name)
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn outdated_versions_leave_as_soon_as_a_newer_one_is_complete() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(&scratch);
+    settings.engine.quiet = Duration::from_millis(300);
+    let running = Running::start(&settings, false);
+    let here = |name: &[u8]| running.residency(name)[0].tiers[0].starts_with("ssd");
+    for name in ["ckpt-1.dat", "img_1.png", "img_2.png"] {
+        running.put(name.as_bytes(), &vec![1; MIB]);
+    }
+    running.drain();
+    assert!(here(b"ckpt-1.dat"), "the newest there is");
+    running.put(b"ckpt-2.dat", &vec![2; MIB]);
+    wait_until_gone(&running, b"ckpt-1.dat");
+    assert!(running.read_all(b"ckpt-1.dat").expect("on the PFS") == vec![1; MIB]);
+    assert!(here(b"ckpt-2.dat"));
+    // Written under another name, as many programs do, and demoted when it is outdated already.
+    for version in 3..5 {
+        running.put(b"next.tmp", &vec![version; MIB]);
+        let to = format!("ckpt-{version}.dat");
+        let (from, to) = ((Ino::ROOT, &b"next.tmp"[..]), (Ino::ROOT, to.as_bytes()));
+        let client = &running.client;
+        client
+            .rename(from, to, RenameMode::Replace, me())
+            .expect("rename");
+    }
+    running.drain();
+    wait_until_gone(&running, b"ckpt-2.dat");
+    wait_until_gone(&running, b"ckpt-3.dat");
+    assert!(here(b"ckpt-4.dat"));
+    assert!(
+        here(b"img_1.png") && here(b"img_2.png"),
+        "numbers that are only taken for versions"
+    );
+    running.instance.stop();
+}
+
+#[test]
+fn under_coolness_files_move_down_at_the_thresholds() {
+    let scratch = Scratch::new();
+    make_dirs(scratch.path());
+    let mut settings = settings(scratch.path(), 32 * MIB as u64);
+    settings.ssd.truncate(1);
+    settings.demotion.idle = false;
+    settings.engine.placement = forebay_policy::demotion::PlacementPolicy::Coolness;
+    settings.engine.out_fractions = (0.25, 0.5);
+    let running = Running::start(&settings, false);
+    let used = |s: &StatusBits| s.tiers[0].used_bytes;
+    for at in 0..3 {
+        running.put(format!("file{at}").as_bytes(), &vec![at; 4 * MIB]);
+    }
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(running.status().demoted_files_total, 0, "above both");
+    running.put(b"one-more", &vec![9; 8 * MIB]);
+    let room = |s: &StatusBits| used(s) < 16 * MIB as u64;
+    wait_until(&running, "closed files move down", room);
+    running.put(b"large", &vec![7; 24 * MIB]);
+    wait_until(&running, "forced out", room);
+    assert!(running.read_all(b"one-more").expect("readable") == vec![9; 8 * MIB]);
+    assert!(running.read_all(b"large").expect("readable") == vec![7; 24 * MIB]);
+    running.instance.stop();
+}
+
+#[test]
+fn the_first_checkpoint_of_an_application_is_placed_by_its_own_mtbf() {
+    let scratch = Scratch::new();
+    make_dirs(scratch.path());
+    let mut settings = settings(scratch.path(), 8 * MIB as u64);
+    settings.demotion.idle = false;
+    settings.wait_for_space = PATIENCE;
+    let rule = |name: &str, mtbf_s: u64| forebay_server::PathRule {
+        pattern: format!("/{name}-*"),
+        durability: None,
+        mtbf: Some(Duration::from_secs(mtbf_s)),
+    };
+    settings.rules = vec![rule("often", 600), rule("some", 6000), rule("rare", 60_000)];
+    let running = Running::start(&settings, false);
+    // Clean copies of others may have gone for one: until no other fits without that.
+    let mut others = 0;
+    let fill = |others: &mut u64| {
+        let fits = |s: &StatusBits| {
+            let own = s.tiers.iter().filter(|t| t.name.starts_with("ssd"));
+            own.map(|t| t.capacity_bytes - t.used_bytes)
+                .any(|free| free >= 4 * MIB as u64)
+        };
+        while fits(&running.status()) {
+            write_as(
+                &running,
+                me(),
+                &format!("some-{others}-ckpt-1.dat"),
+                &vec![1; 4 * MIB],
+            );
+            *others += 1;
+            assert!(*others < 32, "never full: {:?}", running.status().tiers);
+        }
+    };
+    fill(&mut others);
+    write_as(&running, me(), "often-ckpt-1.dat", &vec![2; 4 * MIB]);
+    fill(&mut others);
+    assert_eq!(
+        running.status().direct_files_total,
+        0,
+        "warmer than all others"
+    );
+    write_as(&running, me(), "rare-ckpt-1.dat", &vec![3; 4 * MIB]);
+    assert_eq!(
+        running.status().direct_files_total,
+        1,
+        "colder than all others"
+    );
+    let content = running.read_all(b"rare-ckpt-1.dat");
+    assert!(content.expect("readable") == vec![3; 4 * MIB]);
     running.instance.stop();
 }

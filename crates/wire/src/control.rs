@@ -292,6 +292,8 @@ pub struct StatusBits {
     pub evicted_bytes_total: u64,
     /// Writes that had to wait for space.
     pub waited_writes_total: u64,
+    /// How long they waited, all together, milliseconds.
+    pub space_wait_ms_total: u64,
     /// Restarts counted since the start of the server.
     pub restarts_total: u64,
     /// Of those, that found their data in the burst buffer.

@@ -80,6 +80,9 @@ pub struct EngineLayer {
     pub share: Option<Size>,
     pub mtbf: Option<Span>,
     pub verify_window: Option<Span>,
+    pub quiet: Option<Span>,
+    pub forced_out: Option<Fraction>,
+    pub normal_out: Option<Fraction>,
     pub block_io: Option<bool>,
     pub discard: Option<Size>,
 }
@@ -220,6 +223,9 @@ impl Layer {
             "ENGINE_BLOCK_IO" => engine.block_io = Some(text::<Switch>(value)?.0),
             "ENGINE_DISCARD" => engine.discard = Some(text(value)?),
             "ENGINE_VERIFY_WINDOW" => engine.verify_window = Some(text(value)?),
+            "ENGINE_QUIET" => engine.quiet = Some(text(value)?),
+            "ENGINE_FORCED_OUT" => engine.forced_out = Some(text(value)?),
+            "ENGINE_NORMAL_OUT" => engine.normal_out = Some(text(value)?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -258,6 +264,9 @@ impl EngineLayer {
             share: self.share.or(below.share),
             mtbf: self.mtbf.or(below.mtbf),
             verify_window: self.verify_window.or(below.verify_window),
+            quiet: self.quiet.or(below.quiet),
+            forced_out: self.forced_out.or(below.forced_out),
+            normal_out: self.normal_out.or(below.normal_out),
             block_io: self.block_io.or(below.block_io),
             discard: self.discard.or(below.discard),
         }

@@ -172,6 +172,11 @@ fn engine(layer: EngineLayer) -> Result<EngineSettings, Failure> {
         verify_window: layer
             .verify_window
             .map_or(default.verify_window, |span| span.0),
+        quiet: layer.quiet.map_or(default.quiet, |span| span.0),
+        out_fractions: (
+            layer.forced_out.map_or(default.out_fractions.0, |f| f.0),
+            layer.normal_out.map_or(default.out_fractions.1, |f| f.0),
+        ),
         block_io: layer.block_io.unwrap_or(default.block_io),
         discard_bytes_per_s: layer
             .discard
@@ -186,6 +191,14 @@ fn engine(layer: EngineLayer) -> Result<EngineSettings, Failure> {
     schedule.check().map_err(|e| refuse(e.to_string()))?;
     if settings.mtbf.is_some_and(|mtbf| mtbf.is_zero()) {
         return Err(refuse("mtbf is 0; give it a duration".into()));
+    }
+    let (forced, normal) = settings.out_fractions;
+    if forced > normal {
+        return Err(refuse(format!(
+            "forced_out {:.0} % exceeds normal_out {:.0} %: files move down before they are forced out",
+            forced * 100.0,
+            normal * 100.0
+        )));
     }
     if settings.keep_every == Some(0) {
         return Err(refuse("keep_every is 0; 1 keeps every version".into()));
@@ -316,5 +329,9 @@ mod tests {
             "nobody could wait as little",
         );
         refused("dram = \"1G\"\n[engine]\nkeep_every = 0", "keep_every is 0");
+        refused(
+            "dram = \"1G\"\n[engine]\nforced_out = \"50%\"\nnormal_out = \"10%\"",
+            "forced_out 50 % exceeds normal_out 10 %",
+        );
     }
 }

@@ -63,6 +63,9 @@ pub struct Identity {
     pub version: Option<u64>,
     /// The path with every number replaced by `{n}`: files of one series are expected to be of one size.
     pub file_series: String,
+    /// The version is more than a guess: its label counts versions, or it is named by a rule. `false` for the number in
+    /// `img_00017.png`, whose neighbours may all be wanted.
+    pub is_certain: bool,
 }
 
 impl Identity {
@@ -80,6 +83,7 @@ pub fn identify(path: &[u8]) -> Identity {
         application: render_application(path, chosen.as_ref()),
         version: chosen.map(|c| c.value),
         file_series: render_file_series(path),
+        is_certain: chosen.is_some_and(|c| c.is_labelled),
     }
 }
 
@@ -90,6 +94,7 @@ struct Chosen {
     start: usize,
     end: usize,
     value: u64,
+    is_labelled: bool,
 }
 
 fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
@@ -117,6 +122,7 @@ fn choose(path: &[u8]) -> Option<Chosen> {
                     start: number.start,
                     end: number.end,
                     value,
+                    is_labelled: matches!(number.label, Label::Version(..)),
                 };
                 best = Some((score, chosen));
             }

@@ -79,7 +79,7 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     let moved_bytes = AtomicU64::new(0);
     let moved = |bytes| {
         core.drain.moved(bytes);
-        if core.engine.is_demotion_limited() {
+        if core.engine.demotion_limit_bytes_per_s().is_some() {
             let from = moved_bytes.load(Ordering::Relaxed);
             start_writeback(&file, from, bytes);
         }

@@ -76,7 +76,11 @@ pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
             overflow::finish(core, &demotion);
             continue;
         }
-        match copying::make(core, &demotion) {
+        let application = core.apps.of(object).map_or(0, |(number, _)| number);
+        let turn = core.engine.enter_demotion(application);
+        let made = copying::make(core, &demotion);
+        drop(turn);
+        match made {
             Ok(made) => copied.push(Copying { demotion, made }),
             Err(failure) => give_up(core, &demotion, failure),
         }
@@ -253,8 +257,13 @@ fn publish(core: &Core, verified: Vec<Copying>) {
         }
     }
     settle(core, &durable);
+    let mut left = false;
     for (demotion, _, _) in durable {
         core.leave_overflow(&demotion.file);
+        left |= core.leave_outdated(&demotion.file);
+    }
+    if left {
+        core.wake_collector();
     }
 }
 

@@ -10,6 +10,7 @@ mod fsync;
 mod hanging;
 mod kept;
 mod one_tree;
+mod oversubscription;
 mod posix_data;
 mod posix_names;
 mod posix_rules;

@@ -1,0 +1,136 @@
+//! What leaves the burst buffer before anybody waits for its space: clean files of outdated checkpoint versions (BBOS, victim
+//! order), and under the placement `coolness` what is coolest (ONFS, downward migration).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_namespace::File;
+use forebay_policy::demotion::{
+    Candidate, CleanCandidate, PlacementPolicy, Residency, leaves_at_once,
+};
+use forebay_policy::placement::TierSpace;
+use forebay_policy::victims::{OutThresholds, Outflow};
+use forebay_types::{ObjectId, TierId};
+
+use crate::core::Core;
+
+/// A look at all files may take this part of the time: one in so many.
+const SHARE_OF_TIME: u32 = 100;
+
+/// When the next look may begin; one per server, held by the engine's thread.
+#[derive(Default)]
+pub struct Leaving {
+    applications: HashSet<u32>,
+    not_before: Option<Instant>,
+}
+
+impl Leaving {
+    /// Looks who is to leave. To be called now and then.
+    pub fn tend(&mut self, core: &Core) {
+        self.applications.extend(core.apps.newly_complete());
+        let begun = Instant::now();
+        if self.not_before.is_some_and(|at| begun < at) {
+            return;
+        }
+        if core.engine.placement() == PlacementPolicy::Coolness {
+            core.move_down();
+        }
+        if !self.applications.is_empty() {
+            core.drop_outdated(&std::mem::take(&mut self.applications));
+        }
+        let took = begun.elapsed().max(Duration::from_millis(1));
+        self.not_before = Some(begun + took * SHARE_OF_TIME);
+    }
+}
+
+impl Core {
+    /// Drops a clean file of an outdated version that nobody has open; whether it went. A version that is only guessed, like
+    /// the number in `img_00017.png`, stays until its space is needed.
+    pub fn leave_outdated(&self, file: &Arc<File>) -> bool {
+        let residency = match file.lock().residency.clean {
+            true => Residency::Clean,
+            false => Residency::Dirty,
+        };
+        let bytes = self.ledger.used_bytes(file.object);
+        let candidate = self.apps.candidate(file.object, bytes, false);
+        CleanCandidate::new(candidate, residency)
+            .is_some_and(|c| leaves_at_once(self.engine.placement(), &c))
+            && self.apps.is_certain(file.object)
+            && self.evict(file).is_some()
+    }
+
+    fn drop_outdated(&self, applications: &HashSet<u32>) {
+        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let mut any = false;
+        for file in files {
+            let of = self.apps.of(file.object);
+            if of.is_some_and(|(number, _)| applications.contains(&number)) {
+                any |= self.leave_outdated(&file);
+            }
+        }
+        if any {
+            self.wake_collector();
+        }
+    }
+
+    /// Lets files move down where a tier has no more free space than the thresholds say.
+    fn move_down(&self) {
+        let (forced, normal) = self.settings.engine.out_fractions;
+        for space in self.ledger.spaces() {
+            let of = |fraction: f64| (space.capacity_bytes as f64 * fraction) as u64;
+            // The order of the fractions was checked at the start.
+            if let Ok(thresholds) = OutThresholds::new(of(forced), of(normal)) {
+                self.move_down_from(&space, &thresholds);
+            }
+        }
+    }
+
+    fn move_down_from(&self, space: &TierSpace, thresholds: &OutThresholds) {
+        let free_bytes = space.available_bytes();
+        let outflow = thresholds.outflow(free_bytes);
+        if outflow == Outflow::None {
+            return;
+        }
+        let mut candidates = self.movable(TierId(space.index as u8));
+        let chosen = thresholds.choose(&mut candidates, free_bytes, self.apps.now_s());
+        let mut evicted = false;
+        for file in chosen.iter().filter_map(|id| self.file(ObjectId(*id))) {
+            let (clean, demoting) = {
+                let state = file.lock();
+                (state.residency.clean, state.demoting)
+            };
+            match (clean, outflow) {
+                // One that is open stays until its last close.
+                (true, _) => evicted |= self.evict(&file).is_some(),
+                (false, Outflow::Forced) if !demoting => self.drain.add_urgent(file.object),
+                // In the order of coolness, at the rate that is in force.
+                (false, _) => self.drain.nudge(),
+            }
+        }
+        if evicted {
+            self.wake_collector();
+        }
+    }
+
+    /// Files of a tier that nobody writes.
+    fn movable(&self, tier: TierId) -> Vec<Candidate> {
+        let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
+        let here = files.iter().filter(|file| {
+            let state = file.lock();
+            let r = &state.residency;
+            r.tier == tier && !r.writing && !state.is_unlinked()
+        });
+        let written = |file: &File| {
+            let open = self.opens.by_ino(file.ino);
+            open.is_some_and(|open| open.is_written())
+        };
+        here.filter(|file| !written(file))
+            .map(|file| {
+                let bytes = self.ledger.used_bytes(file.object);
+                let in_use = self.opens.is_open_now(file.ino);
+                self.apps.candidate(file.object, bytes, in_use)
+            })
+            .collect()
+    }
+}
