@@ -50,8 +50,11 @@ fn is_supported(dir: &Path) -> bool {
 impl Pass {
     fn begin(dir: &Path) -> std::io::Result<Pass> {
         let stat = rustix::fs::statvfs(dir)?;
+        let dir = File::open(dir)?;
+        // What was deleted is free when the file system has committed that, and no earlier.
+        rustix::fs::syncfs(&dir)?;
         Ok(Pass {
-            dir: File::open(dir)?,
+            dir,
             at: 0,
             end: stat.f_blocks * stat.f_frsize,
         })

@@ -34,20 +34,21 @@ fn deleted_files_are_discarded_on_the_device() {
     let image = fs::read_to_string(format!("{queue}/../loop/backing_file")).expect("a loop device");
     // What the image occupies is what the device was not told to be free.
     let occupied = || fs::metadata(image.trim()).expect("image").blocks() * 512;
+    // Less than what is drained at once: nobody else has it open.
     let path = cluster.mnt("large");
-    write_file(&path, pattern(7, 96 << 20));
+    write_file(&path, pattern(7, 48 << 20));
     fs::File::open(&path)
         .expect("open")
         .sync_all()
         .expect("fsync");
     let before = occupied();
-    assert!(before >= 90 * MIB, "on the device: {before}");
+    assert!(before >= 45 * MIB, "on the device: {before}");
     fs::remove_file(&path).expect("remove");
     wait_until("the device is told what is free", || {
         // Blocks that the journal still holds are not free yet.
         let folder = fs::File::open(cluster.ssd()).expect("open");
         rustix::fs::syncfs(&folder).expect("syncfs");
-        occupied() + 64 * MIB < before
+        occupied() + 32 * MIB < before
     });
     assert_eq!(cluster.down(&[]).code, 0);
 }
