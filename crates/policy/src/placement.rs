@@ -8,17 +8,11 @@ const GIB: u64 = 1 << 30;
 /// Space is set aside in units of this size (ONFS, space allocation unit).
 pub const SPACE_UNIT_BYTES: u64 = 4 * MIB;
 
-/// First lease of a file of which nothing is known.
-pub const DEFAULT_LEASE_BYTES: u64 = GIB;
+/// The largest write(2) that Linux does at once, rounded up. Nobody who writes can be made to wait within one.
+pub const LARGEST_WRITE_BYTES: u64 = 2 * GIB;
 
-/// A file of which nothing is known may grow to any size, and nobody can make its writes wait. Only where so much is
-/// available is it granted a passthrough write all the same; elsewhere the first file of a series takes the plain path, and
-/// those after it have a size to go by.
-pub const AVAILABLE_FOR_UNKNOWN_BYTES: u64 = 16 * GIB;
-
-/// A file of known series may outgrow what is known: so much stays available beside its lease. A smaller tier has no passthrough
-/// writes.
-pub const OVERRUN_BYTES: u64 = GIB;
+/// Least room beyond what is set aside, where memory is short: what a processor writes in a tenth of a second.
+const LEAST_OVERRUN_BYTES: u64 = GIB;
 
 /// Kept free per open passthrough writer when a new one is admitted, so that those before it can still extend.
 pub const EXTENSION_HEADROOM_BYTES: u64 = 16 * MIB;
@@ -26,8 +20,6 @@ pub const EXTENSION_HEADROOM_BYTES: u64 = 16 * MIB;
 /// Least growth of a lease.
 pub const MIN_EXTENSION_BYTES: u64 = 64 * MIB;
 
-const _: () = assert!(DEFAULT_LEASE_BYTES <= AVAILABLE_FOR_UNKNOWN_BYTES / 4);
-const _: () = assert!(DEFAULT_LEASE_BYTES.is_multiple_of(SPACE_UNIT_BYTES));
 const _: () = assert!(MIN_EXTENSION_BYTES.is_multiple_of(SPACE_UNIT_BYTES));
 
 /// What a tier is made of.
@@ -157,28 +149,49 @@ impl Lease {
     }
 }
 
-/// Sets space aside for a passthrough write, which must never meet a full tier: the kernel writes to the tier's own file
-/// system, and nobody is there to make it wait. `None`: take the plain path, where each write is admitted by itself.
+/// Room that the file systems below must have beyond all that is set aside, for what the kernel writes between two looks at a
+/// file that has used up its lease: [`LARGEST_WRITE_BYTES`], and not more than an eighth of the machine's memory, which it may be.
+pub fn overrun_bytes(machine_memory_bytes: u64) -> u64 {
+    (machine_memory_bytes / 8).clamp(LEAST_OVERRUN_BYTES, LARGEST_WRITE_BYTES)
+}
+
+/// Sets space aside for a passthrough write: the kernel writes to the tier's own file system, without asking. A quarter
+/// more than predicted, if the tier has it, and beside it the headroom for the extensions of `open_passthrough_writers` others.
 ///
-/// Known size: a quarter more than predicted. Unknown: [`DEFAULT_LEASE_BYTES`], if the tier has
-/// [`AVAILABLE_FOR_UNKNOWN_BYTES`]. Space for the extensions of `open_passthrough_writers` others stays free.
+/// `beyond_bytes`: what the file system below has beyond all that is set aside in it; `overrun_bytes` of it must stay.
+///
+/// `None`: take the plain path, where each write is admitted by itself, and a file that outgrows the tier moves on. So does a
+/// file of which nothing is known: it may grow to any size.
 pub fn grant_passthrough_write(
     space: &TierSpace,
     predicted_bytes: Option<u64>,
     open_passthrough_writers: u32,
+    beyond_bytes: u64,
+    overrun_bytes: u64,
 ) -> Option<Lease> {
     let headroom_bytes =
         u64::from(open_passthrough_writers).saturating_mul(EXTENSION_HEADROOM_BYTES);
     let available_bytes = space.available_bytes().saturating_sub(headroom_bytes);
-    let bytes = match predicted_bytes {
-        Some(predicted) => predicted
-            .max(1)
-            .checked_add(predicted.div_ceil(4))?
-            .checked_next_multiple_of(SPACE_UNIT_BYTES)?,
-        None if available_bytes >= AVAILABLE_FOR_UNKNOWN_BYTES => DEFAULT_LEASE_BYTES,
-        None => return None,
-    };
-    (bytes.checked_add(OVERRUN_BYTES)? <= available_bytes).then_some(Lease { bytes })
+    let predicted = predicted_bytes?;
+    let bytes = predicted
+        .max(1)
+        .checked_add(predicted.div_ceil(4))?
+        .checked_next_multiple_of(SPACE_UNIT_BYTES)?;
+    let fits = bytes <= available_bytes && bytes.checked_add(overrun_bytes)? <= beyond_bytes;
+    fits.then_some(Lease { bytes })
+}
+
+/// Whether a file that must grow beyond what its tier is meant to hold may have `wanted_bytes` more all the same, of the
+/// `free_bytes` that the machine's memory or the file system below still has: as long as `kept_bytes` of them stay.
+pub fn may_borrow(free_bytes: u64, wanted_bytes: u64, kept_bytes: u64) -> bool {
+    wanted_bytes
+        .checked_add(kept_bytes)
+        .is_some_and(|needed| needed <= free_bytes)
+}
+
+/// Memory that is never borrowed beyond what was agreed: an eighth of the machine's.
+pub fn kept_memory_bytes(machine_memory_bytes: u64) -> u64 {
+    machine_memory_bytes / 8
 }
 
 /// What becomes of a lease that is being used up.
@@ -188,7 +201,7 @@ pub enum Extension {
     Enough,
     /// Set aside the difference to the old lease.
     Extended(Lease),
-    /// The tier has nothing left to give: evict or demote for it at once, and take the plain path at the next open.
+    /// The tier has nothing left to give: evict or demote for it at once, and make the writer wait when the lease is used up.
     Refused,
 }
 

@@ -76,36 +76,34 @@ fn what_is_reserved_is_not_available() {
 fn leases() {
     let space = tier(0, TierKind::Ssd, 100_000, 2_000);
     let mib = |l: Option<Lease>| l.map(|l| l.bytes / MIB);
-    assert_eq!(
-        mib(grant_passthrough_write(&space, Some(100 * MIB), 0)),
-        Some(128),
-        "125 rounded up"
-    );
-    assert_eq!(mib(grant_passthrough_write(&space, Some(0), 0)), Some(4));
-    assert_eq!(
-        grant_passthrough_write(&space, None, 0),
-        None,
-        "nobody could make it wait"
-    );
-    assert_eq!(
-        mib(grant_passthrough_write(&space, Some(780 * MIB), 0)),
-        Some(976)
-    );
-    assert_eq!(
-        grant_passthrough_write(&space, Some(790 * MIB), 0),
-        None,
-        "1 GiB stays for what is not foreseen"
-    );
-    assert_eq!(grant_passthrough_write(&space, Some(u64::MAX), 0), None);
-    let large = tier(0, TierKind::Ssd, 100_000, 90_000);
-    assert_eq!(mib(grant_passthrough_write(&large, None, 0)), Some(1024));
-    let less = tier(0, TierKind::Ssd, 100_000, 16 * 1024);
-    assert_eq!(mib(grant_passthrough_write(&less, None, 0)), Some(1024));
-    assert_eq!(
-        grant_passthrough_write(&less, None, 1),
-        None,
-        "headroom for the other writer"
-    );
+    let grant = |predicted, others, beyond: u64| {
+        let predicted = Option::map(predicted, |mib: u64| mib * MIB);
+        mib(grant_passthrough_write(
+            &space,
+            predicted,
+            others,
+            beyond * MIB,
+            500 * MIB,
+        ))
+    };
+    assert_eq!(grant(Some(100), 0, 2_500), Some(128), "125 rounded up");
+    assert_eq!(grant(Some(0), 0, 2_500), Some(4));
+    assert_eq!(grant(None, 0, 2_500), None, "it may grow to any size");
+    assert_eq!(grant(Some(1_600), 0, 2_500), Some(2_000));
+    assert_eq!(grant(Some(1_601), 0, 2_500), None, "more than there is");
+    assert_eq!(grant(Some(1_600), 1, 2_500), None, "headroom for the other");
+    assert_eq!(grant(Some(1_600), 0, 2_499), None, "no room for an overrun");
+    let absurd = grant_passthrough_write(&space, Some(u64::MAX), 0, u64::MAX, 0);
+    assert_eq!(absurd, None);
+}
+
+#[test]
+fn what_lies_beyond() {
+    let gib = |memory: u64| overrun_bytes(memory << 30) / (MIB << 10);
+    assert_eq!((gib(2), gib(12), gib(64)), (1, 1, 2));
+    assert!(may_borrow(10, 6, 4) && !may_borrow(10, 7, 4));
+    assert!(!may_borrow(u64::MAX, u64::MAX, 1));
+    assert_eq!(kept_memory_bytes(64), 8);
 }
 
 #[test]
@@ -183,7 +181,7 @@ proptest! {
     fn leases_never_exceed_the_space(mut space in spaces(), wishes in proptest::collection::vec(proptest::option::of(any::<u64>().prop_map(|b| b >> 24)), 1..40)) {
         let mut open = 0;
         for wish in wishes {
-            if let Some(lease) = grant_passthrough_write(&space, wish, open) {
+            if let Some(lease) = grant_passthrough_write(&space, wish, open, u64::MAX, 0) {
                 prop_assert_eq!(lease.bytes % SPACE_UNIT_BYTES, 0);
                 space.reserved_bytes += lease.bytes;
                 open += 1;
@@ -200,7 +198,7 @@ proptest! {
     fn no_numbers_panic(a in any::<[u64; 3]>(), predicted in any::<Option<u64>>(), size in any::<u64>(), lease in any::<u64>(), open in any::<u32>()) {
         let space = TierSpace { index: 0, kind: TierKind::Ssd, capacity_bytes: a[0], free_bytes: a[1], reserved_bytes: a[2] };
         let _ = choose_tier(&[space], &NewFile { predicted_bytes: predicted, durability: Durability::Pfs, series_fsyncs: true });
-        let _ = grant_passthrough_write(&space, predicted, open);
+        let _ = grant_passthrough_write(&space, predicted, open, a[1], a[2]);
         let _ = extend_lease(&space, Lease { bytes: lease }, size);
         let _ = first_change(size, false, &[space], &ChangeLimits { max_stage_in_bytes: u64::MAX });
     }

@@ -18,6 +18,7 @@ use crate::dedicated::Dedicated;
 use crate::drain::DrainQueue;
 use crate::engine::Engine;
 use crate::fsync::shadow_charge;
+use crate::guard::GuardPost;
 use crate::jobs::Jobs;
 use crate::learning::Learning;
 use crate::ledger::Ledger;
@@ -125,6 +126,8 @@ pub struct Core {
     pub ledger: Ledger,
     /// Open files.
     pub opens: OpenTable,
+    /// Watches over those that the kernel writes by itself.
+    pub guard: GuardPost,
     /// Files of the burst buffer by object.
     pub files: RwLock<HashMap<ObjectId, Arc<File>>>,
     /// Files to be demoted.

@@ -20,6 +20,8 @@ const ORDER_AGE_MAX: Duration = Duration::from_secs(1);
 const BATCH_FILES_MAX: usize = 1024;
 /// Longest wait between two tries of a demotion that fails.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// Pieces of a copy from this size on count for the progress of those who wait: smaller files are done at once.
+const SHOWN_BYTES: u64 = 128 << 10;
 /// The rate that `status` shows is over this time.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 /// After a writer asked for space, demotion runs for this long whatever the trigger says.
@@ -51,6 +53,8 @@ struct Inner {
     /// Of those, somebody waits for.
     urged_in_flight: HashSet<ObjectId>,
     recent: VecDeque<(Instant, u64)>,
+    /// How far large files under way have come.
+    copied: HashMap<ObjectId, u64>,
 }
 
 /// How a demotion ended.
@@ -119,6 +123,7 @@ impl DrainQueue {
                 in_flight: 0,
                 urged_in_flight: HashSet::new(),
                 recent: VecDeque::new(),
+                copied: HashMap::new(),
             }),
             wake: Condvar::new(),
             settled: Condvar::new(),
@@ -258,9 +263,12 @@ impl DrainQueue {
         (bytes as f64 / span) as u64
     }
 
-    /// Bytes have been copied to the PFS.
-    pub fn moved(&self, bytes: u64) {
+    /// Bytes of an object have been copied to the PFS.
+    pub fn moved(&self, object: ObjectId, bytes: u64) {
         let mut inner = self.inner.lock();
+        if bytes >= SHOWN_BYTES {
+            *inner.copied.entry(object).or_default() += bytes;
+        }
         let now = Instant::now();
         match inner.recent.back_mut() {
             Some((at, sum)) if now - *at < Duration::from_millis(100) => *sum += bytes,
@@ -271,6 +279,11 @@ impl DrainQueue {
         }
     }
 
+    /// How much of an object has been copied, if it is large and on its way to the PFS; 0 otherwise.
+    pub fn copied_bytes(&self, object: ObjectId) -> u64 {
+        self.inner.lock().copied.get(&object).copied().unwrap_or(0)
+    }
+
     /// The outcomes of demotions that ended together.
     pub fn finished(&self, ended: &[Finished]) {
         let mut inner = self.inner.lock();
@@ -278,6 +291,7 @@ impl DrainQueue {
         for end in ended {
             inner.in_flight -= 1;
             inner.urged_in_flight.remove(&end.object);
+            inner.copied.remove(&end.object);
             if end.failed {
                 let before = inner.retries.get(&end.object).map(|r| r.after * 2);
                 let after = before.unwrap_or(self.retry_after).min(RETRY_AFTER_MAX);

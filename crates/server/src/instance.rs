@@ -29,7 +29,7 @@ use crate::service::Server;
 use crate::settings::Settings;
 use crate::tierset::{SSDS_MAX, TierSet, make_private};
 use crate::writers::Writers;
-use crate::{demote, discard, engine, monitor};
+use crate::{demote, discard, engine, guard, monitor};
 
 /// After the mount is gone, a drain that was asked for gets this long for the last files.
 const LAST_DRAIN: Duration = Duration::from_secs(60);
@@ -265,6 +265,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         writers: Writers::default(),
         apps: Applications::new(started, settings.engine.quiet),
         opens: OpenTable::new(),
+        guard: Default::default(),
         files: Default::default(),
         jobs: Jobs::default(),
         counters: Counters::default(),
@@ -315,6 +316,9 @@ impl Instance {
         for i in 0..workers {
             instance.spawn(format!("fb-demote-{i}"), demote::run)?;
         }
+        monitor::look_below(&instance.core);
+        instance.spawn("fb-guard".into(), guard::run)?;
+        instance.spawn("fb-room".into(), guard::make_room)?;
         instance.spawn("fb-monitor".into(), monitor::run)?;
         instance.spawn("fb-engine".into(), engine::run)?;
         instance.spawn("fb-discard".into(), discard::run)?;
@@ -553,6 +557,8 @@ pub fn fsck_offline(
     let mode = OpenMode::Check { dry_run };
     let core = open_core(facts.settings(state.to_path_buf()), mode)?;
     let report = core.fsck(dry_run, checksums);
+    // Memory that was not there before is empty, and nobody would give it back.
+    core.tiers.undo(state);
     core.ns.sync().map_err(failed("metadata store"))?;
     Ok(report)
 }

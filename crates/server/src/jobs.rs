@@ -23,11 +23,17 @@ const CLOSE_GRACE: Duration = Duration::from_secs(2);
 /// Least time between two looks at the files that are waited for: demotions end in swarms.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 
+/// The progress shows how far so many of the files have come that are not done yet.
+const UNDER_WAY_MAX: usize = 256;
+
 struct Job {
     id: u64,
     progress: Mutex<JobProgress>,
     cancelled: AtomicBool,
+    /// Of files that are done, or copied one by one.
     bytes_done: AtomicU64,
+    /// Of files that are not done yet.
+    bytes_under_way: AtomicU64,
 }
 
 /// All jobs.
@@ -42,10 +48,9 @@ impl Jobs {
     pub fn progress(&self, id: u64) -> Option<JobProgress> {
         let job = self.jobs.lock().get(&id).cloned()?;
         let mut progress = job.progress.lock().clone();
-        progress.bytes_done = job
-            .bytes_done
-            .load(Ordering::Relaxed)
-            .min(progress.bytes_total);
+        let bytes = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let moved = bytes(&job.bytes_done) + bytes(&job.bytes_under_way);
+        progress.bytes_done = moved.min(progress.bytes_total);
         Some(progress)
     }
 
@@ -84,6 +89,7 @@ impl Jobs {
             progress: Mutex::new(progress),
             cancelled: AtomicBool::new(false),
             bytes_done: AtomicU64::new(0),
+            bytes_under_way: AtomicU64::new(0),
         });
         let mut jobs = self.jobs.lock();
         while jobs.len() >= FINISHED_KEPT_MAX {
@@ -149,6 +155,7 @@ fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], uid: 
         _ => one_by_one(core, job, movement, work),
     }
     let mut progress = job.progress.lock();
+    job.bytes_under_way.store(0, Ordering::Relaxed);
     progress.bytes_done = job.bytes_done.load(Ordering::Relaxed);
     progress.finished = true;
 }
@@ -191,7 +198,7 @@ fn need(core: &Core, movement: Movement, visited: &Visited) -> (u64, bool) {
             };
             (size, state.is_dirty())
         }
-        (Some(_), Movement::Release) => (0, true),
+        (Some(file), Movement::Release) => (file.lock().meta.size, true),
     }
 }
 
@@ -228,7 +235,7 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
             _ => core.engine.enter_staging(job.id),
         };
         let done = match (movement, &visited.file) {
-            (Movement::Release, Some(file)) => release(core, file),
+            (Movement::Release, Some(file)) => release(core, file, &moved),
             (Movement::Prefetch, Some(file)) => core.prefetch(file, &moved).map(|_| ()).map_err(plain),
             (_, None) if written_in_place(core, &visited) => Err((Errno::ETXTBSY, "open for writing; close it first".into())),
             (_, None) => core
@@ -264,7 +271,8 @@ fn plain(errno: Errno) -> (Errno, String) {
     (errno, errno.message())
 }
 
-fn release(core: &Core, file: &Arc<File>) -> Result<(), (Errno, String)> {
+fn release(core: &Core, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), (Errno, String)> {
+    let bytes = file.lock().meta.size;
     if file.lock().is_dirty() {
         return Err((
             Errno::EBUSY,
@@ -272,6 +280,7 @@ fn release(core: &Core, file: &Arc<File>) -> Result<(), (Errno, String)> {
         ));
     }
     if core.evict(file).is_some() {
+        freed(bytes);
         core.wake_collector();
         return Ok(());
     }
@@ -321,6 +330,9 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
             }
             Outcome::Pending => true,
         });
+        let under_way = pending.iter().take(UNDER_WAY_MAX);
+        let copied = under_way.map(|(file, _)| core.drain.copied_bytes(file.object));
+        job.bytes_under_way.store(copied.sum(), Ordering::Relaxed);
         if !pending.is_empty() {
             core.drain.wait_settled(Duration::from_millis(50));
             // Looking at all of them takes time that the demoters need.

@@ -60,7 +60,7 @@ pub struct TierFigures {
 ///
 /// 1. The sums of a tier are the sums over its charges.
 /// 2. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes over
-///    the cap; only `settle` may find more than was set aside.
+///    the cap; only `settle` and `observe` may find more than was set aside, and `hold_beyond` knows what it does.
 pub struct Ledger {
     books: Mutex<Books>,
     /// Signalled when space is given back or data has become clean.
@@ -156,6 +156,17 @@ impl Ledger {
         Ok(())
     }
 
+    /// Sets what an undrained object holds to `held_bytes` whatever the limits are.
+    pub fn hold_beyond(&self, object: ObjectId, tier: TierId, used_bytes: u64, held_bytes: u64) {
+        let charge = Charge {
+            tier: tier.0,
+            dirty: true,
+            used_bytes,
+            held_bytes: held_bytes.max(used_bytes),
+        };
+        self.books.lock().put(object, charge);
+    }
+
     /// Sets what an object occupies, whatever that is, and gives back what was set aside beyond it.
     pub fn settle(&self, object: ObjectId, tier: TierId, used_bytes: u64, dirty: bool) {
         let charge = Charge {
@@ -211,6 +222,19 @@ impl Ledger {
         let mut books = self.books.lock();
         let sums = &mut books.tiers[tier.0 as usize];
         sums.physical_limit_bytes = Some(sums.used_bytes.saturating_add(free_bytes));
+    }
+
+    /// Occupied or set aside in a tier, bytes.
+    pub fn held_bytes(&self, tier: TierId) -> u64 {
+        let books = self.books.lock();
+        books.tiers.get(tier.0 as usize).map_or(0, |t| t.held_bytes)
+    }
+
+    /// What the file system below a tier has beyond all that is held there, as it was last asked, bytes.
+    pub fn beyond_bytes(&self, tier: TierId) -> u64 {
+        let sums = self.books.lock().tiers[tier.0 as usize];
+        let physical = sums.physical_limit_bytes.unwrap_or(0);
+        physical.saturating_sub(sums.held_bytes)
     }
 
     /// Undrained bytes in the burst buffer's own tiers, and their capacity.

@@ -15,6 +15,7 @@ mod engine;
 mod facts;
 mod fsck;
 mod fsync;
+mod guard;
 mod instance;
 mod io;
 mod jobs;
@@ -35,5 +36,6 @@ mod tierset;
 mod walk;
 mod writers;
 
+pub use forebay_tiers::MachineMemory;
 pub use instance::{Instance, StartError, StopReason, StopSummary, fsck_offline};
 pub use settings::{DemotionSettings, EngineSettings, PathRule, Settings, SsdSetting, Verify};

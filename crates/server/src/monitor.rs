@@ -1,22 +1,15 @@
-//! Watches what the server does not see: files that the kernel writes by itself, file systems below
-//! the tiers; flushes the records now and then; removes unused objects.
+//! Watches what the server does not see: the PFS's pulse, file systems below the tiers; flushes the records now and then; removes unused objects.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_policy::placement::{Extension, Lease, extend_lease};
 use forebay_tiers::TierKind;
 use forebay_types::Errno;
 
 use crate::core::Core;
-use crate::opens::Target;
 
-/// Between two looks at files under unseen writing: at 10 GB/s a file grows by 50 MB meanwhile,
-/// less than the smallest extension of a lease.
-const LEASE_LOOK: Duration = Duration::from_millis(5);
-/// Between two looks when nothing is written unseen.
-const IDLE_LOOK: Duration = Duration::from_millis(100);
+/// Between two looks at everything else.
+const LOOK: Duration = Duration::from_millis(50);
 /// Between two questions to the file systems below.
 const SPACE_LOOK: Duration = Duration::from_millis(500);
 /// Records reach stable storage at most this long after they were made, fsync or not.
@@ -32,7 +25,6 @@ pub fn run(core: &Arc<Core>) {
     let mut was_given_up = false;
     while !core.is_ending() {
         was_given_up = watch_pulse(core, was_given_up);
-        let leases = watch_leases(core);
         if let Err(error) = core.ns.save_deferred() {
             core.report(
                 b"(metadata store)".to_vec(),
@@ -62,7 +54,7 @@ pub fn run(core: &Arc<Core>) {
             }
             sync_at = Instant::now() + SYNC_EVERY;
         }
-        std::thread::sleep(if leases > 0 { LEASE_LOOK } else { IDLE_LOOK });
+        std::thread::sleep(LOOK);
     }
 }
 
@@ -86,67 +78,9 @@ fn watch_pulse(core: &Core, before: bool) -> bool {
     }
 }
 
-/// Extends the leases of growing files ahead of their writers.
-fn watch_leases(core: &Core) -> usize {
-    let mut leases = 0;
-    core.opens.each(|open| {
-        let lease = open.lease_bytes.load(Ordering::Acquire);
-        if lease == 0 || !open.is_written() {
-            return;
-        }
-        leases += 1;
-        let target = open.target.read().clone();
-        let Target::Buffer { file, object, tier } = target else {
-            return;
-        };
-        let Ok(stat) = object.stat() else {
-            return;
-        };
-        let used = stat.allocated_bytes;
-        if used != core.ledger.used_bytes(file.object) {
-            core.ledger.observe(file.object, used);
-            core.drain.foreground();
-        }
-        extend(core, open, &file, tier, lease, used);
-    });
-    leases
-}
-
-fn extend(
-    core: &Core,
-    open: &crate::opens::OpenFile,
-    file: &forebay_namespace::File,
-    tier: forebay_types::TierId,
-    lease: u64,
-    used: u64,
-) {
-    for attempt in 0..2 {
-        let spaces = core.ledger.spaces();
-        let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
-            return;
-        };
-        match extend_lease(space, Lease { bytes: lease }, used) {
-            Extension::Enough => return,
-            Extension::Extended(longer) => {
-                let held = core
-                    .ledger
-                    .try_hold(file.object, tier, used, longer.bytes, true);
-                if held.is_ok() {
-                    open.lease_bytes.store(longer.bytes, Ordering::Release);
-                    return;
-                }
-            }
-            Extension::Refused => {}
-        }
-        if attempt == 0 {
-            core.drain.hurry();
-            core.make_space(tier, lease / 2);
-        }
-    }
-}
-
 /// Asks the file systems below the tiers what they can still give.
-fn look_below(core: &Core) {
+pub fn look_below(core: &Core) {
+    give_back(core);
     for (id, slot) in core.tiers.iter() {
         if slot.kind == TierKind::Pfs {
             continue;
@@ -162,6 +96,20 @@ fn look_below(core: &Core) {
                 );
             }
         }
+    }
+}
+
+/// Memory that was borrowed beyond the tier's size goes back as soon as it is free.
+fn give_back(core: &Core) {
+    let held = core.ledger.held_bytes(crate::tierset::DRAM);
+    if let Err(error) = core.tiers.fit_dram(held)
+        && error.raw_os_error() != Some(libc::EBUSY)
+    {
+        core.report(
+            b"(tier dram)".to_vec(),
+            (&error).into(),
+            format!("its size cannot be changed: {error}"),
+        );
     }
 }
 

@@ -114,6 +114,7 @@ impl Core {
         open.series.store(identity.series_hash(), Ordering::Release);
         let claim = self.opens.claim(attr.ino);
         let handle = self.opens.add(&claim, &open, flags);
+        self.guard.wake();
         Ok((attr, opened(handle, &open), descriptor))
     }
 
@@ -199,6 +200,7 @@ impl Core {
         };
         let open = Arc::new(open);
         let handle = self.opens.add(&claim, &open, flags);
+        self.guard.wake();
         Ok((opened(handle, &open), descriptor))
     }
 
@@ -303,6 +305,7 @@ impl Core {
                     .unwrap_or(used);
                 open.lease_bytes.store(lease.max(1), Ordering::Release);
                 *open.before.lock() = self.begin_unseen(file, &**object)?;
+                self.guard.wake();
             }
         }
         match open.passthrough {
@@ -318,7 +321,7 @@ impl Core {
             && object.descriptor().is_some()
     }
 
-    /// Sets space aside so that unseen writes never meet a full tier.
+    /// Sets space aside for unseen writes, which cannot be moved elsewhere; the guard watches over it.
     fn lease(
         &self,
         object: forebay_types::ObjectId,
@@ -329,7 +332,9 @@ impl Core {
         let spaces = self.ledger.spaces();
         let space = spaces.iter().find(|s| s.index == tier.0 as usize)?;
         let writers = self.opens.open_files().min(64) as u32;
-        let lease = grant_passthrough_write(space, predicted, writers)?;
+        let beyond = self.ledger.beyond_bytes(tier);
+        let overrun = self.tiers.overrun_bytes();
+        let lease = grant_passthrough_write(space, predicted, writers, beyond, overrun)?;
         let held = lease.bytes.max(used);
         self.ledger.try_hold(object, tier, used, held, true).ok()?;
         Some(held)

@@ -86,6 +86,8 @@ pub struct OpenFile {
     pub growing: Mutex<()>,
     /// Space set aside for unseen writing, bytes; 0 without.
     pub lease_bytes: AtomicU64,
+    /// The lease is larger than the tier has room for.
+    pub borrowed: AtomicBool,
     /// See [`Before`].
     pub before: Mutex<Option<Before>>,
     /// Written, truncated or given times through requests since it was opened.
@@ -107,6 +109,7 @@ impl OpenFile {
             budget_bytes: AtomicI64::new(0),
             growing: Mutex::new(()),
             lease_bytes: AtomicU64::new(0),
+            borrowed: AtomicBool::new(false),
             before: Mutex::new(None),
             touched: AtomicBool::new(false),
             fsynced: AtomicBool::new(false),

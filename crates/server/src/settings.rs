@@ -6,6 +6,8 @@ use std::time::Duration;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
+use forebay_policy::placement;
+use forebay_tiers::MachineMemory;
 
 /// One flash directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,6 +164,9 @@ pub struct Settings {
     pub engine: EngineSettings,
     /// Let the kernel read and write objects by itself where it can.
     pub passthrough: bool,
+    /// Room beyond the tiers' sizes for what the kernel writes by itself before it can be made to wait; `None`: by the
+    /// machine's memory.
+    pub overrun_bytes: Option<u64>,
     /// How long a write waits for space before it goes straight to the PFS.
     pub wait_for_space: Duration,
     /// How long a request that needs the PFS waits for it when it does not answer.
@@ -183,8 +188,16 @@ impl Settings {
             demotion: DemotionSettings::default(),
             engine: EngineSettings::default(),
             passthrough: true,
+            overrun_bytes: None,
             wait_for_space: Duration::from_secs(2),
             pfs_timeout: Duration::from_secs(30),
         }
+    }
+
+    /// [`Self::overrun_bytes`], or what is right for this machine.
+    pub fn overrun_bytes(&self) -> u64 {
+        let memory = || MachineMemory::now().map_or(0, |memory| memory.total_bytes);
+        self.overrun_bytes
+            .unwrap_or_else(|| placement::overrun_bytes(memory()))
     }
 }

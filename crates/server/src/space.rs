@@ -223,6 +223,10 @@ impl Core {
                     let waited = started.elapsed();
                     let hopeless = !self.drain.can_free(self, open.ino);
                     if waited >= self.settings.wait_for_space || hopeless || self.is_ending() {
+                        if open.passthrough {
+                            // The kernel goes on writing where it is.
+                            return Err(Errno::ENOSPC);
+                        }
                         self.move_on(open, len, refused)?;
                         continue;
                     }
@@ -249,7 +253,7 @@ impl Core {
         }
         // Near the limit a full unit may be too much where the bytes themselves still fit.
         for ahead in [SPACE_UNIT_BYTES, 0] {
-            let held = used + len + ahead;
+            let held = (used + len + ahead).max(open.lease_bytes.load(Ordering::Acquire));
             match self.ledger.try_hold(file.object, tier, used, held, true) {
                 Ok(()) => {
                     open.budget_bytes.store(ahead as i64, Ordering::Release);

@@ -43,6 +43,8 @@ pub struct TierSet {
     making_overflow: Mutex<()>,
     instance: [u8; 16],
     dram: Mutex<Option<DramMount>>,
+    /// Room in memory beyond what is held, for what the kernel writes before it can be made to wait.
+    overrun_bytes: u64,
     overflow_dir: PathBuf,
 }
 
@@ -65,7 +67,9 @@ impl TierSet {
         if let Some(size) = settings.dram_bytes {
             let dir = settings.state.join("dram");
             make_private(&dir)?;
-            let mounted = mount_dram(&dir, size)?;
+            // The ledger keeps to the size; what lies beyond it is for writes that do not ask.
+            let limit = size.saturating_add(settings.overrun_bytes());
+            let mounted = mount_dram(&dir, limit)?;
             let tier = DirTier::open("dram", TierKind::Dram, mounted.path(), Some(size), instance)?;
             slots[DRAM.0 as usize] = Some(Slot {
                 tier: Arc::new(tier),
@@ -107,6 +111,7 @@ impl TierSet {
             making_overflow: Mutex::new(()),
             instance,
             dram: Mutex::new(dram),
+            overrun_bytes: settings.overrun_bytes(),
             overflow_dir,
         };
         if set.overflow_dir.is_dir() {
@@ -181,6 +186,21 @@ impl TierSet {
         match self.get(id) {
             Some(slot) => slot.tier.open(object),
             None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
+        }
+    }
+
+    /// Room beyond what is held, for what the kernel writes before it can be made to wait, bytes.
+    pub fn overrun_bytes(&self) -> u64 {
+        self.overrun_bytes
+    }
+
+    /// Lets the memory tier's file system hold `held_bytes`, and what may be written beyond them; never less than its size.
+    pub fn fit_dram(&self, held_bytes: u64) -> io::Result<()> {
+        let size = self.get(DRAM).map_or(0, |slot| slot.capacity_bytes);
+        let limit = held_bytes.max(size).saturating_add(self.overrun_bytes);
+        match &*self.dram.lock() {
+            Some(mount) if mount.size_bytes() != limit => mount.resize(limit),
+            _ => Ok(()),
         }
     }
 

@@ -5,6 +5,7 @@
 //! by descriptors only, one checked name at a time, and never through a symbolic link.
 
 mod actas;
+mod brake;
 #[doc(hidden)]
 pub mod conformance;
 mod copy;
@@ -13,6 +14,7 @@ mod dir;
 mod dram;
 mod file;
 mod identity;
+mod memory;
 mod null;
 mod object;
 mod pfs;
@@ -24,12 +26,14 @@ pub mod testing;
 mod tier;
 
 pub use actas::ActAs;
+pub use brake::Brake;
 pub use copy::{CopyControl, CopyError, CopyReport, checksum, copy, copy_to_new, verify};
 pub use crc::{crc32c_append_zeros, crc32c_update};
 pub use dir::{DirError, DirTier, LOST_FOUND};
 pub use dram::{DramError, DramMount, mount_dram};
 pub use file::FileObject;
 pub use identity::{Identity, IdentityError, ParentKey};
+pub use memory::MachineMemory;
 pub use null::NullTier;
 pub use object::{Allocate, Object, ObjectStat, Seek};
 pub use pfs::{PfsDir, PfsEntry, PfsId, PfsStat, PfsTree, RenameMode};

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use forebay_server::{Settings, SsdSetting};
+use forebay_server::{MachineMemory, Settings, SsdSetting};
 use forebay_types::format_size;
 
 use crate::exit::{Explain, Failure, reason};
@@ -107,7 +107,7 @@ pub fn check_memory(settings: &Settings, table: &[MountEntry]) -> Result<(), Fai
     let Some(wanted) = settings.dram_bytes else {
         return Ok(());
     };
-    let Some(available) = available_memory_bytes() else {
+    let Some(available) = MachineMemory::now().map(|memory| memory.available_bytes) else {
         return Ok(());
     };
     let held: u64 = table
@@ -123,52 +123,6 @@ pub fn check_memory(settings: &Settings, table: &[MountEntry]) -> Result<(), Fai
         format_size(wanted),
         format_size(available.saturating_add(held))
     )))
-}
-
-/// Bytes that can be had without swapping, for this process.
-fn available_memory_bytes() -> Option<u64> {
-    let machine = meminfo_available(&std::fs::read_to_string("/proc/meminfo").ok()?)?;
-    Some(cgroup_available_bytes().map_or(machine, |group| group.min(machine)))
-}
-
-fn meminfo_available(text: &str) -> Option<u64> {
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
-/// The tightest limit of the control groups (version 2) that this process is in.
-fn cgroup_available_bytes() -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    let root = Path::new("/sys/fs/cgroup");
-    let mut folder = root.join(own);
-    let mut least: Option<u64> = None;
-    while folder.starts_with(root) {
-        let read = |file: &str| std::fs::read_to_string(folder.join(file)).ok();
-        let number = |file: &str| read(file)?.trim().parse::<u64>().ok();
-        if let (Some(max), Some(current)) = (number("memory.max"), number("memory.current")) {
-            let cached = read("memory.stat")
-                .and_then(|stat| inactive_file_bytes(&stat))
-                .unwrap_or(0);
-            let free = max.saturating_sub(current.saturating_sub(cached));
-            least = Some(least.map_or(free, |other| other.min(free)));
-        }
-        if !folder.pop() {
-            break;
-        }
-    }
-    least
-}
-
-fn inactive_file_bytes(stat: &str) -> Option<u64> {
-    stat.lines()
-        .find_map(|line| line.strip_prefix("inactive_file "))?
-        .trim()
-        .parse()
-        .ok()
 }
 
 /// Bytes in use in a file system.
@@ -229,12 +183,6 @@ mod tests {
         let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001ffffffffff\n";
         assert!(has_admin(status, "CapEff:") && !has_admin(status, "CapPrm:"));
         assert!(!has_admin(status, "CapBnd:"));
-        let meminfo = "MemTotal:       100 kB\nMemAvailable:   64 kB\n";
-        assert_eq!(meminfo_available(meminfo), Some(65536));
-        assert_eq!(
-            inactive_file_bytes("anon 1\ninactive_file 4096\n"),
-            Some(4096)
-        );
     }
 
     #[test]

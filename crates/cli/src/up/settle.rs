@@ -54,6 +54,7 @@ pub fn settle(layer: Layer, may_mount: bool) -> Result<Plan, Failure> {
         settings.policy = policy.0;
     }
     settings.passthrough = layer.passthrough.unwrap_or(true);
+    settings.overrun_bytes = layer.overrun.map(|size| size.0);
     if let Some(wait) = layer.wait_for_space {
         settings.wait_for_space = wait.0;
     }

@@ -78,7 +78,7 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     let stop = || !core.ns.is_current(demotion);
     let moved_bytes = AtomicU64::new(0);
     let moved = |bytes| {
-        core.drain.moved(bytes);
+        core.drain.moved(demotion.file.object, bytes);
         if core.engine.demotion_limit_bytes_per_s().is_some() {
             let from = moved_bytes.load(Ordering::Relaxed);
             start_writeback(&file, from, bytes);

@@ -1,6 +1,8 @@
 //! Promise 5: no write fails for lack of space in the buffer.
 
 use std::fs::File;
+use std::io::Write;
+use std::time::Duration;
 
 use forebay_testkit::{Cluster, listing, needs_root, pattern, write_file};
 
@@ -78,4 +80,44 @@ fn promise_5_an_undrained_file_grows_beyond_the_buffer() {
     cluster.drain("");
     assert!(std::fs::read(cluster.pfs("b")).expect("read") == expected);
     pattern(710, 2 * MIB).assert_in(&cluster.pfs("a"));
+}
+
+/// The series is small, so the file gets little space set aside; then the buffer fills up, and then the file grows beyond all of
+/// it, also beyond what its file system can hold. It is where it was: the kernel writes it, so it could not be moved.
+#[test]
+fn promise_5_a_file_outgrows_the_buffer_while_the_kernel_writes_it() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder()
+        .config("overrun = \"256MiB\"")
+        .lazy()
+        .up();
+    for version in 0..3 {
+        write_file(&cluster.mnt(format!("ckpt-{version}")), pattern(720, MIB));
+    }
+    let content = pattern(721, 448 * MIB).bytes();
+    let mut file = File::create(cluster.mnt("ckpt-3")).expect("create");
+    file.write_all(&content[..MIB]).expect("write");
+    for other in ["a", "b", "c", "d", "e", "f"] {
+        write_file(&cluster.mnt(other), pattern(722, 8 * MIB));
+    }
+    for piece in content[MIB..].chunks(4 * MIB) {
+        file.write_all(piece).expect("write");
+        // A busy machine may look late; what may be written until then is a matter of configuration.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let dram = &cluster.status()["tiers"][0];
+    let number = |key: &str| dram[key].as_u64().expect(key);
+    assert!(
+        number("used_bytes") > number("capacity_bytes"),
+        "it was not the kernel that wrote: {dram}"
+    );
+    drop(file);
+    assert!(std::fs::read(cluster.mnt("ckpt-3")).expect("read") == content);
+    cluster.drain("");
+    assert!(std::fs::read(cluster.pfs("ckpt-3")).expect("read") == content);
+    for other in ["a", "b", "c", "d", "e", "f"] {
+        pattern(722, 8 * MIB).assert_in(&cluster.pfs(other));
+    }
 }
