@@ -53,7 +53,8 @@ pub fn settle(layer: Layer, may_mount: bool) -> Result<Plan, Failure> {
     if let Some(policy) = layer.policy {
         settings.policy = policy.0;
     }
-    settings.passthrough = layer.passthrough.unwrap_or(true);
+    // The kernel takes descriptors of root only.
+    settings.passthrough = layer.passthrough.unwrap_or(true) && may_mount;
     settings.overrun_bytes = layer.overrun.map(|size| size.0);
     if let Some(wait) = layer.wait_for_space {
         settings.wait_for_space = wait.0;
@@ -267,7 +268,7 @@ mod tests {
         assert_eq!(plan.settings.dram_bytes, Some(1 << 30));
         assert_eq!(plan.settings.policy, "bbos");
         assert_eq!(plan.settings.demotion, DemotionSettings::default());
-        assert!(plan.settings.passthrough && !plan.allow_other);
+        assert!(!plan.settings.passthrough && !plan.allow_other);
         assert!((2..=8).contains(&plan.threads));
         let flags = Layer {
             pfs: Some("p".into()),

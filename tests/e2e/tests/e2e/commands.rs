@@ -67,7 +67,8 @@ fn command_stage_in_brings_files_in_and_release_lets_them_go() {
         assert_eq!(list[at]["tiers"], serde_json::json!(["dram", "pfs"]));
         pattern(1110 + at as u64, 100_000).assert_in(&cluster.mnt(name));
     }
-    cluster.on_path(&["release"], "d").ok();
+    let output = cluster.on_path(&["release", "--json"], "d").ok();
+    assert_eq!(output.json()["bytes_done"], 300_000, "{output:?}");
     assert_eq!(cluster.where_state("d/sub/b"), "pfs");
     wait_until("the space is given back", || {
         cluster.status()["tiers"][0]["used_bytes"] == 0
