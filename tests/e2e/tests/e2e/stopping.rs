@@ -27,7 +27,11 @@ fn promise_8_down_with_drain_leaves_all_on_the_pfs_and_nothing_mounted() {
     assert_eq!(listing(&cluster.pfs("")), ["d"]);
     assert_eq!(cluster.mounts(), Vec::<String>::new());
     cluster.on_state(&["fsck"]).ok();
-    assert_eq!(cluster.mounts(), Vec::<String>::new(), "fsck leaves nothing");
+    assert_eq!(
+        cluster.mounts(),
+        Vec::<String>::new(),
+        "fsck leaves nothing"
+    );
 }
 
 #[test]
