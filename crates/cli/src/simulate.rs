@@ -56,6 +56,9 @@ pub struct SimulateArgs {
     /// Print {"rows":[...]}
     #[arg(long)]
     json: bool,
+    /// Print comma-separated values with a line of names
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
     /// Write rows.json, rows.csv, figures (SVG, PNG) and report.html here
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -94,12 +97,13 @@ pub fn run(args: &SimulateArgs) -> Result<Exit, Failure> {
     if let Some(dir) = &args.out {
         write(dir, &report)?;
     }
-    out::print(&match (args.json, report.rows.len()) {
-        (true, _) => output::json(&report),
-        (false, 1) => output::list(&report),
-        (false, _) => output::table(&report),
+    out::print(&match report.rows.len() {
+        _ if args.json => output::json(&report),
+        _ if args.csv => output::csv(&report),
+        1 => output::list(&report),
+        _ => output::table(&report),
     });
-    if !args.json {
+    if !args.json && !args.csv {
         for note in &report.notes {
             out::print(&format!("{note}\n"));
         }

@@ -324,9 +324,16 @@ impl Sweep<'_> {
             report.notes.push(format!("{text}{}", where_.concat()));
         };
         let Some(place) = meets.iter().position(|m| *m) else {
+            let unknown = self.targets.iter().find(|target| {
+                let rows = &self.report.rows[of_axis..];
+                rows.iter().all(|row| row.number(&target.field).is_none())
+            });
+            let why = unknown.map_or_else(String::new, |target| {
+                format!(": {} is nowhere known (no restarts?)", target.field)
+            });
             note(
                 &mut self.report,
-                format!("no {} of the sweep meets the target", axis.key),
+                format!("no {} of the sweep meets the target{why}", axis.key),
             );
             return Ok(());
         };

@@ -144,7 +144,9 @@ fn pfs(section: &Section<'_>, bb: &BurstBuffer) -> Result<Pfs, ScenarioError> {
         bytes_per_s: section.rate("bandwidth")?.unwrap_or(bb.br_max_bytes_per_s),
         ordered_flush: section.boolean("ordered_flush")?.unwrap_or(true),
     };
-    match pfs.bytes_per_s > 0.0 {
+    // Without a figure of its own it has Brmax, which is checked where it stands.
+    let is_own = section.find("bandwidth").is_some();
+    match pfs.bytes_per_s > 0.0 || !is_own {
         true => Ok(pfs),
         false => {
             let line = section.line_of("bandwidth");
@@ -236,11 +238,12 @@ fn check_rates(scenario: &Scenario, section: &Section<'_>) -> Result<(), Scenari
         );
         return Err(section.error("capacity", section.line_of("capacity"), why));
     }
-    if bb.read_bytes_per_s <= 0.0 {
-        return Err(section.error("read", section.line_of("read"), "must be a positive rate"));
-    }
     let Err(error) = scenario.node_plan(0.0).check() else {
-        return Ok(());
+        // Without a figure of its own it has Brmax, which is right then.
+        return match bb.read_bytes_per_s > 0.0 {
+            true => Ok(()),
+            false => Err(section.error("read", section.line_of("read"), "must be a positive rate")),
+        };
     };
     let key = match error {
         PlanError::NotPositive { name, .. } | PlanError::Negative { name, .. } => match name {

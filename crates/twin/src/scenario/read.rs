@@ -59,23 +59,24 @@ pub(super) enum Raw<'a> {
 
 /// The file with what replaces parts of it.
 pub(super) struct Document<'a> {
-    text: &'a str,
+    /// Where the lines of the file end: every key asks for its line, and histories have tens of thousands of keys.
+    line_ends: Vec<usize>,
     overrides: &'a [Override],
     used: RefCell<BTreeSet<usize>>,
 }
 
 impl<'a> Document<'a> {
     pub fn new(text: &'a str, overrides: &'a [Override]) -> Self {
+        let ends = text.bytes().enumerate().filter(|(_, b)| *b == b'\n');
         Self {
-            text,
+            line_ends: ends.map(|(at, _)| at).collect(),
             overrides,
             used: RefCell::default(),
         }
     }
 
     pub fn line(&self, span: &Range<usize>) -> usize {
-        let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
-        1 + before.iter().filter(|b| **b == b'\n').count()
+        1 + self.line_ends.partition_point(|end| *end < span.start)
     }
 
     /// An override that no table asked for is a typing error.

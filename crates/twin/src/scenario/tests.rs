@@ -72,7 +72,7 @@ fn bad_values_are_refused_with_line_and_reason() {
             "bb.br_min",
             "exceeds Brmax",
         ),
-        ("\"1.6GB/s\"", "0", Some(9), "pfs.bandwidth", "positive"),
+        ("\"1.6GB/s\"", "0", Some(9), "bb.br_max", "positive"),
         ("maxbw", "fastest", Some(3), "policy", "expected one of"),
         (
             "count = 3",
@@ -128,12 +128,9 @@ fn bad_values_are_refused_with_line_and_reason() {
         ("name = \"two\"", "name = ", Some(1), "", ""),
     ];
     for (from, to, line, key, why) in cases {
-        // The first key of a rate that is 0 is found by the PFS, whose default it is.
         let error = error(from, to);
         assert_eq!(error.key, key, "{to}: {error}");
-        if key != "pfs.bandwidth" {
-            assert_eq!(error.line, line, "{to}: {error}");
-        }
+        assert_eq!(error.line, line, "{to}: {error}");
         assert!(error.to_string().contains(why), "{to}: {error}");
     }
 }

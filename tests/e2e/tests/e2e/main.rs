@@ -19,4 +19,5 @@ mod random;
 mod sentences;
 mod space;
 mod stopping;
+mod twin;
 mod whole;
