@@ -13,8 +13,10 @@ use crate::exit::{Exit, Explain, Failure};
 use crate::instance::{mount_table, named_state};
 use crate::mounts::{self, MountEntry};
 use crate::movement::{NAMED_MAX, name_left};
+use crate::paths::in_mount;
 use crate::show::json;
 use crate::show::progress::{Amount, Progress};
+use crate::show::text::show_path;
 use crate::signals::Signals;
 use crate::state::{self, Holder};
 use crate::status::mount_of;
@@ -103,7 +105,9 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     if args.json {
         json::print(&wait.to_json(end, &left));
     }
+    let unpublished = wait.name_unpublished(end);
     Ok(match end {
+        End::Stopped if args.drain && unpublished > 0 => Exit::Partial,
         End::Stopped => Exit::Complete,
         End::TimedOut => Exit::TimedOut,
         End::Stalled => Exit::Partial,
@@ -283,6 +287,21 @@ impl<'a> Wait<'a> {
             )),
         }
         Vec::new()
+    }
+
+    /// Versions that nobody has committed: all of them is on the PFS after a drain, but not to be seen.
+    fn name_unpublished(&self, end: End) -> usize {
+        let versions = self.last.unpublished.iter().filter(|v| !v.committed);
+        let versions: Vec<_> = versions.filter(|_| end == End::Stopped).collect();
+        for version in versions.iter().take(NAMED_MAX) {
+            let path = in_mount(mount_of(&self.last), &version.path);
+            out::complain(&format!(
+                "not published: {}: the PFS has it under a hidden name; after `forebay up` with the same \
+                 --state, `forebay commit` publishes it",
+                show_path(&path)
+            ));
+        }
+        versions.len()
     }
 
     fn farewell(&self) -> String {

@@ -163,6 +163,7 @@ pub fn name(movement: Movement) -> &'static str {
         Movement::StageOut => "stage-out",
         Movement::Prefetch => "prefetch",
         Movement::Release => "release",
+        Movement::Commit => "commit",
     }
 }
 

@@ -5,6 +5,7 @@
 //! file), `show` (tables, bars, progress, JSON).
 
 mod calibrate;
+mod commit;
 mod control;
 mod down;
 mod exit;
@@ -71,6 +72,7 @@ enum Command {
     StageOut(stage_out::StageOutArgs),
     Prefetch(prefetch::PrefetchArgs),
     Release(release::ReleaseArgs),
+    Commit(commit::CommitArgs),
     Fsck(fsck::FsckArgs),
     Calibrate(calibrate::CalibrateArgs),
     Plan(plan::PlanArgs),
@@ -91,6 +93,7 @@ impl Command {
             Command::StageOut(args) => stage_out::run(args),
             Command::Prefetch(args) => prefetch::run(args),
             Command::Release(args) => release::run(args),
+            Command::Commit(args) => commit::run(args),
             Command::Fsck(args) => fsck::run(args),
             Command::Calibrate(args) => calibrate::run(args),
             Command::Plan(args) => plan::run(args),

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use clap::Args;
 use forebay_types::{format_duration, format_size};
-use forebay_wire::control::{ApplicationStatus, ConflictEntry, PlanStatus, StatusBits, TierStatus};
+use forebay_wire::control::{
+    ApplicationStatus, ConflictEntry, PlanStatus, StatusBits, TierStatus, VersionStatus,
+};
 use serde_json::{Map, Value, json};
 
 use crate::control::{Daemon, failure_line, files_and_bytes};
@@ -111,6 +113,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "errors_total": bits.errors_total,
         "conflicts": bits.conflicts.iter().map(|c| conflict_json(mount_of(bits), c)).collect::<Value>(),
         "conflicts_total": bits.conflicts_total,
+        "unpublished": bits.unpublished.iter().map(|v| version_json(mount_of(bits), v)).collect::<Value>(),
         "applications": bits.applications.iter().map(application_json).collect::<Value>(),
     });
     if let Value::Object(facts) = facts {
@@ -150,6 +153,26 @@ fn tier_json(tier: &TierStatus) -> Value {
         "dirty_bytes": tier.dirty_bytes,
         "reserved_bytes": tier.reserved_bytes,
     })
+}
+
+fn version_json(mount: &Path, version: &VersionStatus) -> Value {
+    let mut object = Map::new();
+    insert_path(&mut object, "path", &in_mount(mount, &version.path));
+    let facts = json!({
+        "files": version.files,
+        "undrained_files": version.undrained_files,
+        "undrained_bytes": version.undrained_bytes,
+        "written_files": version.written_files,
+        "committed": version.committed,
+        "interrupted": version.interrupted,
+        "lost_files": version.lost_files,
+        "since_s": version.since_s,
+        "error": version.error,
+    });
+    if let Value::Object(facts) = facts {
+        object.extend(facts);
+    }
+    Value::Object(object)
 }
 
 fn conflict_json(mount: &Path, conflict: &ConflictEntry) -> Value {
@@ -229,6 +252,7 @@ pub fn render(bits: &StatusBits) -> String {
         bits.files, bits.open_files
     );
     page.push_str(&applications(bits));
+    page.push_str(&versions(bits));
     page.push_str(&conflicts(bits));
     page.push_str(&errors(bits));
     page
@@ -314,6 +338,32 @@ fn applications(bits: &StatusBits) -> String {
     let mut text = format!("\n{}", table.render());
     if let Some(more @ 1..) = bits.applications.len().checked_sub(ROWS_MAX) {
         text.push_str(&format!("and {more} more (--json has all)\n"));
+    }
+    text
+}
+
+fn versions(bits: &StatusBits) -> String {
+    let mut text = String::new();
+    if !bits.unpublished.is_empty() {
+        text.push_str("\nversions that the PFS does not show yet:\n");
+    }
+    for version in bits.unpublished.iter().take(ROWS_MAX) {
+        let state = match (&version.error, version.committed) {
+            _ if version.lost_files > 0 => {
+                format!("{} files lost with the power", version.lost_files)
+            }
+            (Some(error), _) => format!("cannot be published: {error}"),
+            (None, true) => "being published".into(),
+            (None, false) if version.interrupted => "not complete when it was interrupted".into(),
+            (None, false) => "not committed".into(),
+        };
+        text.push_str(&format!(
+            "  {}: {} files, {} of them not drained, {} open for writing; {state}\n",
+            show_path(&in_mount(mount_of(bits), &version.path)),
+            version.files,
+            version.undrained_files,
+            version.written_files,
+        ));
     }
     text
 }

@@ -24,7 +24,7 @@ use crate::{out, usage};
         "States: `dirty` not yet on the PFS, `demoting` being copied there, `clean` in the burst\n",
         "buffer and on the PFS, `pfs` only there.\n\n",
         "JSON: a list of {\"path\", \"tiers\", \"state\", \"size_bytes\", \"application\", \"version\",\n",
-        "\"crc32c\", \"error\"}. A path that is not UTF-8 has U+FFFD in place of the odd bytes, and a\n",
+        "\"crc32c\", \"error\", \"unpublished\"}. A path that is not UTF-8 has U+FFFD in place of the odd bytes, and a\n",
         "further field \"path_base16\" with the exact ones.\n\n",
         "Examples:\n  forebay where /bb/run7\n  forebay where --json /scratch/run7/ckpt-000120\n",
         "  find /bb -name '*.h5' -print0 | forebay where -0 --from-file -\n\n",
@@ -123,6 +123,7 @@ fn to_json(mount: &Path, file: &WhereEntry) -> Value {
         json!(file.crc32c.map(|crc| format!("{crc:08x}"))),
     );
     object.insert("error".into(), json!(file.error));
+    object.insert("unpublished".into(), json!(file.unpublished));
     Value::Object(object)
 }
 
@@ -164,6 +165,9 @@ fn notes(file: &WhereEntry) -> String {
     if !file.application.is_empty() {
         notes.push(format!("of {}", show_path(file.application.as_bytes())));
     }
+    if file.unpublished {
+        notes.push("in a version that is not published".into());
+    }
     if let Some(error) = &file.error {
         notes.push(format!("not drained: {error}"));
     }
@@ -184,6 +188,7 @@ mod tests {
             version: Some(120),
             crc32c: Some(0xab),
             error: None,
+            unpublished: false,
         }
     }
 
@@ -192,7 +197,7 @@ mod tests {
         let expected = json!({
             "path": "/bb/run/ckpt-000120", "tiers": ["dram", "pfs"], "state": "clean",
             "size_bytes": 1 << 20, "application": "/run/ckpt", "version": 120,
-            "crc32c": "000000ab", "error": null
+            "crc32c": "000000ab", "error": null, "unpublished": false
         });
         assert_eq!(to_json(Path::new("/bb"), &file()), expected);
     }

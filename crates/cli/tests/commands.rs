@@ -78,6 +78,7 @@ fn entry(path: &[u8]) -> WhereEntry {
         version: None,
         crc32c: None,
         error: None,
+        unpublished: false,
     }
 }
 

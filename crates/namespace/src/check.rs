@@ -9,7 +9,7 @@ use forebay_types::ObjectId;
 
 use crate::dir::Dir;
 use crate::ops::rename::rename_in;
-use crate::record::{self, DirKey, DirRecord, FileRecord};
+use crate::record::{self, DirKey, DirRecord, FileRecord, UnpublishedRecord};
 use crate::{File, Garbage, Namespace, NsError};
 
 /// A record that cannot be served as it is.
@@ -51,6 +51,13 @@ impl Namespace {
             .scan(record::DIR_PREFIX, None, &mut |key, value| {
                 let known = DirKey::from_bytes(&key[2..]).is_some();
                 if !known || record::decode::<DirRecord>(value).is_err() {
+                    troubles.push(unreadable(key, value));
+                }
+                true
+            })?;
+        self.store
+            .scan(record::UNPUBLISHED_PREFIX, None, &mut |key, value| {
+                if record::decode::<UnpublishedRecord>(value).is_err() {
                     troubles.push(unreadable(key, value));
                 }
                 true

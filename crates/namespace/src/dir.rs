@@ -61,6 +61,25 @@ pub struct Dir {
     pub(crate) persisted: AtomicBool,
     /// Removed through the mount: no further names.
     pub(crate) removed: AtomicBool,
+    /// Its name on the PFS, while that is another: it is a version that is not published yet.
+    hidden: Mutex<Option<Hidden>>,
+    /// Such directories in this one, by the names that they are shown under.
+    unpublished: Mutex<HashMap<Box<[u8]>, Arc<Dir>>>,
+}
+
+/// A directory that outsiders do not see yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hidden {
+    /// Its name on the PFS.
+    pub name: Box<[u8]>,
+    /// It was ordered to be published.
+    pub committed: bool,
+    /// When it was made, seconds since the epoch.
+    pub since_s: i64,
+    /// Files of it that a loss of power has taken, and that are not there again.
+    pub lost: Vec<(DirKey, Vec<u8>)>,
+    /// It was not ordered when the last run ended: whether all of it is there, nobody knows.
+    pub interrupted: bool,
 }
 
 impl Dir {
@@ -79,7 +98,43 @@ impl Dir {
             vacancy: Vacancy::unknown(),
             persisted: AtomicBool::new(false),
             removed: AtomicBool::new(false),
+            hidden: Mutex::new(None),
+            unpublished: Mutex::default(),
         }
+    }
+
+    /// What it is called on the PFS while it is not published.
+    pub fn hidden(&self) -> Option<Hidden> {
+        self.hidden.lock().clone()
+    }
+
+    pub(crate) fn hide(&self, hidden: Option<Hidden>) {
+        *self.hidden.lock() = hidden;
+    }
+
+    /// Whether a file of the burst buffer or an unpublished version has this name.
+    pub(crate) fn is_taken(&self, name: &[u8]) -> bool {
+        self.children.lock().contains_key(name) || self.unpublished.lock().contains_key(name)
+    }
+
+    pub(crate) fn unpublished_child(&self, name: &[u8]) -> Option<Arc<Dir>> {
+        self.unpublished.lock().get(name).cloned()
+    }
+
+    pub(crate) fn unpublished_names(&self) -> Vec<(Box<[u8]>, Arc<Dir>)> {
+        let unpublished = self.unpublished.lock();
+        unpublished
+            .iter()
+            .map(|(name, dir)| (name.clone(), dir.clone()))
+            .collect()
+    }
+
+    pub(crate) fn add_unpublished(&self, name: &[u8], dir: Arc<Dir>) {
+        self.unpublished.lock().insert(name.into(), dir);
+    }
+
+    pub(crate) fn remove_unpublished(&self, name: &[u8]) {
+        self.unpublished.lock().remove(name);
     }
 
     /// Parent and name; `None` for the root.
@@ -244,7 +299,17 @@ impl Handles {
             return Err(Errno::ENOENT.into());
         }
         let above = self.get(pfs, root_dev, &parent)?;
-        let opened = pfs.open_dir(&above, &name)?;
+        let opened = match dir.hidden() {
+            None => pfs.open_dir(&above, &name)?,
+            Some(hidden) => match pfs.open_dir(&above, &hidden.name) {
+                // It is just getting its name.
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
+                    let name = dir.place().map_or(name, |(_, name)| name);
+                    pfs.open_dir(&above, &name)?
+                }
+                opened => opened?,
+            },
+        };
         let stat = pfs.stat_dir(&opened)?;
         if DirKey::new(stat.id, root_dev) != dir.key {
             return Err(Errno::ESTALE.into());

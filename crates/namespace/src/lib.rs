@@ -22,13 +22,14 @@ mod table;
 mod vacancy;
 
 pub use check::RecordTrouble;
-pub use dir::{Dir, Place};
+pub use dir::{Dir, Hidden, Place};
 pub use error::NsError;
 pub use file::{File, FileState};
 pub use namespace::{Garbage, Loaded, Namespace, PendingChange};
 pub use ops::create::NewFile;
 pub use ops::lookup::{Found, Resolved};
 pub use ops::setattr::{AttrPlan, without_set_id};
+pub use ops::unpublished::Publication;
 pub use outside::{Conflict, ConflictKind};
 pub use publish::{Copy, Demotion, Placed};
 pub use record::{DirKey, FileRecord, Meta, Published, Residency, Temporary, Xattrs};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use forebay_kv::{Batch, Durability, Store};
 use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree};
 use forebay_types::{Errno, Ino, ObjectId, Statfs, TierId};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::NsError;
 use crate::acl;
@@ -69,6 +69,11 @@ pub struct Namespace {
     object_limit: Mutex<u64>,
     next_sequence: AtomicU64,
     garbage: Mutex<Vec<Garbage>>,
+    /// Versions that are not published yet.
+    pub(crate) versions: Mutex<HashMap<DirKey, Arc<Dir>>>,
+    /// Held by who puts a copy in its place; alone by who gives a version its name, so that nothing lands in
+    /// one between the last look at its files and that.
+    pub(crate) landing: RwLock<()>,
     /// Conflicts with outsiders, until the server takes them.
     pub(crate) conflicts: Mutex<Vec<Conflict>>,
     /// Files whose records are to be written with the next batch.
@@ -111,6 +116,8 @@ impl Namespace {
             object_limit: Mutex::new(next),
             next_sequence: AtomicU64::new(1),
             garbage: Mutex::new(Vec::new()),
+            versions: Mutex::default(),
+            landing: RwLock::new(()),
             conflicts: Mutex::default(),
             unsaved: Mutex::new(Vec::new()),
             saving: Mutex::new(()),
@@ -136,6 +143,7 @@ impl Namespace {
             .keys()
             .filter_map(|key| self.load_dir(*key, &dir_records, 0))
             .collect();
+        self.load_unpublished(&mut unreadable)?;
         let mut files = Vec::new();
         let mut lost = Vec::new();
         self.store

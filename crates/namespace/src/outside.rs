@@ -123,9 +123,7 @@ impl Namespace {
         handle: &PfsDir,
         name: &[u8],
     ) -> Result<Vec<u8>, NsError> {
-        let stamp = TimeSpec::now().sec;
-        for attempt in 0..CONFLICT_NAMES_MAX {
-            let beside = conflict_name(name, stamp, attempt);
+        for beside in conflict_names(name) {
             let moved = self
                 .pfs
                 .rename(source.0, source.1, handle, &beside, RenameMode::NoReplace);
@@ -164,6 +162,12 @@ impl Namespace {
     pub fn take_conflicts(&self) -> Vec<Conflict> {
         std::mem::take(&mut *self.conflicts.lock())
     }
+}
+
+/// Names for what is put beside `name` now, to be tried in turn.
+pub(crate) fn conflict_names(name: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    let stamp = TimeSpec::now().sec;
+    (0..CONFLICT_NAMES_MAX).map(move |attempt| conflict_name(name, stamp, attempt))
 }
 
 fn conflict_name(name: &[u8], stamp: i64, attempt: u32) -> Vec<u8> {

@@ -139,6 +139,7 @@ impl Namespace {
     /// longer in its tier; so the file is clean from the rename on, and the caller sees to it that nobody opens
     /// it before it is evicted.
     pub fn place(&self, demotion: &Demotion, copy: Copy<'_>) -> Result<Placed, NsError> {
+        let _landing = self.landing()?;
         let _order = demotion.dir.order(&self.pfs)?;
         let _naming = demotion.file.naming(&self.pfs)?;
         demotion.dir.vacancy.end();

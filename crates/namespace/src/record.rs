@@ -4,6 +4,7 @@
 //! f/<object, 8 bytes>            a file in the burst buffer: FileRecord
 //! d/<directory, 24 bytes>        where a directory with such files is: DirRecord
 //! g/<object, 8 bytes>            an object that nobody names any more and that is to be removed: tier
+//! u/<directory, 24 bytes>        a version that is not published yet: UnpublishedRecord
 //! r/<sequence, 8 bytes>          a change of names under way on the PFS: Intent
 //! c/<name>                       counters and facts about the instance
 //! ```
@@ -237,6 +238,24 @@ pub enum Intent {
     Link(LinkIntent),
 }
 
+/// The directory of a version that is not published yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnpublishedRecord {
+    /// Its parent.
+    pub parent: DirKey,
+    /// The name that it is shown under.
+    pub name: Vec<u8>,
+    /// Its name on the PFS.
+    pub hidden: Vec<u8>,
+    /// It was ordered to be published.
+    pub committed: bool,
+    /// When it was made, seconds since the epoch.
+    pub since_s: i64,
+    /// Files of it that a loss of power has taken: directory and name.
+    pub lost: Vec<(DirKey, Vec<u8>)>,
+}
+
+pub(crate) const UNPUBLISHED_PREFIX: &[u8] = b"u/";
 pub(crate) const FILE_PREFIX: &[u8] = b"f/";
 pub(crate) const DIR_PREFIX: &[u8] = b"d/";
 pub(crate) const GARBAGE_PREFIX: &[u8] = b"g/";
@@ -253,6 +272,10 @@ pub(crate) fn file_key(object: ObjectId) -> Vec<u8> {
 
 pub(crate) fn dir_key(dir: DirKey) -> Vec<u8> {
     key(DIR_PREFIX, &dir.to_bytes())
+}
+
+pub(crate) fn unpublished_key(dir: DirKey) -> Vec<u8> {
+    key(UNPUBLISHED_PREFIX, &dir.to_bytes())
 }
 
 pub(crate) fn garbage_key(object: ObjectId) -> Vec<u8> {

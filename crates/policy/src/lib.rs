@@ -18,6 +18,7 @@
 //! | Who does I/O now? | [`schedule`], [`share`] |
 //! | When, and how fast, is data demoted? | [`plan`], [`engine`], [`trigger`], [`throttle`] |
 //! | What is demoted and evicted first, and what never comes in? | [`demotion`], one at a time among many: [`queue`], [`victims`] |
+//! | When does a version become visible? | [`publication`] |
 //! | What is done about damage? | [`repair`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
 
@@ -31,6 +32,7 @@ pub mod mtbf;
 mod named;
 pub mod placement;
 pub mod plan;
+pub mod publication;
 pub mod queue;
 pub mod refuge;
 pub mod repair;

@@ -226,6 +226,32 @@ impl Applications {
         Some((name, facts.version))
     }
 
+    /// Time since a file was last closed, or arrived, seconds.
+    pub fn quiet_s(&self, object: ObjectId) -> f64 {
+        let now = self.now_s();
+        let inner = self.inner.lock();
+        let closed = inner.files.get(&object).map(|f| f64::from(f.closed_s));
+        closed.map_or(0.0, |closed| now - closed)
+    }
+
+    /// Whether the version that a file belongs to is complete.
+    pub fn is_complete(&self, object: ObjectId) -> bool {
+        let now = self.now_s();
+        let mut complete = false;
+        self.inner.lock().on_version(object, |versions, version| {
+            complete = versions.is_complete(version, now);
+        });
+        complete
+    }
+
+    /// The version that a file belongs to was published.
+    pub fn committed(&self, object: ObjectId) {
+        let now = self.now_s();
+        self.inner
+            .lock()
+            .on_version(object, |versions, version| versions.committed(version, now));
+    }
+
     /// A file has left the burst buffer.
     pub fn left(&self, object: ObjectId) {
         let mut inner = self.inner.lock();

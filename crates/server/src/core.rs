@@ -150,6 +150,8 @@ pub struct Core {
     pub counters: Counters,
     /// Errors.
     pub errors: ErrorLog,
+    /// Versions that are not published.
+    pub versions: crate::publication::Versions,
     /// Conflicts with changes made on the PFS.
     pub conflicts: Conflicts,
     /// Start of this server.

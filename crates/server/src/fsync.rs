@@ -228,6 +228,69 @@ impl Core {
         Ok(())
     }
 
+    /// Puts what a file holds now, open or not, where no loss of power reaches it: on flash, or where that has
+    /// no room on the PFS.
+    pub fn make_stable(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let claim = self.opens.claim(file.ino);
+        if let Some(open) = claim.open() {
+            drop(claim);
+            let target = open.target.read().clone();
+            return match target {
+                Target::Pfs { file, .. } => {
+                    self.pulse().pass()?;
+                    Ok(file.sync(false)?)
+                }
+                Target::Buffer { file, object, tier } => {
+                    open.fsynced.store(true, Ordering::Release);
+                    match self.tiers.kind(tier) {
+                        TierKind::Dram => self.flush_to_flash(&open, &file, &*object)?,
+                        _ => object.sync(false)?,
+                    }
+                    self.save_live(&file, &*object)
+                }
+            };
+        }
+        let (tier, dirty) = {
+            let state = file.lock();
+            (state.residency.tier, state.is_dirty())
+        };
+        if !dirty {
+            return Ok(());
+        }
+        // With the claim held, it is neither opened nor evicted meanwhile.
+        let object = self.tiers.open_object(tier, file.object)?;
+        if self.tiers.kind(tier) != TierKind::Dram {
+            return Ok(object.sync(false)?);
+        }
+        let bytes = object.stat()?.allocated_bytes;
+        let Some(flash) = self.flash_for(bytes) else {
+            drop(claim);
+            return self.demote_and_wait(file);
+        };
+        let (generation, shadow) = {
+            let state = file.lock();
+            (state.generation(), state.residency.shadow)
+        };
+        match self.copy_object(file, &*object, flash) {
+            // It had less than its tier was promised.
+            Err(Errno::ENOSPC | Errno::EDQUOT) => {
+                drop(claim);
+                return self.demote_and_wait(file);
+            }
+            copied => drop(copied?),
+        }
+        if self.ns.migrated(file, generation, flash, false)? {
+            let dirty = file.lock().is_dirty();
+            self.ledger.settle(file.object, flash, bytes, dirty);
+            self.remove_left_behind(file, tier);
+            self.leave_shadow(file, shadow, flash);
+            return Ok(());
+        }
+        // Its attributes have changed meanwhile.
+        drop(claim);
+        self.demote_and_wait(file)
+    }
+
     /// Demotes a file that may be open for unseen writing. The copy is published only if the object
     /// has not changed under it; what the kernel writes afterwards makes the file dirty at its close.
     fn demote_written(

@@ -270,6 +270,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         jobs: Jobs::default(),
         counters: Counters::default(),
         errors: ErrorLog::default(),
+        versions: Default::default(),
         conflicts: Conflicts::load(&ns),
         started,
         ending: AtomicBool::new(false),
@@ -322,6 +323,7 @@ impl Instance {
         instance.spawn("fb-monitor".into(), monitor::run)?;
         instance.spawn("fb-engine".into(), engine::run)?;
         instance.spawn("fb-discard".into(), discard::run)?;
+        instance.spawn("fb-publish".into(), crate::publication::run)?;
         instance.spawn("fb-collect".into(), monitor::collect)?;
         Ok(instance)
     }
@@ -384,7 +386,7 @@ impl Instance {
         let core = &self.core;
         core.drain.drain_all(true);
         loop {
-            if self.undrained().undrained_files == 0 {
+            if self.undrained().undrained_files == 0 && !core.publications_under_way() {
                 return true;
             }
             let another = !matches!(*core.stop.lock(), Some(StopOrder { drain: true, .. }));

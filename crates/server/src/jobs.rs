@@ -18,7 +18,7 @@ use crate::walk::Visited;
 const FINISHED_KEPT_MAX: usize = 64;
 /// A file that is still open for writing may be closed within this time (close(2) returns before
 /// the server hears of it).
-const CLOSE_GRACE: Duration = Duration::from_secs(2);
+pub const CLOSE_GRACE: Duration = Duration::from_secs(2);
 
 /// Least time between two looks at the files that are waited for: demotions end in swarms.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
@@ -26,12 +26,15 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
 /// The progress shows how far so many of the files have come that are not done yet.
 const UNDER_WAY_MAX: usize = 256;
 
-struct Job {
+/// One job.
+pub struct Job {
     id: u64,
-    progress: Mutex<JobProgress>,
-    cancelled: AtomicBool,
+    /// As the command line is told.
+    pub progress: Mutex<JobProgress>,
+    /// It is to end.
+    pub cancelled: AtomicBool,
     /// Of files that are done, or copied one by one.
-    bytes_done: AtomicU64,
+    pub bytes_done: AtomicU64,
     /// Of files that are not done yet.
     bytes_under_way: AtomicU64,
 }
@@ -125,7 +128,14 @@ pub fn start(
 
 fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], uid: u32) {
     let mut work: Vec<Visited> = Vec::new();
-    for path in paths {
+    let walked: &[Vec<u8>] = match movement {
+        Movement::Commit => {
+            crate::commit::run(core, job, paths, uid);
+            &[]
+        }
+        _ => paths,
+    };
+    for path in walked {
         core.walk(
             path,
             &mut |visited| {
@@ -199,10 +209,12 @@ fn need(core: &Core, movement: Movement, visited: &Visited) -> (u64, bool) {
             (size, state.is_dirty())
         }
         (Some(file), Movement::Release) => (file.lock().meta.size, true),
+        (Some(_), Movement::Commit) => (0, true),
     }
 }
 
-fn fail(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
+/// Names what failed.
+pub fn fail(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
     let mut progress = job.progress.lock();
     progress.failed += 1;
     if progress.failures.len() < limits::ERRORS_REMEMBERED_MAX {
@@ -214,7 +226,8 @@ fn fail(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
     }
 }
 
-fn left(job: &Job, path: Vec<u8>) {
+/// Names what was not done.
+pub fn left(job: &Job, path: Vec<u8>) {
     let mut progress = job.progress.lock();
     if progress.left.len() < limits::ERRORS_REMEMBERED_MAX {
         progress.left.push(path);

@@ -5,6 +5,7 @@
 mod apps;
 mod block_io;
 mod calibrate;
+mod commit;
 mod conflicts;
 mod core;
 mod dedicated;
@@ -25,6 +26,7 @@ mod ledger;
 mod monitor;
 mod open;
 mod opens;
+mod publication;
 mod recovery;
 mod rules;
 mod service;
@@ -36,6 +38,7 @@ mod tierset;
 mod walk;
 mod writers;
 
+pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
 pub use instance::{Instance, StartError, StopReason, StopSummary, fsck_offline};
 pub use settings::{DemotionSettings, EngineSettings, PathRule, Settings, SsdSetting, Verify};

@@ -24,6 +24,10 @@ impl Core {
             let reason = "it does not decode; run 'forebay fsck'".to_string();
             self.report(path, Errno::EIO, reason);
         }
+        if let Err(error) = self.ns.settle_unpublished() {
+            let reason = format!("versions could not be looked after: {error}");
+            self.report(b"(PFS)".to_vec(), error.errno(), reason);
+        }
         for pending in loaded.changes {
             self.ns.settle_change(pending)?;
         }
@@ -213,6 +217,7 @@ impl Core {
         }
         let published = residency.published.is_some();
         let taken = file.lock().meta.size == 0 && !published && !residency.writing;
+        let names = file.lock().names.clone();
         self.ns.disown(file)?;
         if !taken {
             let older = if published {
@@ -224,6 +229,9 @@ impl Core {
                 "was in memory only, not yet flushed by fsync, and is lost with the node's power{older}"
             );
             self.report(path, Errno::EIO, reason);
+            for (dir, name) in names {
+                self.ns.lost_of_version(&dir, &name)?;
+            }
         }
         Ok(())
     }

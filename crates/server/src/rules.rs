@@ -1,6 +1,7 @@
 //! Path rules: patterns with `*`, `**`, `{app}` and `{version}`.
 
 use forebay_policy::durability::Durability;
+use forebay_policy::publication::GroupMode;
 use forebay_policy::series::{Identity, identify};
 
 use crate::settings::PathRule;
@@ -32,6 +33,7 @@ struct Rule {
     names: bool,
     durability: Option<Durability>,
     mtbf_s: Option<f64>,
+    group: Option<GroupMode>,
 }
 
 /// What a pattern has named.
@@ -59,6 +61,7 @@ impl Rules {
             names: rule.pattern.contains("{app}") || rule.pattern.contains("{version}"),
             durability: rule.durability,
             mtbf_s: rule.mtbf.map(|d| d.as_secs_f64()),
+            group: rule.group,
         };
         Rules {
             rules: rules.iter().map(compile).collect(),
@@ -95,6 +98,17 @@ impl Rules {
     pub fn names_application(&self, path: &[u8]) -> bool {
         self.first(path, |rule| rule.names)
             .is_some_and(|(_, named)| named.application.is_some())
+    }
+
+    /// Whether any rule makes versions of directories.
+    pub fn has_groups(&self) -> bool {
+        self.rules.iter().any(|rule| rule.group.is_some())
+    }
+
+    /// By what the version in this directory is published, if the first matching rule makes it one.
+    pub fn group(&self, path: &[u8]) -> Option<GroupMode> {
+        self.first(path, |rule| rule.group.is_some())
+            .and_then(|(rule, _)| rule.group)
     }
 
     /// Application and version: by the first matching rule that names them, else by the path itself.
@@ -207,6 +221,7 @@ mod tests {
             pattern: pattern.into(),
             durability: Some(Durability::Pfs),
             mtbf: None,
+            group: Some(GroupMode::Commit),
         }])
     }
 

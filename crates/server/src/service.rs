@@ -172,9 +172,7 @@ impl Server {
                 rdev,
                 cred,
             } => Response::Attr(ns.mknod(link.parent, &link.name, mode, rdev, &cred)?),
-            Request::Mkdir { link, perm, cred } => {
-                Response::Attr(ns.mkdir(link.parent, &link.name, perm, &cred)?)
-            }
+            Request::Mkdir { link, perm, cred } => Response::Attr(core.mkdir(&link, perm, &cred)?),
             Request::Symlink { link, target, cred } => {
                 Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?)
             }
@@ -231,6 +229,12 @@ impl Server {
                 mode,
                 ..
             } => {
+                if name == b"user.forebay.commit"
+                    && let forebay_namespace::Node::Dir(dir) = ns.node(ino)?
+                {
+                    core.order_publication(&dir)?;
+                    return Ok(Response::Done);
+                }
                 ns.set_xattr(ino, &name, &value, mode)?;
                 if name.starts_with(b"user.forebay.")
                     && let Ok(forebay_namespace::Node::File(file)) = ns.node(ino)

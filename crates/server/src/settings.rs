@@ -7,6 +7,7 @@ use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::placement;
+use forebay_policy::publication::GroupMode;
 use forebay_tiers::MachineMemory;
 
 /// One flash directory.
@@ -39,6 +40,8 @@ pub struct PathRule {
     pub durability: Option<Durability>,
     /// MTBF of these applications before their first restart.
     pub mtbf: Option<Duration>,
+    /// Directories that match are versions, published as a whole.
+    pub group: Option<GroupMode>,
 }
 
 /// When and how the drain runs.

@@ -77,6 +77,7 @@ impl Core {
         let (restarts_total, restart_hits_total) = self.learning.restarts();
         // Not in the literal below: a guard there would live until its end.
         let files = self.files.read().len() as u64;
+        let unpublished = self.version_status();
         let (conflicts_total, conflicts) = self.conflicts.all();
         StatusBits {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -112,6 +113,7 @@ impl Core {
             errors_total: load(&self.counters.errors),
             conflicts,
             conflicts_total,
+            unpublished,
             applications: self.application_status(),
         }
     }
@@ -267,6 +269,7 @@ impl Core {
             version: identity.version,
             crc32c: None,
             error: None,
+            unpublished: self.ns.version_of(&visited.dir).is_some(),
         };
         let Some(file) = &visited.file else {
             entry.tiers.push("pfs".into());

@@ -114,6 +114,24 @@ points! {
     ConflictPlaced,
     /// demotion: the record of the file whose name an outsider has is gone.
     ConflictYielded,
+    /// version: its hidden directory is made.
+    VersionMade,
+    /// version: it is on record.
+    VersionRecorded,
+    /// version: it has another name, and so says its record.
+    VersionRenamed,
+    /// version: the order to publish it is on record.
+    VersionOrdered,
+    /// publication: the PFS is flushed.
+    VersionFlushed,
+    /// publication: the version has its name.
+    VersionNamed,
+    /// publication: the name is flushed.
+    VersionDurable,
+    /// publication: the record is gone.
+    VersionPublished,
+    /// start: a version that a crash has left between its two names is settled.
+    SettleVersion,
     /// overflow: its directory is made.
     OverflowMade,
     /// demotion out of the overflow: the object is on record as the temporary file.

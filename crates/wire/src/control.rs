@@ -15,6 +15,8 @@ pub enum Movement {
     Prefetch,
     /// Drops clean copies from the burst buffer.
     Release,
+    /// Publishes versions as a whole.
+    Commit,
 }
 
 /// A question or an order. Paths are relative to the root of the mount, without leading '/'; the
@@ -184,6 +186,33 @@ pub struct WhereEntry {
     pub crc32c: Option<u32>,
     /// Why its last demotion failed.
     pub error: Option<String>,
+    /// It belongs to a version that the PFS does not show yet.
+    pub unpublished: bool,
+}
+
+/// A version that the PFS does not show yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionStatus {
+    /// Its directory, relative to the root of the mount.
+    pub path: Vec<u8>,
+    /// Files of it in the burst buffer.
+    pub files: u64,
+    /// Of those not whole on the PFS.
+    pub undrained_files: u64,
+    /// Their bytes.
+    pub undrained_bytes: u64,
+    /// Of its files, open for writing.
+    pub written_files: u64,
+    /// It was ordered to be published.
+    pub committed: bool,
+    /// It was not when the last run ended: only an order publishes it.
+    pub interrupted: bool,
+    /// Files of it that were lost with the machine's power and are not there again.
+    pub lost_files: u64,
+    /// When it was made, seconds since the epoch.
+    pub since_s: i64,
+    /// Why it cannot be published now.
+    pub error: Option<String>,
 }
 
 /// One tier in `status`.
@@ -314,6 +343,8 @@ pub struct StatusBits {
     pub conflicts: Vec<ConflictEntry>,
     /// Conflicts since the state was made.
     pub conflicts_total: u64,
+    /// Versions that are not published yet.
+    pub unpublished: Vec<VersionStatus>,
     /// Applications.
     pub applications: Vec<ApplicationStatus>,
 }

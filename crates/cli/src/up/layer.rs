@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::values::{
-    Count, Fraction, FromText, Order, PolicyName, Rate, Rung, Size, Span, Ssd, Switch,
+    Count, Fraction, FromText, Group, Order, PolicyName, Rate, Rung, Size, Span, Ssd, Switch,
     Verification, parse_ssd,
 };
 use crate::exit::{Explain, Failure};
@@ -96,6 +96,7 @@ pub struct RuleLayer {
     pub path: String,
     pub durability: Option<Rung>,
     pub mtbf: Option<Span>,
+    pub group: Option<Group>,
 }
 
 impl Layer {

@@ -70,6 +70,7 @@ pub fn settle(layer: Layer, may_mount: bool) -> Result<Plan, Failure> {
             pattern: rule.path,
             durability: rule.durability.map(|r| r.0),
             mtbf: rule.mtbf.map(|span| span.0),
+            group: rule.group.map(|g| g.0),
         });
     }
     check_tiers(&settings)?;

@@ -10,7 +10,7 @@ use forebay_policy::UnknownName;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
 use forebay_policy::plan::DrainPolicy;
-use forebay_server::{SsdSetting, Verify};
+use forebay_server::{GroupMode, SsdSetting, Verify};
 use forebay_types::{parse_duration, parse_percent, parse_size};
 use serde::{Deserialize, Deserializer, de};
 
@@ -82,6 +82,12 @@ value!(
 value!(
     /// What fsync promises.
     Rung(Durability), "one of memory, ssd, pfs", parse_rung
+);
+value!(
+    /// By what a version is published.
+    Group(GroupMode), "\"commit\" or \"complete\"", |text| {
+        text.parse::<GroupMode>().map_err(|e| e.to_string())
+    }
 );
 value!(
     /// Name of the scheduling policy.

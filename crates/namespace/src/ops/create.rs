@@ -48,7 +48,7 @@ impl Namespace {
         if PfsTree::is_temporary(name) {
             return Err(Errno::EPERM.into());
         }
-        if dir.child(name).is_some() {
+        if dir.child(name).is_some() || dir.unpublished_child(name).is_some() {
             return Err(Errno::EEXIST.into());
         }
         let handle = self.open_dir(&dir)?;
@@ -158,7 +158,7 @@ impl Namespace {
         if dir.removed.load(Ordering::Acquire) {
             return Err(Errno::ENOENT.into());
         }
-        if children.contains_key(name) {
+        if children.contains_key(name) || dir.unpublished_child(name).is_some() {
             return Err(Errno::EEXIST.into());
         }
         children.insert(name.into(), file.clone());

@@ -29,7 +29,7 @@ impl Namespace {
                 self.stat_plain(&plain)?;
                 let dir = self.dir(parent)?;
                 let order = dir.order(&self.pfs)?;
-                if dir.child(name).is_some() {
+                if dir.is_taken(name) {
                     return Err(Errno::EEXIST.into());
                 }
                 let from = self.open_dir(&plain.parent)?;
@@ -51,7 +51,7 @@ impl Namespace {
         self.revalidate(file)?;
         let _order = dir.order(&self.pfs)?;
         let _naming = file.naming(&self.pfs)?;
-        if dir.child(name).is_some() {
+        if dir.is_taken(name) {
             return Err(Errno::EEXIST.into());
         }
         match self.pfs.stat(&to, name) {

@@ -49,6 +49,10 @@ impl Namespace {
             if found.attr.kind != FileKind::Directory {
                 return Err(Errno::ENOTDIR.into());
             }
+            if let Some(child) = dir.unpublished_child(part) {
+                dir = child;
+                continue;
+            }
             dir = self.child_dir(&dir, part)?;
         }
         Ok((dir, None))
@@ -78,6 +82,9 @@ impl Namespace {
                 attr,
                 file: Some(file),
             });
+        }
+        if let Some(found) = self.lookup_unpublished(dir, name, remember)? {
+            return Ok(found);
         }
         if PfsTree::is_temporary(name) {
             return Err(Errno::ENOENT.into());

@@ -59,7 +59,7 @@ impl Namespace {
         let handle = self.open_dir(&dir)?;
         {
             let _order = dir.order(&self.pfs)?;
-            if dir.child(name).is_some() {
+            if dir.is_taken(name) {
                 return Err(Errno::EEXIST.into());
             }
             let has_default_acl = self.default_acl(&dir, &handle)?.is_some();
@@ -79,7 +79,7 @@ impl Namespace {
 }
 
 /// Bits of a mode that go; with a default ACL it is that which decides, and the PFS follows it.
-fn umask(cred: &Cred, has_default_acl: bool) -> u32 {
+pub(crate) fn umask(cred: &Cred, has_default_acl: bool) -> u32 {
     match has_default_acl {
         true => 0,
         false => u32::from(cred.umask & 0o777),

@@ -13,4 +13,5 @@ pub(crate) mod setattr;
 pub(crate) mod settle;
 mod settle_links;
 pub(crate) mod unlink;
+pub mod unpublished;
 pub(crate) mod xattr;

@@ -76,6 +76,15 @@ impl Namespace {
                 file: Some(file.clone()),
             });
         }
+        for (name, child) in dir.unpublished_names() {
+            listed.push(Listed {
+                name: name.to_vec(),
+                kind: FileKind::Directory,
+                ino: child.ino,
+                file: None,
+            });
+            seen.insert(name);
+        }
         let handle = self.open_dir(dir)?;
         let mut on_pfs: HashSet<Box<[u8]>> = HashSet::new();
         self.pfs.read_dir(&handle, &mut |entry| {

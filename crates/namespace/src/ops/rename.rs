@@ -133,7 +133,11 @@ impl Namespace {
             return Err(Errno::EPERM.into());
         }
         let (from_dir, to_dir) = (self.dir(parent)?, self.dir(new_parent)?);
-        for (dir, name) in [(&from_dir, name), (&to_dir, new_name)] {
+        let ends = ((&from_dir, name), (&to_dir, new_name));
+        if let Some(()) = self.rename_unpublished(ends.0, ends.1, mode)? {
+            return Ok(None);
+        }
+        for (dir, name) in [ends.0, ends.1] {
             if let Some(file) = dir.child(name) {
                 self.still_valid(dir, name, &file)?;
             }

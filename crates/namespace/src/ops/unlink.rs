@@ -26,6 +26,9 @@ impl Namespace {
         check_name(name)?;
         let dir = self.dir(parent)?;
         let order = dir.order(&self.pfs)?;
+        if dir.unpublished_child(name).is_some() {
+            return Err(Errno::EISDIR.into());
+        }
         let Some(file) = dir.child(name) else {
             let handle = self.open_dir(&dir)?;
             self.pfs.unlink(&handle, name)?;
@@ -156,8 +159,11 @@ impl Namespace {
         if dir.child(name).is_some() {
             return Err(Errno::ENOTDIR.into());
         }
+        let version = dir.unpublished_child(name);
+        let hidden = version.as_ref().and_then(|version| version.hidden());
+        let name_below = hidden.as_ref().map_or(name, |hidden| &hidden.name);
         let handle = self.open_dir(dir)?;
-        let stat = self.pfs.stat(&handle, name)?;
+        let stat = self.pfs.stat(&handle, name_below)?;
         let known = self.known_dir(self.dir_key(&stat));
         // Held until it is gone, so that no file is created in it meanwhile.
         let below = known.as_ref().map(|child| child.order_now());
@@ -167,11 +173,14 @@ impl Namespace {
         if known.as_ref().is_some_and(|child| child.has_children()) {
             return Err(Errno::ENOTEMPTY.into());
         }
-        self.without_temporaries(&handle, name, &|| self.pfs.rmdir(&handle, name))?;
+        self.without_temporaries(&handle, name_below, &|| self.pfs.rmdir(&handle, name_below))?;
         failpoint::hit(failpoint::Point::RmdirPfs);
         if let Some(child) = &known {
             child.removed.store(true, Ordering::Release);
             self.handles.forget(child);
+            if let Some(version) = &version {
+                self.forget_unpublished(dir, version, name)?;
+            }
             if child.persisted.load(Ordering::Acquire) {
                 let mut batch = Batch::new();
                 batch.delete(record::dir_key(child.key));
@@ -209,6 +218,7 @@ impl Namespace {
 
     /// Removes unfinished copies from a directory while none is under way, as after a crash.
     pub fn sweep_dir(&self, dir: &Arc<Dir>) -> Result<usize, NsError> {
+        self.sweep_versions(dir)?;
         self.sweep(&self.open_dir(dir)?)
     }
 

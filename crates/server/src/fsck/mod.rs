@@ -90,6 +90,7 @@ impl Core {
 
     /// Finishes the renames and demotions that a crash has left half done, before a check that mends.
     fn settle_for_check(&self, loaded: &mut Loaded) -> Result<(), Errno> {
+        self.ns.settle_unpublished()?;
         for pending in loaded.changes.drain(..) {
             self.ns.settle_change(pending)?;
         }

@@ -33,6 +33,12 @@ pub enum Op {
     StageIn(&'static str),
     Prefetch(&'static str),
     Release(&'static str),
+    /// Publishes a version.
+    Commit(&'static str),
+    /// The same where an outsider has the name.
+    CommitBeside(&'static str),
+    /// An outsider makes a directory on the PFS, under the name of a version: the mount does not show it.
+    OutsideDir(&'static str),
     /// An outsider writes a file on the PFS.
     Outside(&'static str, u8, usize),
     /// An orderly stop.
@@ -50,6 +56,32 @@ impl Op {
             _ => None,
         }
     }
+}
+
+/// What is put beside an outsider's is called so, and then by the time, which the trees leave out.
+const BESIDE: &str = ".forebay-conflict-";
+
+fn without_times(path: &str) -> String {
+    let part = |name: &str| match name.split_once(BESIDE) {
+        Some((name, _)) => format!("{name}{BESIDE}"),
+        None => name.to_string(),
+    };
+    path.split('/').map(part).collect::<Vec<_>>().join("/")
+}
+
+/// The versions in a tree: directories called `v` and something.
+pub fn versions(tree: &Tree) -> Vec<String> {
+    let is_version = |path: &str| path.rsplit('/').next().is_some_and(|n| n.starts_with('v'));
+    let dirs = tree.iter().filter(|(_, entry)| **entry == Entry::Dir);
+    let all = dirs.map(|(path, _)| path.clone());
+    all.filter(|path| is_version(path)).collect()
+}
+
+/// What is below a directory.
+pub fn below(tree: &Tree, dir: &str) -> Tree {
+    let start = format!("{dir}/");
+    let inside = tree.iter().filter(|(path, _)| path.starts_with(&start));
+    inside.map(|(p, e)| (p.clone(), e.clone())).collect()
 }
 
 /// Content by version.
@@ -96,7 +128,13 @@ impl Model {
             Op::Rmdir(path) => self.dirs.retain(|dir| dir != path),
             Op::Chmod(path, perm) => self.inode(path).perm = perm,
             Op::Xattr(path, value) => self.inode(path).attribute = Some(value),
+            Op::CommitBeside(path) => {
+                self.rename(path, &format!("{path}{BESIDE}"));
+                self.dirs.push(path.into());
+            }
             Op::Drain
+            | Op::Commit(_)
+            | Op::OutsideDir(_)
             | Op::DrainRacing(_)
             | Op::StageIn(_)
             | Op::Prefetch(_)
@@ -275,7 +313,16 @@ fn gather(mut tree: Tree, raw: BTreeMap<String, Raw>) -> Tree {
         };
         tree.insert(path.clone(), entry);
     }
-    tree
+    tree.into_iter().map(without_times_in).collect()
+}
+
+fn without_times_in((path, mut entry): (String, Entry)) -> (String, Entry) {
+    if let Entry::File { names, .. } = &mut entry {
+        names
+            .iter_mut()
+            .for_each(|name| *name = without_times(name));
+    }
+    (without_times(&path), entry)
 }
 
 fn join(base: &str, name: &str) -> String {

@@ -9,14 +9,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_server::Settings;
+use forebay_server::{GroupMode, PathRule, Settings};
 use forebay_types::failpoint::{self, Point};
 use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
 use forebay_wire::control::Movement;
 use forebay_wire::{RenameMode, XattrMode};
 
 use crate::common::{PATIENCE, Running, Scratch, me, settings};
-use crate::model::{Model, Op, Tree, content, on_pfs, shown, without};
+use crate::model::{Model, Op, Tree, below, content, on_pfs, shown, versions, without};
 use crate::workloads::{Tiers, Workload, workloads};
 
 /// The directory that a child works in; whoever has it in the environment is the child.
@@ -48,6 +48,12 @@ fn shape(dir: &Path, tiers: Tiers, point: Point) -> Settings {
     let mut settings = settings(dir, flash);
     settings.ssd.truncate(1);
     settings.demotion.idle = false;
+    settings.rules = vec![PathRule {
+        pattern: "/**/v*".into(),
+        durability: None,
+        mtbf: None,
+        group: Some(GroupMode::Commit),
+    }];
     settings.demotion.start_fraction = 1.0;
     // Only a copy with a name leaves something to sweep.
     settings.demotion.unnamed = point != Point::RecoverSwept;
@@ -133,6 +139,15 @@ fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
         Op::Xattr(path, value) => {
             let ino = look(path)?;
             client.set_xattr(ino, b"user.point", &[value], XattrMode::Set, me())
+        }
+        Op::Commit(path) | Op::CommitBeside(path) => {
+            let job = server.move_files(Movement::Commit, path.as_bytes());
+            assert_eq!(job.failed, 0, "{job:?}");
+            Ok(())
+        }
+        Op::OutsideDir(path) => {
+            fs::create_dir(pfs.join(path)).expect("outsider");
+            Ok(())
         }
         Op::Drain => moved(server, Movement::StageOut, ""),
         Op::StageIn(path) => moved(server, Movement::StageIn, path),
@@ -273,6 +288,32 @@ fn check(what: &str, found: &Tree, allowed: &[Tree], vague: Option<&str>) -> Res
     }
 }
 
+/// What was ordered to be published is.
+fn wait_until_published(server: &Running) -> Result<(), String> {
+    let started = Instant::now();
+    loop {
+        let unpublished = server.status().unpublished;
+        if !unpublished.iter().any(|version| version.committed) {
+            return Ok(());
+        }
+        if started.elapsed() > PATIENCE {
+            return Err(format!("not published: {unpublished:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A version that the PFS shows is there as a whole.
+fn check_versions(found: &Tree, full: &Tree) -> Result<(), String> {
+    for version in versions(found) {
+        let (there, whole) = (below(found, &version), below(full, &version));
+        if there != whole {
+            return Err(format!("{version}: found {there:#?} of {whole:#?}"));
+        }
+    }
+    Ok(())
+}
+
 /// The names of our versions beside the outsider's.
 fn conflict_copies(tree: &Tree) -> Vec<String> {
     let names = tree
@@ -315,12 +356,28 @@ fn run(case: &Case) -> Result<(), String> {
     if work.first.is_some() || work.ops == [Op::Die] {
         killed(dir, case, true)?;
     }
-    let server = Running::start(&shape(dir, work.tiers, case.point), false);
-    let (allowed, vague) = allowed(dir, &work);
-    let found = shown(&server);
     let pfs = scratch.pfs();
+    let at_kill = on_pfs(&pfs);
+    let server = Running::start(&shape(dir, work.tiers, case.point), false);
+    // Nobody looks while a name changes its meaning.
+    wait_until_published(&server)?;
+    let (allowed, vague) = allowed(dir, &work);
+    let mut found = shown(&server);
     if !work.conflict {
         check("mount", &found, &allowed, vague)?;
+        if let Some(full) = work.published() {
+            check_versions(&at_kill, &full)?;
+            for version in server.status().unpublished {
+                let job = server.move_files(Movement::Commit, &version.path);
+                if job.failed > 0 {
+                    return Err(format!("commit: {job:?}"));
+                }
+            }
+            if work.ops.iter().any(|op| matches!(op, Op::CommitBeside(_))) {
+                // What somebody else had the name of has gone beside it by now.
+                found = full;
+            }
+        }
         server.drain();
         let errors = server.status().errors;
         if !errors.is_empty() {

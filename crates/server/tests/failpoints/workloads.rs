@@ -3,6 +3,7 @@
 use forebay_types::failpoint::Point;
 
 use crate::model::Op::{self, *};
+use crate::model::{Model, Tree, versions};
 
 /// What the burst buffer has.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,6 +55,17 @@ impl Workload {
     fn after(self, first: Point) -> Workload {
         let first = Some(first);
         Workload { first, ..self }
+    }
+}
+
+impl Workload {
+    /// The tree in the end, if it has versions; they are committed by then.
+    pub fn published(&self) -> Option<Tree> {
+        let mut model = Model::default();
+        let ops = self.before.iter().chain(&self.ops);
+        ops.for_each(|op| model.apply(op));
+        let tree = model.tree();
+        (!versions(&tree).is_empty()).then_some(tree)
     }
 }
 
@@ -192,6 +204,40 @@ fn conflicts() -> Vec<Workload> {
     all
 }
 
+/// A version, not drained, drained in part, as a whole, and changed after that.
+fn states_of_v() -> [Vec<Op>; 4] {
+    let (dir, a, b) = (Mkdir("v1"), w("v1/a", 1), w("v1/b", 2));
+    let deep = [Mkdir("v1/d"), w("v1/d/c", 3)];
+    let all = [vec![dir.clone(), a.clone(), b.clone()], deep.to_vec()].concat();
+    [
+        all.clone(),
+        vec![dir, a, Drain, b],
+        [all.clone(), vec![Drain]].concat(),
+        [all, vec![Drain, w("v1/b", 4)]].concat(),
+    ]
+}
+
+fn new_versions() -> Vec<Workload> {
+    vec![
+        work([], [Mkdir("v1")]),
+        work([Mkdir("d")], [Mkdir("d/v1")]),
+        work([Mkdir("d"), Mkdir("d/v1")], [Mkdir("d/v2")]),
+    ]
+}
+
+fn commits() -> Vec<Workload> {
+    let mut all = in_each(states_of_v(), &[Commit("v1")]);
+    all.push(work(
+        [Mkdir("d"), Mkdir("d/v1"), w("d/v1/a", 1)],
+        [Commit("d/v1")],
+    ));
+    let [undrained, ..] = states_of_v();
+    let taken = [undrained.clone(), vec![OutsideDir("v1")]].concat();
+    all.push(work(taken, [CommitBeside("v1")]));
+    all.push(work(undrained, [Commit("v1")]).on(Tiers::Memory));
+    all
+}
+
 fn overflows() -> Vec<Workload> {
     let large = |version| Write("a", version, LARGE);
     let states = [vec![large(1)], vec![w("a", 1), Drain, large(2)]];
@@ -284,6 +330,17 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         Point::DemoteLinked => linked_demotions(),
         Point::DemoteGivenUp => vec![work([Write("a", 1, LARGE)], [DrainRacing("a")])],
         Point::ConflictPlaced | Point::ConflictYielded => conflicts(),
+        Point::VersionMade | Point::VersionRecorded => new_versions(),
+        Point::VersionRenamed => in_each(states_of_v(), &[Rename("v1", "v2")]),
+        Point::VersionOrdered
+        | Point::VersionFlushed
+        | Point::VersionNamed
+        | Point::VersionDurable
+        | Point::VersionPublished => commits(),
+        Point::SettleVersion => {
+            let all = commits().into_iter();
+            all.map(|work| work.after(Point::VersionNamed)).collect()
+        }
         Point::OverflowMade => large(),
         Point::OverflowNoted
         | Point::OverflowPlain

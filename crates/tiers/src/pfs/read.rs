@@ -59,6 +59,19 @@ impl PfsTree {
 
     /// Names in a directory of files that an instance has not finished copying.
     pub fn temporaries(&self, dir: &PfsDir, instance: [u8; 16]) -> io::Result<Vec<Vec<u8>>> {
+        let mut names = self.hidden_names(dir, instance)?;
+        names.retain(|name| !PfsTree::is_version(name));
+        Ok(names)
+    }
+
+    /// Names in a directory of versions that an instance has not published.
+    pub fn versions(&self, dir: &PfsDir, instance: [u8; 16]) -> io::Result<Vec<Vec<u8>>> {
+        let mut names = self.hidden_names(dir, instance)?;
+        names.retain(|name| PfsTree::is_version(name));
+        Ok(names)
+    }
+
+    fn hidden_names(&self, dir: &PfsDir, instance: [u8; 16]) -> io::Result<Vec<Vec<u8>>> {
         self.pulse.pass()?;
         let own = PfsTree::temporary_name(instance, ObjectId(0), Generation(0));
         let prefix = &own[..own.len().min(PREFIX.len() + 2 * INSTANCE_BYTES)];

@@ -7,6 +7,7 @@ mod faults;
 mod faults_disks;
 mod faults_limits;
 mod fsync;
+mod group;
 mod hanging;
 mod kept;
 mod one_tree;
