@@ -165,8 +165,14 @@ impl Dir {
         self.children.lock()
     }
 
-    pub(crate) fn child(&self, name: &[u8]) -> Option<Arc<File>> {
+    /// The file of the burst buffer that has this name.
+    pub fn child(&self, name: &[u8]) -> Option<Arc<File>> {
         self.children.lock().get(name).cloned()
+    }
+
+    /// The files of the burst buffer in it.
+    pub fn files(&self) -> Vec<Arc<File>> {
+        self.children.lock().values().cloned().collect()
     }
 
     pub(crate) fn has_children(&self) -> bool {

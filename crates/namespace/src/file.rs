@@ -19,6 +19,8 @@ pub struct File {
     /// Orders what must agree with the PFS: changes of names, of attributes that the PFS has too, of
     /// what is known to be there. Held during I/O on the PFS, taken after the order of directories.
     naming: Mutex<()>,
+    /// Held while its object is copied to another tier.
+    copying: Mutex<()>,
     state: Mutex<FileState>,
 }
 
@@ -60,6 +62,7 @@ impl File {
             object,
             ino,
             naming: Mutex::new(()),
+            copying: Mutex::new(()),
             state: Mutex::new(state),
         }
     }
@@ -73,6 +76,11 @@ impl File {
     /// The same if it is to be had now; while the PFS answers, that is soon.
     pub(crate) fn try_naming(&self, pfs: &PfsTree) -> Option<MutexGuard<'_, ()>> {
         pfs.pulse().try_lock(&self.naming)
+    }
+
+    /// The right to copy its object to another tier: of two at once, the one that read first might write last.
+    pub fn copying(&self) -> MutexGuard<'_, ()> {
+        self.copying.lock()
     }
 
     /// The state. Hold it briefly: no I/O on the PFS meanwhile. Taken after a directory's lock.

@@ -22,11 +22,81 @@ pub enum Durability {
     Pfs,
 }
 
+/// What a power cut would leave of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Standing {
+    /// Its newest content is in memory only.
+    pub is_volatile: bool,
+    /// Undrained content of it is on flash: it may have been fsynced.
+    pub is_on_flash: bool,
+    /// The PFS has an older version under its name.
+    pub has_older: bool,
+}
+
+/// Whether a file is made as durable as its rung says before it is renamed over `replaced`: else a power cut might leave neither
+/// what was fsynced nor what replaced it, but what the PFS had before both.
+pub fn is_flushed_before_rename(rung: Durability, file: Standing, replaced: Standing) -> bool {
+    // On the rung of the PFS, what was fsynced is there and stays until the new content is there too.
+    matches!(rung, Durability::Ssd | Durability::Replica)
+        && file.is_volatile
+        && replaced.is_on_flash
+}
+
+/// Whether an fsync of its directory makes a file durable too: its name is promised to stay what it is, and without the content
+/// the older version would show under it.
+pub fn is_flushed_with_its_directory(rung: Durability, file: Standing) -> bool {
+    rung != Durability::Memory && file.is_volatile && file.has_older
+}
+
 named!(Durability, "durability", Memory => "memory", Ssd => "ssd", Replica => "replica", Pfs => "pfs");
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const VOLATILE: Standing = Standing {
+        is_volatile: true,
+        is_on_flash: false,
+        has_older: false,
+    };
+
+    #[test]
+    fn what_may_have_been_fsynced_is_replaced_by_what_is_as_safe() {
+        let on_flash = Standing {
+            is_on_flash: true,
+            ..Standing::default()
+        };
+        for rung in [Durability::Ssd, Durability::Replica] {
+            assert!(is_flushed_before_rename(rung, VOLATILE, on_flash));
+            assert!(!is_flushed_before_rename(rung, on_flash, on_flash));
+            assert!(!is_flushed_before_rename(rung, VOLATILE, VOLATILE));
+        }
+        assert!(!is_flushed_before_rename(
+            Durability::Memory,
+            VOLATILE,
+            on_flash
+        ));
+        assert!(!is_flushed_before_rename(
+            Durability::Pfs,
+            VOLATILE,
+            on_flash
+        ));
+    }
+
+    #[test]
+    fn a_directory_takes_what_would_show_an_older_version_with_it() {
+        let replacing = Standing {
+            has_older: true,
+            ..VOLATILE
+        };
+        assert!(is_flushed_with_its_directory(Durability::Ssd, replacing));
+        assert!(is_flushed_with_its_directory(Durability::Pfs, replacing));
+        assert!(!is_flushed_with_its_directory(
+            Durability::Memory,
+            replacing
+        ));
+        assert!(!is_flushed_with_its_directory(Durability::Ssd, VOLATILE));
+    }
 
     #[test]
     fn names_are_read_back() {

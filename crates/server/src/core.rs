@@ -271,7 +271,16 @@ impl Core {
     /// Removes objects that nobody names or has open any more.
     pub fn collect_garbage(&self) {
         let mut removed = Vec::new();
-        for garbage in self.ns.take_garbage() {
+        let found = self.ns.take_garbage();
+        if self.is_on_flash(&found)
+            && let Err(error) = self.ns.sync()
+        {
+            // A loss of power might bring the record back, but not what it stands for.
+            tracing::warn!("removed objects stay for now: {error}");
+            found.into_iter().for_each(|g| self.ns.add_garbage(g));
+            return;
+        }
+        for garbage in found {
             let file = self.files.write().remove(&garbage.object);
             self.drain.forget(garbage.object);
             if let Some(file) = &file
@@ -306,6 +315,11 @@ impl Core {
         }
         failpoint::hit(failpoint::Point::GarbageObjects);
         self.removed.lock().extend(removed);
+    }
+
+    fn is_on_flash(&self, garbage: &[forebay_namespace::Garbage]) -> bool {
+        let mut tiers = garbage.iter().flat_map(|g| g.tiers).flatten();
+        tiers.any(|tier| self.tiers.kind(tier) != TierKind::Dram)
     }
 
     /// Takes removed objects off the record, once their removal survives power loss: an object that

@@ -90,6 +90,7 @@ impl Core {
         object: &dyn Object,
     ) -> Result<(), Errno> {
         let _one = open.growing.lock();
+        let _copying = file.copying();
         let generation = self.generation(file);
         if file.lock().is_unlinked() {
             // Nobody can ask for it after a crash.
@@ -188,10 +189,16 @@ impl Core {
     }
 
     /// After the last close of a file that was fsynced: the copy on flash becomes the file, or goes.
-    pub fn settle_shadow(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
-        let (shadow, generation, clean) = {
+    pub fn settle_shadow(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let _copying = file.copying();
+        if self.opens.by_ino(file.ino).is_some() {
+            // Somebody has opened it meanwhile: their close sees to it.
+            return Ok(());
+        }
+        let (tier, shadow, generation, clean) = {
             let state = file.lock();
             (
+                state.residency.tier,
                 state.residency.shadow,
                 state.generation(),
                 state.residency.clean,

@@ -32,6 +32,7 @@ mod rules;
 mod service;
 mod settings;
 mod space;
+mod stable;
 mod stage;
 mod status;
 mod tierset;

@@ -362,7 +362,7 @@ impl Core {
             if file.lock().is_unlinked() {
                 self.wake_collector();
             } else if open.fsynced.load(Ordering::Acquire) {
-                self.settle_shadow(&file, tier)?;
+                self.settle_shadow(&file)?;
             }
         }
         result

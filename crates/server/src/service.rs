@@ -245,7 +245,7 @@ impl Server {
             Request::ListXattr { ino } => return Ok(Response::Bytes(ns.list_xattr(ino)?)),
             Request::RemoveXattr { ino, name, .. } => ns.remove_xattr(ino, &name)?,
             // Names of burst-buffer files are records; all others are on the PFS.
-            Request::FsyncDir { ino } => ns.sync_dir(ino)?,
+            Request::FsyncDir { ino } => core.sync_dir(ino)?,
             _ => return Err(Errno::ENOSYS),
         }
         Ok(Response::Done)
@@ -259,6 +259,9 @@ impl Server {
         _cred: &Cred,
     ) -> Result<(), Errno> {
         let core = &self.core;
+        if mode == forebay_wire::RenameMode::Replace {
+            core.stabilise_for_rename(from, to)?;
+        }
         let renamed = core
             .ns
             .rename(from.parent, &from.name, to.parent, &to.name, mode);

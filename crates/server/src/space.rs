@@ -297,6 +297,7 @@ impl Core {
             Refused::Tier { .. } => self.other_tier(*tier, size + len)?,
         };
         let (file, object) = (file.clone(), object.clone());
+        let _copying = file.copying();
         let moved = self.copy_object(&file, &*object, to)?;
         let generation = self.generation(&file);
         let from = *tier;

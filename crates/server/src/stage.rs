@@ -144,6 +144,7 @@ impl Core {
 
     /// Brings a clean flash-resident file's object, or a file of the PFS, to memory.
     pub fn prefetch(&self, file: &Arc<File>, moved: &(dyn Fn(u64) + Sync)) -> Result<bool, Errno> {
+        let _copying = file.copying();
         let (tier, generation, clean) = {
             let state = file.lock();
             (

@@ -85,6 +85,50 @@ fn promise_3_a_file_that_outgrows_flash_does_not_go_back_to_memory() {
     );
 }
 
+/// A drained file `f`, and its successor `f.new`, which nobody fsyncs.
+fn drained_and_successor() -> Cluster {
+    let cluster = Cluster::builder().lazy().ssd("64MiB").up();
+    write_file(&cluster.mnt("f"), pattern(820, LEN));
+    cluster.drain("f");
+    write_file(&cluster.mnt("f.new"), pattern(821, LEN));
+    assert_eq!(
+        cluster.where_is("f.new")["tiers"],
+        serde_json::json!(["dram"])
+    );
+    cluster
+}
+
+#[test]
+fn promise_3_what_was_fsynced_is_not_replaced_by_what_is_less_safe() {
+    if needs_root() {
+        return;
+    }
+    let mut cluster = drained_and_successor();
+    drop(fsynced(&cluster, "f", 822));
+    std::fs::rename(cluster.mnt("f.new"), cluster.mnt("f")).expect("rename");
+    cluster.kill9();
+    cluster.lose_memory();
+    cluster.start();
+    let left = [821, 822].map(|id| pattern(id, LEN).difference(&cluster.mnt("f")));
+    assert!(left.contains(&None), "{left:?}");
+}
+
+#[test]
+fn promise_3_an_fsync_of_a_directory_covers_what_its_names_lead_to() {
+    if needs_root() {
+        return;
+    }
+    let mut cluster = drained_and_successor();
+    std::fs::rename(cluster.mnt("f.new"), cluster.mnt("f")).expect("rename");
+    let folder = File::open(cluster.mnt("")).expect("open");
+    folder.sync_all().expect("fsync of a directory");
+    cluster.kill9();
+    cluster.lose_memory();
+    drop(folder);
+    cluster.start();
+    pattern(821, LEN).assert_in(&cluster.mnt("f"));
+}
+
 #[test]
 fn promise_3_what_was_in_memory_only_and_is_lost_is_reported() {
     if needs_root() {

@@ -1,0 +1,85 @@
+//! Names and what they stand for, over a loss of power: no name on stable storage leads to content that is older than
+//! what was there under it before.
+
+use std::sync::Arc;
+
+use forebay_namespace::{File, FileState, Node};
+use forebay_policy::durability::{
+    Standing, is_flushed_before_rename, is_flushed_with_its_directory,
+};
+use forebay_tiers::TierKind;
+use forebay_types::{Errno, Ino, OpenFlags};
+use forebay_wire::Link;
+
+use crate::core::Core;
+
+impl Core {
+    /// Before a rename: makes the file durable where what it replaces may have been fsynced.
+    pub fn stabilise_for_rename(&self, from: &Link, to: &Link) -> Result<(), Errno> {
+        let Some(replaced) = self.child(to) else {
+            return Ok(());
+        };
+        let Some(file) = self.child(from).filter(|f| f.object != replaced.object) else {
+            return Ok(());
+        };
+        let rung = self.durability_of(&replaced.path());
+        match is_flushed_before_rename(rung, self.standing(&file), self.standing(&replaced)) {
+            true => self.stabilise(&file),
+            false => Ok(()),
+        }
+    }
+
+    /// The names in a directory survive power loss, and what they lead to is not what was there before.
+    pub fn sync_dir(&self, ino: Ino) -> Result<(), Errno> {
+        if let Node::Dir(dir) = self.ns.node(ino)? {
+            for file in dir.files() {
+                let standing = self.standing(&file);
+                // Most are not, and a directory may be large: their rungs need not be known.
+                if standing.is_volatile
+                    && is_flushed_with_its_directory(self.durability_of(&file.path()), standing)
+                {
+                    self.stabilise(&file)?;
+                }
+            }
+        }
+        Ok(self.ns.sync_dir(ino)?)
+    }
+
+    fn child(&self, link: &Link) -> Option<Arc<File>> {
+        match self.ns.node(link.parent) {
+            Ok(Node::Dir(dir)) => dir.child(&link.name),
+            _ => None,
+        }
+    }
+
+    fn standing(&self, file: &File) -> Standing {
+        let written = self
+            .opens
+            .by_ino(file.ino)
+            .is_some_and(|open| open.is_written());
+        let state: &FileState = &file.lock();
+        let residency = &state.residency;
+        let in_memory = self.tiers.kind(residency.tier) == TierKind::Dram;
+        let has_copy = residency
+            .shadow
+            .is_some_and(|(_, generation)| generation == residency.generation && !written);
+        Standing {
+            is_volatile: state.is_dirty() && in_memory && !has_copy,
+            is_on_flash: state.is_dirty() && (!in_memory || residency.shadow.is_some()),
+            has_older: residency.published.is_some(),
+        }
+    }
+
+    /// What an fsync by its user does.
+    fn stabilise(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let (opened, _) = match self.open(file.ino, OpenFlags(libc::O_RDONLY as u32), false) {
+            Ok(opened) => opened,
+            // Unlinked or replaced meanwhile: its name is gone.
+            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(()),
+            Err(errno) => return Err(errno),
+        };
+        let done = self.fsync(opened.handle, true);
+        let closed = self.release(opened.handle);
+        done.and(closed)
+    }
+}
