@@ -95,6 +95,9 @@ class Ledger:
     def judge(self, root, strict):
         """Compares with what is below `root`. strict: the power was not cut, all that was answered is there."""
         found = self._read(root)
+        if not strict:
+            # On the rung `memory` a cut may leave whatever the PFS had under these names or the ones before.
+            found = {name: one for name, one in found.items() if not name.startswith("mem/")}
         by_file = {}
         for name, (file, blocks) in found.items():
             if file is not None:
@@ -111,7 +114,13 @@ class Ledger:
                 raise Loss(f"{name} holds file {number}, which was never written")
         if not strict:
             self._judge_replaced(found)
+            self._forget_memory(root)
         return found, by_file
+
+    def _forget_memory(self, root):
+        folder = os.path.join(root, "mem")
+        for name in os.listdir(folder) if os.path.isdir(folder) else []:
+            os.unlink(os.path.join(folder, name))
 
     def _judge_file(self, file, names, strict):
         what = f"worker {self.worker} file {file.number} ({sorted(file.ever | file.names)})"
@@ -125,6 +134,8 @@ class Ledger:
             return
         if file.gone_synced and not file.unsure and names:
             raise Loss(f"{what}: has come back as {sorted(names)}")
+        if any(name.startswith("mem/") for name in file.ever | file.names | file.synced_names) and not names:
+            return
         if file.must_be_there() and not file.unsure and not names:
             raise Loss(f"{what}: is lost")
         if file.unsure and file.alive and file.synced is not None and file.synced_names and not names:

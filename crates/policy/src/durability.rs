@@ -33,13 +33,19 @@ pub struct Standing {
     pub has_older: bool,
 }
 
-/// Whether a file is made as durable as its rung says before it is renamed over `replaced`: else a power cut might leave neither
-/// what was fsynced nor what replaced it, but what the PFS had before both.
-pub fn is_flushed_before_rename(rung: Durability, file: Standing, replaced: Standing) -> bool {
+/// Whether a file is made as durable as its rung says before it is renamed, over `replaced` if there is such a file.
+///
+/// Else a power cut might leave neither what was fsynced nor what replaced it, but what the PFS had before both; or the older
+/// version, which goes where the file goes, under a name that it never had.
+pub fn is_flushed_before_rename(
+    rung: Durability,
+    file: Standing,
+    replaced: Option<Standing>,
+) -> bool {
     // On the rung of the PFS, what was fsynced is there and stays until the new content is there too.
-    matches!(rung, Durability::Ssd | Durability::Replica)
-        && file.is_volatile
-        && replaced.is_on_flash
+    let on_flash = matches!(rung, Durability::Ssd | Durability::Replica);
+    let replaces = on_flash && replaced.is_some_and(|replaced| replaced.is_on_flash);
+    rung != Durability::Memory && file.is_volatile && (file.has_older || replaces)
 }
 
 /// Whether an fsync of its directory makes a file durable too: its name is promised to stay what it is, and without the content
@@ -67,19 +73,29 @@ mod tests {
             ..Standing::default()
         };
         for rung in [Durability::Ssd, Durability::Replica] {
-            assert!(is_flushed_before_rename(rung, VOLATILE, on_flash));
-            assert!(!is_flushed_before_rename(rung, on_flash, on_flash));
-            assert!(!is_flushed_before_rename(rung, VOLATILE, VOLATILE));
+            assert!(is_flushed_before_rename(rung, VOLATILE, Some(on_flash)));
+            assert!(!is_flushed_before_rename(rung, on_flash, Some(on_flash)));
+            assert!(!is_flushed_before_rename(rung, VOLATILE, Some(VOLATILE)));
+            assert!(!is_flushed_before_rename(rung, VOLATILE, None));
+        }
+        for rung in [Durability::Memory, Durability::Pfs] {
+            assert!(!is_flushed_before_rename(rung, VOLATILE, Some(on_flash)));
+        }
+    }
+
+    #[test]
+    fn an_older_version_does_not_go_elsewhere_without_the_new_one() {
+        let with_older = Standing {
+            has_older: true,
+            ..VOLATILE
+        };
+        for rung in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
+            assert!(is_flushed_before_rename(rung, with_older, None));
         }
         assert!(!is_flushed_before_rename(
             Durability::Memory,
-            VOLATILE,
-            on_flash
-        ));
-        assert!(!is_flushed_before_rename(
-            Durability::Pfs,
-            VOLATILE,
-            on_flash
+            with_older,
+            None
         ));
     }
 

@@ -259,8 +259,9 @@ impl Server {
         _cred: &Cred,
     ) -> Result<(), Errno> {
         let core = &self.core;
-        if mode == forebay_wire::RenameMode::Replace {
-            core.stabilise_for_rename(from, to)?;
+        core.stabilise_for_rename(from, to)?;
+        if mode == forebay_wire::RenameMode::Exchange {
+            core.stabilise_for_rename(to, from)?;
         }
         let renamed = core
             .ns

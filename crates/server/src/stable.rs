@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_namespace::{File, FileState, Node};
 use forebay_policy::durability::{
-    Standing, is_flushed_before_rename, is_flushed_with_its_directory,
+    Durability, Standing, is_flushed_before_rename, is_flushed_with_its_directory,
 };
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, Ino, OpenFlags};
@@ -14,16 +14,20 @@ use forebay_wire::Link;
 use crate::core::Core;
 
 impl Core {
-    /// Before a rename: makes the file durable where what it replaces may have been fsynced.
+    /// Before a rename: makes the file durable where a loss of power would show what it replaces, or its own older
+    /// version, under the new name.
     pub fn stabilise_for_rename(&self, from: &Link, to: &Link) -> Result<(), Errno> {
-        let Some(replaced) = self.child(to) else {
+        let Some(file) = self.child(from) else {
             return Ok(());
         };
-        let Some(file) = self.child(from).filter(|f| f.object != replaced.object) else {
+        let standing = self.standing(&file);
+        if !standing.is_volatile {
             return Ok(());
-        };
-        let rung = self.durability_of(&replaced.path());
-        match is_flushed_before_rename(rung, self.standing(&file), self.standing(&replaced)) {
+        }
+        let replaced = self.child(to).filter(|r| r.object != file.object);
+        let rung = self.rung(from).max(self.rung(to));
+        let replaced = replaced.map(|replaced| self.standing(&replaced));
+        match is_flushed_before_rename(rung, standing, replaced) {
             true => self.stabilise(&file),
             false => Ok(()),
         }
@@ -49,6 +53,13 @@ impl Core {
         match self.ns.node(link.parent) {
             Ok(Node::Dir(dir)) => dir.child(&link.name),
             _ => None,
+        }
+    }
+
+    fn rung(&self, link: &Link) -> Durability {
+        match self.ns.node(link.parent) {
+            Ok(Node::Dir(dir)) => self.durability_of(&dir.path_of(&link.name)),
+            _ => Durability::Memory,
         }
     }
 
