@@ -214,6 +214,15 @@ impl Core {
         self.rules.durability(path).unwrap_or(self.durability)
     }
 
+    /// What its fsync promises: of several names, the strongest promise counts.
+    pub fn durability_of_file(&self, file: &File) -> Durability {
+        let names = file.lock().names.clone();
+        let rungs = names
+            .iter()
+            .map(|(dir, name)| self.durability_of(&dir.path_of(name)));
+        rungs.max().unwrap_or(Durability::Memory)
+    }
+
     /// The file with this object.
     pub fn file(&self, object: ObjectId) -> Option<Arc<File>> {
         self.files.read().get(&object).cloned()

@@ -42,7 +42,7 @@ impl Core {
             let _turn = self.take_turn(&open, Class::Checkpoint, 0);
             wait_writeback(&*object);
         }
-        match self.durability_of(&file.path()) {
+        match self.durability_of_file(&file) {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
                 object.sync(data_only)?;

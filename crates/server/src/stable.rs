@@ -40,7 +40,7 @@ impl Core {
                 let standing = self.standing(&file);
                 // Most are not, and a directory may be large: their rungs need not be known.
                 if standing.is_volatile
-                    && is_flushed_with_its_directory(self.durability_of(&file.path()), standing)
+                    && is_flushed_with_its_directory(self.durability_of_file(&file), standing)
                 {
                     self.stabilise(&file)?;
                 }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 const LEN: usize = 300_000;
 const DAY_S: i64 = 86_400;
 /// Room for what a daemon needs beside what it keeps for files.
-const MEMORY_LEFT: u64 = 8 << 20;
+const MEMORY_LEFT: u64 = 2 << 20;
 /// So many files need more than that.
 const FILES_MAX: u64 = 60_000;
 
@@ -112,16 +112,12 @@ fn fault_29_memory_that_runs_out_harms_nothing_that_was_closed() {
     let mut cluster = Cluster::builder().dram("512MiB").lazy().up();
     write_file(&cluster.mnt("before"), pattern(2110, LEN));
     let pid = cluster.pid();
-    let table = fs::read_to_string(format!("/proc/{}/statm", pid.as_raw_nonzero()));
-    let table = table.expect("statm");
-    let pages: u64 = table
-        .split(' ')
-        .next()
-        .expect("size")
-        .parse()
-        .expect("pages");
-    let in_use = pages * rustix::param::page_size() as u64;
-    let old = limit(pid, Resource::As, in_use + MEMORY_LEFT);
+    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
+    let status = status.expect("status");
+    let heap = status.lines().find_map(|line| line.strip_prefix("VmData:"));
+    let heap = heap.expect("VmData").trim().trim_end_matches(" kB");
+    let in_use = heap.parse::<u64>().expect("kB") * 1024;
+    let old = limit(pid, Resource::Data, in_use + MEMORY_LEFT);
     let content = |at: u64| format!("{at:>64}");
     let failed = (0..FILES_MAX).find(|&at| {
         let dir = cluster.mnt(format!("d{}", at / 1000));
@@ -134,7 +130,7 @@ fn fault_29_memory_that_runs_out_harms_nothing_that_was_closed() {
     });
     let closed = failed.expect("memory has run out");
     if fs::metadata(cluster.mnt("before")).is_ok() {
-        prlimit(Some(pid), Resource::As, old).expect("prlimit");
+        prlimit(Some(pid), Resource::Data, old).expect("prlimit");
     } else {
         // It has said so and ended: as safe as any other sudden end.
         assert_ne!(cluster.wait_ended(), 0);

@@ -198,6 +198,21 @@ fn promise_3_path_rules_choose_the_rung() {
 }
 
 #[test]
+fn promise_3_of_several_names_the_strongest_rung_counts() {
+    let rules = "[[rule]]\npath = \"/safe/**\"\ndurability = \"pfs\"\n";
+    let builder = Cluster::builder().lazy().flag("--durability=memory");
+    let cluster = builder.config(rules).up();
+    std::fs::create_dir(cluster.mnt("safe")).expect("mkdir");
+    write_file(&cluster.mnt("f"), pattern(842, LEN));
+    std::fs::hard_link(cluster.mnt("f"), cluster.mnt("safe/f")).expect("link");
+    let file = File::open(cluster.mnt("f")).expect("open");
+    file.sync_all().expect("fsync");
+    for name in ["f", "safe/f"] {
+        pattern(842, LEN).assert_in(&cluster.pfs(name));
+    }
+}
+
+#[test]
 fn promise_3_copies_on_flash_count_as_space_there() {
     if needs_root() {
         return;
