@@ -42,10 +42,11 @@ pub fn is_flushed_before_rename(
     file: Standing,
     replaced: Option<Standing>,
 ) -> bool {
-    // On the rung of the PFS, what was fsynced is there and stays until the new content is there too.
+    // On the rung of the PFS, what was fsynced is there and stays until the new content is there too; and a rename does not wait
+    // for a drain.
     let on_flash = matches!(rung, Durability::Ssd | Durability::Replica);
-    let replaces = on_flash && replaced.is_some_and(|replaced| replaced.is_on_flash);
-    rung != Durability::Memory && file.is_volatile && (file.has_older || replaces)
+    let replaces = replaced.is_some_and(|replaced| replaced.is_on_flash);
+    on_flash && file.is_volatile && (file.has_older || replaces)
 }
 
 /// Whether an fsync of its directory makes a file durable too: its name is promised to stay what it is, and without the content
@@ -89,14 +90,12 @@ mod tests {
             has_older: true,
             ..VOLATILE
         };
-        for rung in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
+        for rung in [Durability::Ssd, Durability::Replica] {
             assert!(is_flushed_before_rename(rung, with_older, None));
         }
-        assert!(!is_flushed_before_rename(
-            Durability::Memory,
-            with_older,
-            None
-        ));
+        for rung in [Durability::Memory, Durability::Pfs] {
+            assert!(!is_flushed_before_rename(rung, with_older, None));
+        }
     }
 
     #[test]
