@@ -4,6 +4,8 @@ Files consist of blocks that say what they are: worker, file, number, version. S
 comes from, and every block is old, new or damaged, never a matter of opinion.
 """
 
+import collections
+import datetime
 import hashlib
 import os
 import struct
@@ -43,7 +45,16 @@ class File:
         self.ever = set(names)  # names since the last sync of them
         self.alive = True
         self.gone_synced = False
+        self.going = False  # its last name is being taken away
         self.unsure = True  # an operation on it has not been answered
+        self.taken_by = {}  # its names that another file took over in one step: that file's number
+        self.history = collections.deque(maxlen=40)  # what was done with it last, for whoever looks into a loss
+
+    def note(self, what):
+        self.history.append(f"{datetime.datetime.now(datetime.UTC):%H:%M:%S.%f} {what}")
+
+    def told(self):
+        return "".join(f"\n    {line}" for line in self.history)
 
     def write(self, at, version):
         self.now += [None] * (at + 1 - len(self.now))
@@ -52,6 +63,7 @@ class File:
 
     def sync(self):
         self.synced, self.pending = list(self.now), {}
+        self.note(f"{len(self.now)} blocks are synced as {sorted(self.names)}")
         self.sync_names()
 
     def sync_names(self):
@@ -103,7 +115,10 @@ class Ledger:
             if file is not None:
                 by_file.setdefault(file, {})[name] = blocks
         for number, file in self.files.items():
-            self._judge_file(file, by_file.get(number, {}), strict and not file.unsure)
+            try:
+                self._judge_file(file, by_file.get(number, {}), strict and not file.unsure)
+            except Loss as loss:
+                raise Loss(f"{loss}{file.told()}") from None
         for name, (number, _) in found.items():
             if number is None:
                 holders = [f for f in self.files.values() if name in f.ever | f.names | f.synced_names]
@@ -138,7 +153,7 @@ class Ledger:
             return
         if file.must_be_there() and not file.unsure and not names:
             raise Loss(f"{what}: is lost")
-        if file.unsure and file.alive and file.synced is not None and file.synced_names and not names:
+        if file.unsure and not file.going and file.must_be_there() and not names:
             raise Loss(f"{what}: is lost while it was worked on")
         for name, blocks in names.items():
             if name not in file.ever | file.names | file.synced_names:
@@ -151,10 +166,14 @@ class Ledger:
     def _judge_replaced(self, found):
         """A synced file whose name was taken over by another synced one: one of them has it."""
         for file in self.files.values():
-            for name in file.synced_names - file.names:
+            if file.synced is None:
+                continue
+            for name, number in file.taken_by.items():
                 taker = self.at(name)
-                if taker and taker.synced is not None and not taker.unsure and name not in found:
-                    raise Loss(f"{name}: neither the old file nor the new one is there")
+                direct = taker and taker.number == number and name in file.synced_names
+                if direct and taker.synced is not None and not taker.unsure and name not in found:
+                    raise Loss(f"{name}: neither the old file ({file.number}) nor the new one ({taker.number}) is there"
+                               f"{file.told()}\n{taker.told()}")
 
     def _read(self, root):
         found = {}
@@ -192,6 +211,7 @@ class Ledger:
         for number, file in list(self.files.items()):
             names = by_file.get(number, {})
             blocks = next(iter(names.values()), None)
+            file.note(f"judged: found as {sorted(names)}")
             if blocks is None:
                 del self.files[number]
             elif not all(isinstance(version, int) for version in blocks):
@@ -201,9 +221,9 @@ class Ledger:
                 file.ever |= set(names)
                 file.unsure = False
             else:
-                file.alive, file.unsure, file.gone_synced = True, False, False
+                file.alive, file.unsure, file.going, file.gone_synced = True, False, False, False
                 file.ever |= set(names) | file.synced_names
-                file.names = set(names)
+                file.names, file.taken_by = set(names), {}
                 for at, version in enumerate(blocks):
                     if version not in (file.synced or [])[at:at + 1]:
                         file.pending.setdefault(at, set()).add(version)

@@ -376,6 +376,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--faults", default=",".join(FAULTS), help="a comma-separated list")
+    parser.add_argument("--trace", action="store_true", help="logs say all that happens to the records of files")
     parser.add_argument("--large-blocks", type=int, default=2500, help="blocks of 4 KiB in the largest files")
     args = parser.parse_args()
     args.faults = [name for name in args.faults.split(",") if name]
@@ -388,6 +389,8 @@ def main():
     args.seed = random.SystemRandom().getrandbits(32) if args.seed is None else args.seed
     for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
         del os.environ[name]
+    if args.trace:
+        os.environ["FOREBAY_LOG"] = "trace"
     base = Path(tempfile.mkdtemp(prefix="forebay-soak-"))
     base.chmod(0o755)
     campaign = None

@@ -7,7 +7,7 @@ import random
 import struct
 import zlib
 
-from ledger import BLOCK, Loss, block
+from ledger import BLOCK, Loss, block, parse
 
 FOLDERS = ("", "safe", "mem", "deep/er")
 RECORD = struct.Struct("<4sIII")  # of the file that all append to: magic, worker, count, checksum
@@ -63,6 +63,8 @@ class Worker:
 
     def write_blocks(self, fd, file, ats):
         version = self.ledger.version()
+        ats = list(ats)
+        file.note(f"version {version} into blocks {ats[0]}..={ats[-1]}")
         for at in ats:
             # Said before it is done: from here on a power cut may leave either.
             file.write(at, version)
@@ -85,7 +87,7 @@ class Worker:
             raw = data.read()
         want = b"".join(block(self.ledger.worker, file.number, at, v) for at, v in enumerate(file.now))
         if raw != want:
-            raise Loss(f"{name} is not on the PFS as fsync said")
+            raise Loss(f"{name} is not on the PFS as fsync said{file.told()}")
 
     def create(self):
         """A new file under a temporary name, renamed over the old one: what checkpointing programs do."""
@@ -105,6 +107,7 @@ class Worker:
                 os.fsync(fd)
         finally:
             os.close(fd)
+        file.note("made, closed")
         file.unsure = False
         if fsynced:
             self.synced(file)
@@ -116,13 +119,17 @@ class Worker:
             return
         file.unsure = True
         file.ever.add(new)
+        file.note(f"rename {old} to {new}")
         if taken:
+            taken.note(f"file {file.number} takes its name {new}")
+            taken.going = taken.names == {new}
             taken.unsure = True
         os.rename(self.path(old), self.path(new))
         file.names = (file.names - {old}) | {new}
         file.unsure = False
         if taken:
-            taken.unsure = False
+            taken.unsure = taken.going = False
+            taken.taken_by[new] = file.number
             taken.names -= {new}
             taken.alive = bool(taken.names)
 
@@ -144,6 +151,7 @@ class Worker:
                 os.fsync(fd)
         finally:
             os.close(fd)
+        file.note("changed, closed")
         file.unsure = False
         if fsynced:
             self.synced(file)
@@ -162,6 +170,7 @@ class Worker:
         path, at = self.path(self.random.choice(sorted(file.names))), self.random.randrange(len(file.now))
         version = self.ledger.version()
         file.unsure = True
+        file.note(f"version {version} into block {at}, mapped")
         file.write(at, version)
         child = os.fork()
         if child == 0:
@@ -189,10 +198,12 @@ class Worker:
             return
         name = self.random.choice(sorted(file.names))
         file.unsure = True
+        file.note(f"unlink {name}")
+        file.going = file.names == {name}
         os.unlink(self.path(name))
         file.names -= {name}
         file.alive = bool(file.names)
-        file.unsure = False
+        file.unsure = file.going = False
 
     def link(self):
         file, name = self.some(), self.name()
@@ -203,6 +214,7 @@ class Worker:
             return
         file.unsure = True
         file.ever.add(name)
+        file.note(f"link {name}")
         os.link(self.path(sorted(file.names)[0]), self.path(name))
         file.names.add(name)
         file.unsure = False
@@ -229,6 +241,7 @@ class Worker:
         for file in self.ledger.files.values():
             here = {os.path.dirname(name) for name in file.ever | file.names}
             if here == {folder} and not file.unsure:
+                file.note("its directory is synced")
                 file.sync_names()
 
     def shared_append(self):
@@ -254,7 +267,13 @@ class Worker:
             raw = data.read()
         want = b"".join(block(self.ledger.worker, file.number, at, v) for at, v in enumerate(file.now))
         if raw != want:
-            raise Loss(f"{name} reads {len(raw)} bytes that differ from the {len(want)} written")
+            raise Loss(f"{name} reads {len(raw)} bytes that differ from the {len(want)} written: "
+                       f"{self.told(raw)}{file.told()}")
+
+    def told(self, raw):
+        blocks = {parse(raw[at:at + BLOCK]) for at in range(0, len(raw), BLOCK)}
+        files = {(found[0], found[1]) if found else "no block" for found in blocks}
+        return f"it has blocks of (worker, file) {files}"
 
 
 def work(ledger, root, pfs, seed, large_blocks, pipe):

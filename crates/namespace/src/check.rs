@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use forebay_kv::{Batch, Durability};
+use crate::log::Batch;
+use forebay_kv::Durability;
 use forebay_tiers::PfsTree;
 use forebay_types::ObjectId;
 
@@ -146,7 +147,7 @@ impl Namespace {
     /// From now on the file is undrained, whatever its record said.
     pub fn call_dirty(&self, file: &Arc<File>) -> Result<(), NsError> {
         if file.lock().residency.published.is_some() {
-            return self.begin_change(file, false);
+            return self.begin_change(file, false, true);
         }
         let mut state = file.lock();
         state.changed();

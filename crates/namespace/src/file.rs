@@ -8,6 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::NsError;
 use crate::dir::Dir;
+use crate::log::Position;
 use crate::record::{FileRecord, Meta, Residency};
 
 /// A file that has an object in the burst buffer.
@@ -21,6 +22,8 @@ pub struct File {
     naming: Mutex<()>,
     /// Held while its object is copied to another tier.
     copying: Mutex<()>,
+    /// Of its last record in the store.
+    pub(crate) recorded: Position,
     state: Mutex<FileState>,
 }
 
@@ -63,6 +66,7 @@ impl File {
             ino,
             naming: Mutex::new(()),
             copying: Mutex::new(()),
+            recorded: Position::default(),
             state: Mutex::new(state),
         }
     }
@@ -146,8 +150,18 @@ impl FileState {
     pub fn changed(&mut self) {
         let residency = &mut self.residency;
         residency.generation = residency.generation.next();
+        if residency.clean {
+            residency.flushed = None;
+        }
         residency.clean = false;
         residency.crc = None;
+    }
+
+    /// All names, for whoever reads the log.
+    pub(crate) fn told_names(&self) -> String {
+        let paths = self.names.iter().map(|(dir, name)| dir.path_of(name));
+        let told: Vec<_> = paths.map(|p| p.escape_ascii().to_string()).collect();
+        told.join(", ")
     }
 
     /// Generation of the content.

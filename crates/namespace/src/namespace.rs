@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use forebay_kv::{Batch, Durability, Store};
+use crate::log::{Batch, Log};
+use forebay_kv::{Durability, Store};
 use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree};
 use forebay_types::{Errno, Ino, ObjectId, Statfs, TierId};
 use parking_lot::{Mutex, RwLock};
@@ -56,7 +57,7 @@ pub struct Loaded {
 /// The tree.
 pub struct Namespace {
     pub(crate) pfs: PfsTree,
-    pub(crate) store: Box<dyn Store>,
+    pub(crate) store: Log,
     pub(crate) instance: [u8; 16],
     pub(crate) root_dev: u64,
     /// The PFS has access control lists.
@@ -105,7 +106,7 @@ impl Namespace {
         let namespace = Namespace {
             has_acls,
             pfs,
-            store,
+            store: Log::new(store),
             instance,
             root_dev,
             handles: Handles::new(),
@@ -123,6 +124,8 @@ impl Namespace {
             saving: Mutex::new(()),
         };
         let loaded = namespace.load()?;
+        // What was read may be what a killed process left to the kernel.
+        namespace.store.sync()?;
         Ok((namespace, loaded))
     }
 
@@ -422,14 +425,32 @@ impl Namespace {
             let ahead = id + OBJECT_IDS_AHEAD;
             let mut batch = Batch::new();
             batch.put(record::NEXT_OBJECT_KEY, record::encode(&ahead)?);
-            self.commit(batch)?;
+            // An object on flash may outlive a record that says that its id is taken.
+            self.store.commit(batch, Durability::Synced)?;
             *limit = ahead;
         }
         Ok(ObjectId(id))
     }
 
-    /// Writes an intent before the PFS is changed; `synced` where losing it to a power cut would show
-    /// as an outsider's change of something dirty.
+    /// Whether a change on the PFS that concerns these files is to find its intent, or their records, on stable
+    /// storage: a loss of power that brings back a record from when a file was dirty, though the PFS has moved on,
+    /// would make it look like an outsider's doing.
+    pub(crate) fn must_be_synced(&self, files: &[Option<&Arc<File>>]) -> Result<bool, NsError> {
+        let mut synced = false;
+        for file in files.iter().flatten() {
+            let (dirty, unsaved) = {
+                let state = file.lock();
+                (state.is_dirty(), state.unsaved)
+            };
+            if unsaved {
+                self.save_deferred()?;
+            }
+            synced |= dirty || !self.store.is_stable(&file.recorded);
+        }
+        Ok(synced)
+    }
+
+    /// Writes an intent before the PFS is changed; `synced`: see [`Self::must_be_synced`].
     pub(crate) fn begin_change_of_names(
         &self,
         mut batch: Batch,

@@ -118,6 +118,15 @@ pub struct Meta {
     pub ctime: TimeSpec,
 }
 
+/// What an fsync has put on stable storage, outside of the PFS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flushed {
+    /// Generation of the content.
+    pub generation: Generation,
+    /// Its size, bytes.
+    pub bytes: u64,
+}
+
 /// Where a file's content is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Residency {
@@ -125,6 +134,8 @@ pub struct Residency {
     pub tier: TierId,
     /// A durable copy in another tier, of the generation named.
     pub shadow: Option<(TierId, Generation)>,
+    /// What was last flushed to flash since the file became dirty.
+    pub flushed: Option<Flushed>,
     /// Counts changes of content.
     pub generation: Generation,
     /// The copy on the PFS, of this generation if `clean`, else of an older one.

@@ -12,13 +12,14 @@
 
 use std::sync::Arc;
 
-use forebay_kv::{Batch, Durability};
+use crate::log::Batch;
+use forebay_kv::Durability;
 use forebay_tiers::PfsStat;
 use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, failpoint};
 
 use crate::dir::Dir;
 use crate::file::{File, FileState};
-use crate::record::{Meta, Published, Residency};
+use crate::record::{Flushed, Meta, Published, Residency};
 use crate::table::{Node, PlainNode};
 use crate::{Namespace, NsError};
 
@@ -86,8 +87,14 @@ impl Namespace {
     }
 
     /// The content is about to change, or may change unseen (`writing`): from here on the file is
-    /// dirty, on record too.
-    pub fn begin_change(&self, file: &Arc<File>, writing: bool) -> Result<(), NsError> {
+    /// dirty, on record too. With `outlasting` also after a loss of power, which its object outlasts: else that could
+    /// bring back a record that calls a half changed object clean.
+    pub fn begin_change(
+        &self,
+        file: &Arc<File>,
+        writing: bool,
+        outlasting: bool,
+    ) -> Result<(), NsError> {
         let (clean, name) = {
             let state = file.lock();
             (state.residency.clean, state.names.first().cloned())
@@ -98,13 +105,17 @@ impl Namespace {
         };
         let mut state = file.lock();
         let persist = state.residency.clean || (writing && !state.residency.writing);
+        let durability = match outlasting && state.residency.clean {
+            true => Durability::Synced,
+            false => Durability::Buffered,
+        };
         if let Some(xattrs) = xattrs.filter(|_| state.residency.clean) {
             state.xattrs = xattrs;
         }
         state.changed();
         state.residency.writing |= writing;
         if persist {
-            self.save(file, &state, Durability::Buffered)?;
+            self.save(file, &state, durability)?;
             failpoint::hit(failpoint::Point::ChangeRecorded);
         }
         Ok(())
@@ -123,13 +134,15 @@ impl Namespace {
         self.save(file, &state, Durability::Buffered)
     }
 
-    /// The object has been copied to another tier, which has it from now on.
+    /// The object has been copied to another tier, which has it from now on. `flushed_bytes`: that is stable
+    /// storage, and so many were flushed.
     pub fn migrated(
         &self,
         file: &File,
         generation: Generation,
         tier: TierId,
         exclusive: bool,
+        flushed_bytes: Option<u64>,
     ) -> Result<bool, NsError> {
         let mut state = file.lock();
         if state.residency.generation != generation || (state.residency.writing && !exclusive) {
@@ -137,6 +150,9 @@ impl Namespace {
         }
         state.residency.tier = tier;
         state.residency.shadow = None;
+        if let (Some(bytes), true) = (flushed_bytes, state.is_dirty()) {
+            state.residency.flushed = Some(Flushed { generation, bytes });
+        }
         self.save(file, &state, Durability::Synced)?;
         failpoint::hit(failpoint::Point::MoveRecord);
         Ok(true)
@@ -149,6 +165,14 @@ impl Namespace {
         let Some((first, name)) = names.first().cloned() else {
             return Ok(false);
         };
+        if self.must_be_synced(&[Some(file)])? {
+            // What is only on the PFS is changed there without a word in the store: a loss of power must not bring back
+            // a record from when the file was dirty.
+            if file.lock().is_dirty() {
+                return Ok(false);
+            }
+            self.sync()?;
+        }
         // Directories are locked in the order of their keys, as by a rename.
         let mut dirs: Vec<Arc<Dir>> = names.iter().map(|(dir, _)| dir.clone()).collect();
         dirs.sort_by_key(|dir| dir.key);
@@ -170,7 +194,8 @@ impl Namespace {
         let Some(published) = residency.published.filter(|_| here) else {
             return Ok(false);
         };
-        if !residency.clean || residency.writing || state.demoting {
+        let stable = !state.unsaved && self.store.is_stable(&file.recorded);
+        if !residency.clean || residency.writing || state.demoting || !stable {
             return Ok(false);
         }
         let mut batch = Batch::new();

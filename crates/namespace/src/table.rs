@@ -149,6 +149,8 @@ impl Table {
     pub(crate) fn reserve(&mut self, ino: Ino) {
         if !ino.is_born_here() {
             self.reserved.insert(ino);
+            // One that an earlier run has given out, to a file that still goes by it.
+            self.next_substitute = self.next_substitute.max(ino.0);
         }
     }
 
@@ -158,5 +160,34 @@ impl Table {
 
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::DirKey;
+
+    #[test]
+    fn an_id_that_an_earlier_run_gave_out_is_not_given_out_again() {
+        let root = Arc::new(Dir::new(DirKey::default(), Ino::ROOT, None));
+        let mut before = Table::new(root.clone());
+        let id = |ino, btime_ns| PfsId {
+            dev: 1,
+            ino,
+            btime_ns,
+        };
+        before.reserve(Ino(41));
+        let substitute = before.ino_for(id(41, 7), 1);
+        assert_ne!(substitute, Ino(41));
+        // Its record keeps it, and so does the next run.
+        let mut after = Table::new(root);
+        for held in [Ino(41), Ino(42), substitute] {
+            after.reserve(held);
+        }
+        for taken in [41, 42] {
+            let another = after.ino_for(id(taken, 8), 1);
+            assert!(![Ino(41), Ino(42), substitute].contains(&another));
+        }
     }
 }

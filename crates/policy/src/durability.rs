@@ -25,15 +25,16 @@ pub enum Durability {
 /// What a power cut would leave of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Standing {
-    /// Its newest content is in memory only.
+    /// Its newest content is not on stable storage: in memory, or not flushed.
     pub is_volatile: bool,
-    /// Undrained content of it is on flash: it may have been fsynced.
+    /// Undrained content of it was flushed to flash, as an fsync asked for.
     pub is_on_flash: bool,
     /// The PFS has an older version under its name.
     pub has_older: bool,
 }
 
-/// Whether a file is made as durable as its rung says before it is renamed, over `replaced` if there is such a file.
+/// Whether a file is flushed to flash before it is renamed, over `replaced` if there is such a file. On the rung of the PFS, too: a
+/// rename does not wait for a drain.
 ///
 /// Else a power cut might leave neither what was fsynced nor what replaced it, but what the PFS had before both; or the older
 /// version, which goes where the file goes, under a name that it never had.
@@ -42,17 +43,42 @@ pub fn is_flushed_before_rename(
     file: Standing,
     replaced: Option<Standing>,
 ) -> bool {
-    // On the rung of the PFS, what was fsynced is there and stays until the new content is there too; and a rename does not wait
-    // for a drain.
-    let on_flash = matches!(rung, Durability::Ssd | Durability::Replica);
     let replaces = replaced.is_some_and(|replaced| replaced.is_on_flash);
-    on_flash && file.is_volatile && (file.has_older || replaces)
+    rung != Durability::Memory && file.is_volatile && (file.has_older || replaces)
 }
 
 /// Whether an fsync of its directory makes a file durable too: its name is promised to stay what it is, and without the content
 /// the older version would show under it.
 pub fn is_flushed_with_its_directory(rung: Durability, file: Standing) -> bool {
     rung != Durability::Memory && file.is_volatile && file.has_older
+}
+
+/// What becomes of an undrained file whose object has another length than its record says, at a start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OddLength {
+    /// What was written after the last fsync is lost in part, as in any local file system; the file is as long as its object.
+    Taken,
+    /// It was never fsynced, and what a power cut left of it is torn: it is lost, as it would be in memory, and what the PFS has
+    /// counts.
+    Lost,
+    /// Something is missing that was fsynced: nobody but a person can say what the rest is worth.
+    Damaged,
+}
+
+/// The decision for an object of `object_bytes`. `flushed_bytes`: its size at the last fsync, if there was one since the file
+/// became dirty; `recorded_bytes`: what the record says.
+pub fn of_odd_length(
+    object_bytes: u64,
+    recorded_bytes: u64,
+    flushed_bytes: Option<u64>,
+) -> OddLength {
+    match flushed_bytes {
+        Some(flushed) if object_bytes >= flushed => OddLength::Taken,
+        Some(_) => OddLength::Damaged,
+        // The record is from before it grew.
+        None if object_bytes > recorded_bytes => OddLength::Taken,
+        None => OddLength::Lost,
+    }
 }
 
 named!(Durability, "durability", Memory => "memory", Ssd => "ssd", Replica => "replica", Pfs => "pfs");
@@ -73,15 +99,14 @@ mod tests {
             is_on_flash: true,
             ..Standing::default()
         };
-        for rung in [Durability::Ssd, Durability::Replica] {
+        for rung in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
             assert!(is_flushed_before_rename(rung, VOLATILE, Some(on_flash)));
             assert!(!is_flushed_before_rename(rung, on_flash, Some(on_flash)));
             assert!(!is_flushed_before_rename(rung, VOLATILE, Some(VOLATILE)));
             assert!(!is_flushed_before_rename(rung, VOLATILE, None));
         }
-        for rung in [Durability::Memory, Durability::Pfs] {
-            assert!(!is_flushed_before_rename(rung, VOLATILE, Some(on_flash)));
-        }
+        let rung = Durability::Memory;
+        assert!(!is_flushed_before_rename(rung, VOLATILE, Some(on_flash)));
     }
 
     #[test]
@@ -90,12 +115,11 @@ mod tests {
             has_older: true,
             ..VOLATILE
         };
-        for rung in [Durability::Ssd, Durability::Replica] {
+        for rung in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
             assert!(is_flushed_before_rename(rung, with_older, None));
         }
-        for rung in [Durability::Memory, Durability::Pfs] {
-            assert!(!is_flushed_before_rename(rung, with_older, None));
-        }
+        let rung = Durability::Memory;
+        assert!(!is_flushed_before_rename(rung, with_older, None));
     }
 
     #[test]
@@ -111,6 +135,16 @@ mod tests {
             replacing
         ));
         assert!(!is_flushed_with_its_directory(Durability::Ssd, VOLATILE));
+    }
+
+    #[test]
+    fn what_was_fsynced_is_never_given_up_for_its_length() {
+        assert_eq!(of_odd_length(7, 9, Some(5)), OddLength::Taken);
+        assert_eq!(of_odd_length(5, 9, Some(5)), OddLength::Taken);
+        assert_eq!(of_odd_length(4, 9, Some(5)), OddLength::Damaged);
+        assert_eq!(of_odd_length(0, 9, Some(0)), OddLength::Taken);
+        assert_eq!(of_odd_length(4, 9, None), OddLength::Lost);
+        assert_eq!(of_odd_length(10, 9, None), OddLength::Taken);
     }
 
     #[test]

@@ -350,6 +350,7 @@ impl Core {
     }
 
     fn remove_objects(&self, object: ObjectId, tiers: &[Option<TierId>]) -> bool {
+        tracing::trace!(%object, ?tiers, "removed");
         let mut all = true;
         for tier in tiers.iter().flatten() {
             let Some(slot) = self.tiers.get(*tier) else {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability as KvDurability;
-use forebay_namespace::File;
+use forebay_namespace::{File, Flushed};
 use forebay_policy::durability::Durability;
 use forebay_policy::refuge::flash_with_room;
 use forebay_policy::schedule::Class;
@@ -35,6 +35,7 @@ impl Core {
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
         self.report_to_fsync(&file)?;
+        tracing::trace!(file = %file.object, ?tier, "fsync");
         let _busy = self.engine.busy();
         if self.engine.is_throttled() {
             // The bytes go to the device in the application's turn; while they are made permanent the next one may begin, or
@@ -42,11 +43,12 @@ impl Core {
             let _turn = self.take_turn(&open, Class::Checkpoint, 0);
             wait_writeback(&*object);
         }
+        let generation = self.generation(&file);
         match self.durability_of_file(&file) {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
                 object.sync(data_only)?;
-                self.save_live(&file, &*object)?;
+                self.save_live(&file, &*object, generation)?;
                 self.demote_written(&open, &file, &*object)
             }
             Durability::Ssd | Durability::Replica => {
@@ -55,7 +57,7 @@ impl Core {
                 } else {
                     object.sync(data_only)?;
                 }
-                self.save_live(&file, &*object)
+                self.save_live(&file, &*object, generation)
             }
         }
     }
@@ -69,9 +71,23 @@ impl Core {
         }
     }
 
-    fn save_live(&self, file: &File, object: &dyn Object) -> Result<(), Errno> {
+    /// Writes down what was flushed: at least the content of `generation`.
+    fn save_live(
+        &self,
+        file: &File,
+        object: &dyn Object,
+        generation: Generation,
+    ) -> Result<(), Errno> {
         let stat = object.stat()?;
         let mut state = file.lock();
+        let on_flash = match state.residency.shadow {
+            Some((_, of)) => of >= generation,
+            None => self.tiers.kind(state.residency.tier) != TierKind::Dram,
+        };
+        if on_flash && state.is_dirty() {
+            let bytes = stat.size;
+            state.residency.flushed = Some(Flushed { generation, bytes });
+        }
         state.meta.size = stat.size;
         state.meta.allocated_bytes = stat.allocated_bytes;
         if state.is_dirty() {
@@ -183,7 +199,8 @@ impl Core {
         self.ledger.release(shadow_charge(file.object));
     }
 
-    fn flash_for(&self, bytes: u64) -> Option<TierId> {
+    /// The flash directory with the most room, if that is enough for so many bytes.
+    pub fn flash_for(&self, bytes: u64) -> Option<TierId> {
         let index = flash_with_room(&self.ledger.spaces(), bytes)?;
         Some(TierId(index as u8))
     }
@@ -223,9 +240,14 @@ impl Core {
         // Writes after the last fsync are in memory only; what is on flash is brought up to date.
         let source = self.tiers.open_object(tier, file.object)?;
         let moved = self.copy_object(file, &*source, flash)?;
+        let size = moved.stat()?.size;
         // Somebody who opens it meanwhile would go on with the object that is about to go.
         let claim = self.opens.claim(file.ino);
-        if !claim.is_open() && self.ns.migrated(file, generation, flash, false)? {
+        if !claim.is_open()
+            && self
+                .ns
+                .migrated(file, generation, flash, false, Some(size))?
+        {
             drop(claim);
             self.ledger.release(shadow_charge(file.object));
             self.ledger
@@ -249,11 +271,12 @@ impl Core {
                 }
                 Target::Buffer { file, object, tier } => {
                     open.fsynced.store(true, Ordering::Release);
+                    let generation = self.generation(&file);
                     match self.tiers.kind(tier) {
                         TierKind::Dram => self.flush_to_flash(&open, &file, &*object)?,
                         _ => object.sync(false)?,
                     }
-                    self.save_live(&file, &*object)
+                    self.save_live(&file, &*object, generation)
                 }
             };
         }
@@ -266,18 +289,18 @@ impl Core {
         }
         // With the claim held, it is neither opened nor evicted meanwhile.
         let object = self.tiers.open_object(tier, file.object)?;
+        let generation = self.generation(file);
         if self.tiers.kind(tier) != TierKind::Dram {
-            return Ok(object.sync(false)?);
+            object.sync(false)?;
+            return self.save_live(file, &*object, generation);
         }
-        let bytes = object.stat()?.allocated_bytes;
+        let stat = object.stat()?;
+        let bytes = stat.allocated_bytes;
         let Some(flash) = self.flash_for(bytes) else {
             drop(claim);
             return self.demote_and_wait(file);
         };
-        let (generation, shadow) = {
-            let state = file.lock();
-            (state.generation(), state.residency.shadow)
-        };
+        let shadow = file.lock().residency.shadow;
         match self.copy_object(file, &*object, flash) {
             // It had less than its tier was promised.
             Err(Errno::ENOSPC | Errno::EDQUOT) => {
@@ -286,7 +309,10 @@ impl Core {
             }
             copied => drop(copied?),
         }
-        if self.ns.migrated(file, generation, flash, false)? {
+        if self
+            .ns
+            .migrated(file, generation, flash, false, Some(stat.size))?
+        {
             let dirty = file.lock().is_dirty();
             self.ledger.settle(file.object, flash, bytes, dirty);
             self.remove_left_behind(file, tier);

@@ -471,16 +471,9 @@ impl Instance {
     ) -> Result<(), forebay_types::Errno> {
         let core = &self.core;
         let source = core.tiers.open_object(tier, file.object)?;
-        let bytes = source.stat()?.allocated_bytes;
-        let spaces = core.ledger.spaces();
-        let flash = spaces
-            .iter()
-            .filter(|s| {
-                s.kind == forebay_policy::placement::TierKind::Ssd && s.available_bytes() >= bytes
-            })
-            .max_by_key(|s| s.available_bytes())
-            .ok_or(forebay_types::Errno::ENOSPC)?;
-        let to = forebay_types::TierId(flash.index as u8);
+        let stat = source.stat()?;
+        let bytes = stat.allocated_bytes;
+        let to = core.flash_for(bytes).ok_or(forebay_types::Errno::ENOSPC)?;
         let generation = core.generation(file);
         let dirty = file.lock().is_dirty();
         let shadow = {
@@ -489,7 +482,10 @@ impl Instance {
             state.residency.shadow
         };
         core.copy_object(file, &*source, to)?;
-        if core.ns.migrated(file, generation, to, true)? {
+        if core
+            .ns
+            .migrated(file, generation, to, true, Some(stat.size))?
+        {
             core.ledger.settle(file.object, to, bytes, dirty);
             core.remove_left_behind(file, tier);
             core.leave_shadow(file, shadow, to);

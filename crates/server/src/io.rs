@@ -114,7 +114,13 @@ impl Core {
                 return Ok(());
             }
         }
-        self.ns.begin_change(file, true)?;
+        self.begin_change(file)
+    }
+
+    /// From here on a file is dirty.
+    pub fn begin_change(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let outlasting = self.tiers.kind(file.tier()) != TierKind::Dram;
+        self.ns.begin_change(file, true, outlasting)?;
         self.ledger.set_dirty(file.object, true);
         Ok(())
     }
@@ -360,8 +366,7 @@ impl Core {
     ) -> Result<(), Errno> {
         if let Some(size) = set.size {
             // Until it is recorded, only the object knows the size.
-            self.ns.begin_change(file, true)?;
-            self.ledger.set_dirty(file.object, true);
+            self.begin_change(file)?;
             self.drain.foreground();
             object.set_len(size)?;
             failpoint::hit(failpoint::Point::TruncateObject);

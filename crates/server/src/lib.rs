@@ -26,6 +26,7 @@ mod ledger;
 mod monitor;
 mod open;
 mod opens;
+mod orphans;
 mod publication;
 mod recovery;
 mod rules;

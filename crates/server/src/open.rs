@@ -266,8 +266,7 @@ impl Core {
             )
         };
         let stat = object.stat()?;
-        self.ns.begin_change(file, true)?;
-        self.ledger.set_dirty(file.object, true);
+        self.begin_change(file)?;
         Ok(clean.then_some(Before { stat, content }))
     }
 

@@ -5,14 +5,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, Loaded};
+use forebay_namespace::{File, Garbage, Loaded};
+use forebay_policy::durability::{OddLength, of_odd_length};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::core::Core;
 use crate::fsync::shadow_charge;
 
 /// Objects by tier.
-type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
+pub(crate) type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
 
 impl Core {
     /// Finishes what was under way and takes all files over. Clean copies that turn out damaged are
@@ -105,7 +106,7 @@ impl Core {
             Ok(None) => {}
             Ok(Some(beside)) => {
                 self.report_conflict(file.path(), &beside);
-                return Ok(self.ns.disown(file)?);
+                return self.disown(file, holds);
             }
             Err(error) => self.report(
                 file.path(),
@@ -114,12 +115,13 @@ impl Core {
             ),
         }
         let residency = file.lock().residency;
-        if !holds(residency.tier)
-            && residency.published.map(|p| p.ino) == moved.map(|t| t.ino)
-            && moved.is_some()
+        if let Some(moved) = moved
+            && !holds(residency.tier)
+            && residency.published.is_some_and(|p| p.ino == moved.ino)
+            && residency.shadow.is_none_or(|(_, g)| g <= moved.generation)
         {
-            // The object itself has become the file on the PFS: an object of the overflow does.
-            return Ok(self.ns.disown(file)?);
+            // Its newest content that was safe is on the PFS; an object of the overflow has even become the file there.
+            return self.disown(file, holds);
         }
         if !holds(residency.tier) {
             return self.recover_missing(file, holds, claimed);
@@ -145,16 +147,23 @@ impl Core {
         }
     }
 
-    fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+    pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
         let path = file.path();
         self.files.write().insert(file.object, file.clone());
         self.apps.arrived(file.object, &self.rules.identify(&path));
         self.name_by_xattrs(file);
         let object = self.tiers.open_object(tier, file.object)?;
         let stat = object.stat()?;
-        let (dirty, writing, size) = {
+        let (dirty, writing, size, flushed) = {
             let state = file.lock();
-            (state.is_dirty(), state.residency.writing, state.meta.size)
+            let residency = &state.residency;
+            let flushed = residency.flushed.map(|flushed| flushed.bytes);
+            (
+                state.is_dirty(),
+                residency.writing,
+                state.meta.size,
+                flushed,
+            )
         };
         if writing || stat.size == size {
             return match dirty {
@@ -166,15 +175,26 @@ impl Core {
                 }
             };
         }
-        // Nobody had it open: the object was damaged at rest.
         let problem = format!("its object has {} bytes instead of {size}", stat.size);
         if !dirty {
+            // Nobody had it open: the object was damaged at rest.
             self.report(
                 path,
                 Errno::EIO,
                 format!("{problem}; the copy is dropped, the PFS has it whole"),
             );
             return Ok(self.ns.disown(file)?);
+        }
+        match of_odd_length(stat.size, size, flushed) {
+            OddLength::Damaged => {}
+            OddLength::Taken => {
+                if stat.size < size {
+                    let reason = "what was written after its last fsync is lost in part with the node's power";
+                    self.report(path, Errno::EIO, reason.into());
+                }
+                return self.record_object(file, &*object);
+            }
+            OddLength::Lost => return self.give_up_torn(file, tier, stat.size),
         }
         self.ledger
             .settle(file.object, tier, stat.allocated_bytes, true);
@@ -184,6 +204,39 @@ impl Core {
             Errno::EIO,
             format!("{problem}; it is kept, and not put on the PFS"),
         );
+        Ok(())
+    }
+
+    /// It was never fsynced, and the node lost its power: as in memory, it is lost. What there is of it is kept where an
+    /// administrator finds it.
+    fn give_up_torn(&self, file: &Arc<File>, tier: TierId, bytes: u64) -> Result<(), Errno> {
+        let kept = match self.tiers.get(tier) {
+            Some(slot) if bytes > 0 => {
+                let place = slot.tier.set_aside(file.object)?;
+                format!("; {bytes} bytes of it are kept in {place} of its tier")
+            }
+            _ => String::new(),
+        };
+        let reason = "was not yet flushed by fsync, and is lost with the node's power";
+        self.give_up_lost(file, reason, &kept)
+    }
+
+    /// Its content is gone: it goes, and what the PFS has counts.
+    fn give_up_lost(&self, file: &Arc<File>, reason: &str, kept: &str) -> Result<(), Errno> {
+        let path = file.path();
+        let (names, published) = {
+            let state = file.lock();
+            (state.names.clone(), state.residency.published.is_some())
+        };
+        self.ns.disown(file)?;
+        let older = match published {
+            true => "; the PFS has the version before it",
+            false => "",
+        };
+        self.report(path, Errno::EIO, format!("{reason}{older}{kept}"));
+        for (dir, name) in names {
+            self.ns.lost_of_version(&dir, &name)?;
+        }
         Ok(())
     }
 
@@ -199,7 +252,7 @@ impl Core {
             && holds(shadow)
         {
             let generation = self.generation(file);
-            self.ns.migrated(file, generation, shadow, true)?;
+            self.ns.migrated(file, generation, shadow, true, None)?;
             // A later fsync may have been on its way: only the object knows the size.
             file.lock().residency.writing = true;
             claimed.insert((shadow, file.object));
@@ -210,93 +263,26 @@ impl Core {
             self.report(file.path(), Errno::ENODEV, reason.into());
             return Ok(());
         }
-        let path = file.path();
-        if residency.clean {
-            self.ns.disown(file)?;
-            return Ok(());
+        let nothing = file.lock().meta.size == 0 && residency.published.is_none();
+        self.collect_unrecorded(file, holds);
+        if residency.clean || (nothing && !residency.writing) {
+            return Ok(self.ns.disown(file)?);
         }
-        let published = residency.published.is_some();
-        let taken = file.lock().meta.size == 0 && !published && !residency.writing;
-        let names = file.lock().names.clone();
-        self.ns.disown(file)?;
-        if !taken {
-            let older = if published {
-                "; the PFS has the version before it"
-            } else {
-                ""
-            };
-            let reason = format!(
-                "was in memory only, not yet flushed by fsync, and is lost with the node's power{older}"
-            );
-            self.report(path, Errno::EIO, reason);
-            for (dir, name) in names {
-                self.ns.lost_of_version(&dir, &name)?;
-            }
-        }
-        Ok(())
+        let reason =
+            "was in memory only, not yet flushed by fsync, and is lost with the node's power";
+        self.give_up_lost(file, reason, "")
     }
 
-    /// Objects that no record names. Copies of files that live elsewhere and empty ones go; data
-    /// stays for `fsck`.
-    fn recover_orphans(&self, inventory: &Inventory, claimed: &HashSet<(TierId, ObjectId)>) {
-        for (tier, objects) in inventory {
-            let Some(slot) = self.tiers.get(*tier) else {
-                continue;
-            };
-            for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
-                let elsewhere = self.files.read().contains_key(object);
-                if !elsewhere && self.adopt_orphan(*tier, *object) {
-                    failpoint::hit(failpoint::Point::RecoverAdopted);
-                    continue;
-                }
-                let empty = slot
-                    .tier
-                    .open(*object)
-                    .and_then(|o| o.stat())
-                    .is_ok_and(|s| s.size == 0);
-                let unfinished = matches!(slot.tier.identity(*object), Ok(Some(identity)) if identity.is_unfinished());
-                if empty || elsewhere || unfinished {
-                    if let Err(error) = slot.tier.remove(*object) {
-                        tracing::warn!("object {object} in {}: {error}", slot.tier.name());
-                    }
-                    failpoint::hit(failpoint::Point::RecoverOrphan);
-                    continue;
-                }
-                let path = match slot.tier.identity(*object) {
-                    Ok(Some(identity)) if !identity.path.is_empty() => identity.path,
-                    _ => format!("(object {object} in {})", slot.tier.name()).into_bytes(),
-                };
-                let reason = format!(
-                    "object {object} in {} has no record; 'forebay fsck' keeps its data on the PFS",
-                    slot.tier.name()
-                );
-                self.report(path, Errno::ENOENT, reason);
-            }
-        }
+    fn disown(&self, file: &Arc<File>, holds: impl Fn(TierId) -> bool) -> Result<(), Errno> {
+        self.collect_unrecorded(file, holds);
+        Ok(self.ns.disown(file)?)
     }
 
-    /// A file created just before the daemon died: the object says where it belongs.
-    fn adopt_orphan(&self, tier: TierId, object: ObjectId) -> bool {
-        let Some(slot) = self.tiers.get(tier) else {
-            return false;
-        };
-        let Ok(Some(identity)) = slot.tier.identity(object) else {
-            return false;
-        };
-        if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
-            return false;
-        }
-        let adopted = self.ns.adopt(&identity, tier).map_err(Errno::from);
-        match adopted.and_then(|file| file.map(|file| self.take_over(&file, tier)).transpose()) {
-            Ok(done) => done.is_some(),
-            Err(errno) => {
-                self.report(
-                    identity.path,
-                    errno,
-                    format!("object {object} cannot be adopted: {errno}"),
-                );
-                false
-            }
+    /// A copy, or an fsync, may have been on its way: what it has left belongs to nothing that is on record.
+    fn collect_unrecorded(&self, file: &File, holds: impl Fn(TierId) -> bool) {
+        for (tier, _) in self.tiers.iter().filter(|(tier, _)| holds(*tier)) {
+            let (object, tiers) = (file.object, [Some(tier), None]);
+            self.ns.add_garbage(Garbage { object, tiers });
         }
     }
 

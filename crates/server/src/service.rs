@@ -177,6 +177,7 @@ impl Server {
                 Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?)
             }
             Request::Link { ino, link, .. } => {
+                core.stabilise_for_link(ino, &link)?;
                 let linked = ns.link(ino, link.parent, &link.name)?;
                 Response::Attr(core.getattr(linked.ino)?)
             }

@@ -299,12 +299,15 @@ impl Core {
         let (file, object) = (file.clone(), object.clone());
         let _copying = file.copying();
         let moved = self.copy_object(&file, &*object, to)?;
+        let flushed = (self.tiers.kind(to) != TierKind::Dram)
+            .then(|| moved.stat().map(|stat| stat.size))
+            .transpose()?;
         let generation = self.generation(&file);
         let from = *tier;
         let shadow = file.lock().residency.shadow;
         if !self
             .ns
-            .migrated(&file, generation, to, true)
+            .migrated(&file, generation, to, true, flushed)
             .map_err(Errno::from)?
         {
             return Err(Errno::EAGAIN);
@@ -324,6 +327,7 @@ impl Core {
 
     /// Removes the object that a migration has left in another tier.
     pub fn remove_left_behind(&self, file: &File, tier: TierId) {
+        tracing::trace!(file = %file.object, ?tier, "left behind");
         if let Some(slot) = self.tiers.get(tier)
             && let Err(error) = slot.tier.remove(file.object)
             && error.raw_os_error() != Some(libc::ENOENT)

@@ -7,14 +7,13 @@ use forebay_namespace::{File, FileState, Node};
 use forebay_policy::durability::{
     Durability, Standing, is_flushed_before_rename, is_flushed_with_its_directory,
 };
-use forebay_tiers::TierKind;
 use forebay_types::{Errno, Ino, OpenFlags};
 use forebay_wire::Link;
 
 use crate::core::Core;
 
 impl Core {
-    /// Before a rename: makes the file durable where a loss of power would show what it replaces, or its own older
+    /// Before a rename: flushes the file where a loss of power would show what it replaces, or its own older
     /// version, under the new name.
     pub fn stabilise_for_rename(&self, from: &Link, to: &Link) -> Result<(), Errno> {
         let Some(file) = self.child(from) else {
@@ -28,7 +27,20 @@ impl Core {
         let rung = self.rung(from).max(self.rung(to));
         let replaced = replaced.map(|replaced| self.standing(&replaced));
         match is_flushed_before_rename(rung, standing, replaced) {
-            true => self.stabilise(&file),
+            true => self.make_stable(&file),
+            false => Ok(()),
+        }
+    }
+
+    /// Before a link, likewise: its older version would get the name too.
+    pub fn stabilise_for_link(&self, ino: Ino, to: &Link) -> Result<(), Errno> {
+        let Node::File(file) = self.ns.node(ino)? else {
+            return Ok(());
+        };
+        let standing = self.standing(&file);
+        let rung = self.durability_of_file(&file).max(self.rung(to));
+        match is_flushed_before_rename(rung, standing, None) {
+            true => self.make_stable(&file),
             false => Ok(()),
         }
     }
@@ -70,13 +82,12 @@ impl Core {
             .is_some_and(|open| open.is_written());
         let state: &FileState = &file.lock();
         let residency = &state.residency;
-        let in_memory = self.tiers.kind(residency.tier) == TierKind::Dram;
-        let has_copy = residency
-            .shadow
-            .is_some_and(|(_, generation)| generation == residency.generation && !written);
+        let is_flushed = residency
+            .flushed
+            .is_some_and(|flushed| flushed.generation == residency.generation && !written);
         Standing {
-            is_volatile: state.is_dirty() && in_memory && !has_copy,
-            is_on_flash: state.is_dirty() && (!in_memory || residency.shadow.is_some()),
+            is_volatile: state.is_dirty() && !is_flushed,
+            is_on_flash: state.is_dirty() && residency.flushed.is_some(),
             has_older: residency.published.is_some(),
         }
     }

@@ -128,6 +128,7 @@ impl Core {
         let residency = Residency {
             tier,
             shadow: None,
+            flushed: None,
             generation: Generation(1),
             published: Some(stat.into()),
             clean: !empty,
@@ -175,7 +176,7 @@ impl Core {
         }
         let copied = self.copy_object(file, &*source, dram)?;
         let claim = self.opens.claim(file.ino);
-        if claim.is_open() || !self.ns.migrated(file, generation, dram, false)? {
+        if claim.is_open() || !self.ns.migrated(file, generation, dram, false, None)? {
             drop(claim);
             self.remove_left_behind(file, dram);
             return Ok(false);

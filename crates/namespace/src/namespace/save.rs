@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use forebay_kv::{Batch, Durability};
+use crate::log::Batch;
+use forebay_kv::Durability;
 use forebay_types::{Ino, ObjectId, failpoint};
 
 use super::{Garbage, Namespace};
@@ -24,6 +25,8 @@ impl Namespace {
             record::file_key(file.object),
             record::encode(&state.record(file.ino))?,
         );
+        batch.records(&file.recorded);
+        tracing::trace!(file = %file.object, names = %state.told_names(), residency = ?state.residency, "record");
         Ok(())
     }
 
@@ -40,6 +43,7 @@ impl Namespace {
             object: file.object,
             tiers: [Some(residency.tier), shadow],
         };
+        tracing::trace!(file = %file.object, names = %state.told_names(), "record goes");
         batch.delete(record::file_key(file.object));
         batch.put(
             record::garbage_key(file.object),

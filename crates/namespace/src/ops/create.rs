@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability;
-use forebay_tiers::{Identity, PfsDir, PfsTree};
+use forebay_tiers::{Identity, PfsDir, PfsStat, PfsTree};
 use forebay_types::{
     Attr, Cred, Errno, Generation, Ino, ObjectId, TierId, TimeSpec, check_name, failpoint,
 };
@@ -32,6 +32,16 @@ pub struct NewFile {
     pub writing: bool,
     /// When its object was made, by that one's own clock: times of a file never go back.
     pub born: TimeSpec,
+}
+
+/// What came of taking over an object that no record names.
+pub enum Adopted {
+    /// It is a file again.
+    File(Arc<File>),
+    /// There is another file in its place: it had been replaced, or is a copy of that one.
+    Taken(Option<PfsStat>),
+    /// Its place is not known.
+    Nowhere,
 }
 
 impl Namespace {
@@ -119,6 +129,7 @@ impl Namespace {
             residency: Residency {
                 tier: new.tier,
                 shadow: None,
+                flushed: None,
                 generation: Generation(1),
                 published: None,
                 clean: false,
@@ -167,21 +178,24 @@ impl Namespace {
     }
 
     /// Takes over an object that was created, but whose record was not written before the daemon
-    /// died. `None` if its place is not known or taken: then it stays an orphan.
-    pub fn adopt(&self, identity: &Identity, tier: TierId) -> Result<Option<Arc<File>>, NsError> {
+    /// died, unless its place is not known or taken.
+    pub fn adopt(&self, identity: &Identity, tier: TierId) -> Result<Adopted, NsError> {
         let key = DirKey {
             dev: identity.parent.dev_ordinal,
             ino: identity.parent.ino,
             btime_ns: identity.parent.btime_ns,
         };
         let Some(dir) = self.known_dir(key) else {
-            return Ok(None);
+            return Ok(Adopted::Nowhere);
         };
-        if check_name(&identity.name).is_err() || dir.child(&identity.name).is_some() {
-            return Ok(None);
+        if check_name(&identity.name).is_err() {
+            return Ok(Adopted::Nowhere);
+        }
+        if dir.child(&identity.name).is_some() {
+            return Ok(Adopted::Taken(None));
         }
         match self.pfs.stat(&self.open_dir(&dir)?, &identity.name) {
-            Ok(_) => return Ok(None),
+            Ok(stat) => return Ok(Adopted::Taken(Some(stat))),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
             Err(e) => return Err(e.into()),
         }
@@ -203,6 +217,6 @@ impl Namespace {
         let (_, file) = self.create(&dir, &identity.name, identity.gid, &new)?;
         // The kernel knows nothing of it yet.
         self.forget(file.ino, 1);
-        Ok(Some(file))
+        Ok(Adopted::File(file))
     }
 }

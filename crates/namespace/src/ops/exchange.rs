@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_kv::Batch;
+use crate::log::Batch;
 use forebay_tiers::{PfsStat, RenameMode as PfsRename};
 use forebay_types::{FileKind, failpoint};
 
@@ -28,7 +28,7 @@ impl Namespace {
         let mut batch = Batch::new();
         self.put_dirs(&mut batch, &from.dir)?;
         self.put_dirs(&mut batch, &to.dir)?;
-        let synced = from.is_dirty() || to.is_dirty();
+        let synced = self.must_be_synced(&[from.file.as_ref(), to.file.as_ref()])?;
         let sequence = self.begin_change_of_names(batch, &intent, synced)?;
         self.dirs_written(&from.dir);
         self.dirs_written(&to.dir);

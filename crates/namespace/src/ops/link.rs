@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay_kv::Batch;
+use crate::log::Batch;
 use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Attr, Errno, Ino, TimeSpec, check_name, failpoint};
 
@@ -103,11 +103,11 @@ impl Namespace {
         (dir, to, name): (&Arc<Dir>, &PfsDir, &[u8]),
         batch: &mut Batch,
     ) -> Result<Option<Published>, NsError> {
-        let (first, names, published, dirty) = {
+        let (first, names, published) = {
             let state = file.lock();
             let first = state.names.first().cloned();
             let published = state.residency.published;
-            (first, state.names.len(), published, state.is_dirty())
+            (first, state.names.len(), published)
         };
         let Some((first_dir, first_name)) = first else {
             return Err(Errno::ENOENT.into());
@@ -131,7 +131,8 @@ impl Namespace {
         });
         let mut dirs = Batch::new();
         self.put_dirs(&mut dirs, dir)?;
-        let sequence = self.begin_change_of_names(dirs, &intent, dirty)?;
+        let synced = self.must_be_synced(&[Some(file)])?;
+        let sequence = self.begin_change_of_names(dirs, &intent, synced)?;
         failpoint::hit(failpoint::Point::LinkIntent);
         if let Err(error) = self.pfs.link(&from, &first_name, to, name) {
             self.take_intent_back(sequence)?;

@@ -164,7 +164,7 @@ impl Namespace {
         if !unchanged || state.is_unlinked() {
             return Ok(!state.is_unlinked());
         }
-        let mut batch = forebay_kv::Batch::new();
+        let mut batch = crate::log::Batch::new();
         let several = state.names.len() > 1;
         if several {
             state

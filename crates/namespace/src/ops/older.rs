@@ -33,7 +33,7 @@ impl Namespace {
             .stat(&handle, &name)
             .is_ok_and(|found| found.id.ino == older.ino)
         {
-            self.set_published(file, Published::GOING)?;
+            self.begin_unlink_of_older(file)?;
             self.pfs.unlink(&handle, &name)?;
         }
         let mut state = file.lock();

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_kv::Batch;
+use crate::log::Batch;
 use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
 use forebay_types::{Errno, FileKind, Ino, TimeSpec, check_name, failpoint};
 use forebay_wire::RenameMode;
@@ -90,13 +90,6 @@ impl End {
 
     pub(crate) fn key(&self) -> PlaceKey {
         (self.dir.key, self.name.to_vec())
-    }
-
-    /// Whether it is a file of the buffer that the PFS does not have whole.
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.file
-            .as_ref()
-            .is_some_and(|file| file.lock().is_dirty())
     }
 }
 
@@ -439,7 +432,7 @@ impl Namespace {
         if needs_intent {
             let mut batch = Batch::new();
             self.put_dirs(&mut batch, &to.dir)?;
-            let synced = from.is_dirty() || to.is_dirty();
+            let synced = self.must_be_synced(&[from.file.as_ref(), to.file.as_ref()])?;
             let intent = Intent::Rename(intent);
             sequence = Some(self.begin_change_of_names(batch, &intent, synced)?);
             failpoint::hit(failpoint::Point::RenameIntent);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_kv::Batch;
+use crate::log::Batch;
 use forebay_tiers::PfsStat;
 use forebay_types::{FileKind, TimeSpec};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_kv::{Batch, Durability};
+use crate::log::Batch;
+use forebay_kv::Durability;
 use forebay_tiers::PfsDir;
 use forebay_types::{Errno, Ino, TimeSpec, check_name, failpoint};
 
@@ -50,6 +51,10 @@ impl Namespace {
         let mut batch = Batch::new();
         if let Some(published) = published {
             let mut sequence = None;
+            let synced = self.must_be_synced(&[Some(file)])?;
+            if synced && !several && !dirty {
+                self.sync()?;
+            }
             if several {
                 let place = (dir.key, name.to_vec());
                 let intent = Intent::Link(LinkIntent {
@@ -58,7 +63,7 @@ impl Namespace {
                     change: LinkChange::Removed,
                     holder: Some(place),
                 });
-                let begun = self.begin_change_of_names(Batch::new(), &intent, dirty)?;
+                let begun = self.begin_change_of_names(Batch::new(), &intent, synced)?;
                 batch.delete(record::intent_key(begun));
                 sequence = Some(begun);
                 failpoint::hit(failpoint::Point::UnlinkIntent);
@@ -117,8 +122,7 @@ impl Namespace {
                 _ => {}
             }
             if !several {
-                // After a crash it must not look as if somebody else had removed it.
-                self.set_published(file, Published::GOING)?;
+                self.begin_unlink_of_older(file)?;
             }
         }
         let removed = self.pfs.unlink(&handle, name);
@@ -133,6 +137,13 @@ impl Namespace {
             }
             Ok(()) => Ok(()),
         }
+    }
+
+    /// After a crash it must not look as if somebody else had removed it.
+    pub(crate) fn begin_unlink_of_older(&self, file: &File) -> Result<(), NsError> {
+        let mut state = file.lock();
+        state.residency.published = Some(Published::GOING);
+        self.save(file, &state, Durability::Synced)
     }
 
     /// Writes down what the PFS has of a file.

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_kv::{Batch, Durability};
+use crate::log::Batch;
+use forebay_kv::Durability;
 use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
 use forebay_types::{Attr, Cred, Errno, FileKind, Ino, TimeSpec, check_name, failpoint};
 use forebay_wire::RenameMode;

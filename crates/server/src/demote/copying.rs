@@ -42,6 +42,11 @@ impl Made {
         self.file.sync(false).map_err(on_pfs("flush"))
     }
 
+    /// Puts what was copied on stable storage.
+    pub(super) fn sync_source(&self) -> std::io::Result<()> {
+        self.source.sync(false)
+    }
+
     /// Reads the copy back, and sees whether its source has stood still.
     pub(super) fn check(&self, core: &Core, demotion: &Demotion) -> Result<(), Failure> {
         if core.settings.demotion.verify == Verify::Media {

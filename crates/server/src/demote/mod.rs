@@ -7,14 +7,14 @@
 mod copying;
 mod overflow;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_namespace::{Demotion, Dir, File, NsError, Placed};
 use forebay_tiers::{CopyReport, PfsDir, TierKind};
-use forebay_types::{Errno, ObjectId, failpoint};
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::core::Core;
 use crate::drain::Finished;
@@ -161,7 +161,36 @@ fn note_failure(core: &Core, file: &File, errno: Errno, reason: &str) {
     );
 }
 
+/// Puts the objects on flash that are about to be called clean on stable storage there: a loss of power must not leave a torn
+/// one behind a record that says so. Where it fails the copies on the PFS are good all the same.
+fn flush_objects(core: &Core, copied: &[Copying]) {
+    let on_flash = |one: &&Copying| {
+        let demotion = &one.demotion;
+        let flushed = demotion.file.lock().residency.flushed;
+        core.tiers.kind(demotion.tier) == TierKind::Ssd
+            && flushed.is_none_or(|flushed| flushed.generation != demotion.generation)
+    };
+    let objects: Vec<_> = copied.iter().filter(on_flash).collect();
+    if objects.len() < SYNC_TOGETHER_FILES {
+        for one in objects {
+            if let Err(error) = one.made.sync_source() {
+                let path = one.demotion.file.path();
+                core.report(path, (&error).into(), format!("flush on flash: {error}"));
+            }
+        }
+        return;
+    }
+    let tiers: BTreeSet<TierId> = objects.iter().map(|one| one.demotion.tier).collect();
+    for slot in tiers.into_iter().filter_map(|tier| core.tiers.get(tier)) {
+        if let Err(error) = slot.tier.sync_all() {
+            let path = format!("({})", slot.tier.name()).into_bytes();
+            core.report(path, (&error).into(), format!("flush: {error}"));
+        }
+    }
+}
+
 fn flush(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
+    flush_objects(core, &copied);
     if copied.len() >= SYNC_TOGETHER_FILES {
         return match core.ns.pfs().sync() {
             Ok(()) => copied,

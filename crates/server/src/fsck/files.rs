@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use forebay_namespace::{File, Published, Residency};
+use forebay_policy::durability::{OddLength, of_odd_length};
 use forebay_policy::repair::{Damage, Knowledge, Remedy};
 use forebay_tiers::{FileObject, IdentityError, Object, PfsStat, checksum};
 use forebay_types::{Errno, TierId};
@@ -85,9 +86,15 @@ impl Check<'_> {
         let (tier, id) = (facts.residency.tier, facts.file.object);
         let opened = self.core.tiers.open_object(tier, id);
         let stat = opened.and_then(|object| object.stat().map(|stat| (object, stat.size)));
+        let flushed = facts.residency.flushed.map(|flushed| flushed.bytes);
+        let taken = |size| {
+            !facts.residency.clean && of_odd_length(size, facts.size, flushed) == OddLength::Taken
+        };
         match stat {
             // Written unseen when the daemon died: only the object knows the length.
             Ok((object, size)) if size == facts.size || facts.residency.writing => Some(object),
+            // The node lost its power: the next start takes it as it is.
+            Ok((object, size)) if taken(size) => Some(object),
             Ok((_, size)) => {
                 let problem = format!("its object has {size} bytes, its record {}", facts.size);
                 self.wrong(facts, Damage::ObjectLength, problem, false);

@@ -1,0 +1,127 @@
+//! Objects that no record names, as a start finds them.
+
+use std::collections::HashSet;
+
+use forebay_namespace::Adopted;
+use forebay_tiers::Identity;
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
+
+use crate::core::Core;
+use crate::recovery::Inventory;
+use crate::tierset::Slot;
+
+/// What an orphan is worth.
+enum Worth {
+    /// It is a file again.
+    Adopted,
+    /// Nothing: empty, unfinished, or a copy of what is elsewhere.
+    Nothing,
+    /// It was never fsynced, and its name is another file's: if it stayed it would be adopted when that one goes, long after.
+    Replaced,
+    /// It may be the only copy of something.
+    Unknown,
+}
+
+impl Core {
+    /// Copies of files that live elsewhere and empty ones go; what may be the only copy of something stays for `fsck`, or,
+    /// where its name is another's, goes aside.
+    pub fn recover_orphans(&self, inventory: &Inventory, claimed: &HashSet<(TierId, ObjectId)>) {
+        for (tier, objects) in inventory {
+            let Some(slot) = self.tiers.get(*tier) else {
+                continue;
+            };
+            for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
+                self.recover_orphan(*tier, slot, *object);
+            }
+        }
+    }
+
+    fn recover_orphan(&self, tier: TierId, slot: &Slot, object: ObjectId) {
+        let identity = slot.tier.identity(object).ok().flatten();
+        let path = || match &identity {
+            Some(identity) if !identity.path.is_empty() => identity.path.clone(),
+            _ => format!("(object {object} in {})", slot.tier.name()).into_bytes(),
+        };
+        match self.worth_of_orphan(tier, slot, object, identity.as_ref()) {
+            Worth::Adopted => failpoint::hit(failpoint::Point::RecoverAdopted),
+            Worth::Nothing => {
+                if let Err(error) = slot.tier.remove(object) {
+                    tracing::warn!("object {object} in {}: {error}", slot.tier.name());
+                }
+                failpoint::hit(failpoint::Point::RecoverOrphan);
+            }
+            Worth::Replaced => match slot.tier.set_aside(object) {
+                Ok(kept) => {
+                    let reason = format!(
+                        "object {object} was not yet flushed by fsync, and its name is another's now; it is kept in {kept} of {}",
+                        slot.tier.name()
+                    );
+                    self.report(path(), Errno::EEXIST, reason);
+                }
+                Err(error) => {
+                    let reason = format!("object {object} cannot be set aside: {error}");
+                    self.report(path(), (&error).into(), reason);
+                }
+            },
+            Worth::Unknown => {
+                let reason = format!(
+                    "object {object} in {} has no record; 'forebay fsck' keeps its data on the PFS",
+                    slot.tier.name()
+                );
+                self.report(path(), Errno::ENOENT, reason);
+            }
+        }
+    }
+
+    fn worth_of_orphan(
+        &self,
+        tier: TierId,
+        slot: &Slot,
+        object: ObjectId,
+        identity: Option<&Identity>,
+    ) -> Worth {
+        if self.files.read().contains_key(&object) || identity.is_some_and(Identity::is_unfinished)
+        {
+            return Worth::Nothing;
+        }
+        let stat = slot.tier.open(object).and_then(|object| object.stat()).ok();
+        let taken = identity.and_then(|identity| self.adopt_orphan(tier, object, identity));
+        match taken {
+            Some(Adopted::File(_)) => return Worth::Adopted,
+            // A copy has the times of what it was copied from.
+            Some(Adopted::Taken(Some(original)))
+                if stat.is_some_and(|s| (s.size, s.mtime) == (original.size, original.mtime)) =>
+            {
+                return Worth::Nothing;
+            }
+            _ => {}
+        }
+        match (stat, taken) {
+            (Some(stat), _) if stat.size == 0 => Worth::Nothing,
+            (_, Some(Adopted::Taken(_))) => Worth::Replaced,
+            _ => Worth::Unknown,
+        }
+    }
+
+    /// A file created just before the daemon died: the object says where it belongs.
+    fn adopt_orphan(&self, tier: TierId, object: ObjectId, identity: &Identity) -> Option<Adopted> {
+        if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
+            return None;
+        }
+        let adopted = self.ns.adopt(identity, tier).map_err(Errno::from);
+        let taken_over = adopted.and_then(|adopted| {
+            if let Adopted::File(file) = &adopted {
+                self.take_over(file, tier)?;
+            }
+            Ok(adopted)
+        });
+        match taken_over {
+            Ok(adopted) => Some(adopted),
+            Err(errno) => {
+                let reason = format!("object {object} cannot be adopted: {errno}");
+                self.report(identity.path.clone(), errno, reason);
+                None
+            }
+        }
+    }
+}
