@@ -32,7 +32,7 @@ pub use ops::lookup::{Found, Resolved};
 pub use ops::setattr::{AttrPlan, without_set_id};
 pub use ops::unpublished::Publication;
 pub use outside::{Conflict, ConflictKind};
-pub use publish::{Copy, Demotion, Placed};
+pub use publish::{Confirmed, Copy, Demotion, Placed};
 pub use record::{DirKey, FileRecord, Flushed, Meta, Published, Residency, Temporary, Xattrs};
 
 pub use table::{Node, PlainNode};

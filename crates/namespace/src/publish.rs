@@ -68,6 +68,15 @@ pub enum Placed {
     },
 }
 
+/// What became of a file whose copy is durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Confirmed {
+    /// The content is still of the generation that was copied.
+    pub current: bool,
+    /// The record has forgotten an older copy that an fsync had left in this tier: it may be removed.
+    pub outdated_shadow: Option<TierId>,
+}
+
 impl Namespace {
     /// Begins a demotion, unless the file is clean, unlinked, already being demoted, or written
     /// unseen.
@@ -317,11 +326,11 @@ impl Namespace {
     }
 
     /// The copies are durable under their names: the files are clean, as far as they have not changed since.
-    /// Whether that is so, or why the record could not be written, for each.
-    pub fn confirm(&self, published: &[(&Demotion, u32)]) -> Vec<Result<bool, NsError>> {
+    /// What became of each, or why its record could not be written.
+    pub fn confirm(&self, published: &[(&Demotion, u32)]) -> Vec<Result<Confirmed, NsError>> {
         let files: Vec<_> = published.iter().map(|(d, _)| &d.file).collect();
-        let mut outcomes: Vec<Result<bool, NsError>> = Vec::new();
-        outcomes.resize_with(published.len(), || Ok(false));
+        let mut outcomes: Vec<Result<Confirmed, NsError>> = Vec::new();
+        outcomes.resize_with(published.len(), || Ok(Confirmed::default()));
         let failures = self.save_together(&files, &mut |at, state| {
             let (demotion, crc) = published[at];
             outcomes[at] = Ok(confirm_one(state, demotion, crc));
@@ -418,7 +427,7 @@ impl Namespace {
     }
 }
 
-fn confirm_one(state: &mut FileState, demotion: &Demotion, crc: u32) -> bool {
+fn confirm_one(state: &mut FileState, demotion: &Demotion, crc: u32) -> Confirmed {
     state.demoting = false;
     state.error = None;
     state.error_unreported = false;
@@ -431,5 +440,15 @@ fn confirm_one(state: &mut FileState, demotion: &Demotion, crc: u32) -> bool {
         state.residency.crc = Some(crc);
         state.xattrs = Vec::new();
     }
-    current
+    // After a crash an older copy must not stand for what the PFS has.
+    let residency = &mut state.residency;
+    let outdated = |generation| generation < demotion.generation;
+    let outdated_shadow = residency.shadow.take_if(|(_, of)| outdated(*of));
+    residency
+        .flushed
+        .take_if(|flushed| outdated(flushed.generation));
+    Confirmed {
+        current,
+        outdated_shadow: outdated_shadow.map(|(tier, _)| tier),
+    }
 }

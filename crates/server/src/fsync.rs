@@ -199,6 +199,15 @@ impl Core {
         self.ledger.release(shadow_charge(file.object));
     }
 
+    /// The same for one that the record has forgotten, unless another fsync has made it anew since.
+    pub fn drop_outdated_shadow(&self, file: &File, flash: TierId) {
+        let _copying = file.copying();
+        let residency = file.lock().residency;
+        if residency.shadow.is_none() && residency.tier != flash {
+            self.drop_shadow(file, flash);
+        }
+    }
+
     /// The flash directory with the most room, if that is enough for so many bytes.
     pub fn flash_for(&self, bytes: u64) -> Option<TierId> {
         let index = flash_with_room(&self.ledger.spaces(), bytes)?;

@@ -30,13 +30,20 @@ impl Core {
             let Some(slot) = self.tiers.get(*tier) else {
                 continue;
             };
+            let mut removed = false;
             for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
-                self.recover_orphan(*tier, slot, *object);
+                removed |= self.recover_orphan(*tier, slot, *object);
+            }
+            // Brought back by a power cut, it might be taken for what it is not.
+            if removed && let Err(error) = slot.tier.sync_all() {
+                let path = format!("({})", slot.tier.name()).into_bytes();
+                self.report(path, (&error).into(), format!("flush: {error}"));
             }
         }
     }
 
-    fn recover_orphan(&self, tier: TierId, slot: &Slot, object: ObjectId) {
+    /// Whether it was removed.
+    fn recover_orphan(&self, tier: TierId, slot: &Slot, object: ObjectId) -> bool {
         let identity = slot.tier.identity(object).ok().flatten();
         let path = || match &identity {
             Some(identity) if !identity.path.is_empty() => identity.path.clone(),
@@ -49,6 +56,7 @@ impl Core {
                     tracing::warn!("object {object} in {}: {error}", slot.tier.name());
                 }
                 failpoint::hit(failpoint::Point::RecoverOrphan);
+                return true;
             }
             Worth::Replaced => match slot.tier.set_aside(object) {
                 Ok(kept) => {
@@ -71,6 +79,7 @@ impl Core {
                 self.report(path(), Errno::ENOENT, reason);
             }
         }
+        false
     }
 
     fn worth_of_orphan(

@@ -248,6 +248,10 @@ impl Core {
         claimed: &mut HashSet<(TierId, ObjectId)>,
     ) -> Result<(), Errno> {
         let residency = file.lock().residency;
+        if residency.clean {
+            // The PFS has it; a copy of an earlier fsync on flash may be older.
+            return self.disown(file, holds);
+        }
         if let Some((shadow, _)) = residency.shadow
             && holds(shadow)
         {
@@ -265,7 +269,7 @@ impl Core {
         }
         let nothing = file.lock().meta.size == 0 && residency.published.is_none();
         self.collect_unrecorded(file, holds);
-        if residency.clean || (nothing && !residency.writing) {
+        if nothing && !residency.writing {
             return Ok(self.ns.disown(file)?);
         }
         let reason =

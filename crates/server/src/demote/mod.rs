@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_namespace::{Demotion, Dir, File, NsError, Placed};
+use forebay_namespace::{Confirmed, Demotion, Dir, File, NsError, Placed};
 use forebay_tiers::{CopyReport, PfsDir, TierKind};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
@@ -309,7 +309,13 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
     for ((demotion, report, outcome), confirmed) in placed.iter().zip(outcomes) {
         let object = demotion.file.object;
         match confirmed {
-            Ok(current) => {
+            Ok(Confirmed {
+                current,
+                outdated_shadow,
+            }) => {
+                if let Some(flash) = outdated_shadow {
+                    core.drop_outdated_shadow(&demotion.file, flash);
+                }
                 if **outcome == Placed::Published && !core.errors.is_empty() {
                     core.errors.clear(&demotion.dir.path_of(&demotion.name));
                 }

@@ -6,6 +6,7 @@ mod errors;
 mod faults;
 mod faults_disks;
 mod faults_limits;
+mod faults_power;
 mod fsync;
 mod group;
 mod hanging;
