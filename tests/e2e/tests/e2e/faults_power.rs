@@ -48,7 +48,7 @@ fn assert_no_errors(cluster: &Cluster) {
 }
 
 #[test]
-fn fault_06_names_that_changed_just_after_a_drain_are_not_taken_for_an_outsiders_doing() {
+fn promise_3_names_that_changed_just_after_a_drain_are_not_taken_for_an_outsiders_doing() {
     if needs_root() {
         return;
     }
@@ -71,7 +71,7 @@ fn fault_06_names_that_changed_just_after_a_drain_are_not_taken_for_an_outsiders
 }
 
 #[test]
-fn fault_06_a_dropped_copy_leaves_no_record_of_when_it_was_undrained() {
+fn promise_3_a_dropped_copy_leaves_no_record_of_when_it_was_undrained() {
     if needs_root() {
         return;
     }
@@ -89,7 +89,7 @@ fn fault_06_a_dropped_copy_leaves_no_record_of_when_it_was_undrained() {
 }
 
 #[test]
-fn fault_05_a_drained_copy_that_was_never_fsynced_is_whole_or_gone() {
+fn promise_3_a_drained_copy_that_was_never_fsynced_is_whole_or_gone() {
     if needs_root() {
         return;
     }
@@ -106,7 +106,7 @@ fn fault_05_a_drained_copy_that_was_never_fsynced_is_whole_or_gone() {
 }
 
 #[test]
-fn fault_06_a_copy_that_was_changed_is_not_called_drained() {
+fn promise_3_a_copy_that_was_changed_is_not_called_drained() {
     if needs_root() {
         return;
     }
@@ -128,7 +128,7 @@ fn fault_06_a_copy_that_was_changed_is_not_called_drained() {
 }
 
 #[test]
-fn fault_05_what_was_never_fsynced_and_is_torn_is_lost_as_in_memory() {
+fn promise_3_what_was_never_fsynced_and_is_torn_is_lost_as_in_memory() {
     if needs_root() {
         return;
     }
@@ -169,7 +169,7 @@ fn fault_05_what_was_never_fsynced_and_is_torn_is_lost_as_in_memory() {
 }
 
 #[test]
-fn fault_06_a_copy_that_was_lost_from_the_records_does_not_come_back_later() {
+fn promise_3_a_copy_that_was_lost_from_the_records_does_not_come_back_later() {
     if needs_root() {
         return;
     }
@@ -197,7 +197,7 @@ fn successor_in_memory(name: &str) -> Cluster {
 }
 
 #[test]
-fn fault_05_an_older_version_is_not_found_under_a_name_that_it_never_had() {
+fn promise_3_an_older_version_is_not_found_under_a_name_that_it_never_had() {
     if needs_root() {
         return;
     }
@@ -214,7 +214,7 @@ fn fault_05_an_older_version_is_not_found_under_a_name_that_it_never_had() {
 }
 
 #[test]
-fn fault_05_a_copy_of_an_earlier_fsync_does_not_stand_for_what_was_drained_since() {
+fn promise_3_a_copy_of_an_earlier_fsync_does_not_stand_for_what_was_drained_since() {
     if needs_root() {
         return;
     }
