@@ -272,7 +272,11 @@ impl Core {
 
     fn open_pfs(&self, ino: Ino, plain: PlainNode, flags: OpenFlags) -> Result<OpenFile, Errno> {
         let handle = self.ns.open_dir(&plain.parent)?;
-        let file = self.ns.pfs().open_file(&handle, &plain.name, false)?;
+        let file = match self.ns.pfs().open_file(&handle, &plain.name, false) {
+            // It may go by another name: the kernel looks that up again, and comes back with it.
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Err(Errno::ESTALE),
+            opened => opened?,
+        };
         if self.ns.pfs().stat_file(&file)?.id != plain.id {
             return Err(Errno::ESTALE);
         }

@@ -225,6 +225,20 @@ fn promise_2_replacing_one_name_of_a_file_is_no_change_of_the_other() {
 }
 
 #[test]
+fn promise_2_a_file_of_the_pfs_is_there_under_the_name_that_is_left() {
+    let cluster = Cluster::builder().lazy().up();
+    fs::write(cluster.pfs("first"), pattern(208, 500).bytes()).expect("write");
+    fs::hard_link(cluster.pfs("first"), cluster.pfs("second")).expect("link");
+    // The kernel knows both, and which it asked for last is how the file is known here.
+    for name in ["first", "second"] {
+        fs::metadata(cluster.mnt(name)).expect("stat");
+    }
+    fs::remove_file(cluster.mnt("second")).expect("unlink");
+    pattern(208, 500).assert_in(&cluster.mnt("first"));
+    assert_eq!(fs::metadata(cluster.mnt("first")).expect("stat").len(), 500);
+}
+
+#[test]
 fn promise_2_symbolic_links_fifos_and_sockets_work() {
     let cluster = Cluster::builder().up();
     write_file(&cluster.mnt("target"), pattern(210, 100));
