@@ -213,7 +213,10 @@ class Ledger:
             blocks = next(iter(names.values()), None)
             file.note(f"judged: found as {sorted(names)}")
             if blocks is None:
-                del self.files[number]
+                # What has taken its name may be lost to a power cut that is still to come: then it is there again.
+                file.unsure = file.going = False
+                if file.alive or file.gone_synced:
+                    del self.files[number]
             elif not all(isinstance(version, int) for version in blocks):
                 for name in names:
                     os.unlink(os.path.join(root, name))

@@ -227,6 +227,9 @@ class Campaign:
             # A store that could not write is read-only until it is opened again.
             self.buffer.kill()
             self.buffer.start()
+        elif fault == "full-pfs":
+            # An error of a drain reaches the next fsync of the file; what has been drained since has none.
+            run(self.args.forebay, "stage-out", "--wait", self.buffer.mnt)
         elif fault == "restart":
             self.buffer.down()
             self.buffer.start()
