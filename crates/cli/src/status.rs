@@ -9,7 +9,8 @@ use std::time::Duration;
 use clap::Args;
 use forebay_types::{format_duration, format_size};
 use forebay_wire::control::{
-    ApplicationStatus, ConflictEntry, PlanStatus, StatusBits, TierStatus, VersionStatus,
+    ApplicationStatus, ConflictEntry, PlanStatus, ScrubStatus, StatusBits, TierStatus,
+    VersionStatus,
 };
 use serde_json::{Map, Value, json};
 
@@ -114,6 +115,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "conflicts": bits.conflicts.iter().map(|c| conflict_json(mount_of(bits), c)).collect::<Value>(),
         "conflicts_total": bits.conflicts_total,
         "unpublished": bits.unpublished.iter().map(|v| version_json(mount_of(bits), v)).collect::<Value>(),
+        "scrub": scrub_json(&bits.scrub),
         "applications": bits.applications.iter().map(application_json).collect::<Value>(),
     });
     if let Value::Object(facts) = facts {
@@ -173,6 +175,20 @@ fn version_json(mount: &Path, version: &VersionStatus) -> Value {
         object.extend(facts);
     }
     Value::Object(object)
+}
+
+fn scrub_json(scrub: &ScrubStatus) -> Value {
+    json!({
+        "enabled": scrub.enabled,
+        "checked_objects": scrub.checked_objects,
+        "checked_bytes": scrub.checked_bytes,
+        "found": scrub.found,
+        "passes": scrub.passes,
+        "last_pass_end_s": scrub.last_pass_end_s,
+        "pass_begun_s": scrub.pass_begun_s,
+        "left_objects": scrub.left_objects,
+        "compared_at_open": scrub.compared_at_open,
+    })
 }
 
 fn conflict_json(mount: &Path, conflict: &ConflictEntry) -> Value {
@@ -251,6 +267,7 @@ pub fn render(bits: &StatusBits) -> String {
         "files      {} in the burst buffer, {} open",
         bits.files, bits.open_files
     );
+    let _ = writeln!(page, "at rest    {}", scrub_line(&bits.scrub));
     page.push_str(&applications(bits));
     page.push_str(&versions(bits));
     page.push_str(&conflicts(bits));
@@ -304,6 +321,25 @@ fn undrained_line(bits: &StatusBits) -> String {
         }
         Some(_) => {}
         None => line.push_str("; not draining now"),
+    }
+    line
+}
+
+fn scrub_line(scrub: &ScrubStatus) -> String {
+    let mut line = match scrub.found {
+        0 => "no damage found".to_string(),
+        1 => "1 damaged object found".to_string(),
+        many => format!("{many} damaged objects found"),
+    };
+    let checked = files_and_bytes(scrub.checked_objects, scrub.checked_bytes);
+    line.push_str(&format!("; {checked} read again in the background"));
+    match (scrub.enabled, scrub.pass_begun_s) {
+        (false, _) => line.push_str(", which is turned off"),
+        (true, Some(_)) => line.push_str(&format!(
+            ", {} objects left in this pass",
+            scrub.left_objects
+        )),
+        (true, None) => line.push_str(&format!(", passes so far: {}", scrub.passes)),
     }
     line
 }
@@ -434,6 +470,13 @@ mod tests {
                 reason: String::new(),
             }],
             errors_total: 1,
+            scrub: ScrubStatus {
+                enabled: true,
+                found: 1,
+                checked_objects: 7,
+                checked_bytes: 1 << 20,
+                ..ScrubStatus::default()
+            },
             applications: vec![ApplicationStatus {
                 name: "/run/ckpt".into(),
                 version: Some(120),
@@ -461,6 +504,10 @@ mod tests {
         let drain = json!({"rate_bytes_per_s": 512 << 20, "eta_s": 2.0, "queued_files": 3});
         assert_eq!(value["drain"], drain);
         assert_eq!(value["errors"][0]["path"], "/bb/a");
+        for field in ["checked_objects", "checked_bytes", "found"] {
+            assert!(value["scrub"][field].is_u64(), "{field}");
+        }
+        assert_eq!(value["scrub"]["last_pass_end_s"], Value::Null);
         let application = &value["applications"][0];
         assert_eq!(application["mtbf_s"], 90.0);
         assert_eq!(
@@ -479,6 +526,7 @@ mod tests {
             "undrained  1.0 GiB, hard cap 7.0 GiB; 3 files queued; draining at 512.0 MiB/s, done in 2 s",
             "/run/ckpt        120      8   2.0 GiB    1.0 GiB  1m 30s",
             "/bb/a: Disk quota exceeded",
+            "at rest    1 damaged object found; 7 files",
         ] {
             assert!(page.contains(part), "{part:?} is not in\n{page}");
         }

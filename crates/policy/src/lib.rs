@@ -20,6 +20,7 @@
 //! | What is demoted and evicted first, and what never comes in? | [`demotion`], one at a time among many: [`queue`], [`victims`] |
 //! | When does a version become visible? | [`publication`] |
 //! | What is done about damage? | [`repair`] |
+//! | When are objects at rest looked at, and how closely? | [`scrub`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
 
 pub mod demotion;
@@ -37,6 +38,7 @@ pub mod queue;
 pub mod refuge;
 pub mod repair;
 pub mod schedule;
+pub mod scrub;
 pub mod series;
 pub mod share;
 pub mod throttle;

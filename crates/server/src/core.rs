@@ -150,6 +150,10 @@ pub struct Core {
     pub counters: Counters,
     /// Errors.
     pub errors: ErrorLog,
+    /// Objects at rest on flash.
+    pub rest: crate::atrest::AtRest,
+    /// Reads them in the background.
+    pub scrub: crate::scrub::Scrub,
     /// Versions that are not published.
     pub versions: crate::publication::Versions,
     /// Conflicts with changes made on the PFS.
@@ -318,6 +322,7 @@ impl Core {
             self.ledger.release(garbage.object);
             self.ledger.release(shadow_charge(garbage.object));
             self.apps.left(garbage.object);
+            self.rest.forget(garbage.object);
         }
         if removed.is_empty() {
             return;

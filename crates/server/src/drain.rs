@@ -210,10 +210,15 @@ impl DrainQueue {
             || !inner.urged_in_flight.is_empty()
     }
 
+    /// Time since a program last wrote, seconds.
+    pub fn quiet_s(&self) -> f64 {
+        let foreground_s = self.foreground_ms.load(Ordering::Relaxed) as f64 / 1e3;
+        self.origin.elapsed().as_secs_f64() - foreground_s
+    }
+
     /// Whether an idle burst buffer is drained, and nothing was written lately.
     pub fn is_idle(&self) -> bool {
-        let foreground_s = self.foreground_ms.load(Ordering::Relaxed) as f64 / 1e3;
-        self.idle && self.origin.elapsed().as_secs_f64() - foreground_s >= self.idle_s
+        self.idle && self.quiet_s() >= self.idle_s
     }
 
     /// Whether files wait or are on their way.

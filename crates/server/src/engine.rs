@@ -436,6 +436,11 @@ impl Core {
         self.drain.is_idle() && self.engine.busy.load(Ordering::Relaxed) == 0
     }
 
+    /// Whether no program has written for so long, seconds, and no request is under way that takes long.
+    pub fn is_calm(&self, for_s: f64) -> bool {
+        self.drain.quiet_s() >= for_s && self.engine.busy.load(Ordering::Relaxed) == 0
+    }
+
     /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be asked where
     /// [`Engine::is_throttled`]. The request is under way until the answer is dropped.
     pub fn take_turn(&self, open: &OpenFile, class: Class, bytes: u64) -> Option<Turn<'_>> {

@@ -25,6 +25,7 @@ use crate::learning::Learning;
 use crate::ledger::Ledger;
 use crate::opens::OpenTable;
 use crate::rules::Rules;
+use crate::scrub::Scrub;
 use crate::service::Server;
 use crate::settings::Settings;
 use crate::tierset::{SSDS_MAX, TierSet, make_private};
@@ -218,6 +219,7 @@ struct Scheduling {
     drain: DrainQueue,
     engine: Engine,
     learning: Learning,
+    scrub: Scrub,
 }
 
 impl Scheduling {
@@ -239,6 +241,7 @@ impl Scheduling {
             drain: DrainQueue::new(settings, started)?,
             engine: Engine::new(settings, started)?,
             learning: Learning::open(ns, settings, started)?,
+            scrub: Scrub::load(ns).map_err(|e| e.to_string())?,
         })
     }
 }
@@ -251,6 +254,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         drain,
         engine,
         learning,
+        scrub,
     } = scheduling;
     Core {
         ledger: Ledger::new(&tiers.limits(), settings.demotion.dirty_cap_fraction),
@@ -270,6 +274,8 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         jobs: Jobs::default(),
         counters: Counters::default(),
         errors: ErrorLog::default(),
+        rest: Default::default(),
+        scrub,
         versions: Default::default(),
         conflicts: Conflicts::load(&ns),
         started,
@@ -324,6 +330,7 @@ impl Instance {
         instance.spawn("fb-engine".into(), engine::run)?;
         instance.spawn("fb-discard".into(), discard::run)?;
         instance.spawn("fb-publish".into(), crate::publication::run)?;
+        instance.spawn("fb-scrub".into(), crate::scrub::run)?;
         instance.spawn("fb-collect".into(), monitor::collect)?;
         Ok(instance)
     }
@@ -414,6 +421,7 @@ impl Instance {
         core.ending.store(true, Ordering::Release);
         core.drain.wake_all();
         core.wake_collector();
+        core.scrub.wake();
         let threads = std::mem::take(&mut *self.threads.lock());
         join_all(core, threads);
         failpoint::hit(failpoint::Point::StopThreads);
@@ -422,6 +430,7 @@ impl Instance {
         core.collect_garbage();
         let summary = self.undrained();
         self.save_totals();
+        core.save_scrub();
         core.learn();
         if let Err(error) = core.learning.save(core) {
             tracing::warn!("what was learned is not kept: {error}");

@@ -12,6 +12,7 @@ use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind};
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, failpoint, limits};
 use forebay_wire::{SeekWhat, SpaceChange};
 
+use crate::atrest::Purpose;
 use crate::core::Core;
 use crate::engine::start_writeback;
 use crate::open::ctime_after;
@@ -173,7 +174,12 @@ impl Core {
             // It has come into the burst buffer since it was opened.
             Ok(Node::File(file)) if !file.lock().is_unlinked() => {
                 let tier = file.tier();
-                let object = self.tiers.open_object(tier, file.object)?;
+                let opened = self.tiers.open_object(tier, file.object);
+                if let Some(problem) = self.look(&file, tier, &opened, Purpose::Open, &|| false)? {
+                    self.note_damage(&file, file.path(), problem, Default::default());
+                    return Err(Errno::EIO);
+                }
+                let object = opened?;
                 Target::Buffer { file, object, tier }
             }
             // It may have been renamed since.
@@ -332,7 +338,12 @@ impl Core {
         let claim = self.opens.claim(file.ino);
         let Some(open) = claim.open() else {
             // With the claim held, it is neither opened nor evicted meanwhile.
-            let object = self.tiers.open_object(file.tier(), file.object)?;
+            let purpose = match set.size {
+                Some(0) => Purpose::Shape,
+                _ => Purpose::Open,
+            };
+            let opened = self.open_at_rest(&claim, file, purpose)?;
+            let (_, object) = opened.ok_or(Errno::ENOENT)?;
             return self.change_closed(file, &*object, set);
         };
         drop(claim);

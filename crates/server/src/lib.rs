@@ -3,6 +3,7 @@
 //! names and residency are in `namespace`.
 
 mod apps;
+mod atrest;
 mod block_io;
 mod calibrate;
 mod commit;
@@ -30,6 +31,7 @@ mod orphans;
 mod publication;
 mod recovery;
 mod rules;
+mod scrub;
 mod service;
 mod settings;
 mod space;
@@ -43,4 +45,6 @@ mod writers;
 pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
 pub use instance::{Instance, StartError, StopReason, StopSummary, fsck_offline};
-pub use settings::{DemotionSettings, EngineSettings, PathRule, Settings, SsdSetting, Verify};
+pub use settings::{
+    DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, SsdSetting, Verify,
+};

@@ -14,6 +14,7 @@ use forebay_types::{
 };
 use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
+use crate::atrest::Purpose;
 use crate::core::Core;
 use crate::opens::{Before, OpenFile, Target};
 
@@ -188,7 +189,14 @@ impl Core {
         }
         let open = match self.ns.node(ino)? {
             Node::Dir(_) => return Err(Errno::EISDIR),
-            Node::File(file) => self.open_buffer(&file, flags, local)?,
+            Node::File(file) => match self.open_at_rest(&claim, &file, Purpose::Open)? {
+                Some((tier, object)) => self.open_buffer(&file, tier, object, flags, local)?,
+                // Its copy was damaged and has left.
+                None => match self.ns.node(ino)? {
+                    Node::Plain(plain) => self.open_pfs(ino, plain, flags)?,
+                    _ => return Err(Errno::ESTALE),
+                },
+            },
             Node::Plain(plain) if plain.kind == FileKind::Regular => {
                 self.open_pfs(ino, plain, flags)?
             }
@@ -207,14 +215,11 @@ impl Core {
     fn open_buffer(
         &self,
         file: &Arc<File>,
+        tier: TierId,
+        object: Arc<dyn Object>,
         flags: OpenFlags,
         local: bool,
     ) -> Result<OpenFile, Errno> {
-        let tier = file.tier();
-        if self.tiers.kind(tier) == TierKind::Pfs {
-            self.pulse().pass()?;
-        }
-        let object = self.tiers.open_object(tier, file.object)?;
         self.apps.opened(file.object);
         let path = file.path();
         let mut passthrough = local && self.may_pass_through(tier, &*object);

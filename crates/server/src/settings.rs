@@ -142,6 +142,31 @@ impl Default for EngineSettings {
     }
 }
 
+/// Objects at rest on flash: when they are compared with what is on record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScrubSettings {
+    /// They are read in the background.
+    pub enabled: bool,
+    /// All of them about once in this time.
+    pub pass: Duration,
+    /// Never faster than this, bytes per second.
+    pub rate_max_bytes_per_s: u64,
+    /// Files up to this size whose checksum is known are compared with it when they are opened for the first time; 0: none.
+    pub verify_on_open_bytes: u64,
+}
+
+impl Default for ScrubSettings {
+    fn default() -> Self {
+        ScrubSettings {
+            enabled: true,
+            pass: Duration::from_secs(7 * 24 * 3600),
+            rate_max_bytes_per_s: 32 << 20,
+            // Some milliseconds of reading.
+            verify_on_open_bytes: 16 << 20,
+        }
+    }
+}
+
 /// Everything a server is started with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -165,6 +190,8 @@ pub struct Settings {
     pub demotion: DemotionSettings,
     /// Over-subscription.
     pub engine: EngineSettings,
+    /// Objects at rest on flash.
+    pub scrub: ScrubSettings,
     /// Let the kernel read and write objects by itself where it can.
     pub passthrough: bool,
     /// Room beyond the tiers' sizes for what the kernel writes by itself before it can be made to wait; `None`: by the
@@ -190,6 +217,7 @@ impl Settings {
             policy: "bbos".into(),
             demotion: DemotionSettings::default(),
             engine: EngineSettings::default(),
+            scrub: ScrubSettings::default(),
             passthrough: true,
             overrun_bytes: None,
             wait_for_space: Duration::from_secs(2),

@@ -13,7 +13,9 @@ use forebay_policy::refuge::tier_to_grow_in;
 use forebay_policy::series::Identity;
 use forebay_policy::victims::{Incoming, is_direct};
 use forebay_tiers::{CopyControl, TierKind, copy, refresh};
-use forebay_types::{Errno, Ino, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES};
+use forebay_types::{
+    Errno, Generation, Ino, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES,
+};
 
 use crate::core::Core;
 use crate::ledger::Refused;
@@ -348,7 +350,15 @@ impl Core {
         }
     }
 
-    /// Copies a file's object to another tier, flushed, with its times.
+    /// Checksum and generation of what a file has on flash, where that is known.
+    fn content_on_flash(&self, file: &File) -> Option<(u32, Generation)> {
+        let residency = file.lock().residency;
+        let known = !residency.writing && self.tiers.kind(residency.tier) == TierKind::Ssd;
+        let crc = residency.crc.filter(|_| known)?;
+        Some((crc, residency.generation))
+    }
+
+    /// Copies a file's object to another tier, flushed, with its times. `EIO` if what is on flash is not what its record says.
     pub fn copy_object(
         &self,
         file: &Arc<File>,
@@ -358,6 +368,7 @@ impl Core {
         let slot = self.tiers.get(to).ok_or(Errno::ENODEV)?;
         let identity = self.identity(file, false);
         let before = source.stat()?;
+        let expected = self.content_on_flash(file);
         let (destination, earlier) = match slot.tier.create(file.object, &identity.unfinished()) {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
                 (slot.tier.open(file.object)?, true)
@@ -368,11 +379,22 @@ impl Core {
         if earlier {
             // What an fsync has left there stays until it is replaced, piece by piece.
             refresh(source, &*destination, &CopyControl::NONE).map_err(|e| e.errno())?;
-        } else if let Err(error) = copy(source, &*destination, &CopyControl::NONE) {
-            if let Err(e) = slot.tier.remove(file.object) {
-                tracing::warn!("object {} in {}: {e}", file.object, slot.tier.name());
+        } else {
+            let copied = copy(source, &*destination, &CopyControl::NONE);
+            let good = copied.map_err(|e| e.errno()).and_then(|report| {
+                let damaged = expected.is_some_and(|(crc, _)| crc != report.crc);
+                if damaged && expected == self.content_on_flash(file) {
+                    self.rest.suspect(file.object);
+                    return Err(Errno::EIO);
+                }
+                Ok(())
+            });
+            if let Err(errno) = good {
+                if let Err(e) = slot.tier.remove(file.object) {
+                    tracing::warn!("object {} in {}: {e}", file.object, slot.tier.name());
+                }
+                return Err(errno);
             }
-            return Err(error.errno());
         }
         failpoint::hit(failpoint::Point::MoveCopied);
         let at = forebay_types::SetTime::At;

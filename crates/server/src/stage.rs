@@ -8,6 +8,7 @@ use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, TierKind, copy};
 use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
+use crate::atrest::Purpose;
 use crate::core::Core;
 
 /// A file that came in, its object and that one's tier.
@@ -58,8 +59,12 @@ impl Core {
             self.remove_partial(object_id, tier);
         }
         let (file, object) = made?;
+        let stat = object.stat()?;
         self.ledger
-            .settle(object_id, tier, object.stat()?.allocated_bytes, empty);
+            .settle(object_id, tier, stat.allocated_bytes, empty);
+        if !empty && self.tiers.kind(tier) == TierKind::Ssd {
+            self.rest.seal(object_id, Generation(1), &stat);
+        }
         self.files.write().insert(object_id, file.clone());
         self.apps.arrived(object_id, &self.rules.identify(&path));
         Ok((file, object, tier))
@@ -174,7 +179,17 @@ impl Core {
         if !room && self.make_space(dram, bytes) < bytes {
             return Err(Errno::ENOSPC);
         }
-        let copied = self.copy_object(file, &*source, dram)?;
+        let copied = match self.copy_object(file, &*source, dram) {
+            Err(Errno::EIO) => {
+                let claim = self.opens.claim(file.ino);
+                if !claim.is_open() {
+                    // If it is damaged, it gives way to what the PFS has.
+                    self.open_at_rest(&claim, file, Purpose::Open)?;
+                }
+                return Err(Errno::EIO);
+            }
+            copied => copied?,
+        };
         let claim = self.opens.claim(file.ino);
         if claim.is_open() || !self.ns.migrated(file, generation, dram, false, None)? {
             drop(claim);

@@ -114,6 +114,7 @@ impl Core {
             conflicts,
             conflicts_total,
             unpublished,
+            scrub: self.scrub_status(),
             applications: self.application_status(),
         }
     }

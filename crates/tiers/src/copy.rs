@@ -17,6 +17,8 @@ use crate::{Allocate, Object, ObjectStat, Seek};
 /// Small enough to stay in a core's second-level cache between read, checksum and write; larger
 /// ones measured slower.
 const BUFFER_BYTES: usize = 256 << 10;
+/// [`checksum`] asks whether to stop before it reads so much, bytes.
+pub const CHECKSUM_STEP_BYTES: u64 = BUFFER_BYTES as u64;
 /// Between two reports to [`CopyControl::moved`].
 const REPORT_BYTES: u64 = 1 << 20;
 /// One copy_file_range(2): `stop` is asked between two.

@@ -47,12 +47,23 @@ impl FileObject {
     /// Asks the kernel to drop the file's clean pages, so that the next read comes from the
     /// medium. Only a hint.
     pub fn drop_cache(&self) -> io::Result<()> {
-        Ok(rustix::fs::fadvise(
-            &self.0,
-            0,
-            None,
-            rustix::fs::Advice::DontNeed,
-        )?)
+        drop_cache(self)
+    }
+}
+
+/// [`FileObject::drop_cache`] of any object that has a file.
+pub fn drop_cache(object: &dyn Object) -> io::Result<()> {
+    match object.descriptor() {
+        Some(file) => {
+            let all = None;
+            Ok(rustix::fs::fadvise(
+                file,
+                0,
+                all,
+                rustix::fs::Advice::DontNeed,
+            )?)
+        }
+        None => Ok(()),
     }
 }
 

@@ -27,11 +27,13 @@ mod tier;
 
 pub use actas::ActAs;
 pub use brake::Brake;
-pub use copy::{CopyControl, CopyError, CopyReport, checksum, copy, copy_to_new, verify};
+pub use copy::{
+    CHECKSUM_STEP_BYTES, CopyControl, CopyError, CopyReport, checksum, copy, copy_to_new, verify,
+};
 pub use crc::{crc32c_append_zeros, crc32c_update};
 pub use dir::{DirError, DirTier, LOST_FOUND};
 pub use dram::{DramError, DramMount, mount_dram};
-pub use file::FileObject;
+pub use file::{FileObject, drop_cache};
 pub use identity::{Identity, IdentityError, ParentKey};
 pub use memory::MachineMemory;
 pub use null::NullTier;

@@ -190,6 +190,29 @@ pub struct WhereEntry {
     pub unpublished: bool,
 }
 
+/// What was found out about objects at rest on flash.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScrubStatus {
+    /// They are read in the background.
+    pub enabled: bool,
+    /// Objects that passes looked at, since the state was made.
+    pub checked_objects: u64,
+    /// Bytes that they compared with a checksum.
+    pub checked_bytes: u64,
+    /// Damaged objects that passes, opens, drains and prefetches found.
+    pub found: u64,
+    /// Passes that ended.
+    pub passes: u64,
+    /// When the last of them did, seconds since the epoch.
+    pub last_pass_end_s: Option<i64>,
+    /// When the one under way began; `None` between two.
+    pub pass_begun_s: Option<i64>,
+    /// Objects that it has still to look at.
+    pub left_objects: u64,
+    /// Contents that opens compared, since the start.
+    pub compared_at_open: u64,
+}
+
 /// A version that the PFS does not show yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionStatus {
@@ -345,6 +368,8 @@ pub struct StatusBits {
     pub conflicts_total: u64,
     /// Versions that are not published yet.
     pub unpublished: Vec<VersionStatus>,
+    /// What was found out about objects at rest.
+    pub scrub: ScrubStatus,
     /// Applications.
     pub applications: Vec<ApplicationStatus>,
 }

@@ -43,6 +43,8 @@ pub struct Layer {
     pub demotion: DemotionLayer,
     #[serde(default)]
     pub engine: EngineLayer,
+    #[serde(default)]
+    pub scrub: ScrubLayer,
     #[serde(default, rename = "rule")]
     pub rules: Vec<RuleLayer>,
 }
@@ -88,6 +90,17 @@ pub struct EngineLayer {
     pub discard: Option<Size>,
 }
 
+/// The section `[scrub]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct ScrubLayer {
+    pub enabled: Option<bool>,
+    pub pass: Option<Span>,
+    pub rate_max: Option<Rate>,
+    pub verify_on_open: Option<Size>,
+}
+
 /// One `[[rule]]`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -119,6 +132,7 @@ impl Layer {
             pfs_timeout: self.pfs_timeout.or(below.pfs_timeout),
             demotion: self.demotion.over(below.demotion),
             engine: self.engine.over(below.engine),
+            scrub: self.scrub.over(below.scrub),
             rules: if self.rules.is_empty() {
                 below.rules
             } else {
@@ -189,6 +203,7 @@ impl Layer {
     fn set(&mut self, key: &str, value: &OsStr) -> Result<bool, String> {
         let demotion = &mut self.demotion;
         let engine = &mut self.engine;
+        let scrub = &mut self.scrub;
         match key {
             "PFS" => self.pfs = Some(value.into()),
             "MOUNT" => self.mount = Some(value.into()),
@@ -230,6 +245,10 @@ impl Layer {
             "ENGINE_QUIET" => engine.quiet = Some(text(value)?),
             "ENGINE_FORCED_OUT" => engine.forced_out = Some(text(value)?),
             "ENGINE_NORMAL_OUT" => engine.normal_out = Some(text(value)?),
+            "SCRUB_ENABLED" => scrub.enabled = Some(text::<Switch>(value)?.0),
+            "SCRUB_PASS" => scrub.pass = Some(text(value)?),
+            "SCRUB_RATE_MAX" => scrub.rate_max = Some(text(value)?),
+            "SCRUB_VERIFY_ON_OPEN" => scrub.verify_on_open = Some(text(value)?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -273,6 +292,17 @@ impl EngineLayer {
             normal_out: self.normal_out.or(below.normal_out),
             block_io: self.block_io.or(below.block_io),
             discard: self.discard.or(below.discard),
+        }
+    }
+}
+
+impl ScrubLayer {
+    fn over(self, below: ScrubLayer) -> ScrubLayer {
+        ScrubLayer {
+            enabled: self.enabled.or(below.enabled),
+            pass: self.pass.or(below.pass),
+            rate_max: self.rate_max.or(below.rate_max),
+            verify_on_open: self.verify_on_open.or(below.verify_on_open),
         }
     }
 }

@@ -7,10 +7,10 @@ use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::forecast::Meter;
 use forebay_policy::schedule::ScheduleConfig;
-use forebay_server::{DemotionSettings, EngineSettings, PathRule, Settings};
+use forebay_server::{DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings};
 use forebay_types::{format_size, limits};
 
-use super::layer::{DemotionLayer, EngineLayer, Layer};
+use super::layer::{DemotionLayer, EngineLayer, Layer, ScrubLayer};
 use crate::exit::{Explain, Failure};
 
 /// Threads and workers: more only fight for the same queue.
@@ -64,6 +64,7 @@ pub fn settle(layer: Layer, may_mount: bool) -> Result<Plan, Failure> {
     }
     settings.demotion = demotion(layer.demotion)?;
     settings.engine = engine(layer.engine)?;
+    settings.scrub = scrub(layer.scrub)?;
     for rule in layer.rules {
         check_pattern(&rule.path)?;
         settings.rules.push(PathRule {
@@ -209,6 +210,26 @@ fn engine(layer: EngineLayer) -> Result<EngineSettings, Failure> {
     Ok(settings)
 }
 
+fn scrub(layer: ScrubLayer) -> Result<ScrubSettings, Failure> {
+    let default = ScrubSettings::default();
+    let settings = ScrubSettings {
+        enabled: layer.enabled.unwrap_or(default.enabled),
+        pass: layer.pass.map_or(default.pass, |span| span.0),
+        rate_max_bytes_per_s: layer
+            .rate_max
+            .map_or(default.rate_max_bytes_per_s, |rate| rate.0 as u64),
+        verify_on_open_bytes: layer
+            .verify_on_open
+            .map_or(default.verify_on_open_bytes, |size| size.0),
+    };
+    if settings.pass.is_zero() || settings.rate_max_bytes_per_s == 0 {
+        return Err(Failure::fatal(
+            "up: [scrub] pass and rate_max must not be 0; enabled = false turns it off",
+        ));
+    }
+    Ok(settings)
+}
+
 fn check_pattern(pattern: &str) -> Result<(), Failure> {
     match pattern.strip_prefix('/') {
         Some(rest) if !rest.is_empty() => Ok(()),
@@ -332,6 +353,7 @@ mod tests {
             "nobody could wait as little",
         );
         refused("dram = \"1G\"\n[engine]\nkeep_every = 0", "keep_every is 0");
+        refused("dram = \"1G\"\n[scrub]\npass = 0", "must not be 0");
         refused(
             "dram = \"1G\"\n[engine]\nforced_out = \"50%\"\nnormal_out = \"10%\"",
             "forced_out 50 % exceeds normal_out 10 %",

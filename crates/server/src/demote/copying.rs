@@ -12,6 +12,7 @@ use forebay_tiers::{
 use forebay_types::{Errno, failpoint};
 
 use super::{Failure, on_pfs};
+use crate::atrest::Purpose;
 use crate::core::Core;
 use crate::engine::start_writeback;
 use crate::settings::Verify;
@@ -20,7 +21,7 @@ use crate::settings::Verify;
 pub(super) struct Made {
     source: Arc<dyn Object>,
     /// What the source looked like before the copy.
-    before: ObjectStat,
+    pub(super) before: ObjectStat,
     file: FileObject,
     named: bool,
     /// What the copy looked like when its bytes had been written.
@@ -72,10 +73,19 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     let on_object = |e: std::io::Error| {
         Failure::Error((&e).into(), format!("its object cannot be opened: {e}"))
     };
-    let source = core
-        .tiers
-        .open_object(demotion.tier, demotion.file.object)
-        .map_err(on_object)?;
+    let opened = core.tiers.open_object(demotion.tier, demotion.file.object);
+    // What is damaged is not put on the PFS.
+    let tier = demotion.tier;
+    match core.look(&demotion.file, tier, &opened, Purpose::Shape, &|| false) {
+        Ok(None) => {}
+        Ok(Some(problem)) => {
+            let path = demotion.file.path();
+            core.note_damage(&demotion.file, path, problem.clone(), Default::default());
+            return Err(Failure::Error(Errno::EIO, problem));
+        }
+        Err(errno) => return Err(Failure::Error(errno, "its object".into())),
+    }
+    let source = opened.map_err(on_object)?;
     let before = source.stat().map_err(on_object)?;
     let (file, named) = create(core, demotion).map_err(on_pfs("temporary file"))?;
     failpoint::hit(failpoint::Point::DemoteTemporary);

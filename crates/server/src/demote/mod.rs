@@ -257,6 +257,12 @@ fn publish(core: &Core, verified: Vec<Copying>) {
             Ok(Placed::Superseded) => give_up(core, &one.demotion, Failure::Superseded),
             Ok(outcome) => {
                 let demotion = &one.demotion;
+                if core.tiers.kind(demotion.tier) == TierKind::Ssd {
+                    // The checksum about to go on record was made from these very bytes.
+                    let object = demotion.file.object;
+                    core.rest
+                        .seal(object, demotion.generation, &one.made.before);
+                }
                 let dir = (demotion.dir.clone(), demotion.handle.clone());
                 dirs.insert(Arc::as_ptr(&demotion.dir), dir);
                 placed.push((one.demotion, one.made.report, outcome));

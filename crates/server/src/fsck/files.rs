@@ -6,7 +6,7 @@ use forebay_namespace::{File, Published, Residency};
 use forebay_policy::durability::{OddLength, of_odd_length};
 use forebay_policy::repair::{Damage, Knowledge, Remedy};
 use forebay_tiers::{FileObject, IdentityError, Object, PfsStat, checksum};
-use forebay_types::{Errno, TierId};
+use forebay_types::{Errno, ObjectId, TierId};
 
 use super::{Check, Wrong};
 use crate::core::Core;
@@ -45,7 +45,7 @@ impl Check<'_> {
         }
         // First of all: under a wrong id lies what may be the only copy of another file, whatever its
         // length and whatever has become of this one.
-        let whose = self.whose(&facts);
+        let whose = self.core.whose(facts.residency.tier, file.object);
         let ours = !matches!(whose, Whose::Swapped(_));
         if let (true, Some((dir, name))) = (residency.clean, name) {
             let stat = self
@@ -93,8 +93,8 @@ impl Check<'_> {
         match stat {
             // Written unseen when the daemon died: only the object knows the length.
             Ok((object, size)) if size == facts.size || facts.residency.writing => Some(object),
-            // The node lost its power: the next start takes it as it is.
-            Ok((object, size)) if taken(size) => Some(object),
+            // The node lost its power: the next start takes it as it is. A file that is being served has been through that.
+            Ok((object, size)) if !self.claimed && taken(size) => Some(object),
             Ok((_, size)) => {
                 let problem = format!("its object has {size} bytes, its record {}", facts.size);
                 self.wrong(facts, Damage::ObjectLength, problem, false);
@@ -138,30 +138,8 @@ impl Check<'_> {
         if let Some((shadow, _)) = facts.residency.shadow {
             self.shadow(facts, shadow);
         }
-        if self.checksums && facts.original.is_some() && facts.residency.crc.is_some() {
+        if self.originals && facts.original.is_some() && facts.residency.crc.is_some() {
             self.original(facts);
-        }
-    }
-
-    fn whose(&self, facts: &Facts) -> Whose {
-        let Some(slot) = self.core.tiers.get(facts.residency.tier) else {
-            return Whose::Ours;
-        };
-        match slot.tier.identity(facts.file.object) {
-            Ok(Some(i))
-                if i.object == facts.file.object && i.instance == self.core.ns.instance() =>
-            {
-                Whose::Ours
-            }
-            Ok(Some(i)) => {
-                Whose::Swapped(format!("its object says that it is object {}", i.object))
-            }
-            Ok(None) => Whose::Unknown("its object carries no identity".into()),
-            Err(error) => match error.get_ref().is_some_and(|e| e.is::<IdentityError>()) {
-                true => Whose::Unknown(format!("its object's identity: {error}")),
-                // Whatever is wrong there shows when the content is read.
-                false => Whose::Ours,
-            },
         }
     }
 
@@ -208,7 +186,11 @@ impl Check<'_> {
             known,
         };
         let file = facts.file.clone();
-        self.found(wrong, |core, remedy| core.mend_file(&file, remedy));
+        let claimed = self.claimed;
+        self.found(wrong, |core, remedy| match claimed {
+            true => core.mend_unopened(&file, remedy),
+            false => core.mend_file(&file, remedy),
+        });
     }
 
     /// Whether the PFS has the content that was published: by checksum where that is known.
@@ -223,9 +205,13 @@ impl Check<'_> {
     }
 }
 
-enum Whose {
+/// What an object says about whose it is, with a line for a person.
+pub(crate) enum Whose {
+    /// The one that its name says.
     Ours,
+    /// Nothing, or nothing legible.
     Unknown(String),
+    /// Another one's.
     Swapped(String),
 }
 
@@ -242,10 +228,37 @@ fn needs_original(damage: Damage) -> bool {
 }
 
 impl Core {
+    /// Whose object lies under an id.
+    pub(crate) fn whose(&self, tier: TierId, object: ObjectId) -> Whose {
+        let Some(slot) = self.tiers.get(tier) else {
+            return Whose::Ours;
+        };
+        match slot.tier.identity(object) {
+            Ok(Some(i)) if i.object == object && i.instance == self.ns.instance() => Whose::Ours,
+            Ok(Some(i)) => {
+                Whose::Swapped(format!("its object says that it is object {}", i.object))
+            }
+            Ok(None) => Whose::Unknown("its object carries no identity".into()),
+            Err(error) => match error.get_ref().is_some_and(|e| e.is::<IdentityError>()) {
+                true => Whose::Unknown(format!("its object's identity: {error}")),
+                // Whatever is wrong there shows when the content is read.
+                false => Whose::Ours,
+            },
+        }
+    }
+
     /// Applies a remedy to a file that nobody has open; `EBUSY` if somebody has opened it meanwhile.
     pub(crate) fn mend_file(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Errno> {
         let claim = self.opens.claim(file.ino);
-        if claim.is_open() || file.lock().demoting {
+        match claim.is_open() {
+            true => Err(Errno::EBUSY),
+            false => self.mend_unopened(file, remedy),
+        }
+    }
+
+    /// The same for callers who have claimed the file and seen that it is not open.
+    fn mend_unopened(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Errno> {
+        if file.lock().demoting {
             return Err(Errno::EBUSY);
         }
         let tier = file.tier();
@@ -254,7 +267,7 @@ impl Core {
                 Some(_) => Ok(()),
                 None => Err(Errno::EBUSY),
             },
-            Remedy::DropRecord => Ok(self.ns.disown(file)?),
+            Remedy::DropRecord => self.let_go(file),
             Remedy::SetAside => {
                 let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
                 let kept = slot.tier.set_aside(file.object)?;
@@ -263,7 +276,7 @@ impl Core {
                     file.object,
                     slot.tier.name()
                 );
-                Ok(self.ns.disown(file)?)
+                self.let_go(file)
             }
             Remedy::DrainAgain => {
                 self.ns.call_dirty(file)?;
@@ -278,6 +291,14 @@ impl Core {
             }
             Remedy::ForgetShadow => Ok(self.ns.forget_shadow(file)?),
             _ => Err(Errno::EINVAL),
+        }
+    }
+
+    /// Drops a record behind which there is nothing any more. Where the PFS has the file, those who know its id find it there.
+    fn let_go(&self, file: &Arc<File>) -> Result<(), Errno> {
+        match self.evict_unopened(file) {
+            Some(_) => Ok(()),
+            None => Ok(self.ns.disown(file)?),
         }
     }
 

@@ -15,6 +15,8 @@ use forebay_types::{Errno, ObjectId, TierId};
 use forebay_wire::control::{Finding, FsckReport};
 
 use crate::core::Core;
+use crate::opens::Claim;
+pub(crate) use files::Whose;
 
 /// Folder in the state folder for records that do not decode.
 const LOST_FOUND: &str = "lost+found";
@@ -24,6 +26,10 @@ struct Check<'a> {
     core: &'a Core,
     dry_run: bool,
     checksums: bool,
+    /// With `checksums`: what the PFS has is read, too.
+    originals: bool,
+    /// The caller has claimed the file.
+    claimed: bool,
     report: FsckReport,
 }
 
@@ -43,6 +49,8 @@ impl Core {
             core: self,
             dry_run,
             checksums,
+            originals: checksums,
+            claimed: false,
             report: FsckReport::default(),
         };
         check.pfs_answers();
@@ -60,6 +68,21 @@ impl Core {
             self.collect_garbage();
         }
         report
+    }
+
+    /// Checks one file that the caller has claimed and that nobody has open, and mends it if that is safe. What the PFS has
+    /// is only read if what is here is damaged.
+    pub(crate) fn check_claimed(&self, _claim: &Claim<'_>, file: &Arc<File>) -> FsckReport {
+        let mut check = Check {
+            core: self,
+            dry_run: false,
+            checksums: true,
+            originals: false,
+            claimed: true,
+            report: FsckReport::default(),
+        };
+        check.file(file);
+        check.report
     }
 
     /// Takes the files over for a check of a state that is not served: nothing is adopted or removed on

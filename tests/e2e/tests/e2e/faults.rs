@@ -173,7 +173,16 @@ fn fault_18_kill_9_during_a_demotion_leaves_the_old_file_or_the_new_one() {
 
 /// A burst buffer that is down, with clean and dirty files on flash; the objects of two of them.
 fn at_rest(names: [&str; 2]) -> (Cluster, [PathBuf; 2]) {
-    let cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+    at_rest_with("", names)
+}
+
+/// The same with a flag, or a section of the configuration.
+pub fn at_rest_with(extra: &str, names: [&str; 2]) -> (Cluster, [PathBuf; 2]) {
+    let builder = Cluster::builder().dram("").ssd("64MiB").lazy();
+    let cluster = match extra.starts_with("--") {
+        true => builder.flag(extra).up(),
+        false => builder.config(extra).up(),
+    };
     for (at, name) in ["clean-a", "clean-b", "dirty-a", "dirty-b"]
         .iter()
         .enumerate()
@@ -205,7 +214,7 @@ fn assert_named(output: &Output, name: &str) {
 }
 
 /// Changes an object at rest without a trace in its times.
-fn damage_at_rest(object: &Path, bytes: &[u8], at: u64) {
+pub fn damage_at_rest(object: &Path, bytes: &[u8], at: u64) {
     let times = fs::metadata(object).expect("metadata");
     let file = OpenOptions::new().write(true).open(object).expect("open");
     file.write_all_at(bytes, at).expect("write");

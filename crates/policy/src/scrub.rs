@@ -1,0 +1,209 @@
+//! Objects at rest on flash: what an open looks at before it hands one out, and the pace at which all of them are read again
+//! in the background.
+
+/// Slowest pace of a pass, bytes per second: what is small is gone through in less than its time.
+pub const RATE_MIN_BYTES_PER_S: f64 = 1_048_576.0;
+/// Looking at an object takes its time however small it is: as long as reading so many bytes.
+pub const OBJECT_COST_BYTES: u64 = 16 << 10;
+/// A comparison is believed for so long, seconds: flash does not change what was good a moment ago, but it does not keep it
+/// for ever.
+pub const BELIEVED_S: f64 = 86_400.0;
+
+/// What is known of a file on flash that nobody has open.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Resting {
+    /// Only the object knows the size, and its content may be anything: written unseen when the last run ended.
+    pub writing: bool,
+    /// Its size by the record, bytes.
+    pub size_bytes: u64,
+    /// The checksum of its content is on record.
+    pub has_checksum: bool,
+    /// Its content was compared with that so long ago, seconds, and nothing has touched it since; `None`: not in this run.
+    pub compared_s_ago: Option<f64>,
+    /// Damage was found in it, and could not be mended yet.
+    pub is_suspect: bool,
+}
+
+/// What is looked at. Whose object it is always is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// The object is as long as its record says.
+    pub length: bool,
+    /// Its content matches its checksum.
+    pub content: bool,
+}
+
+/// Before a file is opened that nobody has open. Content beyond `limit_bytes` would take too long to read: that is left to
+/// the pass in the background.
+pub fn look_at_open(file: &Resting, limit_bytes: u64) -> Look {
+    let believed = file.compared_s_ago.is_some_and(|ago| ago <= BELIEVED_S);
+    let wanted = !believed && file.size_bytes <= limit_bytes;
+    Look {
+        content: look_in_passing(file).content && (file.is_suspect || wanted),
+        ..look_in_passing(file)
+    }
+}
+
+/// When the pass in the background comes by.
+pub fn look_in_passing(file: &Resting) -> Look {
+    Look {
+        length: !file.writing,
+        content: file.has_checksum && !file.writing,
+    }
+}
+
+/// How fast a pass goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pace {
+    /// It takes about so long, seconds.
+    pub pass_s: f64,
+    /// Never faster than this, bytes per second.
+    pub rate_max_bytes_per_s: f64,
+}
+
+impl Pace {
+    /// The rate of a pass over so many objects and bytes.
+    pub fn rate_bytes_per_s(&self, objects: u64, bytes: u64) -> f64 {
+        let work = bytes.saturating_add(objects.saturating_mul(OBJECT_COST_BYTES));
+        let even = work as f64 / self.pass_s.max(1e-3);
+        even.max(RATE_MIN_BYTES_PER_S)
+            .min(self.rate_max_bytes_per_s.max(1.0))
+    }
+
+    /// Seconds to rest after a pass that began `begun_s` ago. A clock that was set back makes no rest longer than a pass.
+    pub fn rest_s(&self, begun_s: f64) -> f64 {
+        (self.pass_s - begun_s.max(0.0)).max(0.0)
+    }
+
+    /// Whether it may read now: not beside programs that write, unless the pass has had its time already.
+    pub fn may_read(&self, quiet: bool, begun_s: f64) -> bool {
+        quiet || begun_s >= self.pass_s
+    }
+}
+
+/// When the next bytes are due, seconds, after `bytes` that were due at `due_s` and were read until `now_s`. Time that was
+/// lost is not made up for.
+pub fn next_due_s(due_s: f64, now_s: f64, bytes: u64, rate_bytes_per_s: f64) -> f64 {
+    due_s.max(now_s) + bytes as f64 / rate_bytes_per_s.max(1.0)
+}
+
+/// The objects of a pass that has come as far as `after`, in order; each has its turn once.
+pub fn left_of_pass(objects: impl IntoIterator<Item = u64>, after: Option<u64>) -> Vec<u64> {
+    let later = |id: &u64| after.is_none_or(|after| *id > after);
+    let mut left: Vec<u64> = objects.into_iter().filter(later).collect();
+    left.sort_unstable();
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WEEK: Pace = Pace {
+        pass_s: 604_800.0,
+        rate_max_bytes_per_s: 32.0 * 1_048_576.0,
+    };
+
+    #[test]
+    fn a_pass_takes_its_time_within_the_limits_of_the_rate() {
+        assert_eq!(WEEK.rate_bytes_per_s(10, 1 << 30), RATE_MIN_BYTES_PER_S);
+        let even = WEEK.rate_bytes_per_s(0, 10 << 40);
+        assert!((even * WEEK.pass_s / (10u64 << 40) as f64 - 1.0).abs() < 1e-9);
+        assert_eq!(WEEK.rate_bytes_per_s(0, 1 << 60), WEEK.rate_max_bytes_per_s);
+        assert_eq!(
+            WEEK.rate_bytes_per_s(u64::MAX, u64::MAX),
+            WEEK.rate_max_bytes_per_s
+        );
+        assert_eq!(WEEK.rest_s(4_800.0), 600_000.0);
+        assert_eq!(WEEK.rest_s(1e9), 0.0);
+        assert_eq!(WEEK.rest_s(-1e9), WEEK.pass_s);
+    }
+
+    #[test]
+    fn others_go_first_but_not_for_ever() {
+        assert!(WEEK.may_read(true, 0.0));
+        assert!(!WEEK.may_read(false, 10.0));
+        assert!(WEEK.may_read(false, 700_000.0));
+    }
+
+    #[test]
+    fn what_is_large_or_was_just_compared_is_opened_unread() {
+        let file = Resting {
+            size_bytes: 10,
+            has_checksum: true,
+            ..Resting::default()
+        };
+        let content = |file: Resting, limit| look_at_open(&file, limit).content;
+        assert!(content(file, 10));
+        assert!(!content(file, 9), "too large");
+        let ago = |s| Resting {
+            compared_s_ago: Some(s),
+            ..file
+        };
+        assert!(!content(ago(5.0), 10), "compared");
+        assert!(content(ago(2.0 * BELIEVED_S), 10), "long ago");
+        let suspect = Resting {
+            is_suspect: true,
+            ..ago(5.0)
+        };
+        assert!(content(suspect, 0), "whatever its size");
+    }
+
+    prop_compose! {
+        fn resting()(
+            writing: bool,
+            size_bytes in 0u64..100,
+            has_checksum: bool,
+            compared_s_ago in prop::option::of(0.0..2.0 * BELIEVED_S),
+            is_suspect: bool,
+        ) -> Resting {
+            Resting { writing, size_bytes, has_checksum, compared_s_ago, is_suspect }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_record_does_not_know_is_not_compared(file in resting(), limit in 0u64..100) {
+            for look in [look_at_open(&file, limit), look_in_passing(&file)] {
+                prop_assert!(!(look.content && (file.writing || !file.has_checksum)));
+                prop_assert_eq!(look.length, !file.writing);
+            }
+        }
+
+        #[test]
+        fn a_pass_reads_whatever_has_a_checksum_and_an_open_no_more(file in resting(), limit in 0u64..100) {
+            let passing = look_in_passing(&file).content;
+            prop_assert_eq!(passing, file.has_checksum && !file.writing);
+            prop_assert!(passing || !look_at_open(&file, limit).content);
+        }
+
+        #[test]
+        fn a_pass_is_never_faster_than_its_rate(
+            reads in prop::collection::vec((0u64..1 << 20, 0.0..2.0f64), 1..50),
+            rate in 1.0..1e9f64,
+        ) {
+            let (mut due, mut now, mut total) = (0.0, 0.0f64, 0u64);
+            for (bytes, late) in reads {
+                now = now.max(due) + late;
+                due = next_due_s(due, now, bytes, rate);
+                total += bytes;
+                prop_assert!(total as f64 <= due * rate * (1.0 + 1e-9) + 1.0);
+            }
+        }
+
+        #[test]
+        fn every_object_has_its_turn_once_wherever_it_is_interrupted(
+            ids in prop::collection::hash_set(0u64..1000, 0..60),
+            stop in 0usize..60,
+        ) {
+            let all = left_of_pass(ids.iter().copied(), None);
+            prop_assert!(all.is_sorted());
+            let stop = stop.min(all.len());
+            let at = all[..stop].last().copied();
+            let rest = left_of_pass(ids.iter().copied(), at);
+            prop_assert_eq!(&all[stop..], &rest[..]);
+            prop_assert_eq!(all.len(), ids.len());
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Objects at rest on flash, damaged by hand under a running server: what is opened is what was written or `EIO`, never the damage;
+//! a pass in the background finds by itself what nobody opens.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, Running, Scratch, settings};
+use forebay_server::Settings;
+use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
+use forebay_wire::control::{Movement, ScrubStatus};
+
+/// Content of the drained file.
+const CLEAN: &[u8] = b"what was drained and is on the PFS, too";
+/// Content of the file that only the burst buffer has, as long as the other.
+const DIRTY: &[u8] = b"what nobody but the burst buffer has yet";
+
+/// What is done to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Harm {
+    Flip,
+    Truncate,
+    Lengthen,
+    Remove,
+    /// Exchanged with the object of the other file.
+    Swap,
+}
+
+use Harm::{Flip, Lengthen, Remove, Swap, Truncate};
+
+/// A running server with a drained and an undrained file on flash.
+struct Lab {
+    scratch: Scratch,
+    settings: Settings,
+    server: Running,
+}
+
+impl Lab {
+    fn new(change: impl FnOnce(&mut Settings)) -> Lab {
+        let scratch = Scratch::new();
+        let mut settings = settings(scratch.path(), 64 << 20);
+        settings.ssd.truncate(1);
+        settings.demotion.idle = false;
+        settings.demotion.start_fraction = 0.9;
+        settings.scrub.enabled = false;
+        change(&mut settings);
+        let server = Running::start(&settings, false);
+        let lab = Lab {
+            scratch,
+            settings,
+            server,
+        };
+        lab.server.put(b"clean", CLEAN);
+        lab.drain(b"clean");
+        lab.server.put(b"dirty", DIRTY);
+        lab
+    }
+
+    fn drain(&self, path: &[u8]) {
+        let job = self.server.move_files(Movement::StageOut, path);
+        assert_eq!(job.failed, 0, "{job:?}");
+    }
+
+    /// Starts it again, with everything it knew about what it has read forgotten.
+    fn again(self, change: impl FnOnce(&mut Settings)) -> Lab {
+        let Lab {
+            scratch,
+            mut settings,
+            server,
+        } = self;
+        server.instance.stop();
+        drop(server);
+        change(&mut settings);
+        let server = Running::start(&settings, false);
+        Lab {
+            scratch,
+            settings,
+            server,
+        }
+    }
+
+    /// The object that holds this content.
+    fn object(&self, content: &[u8]) -> PathBuf {
+        let mut found = None;
+        each_file(&self.scratch.path().join("ssd0/objects"), &mut |path| {
+            if fs::read(path).expect("read") == content {
+                found = Some(path.to_path_buf());
+            }
+        });
+        found.expect("an object with this content")
+    }
+
+    fn harm(&self, harm: Harm, content: &[u8]) {
+        let object = self.object(content);
+        match harm {
+            Flip => at_rest(&object, |file| {
+                let mut byte = [0];
+                file.read_exact_at(&mut byte, 7).expect("read");
+                file.write_all_at(&[byte[0] ^ 4], 7).expect("write");
+            }),
+            Truncate => at_rest(&object, |file| file.set_len(9).expect("truncate")),
+            Lengthen => at_rest(&object, |file| file.set_len(5000).expect("lengthen")),
+            Remove => fs::remove_file(&object).expect("remove"),
+            Swap => {
+                let other = self.object(if content == CLEAN { DIRTY } else { CLEAN });
+                let aside = other.with_extension("aside");
+                for (from, to) in [(&object, &aside), (&other, &object), (&aside, &other)] {
+                    fs::rename(from, to).expect("rename");
+                }
+            }
+        }
+    }
+
+    fn state(&self, name: &[u8]) -> String {
+        let entries = self.server.residency(name);
+        entries[0].state.clone()
+    }
+
+    fn scrub(&self) -> ScrubStatus {
+        self.server.status().scrub
+    }
+
+    /// A file that the client remembers.
+    fn known(&self, name: &[u8]) -> Ino {
+        let found = self.server.client.lookup(Ino::ROOT, name);
+        found.expect("lookup").ino
+    }
+
+    /// What `status` says of a file.
+    fn error(&self, name: &[u8]) -> Option<String> {
+        let errors = self.server.status().errors;
+        let found = errors.into_iter().find(|e| e.path == name);
+        found.map(|e| e.reason)
+    }
+
+    fn wait_for(&self, what: &str, mut is_so: impl FnMut(&Lab) -> bool) {
+        let begun = Instant::now();
+        while !is_so(self) {
+            let status = self.server.status();
+            assert!(begun.elapsed() < PATIENCE, "{what}: {status:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Changes a file and leaves its times, as a medium does.
+fn at_rest(path: &Path, change: impl FnOnce(&fs::File)) {
+    let times = fs::metadata(path).expect("stat").modified().expect("mtime");
+    let options = fs::File::options().read(true).write(true).open(path);
+    let file = options.expect("open");
+    change(&file);
+    file.set_modified(times).expect("times");
+}
+
+fn each_file(dir: &Path, visit: &mut dyn FnMut(&Path)) {
+    for entry in fs::read_dir(dir).expect("directory") {
+        let path = entry.expect("entry").path();
+        match path.is_dir() {
+            true => each_file(&path, visit),
+            false => visit(&path),
+        }
+    }
+}
+
+#[test]
+fn a_damaged_copy_gives_way_to_what_the_pfs_has() {
+    for harm in [Flip, Truncate, Lengthen, Remove, Swap] {
+        let lab = Lab::new(|_| ()).again(|_| ());
+        lab.harm(harm, CLEAN);
+        let read = lab.server.read_all(b"clean");
+        assert_eq!(read.as_deref(), Ok(CLEAN), "{harm:?}");
+        assert_eq!(lab.state(b"clean"), "pfs", "{harm:?}");
+        let error = lab.error(b"clean").unwrap_or_default();
+        assert!(
+            error.starts_with("found damaged at rest: "),
+            "{harm:?}: {error}"
+        );
+        assert_eq!(lab.scrub().found, 1, "{harm:?}: {error}");
+        // What lay under the wrong id is still somewhere.
+        let mut contents = Vec::new();
+        each_file(&lab.scratch.path().join("ssd0"), &mut |path| {
+            contents.push(fs::read(path).expect("read"));
+        });
+        assert!(contents.iter().any(|c| c == DIRTY), "{harm:?}");
+        lab.server.instance.stop();
+    }
+}
+
+#[test]
+fn damaged_data_that_only_the_buffer_has_is_an_error_and_kept() {
+    for harm in [Truncate, Lengthen, Remove, Swap] {
+        let lab = Lab::new(|_| ());
+        lab.harm(harm, DIRTY);
+        for _ in 0..2 {
+            let read = lab.server.read_all(b"dirty");
+            assert_eq!(read, Err(Errno::EIO), "{harm:?}");
+        }
+        let error = lab.error(b"dirty").unwrap_or_default();
+        assert!(error.contains("left as it is"), "{harm:?}: {error}");
+        assert_eq!(lab.scrub().found, 1, "{harm:?}: told once");
+        // Neither is it put on the PFS, or changed into something that looks whole.
+        let ino = lab.server.find(b"dirty").expect("find").ino;
+        let longer = SetAttr {
+            size: Some(100),
+            ..SetAttr::default()
+        };
+        assert_eq!(
+            lab.server
+                .client
+                .setattr(ino, None, longer, common::me())
+                .err(),
+            Some(Errno::EIO)
+        );
+        let job = lab.server.move_files(Movement::StageOut, b"dirty");
+        assert_eq!(job.failed, 1, "{harm:?}: {job:?}");
+        assert!(!lab.scratch.pfs().join("dirty").exists(), "{harm:?}");
+        assert_eq!(lab.state(b"dirty"), "dirty", "{harm:?}");
+        lab.server.instance.stop();
+    }
+}
+
+#[test]
+fn what_somebody_puts_right_is_served_and_drained_again() {
+    let lab = Lab::new(|_| ());
+    lab.harm(Swap, DIRTY);
+    assert_eq!(lab.server.read_all(b"dirty"), Err(Errno::EIO));
+    lab.harm(Swap, DIRTY);
+    assert_eq!(lab.server.read_all(b"dirty").as_deref(), Ok(DIRTY));
+    assert_eq!(lab.error(b"dirty"), None);
+    lab.drain(b"dirty");
+    let drained = fs::read(lab.scratch.pfs().join("dirty"));
+    assert_eq!(drained.expect("read"), DIRTY);
+    lab.server.instance.stop();
+}
+
+#[test]
+fn a_change_does_not_carry_damage_on() {
+    let lab = Lab::new(|_| ()).again(|_| ());
+    lab.harm(Flip, CLEAN);
+    let ino = lab.known(b"clean");
+    let shorter = SetAttr {
+        size: Some(20),
+        ..SetAttr::default()
+    };
+    let client = &lab.server.client;
+    client
+        .setattr(ino, None, shorter, common::me())
+        .expect("truncate");
+    assert_eq!(lab.server.read_all(b"clean").as_deref(), Ok(&CLEAN[..20]));
+    lab.server.instance.stop();
+
+    let lab = Lab::new(|_| ()).again(|_| ());
+    lab.harm(Flip, CLEAN);
+    let ino = lab.known(b"clean");
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let client = &lab.server.client;
+    let handle = client.open(ino, flags, common::me()).expect("open");
+    let handle = handle.opened.handle;
+    lab.server.write(handle, 0, b"WHAT").expect("write");
+    client.release(handle).expect("close");
+    lab.drain(b"clean");
+    let drained = fs::read(lab.scratch.pfs().join("clean")).expect("read");
+    assert_eq!(drained, [b"WHAT", &CLEAN[4..]].concat());
+    lab.server.instance.stop();
+}
+
+#[test]
+fn an_open_compares_once_in_a_run_and_not_what_was_just_drained() {
+    let lab = Lab::new(|_| ());
+    for _ in 0..3 {
+        assert_eq!(lab.server.read_all(b"clean").as_deref(), Ok(CLEAN));
+    }
+    assert_eq!(lab.scrub().compared_at_open, 0, "it was read for its drain");
+    let lab = lab.again(|_| ());
+    for _ in 0..3 {
+        assert_eq!(lab.server.read_all(b"clean").as_deref(), Ok(CLEAN));
+    }
+    assert_eq!(lab.scrub().compared_at_open, 1);
+    lab.server.instance.stop();
+}
+
+#[test]
+fn a_file_beyond_the_limit_is_left_to_the_pass() {
+    let lab = Lab::new(|s| s.scrub.verify_on_open_bytes = 10).again(|_| ());
+    lab.harm(Flip, CLEAN);
+    let read = lab.server.read_all(b"clean").expect("opened unread");
+    assert_ne!(
+        read, CLEAN,
+        "the damage shows: that is what the limit means"
+    );
+    assert_eq!(lab.scrub().found, 0);
+    let lab = lab.again(|s| {
+        s.scrub.enabled = true;
+        s.scrub.pass = Duration::from_millis(1);
+    });
+    lab.wait_for("the pass finds it", |lab| lab.scrub().found == 1);
+    lab.wait_for("it gives way", |lab| lab.state(b"clean") == "pfs");
+    assert_eq!(lab.server.read_all(b"clean").as_deref(), Ok(CLEAN));
+    lab.server.instance.stop();
+}
+
+#[test]
+fn the_pass_finds_by_itself_what_nobody_opens() {
+    for harm in [Flip, Truncate, Remove, Swap] {
+        let lab = Lab::new(|s| {
+            s.scrub.enabled = true;
+            s.scrub.pass = Duration::from_millis(1);
+        });
+        lab.wait_for("a pass", |lab| lab.scrub().checked_bytes > 0);
+        lab.harm(harm, CLEAN);
+        lab.wait_for("it is found", |lab| lab.error(b"clean").is_some());
+        assert_eq!(lab.state(b"clean"), "pfs", "{harm:?}");
+        let error = lab.error(b"clean").unwrap_or_default();
+        assert!(
+            error.starts_with("found damaged at rest: "),
+            "{harm:?}: {error}"
+        );
+        assert_eq!(lab.server.read_all(b"clean").as_deref(), Ok(CLEAN));
+        if harm != Swap {
+            assert_eq!(
+                lab.server.read_all(b"dirty").as_deref(),
+                Ok(DIRTY),
+                "{harm:?}"
+            );
+            lab.harm(Truncate, DIRTY);
+        }
+        lab.wait_for("undrained, too", |lab| lab.error(b"dirty").is_some());
+        assert_eq!(lab.server.read_all(b"dirty"), Err(Errno::EIO), "{harm:?}");
+        let passes = lab.scrub().passes;
+        lab.wait_for("further passes", |lab| lab.scrub().passes > passes + 1);
+        assert_eq!(lab.scrub().found, 2, "{harm:?}: each is told once");
+        lab.server.instance.stop();
+    }
+}
+
+#[test]
+fn damage_in_a_file_that_is_open_is_told_and_mended_after_its_close() {
+    let lab = Lab::new(|s| {
+        s.scrub.enabled = true;
+        s.scrub.pass = Duration::from_millis(1);
+    });
+    let ino = lab.server.find(b"clean").expect("find").ino;
+    let flags = OpenFlags(libc::O_RDONLY as u32);
+    let client = &lab.server.client;
+    let open = client.open(ino, flags, common::me()).expect("open");
+    lab.harm(Flip, CLEAN);
+    let passes = lab.scrub().passes;
+    lab.wait_for("passes go by", |lab| lab.scrub().passes > passes + 1);
+    assert_eq!(lab.state(b"clean"), "clean", "it is in use");
+    client.release(open.opened.handle).expect("close");
+    lab.wait_for("it gives way", |lab| lab.state(b"clean") == "pfs");
+    lab.server.instance.stop();
+}
+
+#[test]
+fn a_pass_goes_on_after_a_restart_where_it_was() {
+    let lab = Lab::new(|s| {
+        s.scrub.enabled = true;
+        s.scrub.pass = Duration::from_secs(3600);
+    });
+    for i in 0..20 {
+        lab.server.put(format!("f{i:02}").as_bytes(), CLEAN);
+    }
+    lab.drain(b"");
+    lab.wait_for("the first pass, over what was there at the start", |lab| {
+        lab.scrub().passes == 1
+    });
+    let before = lab.scrub();
+    let lab = lab.again(|s| {
+        s.scrub.pass = Duration::from_millis(1);
+        // Two seconds for each object.
+        s.scrub.rate_max_bytes_per_s = 8 << 10;
+    });
+    let checked = |lab: &Lab| lab.scrub().checked_objects - before.checked_objects;
+    lab.wait_for("the second pass begins", |lab| checked(lab) >= 1);
+    let lab = lab.again(|s| {
+        s.scrub.pass = Duration::from_secs(3600);
+        s.scrub.rate_max_bytes_per_s = 1 << 30;
+    });
+    assert!(lab.scrub().pass_begun_s.is_some(), "{:?}", lab.scrub());
+    lab.wait_for("the second pass ends", |lab| lab.scrub().passes >= 2);
+    assert_eq!(checked(&lab), 22, "each object once");
+    lab.server.instance.stop();
+}
