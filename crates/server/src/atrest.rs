@@ -1,7 +1,7 @@
 //! Objects at rest on flash: what is damaged is not handed out. Here is what an open, a drain and the pass in the background
 //! look at; how closely is `policy::scrub`'s, what is done about damage is fsck's, file by file.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,8 +35,8 @@ struct Seal {
 #[derive(Default)]
 pub struct AtRest {
     seals: Mutex<HashMap<ObjectId, Seal>>,
-    /// Damage was found in them, and is still there.
-    suspects: Mutex<HashSet<ObjectId>>,
+    /// Damage was seen in them, and is still there; whether it was told.
+    suspects: Mutex<HashMap<ObjectId, bool>>,
     /// Damage found since the start, by whomever.
     pub found: AtomicU64,
     /// Contents that opens compared.
@@ -58,7 +58,13 @@ impl AtRest {
     /// A copy that was made of its content was not what it should be: the next who looks looks closely.
     pub fn suspect(&self, object: ObjectId) {
         self.seals.lock().remove(&object);
-        self.suspects.lock().insert(object);
+        self.suspects.lock().entry(object).or_default();
+    }
+
+    /// Only these objects are left.
+    pub fn keep(&self, is_left: impl Fn(&ObjectId) -> bool) {
+        self.seals.lock().retain(|object, _| is_left(object));
+        self.suspects.lock().retain(|object, _| is_left(object));
     }
 
     /// The object is gone.
@@ -232,7 +238,7 @@ impl Core {
             compared_s_ago: self
                 .rest
                 .compared_s_ago(file.object, residency.generation, stat),
-            is_suspect: self.rest.suspects.lock().contains(&file.object),
+            is_suspect: self.rest.suspects.lock().contains_key(&file.object),
         };
         match purpose {
             Purpose::Open => look_at_open(&resting, self.settings.scrub.verify_on_open_bytes),
@@ -273,8 +279,9 @@ impl Core {
         };
         let known = match mended {
             true => self.rest.suspects.lock().remove(&file.object),
-            false => !self.rest.suspects.lock().insert(file.object),
-        };
+            false => self.rest.suspects.lock().insert(file.object, true),
+        }
+        .unwrap_or(false);
         if !mended {
             file.lock().error = Some(Errno::EIO);
         }
@@ -290,7 +297,7 @@ impl Core {
 
     /// What was damaged is as it should be: somebody has put it right.
     fn is_sound_again(&self, file: &File) {
-        if self.rest.suspects.lock().remove(&file.object) {
+        if self.rest.suspects.lock().remove(&file.object).is_some() {
             let mut state = file.lock();
             state.error = state.error.filter(|errno| *errno != Errno::EIO);
             drop(state);

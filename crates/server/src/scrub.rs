@@ -1,6 +1,7 @@
 //! The pass in the background: reads everything at rest on flash about once in `pass`, in the order of the objects, and
 //! remembers over restarts how far it has come. How fast, and beside whom, is `policy::scrub`'s.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -248,6 +249,9 @@ impl Core {
             }
         }
         self.scrub.left.store(0, Ordering::Relaxed);
+        // One that left while its drain ended may have been noted after that.
+        let files: HashSet<ObjectId> = self.files.read().keys().copied().collect();
+        self.rest.keep(|object| files.contains(object));
         let mut progress = self.scrub.progress.lock();
         progress.under_way = false;
         progress.passes += 1;
