@@ -204,6 +204,7 @@ impl Core {
         let _copying = file.copying();
         let residency = file.lock().residency;
         if residency.shadow.is_none() && residency.tier != flash {
+            failpoint::hit(failpoint::Point::ShadowDropped);
             self.drop_shadow(file, flash);
         }
     }
