@@ -73,7 +73,7 @@ pub enum Placed {
 pub struct Confirmed {
     /// The content is still of the generation that was copied.
     pub current: bool,
-    /// The record has forgotten an older copy that an fsync had left in this tier: it may be removed.
+    /// The record has forgotten a copy, no newer than this one, that an fsync had left in this tier: it may be removed.
     pub outdated_shadow: Option<TierId>,
 }
 
@@ -440,9 +440,9 @@ fn confirm_one(state: &mut FileState, demotion: &Demotion, crc: u32) -> Confirme
         state.residency.crc = Some(crc);
         state.xattrs = Vec::new();
     }
-    // After a crash an older copy must not stand for what the PFS has.
+    // After a crash an older copy must not stand for what the PFS has; one of the same content only takes space.
     let residency = &mut state.residency;
-    let outdated = |generation| generation < demotion.generation;
+    let outdated = |generation| generation <= demotion.generation;
     let outdated_shadow = residency.shadow.take_if(|(_, of)| outdated(*of));
     residency
         .flushed

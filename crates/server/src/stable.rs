@@ -7,6 +7,7 @@ use forebay_namespace::{File, FileState, Node};
 use forebay_policy::durability::{
     Durability, Standing, is_flushed_before_rename, is_flushed_with_its_directory,
 };
+use forebay_tiers::TierKind;
 use forebay_types::{Errno, Ino, OpenFlags};
 use forebay_wire::Link;
 
@@ -27,7 +28,7 @@ impl Core {
         let rung = self.rung(from).max(self.rung(to));
         let replaced = replaced.map(|replaced| self.standing(&replaced));
         match is_flushed_before_rename(rung, standing, replaced) {
-            true => self.make_stable(&file),
+            true => self.flush_for_names(&file, rung),
             false => Ok(()),
         }
     }
@@ -40,9 +41,22 @@ impl Core {
         let standing = self.standing(&file);
         let rung = self.durability_of_file(&file).max(self.rung(to));
         match is_flushed_before_rename(rung, standing, None) {
-            true => self.make_stable(&file),
+            true => self.flush_for_names(&file, rung),
             false => Ok(()),
         }
+    }
+
+    /// On the rung of the PFS a change of names does not wait for a drain: without flash, what is in memory stays there.
+    fn flush_for_names(&self, file: &Arc<File>, rung: Durability) -> Result<(), Errno> {
+        let (tier, bytes) = {
+            let state = file.lock();
+            (state.residency.tier, state.meta.allocated_bytes)
+        };
+        let in_memory = self.tiers.kind(tier) == TierKind::Dram;
+        if rung == Durability::Pfs && in_memory && self.flash_for(bytes).is_none() {
+            return Ok(());
+        }
+        self.make_stable(file)
     }
 
     /// The names in a directory survive power loss, and what they lead to is not what was there before.
