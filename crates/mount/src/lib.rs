@@ -53,6 +53,21 @@ pub struct Mounted {
     ended: adapter::EndCall,
 }
 
+/// Every thread of a session has a buffer of 16 MiB, of which most never see more than a request. As mappings of their own they
+/// cost what was used of them. But glibc stops making mappings of that size once it has seen one freed, and clears memory instead,
+/// which is then in use whole.
+fn keep_buffers_lazy() {
+    #[cfg(target_env = "gnu")]
+    {
+        const MAPPED_FROM_BYTES: i32 = 8 << 20;
+        // SAFETY: it sets a number that the allocator reads, at any time and from any thread.
+        let done = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM_BYTES) };
+        if done == 0 {
+            tracing::debug!("the allocator keeps its own threshold");
+        }
+    }
+}
+
 /// Mounts and serves on background threads.
 pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     let mut config = Config::default();
@@ -80,6 +95,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         None => Session::new(adapter, &options.mount_point, &config)?,
     };
     let device = session.as_fd().try_clone_to_owned()?;
+    keep_buffers_lazy();
     let session = session.spawn()?;
     let watched = desk.clone();
     std::thread::Builder::new()

@@ -8,7 +8,6 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::NsError;
 use crate::dir::Dir;
-use crate::log::Position;
 use crate::record::{FileRecord, Meta, Residency};
 
 /// A file that has an object in the burst buffer.
@@ -22,8 +21,6 @@ pub struct File {
     naming: Mutex<()>,
     /// Held while its object is copied to another tier.
     copying: Mutex<()>,
-    /// Of its last record in the store.
-    pub(crate) recorded: Position,
     state: Mutex<FileState>,
 }
 
@@ -66,7 +63,6 @@ impl File {
             ino,
             naming: Mutex::new(()),
             copying: Mutex::new(()),
-            recorded: Position::default(),
             state: Mutex::new(state),
         }
     }

@@ -4,20 +4,18 @@
 //! record of the file must be among those that are kept: else a start would find an older record, and take our own change
 //! for an outsider's.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_kv::{Durability, Error, Store};
-
-/// Position of a file's last record among the commits.
-#[derive(Debug, Default)]
-pub(crate) struct Position(Arc<AtomicU64>);
+use forebay_types::ObjectId;
+use parking_lot::Mutex;
 
 /// Changes that are committed together.
 #[derive(Default)]
 pub(crate) struct Batch {
     changes: forebay_kv::Batch,
-    records: Vec<Arc<AtomicU64>>,
+    records: Vec<ObjectId>,
 }
 
 impl Batch {
@@ -33,9 +31,9 @@ impl Batch {
         self.changes.delete(key);
     }
 
-    /// The batch has a record of the file that this is the position of.
-    pub(crate) fn records(&mut self, position: &Position) {
-        self.records.push(position.0.clone());
+    /// The batch has a record of this file.
+    pub(crate) fn records(&mut self, file: ObjectId) {
+        self.records.push(file);
     }
 }
 
@@ -46,6 +44,8 @@ pub(crate) struct Log {
     committed: AtomicU64,
     /// All up to this position survive a loss of power.
     stable: AtomicU64,
+    /// Positions of the last records of files, beyond what was stable at the last flush.
+    recorded: Mutex<HashMap<ObjectId, u64>>,
 }
 
 impl Log {
@@ -54,6 +54,7 @@ impl Log {
             store,
             committed: AtomicU64::new(0),
             stable: AtomicU64::new(0),
+            recorded: Mutex::default(),
         }
     }
 
@@ -76,8 +77,14 @@ impl Log {
         // Also after an error: whether it was applied is not known then.
         let position = self.committed.fetch_add(1, Ordering::AcqRel) + 1;
         let survives = durability == Durability::Synced && outcome.is_ok();
-        for record in batch.records {
-            record.store(if survives { 0 } else { position }, Ordering::Release);
+        if !batch.records.is_empty() {
+            let mut recorded = self.recorded.lock();
+            for file in batch.records {
+                match survives {
+                    true => recorded.remove(&file),
+                    false => recorded.insert(file, position),
+                };
+            }
         }
         if survives {
             self.stable.fetch_max(before, Ordering::AcqRel);
@@ -89,12 +96,16 @@ impl Log {
         let before = self.committed.load(Ordering::Acquire);
         self.store.sync()?;
         self.stable.fetch_max(before, Ordering::AcqRel);
+        self.recorded
+            .lock()
+            .retain(|_, position| *position > before);
         Ok(())
     }
 
     /// Whether the last record of a file survives a loss of power.
-    pub(crate) fn is_stable(&self, position: &Position) -> bool {
-        position.0.load(Ordering::Acquire) <= self.stable.load(Ordering::Acquire)
+    pub(crate) fn is_stable(&self, file: ObjectId) -> bool {
+        let position = self.recorded.lock().get(&file).copied().unwrap_or(0);
+        position <= self.stable.load(Ordering::Acquire)
     }
 }
 
@@ -102,26 +113,29 @@ impl Log {
 mod tests {
     use super::*;
 
-    fn record(log: &Log, position: &Position, durability: Durability) {
+    const A: ObjectId = ObjectId(1);
+    const B: ObjectId = ObjectId(2);
+
+    fn record(log: &Log, file: ObjectId, durability: Durability) {
         let mut batch = Batch::new();
         batch.put(*b"f", *b"v");
-        batch.records(position);
+        batch.records(file);
         log.commit(batch, durability).expect("commit");
     }
 
     #[test]
     fn a_record_is_stable_once_something_after_it_was_flushed() {
         let log = Log::new(Box::new(forebay_kv::memory::Memory::new()));
-        let (a, b) = (Position::default(), Position::default());
-        assert!(log.is_stable(&a), "nothing to lose");
-        record(&log, &a, Durability::Buffered);
-        assert!(!log.is_stable(&a));
-        record(&log, &b, Durability::Synced);
-        assert!(log.is_stable(&a) && log.is_stable(&b));
-        record(&log, &a, Durability::Buffered);
-        record(&log, &b, Durability::Buffered);
-        assert!(!log.is_stable(&a) && !log.is_stable(&b));
+        assert!(log.is_stable(A), "nothing to lose");
+        record(&log, A, Durability::Buffered);
+        assert!(!log.is_stable(A));
+        record(&log, B, Durability::Synced);
+        assert!(log.is_stable(A) && log.is_stable(B));
+        record(&log, A, Durability::Buffered);
+        record(&log, B, Durability::Buffered);
+        assert!(!log.is_stable(A) && !log.is_stable(B));
         log.sync().expect("sync");
-        assert!(log.is_stable(&a) && log.is_stable(&b));
+        assert!(log.is_stable(A) && log.is_stable(B));
+        assert!(log.recorded.lock().is_empty());
     }
 }

@@ -445,7 +445,7 @@ impl Namespace {
             if unsaved {
                 self.save_deferred()?;
             }
-            synced |= dirty || !self.store.is_stable(&file.recorded);
+            synced |= dirty || !self.store.is_stable(file.object);
         }
         Ok(synced)
     }

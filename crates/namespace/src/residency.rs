@@ -194,7 +194,7 @@ impl Namespace {
         let Some(published) = residency.published.filter(|_| here) else {
             return Ok(false);
         };
-        let stable = !state.unsaved && self.store.is_stable(&file.recorded);
+        let stable = !state.unsaved && self.store.is_stable(file.object);
         if !residency.clean || residency.writing || state.demoting || !stable {
             return Ok(false);
         }

@@ -25,7 +25,7 @@ impl Namespace {
             record::file_key(file.object),
             record::encode(&state.record(file.ino))?,
         );
-        batch.records(&file.recorded);
+        batch.records(file.object);
         tracing::trace!(file = %file.object, names = %state.told_names(), residency = ?state.residency, "record");
         Ok(())
     }
