@@ -229,13 +229,21 @@ class Campaign:
             self.buffer.start()
         elif fault == "full-pfs":
             # An error of a drain reaches the next fsync of the file; what has been drained since has none.
-            run(self.args.forebay, "stage-out", "--wait", self.buffer.mnt)
+            self.drain()
         elif fault == "restart":
             self.buffer.down()
             self.buffer.start()
         elif fault == "damage":
             self.damage()
         self.judge(strict)
+
+    def drain(self):
+        """Some file systems give room back only after a while."""
+        deadline = time.monotonic() + PATIENCE_S
+        while run(self.args.forebay, "stage-out", "--wait", self.buffer.mnt, check=False).returncode != 0:
+            if time.monotonic() > deadline:
+                raise Loss("it does not drain")
+            time.sleep(0.2)
 
     def start_workers(self):
         workers = []
