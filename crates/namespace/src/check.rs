@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::log::Batch;
 use forebay_kv::Durability;
 use forebay_tiers::PfsTree;
 use forebay_types::ObjectId;
 
 use crate::dir::Dir;
+use crate::log::Batch;
 use crate::ops::rename::rename_in;
 use crate::record::{self, DirKey, DirRecord, FileRecord, UnpublishedRecord};
 use crate::{File, Garbage, Namespace, NsError};

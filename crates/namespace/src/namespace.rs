@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::log::{Batch, Log};
 use forebay_kv::{Durability, Store};
 use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree};
 use forebay_types::{Errno, Ino, ObjectId, Statfs, TierId};
@@ -14,6 +13,7 @@ use crate::NsError;
 use crate::acl;
 use crate::dir::{Dir, Handles};
 use crate::file::{File, FileState};
+use crate::log::{Batch, Log};
 use crate::outside::Conflict;
 use crate::record::{self, DirKey, DirRecord, FileRecord, Intent};
 use crate::table::{Node, Table};

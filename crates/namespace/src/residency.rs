@@ -12,13 +12,13 @@
 
 use std::sync::Arc;
 
-use crate::log::Batch;
 use forebay_kv::Durability;
 use forebay_tiers::PfsStat;
 use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, failpoint};
 
 use crate::dir::Dir;
 use crate::file::{File, FileState};
+use crate::log::Batch;
 use crate::record::{Flushed, Meta, Published, Residency};
 use crate::table::{Node, PlainNode};
 use crate::{Namespace, NsError};

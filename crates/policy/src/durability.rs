@@ -47,6 +47,12 @@ pub fn is_flushed_before_rename(
     rung != Durability::Memory && file.is_volatile && (file.has_older || replaces)
 }
 
+/// Whether a change of names waits until a file is flushed. On the rung of the PFS it never waits for a drain: what is in memory stays
+/// there where flash has no room for it.
+pub fn can_flush_for_names(rung: Durability, is_in_memory: bool, has_room_on_flash: bool) -> bool {
+    rung != Durability::Pfs || !is_in_memory || has_room_on_flash
+}
+
 /// Whether an fsync of its directory makes a file durable too: its name is promised to stay what it is, and without the content
 /// the older version would show under it.
 pub fn is_flushed_with_its_directory(rung: Durability, file: Standing) -> bool {
@@ -120,6 +126,14 @@ mod tests {
         }
         let rung = Durability::Memory;
         assert!(!is_flushed_before_rename(rung, with_older, None));
+    }
+
+    #[test]
+    fn a_change_of_names_does_not_wait_for_a_drain_on_the_rung_of_the_pfs() {
+        assert!(!can_flush_for_names(Durability::Pfs, true, false));
+        assert!(can_flush_for_names(Durability::Pfs, true, true));
+        assert!(can_flush_for_names(Durability::Pfs, false, false));
+        assert!(can_flush_for_names(Durability::Ssd, true, false));
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use forebay_namespace::{File, FileState, Node};
 use forebay_policy::durability::{
-    Durability, Standing, is_flushed_before_rename, is_flushed_with_its_directory,
+    Durability, Standing, can_flush_for_names, is_flushed_before_rename,
+    is_flushed_with_its_directory,
 };
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, Ino, OpenFlags};
@@ -39,6 +40,9 @@ impl Core {
             return Ok(());
         };
         let standing = self.standing(&file);
+        if !standing.is_volatile {
+            return Ok(());
+        }
         let rung = self.durability_of_file(&file).max(self.rung(to));
         match is_flushed_before_rename(rung, standing, None) {
             true => self.flush_for_names(&file, rung),
@@ -46,17 +50,16 @@ impl Core {
         }
     }
 
-    /// On the rung of the PFS a change of names does not wait for a drain: without flash, what is in memory stays there.
     fn flush_for_names(&self, file: &Arc<File>, rung: Durability) -> Result<(), Errno> {
         let (tier, bytes) = {
             let state = file.lock();
             (state.residency.tier, state.meta.allocated_bytes)
         };
         let in_memory = self.tiers.kind(tier) == TierKind::Dram;
-        if rung == Durability::Pfs && in_memory && self.flash_for(bytes).is_none() {
-            return Ok(());
+        match can_flush_for_names(rung, in_memory, self.flash_for(bytes).is_some()) {
+            true => self.make_stable(file),
+            false => Ok(()),
         }
-        self.make_stable(file)
     }
 
     /// The names in a directory survive power loss, and what they lead to is not what was there before.

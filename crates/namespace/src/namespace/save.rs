@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::log::Batch;
 use forebay_kv::Durability;
 use forebay_types::{Ino, ObjectId, failpoint};
 
 use super::{Garbage, Namespace};
 use crate::NsError;
 use crate::file::{File, FileState};
+use crate::log::Batch;
 use crate::record;
 
 /// So many records are written in one commit: their files are held meanwhile, some hundred microseconds.

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::log::Batch;
 use forebay_tiers::{PfsStat, RenameMode as PfsRename};
 use forebay_types::{FileKind, failpoint};
 
+use crate::log::Batch;
 use crate::ops::rename::{End, Locked, rename_in};
 use crate::record::{self, ExchangeIntent, Intent};
 use crate::{Namespace, NsError};

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use crate::log::Batch;
 use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Attr, Errno, Ino, TimeSpec, check_name, failpoint};
 
 use crate::dir::Dir;
+use crate::log::Batch;
 use crate::outside::Seen;
 use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
 use crate::table::Node;

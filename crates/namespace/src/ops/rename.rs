@@ -11,13 +11,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::log::Batch;
 use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
 use forebay_types::{Errno, FileKind, Ino, TimeSpec, check_name, failpoint};
 use forebay_wire::RenameMode;
 use parking_lot::MutexGuard;
 
 use crate::dir::{Children, Dir};
+use crate::log::Batch;
 use crate::record::{self, Intent, LinkChange, LinkIntent, PlaceKey, Published, RenameIntent};
 use crate::{File, Namespace, NsError};
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::log::Batch;
 use forebay_types::{ObjectId, failpoint};
 
 use crate::dir::Dir;
+use crate::log::Batch;
 use crate::ops::rename::rename_in;
 use crate::ops::settle_links::{settle_exchange, settle_link};
 use crate::record::{self, DirKey, FileRecord, Intent, RenameIntent};

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::log::Batch;
 use forebay_tiers::PfsStat;
 use forebay_types::{FileKind, TimeSpec};
 
 use crate::dir::Dir;
+use crate::log::Batch;
 use crate::ops::rename::rename_in;
 use crate::record::{ExchangeIntent, LinkChange, LinkIntent, PlaceKey};
 use crate::{File, FileState, Namespace, NsError};

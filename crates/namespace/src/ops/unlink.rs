@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::log::Batch;
 use forebay_kv::Durability;
 use forebay_tiers::PfsDir;
 use forebay_types::{Errno, Ino, TimeSpec, check_name, failpoint};
 
 use crate::dir::Dir;
+use crate::log::Batch;
 use crate::outside::Seen;
 use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
 use crate::{File, Namespace, NsError};

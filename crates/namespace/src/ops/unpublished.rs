@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::log::Batch;
 use forebay_kv::Durability;
 use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
 use forebay_types::{Attr, Cred, Errno, FileKind, Ino, TimeSpec, check_name, failpoint};
@@ -17,6 +16,7 @@ use forebay_wire::RenameMode;
 use parking_lot::RwLockReadGuard;
 
 use crate::dir::{Dir, Hidden};
+use crate::log::Batch;
 use crate::ops::lookup::Found;
 use crate::ops::make::{as_owner, umask};
 use crate::outside::{CONFLICT_INFIX, Conflict, ConflictKind};
