@@ -37,8 +37,13 @@ named!(Class, "class", Restart => "restart", Checkpoint => "checkpoint", Demotio
 pub struct ScheduleConfig {
     /// Longest turn while others wait, seconds.
     pub turn_s: f64,
-    /// An application keeps its turn that long without a request: the next one comes when the last was answered.
+    /// An application keeps its turn that long without a request: the next one comes when the last was answered, which on a
+    /// busy machine takes its time.
     pub linger_s: f64,
+    /// The same once it flushes a file: most have nothing more to write until that has returned, or at all.
+    pub linger_flushing_s: f64,
+    /// The same once it has closed a file: a program that writes many files opens the next at once.
+    pub linger_closed_s: f64,
     /// Nobody waits longer than this.
     pub max_wait_s: f64,
     /// Requests of a class under way, by [`Class`] in its order.
@@ -49,15 +54,23 @@ impl Default for ScheduleConfig {
     fn default() -> Self {
         Self {
             turn_s: 2.0,
-            linger_s: 0.02,
+            linger_s: 0.1,
+            linger_flushing_s: 0.02,
+            linger_closed_s: 0.005,
             max_wait_s: 10.0,
             limits: [16, 16, 4, 2],
         }
     }
 }
 
-/// Part of the time that a turn lingers, after a close.
-const LINGER_AFTER_CLOSE: f64 = 0.25;
+/// What an application does that has the turn and asks for nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// It waits until a file is flushed.
+    Flushing,
+    /// It has closed a file that it wrote.
+    Closed,
+}
 
 /// Why a configuration is refused.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -89,6 +102,8 @@ impl ScheduleConfig {
         for (name, value) in [
             ("turn", self.turn_s),
             ("linger", self.linger_s),
+            ("linger_flushing", self.linger_flushing_s),
+            ("linger_closed", self.linger_closed_s),
             ("max_wait", self.max_wait_s),
         ] {
             if !(value.is_finite() && value > 0.0) {
@@ -112,8 +127,8 @@ impl ScheduleConfig {
 struct Turn {
     application: u64,
     begun_s: f64,
-    /// Last request that came or ended.
-    active_s: f64,
+    /// Until then it lingers.
+    until_s: f64,
 }
 
 /// A request that may start.
@@ -154,7 +169,7 @@ impl<T> Scheduler<T> {
             && let Some(turn) = &mut self.turn
             && turn.application == application
         {
-            turn.active_s = turn.active_s.max(now_s);
+            turn.until_s = turn.until_s.max(now_s + self.config.linger_s);
         }
     }
 
@@ -191,17 +206,20 @@ impl<T> Scheduler<T> {
             && let Some(turn) = &mut self.turn
             && turn.application == application
         {
-            turn.active_s = turn.active_s.max(now_s);
+            turn.until_s = turn.until_s.max(now_s + self.config.linger_s);
         }
     }
 
-    /// An application has closed a file that it wrote: unless the next one comes soon, its turn is over. A program that writes
-    /// many files opens the next at once.
-    pub fn closed(&mut self, application: u64, now_s: f64) {
+    /// An application has come to an end, perhaps of many: unless its next request comes soon, its turn is over.
+    pub fn rests(&mut self, application: u64, rest: Rest, now_s: f64) {
         if let Some(turn) = &mut self.turn
             && turn.application == application
         {
-            turn.active_s = now_s - self.config.linger_s * (1.0 - LINGER_AFTER_CLOSE);
+            turn.until_s = now_s
+                + match rest {
+                    Rest::Flushing => self.config.linger_flushing_s,
+                    Rest::Closed => self.config.linger_closed_s,
+                };
         }
     }
 
@@ -216,7 +234,7 @@ impl<T> Scheduler<T> {
         let passes = self
             .turn
             .filter(|_| self.lanes[Class::Checkpoint as usize].waiting() > 0);
-        let passes = passes.map(|t| t.active_s + self.config.linger_s);
+        let passes = passes.map(|t| t.until_s);
         overdue.chain(passes).min_by(f64::total_cmp)
     }
 
@@ -251,8 +269,7 @@ impl<T> Scheduler<T> {
             if !used_up && lane.is_waiting(turn.application) {
                 return Some(turn.application);
             }
-            // As in `next_s`, so that rounding cannot part the two.
-            let lingers = !used_up && now_s < turn.active_s + self.config.linger_s;
+            let lingers = !used_up && now_s < turn.until_s;
             // The turn passes when nothing of it is under way any more, or the checkpoints would interleave.
             if running || lingers {
                 return None;
@@ -263,7 +280,7 @@ impl<T> Scheduler<T> {
         self.turn = Some(Turn {
             application: next,
             begun_s: now_s,
-            active_s: now_s,
+            until_s: now_s + self.config.linger_s,
         });
         Some(next)
     }

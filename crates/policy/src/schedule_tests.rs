@@ -6,6 +6,8 @@ fn config() -> ScheduleConfig {
     ScheduleConfig {
         turn_s: 2.0,
         linger_s: 0.1,
+        linger_flushing_s: 0.05,
+        linger_closed_s: 0.02,
         max_wait_s: 10.0,
         limits: [2, 2, 1, 1],
     }
@@ -72,11 +74,27 @@ fn a_close_shortens_the_turn() {
     s.start(0.0).expect("starts");
     s.enqueue(2, Class::Checkpoint, 1, 0.0);
     s.finish(1, Class::Checkpoint, 1.0);
-    s.closed(2, 1.0);
+    s.rests(2, Rest::Closed, 1.0);
     assert_eq!(s.start(1.05), None, "that was another's file");
-    s.closed(1, 1.0);
+    s.rests(1, Rest::Closed, 1.0);
     assert_eq!(s.start(1.01), None, "the next file may come");
-    assert_eq!(s.start(1.05).map(|g| g.application), Some(2));
+    assert_eq!(s.start(1.02).map(|g| g.application), Some(2));
+}
+
+#[test]
+fn a_flush_shortens_the_turn_until_more_is_written() {
+    let mut s = scheduler();
+    s.enqueue(1, Class::Checkpoint, 0, 0.0);
+    s.start(0.0).expect("starts");
+    s.enqueue(2, Class::Checkpoint, 1, 0.0);
+    s.finish(1, Class::Checkpoint, 1.0);
+    s.rests(1, Rest::Flushing, 1.0);
+    assert_eq!(s.next_s(), Some(1.05));
+    s.enqueue(1, Class::Checkpoint, 2, 1.04);
+    assert_eq!(s.start(1.04).map(|g| g.application), Some(1));
+    s.finish(1, Class::Checkpoint, 1.05);
+    assert_eq!(s.start(1.14), None, "it is writing again");
+    assert_eq!(s.start(1.16).map(|g| g.application), Some(2));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, fillable_bytes, in_force};
 use forebay_policy::plan::DrainPolicy;
-use forebay_policy::schedule::{Class, ScheduleConfig, Scheduler};
+use forebay_policy::schedule::{Class, Rest, ScheduleConfig, Scheduler};
 use forebay_policy::throttle::{DemotionPace, Load, Pace, TokenBucket, pace};
 use forebay_tiers::{Object, TierKind};
 use forebay_types::Errno;
@@ -342,12 +342,13 @@ impl Engine {
         }
     }
 
-    /// An application has closed a file that it wrote.
-    pub fn closed(&self, application: u32) {
+    /// An application flushes, or has closed, a file that it wrote.
+    pub fn rests(&self, application: u32, rest: Rest) {
         if self.has_turns.load(Ordering::Relaxed) {
             let mut turns = self.turns.lock();
             let now_s = self.now_s();
-            turns.scheduler.closed(application.into(), now_s);
+            turns.scheduler.rests(application.into(), rest, now_s);
+            self.turned.notify_all();
         }
     }
 

@@ -7,7 +7,7 @@ use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{File, Flushed};
 use forebay_policy::durability::Durability;
 use forebay_policy::refuge::flash_with_room;
-use forebay_policy::schedule::Class;
+use forebay_policy::schedule::{Class, Rest};
 use forebay_tiers::{Object, TierKind};
 use forebay_types::{Errno, Generation, Handle, ObjectId, SetTime, TierId, failpoint};
 
@@ -40,8 +40,12 @@ impl Core {
         if self.engine.is_throttled() {
             // The bytes go to the device in the application's turn; while they are made permanent the next one may begin, or
             // the device would rest.
-            let _turn = self.take_turn(&open, Class::Checkpoint, 0);
+            let turn = self.take_turn(&open, Class::Checkpoint, 0);
             wait_writeback(&*object);
+            drop(turn);
+            if let Some((application, _)) = self.apps.of(file.object) {
+                self.engine.rests(application, Rest::Flushing);
+            }
         }
         let generation = self.generation(&file);
         match self.durability_of_file(&file) {

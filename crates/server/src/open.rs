@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
+use forebay_policy::schedule::Rest;
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
 use forebay_types::{
     Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId, TimeSpec,
@@ -442,7 +443,7 @@ impl Core {
             if self.engine.is_throttled()
                 && let Some((application, _)) = self.apps.of(file.object)
             {
-                self.engine.closed(application);
+                self.engine.rests(application, Rest::Closed);
             }
             self.drain.add(file.object);
         }

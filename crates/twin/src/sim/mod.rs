@@ -308,6 +308,8 @@ fn new_node(scenario: &Scenario) -> Node {
         turn_s: WHOLE_PHASE_S,
         // The next phase begins at once.
         linger_s: f64::MIN_POSITIVE,
+        linger_flushing_s: f64::MIN_POSITIVE,
+        linger_closed_s: f64::MIN_POSITIVE,
         max_wait_s: WHOLE_PHASE_S,
         limits: [u32::MAX, 1, 1, 1],
     };
