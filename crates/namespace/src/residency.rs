@@ -95,15 +95,21 @@ impl Namespace {
         writing: bool,
         outlasting: bool,
     ) -> Result<(), NsError> {
-        let (clean, name) = {
+        let (mut state, xattrs) = loop {
+            let (residency, name) = {
+                let state = file.lock();
+                (state.residency, state.names.first().cloned())
+            };
+            let xattrs = match (residency.clean, name) {
+                (true, Some((dir, name))) => Some(self.load_xattrs(&dir, &name)?),
+                _ => None,
+            };
             let state = file.lock();
-            (state.residency.clean, state.names.first().cloned())
+            // Else they may have been changed on the PFS since they were read.
+            if !state.residency.clean || state.residency.published == residency.published {
+                break (state, xattrs);
+            }
         };
-        let xattrs = match (clean, name) {
-            (true, Some((dir, name))) => Some(self.load_xattrs(&dir, &name)?),
-            _ => None,
-        };
-        let mut state = file.lock();
         let persist = state.residency.clean || (writing && !state.residency.writing);
         let durability = match outlasting && state.residency.clean {
             true => Durability::Synced,

@@ -170,27 +170,39 @@ impl Core {
         else {
             return Ok(());
         };
-        let next = match self.ns.node(open.ino) {
-            // It has come into the burst buffer since it was opened.
-            Ok(Node::File(file)) if !file.lock().is_unlinked() => {
-                let tier = file.tier();
-                let opened = self.tiers.open_object(tier, file.object);
-                if let Some(problem) = self.look(&file, tier, &opened, Purpose::Open, &|| false)? {
-                    self.note_damage(&file, file.path(), problem, Default::default());
-                    return Err(Errno::EIO);
+        let mut tries = 0;
+        let next = loop {
+            tries += 1;
+            match self.ns.node(open.ino) {
+                // It has come into the burst buffer since it was opened.
+                Ok(Node::File(file)) if !file.lock().is_unlinked() => {
+                    break self.open_arrived(file)?;
                 }
-                let object = opened?;
-                Target::Buffer { file, object, tier }
+                // It may have been renamed since.
+                Ok(Node::Plain(now)) if now.id == node.id && self.ns.stat_plain(&now).is_ok() => {
+                    match self.first_change(&now, file, truncates) {
+                        Err(errno) if is_overtaken(errno) && tries < TRIES => {}
+                        Err(errno) if can_stay(errno) => break write_in_place(node, file)?,
+                        done => break done?,
+                    }
+                }
+                // Nobody can find it any more: it can only be changed where it is.
+                _ => break write_in_place(node, file)?,
             }
-            // It may have been renamed since.
-            Ok(Node::Plain(now)) if now.id == node.id && self.ns.stat_plain(&now).is_ok() => {
-                self.first_change(&now, file, truncates)?
-            }
-            // Nobody can find it any more: it can only be changed where it is.
-            _ => write_in_place(node, file)?,
         };
         *target = next;
         Ok(())
+    }
+
+    fn open_arrived(&self, file: Arc<File>) -> Result<Target, Errno> {
+        let tier = file.tier();
+        let opened = self.tiers.open_object(tier, file.object);
+        if let Some(problem) = self.look(&file, tier, &opened, Purpose::Open, &|| false)? {
+            self.note_damage(&file, file.path(), problem, Default::default());
+            return Err(Errno::EIO);
+        }
+        let object = opened?;
+        Ok(Target::Buffer { file, object, tier })
     }
 
     fn first_change(
@@ -443,19 +455,27 @@ impl Core {
         };
         let stat = self.ns.stat_plain(&plain)?;
         let way = self.way_in(&stat, size == 0);
-        if way == FirstChange::InPlaceOnPfs {
-            let dir = self.ns.open_dir(&plain.parent)?;
-            let file = self.ns.pfs().open_file(&dir, &plain.name, true)?;
-            file.set_len(size)?;
-            return Ok(());
+        if way != FirstChange::InPlaceOnPfs {
+            let empty = way == FirstChange::FreshObject;
+            match self.bring_in(&plain.parent, &plain.name, empty, &|_| ()) {
+                // The kernel looks its name up again, and comes back.
+                Err(errno) if is_overtaken(errno) => return Err(Errno::ESTALE),
+                Err(errno) if can_stay(errno) => {}
+                arrived => {
+                    let (file, object, _) = arrived?;
+                    let set = SetAttr {
+                        size: Some(size),
+                        ..SetAttr::default()
+                    };
+                    return self.change_closed(&file, &*object, &set);
+                }
+            }
         }
-        let empty = way == FirstChange::FreshObject;
-        let (file, object, _) = self.bring_in(&plain.parent, &plain.name, empty, &|_| ())?;
-        let set = SetAttr {
-            size: Some(size),
-            ..SetAttr::default()
-        };
-        self.change_closed(&file, &*object, &set)
+        let done = self.ns.on_plain(ino, &plain, |dir| {
+            let file = self.ns.pfs().open_file(dir, &plain.name, true)?;
+            Ok(file.set_len(size)?)
+        });
+        done?.ok_or(Errno::ESTALE)
     }
 
     /// fallocate(2).
@@ -503,6 +523,22 @@ impl Core {
         let found = target.object().seek(offset, what)?;
         found.ok_or(Errno::ENXIO)
     }
+}
+
+/// Looks at a file of the PFS that others rename, link or bring in at the same time.
+const TRIES: u32 = 8;
+
+/// Somebody has changed the names of a file, linked it or brought it in while it was brought in.
+fn is_overtaken(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::EEXIST | Errno::ESTALE | Errno::ENOENT | Errno::EMLINK
+    )
+}
+
+/// A file that cannot come in now can be changed where it is.
+fn can_stay(errno: Errno) -> bool {
+    is_overtaken(errno) || matches!(errno, Errno::ENOSPC | Errno::EDQUOT)
 }
 
 /// The same file of the PFS, open for writing. Its name need not be known.

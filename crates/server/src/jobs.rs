@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_namespace::File;
-use forebay_types::{Errno, limits};
+use forebay_types::{Errno, Ino, limits};
 use forebay_wire::control::{JobProgress, Movement, PathFailure};
 use parking_lot::Mutex;
 
@@ -249,15 +249,10 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
         };
         let done = match (movement, &visited.file) {
             (Movement::Release, Some(file)) => release(core, file, &moved),
-            (Movement::Prefetch, Some(file)) => core.prefetch(file, &moved).map(|_| ()).map_err(plain),
-            (_, None) if written_in_place(core, &visited) => Err((Errno::ETXTBSY, "open for writing; close it first".into())),
-            (_, None) => core
-                .bring_in(&visited.dir, &visited.name, false, &moved)
-                .map(|_| ())
-                .map_err(|errno| match errno {
-                    Errno::ENOSPC => (errno, "no room in the burst buffer: everything there is in use or not drained yet".into()),
-                    other => plain(other),
-                }),
+            (Movement::Prefetch, Some(file)) => {
+                core.prefetch(file, &moved).map(|_| ()).map_err(plain)
+            }
+            (_, None) => stage_in(core, &visited, &moved),
             _ => Ok(()),
         };
         drop(turn);
@@ -268,15 +263,48 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
     }
 }
 
-/// Whether somebody writes a file of the PFS where it is.
-fn written_in_place(core: &Core, visited: &Visited) -> bool {
-    let stat = core
-        .ns
-        .open_dir(&visited.dir)
-        .and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
-    let open = stat
-        .ok()
-        .and_then(|s| core.opens.by_ino(core.ns.ino_of(s.id)));
+const WRITTEN_IN_PLACE: (Errno, &str) = (Errno::ETXTBSY, "open for writing; close it first");
+
+fn stage_in(
+    core: &Core,
+    visited: &Visited,
+    moved: &(dyn Fn(u64) + Sync),
+) -> Result<(), (Errno, String)> {
+    let refused = || {
+        let (errno, reason) = WRITTEN_IN_PLACE;
+        Err((errno, reason.to_owned()))
+    };
+    if ino_on_pfs(core, visited).is_some_and(|ino| written_in_place(core, ino)) {
+        return refused();
+    }
+    let (file, ..) = core
+        .bring_in(&visited.dir, &visited.name, false, moved)
+        .map_err(|errno| match errno {
+            Errno::ENOSPC => (
+                errno,
+                "no room in the burst buffer: everything there is in use or not drained yet".into(),
+            ),
+            other => plain(other),
+        })?;
+    // Who chose to write it in place before it was here has done so by now: see `prepare_change`. What cannot be
+    // evicted at once is clean, and gives way when somebody looks at it.
+    if written_in_place(core, file.ino) {
+        core.evict_unopened(&file);
+        return refused();
+    }
+    Ok(())
+}
+
+/// The id of a file that is only on the PFS.
+fn ino_on_pfs(core: &Core, visited: &Visited) -> Option<Ino> {
+    let dir = core.ns.open_dir(&visited.dir).ok()?;
+    let stat = core.ns.pfs().stat(&dir, &visited.name).ok()?;
+    Some(core.ns.ino_of(stat.id))
+}
+
+/// Whether somebody writes a file of the PFS where it is. Waits for who is deciding it.
+fn written_in_place(core: &Core, ino: Ino) -> bool {
+    let open = core.opens.by_ino(ino);
     open.is_some_and(|o| matches!(&*o.target.read(), Target::Pfs { writable: true, .. }))
 }
 

@@ -4,6 +4,8 @@
 //! `FOREBAY_SEED` repeats the choices of a run (not those of the scheduler), `FOREBAY_FAULTS_ROUNDS`
 //! kills more often.
 
+#[path = "faults/arriving.rs"]
+mod arriving;
 mod common;
 #[path = "faults/conflict.rs"]
 mod conflict;

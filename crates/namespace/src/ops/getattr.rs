@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_tiers::PfsStat;
+use forebay_tiers::{PfsDir, PfsStat};
 use forebay_types::{Attr, Errno, FileKind, Ino};
 
 use crate::ops::lookup::attr_of;
@@ -41,6 +41,30 @@ impl Namespace {
             return Err(Errno::ESTALE.into());
         }
         Ok(stat)
+    }
+
+    /// Acts on something on the PFS by its name, while nothing can bring it in: a change there behind the back of a record
+    /// would look like an outsider's. `None`: it is in the burst buffer by now.
+    pub fn on_plain<T>(
+        &self,
+        ino: Ino,
+        plain: &PlainNode,
+        act: impl FnOnce(&PfsDir) -> Result<T, NsError>,
+    ) -> Result<Option<T>, NsError> {
+        let _order = plain.parent.order(&self.pfs)?;
+        if !self.is_still_plain(ino, plain)? {
+            return Ok(None);
+        }
+        act(&self.open_dir(&plain.parent)?).map(Some)
+    }
+
+    /// Whether it is only on the PFS, under the name it is known by; for who holds the order of its directory.
+    pub(crate) fn is_still_plain(&self, ino: Ino, plain: &PlainNode) -> Result<bool, NsError> {
+        match (self.node(ino)?, plain.parent.child(&plain.name)) {
+            (Node::File(_), _) => Ok(false),
+            (_, Some(_)) => Err(Errno::ESTALE.into()),
+            (_, None) => self.stat_plain(plain).map(|_| true),
+        }
     }
 
     /// Target of a symbolic link.

@@ -26,9 +26,12 @@ impl Namespace {
         match self.node(ino)? {
             Node::Dir(_) => Err(Errno::EPERM.into()),
             Node::Plain(plain) => {
-                self.stat_plain(&plain)?;
                 let dir = self.dir(parent)?;
-                let order = dir.order(&self.pfs)?;
+                let orders = self.orders(&plain.parent, &dir)?;
+                if !self.is_still_plain(ino, &plain)? {
+                    drop(orders);
+                    return self.link(ino, parent, name);
+                }
                 if dir.is_taken(name) {
                     return Err(Errno::EEXIST.into());
                 }
@@ -37,7 +40,7 @@ impl Namespace {
                 self.pfs.link(&from, &plain.name, &to, name)?;
                 dir.vacancy.end();
                 dir.note_present(name);
-                drop(order);
+                drop(orders);
                 let stat = self.pfs.stat(&to, name)?;
                 Ok(self.meet(&dir, name, &stat, true))
             }

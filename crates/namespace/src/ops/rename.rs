@@ -172,7 +172,7 @@ impl Namespace {
     }
 
     /// The right to change names in both, taken in the order of their keys.
-    fn orders<'a>(
+    pub(crate) fn orders<'a>(
         &self,
         a: &'a Arc<Dir>,
         b: &'a Arc<Dir>,

@@ -37,11 +37,15 @@ impl Namespace {
                 Ok(AttrPlan::Done)
             }
             Node::Plain(plain) => {
-                self.stat_plain(&plain)?;
-                if without_size != SetAttr::default() {
-                    let handle = self.open_dir(&plain.parent)?;
-                    self.pfs
-                        .set_attr(&handle, &plain.name, plain.kind, &without_size)?;
+                let done = self.on_plain(ino, &plain, |handle| {
+                    if without_size != SetAttr::default() {
+                        self.pfs
+                            .set_attr(handle, &plain.name, plain.kind, &without_size)?;
+                    }
+                    Ok(())
+                });
+                if done?.is_none() {
+                    return self.setattr(ino, set);
                 }
                 match (set.size, plain.kind) {
                     (None, _) => Ok(AttrPlan::Done),

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use forebay_kv::Durability;
+use forebay_tiers::PfsDir;
 use forebay_types::{Errno, Ino, TimeSpec, failpoint, limits};
 use forebay_wire::XattrMode;
 
@@ -18,6 +19,13 @@ enum Place {
     Dir(Arc<Dir>),
     Name(Arc<Dir>, Box<[u8]>),
     Record(Arc<File>),
+}
+
+/// A change of one attribute on the PFS.
+#[derive(Clone, Copy)]
+enum Change<'a> {
+    Set(&'a [u8], XattrMode),
+    Remove,
 }
 
 /// Name spaces of Linux; for all others programs expect to be told that there is nothing.
@@ -113,14 +121,10 @@ impl Namespace {
                 dir.forget_default_acl();
                 Ok(set?)
             }
-            Place::Name(dir, file) => {
-                self.revalidate_node(ino)?;
-                let handle = self.open_dir(&dir)?;
-                self.pfs
-                    .set_xattr(&handle, &file, name, value, flags(mode))?;
-                failpoint::hit(failpoint::Point::XattrPfs);
-                self.refresh_published(ino)
-            }
+            Place::Name(..) => match self.change_on_pfs(ino, name, Change::Set(value, mode))? {
+                true => Ok(()),
+                false => self.set_xattr(ino, name, value, mode),
+            },
             Place::Record(file) => self.edit_xattrs(&file, |state| {
                 if let Some(list) = self.list_in_record(name, value)? {
                     state.meta.perm = list.perm(state.meta.perm);
@@ -163,12 +167,10 @@ impl Namespace {
                 dir.forget_default_acl();
                 Ok(removed?)
             }
-            Place::Name(dir, file) => {
-                self.revalidate_node(ino)?;
-                let handle = self.open_dir(&dir)?;
-                self.pfs.remove_xattr(&handle, &file, name)?;
-                self.refresh_published(ino)
-            }
+            Place::Name(..) => match self.change_on_pfs(ino, name, Change::Remove)? {
+                true => Ok(()),
+                false => self.remove_xattr(ino, name),
+            },
             Place::Record(file) => self.edit_xattrs(&file, |state| {
                 let before = state.xattrs.len();
                 state.xattrs.retain(|(n, _)| n != name);
@@ -207,32 +209,62 @@ impl Namespace {
         self.save(file, &state, Durability::Buffered)
     }
 
-    /// A change through an outdated copy must not hide what made it so.
-    fn revalidate_node(&self, ino: Ino) -> Result<(), NsError> {
+    /// Changes an attribute of a file whose attributes the PFS has. `false`: it has moved meanwhile.
+    fn change_on_pfs(&self, ino: Ino, name: &[u8], change: Change) -> Result<bool, NsError> {
+        let apply = |handle: &PfsDir, file: &[u8]| -> Result<(), NsError> {
+            match change {
+                Change::Set(value, mode) => {
+                    self.pfs.set_xattr(handle, file, name, value, flags(mode))?
+                }
+                Change::Remove => self.pfs.remove_xattr(handle, file, name)?,
+            }
+            failpoint::hit(failpoint::Point::XattrPfs);
+            Ok(())
+        };
         match self.node(ino)? {
-            Node::File(file) => self.revalidate(&file),
-            _ => Ok(()),
+            Node::Plain(plain) => {
+                let done = self.on_plain(ino, &plain, |handle| apply(handle, &plain.name))?;
+                Ok(done.is_some())
+            }
+            Node::File(file) => self.change_of_clean(&file, apply),
+            Node::Dir(_) => Ok(false),
         }
     }
 
-    /// A change of attributes that we made ourselves must not look like an outsider's.
-    fn refresh_published(&self, ino: Ino) -> Result<(), NsError> {
-        let Node::File(file) = self.node(ino)? else {
-            return Ok(());
-        };
+    /// The same of a clean file; it must not look like an outsider's change.
+    fn change_of_clean(
+        &self,
+        file: &Arc<File>,
+        apply: impl FnOnce(&PfsDir, &[u8]) -> Result<(), NsError>,
+    ) -> Result<bool, NsError> {
+        // A change through an outdated copy must not hide what made it so.
+        self.revalidate(file)?;
         let _naming = file.naming(&self.pfs)?;
-        let (name, clean) = {
+        let (first, clean) = {
             let state = file.lock();
             (state.names.first().cloned(), state.residency.clean)
         };
-        let Some((dir, name)) = name.filter(|_| clean) else {
-            return Ok(());
+        let Some((dir, name)) = first.filter(|_| clean) else {
+            return Ok(false);
         };
-        let stat = self.pfs.stat(&self.open_dir(&dir)?, &name)?;
+        let handle = self.open_dir(&dir)?;
+        apply(&handle, &name)?;
+        let stat = self.pfs.stat(&handle, &name)?;
         let mut state = file.lock();
+        if state.is_dirty() {
+            // A write has begun meanwhile, perhaps with the attributes of before.
+            drop(state);
+            let attributes = self.load_xattrs(&dir, &name)?;
+            state = file.lock();
+            state.xattrs = attributes;
+        }
         state.residency.published = Some((&stat).into());
         state.meta.ctime = stat.ctime;
-        self.save(&file, &state, Durability::Buffered)
+        if state.is_dirty() {
+            state.residency.generation = state.residency.generation.next();
+        }
+        self.save(file, &state, Durability::Buffered)?;
+        Ok(true)
     }
 
     /// Brings the PFS's attributes of a clean file into its record, before it becomes dirty.
