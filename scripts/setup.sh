@@ -4,7 +4,7 @@
 #   scripts/setup.sh build|run|test|python|posix|posix-short...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
-# test    what only the tests need     python   .cache/venv with examples/heat/requirements.txt
+# test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
 # posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
 set -euo pipefail
 
@@ -105,7 +105,10 @@ setup_test() {
     need mkfs.xfs xfsprogs
     need fio fio
     need faketime faketime
+    need script bsdutils
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     install_missing
+    setup_venv venv-test tests/e2e/requirements.txt
 }
 
 setup_python() {

@@ -1,6 +1,7 @@
 //! `forebay simulate` and `forebay trace import` as commands. Nothing here needs a mount.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -329,14 +330,59 @@ fn simulate_finds_the_smallest_burst_buffer_and_draws_the_curve() {
     assert!(again.json()["rows"][0]["hit_ratio"].as_f64() >= Some(0.9));
 }
 
-#[test]
-fn simulate_tells_its_progress_beside_the_rows_and_stops_when_asked() {
-    // Hours of work; it is stopped after the first line of progress.
-    let long = SMALL
+/// A scenario that is stopped long before its end.
+fn hours_of_work() -> String {
+    SMALL
         .replace("duration = \"1d\"", "duration = \"36500d\"")
         .replace("count = 8", "count = 40")
-        .replace("\"20GB\"", "\"1GB\"");
-    let (dir, path) = ground(&long);
+        .replace("\"20GB\"", "\"1GB\"")
+}
+
+#[test]
+fn simulate_shows_a_bar_on_a_terminal_until_ctrl_c() {
+    let (dir, path) = ground(&hours_of_work());
+    let shown = dir.path().join("shown");
+    let order = format!(
+        "{} simulate {} --set mtbf=1h",
+        program().display(),
+        text(&path)
+    );
+    let mut command = Command::new("script");
+    command
+        .args([
+            "--quiet",
+            "--flush",
+            "--return",
+            "--command",
+            &order,
+            "/dev/null",
+        ])
+        .env("TERM", "xterm")
+        .stdin(Stdio::piped())
+        .stdout(fs::File::create(&shown).expect("file"));
+    let mut child = without_settings(&mut command).spawn().expect("script");
+    let read = || String::from_utf8_lossy(&fs::read(&shown).expect("file")).into_owned();
+    wait_until_for(PATIENCE, "a bar", || {
+        read().contains("simulating [") || child.try_wait().expect("child").is_some()
+    });
+    let mut keyboard = child.stdin.take().expect("piped");
+    keyboard.write_all(b"\x03").expect("Ctrl-C");
+    let mut code = None;
+    wait_until_for(PATIENCE, "the end", || {
+        code = child.try_wait().expect("child");
+        code.is_some()
+    });
+    let shown = read();
+    assert!(shown.contains(" %, ") && shown.contains(" left"), "{shown}");
+    assert_eq!(code.and_then(|c| c.code()), Some(130), "{shown}");
+    // The bar does not stay in the way of what comes next.
+    let last = shown.rsplit("simulating [").next().expect("some");
+    assert!(last.contains("\x1b[2K"), "{last:?}");
+}
+
+#[test]
+fn simulate_tells_its_progress_beside_the_rows_and_stops_when_asked() {
+    let (dir, path) = ground(&hours_of_work());
     let out = dir.path().join("out");
     let file = |name: &str| fs::File::create(dir.path().join(name)).expect("file");
     let mut command = Command::new(program());
@@ -407,6 +453,36 @@ fn trace_import_makes_scenarios_of_real_logs_that_simulate_runs() {
         let row = &forebay(&["simulate", text(&toml), "--json"]).ok().json()["rows"][0];
         assert!(row["applications"].as_u64() >= Some(jobs), "{row}");
         assert!(row["checkpoints"].as_u64() > Some(0), "{row}");
+    }
+}
+
+/// Logs as Darshan wrote them, on machines of others: PyDarshan ships them.
+#[test]
+fn trace_import_reads_darshans_own_logs_by_means_of_pydarshan() {
+    let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/venv-test");
+    let python = venv.join("bin/python");
+    assert!(
+        python.exists(),
+        "PyDarshan: `scripts/setup.sh test` installs it"
+    );
+    let find = "import darshan, pathlib; print(pathlib.Path(darshan.__file__).parent / 'examples/example_logs')";
+    let mut command = Command::new(&python);
+    let logs = run_bounded(command.args(["-c", find]), LONG).ok().stdout;
+    // What `darshan-job-summary` shows of them: processes, and bytes written through POSIX and STDIO.
+    for (log, nodes, bytes) in [
+        ("example.darshan", 2048, 2_199_023_263_277_u64),
+        ("ior_hdf5_example.darshan", 4, 4_198_221),
+        ("dxt.darshan", 1, 13_021_781),
+    ] {
+        let path = Path::new(logs.trim()).join(log);
+        let mut command = Command::new(program());
+        command.args(["trace", "import", text(&path)]);
+        let command = without_settings(&mut command).env("FOREBAY_PYTHON", &python);
+        let scenario = run_bounded(command, LONG).ok().stdout;
+        assert!(scenario.contains("Darshan's counters tell"), "{scenario}");
+        let says = |line: String| scenario.lines().any(|l| l == line);
+        assert!(says(format!("nodes = {nodes}")), "{log}: {scenario}");
+        assert!(says(format!("checkpoint = {bytes}")), "{log}: {scenario}");
     }
 }
 
