@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use forebay_client::{Client, OpenFile, Progress};
 use forebay_types::{Errno, Handle, Ino, OpenFlags as Flags, SetAttr, limits};
-use forebay_wire::{OpenMode, RenameMode, SeekWhat, SpaceChange, XattrMode};
+use forebay_wire::{OpenMode, RenameMode};
 use fuser::{
     BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
     LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
@@ -21,8 +21,10 @@ use fuser::{
 use parking_lot::Mutex;
 
 use crate::backing::Backings;
-use crate::convert::{attr, cred, errno, ino, kind, maker, set_time};
-use crate::desk::{Desk, Pending, Turn, answer_attr, answer_entry, finish};
+use crate::convert::{
+    attr, cred, errno, ino, kind, maker, seek_what, set_time, space_change, xattr_mode,
+};
+use crate::desk::{Desk, Pending, Turn, answer_attr, answer_entry, answer_xattr, finish};
 use crate::pool::Pool;
 
 /// For how long the kernel believes names and attributes: changes made on the PFS show up within
@@ -586,11 +588,8 @@ impl Filesystem for Adapter {
         _: u32,
         reply: ReplyEmpty,
     ) {
-        let mode = match flags {
-            0 => XattrMode::Set,
-            libc::XATTR_CREATE => XattrMode::Create,
-            libc::XATTR_REPLACE => XattrMode::Replace,
-            _ => return reply.error(errno(Errno::EINVAL)),
+        let Some(mode) = xattr_mode(flags) else {
+            return reply.error(errno(Errno::EINVAL));
         };
         let turn = self.desk.turn(reply);
         let done = self
@@ -628,14 +627,8 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
-        let change = match mode {
-            0 => SpaceChange::Allocate,
-            KEEP => SpaceChange::Reserve,
-            m if m == libc::FALLOC_FL_PUNCH_HOLE | KEEP => SpaceChange::PunchHole,
-            libc::FALLOC_FL_ZERO_RANGE => SpaceChange::ZeroRange,
-            m if m == libc::FALLOC_FL_ZERO_RANGE | KEEP => SpaceChange::ZeroRangeKeepSize,
-            _ => return reply.error(errno(Errno::EOPNOTSUPP)),
+        let Some(change) = space_change(mode) else {
+            return reply.error(errno(Errno::EOPNOTSUPP));
         };
         let (client, desk) = (self.client.clone(), self.desk.clone());
         self.pool.run(Box::new(move |_| {
@@ -654,10 +647,8 @@ impl Filesystem for Adapter {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        let what = match whence {
-            libc::SEEK_DATA => SeekWhat::Data,
-            libc::SEEK_HOLE => SeekWhat::Hole,
-            _ => return reply.error(errno(Errno::EINVAL)),
+        let Some(what) = seek_what(whence) else {
+            return reply.error(errno(Errno::EINVAL));
         };
         let Ok(from) = u64::try_from(offset) else {
             return reply.error(errno(Errno::ENXIO));
@@ -669,18 +660,5 @@ impl Filesystem for Adapter {
             (Some(reply), Err(e)) => reply.error(errno(e)),
             (None, _) => {}
         }
-    }
-}
-
-/// A size of 0 asks how large the value is.
-fn answer_xattr(found: Result<Vec<u8>, Errno>, size: u32, turn: &Turn<'_>) {
-    let Some(reply) = turn.reply::<ReplyXattr>() else {
-        return;
-    };
-    match found {
-        Err(e) => reply.error(errno(e)),
-        Ok(value) if size == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > size as usize => reply.error(errno(Errno::ERANGE)),
-        Ok(value) => reply.data(&value),
     }
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_types::{Attr, Cred, Errno, FileKind, Ino, SetTime, TimeSpec};
+use forebay_wire::{SeekWhat, SpaceChange, XattrMode};
 use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
 
 pub(crate) fn time(at: TimeSpec) -> SystemTime {
@@ -95,6 +96,38 @@ pub(crate) fn ino(ino: INodeNo) -> Ino {
 
 pub(crate) fn errno(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.0)
+}
+
+/// What setxattr(2) is to do, if it is one thing.
+pub(crate) fn xattr_mode(flags: i32) -> Option<XattrMode> {
+    match flags {
+        0 => Some(XattrMode::Set),
+        libc::XATTR_CREATE => Some(XattrMode::Create),
+        libc::XATTR_REPLACE => Some(XattrMode::Replace),
+        _ => None,
+    }
+}
+
+/// What fallocate(2) is to do, if it is supported.
+pub(crate) fn space_change(mode: i32) -> Option<SpaceChange> {
+    const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
+    match mode {
+        0 => Some(SpaceChange::Allocate),
+        KEEP => Some(SpaceChange::Reserve),
+        m if m == libc::FALLOC_FL_PUNCH_HOLE | KEEP => Some(SpaceChange::PunchHole),
+        libc::FALLOC_FL_ZERO_RANGE => Some(SpaceChange::ZeroRange),
+        m if m == libc::FALLOC_FL_ZERO_RANGE | KEEP => Some(SpaceChange::ZeroRangeKeepSize),
+        _ => None,
+    }
+}
+
+/// What lseek(2) looks for; the kernel does the rest by itself.
+pub(crate) fn seek_what(whence: i32) -> Option<SeekWhat> {
+    match whence {
+        libc::SEEK_DATA => Some(SeekWhat::Data),
+        libc::SEEK_HOLE => Some(SeekWhat::Hole),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -380,6 +380,19 @@ fn is_gone(device: &OwnedFd) -> bool {
     told > 0 && ask.revents & (libc::POLLERR | libc::POLLHUP) != 0
 }
 
+/// A size of 0 asks how large the value is.
+pub(crate) fn answer_xattr(found: Result<Vec<u8>, Errno>, size: u32, turn: &Turn<'_>) {
+    let Some(reply) = turn.reply::<ReplyXattr>() else {
+        return;
+    };
+    match found {
+        Err(e) => reply.error(errno(e)),
+        Ok(value) if size == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > size as usize => reply.error(errno(Errno::ERANGE)),
+        Ok(value) => reply.data(&value),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

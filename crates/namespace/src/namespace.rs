@@ -160,16 +160,7 @@ impl Namespace {
                 }
                 true
             })?;
-        let mut garbage = Vec::new();
-        self.store
-            .scan(record::GARBAGE_PREFIX, None, &mut |key, value| {
-                if let (Some(object), Ok(tiers)) =
-                    (record::object_of_key(key), record::decode(value))
-                {
-                    garbage.push(Garbage { object, tiers });
-                }
-                true
-            })?;
+        let garbage = self.recorded_garbage()?;
         let mut changes = Vec::new();
         self.store
             .scan(record::INTENT_PREFIX, None, &mut |key, value| {

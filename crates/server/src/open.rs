@@ -48,10 +48,7 @@ impl Core {
         let (dir, gid) = match self.ns.check_free(link.parent, &link.name, &cred) {
             Ok(free) => free,
             Err(error) if error.errno() == Errno::EEXIST && !flags.exclusive() => {
-                let found = self.ns.lookup(link.parent, &link.name)?;
-                let attr = self.live_attr(found.attr, found.file.as_ref())?;
-                let (opened, descriptor) = self.open(attr.ino, flags, local)?;
-                return Ok((attr, opened, descriptor));
+                return self.open_existing(link, flags, local);
             }
             Err(error) => return Err(error.into()),
         };
@@ -109,15 +106,41 @@ impl Core {
         self.apps.arrived(object_id, &identity);
         self.apps.opened_for_write(object_id);
         let target = Target::Buffer { file, object, tier };
+        let (opened, descriptor) =
+            self.open_created(attr.ino, target, lease, identity.series_hash(), flags);
+        Ok((attr, opened, descriptor))
+    }
+
+    /// Somebody was faster, and a create that is not exclusive opens what it finds.
+    fn open_existing(
+        &self,
+        link: &Link,
+        flags: OpenFlags,
+        local: bool,
+    ) -> Result<(Attr, Opened, Handed), Errno> {
+        let found = self.ns.lookup(link.parent, &link.name)?;
+        let attr = self.live_attr(found.attr, found.file.as_ref())?;
+        let (opened, descriptor) = self.open(attr.ino, flags, local)?;
+        Ok((attr, opened, descriptor))
+    }
+
+    fn open_created(
+        &self,
+        ino: Ino,
+        target: Target,
+        lease: Option<u64>,
+        series: u64,
+        flags: OpenFlags,
+    ) -> (Opened, Handed) {
         let descriptor = lease.and_then(|_| hand_over(&target));
-        let open = Arc::new(OpenFile::new(attr.ino, target, descriptor.is_some()));
+        let open = Arc::new(OpenFile::new(ino, target, descriptor.is_some()));
         open.lease_bytes
             .store(lease.unwrap_or(0), Ordering::Release);
-        open.series.store(identity.series_hash(), Ordering::Release);
-        let claim = self.opens.claim(attr.ino);
+        open.series.store(series, Ordering::Release);
+        let claim = self.opens.claim(ino);
         let handle = self.opens.add(&claim, &open, flags);
         self.guard.wake();
-        Ok((attr, opened(handle, &open), descriptor))
+        (opened(handle, &open), descriptor)
     }
 
     /// Makes an empty object, in the overflow if the file system below its tier has no room even for
@@ -429,25 +452,30 @@ impl Core {
         self.ledger
             .settle(file.object, tier, stat.allocated_bytes, dirty);
         if dirty && !unlinked {
-            self.counters
-                .written_bytes
-                .fetch_add(stat.size, Ordering::Relaxed);
-            let fsynced = open.fsynced.load(Ordering::Acquire);
-            let series = match open.series.load(Ordering::Acquire) {
-                0 => self.rules.identify(&file.path()).series_hash(),
-                // Also if it was renamed since: the next one will be created under the old name, too.
-                known => known,
-            };
-            self.apps.closed(file.object, series, stat.size, fsynced);
-            self.learning.closed(file.object, stat.size);
-            if self.engine.is_throttled()
-                && let Some((application, _)) = self.apps.of(file.object)
-            {
-                self.engine.rests(application, Rest::Closed);
-            }
+            self.note_written(open, file, stat.size);
             self.drain.add(file.object);
         }
         Ok(())
+    }
+
+    /// What is learned from a file that has been written and closed.
+    fn note_written(&self, open: &OpenFile, file: &File, size: u64) {
+        self.counters
+            .written_bytes
+            .fetch_add(size, Ordering::Relaxed);
+        let fsynced = open.fsynced.load(Ordering::Acquire);
+        let series = match open.series.load(Ordering::Acquire) {
+            0 => self.rules.identify(&file.path()).series_hash(),
+            // Also if it was renamed since: the next one will be created under the old name, too.
+            known => known,
+        };
+        self.apps.closed(file.object, series, size, fsynced);
+        self.learning.closed(file.object, size);
+        if self.engine.is_throttled()
+            && let Some((application, _)) = self.apps.of(file.object)
+        {
+            self.engine.rests(application, Rest::Closed);
+        }
     }
 
     /// Attributes of a file that may be open: the object knows the size.
