@@ -1,6 +1,7 @@
 """The parts of the experiment: what is measured on one burst buffer, by processes that checkpoint through its mount."""
 
 import bisect
+import contextlib
 import json
 import random
 import subprocess
@@ -9,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from machine import Failure, Forebay
+from machine import INTERRUPTED, Failure, Forebay, pause
 
 HERE = Path(__file__).resolve().parent
 # Gap between arrivals against an even spread over the period. Not all of it for "low": a checkpoint that ends in the next
@@ -66,6 +67,17 @@ def mtbf_s(share, max_min):
     return 60.0 * max(1.0, share * max_min)
 
 
+LANES = set()
+
+
+def interrupt():
+    """Ends what is under way on all burst buffers; they are taken down by those who use them."""
+    INTERRUPTED.set()
+    for lane in list(LANES):
+        for worker in lane.workers:
+            worker.terminate()
+
+
 class Lane:
     """One burst buffer and its applications, whose processes live as long."""
 
@@ -86,20 +98,24 @@ class Lane:
         except BaseException:
             self.close()
             raise
+        LANES.add(self)
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, _trace):
         if error is not None and self.forebay is not None:
-            print(self.forebay.log(), file=sys.stderr)
+            if not INTERRUPTED.is_set():
+                print(self.forebay.log(), file=sys.stderr)
             for worker in self.workers:
                 worker.terminate()
         self.close()
 
     def close(self):
+        LANES.discard(self)
         for worker in self.workers:
-            worker.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                worker.stdin.close()
         for worker in self.workers:
             worker.wait(timeout=600)
         self.workers = []
@@ -137,7 +153,7 @@ class Lane:
                 raise Failure(f"{self.names[job]} failed")
             results.append({"application": job, "version": self.version, **json.loads(answer)})
             results[-1]["arrive_s"] -= begin_s
-        time.sleep(max(0.0, begin_s + self.setting.period_s - time.monotonic()))
+        pause(begin_s + self.setting.period_s - time.monotonic())
         return results
 
     def learn(self):
@@ -179,7 +195,7 @@ class Lane:
 
     def plan_in_force(self, begin_s):
         """As it was early in the period."""
-        time.sleep(max(0.0, begin_s + 0.05 * self.setting.period_s - time.monotonic()))
+        pause(begin_s + 0.05 * self.setting.period_s - time.monotonic())
         return self.forebay.status()["plan"]
 
     def applications(self, congestion):
@@ -231,7 +247,7 @@ def watch_restarts(lane, begin_s, dice, counts):
     looks, weights = [], [1 / mtbf_s(share, 50) for share in lane.shares]
     sums = [sum(weights[: n + 1]) for n in range(lane.count)]
     for at in range(LOOKS):
-        time.sleep(max(0.0, begin_s + (at + 0.5) * lane.setting.period_s / LOOKS - time.monotonic()))
+        pause(begin_s + (at + 0.5) * lane.setting.period_s / LOOKS - time.monotonic())
         looks.append(lane.resident())
         for _ in range(lane.count // 8):
             job = bisect.bisect(sums, dice.random() * sums[-1])
@@ -286,7 +302,7 @@ def held_rates(setting):
         command = [sys.executable, HERE / "stream.py", lane.forebay.mount]
         writers = [subprocess.Popen([str(c) for c in (*command, n, span_s, file_mib)]) for n in range(3)]
         while all(writer.poll() is None for writer in writers):
-            time.sleep(0.5)
+            pause(0.5)
             plan = lane.forebay.status()["plan"]
             limits.append({"at_s": time.monotonic(), "checkpoint": plan["checkpoint_limit_bytes_per_s"],
                            "demotion": plan["demotion_limit_bytes_per_s"]})

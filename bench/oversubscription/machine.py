@@ -5,15 +5,30 @@ import os
 import subprocess
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 BLKIO = Path("/sys/fs/cgroup/blkio")
-# The model of the device is set anew so often, in seconds.
+# The model of the device is looked at so often, in seconds.
 STEP_S = 0.2
+# What the PFS's device was given counts as a mean over so many looks: copies come in batches.
+LOOKS = 10
+# The write limit follows by steps of this share. Every change begins a slice of the controller anew, and with it what a slice lets
+# through at once: a limit that changes with every look lets through a tenth too much.
+CHANGE = 0.03
 
 
 class Failure(Exception):
     """What cannot be done here, in one line."""
+
+
+INTERRUPTED = threading.Event()
+
+
+def pause(seconds):
+    """Sleeps, unless the user wants everything to end."""
+    if INTERRUPTED.wait(max(0.0, seconds)):
+        raise Failure("interrupted")
 
 
 def run(*command, timeout=120):
@@ -60,8 +75,7 @@ class Device:
         """Limits `read` or `write`; 0 lifts the limit."""
         value = max(int(bytes_per_s), 1) if bytes_per_s else 0
         before = self.limits.get(kind, 0)
-        # Every change begins a slice of the controller anew: small ones cost more exactness than they bring.
-        if abs(value - before) > 0.01 * before or not value and before:
+        if abs(value - before) > CHANGE * before or not value and before:
             (BLKIO / f"blkio.throttle.{kind}_bps_device").write_text(f"{self.number} {value}\n")
             self.limits[kind] = value
 
@@ -81,9 +95,9 @@ class Device:
 class Forebay:
     """A running burst buffer over two devices, and the model of how they disturb each other.
 
-    Independent devices do not disturb each other, so the interference line of the papers is imposed: five times a second the
-    write limit of the burst buffer's device is set to `Bwmax - (Bwmax - Bwmin) * BWr / Brmax`, where BWr is what the PFS's device was
-    really given to write since the last look.
+    Independent devices do not disturb each other, so the interference line of the papers is imposed: the write limit of the burst
+    buffer's device follows `Bwmax - (Bwmax - Bwmin) * BWr / Brmax`, where BWr is what the PFS's device was really given to write in
+    the last two seconds.
     """
 
     def __init__(self, program, work, rates, capacity, options, mtbfs, devices=None, pfs_capacities=4):
@@ -119,16 +133,17 @@ class Forebay:
             f'[demotion]\n{lines(options.get("demotion", {}))}[engine]\n{rates}{lines(options.get("engine", {}))}{rules}')
 
     def _follow(self):
-        before_s, before = time.monotonic(), self.pfs.written_bytes()
+        looks = deque([(time.monotonic(), self.pfs.written_bytes())], maxlen=LOOKS)
         rates = self.devices
         while not self.ending.wait(STEP_S):
             now_s, now, own = time.monotonic(), self.pfs.written_bytes(), self.buffer.written_bytes()
+            before_s, before = looks[0]
             demotion = min((now - before) / (now_s - before_s), rates["br_max"])
             beside = rates["bw_max"] - (rates["bw_max"] - rates["bw_min"]) * demotion / rates["br_max"]
             self.buffer.limit("write", beside)
             self.pfs.limit("write", rates["br_max"])
             self.samples.append({"at_s": now_s, "pfs_bytes": now, "buffer_bytes": own})
-            before_s, before = now_s, now
+            looks.append((now_s, now))
             if self.is_unlimited:
                 self.buffer.limit("write", 0)
                 self.pfs.limit("write", 0)
@@ -143,9 +158,9 @@ class Forebay:
         while (status := self.status())["dirty_bytes"] > 0 or status["dwsf_bytes"] > 0:
             if time.monotonic() > deadline_s:
                 raise Failure("the burst buffer does not become clean")
-            time.sleep(0.3)
+            pause(0.3)
         self.is_unlimited = False
-        time.sleep(2 * STEP_S)
+        pause(2 * STEP_S)
 
     def log(self):
         return (self.state / "forebay.log").read_text(errors="replace")[-4000:]

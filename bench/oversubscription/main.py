@@ -7,6 +7,7 @@ held. Needs root, loop devices and the cgroup v1 blkio controller. Writes result
 
 import argparse
 import json
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,7 @@ def main():
         except BaseException:
             for _, future in under_way:
                 future.cancel()
+            experiment.interrupt()
             raise
     say(f"{(time.monotonic() - begun_s) / 60:.1f} minutes")
     say((args.out / "tables.md").read_text())
@@ -106,7 +108,11 @@ def save(report, out):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         main()
     except Failure as failure:
         sys.exit(f"oversubscription: {failure}")
+    except KeyboardInterrupt:
+        say("interrupted; cleaned up")
+        sys.exit(130)

@@ -503,6 +503,8 @@ pub fn run(core: &Arc<Core>) {
         }
         ticks = ticks.wrapping_add(1);
     }
+    // The device outlives the server, and may have other users.
+    core.engine.block_io.limit(None);
 }
 
 fn look(core: &Core) {
