@@ -82,6 +82,15 @@ impl Shares {
         ShareAdmission::Admit
     }
 
+    /// Whether `bytes` more would be admitted. Nothing counts as used yet, but who has no share gets one.
+    pub fn has_room(&mut self, application: u64, bytes: u64) -> ShareAdmission {
+        let answer = self.admit(application, bytes);
+        if answer == ShareAdmission::Admit {
+            self.freed(application, bytes);
+        }
+        answer
+    }
+
     /// Data of an application has left the burst buffer.
     pub fn freed(&mut self, application: u64, bytes: u64) {
         if let Some(used) = self.used_bytes.get_mut(&application) {
@@ -132,6 +141,16 @@ mod tests {
         assert_eq!(s.admit(1, 41), ShareAdmission::TooLarge);
         s.release(2);
         assert_eq!(s.admit(3, 40), ShareAdmission::Admit);
+    }
+
+    #[test]
+    fn asking_for_room_takes_a_share_and_no_space() {
+        let mut s = Shares::new(100, 40).expect("valid");
+        assert_eq!(s.has_room(1, 40), ShareAdmission::Admit);
+        assert_eq!(s.has_room(2, 0), ShareAdmission::Admit);
+        assert_eq!(s.has_room(3, 1), ShareAdmission::NoShare);
+        assert_eq!(s.admit(1, 40), ShareAdmission::Admit);
+        assert_eq!(s.has_room(1, 1), ShareAdmission::Wait);
     }
 
     #[test]

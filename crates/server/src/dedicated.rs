@@ -65,7 +65,8 @@ impl Core {
     /// share is full, its own clean copies go first.
     pub fn has_share(&self, application: &str, bytes: u64) -> bool {
         let number = u64::from(self.apps.number_or_new(application));
-        let ask = |shares: &mut Shares| shares.admit(number, bytes.min(shares.share_bytes()));
+        // What it needs counts as it grows.
+        let ask = |shares: &mut Shares| shares.has_room(number, bytes.min(shares.share_bytes()));
         match self.with_shares(ask) {
             None | Some(ShareAdmission::Admit) => true,
             Some(ShareAdmission::Wait) => {

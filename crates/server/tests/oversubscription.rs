@@ -279,6 +279,27 @@ fn dedicated_shares_are_not_exceeded() {
 }
 
 #[test]
+fn a_checkpoint_as_large_as_its_share_waits_for_nothing() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(&scratch);
+    settings.policy = "dedicated".into();
+    settings.engine.share_bytes = Some(8 * MIB as u64);
+    settings.wait_for_space = PATIENCE;
+    let running = Running::start(&settings, false);
+    // From the second on its size is known when it is created.
+    for version in 1..=4u8 {
+        let name = format!("a-ckpt-{version}.dat");
+        running.put(name.as_bytes(), &vec![version; 8 * MIB]);
+        running.wait_clean(&|_| false);
+    }
+    let status = running.status();
+    assert_eq!(status.waited_writes_total, 0, "{status:?}");
+    let newest = &running.residency(b"a-ckpt-4.dat")[0];
+    assert!(newest.tiers[0].starts_with("ssd"), "{newest:?}");
+    running.instance.stop();
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_with_the_reason() {
     let scratch = Scratch::new();
     let refused = |change: fn(&mut Settings), part: &str| {

@@ -60,8 +60,8 @@ const LIMITS: &str = "/sys/fs/cgroup/blkio/blkio.throttle.write_bps_device";
 /// The limit in force for a device, bytes/s.
 fn limit_of(device: &str) -> Option<u64> {
     let limits = fs::read_to_string(LIMITS).expect("limits");
-    let lines = limits.lines().filter_map(|line| line.split_once(' '));
-    let limit = lines.filter(|(number, _)| *number == device).last()?.1;
+    let mut lines = limits.lines().filter_map(|line| line.split_once(' '));
+    let (_, limit) = lines.find(|(number, _)| *number == device)?;
     Some(limit.trim().parse().expect("a number"))
 }
 
