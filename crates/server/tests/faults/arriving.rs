@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use forebay_types::{Handle, Ino, OpenFlags, SetAttr};
@@ -59,6 +60,28 @@ fn change(server: &Running, ino: Ino, name: &[u8], meanwhile: &str) {
     .unwrap_or_else(|e| panic!("{meanwhile}: {e}"));
 }
 
+/// The PFS has the write, and what was done meanwhile.
+fn has_all(left: &Path, size: u64, meanwhile: &str, what: &str) {
+    let data = fs::read(left).expect("read");
+    assert_eq!(data.len() as u64, size, "{what}");
+    assert!(
+        data[AT as usize..].starts_with(b"written"),
+        "{what}: the write is not there"
+    );
+    match meanwhile {
+        "chmod" => {
+            let mode = fs::metadata(left).expect("stat").mode();
+            assert_eq!(mode & 0o777, 0o640, "{what}");
+        }
+        "setfattr" => {
+            let mut value = [0; 16];
+            let len = rustix::fs::getxattr(left, ATTRIBUTE, &mut value[..]);
+            assert_eq!(len, Ok(5), "{what}");
+        }
+        _ => {}
+    }
+}
+
 #[test]
 fn the_first_write_of_a_file_on_the_pfs_succeeds_whatever_happens_to_it_meanwhile() {
     let seed = base_seed();
@@ -92,24 +115,7 @@ fn the_first_write_of_a_file_on_the_pfs_succeeds_whatever_happens_to_it_meanwhil
         assert_eq!(out.failed, 0, "{what}: {out:?}");
         for left in [path, scratch.pfs().join("other")] {
             if left.exists() {
-                let data = fs::read(&left).expect("read");
-                assert_eq!(data.len() as u64, size, "{what}");
-                assert!(
-                    data[AT as usize..].starts_with(b"written"),
-                    "{what}: the write is not there"
-                );
-                match meanwhile {
-                    "chmod" => {
-                        let mode = fs::metadata(&left).expect("stat").mode();
-                        assert_eq!(mode & 0o777, 0o640, "{what}");
-                    }
-                    "setfattr" => {
-                        let mut value = [0; 16];
-                        let len = rustix::fs::getxattr(&left, ATTRIBUTE, &mut value[..]);
-                        assert_eq!(len, Ok(5), "{what}");
-                    }
-                    _ => {}
-                }
+                has_all(&left, size, meanwhile, &what);
                 let name = left.file_name().expect("name").as_encoded_bytes();
                 server.client.unlink(Ino::ROOT, name, me()).expect("unlink");
             }
