@@ -301,6 +301,9 @@ def held_rates(setting):
         span_s, file_mib = max(90.0, setting.period_s * 3.2), max(1, setting.capacity >> 26)
         command = [sys.executable, HERE / "stream.py", lane.forebay.mount]
         writers = [subprocess.Popen([str(c) for c in (*command, n, span_s, file_mib)]) for n in range(3)]
+        # What was let through before a window and is still in the page cache reaches the device in it: let that be as much at its
+        # beginning as at its end.
+        pause(2.0)
         while all(writer.poll() is None for writer in writers):
             pause(0.5)
             plan = lane.forebay.status()["plan"]
