@@ -40,6 +40,10 @@ wait_for_space = "500ms"
 [demotion]
 idle_after = "100ms"
 retry_after = "100ms"
+[scrub]
+pass = "1s"
+seal_after = "0s"
+calm = "0s"
 [[rule]]
 path = "/*/safe/**"
 durability = "pfs"

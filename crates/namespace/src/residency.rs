@@ -88,7 +88,7 @@ impl Namespace {
 
     /// The content is about to change, or may change unseen (`writing`): from here on the file is
     /// dirty, on record too. With `outlasting` also after a loss of power, which its object outlasts: else that could
-    /// bring back a record that calls a half changed object clean.
+    /// bring back a record that calls a half changed object clean, or knows its checksum.
     pub fn begin_change(
         &self,
         file: &Arc<File>,
@@ -110,8 +110,9 @@ impl Namespace {
                 break (state, xattrs);
             }
         };
-        let persist = state.residency.clean || (writing && !state.residency.writing);
-        let durability = match outlasting && state.residency.clean {
+        let vouched_for = state.residency.clean || state.residency.crc.is_some();
+        let persist = vouched_for || (writing && !state.residency.writing);
+        let durability = match outlasting && vouched_for {
             true => Durability::Synced,
             false => Durability::Buffered,
         };
@@ -125,6 +126,30 @@ impl Namespace {
             failpoint::hit(failpoint::Point::ChangeRecorded);
         }
         Ok(())
+    }
+
+    /// The undrained content of a file, `bytes` of it, is on stable storage in its tier, and `crc` is its CRC-32C: that goes on
+    /// record. `false` if it has changed since it was of this generation, may do so unseen, or has left that tier.
+    pub fn seal(
+        &self,
+        file: &File,
+        generation: Generation,
+        tier: TierId,
+        bytes: u64,
+        crc: u32,
+    ) -> Result<bool, NsError> {
+        let mut state = file.lock();
+        let unlinked = state.is_unlinked();
+        let residency = &mut state.residency;
+        let same = (residency.generation, residency.tier) == (generation, tier);
+        if !same || residency.writing || residency.clean || unlinked {
+            return Ok(false);
+        }
+        residency.crc = Some(crc);
+        residency.flushed = Some(Flushed { generation, bytes });
+        self.save(file, &state, Durability::Buffered)?;
+        failpoint::hit(failpoint::Point::SealRecord);
+        Ok(true)
     }
 
     /// A file opened for unseen writing was closed without a change: it is as clean as it was.

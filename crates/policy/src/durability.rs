@@ -72,13 +72,16 @@ pub enum OddLength {
 }
 
 /// The decision for an object of `object_bytes`. `flushed_bytes`: its size at the last fsync, if there was one since the file
-/// became dirty; `recorded_bytes`: what the record says.
+/// became dirty; `recorded_bytes`: what the record says; `is_sealed`: its content has not changed since its checksum was put
+/// on record.
 pub fn of_odd_length(
     object_bytes: u64,
     recorded_bytes: u64,
     flushed_bytes: Option<u64>,
+    is_sealed: bool,
 ) -> OddLength {
     match flushed_bytes {
+        _ if is_sealed => OddLength::Damaged,
         Some(flushed) if object_bytes >= flushed => OddLength::Taken,
         Some(_) => OddLength::Damaged,
         // The record is from before it grew.
@@ -153,12 +156,19 @@ mod tests {
 
     #[test]
     fn what_was_fsynced_is_never_given_up_for_its_length() {
-        assert_eq!(of_odd_length(7, 9, Some(5)), OddLength::Taken);
-        assert_eq!(of_odd_length(5, 9, Some(5)), OddLength::Taken);
-        assert_eq!(of_odd_length(4, 9, Some(5)), OddLength::Damaged);
-        assert_eq!(of_odd_length(0, 9, Some(0)), OddLength::Taken);
-        assert_eq!(of_odd_length(4, 9, None), OddLength::Lost);
-        assert_eq!(of_odd_length(10, 9, None), OddLength::Taken);
+        assert_eq!(of_odd_length(7, 9, Some(5), false), OddLength::Taken);
+        assert_eq!(of_odd_length(5, 9, Some(5), false), OddLength::Taken);
+        assert_eq!(of_odd_length(4, 9, Some(5), false), OddLength::Damaged);
+        assert_eq!(of_odd_length(0, 9, Some(0), false), OddLength::Taken);
+        assert_eq!(of_odd_length(4, 9, None, false), OddLength::Lost);
+        assert_eq!(of_odd_length(10, 9, None, false), OddLength::Taken);
+    }
+
+    #[test]
+    fn what_nobody_has_changed_is_damaged_where_it_has_another_length() {
+        for (object, flushed) in [(4, Some(9)), (10, Some(9)), (4, None), (10, None)] {
+            assert_eq!(of_odd_length(object, 9, flushed, true), OddLength::Damaged);
+        }
     }
 
     #[test]

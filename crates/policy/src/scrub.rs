@@ -52,6 +52,43 @@ pub fn look_in_passing(file: &Resting) -> Look {
     }
 }
 
+/// Before a file is cut to nothing: what was in it does not matter any more.
+pub fn look_at_shape(file: &Resting) -> Look {
+    Look {
+        content: false,
+        ..look_in_passing(file)
+    }
+}
+
+/// Before a file is copied to the PFS. Its content is compared with its checksum while it is copied, and beforehand only if that
+/// is likely to be for nothing.
+pub fn look_before_copy(file: &Resting) -> Look {
+    match file.is_suspect {
+        true => look_in_passing(file),
+        false => look_at_shape(file),
+    }
+}
+
+/// What is known of a file on flash that has not been drained.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Undrained {
+    /// See [`Resting::writing`].
+    pub writing: bool,
+    /// See [`Resting::has_checksum`].
+    pub has_checksum: bool,
+    /// A copy of it is on its way to the PFS.
+    pub is_leaving: bool,
+    /// Its content has not changed for so long, seconds.
+    pub unchanged_s: f64,
+}
+
+/// Whether its content is to be sealed: read, and its checksum put on record. What has stood still for `after_s` seconds may go
+/// on doing so; what is about to be drained is read for that.
+pub fn is_to_be_sealed(file: &Undrained, after_s: f64) -> bool {
+    let held = file.writing || file.is_leaving;
+    !held && !file.has_checksum && file.unchanged_s >= after_s
+}
+
 /// How fast a pass goes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pace {
@@ -165,7 +202,8 @@ mod tests {
     proptest! {
         #[test]
         fn what_the_record_does_not_know_is_not_compared(file in resting(), limit in 0u64..100) {
-            for look in [look_at_open(&file, limit), look_in_passing(&file)] {
+            let looks = [look_at_open(&file, limit), look_in_passing(&file), look_at_shape(&file), look_before_copy(&file)];
+            for look in looks {
                 prop_assert!(!(look.content && (file.writing || !file.has_checksum)));
                 prop_assert_eq!(look.length, !file.writing);
             }
@@ -176,6 +214,21 @@ mod tests {
             let passing = look_in_passing(&file).content;
             prop_assert_eq!(passing, file.has_checksum && !file.writing);
             prop_assert!(passing || !look_at_open(&file, limit).content);
+        }
+
+        #[test]
+        fn only_what_stands_still_and_has_no_checksum_is_sealed(
+            writing: bool,
+            has_checksum: bool,
+            is_leaving: bool,
+            unchanged_s in 0.0..60.0f64,
+            after_s in 0.0..60.0f64,
+        ) {
+            let file = Undrained { writing, has_checksum, is_leaving, unchanged_s };
+            let sealed = is_to_be_sealed(&file, after_s);
+            prop_assert!(!(sealed && (writing || has_checksum || is_leaving)));
+            let still = Undrained { unchanged_s, ..Undrained::default() };
+            prop_assert_eq!(is_to_be_sealed(&still, after_s), unchanged_s >= after_s);
         }
 
         #[test]

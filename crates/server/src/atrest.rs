@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use forebay_namespace::{File, Residency};
-use forebay_policy::scrub::{Look, Resting, look_at_open, look_in_passing};
+use forebay_policy::scrub::{
+    Look, Resting, look_at_open, look_at_shape, look_before_copy, look_in_passing,
+};
 use forebay_tiers::{Object, ObjectStat, TierKind, checksum};
 use forebay_types::{Errno, Generation, ObjectId, TierId, TimeSpec};
 use forebay_wire::control::FsckReport;
@@ -41,6 +43,8 @@ pub struct AtRest {
     pub found: AtomicU64,
     /// Contents that opens compared.
     pub compared_at_open: AtomicU64,
+    /// Undrained contents whose checksum was put on record.
+    pub sealed: AtomicU64,
 }
 
 impl AtRest {
@@ -91,8 +95,10 @@ impl AtRest {
 pub enum Purpose {
     /// It is about to be opened.
     Open,
-    /// It is about to be copied to the PFS, or cut to nothing.
+    /// It is about to be cut to nothing.
     Shape,
+    /// It is about to be copied to the PFS, where its content is compared.
+    Copy,
     /// The pass in the background has come to it.
     Pass,
 }
@@ -215,9 +221,7 @@ impl Core {
                 self.rest.seal(file.object, residency.generation, &stat);
                 Ok(None)
             }
-            Ok(crc) => Ok(Some(format!(
-                "checksum mismatch: {crc:08x} instead of {expected:08x}"
-            ))),
+            Ok(crc) => Ok(Some(mismatch(crc, expected))),
             Err(error) if is_exhaustion(&error) => Err(error.into()),
             Err(error) => Ok(Some(format!("its object cannot be read: {error}"))),
         }
@@ -243,11 +247,29 @@ impl Core {
         match purpose {
             Purpose::Open => look_at_open(&resting, self.settings.scrub.verify_on_open_bytes),
             Purpose::Pass => look_in_passing(&resting),
-            Purpose::Shape => Look {
-                content: false,
-                ..look_in_passing(&resting)
-            },
+            Purpose::Shape => look_at_shape(&resting),
+            Purpose::Copy => look_before_copy(&resting),
         }
+    }
+
+    /// Checksum and generation of what a file has on flash, where that is known.
+    pub fn content_on_flash(&self, file: &File) -> Option<(u32, Generation)> {
+        let residency = file.lock().residency;
+        let known = !residency.writing && self.tiers.kind(residency.tier) == TierKind::Ssd;
+        let crc = residency.crc.filter(|_| known)?;
+        Some((crc, residency.generation))
+    }
+
+    /// What is wrong with a copy whose checksum is `copied`, made of what `expected` was known of before; nothing where that has
+    /// changed meanwhile.
+    pub fn is_other_content(
+        &self,
+        file: &File,
+        expected: Option<(u32, Generation)>,
+        copied: u32,
+    ) -> Option<String> {
+        let (crc, _) = expected.filter(|(crc, _)| *crc != copied)?;
+        (expected == self.content_on_flash(file)).then(|| mismatch(copied, crc))
     }
 
     /// Something is wrong with a file that is claimed and that nobody has open: all of it is checked, and mended if that is
@@ -304,6 +326,11 @@ impl Core {
             self.errors.clear(&file.path());
         }
     }
+}
+
+/// For a person.
+pub fn mismatch(found: u32, expected: u32) -> String {
+    format!("checksum mismatch: {found:08x} instead of {expected:08x}")
 }
 
 /// Says nothing about the object: there is too little of something, or somebody wants it to end.

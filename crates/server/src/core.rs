@@ -170,6 +170,8 @@ pub struct Core {
     pub stop_given: Condvar,
     /// Serialises the making of space, so that two writers do not evict for the same need.
     pub making_space: Mutex<()>,
+    /// Who has nothing to do for a while is here: see [`Core::rest`].
+    pub resting: (Mutex<()>, Condvar),
     /// Removed objects that are still on record as garbage.
     pub removed: Mutex<Vec<ObjectId>>,
     /// The collector of unused objects sleeps here.

@@ -85,7 +85,7 @@ pub fn run(core: &Arc<Core>) {
     let mut discarded_at = 0;
     let mut passes: Vec<Pass> = Vec::new();
     while !core.is_ending() && rate > 0 && !(dirs.is_empty() && passes.is_empty()) {
-        std::thread::sleep(STEP);
+        core.rest(STEP);
         let deleted = core.counters.deleted_bytes.load(Ordering::Relaxed);
         let (_, capacity) = core.ledger.dirty_and_capacity();
         if passes.is_empty() && deleted - discarded_at > capacity / DELETED_SHARE {

@@ -227,6 +227,11 @@ impl DrainQueue {
         inner.in_flight > 0 || !inner.waiting.is_empty()
     }
 
+    /// Dirty files that nobody writes and that are not on their way.
+    pub fn waiting(&self) -> Vec<ObjectId> {
+        self.inner.lock().waiting.iter().copied().collect()
+    }
+
     /// Wakes all who wait, to look whether they are to end.
     pub fn wake_all(&self) {
         self.wake.notify_all();

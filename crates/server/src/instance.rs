@@ -282,6 +282,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         ending: AtomicBool::new(false),
         stop: Mutex::new(None),
         stop_given: Condvar::new(),
+        resting: Default::default(),
         making_space: Mutex::new(()),
         removed: Mutex::default(),
         collector: Default::default(),
@@ -331,6 +332,7 @@ impl Instance {
         instance.spawn("fb-discard".into(), discard::run)?;
         instance.spawn("fb-publish".into(), crate::publication::run)?;
         instance.spawn("fb-scrub".into(), crate::scrub::run)?;
+        instance.spawn("fb-seal".into(), crate::seal::run)?;
         instance.spawn("fb-collect".into(), monitor::collect)?;
         Ok(instance)
     }
@@ -421,7 +423,7 @@ impl Instance {
         core.ending.store(true, Ordering::Release);
         core.drain.wake_all();
         core.wake_collector();
-        core.scrub.wake();
+        core.wake_resting();
         let threads = std::mem::take(&mut *self.threads.lock());
         join_all(core, threads);
         failpoint::hit(failpoint::Point::StopThreads);

@@ -182,6 +182,8 @@ impl Core {
                 Ok(Node::Plain(now)) if now.id == node.id && self.ns.stat_plain(&now).is_ok() => {
                     match self.first_change(&now, file, truncates) {
                         Err(errno) if is_overtaken(errno) && tries < TRIES => {}
+                        // It comes in and leaves again and again: beside a record it must not be changed.
+                        Err(Errno::EEXIST) => return Err(Errno::EBUSY),
                         Err(errno) if can_stay(errno) => break write_in_place(node, file)?,
                         done => break done?,
                     }

@@ -32,6 +32,7 @@ mod publication;
 mod recovery;
 mod rules;
 mod scrub;
+mod seal;
 mod service;
 mod settings;
 mod space;
@@ -39,6 +40,7 @@ mod stable;
 mod stage;
 mod status;
 mod tierset;
+mod unhurried;
 mod walk;
 mod writers;
 

@@ -154,8 +154,12 @@ impl Core {
         self.name_by_xattrs(file);
         let object = self.tiers.open_object(tier, file.object)?;
         let stat = object.stat()?;
-        let (dirty, writing, size, flushed) = {
-            let state = file.lock();
+        let (dirty, writing, size, flushed, sealed) = {
+            let mut state = file.lock();
+            if state.residency.writing {
+                // What was written unseen is another content than the one that was last copied, and its checksum taken.
+                state.changed();
+            }
             let residency = &state.residency;
             let flushed = residency.flushed.map(|flushed| flushed.bytes);
             (
@@ -163,6 +167,7 @@ impl Core {
                 residency.writing,
                 state.meta.size,
                 flushed,
+                residency.crc.is_some(),
             )
         };
         if writing || stat.size == size {
@@ -185,7 +190,7 @@ impl Core {
             );
             return Ok(self.ns.disown(file)?);
         }
-        match of_odd_length(stat.size, size, flushed) {
+        match of_odd_length(stat.size, size, flushed, sealed) {
             OddLength::Damaged => {}
             OddLength::Taken => {
                 if stat.size < size {

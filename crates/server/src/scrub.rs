@@ -7,22 +7,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_namespace::{File, Namespace, NsError};
-use forebay_policy::scrub::{OBJECT_COST_BYTES, Pace, left_of_pass, next_due_s};
+use forebay_policy::scrub::{OBJECT_COST_BYTES, Pace, left_of_pass};
 use forebay_tiers::{CHECKSUM_STEP_BYTES, Object, TierKind, drop_cache};
 use forebay_types::{ObjectId, TierId, TimeSpec};
 use forebay_wire::control::ScrubStatus;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::atrest::Purpose;
 use crate::core::Core;
+use crate::unhurried::Unhurried;
 
 /// Name of the fact.
 const NAME: &str = "scrub";
-/// Nothing was written for so long, seconds: nobody minds.
-const CALM_S: f64 = 1.0;
-/// Who waits for that looks so often.
-const LOOK: Duration = Duration::from_millis(200);
 /// How far it has come is put on record so often.
 const SAVE_EVERY: Duration = Duration::from_secs(30);
 /// What was read is taken out of the page cache again after so much: nobody has asked for it.
@@ -48,17 +45,9 @@ struct Progress {
 pub struct Scrub {
     progress: Mutex<Progress>,
     left: AtomicU64,
-    /// Whoever rests does so here.
-    bed: (Mutex<()>, Condvar),
 }
 
 impl Scrub {
-    /// Ends a rest, to look whether it is over.
-    pub fn wake(&self) {
-        let _asleep = self.bed.0.lock();
-        self.bed.1.notify_all();
-    }
-
     /// Where the last run left off. What cannot be read begins anew.
     pub fn load(ns: &Namespace) -> Result<Scrub, NsError> {
         let progress = match ns.get_fact(NAME)? {
@@ -78,35 +67,10 @@ impl Scrub {
 /// One pass.
 struct Pass<'a> {
     core: &'a Core,
-    pace: &'a Pace,
-    rate_bytes_per_s: f64,
-    origin: Instant,
-    /// The next bytes are due then, seconds from `origin`.
-    due_s: Mutex<f64>,
+    reader: Unhurried<'a>,
 }
 
 impl Pass<'_> {
-    /// Waits until more may be read; whether it is to end instead.
-    fn is_over(&self) -> bool {
-        while !self.core.is_ending() {
-            let ahead_s = *self.due_s.lock() - self.origin.elapsed().as_secs_f64();
-            let calm = self.core.is_calm(CALM_S);
-            match ahead_s > 0.0 {
-                true => self.core.rest(Duration::from_secs_f64(ahead_s).min(LOOK)),
-                false if self.pace.may_read(calm, self.core.scrub_begun_s_ago()) => return false,
-                false => self.core.rest(LOOK),
-            }
-        }
-        true
-    }
-
-    /// So much was read, or is about to be.
-    fn spend(&self, bytes: u64) {
-        let now_s = self.origin.elapsed().as_secs_f64();
-        let mut due_s = self.due_s.lock();
-        *due_s = next_due_s(*due_s, now_s, bytes, self.rate_bytes_per_s);
-    }
-
     /// Looks at one object, if nobody has it open; whether it was not interrupted.
     fn visit(&self, file: &Arc<File>) -> bool {
         let core = self.core;
@@ -118,7 +82,7 @@ impl Pass<'_> {
         if core.tiers.kind(tier) != TierKind::Ssd || core.opens.is_open_now(file.ino) {
             return true;
         }
-        self.spend(OBJECT_COST_BYTES);
+        self.reader.spend(OBJECT_COST_BYTES);
         let opened = core.tiers.open_object(tier, file.object);
         // Flash is to answer, not memory.
         let forget = || {
@@ -129,12 +93,12 @@ impl Pass<'_> {
         forget();
         let read = AtomicU64::new(0);
         let stop = || {
-            self.spend(CHECKSUM_STEP_BYTES.min(size));
+            self.reader.spend(CHECKSUM_STEP_BYTES.min(size));
             let read = read.fetch_add(CHECKSUM_STEP_BYTES, Ordering::Relaxed);
             if read.is_multiple_of(DROP_EVERY_BYTES) {
                 forget();
             }
-            self.is_over()
+            self.reader.is_over()
         };
         match core.look(file, tier, &opened, Purpose::Pass, &stop) {
             Ok(None) => {}
@@ -174,13 +138,7 @@ impl Core {
             pass_begun_s: progress.begun_s.filter(|_| progress.under_way),
             left_objects: self.scrub.left.load(Ordering::Relaxed),
             compared_at_open: self.rest.compared_at_open.load(Ordering::Relaxed),
-        }
-    }
-
-    fn rest(&self, time: Duration) {
-        let mut asleep = self.scrub.bed.0.lock();
-        if !self.is_ending() {
-            self.scrub.bed.1.wait_for(&mut asleep, time);
+            sealed: self.rest.sealed.load(Ordering::Relaxed),
         }
     }
 
@@ -190,7 +148,7 @@ impl Core {
     }
 
     /// The pass has found damage. Who has the file open keeps it; the next who opens it looks closely.
-    fn settle_damage(&self, file: &Arc<File>, tier: TierId, problem: String) {
+    pub fn settle_damage(&self, file: &Arc<File>, tier: TierId, problem: String) {
         let claim = match self.pulse().is_silent() {
             true => self.opens.try_claim(file.ino),
             false => Some(self.opens.claim(file.ino)),
@@ -222,19 +180,18 @@ impl Core {
             .map(|(id, _)| self.ledger.figures(id).used_bytes)
             .sum();
         let objects: Vec<u64> = self.files.read().keys().map(|object| object.0).collect();
+        let rate_bytes_per_s = pace.rate_bytes_per_s(objects.len() as u64, bytes);
+        let may_read = |calm| pace.may_read(calm, self.scrub_begun_s_ago());
         let pass = Pass {
             core: self,
-            pace,
-            rate_bytes_per_s: pace.rate_bytes_per_s(objects.len() as u64, bytes),
-            origin: Instant::now(),
-            due_s: Mutex::new(0.0),
+            reader: Unhurried::new(self, rate_bytes_per_s, &may_read),
         };
         let left = left_of_pass(objects, after);
         let mut saved = Instant::now();
         for (done, object) in left.iter().enumerate() {
             let still = (left.len() - done) as u64;
             self.scrub.left.store(still, Ordering::Relaxed);
-            if pass.is_over() {
+            if pass.reader.is_over() {
                 return;
             }
             if let Some(file) = self.file(ObjectId(*object))

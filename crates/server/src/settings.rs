@@ -153,6 +153,10 @@ pub struct ScrubSettings {
     pub rate_max_bytes_per_s: u64,
     /// Files up to this size whose checksum is known are compared with it when they are opened for the first time; 0: none.
     pub verify_on_open_bytes: u64,
+    /// Undrained content that has stood still for so long gets a checksum.
+    pub seal_after: Duration,
+    /// They are read only while nothing was written for so long.
+    pub calm: Duration,
 }
 
 impl Default for ScrubSettings {
@@ -163,6 +167,8 @@ impl Default for ScrubSettings {
             rate_max_bytes_per_s: 32 << 20,
             // Some milliseconds of reading.
             verify_on_open_bytes: 16 << 20,
+            seal_after: Duration::from_secs(30),
+            calm: Duration::from_secs(1),
         }
     }
 }

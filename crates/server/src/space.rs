@@ -13,9 +13,7 @@ use forebay_policy::refuge::tier_to_grow_in;
 use forebay_policy::series::Identity;
 use forebay_policy::victims::{Incoming, is_direct};
 use forebay_tiers::{CopyControl, TierKind, copy, refresh};
-use forebay_types::{
-    Errno, Generation, Ino, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES,
-};
+use forebay_types::{Errno, Ino, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES};
 
 use crate::core::Core;
 use crate::ledger::Refused;
@@ -350,14 +348,6 @@ impl Core {
         }
     }
 
-    /// Checksum and generation of what a file has on flash, where that is known.
-    fn content_on_flash(&self, file: &File) -> Option<(u32, Generation)> {
-        let residency = file.lock().residency;
-        let known = !residency.writing && self.tiers.kind(residency.tier) == TierKind::Ssd;
-        let crc = residency.crc.filter(|_| known)?;
-        Some((crc, residency.generation))
-    }
-
     /// Copies a file's object to another tier, flushed, with its times. `EIO` if what is on flash is not what its record says.
     pub fn copy_object(
         &self,
@@ -382,12 +372,13 @@ impl Core {
         } else {
             let copied = copy(source, &*destination, &CopyControl::NONE);
             let good = copied.map_err(|e| e.errno()).and_then(|report| {
-                let damaged = expected.is_some_and(|(crc, _)| crc != report.crc);
-                if damaged && expected == self.content_on_flash(file) {
-                    self.rest.suspect(file.object);
-                    return Err(Errno::EIO);
+                match self.is_other_content(file, expected, report.crc) {
+                    None => Ok(()),
+                    Some(_) => {
+                        self.rest.suspect(file.object);
+                        Err(Errno::EIO)
+                    }
                 }
-                Ok(())
             });
             if let Err(errno) = good {
                 if let Err(e) = slot.tier.remove(file.object) {

@@ -144,6 +144,10 @@ points! {
     OverflowPlaced,
     /// demotion out of the overflow: the record says clean.
     OverflowSettled,
+    /// seal: the undrained content was read and is flushed.
+    SealFlushed,
+    /// seal: its checksum is on record.
+    SealRecord,
     /// eviction: the record is gone.
     EvictRecord,
     /// stage-in: the object is made.

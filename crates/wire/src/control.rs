@@ -211,6 +211,8 @@ pub struct ScrubStatus {
     pub left_objects: u64,
     /// Contents that opens compared, since the start.
     pub compared_at_open: u64,
+    /// Undrained contents that were read to put their checksum on record, since the start.
+    pub sealed: u64,
 }
 
 /// A version that the PFS does not show yet.

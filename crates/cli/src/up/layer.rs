@@ -99,6 +99,8 @@ pub struct ScrubLayer {
     pub pass: Option<Span>,
     pub rate_max: Option<Rate>,
     pub verify_on_open: Option<Size>,
+    pub seal_after: Option<Span>,
+    pub calm: Option<Span>,
 }
 
 /// One `[[rule]]`.
@@ -249,6 +251,8 @@ impl Layer {
             "SCRUB_PASS" => scrub.pass = Some(text(value)?),
             "SCRUB_RATE_MAX" => scrub.rate_max = Some(text(value)?),
             "SCRUB_VERIFY_ON_OPEN" => scrub.verify_on_open = Some(text(value)?),
+            "SCRUB_SEAL_AFTER" => scrub.seal_after = Some(text(value)?),
+            "SCRUB_CALM" => scrub.calm = Some(text(value)?),
             _ => return Ok(false),
         }
         Ok(true)
@@ -303,6 +307,8 @@ impl ScrubLayer {
             pass: self.pass.or(below.pass),
             rate_max: self.rate_max.or(below.rate_max),
             verify_on_open: self.verify_on_open.or(below.verify_on_open),
+            seal_after: self.seal_after.or(below.seal_after),
+            calm: self.calm.or(below.calm),
         }
     }
 }

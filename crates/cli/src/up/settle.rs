@@ -221,6 +221,8 @@ fn scrub(layer: ScrubLayer) -> Result<ScrubSettings, Failure> {
         verify_on_open_bytes: layer
             .verify_on_open
             .map_or(default.verify_on_open_bytes, |size| size.0),
+        seal_after: layer.seal_after.map_or(default.seal_after, |span| span.0),
+        calm: layer.calm.map_or(default.calm, |span| span.0),
     };
     if settings.pass.is_zero() || settings.rate_max_bytes_per_s == 0 {
         return Err(Failure::fatal(

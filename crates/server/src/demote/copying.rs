@@ -76,7 +76,7 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     let opened = core.tiers.open_object(demotion.tier, demotion.file.object);
     // What is damaged is not put on the PFS.
     let tier = demotion.tier;
-    match core.look(&demotion.file, tier, &opened, Purpose::Shape, &|| false) {
+    match core.look(&demotion.file, tier, &opened, Purpose::Copy, &|| false) {
         Ok(None) => {}
         Ok(Some(problem)) => {
             let path = demotion.file.path();
@@ -106,7 +106,13 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
         stop: &stop,
         moved: &moved,
     };
+    let sealed = core.content_on_flash(&demotion.file);
     let report = copy_to_new(&*source, &before, &file, &control).map_err(copy_failure)?;
+    if let Some(problem) = core.is_other_content(&demotion.file, sealed, report.crc) {
+        let path = demotion.file.path();
+        core.note_damage(&demotion.file, path, problem.clone(), Default::default());
+        return Err(Failure::Error(Errno::EIO, problem));
+    }
     failpoint::hit(failpoint::Point::DemoteCopied);
     let stat = give_attributes(core, demotion, &file)?;
     failpoint::hit(failpoint::Point::DemoteAttributes);

@@ -9,6 +9,7 @@ use forebay_tiers::{FileObject, IdentityError, Object, PfsStat, checksum};
 use forebay_types::{Errno, ObjectId, TierId};
 
 use super::{Check, Wrong};
+use crate::atrest::mismatch;
 use crate::core::Core;
 
 /// What the record says, taken at one moment.
@@ -87,8 +88,10 @@ impl Check<'_> {
         let opened = self.core.tiers.open_object(tier, id);
         let stat = opened.and_then(|object| object.stat().map(|stat| (object, stat.size)));
         let flushed = facts.residency.flushed.map(|flushed| flushed.bytes);
+        let sealed = facts.residency.crc.is_some();
         let taken = |size| {
-            !facts.residency.clean && of_odd_length(size, facts.size, flushed) == OddLength::Taken
+            let odd = of_odd_length(size, facts.size, flushed, sealed);
+            !facts.residency.clean && odd == OddLength::Taken
         };
         match stat {
             // Written unseen when the daemon died: only the object knows the length.
@@ -120,7 +123,7 @@ impl Check<'_> {
             match checksum(object, facts.size, &|| self.core.is_ending()) {
                 Ok(crc) if crc == expected => {}
                 Ok(crc) => {
-                    let problem = format!("checksum mismatch: {crc:08x} instead of {expected:08x}");
+                    let problem = mismatch(crc, expected);
                     return self.wrong(facts, Damage::ObjectContent, problem, false);
                 }
                 Err(error) => {
@@ -138,7 +141,9 @@ impl Check<'_> {
         if let Some((shadow, _)) = facts.residency.shadow {
             self.shadow(facts, shadow);
         }
-        if self.originals && facts.original.is_some() && facts.residency.crc.is_some() {
+        // What the PFS has of an undrained file is older.
+        let comparable = facts.residency.clean && facts.residency.crc.is_some();
+        if self.originals && facts.original.is_some() && comparable {
             self.original(facts);
         }
     }

@@ -189,6 +189,17 @@ impl Running {
         }
     }
 
+    /// Waits until every undrained file has its checksum on record.
+    pub fn wait_sealed(&self) {
+        let started = Instant::now();
+        let open = |entry: &WhereEntry| entry.state == "dirty" && entry.crc32c.is_none();
+        while let Some(entry) = self.residency(b"").into_iter().find(open) {
+            let waited = started.elapsed();
+            assert!(waited < PATIENCE, "after {waited:?}: {entry:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Drains as `forebay down` does and checks the books: nothing undrained, nothing set aside.
     pub fn drain(&self) {
         let order = Control::Shutdown {

@@ -28,6 +28,8 @@ pub enum Op {
     Chmod(&'static str, u16),
     Xattr(&'static str, u8),
     Drain,
+    /// Waits until everything undrained has its checksum on record.
+    Sealed,
     /// Stages a file out while its mode changes all the time.
     DrainRacing(&'static str),
     StageIn(&'static str),
@@ -133,6 +135,7 @@ impl Model {
                 self.dirs.push(path.into());
             }
             Op::Drain
+            | Op::Sealed
             | Op::Commit(_)
             | Op::OutsideDir(_)
             | Op::DrainRacing(_)

@@ -55,6 +55,8 @@ fn shape(dir: &Path, tiers: Tiers, point: Point) -> Settings {
         group: Some(GroupMode::Commit),
     }];
     settings.demotion.start_fraction = 1.0;
+    settings.scrub.seal_after = Duration::ZERO;
+    settings.scrub.calm = Duration::ZERO;
     // Only a copy with a name leaves something to sweep.
     settings.demotion.unnamed = point != Point::RecoverSwept;
     if tiers == Tiers::Memory {
@@ -150,6 +152,10 @@ fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
             Ok(())
         }
         Op::Drain => moved(server, Movement::StageOut, ""),
+        Op::Sealed => {
+            server.wait_sealed();
+            Ok(())
+        }
         Op::StageIn(path) => moved(server, Movement::StageIn, path),
         Op::Prefetch(path) => moved(server, Movement::Prefetch, path),
         Op::Release(path) => moved(server, Movement::Release, path),

@@ -181,8 +181,29 @@ fn exchanges() -> Vec<Workload> {
     all
 }
 
+/// What is done to undrained content whose checksum is on record.
+fn of_sealed(ops: &[Op]) -> Vec<Workload> {
+    in_each([vec![w("a", 1), Sealed]], ops)
+}
+
+/// It happens by itself, some time after the operations.
+fn seals() -> Vec<Workload> {
+    let states = [vec![], vec![w("a", 1), Drain], vec![w("a", 1), Sealed]];
+    let mut all = in_each(states, &[w("a", 2)]);
+    all.extend(of_sealed(&[Truncate("a", 10)]));
+    all.extend(in_each(
+        [vec![]],
+        &[WriteFsync("a", 2, SMALL), Rename("a", "b")],
+    ));
+    all
+}
+
 fn demotions() -> Vec<Workload> {
-    let states = [vec![w("a", 1)], vec![w("a", 1), Drain, w("a", 2)]];
+    let states = [
+        vec![w("a", 1)],
+        vec![w("a", 1), Drain, w("a", 2)],
+        vec![w("a", 1), Sealed],
+    ];
     in_each(states, &[Drain])
 }
 
@@ -302,8 +323,14 @@ pub fn workloads(point: Point) -> Vec<Workload> {
             vec![work([Mkdir("d")], [w("d/a", 1)])],
         ]),
         Point::DeferredRecord => vec![work([], [w("a", 1)])],
-        Point::ChangeRecorded => vec![work([w("a", 1), Drain], [w("a", 2)])],
-        Point::TruncateObject => in_each(states_of_a(), &[Truncate("a", 10)]),
+        Point::ChangeRecorded => each([
+            vec![work([w("a", 1), Drain], [w("a", 2)])],
+            of_sealed(&[w("a", 2)]),
+        ]),
+        Point::TruncateObject => each([
+            in_each(states_of_a(), &[Truncate("a", 10)]),
+            of_sealed(&[Truncate("a", 10)]),
+        ]),
         Point::UnlinkIntent => unlinks_of_one(),
         Point::UnlinkPfs | Point::UnlinkRecord => unlinks(),
         Point::RmdirPfs => vec![work([Mkdir("d"), w("d/a", 1), Unlink("d/a")], [Rmdir("d")])],
@@ -347,6 +374,7 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         | Point::OverflowRecords
         | Point::OverflowPlaced
         | Point::OverflowSettled => overflows(),
+        Point::SealFlushed | Point::SealRecord => seals(),
         Point::EvictRecord => vec![work([w("a", 1), Drain], [Release("a")])],
         Point::StageObject | Point::StageRecord => each([
             vec![work([Outside("a", 1, SMALL)], [StageIn("a")])],

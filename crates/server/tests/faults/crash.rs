@@ -86,7 +86,15 @@ fn shape(dir: &Path, seed: u64) -> (Settings, bool) {
     settings.demotion.idle_after = Duration::from_millis(rng.random_range(1..8));
     settings.wait_for_space = Duration::from_millis(rng.random_range(5..40));
     settings.demotion.unnamed = rng.random_bool(0.5);
-    (settings, rng.random_bool(0.5))
+    let passthrough = rng.random_bool(0.5);
+    if rng.random_bool(0.5) {
+        settings.scrub.pass = Duration::from_millis(1);
+        settings.scrub.seal_after = Duration::ZERO;
+        settings.scrub.calm = Duration::ZERO;
+        // It gets its checksum rather than its copy.
+        settings.demotion.idle = rng.random_bool(0.5);
+    }
+    (settings, passthrough)
 }
 
 /// Not a test of its own: the body of the child.

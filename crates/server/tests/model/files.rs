@@ -60,7 +60,18 @@ impl World {
         let at = self.held.iter().rposition(|(held, _)| *held == ino);
         self.held.swap_remove(at.expect("a reference"));
         self.opened(id, ino, flags, open);
+        if self.is_written_unseen(id) {
+            self.tree.get_mut(id).mtime = None;
+        }
         self.opens.len() - 1
+    }
+
+    /// Then its time of modification is anybody's guess: where its tier has no room for more, the kernel is made to wait, which
+    /// leaves its mark on that.
+    pub fn is_written_unseen(&self, id: Id) -> bool {
+        let of_it = self.opens.iter().filter(|open| open.id == id);
+        let mut unseen = of_it.filter(|open| open.unseen.is_some());
+        unseen.any(|open| open.flags.writes())
     }
 
     pub fn open_any(&mut self) {

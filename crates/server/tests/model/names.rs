@@ -211,10 +211,11 @@ impl World {
         let ino = found.expect("looked up").ino;
         let cred = self.cred;
         let got = self.server().client.setattr(ino, None, set, cred);
+        let stays = !self.is_written_unseen(id);
         let inode = self.tree.get_mut(id);
         inode.perm = set.perm.unwrap_or(inode.perm);
         if let Some(SetTime::At(time)) = set.mtime {
-            inode.mtime = Some(time);
+            inode.mtime = stays.then_some(time);
         }
         let attr = got.unwrap_or_else(|e| panic!("setattr: {e:?}"));
         self.compare_attr(&place, id, &attr);

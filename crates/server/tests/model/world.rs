@@ -53,6 +53,8 @@ pub struct Shape {
     pub wait_for_space: Duration,
     /// Copies have no name until they are whole.
     pub unnamed: bool,
+    /// Undrained content that stands still for so long gets its checksum, and what is at rest is read all the time.
+    pub seal_after: Option<Duration>,
 }
 
 impl Shape {
@@ -66,6 +68,9 @@ impl Shape {
             idle_after: Duration::from_millis(rng.random_range(5..20)),
             wait_for_space: Duration::from_millis(rng.random_range(50..200)),
             unnamed: rng.random_bool(0.5),
+            seal_after: rng
+                .random_bool(0.6)
+                .then(|| Duration::from_millis(rng.random_range(0..3))),
         }
     }
 
@@ -75,6 +80,11 @@ impl Shape {
         settings.demotion.idle_after = self.idle_after;
         settings.wait_for_space = self.wait_for_space;
         settings.demotion.unnamed = self.unnamed;
+        if let Some(seal_after) = self.seal_after {
+            settings.scrub.seal_after = seal_after;
+            settings.scrub.calm = Duration::ZERO;
+            settings.scrub.pass = Duration::from_millis(1);
+        }
         settings
     }
 }

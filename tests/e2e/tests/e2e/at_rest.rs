@@ -81,3 +81,39 @@ fn promise_12_the_pass_in_the_background_finds_damage_that_nobody_opens() {
         assert!(errors.contains(name), "{errors}");
     }
 }
+
+#[test]
+fn promise_12_a_flipped_bit_in_undrained_data_is_not_handed_out_and_not_drained() {
+    let config = "[scrub]\nseal_after = \"0s\"\ncalm = \"0s\"";
+    let (mut cluster, [a, b]) = at_rest_with(config, ["dirty-a", "dirty-b"]);
+    cluster.start();
+    wait_until("both have their checksum", || {
+        ["dirty-a", "dirty-b"].map(|name| cluster.where_is(name)["crc32c"].is_string()) == [true; 2]
+    });
+    // Whoever looks at it next is a drain.
+    damage_at_rest(&b, b"\x55", 123_456);
+    let output = cluster.on_path(&["stage-out", "--wait"], "dirty-b");
+    assert_eq!(output.code, 3, "{output:?}");
+    assert!(!cluster.pfs("dirty-b").exists());
+    // An open: in this run it would be believed that what was just read is still good.
+    cluster.restart();
+    let was = fs::read(&a).expect("read")[123_456];
+    damage_at_rest(&a, &[was ^ 4], 123_456);
+    for name in ["dirty-a", "dirty-b"] {
+        assert_eq!(refusal(&cluster, name), Some(libc::EIO), "{name}");
+        assert_eq!(cluster.where_state(name), "dirty");
+    }
+    let errors = cluster.status()["errors"].to_string();
+    assert!(errors.contains("checksum mismatch"), "{errors}");
+    assert_eq!(cluster.status()["scrub"]["found"], 2);
+    let output = cluster.on_state(&["fsck", "--checksums", "--json"]);
+    let findings = output.expect_code(5).json()["findings"].to_string();
+    assert!(
+        findings.contains("dirty-a") && findings.contains("dirty-b"),
+        "{findings}"
+    );
+    damage_at_rest(&a, &[was], 123_456);
+    pattern(1402, 300_000).assert_in(&cluster.mnt("dirty-a"));
+    cluster.drain("dirty-a");
+    pattern(1402, 300_000).assert_in(&cluster.pfs("dirty-a"));
+}
