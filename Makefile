@@ -22,10 +22,10 @@ test: setup-build setup-test ## all tests
 	scripts/setup.sh posix-short
 	python3 tests/posix/main.py --quick
 
-test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx, stress-ng, fio, h5py, sqlite, git
+test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx, stress-ng, fio, h5py, sqlite, git (more than an hour)
 	scripts/setup.sh posix
-	$(CARGO) build --locked -p forebay
-	python3 tests/posix/main.py
+	$(CARGO) build --release --locked -p forebay
+	python3 tests/posix/main.py --forebay $(BIN)
 
 SECONDS ?= 600
 soak: setup-build setup-run setup-test ## kills, power cuts, full disks, damage under load, judged from outside; SECONDS=600 [SEED=n] [FAULTS=list]

@@ -8,6 +8,8 @@ tiers are so small that files have to move. Needs root; README.md beside this fi
 import argparse
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 import tomllib
@@ -35,6 +37,7 @@ def arguments():
     parser.add_argument("--forebay", type=Path, default=ROOT / "target/debug/forebay", help="the binary to test")
     parser.add_argument("--only", type=names(ALL), metavar="A,B", help=f"of {', '.join(ALL)}")
     parser.add_argument("--ways", type=names(WAYS), default=list(WAYS), metavar="A,B", help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--serial", action="store_true", help="one way after the other, not both at once")
     parser.add_argument("--quick", action="store_true", help="small amounts, and without --only the short suites only")
     parser.add_argument("--seed", type=int, default=1, help="the first seed of random operations (1)")
     parser.add_argument("--fsx-seeds", type=int, help="how many seeds (10)")
@@ -95,17 +98,43 @@ def run_way(base, way, args):
     return results
 
 
+def side_by_side(ways):
+    """A process for each way, with these very arguments."""
+    mine = [sys.executable, __file__, *sys.argv[1:], "--json", "--ways"]
+    children = [subprocess.Popen([*mine, way], stdout=subprocess.PIPE) for way in ways]
+    try:
+        answers = [child.communicate()[0] for child in children]
+    except BaseException:
+        # Those who have not heard of it themselves; they clean up, which takes a moment.
+        for child in children:
+            child.send_signal(signal.SIGTERM)
+        for child in children:
+            child.wait()
+        raise
+    codes = {child.returncode for child in children}
+    if not codes <= {0, 3}:
+        raise Failure(f"a way came to no result (exit codes {sorted(codes)}); see above")
+    return [result for answer in answers for result in json.loads(answer)]
+
+
+def one_by_one(args):
+    results = []
+    with workspace("posix-", args.work) as base:
+        base.chmod(0o755)
+        for way in args.ways:
+            results += run_way(base, way, args)
+    return results
+
+
 def main():
     args = arguments()
     if os.geteuid() != 0:
         print("posix: skipped: it mounts file systems of its own, which only root may", file=sys.stderr)
         return 0
-    results = []
     try:
-        with clean_exit_on_signals(), workspace("posix-", args.work) as base:
-            base.chmod(0o755)
-            for way in args.ways:
-                results += run_way(base, way, args)
+        with clean_exit_on_signals():
+            apart = args.serial or len(args.ways) == 1
+            results = one_by_one(args) if apart else side_by_side(args.ways)
     except KeyboardInterrupt:
         say("interrupted; cleaned up")
         return 130

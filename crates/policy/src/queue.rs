@@ -1,7 +1,10 @@
 //! Who goes first by [`order_demotion`](crate::demotion::order_demotion), kept up to date change by change, for who has many
 //! files and takes one at a time: every change costs O(log n) instead of a sort.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::demotion::{Candidate, PlacementPolicy};
 
@@ -19,7 +22,7 @@ pub(crate) fn rank(x: f64) -> u64 {
 type Group = (u64, bool);
 
 /// Version (`None` behind all others), close, id.
-type Member = (bool, Option<u64>, u64, u64);
+type Member = (u64, u64, u64);
 
 /// Outdated first (0), then the coldest, then the longest waiting, then the application or file.
 type Key = (u8, u64, u64, u64);
@@ -27,8 +30,8 @@ type Key = (u8, u64, u64, u64);
 #[derive(Debug, Clone)]
 struct Members {
     key: Key,
-    /// In order.
-    files: Vec<Member>,
+    /// In order; never none. Most groups have one file, which is found without following a pointer.
+    files: SmallVec<[Member; 1]>,
 }
 
 /// Files that are not in use. The first is always the one that [`order_demotion`](crate::demotion::order_demotion) puts first among
@@ -41,7 +44,7 @@ struct Members {
 pub struct VictimQueue {
     policy: PlacementPolicy,
     order: BTreeSet<Key>,
-    groups: HashMap<Group, Members>,
+    groups: FxHashMap<Group, Members>,
     len: usize,
 }
 
@@ -51,7 +54,7 @@ impl VictimQueue {
         Self {
             policy,
             order: BTreeSet::new(),
-            groups: HashMap::new(),
+            groups: FxHashMap::default(),
             len: 0,
         }
     }
@@ -72,7 +75,7 @@ impl VictimQueue {
         match self.policy {
             PlacementPolicy::Bbos => {
                 let group = self.groups.get(&(key.3, key.0 == 0))?;
-                group.files.first().map(|file| file.3)
+                group.files.first().map(|file| file.2)
             }
             _ => Some(key.3),
         }
@@ -97,10 +100,9 @@ impl VictimQueue {
             .entry((c.application, c.outdated))
             .or_insert_with(|| Members {
                 key,
-                files: Vec::with_capacity(1),
+                files: SmallVec::new(),
             });
         if group.files.is_empty() {
-            group.key = key;
             self.order.insert(key);
         } else if waiting < group.key.2 {
             self.order.remove(&group.key);
@@ -142,9 +144,9 @@ impl VictimQueue {
             return false;
         };
         group.files.remove(at);
-        let Some(waiting) = group.files.iter().map(|file| file.2).min() else {
-            // The empty group stays: its application will be back with the next checkpoint.
+        let Some(waiting) = group.files.iter().map(|file| file.1).min() else {
             self.order.remove(&group.key);
+            self.groups.remove(&(c.application, c.outdated));
             return true;
         };
         if waiting != group.key.2 {
@@ -167,7 +169,7 @@ impl VictimQueue {
 }
 
 fn member(c: &Candidate) -> Member {
-    (c.version.is_none(), c.version, rank(c.closed_at_s), c.id)
+    (c.version.unwrap_or(u64::MAX), rank(c.closed_at_s), c.id)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Version-aware placement (BBOS 2023, victim order): an application keeps several versions but needs only the newest complete one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 /// Versions remembered per application. Far more than are kept in practice; the one begun longest ago is forgotten first.
 pub const MAX_TRACKED_VERSIONS: usize = 64;
@@ -38,7 +38,8 @@ struct VersionState {
 /// application that starts again from a lower number: what it writes now is not outdated by what an earlier run left.
 #[derive(Debug, Clone)]
 pub struct VersionTracker {
-    versions: BTreeMap<u64, VersionState>,
+    /// In their order. Most applications have one or two: a map of them would take ten times the memory.
+    versions: Vec<(u64, VersionState)>,
     quiet_s: f64,
 }
 
@@ -52,7 +53,7 @@ impl VersionTracker {
     /// `quiet_s`: seconds without a write event after which a version whose files are all closed is complete, at least 0.
     pub fn new(quiet_s: f64) -> Self {
         Self {
-            versions: BTreeMap::new(),
+            versions: Vec::new(),
             quiet_s: quiet_s.max(0.0),
         }
     }
@@ -60,13 +61,7 @@ impl VersionTracker {
     /// A file of `version` was created or opened for write. A committed version is no longer taken as complete.
     pub fn opened_for_write(&mut self, version: u64, now_s: f64) {
         let quiet_s = self.quiet_s;
-        let state = self.versions.entry(version).or_insert(VersionState {
-            open_writers: 0,
-            closes: 0,
-            begun_s: now_s,
-            last_event_s: now_s,
-            committed: false,
-        });
+        let state = self.known(version, now_s);
         if state.open_writers == 0 && now_s - state.last_event_s > quiet_s {
             state.begun_s = now_s;
             state.closes = 0;
@@ -79,7 +74,8 @@ impl VersionTracker {
 
     /// A file of `version` that was open for write was closed, or its writer died. Unknown versions are ignored.
     pub fn closed(&mut self, version: u64, now_s: f64) {
-        if let Some(state) = self.versions.get_mut(&version) {
+        if let Ok(at) = self.place(version) {
+            let state = &mut self.versions[at].1;
             state.open_writers = state.open_writers.saturating_sub(1);
             state.closes = state.closes.saturating_add(1);
             state.last_event_s = state.last_event_s.max(now_s);
@@ -89,27 +85,50 @@ impl VersionTracker {
     /// `version` was published as one group; it is complete whatever is still open. Also makes a version known that was found
     /// complete at start-up.
     pub fn committed(&mut self, version: u64, now_s: f64) {
-        let state = self.versions.entry(version).or_insert(VersionState {
-            open_writers: 0,
-            closes: 0,
-            begun_s: now_s,
-            last_event_s: now_s,
-            committed: false,
-        });
-        state.committed = true;
+        self.known(version, now_s).committed = true;
         self.forget_excess();
     }
 
     /// The files of `version` are gone: it outdates nothing any more.
     pub fn removed(&mut self, version: u64) {
-        self.versions.remove(&version);
+        if let Ok(at) = self.place(version) {
+            self.versions.remove(at);
+        }
+    }
+
+    /// Where it is, or would be.
+    fn place(&self, version: u64) -> Result<usize, usize> {
+        self.versions.binary_search_by_key(&version, |(v, _)| *v)
+    }
+
+    /// Its state; that of one that begins now where it was not known.
+    fn known(&mut self, version: u64, now_s: f64) -> &mut VersionState {
+        let at = self.place(version).unwrap_or_else(|at| {
+            let begins = VersionState {
+                open_writers: 0,
+                closes: 0,
+                begun_s: now_s,
+                last_event_s: now_s,
+                committed: false,
+            };
+            self.versions.insert(at, (version, begins));
+            at
+        });
+        &mut self.versions[at].1
+    }
+
+    /// Those with a higher number.
+    fn after(&self, version: u64) -> &[(u64, VersionState)] {
+        let at = self.place(version).map_or_else(|at| at, |at| at + 1);
+        &self.versions[at..]
     }
 
     /// Whether `version` is complete at `now_s`. Unknown versions are not.
     pub fn is_complete(&self, version: u64, now_s: f64) -> bool {
-        let Some(state) = self.versions.get(&version) else {
+        let Ok(at) = self.place(version) else {
             return false;
         };
+        let state = &self.versions[at].1;
         if state.committed {
             return true;
         }
@@ -119,13 +138,10 @@ impl VersionTracker {
         if now_s - state.last_event_s >= self.quiet_s {
             return true;
         }
-        let before = self.versions.range(..version).next_back();
+        let before = self.versions[..at].last();
         let as_many = before.is_none_or(|(_, b)| state.closes >= b.closes);
-        let next_begun = self
-            .versions
-            .range(version..)
-            .any(|(v, s)| *v > version && s.begun_s >= state.begun_s);
-        as_many && next_begun
+        let after = &self.versions[at + 1..];
+        as_many && after.iter().any(|(_, s)| s.begun_s >= state.begun_s)
     }
 
     /// The complete version that was begun last, the one a restart wants. `None` where none is complete.
@@ -133,22 +149,25 @@ impl VersionTracker {
         let complete = self
             .versions
             .iter()
-            .filter(|(v, _)| self.is_complete(**v, now_s));
+            .filter(|(v, _)| self.is_complete(*v, now_s));
         complete
             .max_by(|a, b| {
                 a.1.begun_s
                     .total_cmp(&b.1.begun_s)
-                    .then_with(|| a.0.cmp(b.0))
+                    .then_with(|| a.0.cmp(&b.0))
             })
             .map(|(v, _)| *v)
     }
 
     /// Whether a newer version of the application is complete, so that no restart needs `version`.
     pub fn is_outdated(&self, version: u64, now_s: f64) -> bool {
-        let begun_s = self.versions.get(&version).map(|s| s.begun_s);
-        self.versions.range(version..).any(|(v, s)| {
-            *v > version && begun_s.is_none_or(|b| s.begun_s >= b) && self.is_complete(*v, now_s)
-        })
+        let begun_s = self
+            .place(version)
+            .ok()
+            .map(|at| self.versions[at].1.begun_s);
+        self.after(version)
+            .iter()
+            .any(|(v, s)| begun_s.is_none_or(|b| s.begun_s >= b) && self.is_complete(*v, now_s))
     }
 
     /// Versions it remembers, at most [`MAX_TRACKED_VERSIONS`].
@@ -161,15 +180,15 @@ impl VersionTracker {
             // Idle versions first; where all are open, the oldest goes all the same, for the bound holds.
             let oldest = self.versions.iter().min_by(|a, b| {
                 let open = |s: &VersionState| s.open_writers > 0;
-                open(a.1)
-                    .cmp(&open(b.1))
+                open(&a.1)
+                    .cmp(&open(&b.1))
                     .then_with(|| a.1.begun_s.total_cmp(&b.1.begun_s))
-                    .then_with(|| a.0.cmp(b.0))
+                    .then_with(|| a.0.cmp(&b.0))
             });
             let Some(version) = oldest.map(|(v, _)| *v) else {
                 return;
             };
-            self.versions.remove(&version);
+            self.removed(version);
         }
     }
 }

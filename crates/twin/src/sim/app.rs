@@ -2,6 +2,8 @@
 
 use forebay_policy::version::VersionTracker;
 
+use smallvec::SmallVec;
+
 use super::part::PartId;
 
 /// State of one application.
@@ -25,7 +27,7 @@ pub(super) struct App {
     pub newest_s: f64,
     pub tracker: VersionTracker,
     /// In the burst buffer, in the order they were begun.
-    pub parts: Vec<PartId>,
+    pub parts: SmallVec<[PartId; 4]>,
     /// When the checkpoint under way should have come, without jitter.
     pub due_s: f64,
     /// Counts restarts and checkpoints: requests of earlier attempts are void.

@@ -1,7 +1,7 @@
 //! What happens at a point in time, first first.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// Something that happens to an application, or to all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,39 +54,77 @@ impl Ord for Entry {
     }
 }
 
-/// The calendar.
-#[derive(Debug, Default)]
+/// The calendar. What is far off lies unordered in its page; only the open page is kept in order, and is small enough for the
+/// processor's caches whatever the number of applications.
+#[derive(Debug)]
 pub(super) struct Calendar {
-    heap: BinaryHeap<Entry>,
+    page_s: f64,
+    /// All events of pages before `open_until`. Never empty while there are others.
+    open: BinaryHeap<Entry>,
+    open_until: u64,
+    /// The others, by page.
+    later: BTreeMap<u64, Vec<Entry>>,
     planned: u64,
 }
 
 impl Calendar {
+    /// Empty. A page is `page_s` long, seconds, more than 0.
+    pub fn new(page_s: f64) -> Self {
+        Self {
+            page_s,
+            open: BinaryHeap::new(),
+            open_until: 0,
+            later: BTreeMap::new(),
+            planned: 0,
+        }
+    }
+
     pub fn plan(&mut self, at_s: f64, event: Event) {
-        self.heap.push(Entry {
+        let entry = Entry {
             at_s,
             nth: self.planned,
             event,
-        });
+        };
         self.planned += 1;
+        // Of what is before the first page, or behind all, nothing is lost: the cast saturates.
+        let page = (at_s / self.page_s) as u64;
+        if page < self.open_until {
+            self.open.push(entry);
+        } else {
+            self.later.entry(page).or_default().push(entry);
+            self.turn_page();
+        }
     }
 
     pub fn next_s(&self) -> f64 {
-        self.heap.peek().map_or(f64::INFINITY, |entry| entry.at_s)
+        self.open.peek().map_or(f64::INFINITY, |entry| entry.at_s)
     }
 
     pub fn pop(&mut self) -> Option<Event> {
-        self.heap.pop().map(|entry| entry.event)
+        let event = self.open.pop().map(|entry| entry.event);
+        self.turn_page();
+        event
+    }
+
+    /// Opens the next page that has something on it, once the open one is empty.
+    fn turn_page(&mut self) {
+        if self.open.is_empty()
+            && let Some((page, entries)) = self.later.pop_first()
+        {
+            self.open.extend(entries);
+            self.open_until = page.saturating_add(1);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn first_first_and_ties_in_the_order_of_planning() {
-        let mut calendar = Calendar::default();
+        let mut calendar = Calendar::new(10.0);
         calendar.plan(2.0, Event::Period);
         calendar.plan(1.0, Event::Start(1));
         calendar.plan(1.0, Event::Start(2));
@@ -98,5 +136,28 @@ mod tests {
             [Event::Draw, Event::Start(1), Event::Start(2), Event::Period]
         );
         assert_eq!(calendar.next_s(), f64::INFINITY);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_the_pages_the_order_is_that_of_a_sort(
+            steps in proptest::collection::vec((0u8..3, 0u32..40), 1..200),
+            page_s in 0.3..50.0f64,
+        ) {
+            let mut calendar = Calendar::new(page_s);
+            let (mut waiting, mut now): (Vec<(u32, u32)>, u32) = (Vec::new(), 0);
+            for (nth, (what, ahead)) in steps.into_iter().enumerate() {
+                if what == 0 {
+                    waiting.sort_unstable();
+                    let first = (!waiting.is_empty()).then(|| waiting.remove(0));
+                    prop_assert_eq!(calendar.next_s(), first.map_or(f64::INFINITY, |f| f64::from(f.0)));
+                    prop_assert_eq!(calendar.pop(), first.map(|f| Event::Start(f.1)));
+                    now = first.map_or(now, |f| f.0);
+                } else {
+                    waiting.push((now + ahead, nth as u32));
+                    calendar.plan(f64::from(now + ahead), Event::Start(nth as u32));
+                }
+            }
+        }
     }
 }

@@ -24,6 +24,7 @@ use forebay_policy::plan::{DrainPolicy, InterferenceLine};
 use forebay_policy::schedule::{ScheduleConfig, Scheduler};
 use forebay_policy::share::Shares;
 use forebay_policy::version::VersionTracker;
+use smallvec::SmallVec;
 
 use crate::rng::Rng;
 use crate::scenario::{FailureMode, Pattern, Scenario};
@@ -36,6 +37,9 @@ use stats::Sums;
 
 /// Steps between two looks at the progress.
 const STEPS_PER_LOOK: u64 = 1 << 14;
+
+/// Pages of the calendar in a period: the open one has some hundred events of ten thousand applications.
+const PAGES_PER_PERIOD: f64 = 64.0;
 
 /// A step is never shorter: rounding cannot make time stand still.
 const MIN_STEP_S: f64 = 1e-6;
@@ -124,7 +128,7 @@ impl<'a> Sim<'a> {
             scenario,
             options,
             now_s: 0.0,
-            calendar: Calendar::default(),
+            calendar: Calendar::new(scenario.plan.period_s / PAGES_PER_PERIOD),
             apps: Vec::new(),
             parts: Parts::default(),
             node_next_s: vec![f64::INFINITY; nodes.len()],
@@ -180,7 +184,7 @@ impl<'a> Sim<'a> {
                     newest: None,
                     newest_s: start_s,
                     tracker: VersionTracker::default(),
-                    parts: Vec::new(),
+                    parts: SmallVec::new(),
                     due_s: start_s + offset_s,
                     attempt: 0,
                     failures: 0,

@@ -232,7 +232,7 @@ impl Sim<'_> {
     /// Policy `dedicated`: writes at once, in its own space, over its own older versions; where these are not on the PFS yet it
     /// waits for them. Without space of its own it writes straight to the PFS.
     fn begin_in_own_space(&mut self, node: usize, request: Request) {
-        let own: Vec<u32> = self.apps[request.app as usize].parts.clone();
+        let own = self.apps[request.app as usize].parts.clone();
         for id in own {
             let part = &self.parts[id];
             if part.node as usize == node && part.state == State::Clean {
