@@ -1,9 +1,18 @@
 //! Space reserved per application, no sharing: how DataWarp allocates a burst buffer, and what `dedicated` compares with.
 //!
-//! An application is given its share when it first asks and keeps it until [`Shares::release`]. It never takes space of others, full
-//! or not; whoever finds everything given away goes without.
+//! An application is given its share when it first asks and keeps it until [`Shares::release`], which is for [`has_ended`] to say where
+//! nobody announces the end of a job. It never takes space of others, full or not; whoever finds everything given away goes without.
 
 use std::collections::BTreeMap;
+
+/// Periods without a sign of life after which an application has ended: one that runs writes in every period.
+pub const ENDED_AFTER_PERIODS: f64 = 2.0;
+
+/// Whether an application has ended, as far as can be told from its files: nothing of it is undrained (`dirty_bytes`), and it has
+/// opened and closed none for `idle_s` seconds, two periods of `period_s`.
+pub fn has_ended(dirty_bytes: u64, idle_s: f64, period_s: f64) -> bool {
+    dirty_bytes == 0 && idle_s > ENDED_AFTER_PERIODS * period_s
+}
 
 /// Why shares are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -151,6 +160,13 @@ mod tests {
         assert_eq!(s.has_room(3, 1), ShareAdmission::NoShare);
         assert_eq!(s.admit(1, 40), ShareAdmission::Admit);
         assert_eq!(s.has_room(1, 1), ShareAdmission::Wait);
+    }
+
+    #[test]
+    fn who_writes_in_every_period_or_has_something_to_drain_has_not_ended() {
+        assert!(!has_ended(0, 3600.0, 3600.0));
+        assert!(!has_ended(1, 1e9, 3600.0));
+        assert!(has_ended(0, 7201.0, 3600.0));
     }
 
     #[test]

@@ -16,6 +16,8 @@ const SERIES_MAX: usize = 16384;
 
 struct Application {
     name: String,
+    /// When a file of it last came, was opened or closed.
+    alive_s: f64,
     mtbf_s: f64,
     /// In the burst buffer.
     files: u64,
@@ -98,6 +100,14 @@ impl Applications {
         self.origin.elapsed().as_secs_f64()
     }
 
+    /// Seconds since an application opened or closed a file, or one of it came; infinite where none has.
+    pub fn idle_s(&self, application: u32) -> f64 {
+        let now = self.now_s();
+        let inner = self.inner.lock();
+        let known = inner.applications.get(application as usize);
+        known.map_or(f64::INFINITY, |known| now - known.alive_s)
+    }
+
     /// What is known of a new file with this identity.
     pub fn expect(&self, identity: &Identity) -> Expectation {
         let inner = self.inner.lock();
@@ -128,6 +138,7 @@ impl Applications {
             inner.applications[old.application as usize].files -= 1;
         }
         let known = &mut inner.applications[application as usize];
+        known.alive_s = now;
         known.files += 1;
         known.newest = known.newest.max(identity.version);
     }
@@ -143,7 +154,9 @@ impl Applications {
     /// A file was opened.
     pub fn opened(&self, object: ObjectId) {
         let now = self.now_s();
-        if let Some(facts) = self.inner.lock().files.get_mut(&object) {
+        let mut inner = self.inner.lock();
+        inner.is_alive(object, now);
+        if let Some(facts) = inner.files.get_mut(&object) {
             let now = now as f32;
             facts.accessed_s = now;
             if facts.closed_s > facts.opened_s {
@@ -157,6 +170,7 @@ impl Applications {
     pub fn closed(&self, object: ObjectId, series: u64, bytes: u64, fsynced: bool) {
         let now = self.now_s();
         let mut inner = self.inner.lock();
+        inner.is_alive(object, now);
         if let Some(facts) = inner.files.get_mut(&object) {
             facts.note_close(now as f32);
         }
@@ -403,12 +417,22 @@ fn mean(known: f32, value: f32) -> f32 {
 }
 
 impl Inner {
+    /// The application of a file does something with it.
+    fn is_alive(&mut self, object: ObjectId, now_s: f64) {
+        if let Some(facts) = self.files.get(&object) {
+            self.applications[facts.application as usize].alive_s = now_s;
+        }
+    }
+
     /// Moves a file to an application.
     fn reassign(&mut self, object: ObjectId, application: u32) {
         if let Some(facts) = self.files.get_mut(&object) {
             let before = std::mem::replace(&mut facts.application, application);
+            let alive_s = self.applications[before as usize].alive_s;
             self.applications[before as usize].files -= 1;
-            self.applications[application as usize].files += 1;
+            let now = &mut self.applications[application as usize];
+            now.files += 1;
+            now.alive_s = now.alive_s.max(alive_s);
         }
     }
 
@@ -419,6 +443,7 @@ impl Inner {
         let number = self.applications.len() as u32;
         self.applications.push(Application {
             name: name.to_string(),
+            alive_s: f64::NEG_INFINITY,
             mtbf_s: PRIOR_MTBF_S,
             files: 0,
             versions: VersionTracker::new(quiet_s),

@@ -1,9 +1,9 @@
-//! The policy `dedicated`: each application owns a share of the space for as long as it has data here, and shares nothing.
+//! The policy `dedicated`: each application owns a share of the space for as long as it runs, and shares nothing.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use forebay_policy::plan::DrainPolicy;
-use forebay_policy::share::{ShareAdmission, Shares};
+use forebay_policy::share::{ShareAdmission, Shares, has_ended};
 use forebay_types::ObjectId;
 use parking_lot::Mutex;
 
@@ -70,18 +70,15 @@ impl Core {
         match self.with_shares(ask) {
             None | Some(ShareAdmission::Admit) => true,
             Some(ShareAdmission::Wait) => {
-                let freed = self.evict_own(number, bytes);
-                self.with_shares(|shares| {
-                    shares.freed(number, freed);
-                    ask(shares) == ShareAdmission::Admit
-                })
-                .unwrap_or(true)
+                self.evict_own(number, bytes);
+                self.tend_shares();
+                matches!(self.with_shares(ask), None | Some(ShareAdmission::Admit))
             }
             Some(ShareAdmission::TooLarge | ShareAdmission::NoShare) => false,
         }
     }
 
-    fn evict_own(&self, application: u64, wanted_bytes: u64) -> u64 {
+    fn evict_own(&self, application: u64, wanted_bytes: u64) {
         let files: Vec<_> = self.files.read().values().cloned().collect();
         let mut freed = 0;
         for file in files {
@@ -98,7 +95,6 @@ impl Core {
             }
         }
         self.wake_collector();
-        freed
     }
 
     /// Whether a file may grow by `len` within its application's share; `true` under every other policy.
@@ -106,29 +102,69 @@ impl Core {
         let Some((number, _)) = self.apps.of(object) else {
             return true;
         };
-        let admitted = self.with_shares(|shares| shares.admit(u64::from(number), len));
-        matches!(admitted, None | Some(ShareAdmission::Admit))
+        let fits = || {
+            let admitted = self.with_shares(|shares| shares.admit(u64::from(number), len));
+            matches!(admitted, None | Some(ShareAdmission::Admit))
+        };
+        if fits() {
+            return true;
+        }
+        // What has left since it was last counted makes room.
+        self.tend_shares();
+        fits()
     }
 
-    /// Counts what each application really holds, and takes shares back from those that hold nothing.
+    /// Applications whose copies make room for nobody else; none under every other policy.
+    pub fn share_owners(&self) -> HashSet<u64> {
+        let owners = |shares: &mut Shares| shares.owners().collect();
+        self.with_shares(owners).unwrap_or_default()
+    }
+
+    /// Counts what each application really holds, and takes shares back from those that have ended.
     pub fn tend_shares(&self) {
         if self.engine.policy() != DrainPolicy::Dedicated {
             *self.dedicated.shares.lock() = None;
             return;
         }
-        let mut used: HashMap<u64, u64> = HashMap::new();
+        let mut held: HashMap<u64, Held> = HashMap::new();
         let files: Vec<_> = self.files.read().values().cloned().collect();
         for file in files {
-            if let Some((number, _)) = self.apps.of(file.object) {
-                *used.entry(number.into()).or_default() += self.ledger.used_bytes(file.object);
+            let (dirty, unlinked) = {
+                let state = file.lock();
+                (state.is_dirty(), state.is_unlinked())
+            };
+            // What has no name any more is on its way out.
+            if let (Some((number, _)), false) = (self.apps.of(file.object), unlinked) {
+                let bytes = self.ledger.used_bytes(file.object);
+                let held = held.entry(number.into()).or_default();
+                held.bytes += bytes;
+                held.dirty_bytes += if dirty { bytes } else { 0 };
             }
         }
+        let period_s = self.settings.engine.period.as_secs_f64();
+        let has_ended = |owner: u64, held: Held| {
+            let idle_s = self.apps.idle_s(owner as u32);
+            has_ended(held.dirty_bytes, idle_s, period_s)
+        };
         self.with_shares(|shares| {
-            let gone: Vec<u64> = shares.owners().filter(|o| !used.contains_key(o)).collect();
-            gone.into_iter().for_each(|owner| shares.release(owner));
-            for (owner, bytes) in used {
-                shares.set_used(owner, bytes);
+            for owner in shares.owners().collect::<Vec<_>>() {
+                let held = held.entry(owner).or_default();
+                if has_ended(owner, *held) {
+                    shares.release(owner);
+                }
+            }
+            for (owner, held) in held {
+                if !has_ended(owner, held) {
+                    shares.set_used(owner, held.bytes);
+                }
             }
         });
     }
+}
+
+/// What one application has in the burst buffer.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    bytes: u64,
+    dirty_bytes: u64,
 }

@@ -134,8 +134,16 @@ impl Core {
 
     fn clean_candidates(&self, tier: TierId) -> Vec<CleanCandidate> {
         let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
+        let reserved = self.share_owners();
+        let is_reserved = |file: &File| {
+            let of = self.apps.of(file.object);
+            of.is_some_and(|(number, _)| reserved.contains(&number.into()))
+        };
         let mut clean = Vec::new();
         for file in files {
+            if !reserved.is_empty() && is_reserved(&file) {
+                continue;
+            }
             let eligible = {
                 let state = file.lock();
                 let r = &state.residency;

@@ -279,6 +279,48 @@ fn dedicated_shares_are_not_exceeded() {
 }
 
 #[test]
+fn a_share_is_its_applications_until_that_has_ended() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(&scratch);
+    settings.policy = "dedicated".into();
+    settings.engine.share_bytes = Some(60 * MIB as u64);
+    settings.wait_for_space = PATIENCE;
+    let running = Running::start(&settings, false);
+    let tiers = |running: &Running, name: &str| running.residency(name.as_bytes())[0].tiers.clone();
+    for name in ["a-ckpt-1.dat", "b-ckpt-1.dat"] {
+        running.put(name.as_bytes(), &vec![3; 50 * MIB]);
+    }
+    running.wait_clean(&|_| false);
+    // Clean copies are not given up for others, and a share is kept that is empty for the moment.
+    running
+        .client
+        .unlink(forebay_types::Ino::ROOT, b"a-ckpt-1.dat", common::me())
+        .expect("unlink");
+    running.put(b"c-ckpt-1.dat", &vec![4; 50 * MIB]);
+    assert_eq!(tiers(&running, "c-ckpt-1.dat"), ["pfs"]);
+    assert!(tiers(&running, "b-ckpt-1.dat")[0].starts_with("ssd"));
+    running.put(b"a-ckpt-2.dat", &vec![5; 50 * MIB]);
+    assert!(tiers(&running, "a-ckpt-2.dat")[0].starts_with("ssd"));
+    running.wait_clean(&|_| false);
+    running.instance.stop();
+    drop(running);
+
+    // Periods go by in which neither shows a sign of life.
+    settings.engine.period = Duration::from_millis(50);
+    let running = Running::start(&settings, false);
+    let begun = std::time::Instant::now();
+    for version in 2.. {
+        let name = format!("c-ckpt-{version}.dat");
+        running.put(name.as_bytes(), &vec![6; 50 * MIB]);
+        if tiers(&running, &name)[0].starts_with("ssd") {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{:?}", running.status());
+    }
+    running.instance.stop();
+}
+
+#[test]
 fn a_checkpoint_as_large_as_its_share_waits_for_nothing() {
     let scratch = Scratch::new();
     let mut settings = prepared(&scratch);
