@@ -6,8 +6,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// No number in front.
-    #[error("'{0}' does not start with a number; write for example 4GiB, 500MB or 1.5T")]
-    NoNumber(String),
+    #[error("'{0}' does not start with a number; write for example {1}")]
+    NoNumber(String, &'static str),
     /// The number is followed by something that is no unit.
     #[error("'{0}' has no known unit; known are {1}")]
     Unit(String, &'static str),
@@ -19,25 +19,29 @@ pub enum QuantityError {
 const SIZE_UNITS: &str = "B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB, GiB, TiB, PiB (powers of 1024; also K, M, G, T, P)";
 const DURATION_UNITS: &str = "ns, us, ms, s, m, h, d";
 
-fn split(text: &str) -> Result<(f64, &str), QuantityError> {
+const SIZES: &str = "4GiB, 500MB or 1.5T";
+const DURATIONS: &str = "30s, 1.5h or 200ms";
+const FRACTIONS: &str = "20% or 0.2";
+
+fn split<'a>(text: &'a str, example: &'static str) -> Result<(f64, &'a str), QuantityError> {
     let trimmed = text.trim();
     let end = trimmed
         .find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))
         .unwrap_or(trimmed.len());
     let digits = trimmed[..end].replace('_', "");
     if digits.is_empty() || trimmed.starts_with('.') {
-        return Err(QuantityError::NoNumber(text.to_string()));
+        return Err(QuantityError::NoNumber(text.to_string(), example));
     }
     let number: f64 = digits
         .parse()
-        .map_err(|_| QuantityError::NoNumber(text.to_string()))?;
+        .map_err(|_| QuantityError::NoNumber(text.to_string(), example))?;
     Ok((number, trimmed[end..].trim()))
 }
 
 /// Bytes from `4GiB`, `500MB`, `1.5T`, `4096`. Units: `B kB MB GB TB PB` (1000), `KiB MiB GiB TiB PiB`
 /// and single letters (1024), in any case. The result is rounded down to whole bytes.
 pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
-    let (number, unit) = split(text)?;
+    let (number, unit) = split(text, SIZES)?;
     let factor: f64 = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 1.0,
         "kb" => 1e3,
@@ -61,7 +65,7 @@ pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
 
 /// A duration from `30s`, `1.5h`, `200ms`, `90` (seconds).
 pub fn parse_duration(text: &str) -> Result<Duration, QuantityError> {
-    let (number, unit) = split(text)?;
+    let (number, unit) = split(text, DURATIONS)?;
     let factor: f64 = match unit {
         "ns" => 1e-9,
         "us" | "µs" => 1e-6,
@@ -77,7 +81,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, QuantityError> {
 
 /// A fraction 0..=1 from `50%` or `0.5`.
 pub fn parse_percent(text: &str) -> Result<f64, QuantityError> {
-    let (number, unit) = split(text)?;
+    let (number, unit) = split(text, FRACTIONS)?;
     let fraction = match unit {
         "" => number,
         "%" => number / 100.0,
@@ -131,8 +135,8 @@ mod tests {
         assert_eq!(parse_size("1.5k"), Ok(1536));
         assert_eq!(parse_size("0"), Ok(0));
         assert_eq!(parse_size("1_000"), Ok(1000));
-        assert!(matches!(parse_size("GiB"), Err(QuantityError::NoNumber(_))));
-        assert!(matches!(parse_size("-1"), Err(QuantityError::NoNumber(_))));
+        assert!(matches!(parse_size("GiB"), Err(QuantityError::NoNumber(..))));
+        assert!(matches!(parse_size("-1"), Err(QuantityError::NoNumber(..))));
         assert!(matches!(
             parse_size("4 apples"),
             Err(QuantityError::Unit(..))
@@ -143,7 +147,7 @@ mod tests {
         ));
         assert!(matches!(
             parse_size("1.2.3G"),
-            Err(QuantityError::NoNumber(_))
+            Err(QuantityError::NoNumber(..))
         ));
         assert!(parse_size("").is_err());
     }
@@ -155,6 +159,11 @@ mod tests {
         assert_eq!(parse_duration("1.5h"), Ok(Duration::from_secs(5400)));
         assert!(parse_duration("5 parsecs").is_err());
         assert!(parse_duration("9e99").is_err());
+        let error = parse_duration("soon").unwrap_err().to_string();
+        assert!(
+            error.ends_with("write for example 30s, 1.5h or 200ms"),
+            "{error}"
+        );
     }
 
     #[test]
