@@ -60,6 +60,17 @@ def run(*words, check=True):
     return done
 
 
+def flip(path, at, bit):
+    """As a medium does it: without a trace in the times."""
+    times = path.stat()
+    with open(path, "r+b") as data:
+        data.seek(at)
+        old = data.read(1)
+        data.seek(at)
+        data.write(bytes([old[0] ^ (1 << bit)]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
 class Disk:
     """A small file system in a file, whose power can be cut."""
 
@@ -165,6 +176,13 @@ class Buffer:
     def down(self, *flags):
         self.command("down", *flags)
         self.process.wait(PATIENCE_S)
+
+    def where(self, path):
+        return json.loads(run(self.forebay, "where", "--json", path).stdout)
+
+    def objects(self):
+        found = (self.base / "ssd/tier/objects").rglob("*")
+        return [path for path in found if path.is_file() and path.suffix == ""]
 
     def errors(self):
         return json.loads(self.command("status", "--json").stdout)["errors"]
@@ -351,25 +369,75 @@ class Campaign:
         time.sleep(1.1)
 
     def damage(self):
+        if self.random.random() < 0.5:
+            self.damage_undrained()
+        else:
+            self.damage_drained()
+
+    def damage_undrained(self):
+        """A bit flips in data that only the buffer has, for the PFS is full: neither handed out nor drained; put right, it is whole."""
+        path, drained = self.buffer.mnt / "undrained", self.buffer.pfs / "undrained"
+        content = self.random.randbytes(self.random.randrange(BLOCK, 300_000))
+        # What others give up now is free only after a while.
+        self.drain()
+        run("sync", "-f", self.buffer.pfs)
+        ballast = self.buffer.disks["pfs"].fill(0)
+        with open(path, "wb") as file:
+            file.write(content)
+            os.fsync(file.fileno())
+        # Out of memory, to flash.
+        self.buffer.down()
+        self.buffer.start()
+        entry = lambda: self.buffer.where(path)[0]
+        self.wait_for("its checksum", lambda: entry()["crc32c"] and entry()["state"] != "demoting")
+        if entry()["state"] != "dirty":
+            # The PFS had room all the same.
+            ballast.unlink()
+            path.unlink()
+            return
+        self.buffer.kill()
+        victims = [one for one in self.buffer.objects() if one.stat().st_size == len(content) and one.read_bytes() == content]
+        if len(victims) != 1:
+            raise Loss(f"{len(victims)} objects hold what was written to {path}")
+        place, bit = self.random.randrange(len(content)), self.random.randrange(8)
+        flip(victims[0], place, bit)
+        self.buffer.start()
+        try:
+            path.read_bytes()
+            raise Loss(f"a flipped bit in {victims[0]} was handed out, undrained")
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+        ballast.unlink()
+        if run(self.args.forebay, "stage-out", "--wait", path, check=False).returncode == 0 or drained.exists():
+            raise Loss(f"a flipped bit in {victims[0]} was drained")
+        flip(victims[0], place, bit)
+        if path.read_bytes() != content:
+            raise Loss(f"{path} is not what was written, though its object is")
+        self.drain()
+        if drained.read_bytes() != content:
+            raise Loss(f"{drained} is not what was written")
+        path.unlink()
+
+    def wait_for(self, what, is_so):
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise Loss(f"{what}: waited for in vain")
+            time.sleep(0.05)
+
+    def damage_drained(self):
         """Bits flip at rest in a clean copy, found by fsck, which takes the good one on the PFS."""
         run(self.args.forebay, "stage-out", "--wait", self.buffer.mnt)
-        clean = [entry for entry in json.loads(run(self.args.forebay, "where", "--json", self.buffer.mnt).stdout)
-                 if entry["state"] == "clean" and entry.get("size_bytes", 0) > 0]
+        clean = [entry for entry in self.buffer.where(self.buffer.mnt) if entry["state"] == "clean" and entry.get("size_bytes", 0) > 0]
         self.buffer.down()
-        objects = [path for path in (self.buffer.base / "ssd/tier/objects").rglob("*")
-                   if path.is_file() and path.suffix == "" and path.stat().st_size > 0]
+        objects = [path for path in self.buffer.objects() if path.stat().st_size > 0]
         if not clean or not objects:
             self.buffer.start()
             return
         victim = self.random.choice(sorted(objects))
-        times = victim.stat()
-        with open(victim, "r+b") as data:
-            at = self.random.randrange(times.st_size)
-            data.seek(at)
-            old = data.read(1)
-            data.seek(at)
-            data.write(bytes([old[0] ^ (1 << self.random.randrange(8))]))
-        os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
+        at = self.random.randrange(victim.stat().st_size)
+        flip(victim, at, self.random.randrange(8))
         code = self.buffer.command("fsck", "--checksums", check=False).returncode
         if code != 5:
             raise Loss(f"fsck did not find and mend a flipped bit in {victim}: exit {code}")
