@@ -91,6 +91,10 @@ impl Pass<'_> {
             }
         };
         forget();
+        let is_there = || {
+            let state = file.lock();
+            state.residency.tier == tier && !state.is_unlinked()
+        };
         let read = AtomicU64::new(0);
         let stop = || {
             self.reader.spend(CHECKSUM_STEP_BYTES.min(size));
@@ -98,7 +102,7 @@ impl Pass<'_> {
             if read.is_multiple_of(DROP_EVERY_BYTES) {
                 forget();
             }
-            self.reader.is_over()
+            self.reader.is_over_for(&is_there)
         };
         match core.look(file, tier, &opened, Purpose::Pass, &stop) {
             Ok(None) => {}

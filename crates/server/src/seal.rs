@@ -122,7 +122,7 @@ impl Sealer<'_> {
         let opened = self.core.tiers.open_object(due.tier, file.object);
         let stop = || {
             reader.spend(CHECKSUM_STEP_BYTES.min(*size));
-            reader.is_over() || !self.stands_still(due)
+            reader.is_over_for(&|| self.stands_still(due))
         };
         // What is cut short or another one's must not be vouched for.
         match self

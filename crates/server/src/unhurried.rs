@@ -39,8 +39,13 @@ impl<'a> Unhurried<'a> {
 
     /// Waits until more may be read; whether the server ends instead.
     pub fn is_over(&self) -> bool {
+        self.is_over_for(&|| true)
+    }
+
+    /// The same for who holds something open: also over where that `is_wanted` no more. What is held takes its space until then.
+    pub fn is_over_for(&self, is_wanted: &dyn Fn() -> bool) -> bool {
         let calm_s = self.core.settings.scrub.calm.as_secs_f64();
-        while !self.core.is_ending() {
+        while !self.core.is_ending() && is_wanted() {
             let ahead_s = *self.due_s.lock() - self.origin.elapsed().as_secs_f64();
             match ahead_s > 0.0 {
                 true => self.core.rest(Duration::from_secs_f64(ahead_s).min(LOOK)),

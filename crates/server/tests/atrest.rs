@@ -251,3 +251,29 @@ fn a_pass_goes_on_after_a_restart_where_it_was() {
     assert_eq!(checked(&lab), 22, "each object once");
     lab.server.instance.stop();
 }
+
+#[test]
+fn what_is_read_in_no_hurry_gives_its_space_back_when_it_goes() {
+    // Minutes for each object, which the pass holds open meanwhile.
+    let lab = Lab::new(|_| ()).again(|s| {
+        s.scrub.enabled = true;
+        s.scrub.calm = Duration::ZERO;
+        s.scrub.rate_max_bytes_per_s = 100;
+    });
+    let object = lab.object(CLEAN);
+    let is_held = || {
+        let open = fs::read_dir("/proc/self/fd").expect("descriptors");
+        let mut targets = open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        // One that is removed has a word behind its path.
+        targets.any(|path| {
+            path.to_string_lossy()
+                .starts_with(&*object.to_string_lossy())
+        })
+    };
+    lab.wait_for("the pass has it open", |_| is_held());
+    let job = lab.server.move_files(Movement::Release, b"clean");
+    assert_eq!(job.failed, 0, "{job:?}");
+    lab.wait_for("nobody has it open", |_| !is_held());
+    assert_eq!(lab.scrub().passes, 0, "it is not done yet");
+    lab.server.instance.stop();
+}

@@ -135,7 +135,10 @@ mod tests {
         assert_eq!(parse_size("1.5k"), Ok(1536));
         assert_eq!(parse_size("0"), Ok(0));
         assert_eq!(parse_size("1_000"), Ok(1000));
-        assert!(matches!(parse_size("GiB"), Err(QuantityError::NoNumber(..))));
+        assert!(matches!(
+            parse_size("GiB"),
+            Err(QuantityError::NoNumber(..))
+        ));
         assert!(matches!(parse_size("-1"), Err(QuantityError::NoNumber(..))));
         assert!(matches!(
             parse_size("4 apples"),
