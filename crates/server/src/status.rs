@@ -309,7 +309,7 @@ impl Core {
             (false, false) => "dirty",
         }
         .into();
-        entry.crc32c = residency.crc;
+        entry.crc32c = residency.crc.filter(|_| !residency.writing);
         entry.error = state.error.map(|e| e.message());
         entry
     }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use rustc_hash::FxHashMap;
+
 use crate::queue::rank;
 
 #[derive(Debug, Clone)]
@@ -21,7 +23,9 @@ struct Queue<T> {
 /// Requests of one class.
 #[derive(Debug, Clone)]
 pub(super) struct Lane<T> {
-    queues: BTreeMap<u64, Queue<T>>,
+    queues: FxHashMap<u64, Queue<T>>,
+    /// The list of a queue that has become empty, for the next one.
+    spare: VecDeque<Waiting<T>>,
     /// Applications with a queue, next first. The same set as the keys of `queues`.
     ring: BTreeMap<u64, u64>,
     /// The key of the next that joins the ring, greater than all in it.
@@ -29,19 +33,20 @@ pub(super) struct Lane<T> {
     /// Since when the first request of each queue waits (as [`rank`] orders it), and whose it is. The same set again.
     fronts: BTreeSet<(u64, u64)>,
     waiting: usize,
-    running: BTreeMap<u64, u32>,
+    running: FxHashMap<u64, u32>,
     running_sum: u32,
 }
 
 impl<T> Lane<T> {
     pub fn new() -> Self {
         Self {
-            queues: BTreeMap::new(),
+            queues: FxHashMap::default(),
+            spare: VecDeque::new(),
             ring: BTreeMap::new(),
             next_place: 0,
             fronts: BTreeSet::new(),
             waiting: 0,
-            running: BTreeMap::new(),
+            running: FxHashMap::default(),
             running_sum: 0,
         }
     }
@@ -50,7 +55,7 @@ impl<T> Lane<T> {
     pub fn push(&mut self, application: u64, ticket: T, now_s: f64) {
         let place = self.next_place;
         let queue = self.queues.entry(application).or_insert_with(|| Queue {
-            requests: VecDeque::with_capacity(1),
+            requests: std::mem::take(&mut self.spare),
             place,
         });
         if queue.requests.is_empty() {
@@ -77,7 +82,8 @@ impl<T> Lane<T> {
             self.ring.insert(queue.place, application);
             self.fronts.insert((rank(next.since_s), application));
         } else {
-            self.queues.remove(&application);
+            let emptied = self.queues.remove(&application);
+            self.spare = emptied.map(|queue| queue.requests).unwrap_or_default();
         }
         self.waiting -= 1;
         *self.running.entry(application).or_default() += 1;

@@ -31,7 +31,10 @@ impl Check<'_> {
                 return;
             }
             let name = state.names.first().cloned();
-            (state.residency, state.meta.size, name)
+            let mut residency = state.residency;
+            // That of a copy which was made before the kernel went on writing.
+            residency.crc = residency.crc.filter(|_| !residency.writing);
+            (residency, state.meta.size, name)
         };
         let mut facts = Facts {
             file: file.clone(),

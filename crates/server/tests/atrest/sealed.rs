@@ -332,6 +332,9 @@ fn the_checksum_of_an_fsync_is_not_that_of_what_is_written_unseen_after_it() {
         fs::read(scratch.pfs().join("dirty")).expect("the fsync's copy"),
         DIRTY
     );
+    let state = scratch.path().join("state");
+    let checked = fsck_offline(&state, true, true).unwrap_or_else(|e| panic!("fsck: {e}"));
+    assert_eq!(checked.findings, []);
     let server = Running::start(&to_the_pfs(scratch.path()), false);
     let written = [b"WHAT", &DIRTY[4..]].concat();
     assert_eq!(server.read_all(b"dirty"), Ok(written.clone()));
