@@ -13,6 +13,11 @@ use crate::settings::Settings;
 /// Shares there are unless a size is configured.
 const SHARES_DEFAULT: u64 = 8;
 
+/// What a share of these bytes takes of a file system at most beyond them: blocks that are not full, and lists of blocks.
+fn rounding_bytes(share_bytes: u64) -> u64 {
+    (share_bytes >> 10).max(64 << 10)
+}
+
 /// Shares, made when the policy is first in force.
 pub struct Dedicated {
     shares: Mutex<Option<Shares>>,
@@ -56,7 +61,10 @@ impl Core {
                 .dedicated
                 .share_bytes
                 .unwrap_or(capacity / SHARES_DEFAULT);
-            *shares = Shares::new(capacity, share.clamp(1, capacity.max(1))).ok();
+            let share = share.clamp(1, capacity.max(1));
+            // The last one shall find its room, too.
+            let count = capacity / (share + rounding_bytes(share));
+            *shares = Shares::new(count.max(1) * share, share).ok();
         }
         shares.as_mut().map(act)
     }
