@@ -372,7 +372,7 @@ impl DrainQueue {
             inner.ordered_at = now;
         }
         let mut bytes = 0;
-        while batch.len() < BATCH_FILES_MAX && bytes < most_bytes {
+        while batch.len() < BATCH_FILES_MAX && (batch.is_empty() || bytes < most_bytes) {
             let Some(object) = inner.order.pop_front() else {
                 break;
             };

@@ -522,16 +522,18 @@ fn look(core: &Core) {
     };
     let is_pressed = core.drain.is_pressed();
     let is_idle = core.is_quiet();
+    let has_work = core.drain.has_work();
     let load = Load {
         dwsf_bytes: dwsf as f64,
-        dirty_bytes: dirty as f64,
+        // Files in the overflow and empty ones hold no bytes of ours, and have to go all the same.
+        dirty_bytes: dirty.max(u64::from(has_work)) as f64,
         limit_bytes,
         is_idle,
         is_starved: is_pressed,
     };
     engine.follow(&choice, &load, is_pressed, active);
     let is_full = engine.view().pace.demotion == DemotionPace::Full && is_idle;
-    engine.correct(is_full, dirty > 0 && core.drain.has_work());
+    engine.correct(is_full, dirty > 0 && has_work);
 }
 
 #[cfg(test)]

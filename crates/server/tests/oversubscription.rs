@@ -321,6 +321,34 @@ fn a_share_is_its_applications_until_that_has_ended() {
 }
 
 #[test]
+fn what_went_straight_to_the_pfs_gets_its_name_though_nothing_else_is_undrained() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(&scratch);
+    settings.policy = "dedicated".into();
+    settings.engine.share_bytes = Some(60 * MIB as u64);
+    settings.engine.bandwidths = Some(Bandwidths {
+        bw_max_bytes_per_s: 400e6,
+        bw_min_bytes_per_s: 300e6,
+        br_max_bytes_per_s: 200e6,
+        br_min_bytes_per_s: 20e6,
+    });
+    // Until then everything waits for its demotion.
+    settings.demotion.idle_after = Duration::from_secs(2);
+    let running = Running::start(&settings, false);
+    for app in ["a", "b"] {
+        running.put(format!("{app}-ckpt-1.dat").as_bytes(), &vec![3; MIB]);
+    }
+    running.wait_clean(&|_| false);
+    running.put(b"c-ckpt-1.dat", &vec![4; MIB]);
+    assert_eq!(running.residency(b"c-ckpt-1.dat")[0].tiers, ["pfs"]);
+    assert_eq!(running.residency(b"c-ckpt-1.dat")[0].state, "dirty");
+    running.wait_clean(&|_| false);
+    let named = std::fs::read(scratch.pfs().join("c-ckpt-1.dat"));
+    assert!(named.expect("on the PFS") == vec![4; MIB]);
+    running.instance.stop();
+}
+
+#[test]
 fn a_checkpoint_as_large_as_its_share_waits_for_nothing() {
     let scratch = Scratch::new();
     let mut settings = prepared(&scratch);
