@@ -22,7 +22,7 @@ test: setup-build setup-test ## all tests
 	scripts/setup.sh posix-short
 	python3 tests/posix/main.py --quick
 
-test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx, stress-ng, fio, h5py, sqlite, git (more than an hour)
+test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx, stress-ng, fio, h5py, sqlite, git (about an hour)
 	scripts/setup.sh posix
 	$(CARGO) build --release --locked -p forebay
 	python3 tests/posix/main.py --forebay $(BIN)

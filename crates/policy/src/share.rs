@@ -14,6 +14,14 @@ pub fn has_ended(dirty_bytes: u64, idle_s: f64, period_s: f64) -> bool {
     dirty_bytes == 0 && idle_s > ENDED_AFTER_PERIODS * period_s
 }
 
+/// How much of a capacity is given away in shares of `share_bytes`, which is at least one byte: as many as find their room with what a
+/// file system takes beyond the bytes of a file (blocks that are not full, lists of blocks; 64 KiB or a 1024th), and one at least.
+pub fn given_away_bytes(capacity_bytes: u64, share_bytes: u64) -> u64 {
+    let beyond = (share_bytes >> 10).max(64 << 10);
+    let count = capacity_bytes / share_bytes.saturating_add(beyond);
+    count.max(1).saturating_mul(share_bytes)
+}
+
 /// Why shares are refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ShareError {
@@ -176,6 +184,16 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_given_away_leaves_room_for_what_files_take_beyond_their_bytes(capacity in 1u64..1 << 40, share in 1u64..1 << 40) {
+            let share = share.min(capacity);
+            let given = given_away_bytes(capacity, share);
+            prop_assert!(given <= capacity && given >= share && given.is_multiple_of(share));
+            let count = given / share;
+            prop_assert!(count == 1 || given + count * (64 << 10) <= capacity);
+            prop_assert!(count == 1 || given + given / 1024 <= capacity + count);
+        }
+
         #[test]
         fn never_more_than_there_is(ops in proptest::collection::vec((0u8..4, 0u64..6, 0u64..50), 0..100), share in 1u64..40) {
             let mut s = Shares::new(100, share).expect("valid");

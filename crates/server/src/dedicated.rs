@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use forebay_policy::plan::DrainPolicy;
-use forebay_policy::share::{ShareAdmission, Shares, has_ended};
+use forebay_policy::share::{ShareAdmission, Shares, given_away_bytes, has_ended};
 use forebay_types::ObjectId;
 use parking_lot::Mutex;
 
@@ -12,11 +12,6 @@ use crate::settings::Settings;
 
 /// Shares there are unless a size is configured.
 const SHARES_DEFAULT: u64 = 8;
-
-/// What a share of these bytes takes of a file system at most beyond them: blocks that are not full, and lists of blocks.
-fn rounding_bytes(share_bytes: u64) -> u64 {
-    (share_bytes >> 10).max(64 << 10)
-}
 
 /// Shares, made when the policy is first in force.
 pub struct Dedicated {
@@ -62,9 +57,7 @@ impl Core {
                 .share_bytes
                 .unwrap_or(capacity / SHARES_DEFAULT);
             let share = share.clamp(1, capacity.max(1));
-            // The last one shall find its room, too.
-            let count = capacity / (share + rounding_bytes(share));
-            *shares = Shares::new(count.max(1) * share, share).ok();
+            *shares = Shares::new(given_away_bytes(capacity, share), share).ok();
         }
         shares.as_mut().map(act)
     }
@@ -110,16 +103,8 @@ impl Core {
         let Some((number, _)) = self.apps.of(object) else {
             return true;
         };
-        let fits = || {
-            let admitted = self.with_shares(|shares| shares.admit(u64::from(number), len));
-            matches!(admitted, None | Some(ShareAdmission::Admit))
-        };
-        if fits() {
-            return true;
-        }
-        // What has left since it was last counted makes room.
-        self.tend_shares();
-        fits()
+        let admitted = self.with_shares(|shares| shares.admit(u64::from(number), len));
+        matches!(admitted, None | Some(ShareAdmission::Admit))
     }
 
     /// Applications whose copies make room for nobody else; none under every other policy.

@@ -79,9 +79,7 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     match core.look(&demotion.file, tier, &opened, Purpose::Copy, &|| false) {
         Ok(None) => {}
         Ok(Some(problem)) => {
-            let path = demotion.file.path();
-            core.note_damage(&demotion.file, path, problem.clone(), Default::default());
-            return Err(Failure::Error(Errno::EIO, problem));
+            return Err(damaged(core, demotion, problem));
         }
         Err(errno) => return Err(Failure::Error(errno, "its object".into())),
     }
@@ -109,9 +107,7 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     let sealed = core.content_on_flash(&demotion.file);
     let report = copy_to_new(&*source, &before, &file, &control).map_err(copy_failure)?;
     if let Some(problem) = core.is_other_content(&demotion.file, sealed, report.crc) {
-        let path = demotion.file.path();
-        core.note_damage(&demotion.file, path, problem.clone(), Default::default());
-        return Err(Failure::Error(Errno::EIO, problem));
+        return Err(damaged(core, demotion, problem));
     }
     failpoint::hit(failpoint::Point::DemoteCopied);
     let stat = give_attributes(core, demotion, &file)?;
@@ -124,6 +120,13 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
         stat,
         report,
     })
+}
+
+/// Counts it and says so.
+fn damaged(core: &Core, demotion: &Demotion, problem: String) -> Failure {
+    let path = demotion.file.path();
+    core.note_damage(&demotion.file, path, problem.clone(), Default::default());
+    Failure::Error(Errno::EIO, problem)
 }
 
 fn copy_failure(error: CopyError) -> Failure {

@@ -127,6 +127,14 @@ impl Lab {
         found.expect("lookup").ino
     }
 
+    /// Undrained data that is damaged: not put on the PFS, and kept.
+    pub fn is_refused_by_a_drain(&self, what: &str) {
+        let job = self.server.move_files(Movement::StageOut, b"dirty");
+        assert_eq!(job.failed, 1, "{what}: {job:?}");
+        assert!(!self.scratch.pfs().join("dirty").exists(), "{what}");
+        assert_eq!(self.state(b"dirty"), "dirty", "{what}");
+    }
+
     /// What `status` says of a file.
     pub fn error(&self, name: &[u8]) -> Option<String> {
         let errors = self.server.status().errors;

@@ -190,7 +190,7 @@ impl Running {
     }
 
     /// Waits until every undrained file has its checksum on record.
-    pub fn wait_sealed(&self) {
+    pub fn wait_sealed(&self) -> Result<(), Errno> {
         let started = Instant::now();
         let open = |entry: &WhereEntry| entry.state == "dirty" && entry.crc32c.is_none();
         while let Some(entry) = self.residency(b"").into_iter().find(open) {
@@ -198,6 +198,7 @@ impl Running {
             assert!(waited < PATIENCE, "after {waited:?}: {entry:?}");
             std::thread::sleep(Duration::from_millis(5));
         }
+        Ok(())
     }
 
     /// Drains as `forebay down` does and checks the books: nothing undrained, nothing set aside.

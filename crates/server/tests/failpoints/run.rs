@@ -152,10 +152,7 @@ fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
             Ok(())
         }
         Op::Drain => moved(server, Movement::StageOut, ""),
-        Op::Sealed => {
-            server.wait_sealed();
-            Ok(())
-        }
+        Op::Sealed => server.wait_sealed(),
         Op::StageIn(path) => moved(server, Movement::StageIn, path),
         Op::Prefetch(path) => moved(server, Movement::Prefetch, path),
         Op::Release(path) => moved(server, Movement::Release, path),

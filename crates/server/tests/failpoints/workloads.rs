@@ -186,6 +186,16 @@ fn of_sealed(ops: &[Op]) -> Vec<Workload> {
     in_each([vec![w("a", 1), Sealed]], ops)
 }
 
+fn first_changes() -> Vec<Workload> {
+    let states = [vec![w("a", 1), Drain], vec![w("a", 1), Sealed]];
+    in_each(states, &[w("a", 2)])
+}
+
+fn truncations() -> Vec<Workload> {
+    let op = [Truncate("a", 10)];
+    each([in_each(states_of_a(), &op), of_sealed(&op)])
+}
+
 /// It happens by itself, some time after the operations.
 fn seals() -> Vec<Workload> {
     let states = [vec![], vec![w("a", 1), Drain], vec![w("a", 1), Sealed]];
@@ -323,14 +333,8 @@ pub fn workloads(point: Point) -> Vec<Workload> {
             vec![work([Mkdir("d")], [w("d/a", 1)])],
         ]),
         Point::DeferredRecord => vec![work([], [w("a", 1)])],
-        Point::ChangeRecorded => each([
-            vec![work([w("a", 1), Drain], [w("a", 2)])],
-            of_sealed(&[w("a", 2)]),
-        ]),
-        Point::TruncateObject => each([
-            in_each(states_of_a(), &[Truncate("a", 10)]),
-            of_sealed(&[Truncate("a", 10)]),
-        ]),
+        Point::ChangeRecorded => first_changes(),
+        Point::TruncateObject => truncations(),
         Point::UnlinkIntent => unlinks_of_one(),
         Point::UnlinkPfs | Point::UnlinkRecord => unlinks(),
         Point::RmdirPfs => vec![work([Mkdir("d"), w("d/a", 1), Unlink("d/a")], [Rmdir("d")])],
