@@ -10,7 +10,7 @@ use forebay_types::ObjectId;
 use crate::dir::Dir;
 use crate::log::Batch;
 use crate::ops::rename::rename_in;
-use crate::record::{self, DirKey, DirRecord, FileRecord, UnpublishedRecord};
+use crate::record::{self, DirKey, DirRecord, FileRecord, SumsRecord, UnpublishedRecord};
 use crate::{File, Garbage, Namespace, NsError};
 
 /// A record that cannot be served as it is.
@@ -40,7 +40,7 @@ pub enum RecordTrouble {
 }
 
 impl Namespace {
-    /// Reads every record of files and directories and tells which cannot be served.
+    /// Reads every record and tells which cannot be served.
     pub fn check_records(&self) -> Result<Vec<RecordTrouble>, NsError> {
         let mut troubles = Vec::new();
         self.save_deferred()?;
@@ -59,6 +59,13 @@ impl Namespace {
         self.store
             .scan(record::UNPUBLISHED_PREFIX, None, &mut |key, value| {
                 if record::decode::<UnpublishedRecord>(value).is_err() {
+                    troubles.push(unreadable(key, value));
+                }
+                true
+            })?;
+        self.store
+            .scan(record::SUMS_PREFIX, None, &mut |key, value| {
+                if record::decode::<SumsRecord>(value).is_err() {
                     troubles.push(unreadable(key, value));
                 }
                 true
@@ -112,6 +119,12 @@ impl Namespace {
     pub fn remove_record(&self, key: &[u8]) -> Result<(), NsError> {
         let mut batch = Batch::new();
         batch.delete(key.to_vec());
+        if let (true, Some(object)) = (
+            key.starts_with(record::FILE_PREFIX),
+            record::object_of_key(key),
+        ) {
+            batch.delete(record::sums_key(object));
+        }
         Ok(self.store.commit(batch, Durability::Synced)?)
     }
 

@@ -35,4 +35,5 @@ pub use outside::{Conflict, ConflictKind};
 pub use publish::{Confirmed, Copy, Demotion, Placed};
 pub use record::{DirKey, FileRecord, Flushed, Meta, Published, Residency, Temporary, Xattrs};
 
+pub use residency::Arrival;
 pub use table::{Node, PlainNode};

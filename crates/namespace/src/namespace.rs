@@ -19,6 +19,7 @@ use crate::record::{self, DirKey, DirRecord, FileRecord, Intent};
 use crate::table::{Node, Table};
 
 mod save;
+pub(crate) use save::Beside;
 
 /// Object ids are set aside in the store so many at a time.
 const OBJECT_IDS_AHEAD: u64 = 1 << 20;

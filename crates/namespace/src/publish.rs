@@ -4,13 +4,14 @@
 use std::fs;
 use std::sync::Arc;
 
-use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree, RenameMode};
+use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree, RenameMode, Sums};
 use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint};
 
 use forebay_kv::Durability;
 
 use crate::dir::Dir;
 use crate::file::{File, FileState};
+use crate::namespace::Beside;
 use crate::ops::rename::rename_in;
 use crate::outside::{CONFLICT_INFIX, Conflict, ConflictKind};
 use crate::record::{Meta, Published, Temporary};
@@ -123,7 +124,7 @@ impl Namespace {
     /// Records the copies, so that after a crash it is known whose they are. The failures are by position.
     pub fn note_temporaries(&self, copies: &[(&Demotion, PfsId)]) -> Vec<(usize, NsError)> {
         let files: Vec<_> = copies.iter().map(|(demotion, _)| &demotion.file).collect();
-        let failures = self.save_together(&files, &mut |at, state| {
+        let mut change = |at: usize, state: &mut FileState| {
             let (demotion, id) = copies[at];
             state.residency.temporary = Some(Temporary {
                 generation: demotion.generation,
@@ -131,7 +132,8 @@ impl Namespace {
                 btime_ns: id.btime_ns,
             });
             true
-        });
+        };
+        let failures = self.save_together(&files, &mut change, None);
         if !copies.is_empty() {
             failpoint::hit(failpoint::Point::DemoteNoted);
         }
@@ -327,15 +329,23 @@ impl Namespace {
 
     /// The copies are durable under their names: the files are clean, as far as they have not changed since.
     /// What became of each, or why its record could not be written.
-    pub fn confirm(&self, published: &[(&Demotion, u32)]) -> Vec<Result<Confirmed, NsError>> {
+    pub fn confirm(&self, published: &[(&Demotion, &Sums)]) -> Vec<Result<Confirmed, NsError>> {
         let files: Vec<_> = published.iter().map(|(d, _)| &d.file).collect();
         let mut outcomes: Vec<Result<Confirmed, NsError>> = Vec::new();
         outcomes.resize_with(published.len(), || Ok(Confirmed::default()));
-        let failures = self.save_together(&files, &mut |at, state| {
-            let (demotion, crc) = published[at];
-            outcomes[at] = Ok(confirm_one(state, demotion, crc));
+        let beside: Beside<'_> = &|batch, at, state| {
+            let (demotion, sums) = published[at];
+            match state.residency.generation == demotion.generation {
+                true => self.put_sums(batch, &demotion.file, sums),
+                false => Ok(()),
+            }
+        };
+        let mut change = |at: usize, state: &mut FileState| {
+            let (demotion, sums) = published[at];
+            outcomes[at] = Ok(confirm_one(state, demotion, sums));
             true
-        });
+        };
+        let failures = self.save_together(&files, &mut change, Some(beside));
         if !published.is_empty() {
             failpoint::hit(failpoint::Point::DemoteConfirmed);
         }
@@ -427,7 +437,7 @@ impl Namespace {
     }
 }
 
-fn confirm_one(state: &mut FileState, demotion: &Demotion, crc: u32) -> Confirmed {
+fn confirm_one(state: &mut FileState, demotion: &Demotion, sums: &Sums) -> Confirmed {
     state.demoting = false;
     state.error = None;
     state.error_unreported = false;
@@ -437,7 +447,7 @@ fn confirm_one(state: &mut FileState, demotion: &Demotion, crc: u32) -> Confirme
         let written = state.residency.writing;
         state.residency.clean = state.residency.published.is_some() && !written;
         state.safe = Some(demotion.generation);
-        state.residency.crc = Some(crc);
+        state.residency.vouch(sums);
         state.xattrs = Vec::new();
     }
     // After a crash an older copy must not stand for what the PFS has; one of the same content only takes space.

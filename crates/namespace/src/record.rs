@@ -3,6 +3,7 @@
 //! ```text
 //! f/<object, 8 bytes>            a file in the burst buffer: FileRecord
 //! d/<directory, 24 bytes>        where a directory with such files is: DirRecord
+//! k/<object, 8 bytes>            checksums of the pieces of a large content: SumsRecord
 //! g/<object, 8 bytes>            an object that nobody names any more and that is to be removed: tier
 //! u/<directory, 24 bytes>        a version that is not published yet: UnpublishedRecord
 //! r/<sequence, 8 bytes>          a change of names under way on the PFS: Intent
@@ -11,7 +12,7 @@
 //!
 //! Records are written whole, so a file is always as one transaction left it.
 
-use forebay_tiers::{PfsId, PfsStat};
+use forebay_tiers::{PfsId, PfsStat, Sums};
 use forebay_types::{Generation, Ino, ObjectId, TierId, TimeSpec};
 use serde::{Deserialize, Serialize};
 
@@ -147,8 +148,43 @@ pub struct Residency {
     pub writing: bool,
     /// CRC-32C of the content of this generation.
     pub crc: Option<u32>,
+    /// A [`SumsRecord`] is kept, of this content or an older one.
+    pub has_sums: bool,
     /// A demotion under way.
     pub temporary: Option<Temporary>,
+}
+
+impl Residency {
+    /// The checksums of the content of this generation are known.
+    pub(crate) fn vouch(&mut self, sums: &Sums) {
+        self.crc = Some(sums.crc);
+        self.has_sums |= !sums.after_pieces.is_empty();
+    }
+}
+
+/// Checksums of the pieces of a content, as `Sums` has them. They are kept beside the file's record, which is written more often
+/// than they change; a content of one piece has none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SumsRecord {
+    /// CRC-32C of all of it: says which content this is about.
+    pub crc: u32,
+    /// Its length, bytes.
+    pub bytes: u64,
+    /// Size of a piece, bytes.
+    pub piece_bytes: u64,
+    /// CRC-32C from the beginning to the end of each piece but the last.
+    pub after_pieces: Vec<u32>,
+}
+
+impl SumsRecord {
+    pub(crate) fn of(sums: &Sums) -> SumsRecord {
+        SumsRecord {
+            crc: sums.crc,
+            bytes: sums.bytes,
+            piece_bytes: sums.piece_bytes,
+            after_pieces: sums.after_pieces.clone(),
+        }
+    }
 }
 
 /// Extended attributes: names and values.
@@ -269,6 +305,7 @@ pub struct UnpublishedRecord {
 pub(crate) const UNPUBLISHED_PREFIX: &[u8] = b"u/";
 pub(crate) const FILE_PREFIX: &[u8] = b"f/";
 pub(crate) const DIR_PREFIX: &[u8] = b"d/";
+pub(crate) const SUMS_PREFIX: &[u8] = b"k/";
 pub(crate) const GARBAGE_PREFIX: &[u8] = b"g/";
 pub(crate) const INTENT_PREFIX: &[u8] = b"r/";
 pub(crate) const NEXT_OBJECT_KEY: &[u8] = b"c/next-object";
@@ -287,6 +324,10 @@ pub(crate) fn dir_key(dir: DirKey) -> Vec<u8> {
 
 pub(crate) fn unpublished_key(dir: DirKey) -> Vec<u8> {
     key(UNPUBLISHED_PREFIX, &dir.to_bytes())
+}
+
+pub(crate) fn sums_key(object: ObjectId) -> Vec<u8> {
+    key(SUMS_PREFIX, &object.0.to_be_bytes())
 }
 
 pub(crate) fn garbage_key(object: ObjectId) -> Vec<u8> {

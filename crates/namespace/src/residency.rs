@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use forebay_kv::Durability;
-use forebay_tiers::PfsStat;
+use forebay_tiers::{PfsStat, Sums};
 use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, failpoint};
 
 use crate::dir::Dir;
@@ -23,18 +23,51 @@ use crate::record::{Flushed, Meta, Published, Residency};
 use crate::table::{Node, PlainNode};
 use crate::{Namespace, NsError};
 
+/// The object of a file that comes in from the PFS.
+pub struct Arrival {
+    /// The object.
+    pub object: ObjectId,
+    /// Its tier.
+    pub tier: TierId,
+    /// The checksums of the content, which is that of the file on the PFS. `None`: the object is empty, and the PFS keeps the
+    /// old file until the new content is whole.
+    pub sums: Option<Sums>,
+    /// Space that the object takes, bytes.
+    pub allocated_bytes: u64,
+}
+
+impl Arrival {
+    fn residency(&self, stat: &PfsStat) -> Residency {
+        let mut residency = Residency {
+            tier: self.tier,
+            shadow: None,
+            flushed: None,
+            generation: Generation(1),
+            published: Some(stat.into()),
+            clean: self.sums.is_some(),
+            writing: false,
+            crc: None,
+            has_sums: false,
+            temporary: None,
+        };
+        if let Some(sums) = &self.sums {
+            residency.vouch(sums);
+        }
+        residency
+    }
+}
+
 impl Namespace {
-    /// Makes a file of the PFS a file of the burst buffer, whose object holds the same content.
+    /// Makes a file of the PFS a file of the burst buffer. Its generation is 1.
     /// Fails with `ESTALE` if the PFS's file is no longer the one that was copied.
     pub fn attach(
         &self,
         dir: &Arc<Dir>,
         name: &[u8],
         stat: &PfsStat,
-        object: ObjectId,
-        residency: Residency,
-        allocated_bytes: u64,
+        arrival: &Arrival,
     ) -> Result<Arc<File>, NsError> {
+        let residency = arrival.residency(stat);
         let xattrs = match residency.clean {
             true => Vec::new(),
             false => self.load_xattrs(dir, name)?,
@@ -60,7 +93,7 @@ impl Namespace {
                 uid: stat.uid,
                 gid: stat.gid,
                 size: if residency.clean { stat.size } else { 0 },
-                allocated_bytes,
+                allocated_bytes: arrival.allocated_bytes,
                 atime: stat.atime,
                 mtime: stat.mtime,
                 ctime: stat.ctime,
@@ -74,10 +107,13 @@ impl Namespace {
             safe: None,
             unsaved: false,
         };
-        let file = Arc::new(File::new(object, ino, state));
+        let file = Arc::new(File::new(arrival.object, ino, state));
         let mut batch = Batch::new();
         self.put_dirs(&mut batch, dir)?;
         self.put_file(&mut batch, &file, &file.lock())?;
+        if let Some(sums) = &arrival.sums {
+            self.put_sums(&mut batch, &file, sums)?;
+        }
         self.commit(batch)?;
         failpoint::hit(failpoint::Point::StageRecord);
         dir.lock().insert(name.into(), file.clone());
@@ -128,15 +164,13 @@ impl Namespace {
         Ok(())
     }
 
-    /// The undrained content of a file, `bytes` of it, is on stable storage in its tier, and `crc` is its CRC-32C: that goes on
-    /// record. `false` if it has changed since it was of this generation, may do so unseen, or has left that tier.
+    /// The undrained content of a file is on stable storage in its tier, and `sums` are its checksums: they go on record. `false` if it has changed since it was of this generation, may do so unseen, or has left that tier.
     pub fn seal(
         &self,
         file: &File,
         generation: Generation,
         tier: TierId,
-        bytes: u64,
-        crc: u32,
+        sums: &Sums,
     ) -> Result<bool, NsError> {
         let mut state = file.lock();
         let unlinked = state.is_unlinked();
@@ -145,9 +179,15 @@ impl Namespace {
         if !same || residency.writing || residency.clean || unlinked {
             return Ok(false);
         }
-        residency.crc = Some(crc);
-        residency.flushed = Some(Flushed { generation, bytes });
-        self.save(file, &state, Durability::Buffered)?;
+        residency.vouch(sums);
+        residency.flushed = Some(Flushed {
+            generation,
+            bytes: sums.bytes,
+        });
+        let mut batch = Batch::new();
+        self.put_file(&mut batch, file, &state)?;
+        self.put_sums(&mut batch, file, sums)?;
+        self.commit(batch)?;
         failpoint::hit(failpoint::Point::SealRecord);
         Ok(true)
     }

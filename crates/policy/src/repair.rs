@@ -105,6 +105,8 @@ pub enum Remedy {
     ForgetShadow,
     /// It is removed: nothing is in it that is not elsewhere.
     Remove,
+    /// What is damaged is written again from what the PFS has.
+    Rewrite,
 }
 
 impl Remedy {
@@ -122,7 +124,17 @@ impl Remedy {
             Remedy::Identify => "the object is told again which one it is",
             Remedy::ForgetShadow => "the record forgets it: the first copy is there",
             Remedy::Remove => "it is removed: nothing is in it that is not elsewhere",
+            Remedy::Rewrite => "written again from what the PFS has",
         }
+    }
+}
+
+/// The remedy for a piece of content that does not match its checksum, in a file that is in use: it cannot make way for what the
+/// PFS has. `known` is of that piece.
+pub const fn remedy_in_use(known: Knowledge) -> Remedy {
+    match known.clean && known.original_good {
+        true => Remedy::Rewrite,
+        false => Remedy::Leave,
     }
 }
 

@@ -29,18 +29,40 @@ pub struct Resting {
 pub struct Look {
     /// The object is as long as its record says.
     pub length: bool,
-    /// Its content matches its checksum.
-    pub content: bool,
+    /// Whether its content is compared with its checksum.
+    pub content: Content,
 }
 
-/// Before a file is opened that nobody has open. Content beyond `limit_bytes` would take too long to read: that is left to
-/// the pass in the background.
+/// How content is compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// Not at all: there is nothing to compare it with, it was done lately, or it does not matter.
+    Unread,
+    /// Every piece before anything of it is handed out for the first time.
+    ByPiece,
+    /// All of it, now.
+    Whole,
+}
+
+/// Before a file is opened that nobody has open. To read more than `limit_bytes` would take too long: that is compared piece by
+/// piece as it is asked for.
 pub fn look_at_open(file: &Resting, limit_bytes: u64) -> Look {
-    let believed = file.compared_s_ago.is_some_and(|ago| ago <= BELIEVED_S);
-    let wanted = !believed && file.size_bytes <= limit_bytes;
+    let content = match look_before_change(file).content {
+        Content::Whole if !file.is_suspect && file.size_bytes > limit_bytes => Content::ByPiece,
+        content => content,
+    };
     Look {
-        content: look_in_passing(file).content && (file.is_suspect || wanted),
+        content,
         ..look_in_passing(file)
+    }
+}
+
+/// Before a part of a file's content is changed: what is left of it gets a new checksum then, whatever it is.
+pub fn look_before_change(file: &Resting) -> Look {
+    let believed = file.compared_s_ago.is_some_and(|ago| ago <= BELIEVED_S);
+    match believed && !file.is_suspect {
+        true => look_at_shape(file),
+        false => look_in_passing(file),
     }
 }
 
@@ -48,14 +70,17 @@ pub fn look_at_open(file: &Resting, limit_bytes: u64) -> Look {
 pub fn look_in_passing(file: &Resting) -> Look {
     Look {
         length: !file.writing,
-        content: file.has_checksum && !file.writing,
+        content: match file.has_checksum && !file.writing {
+            true => Content::Whole,
+            false => Content::Unread,
+        },
     }
 }
 
 /// Before a file is cut to nothing: what was in it does not matter any more.
 pub fn look_at_shape(file: &Resting) -> Look {
     Look {
-        content: false,
+        content: Content::Unread,
         ..look_in_passing(file)
     }
 }
@@ -165,26 +190,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_large_or_was_just_compared_is_opened_unread() {
+    fn what_is_large_is_opened_unread_and_what_was_just_compared_is_believed() {
         let file = Resting {
             size_bytes: 10,
             has_checksum: true,
             ..Resting::default()
         };
         let content = |file: Resting, limit| look_at_open(&file, limit).content;
-        assert!(content(file, 10));
-        assert!(!content(file, 9), "too large");
+        assert_eq!(content(file, 10), Content::Whole);
+        assert_eq!(content(file, 9), Content::ByPiece, "too large");
         let ago = |s| Resting {
             compared_s_ago: Some(s),
             ..file
         };
-        assert!(!content(ago(5.0), 10), "compared");
-        assert!(content(ago(2.0 * BELIEVED_S), 10), "long ago");
+        assert_eq!(content(ago(5.0), 10), Content::Unread, "compared");
+        assert_eq!(
+            content(ago(2.0 * BELIEVED_S), 10),
+            Content::Whole,
+            "long ago"
+        );
         let suspect = Resting {
             is_suspect: true,
             ..ago(5.0)
         };
-        assert!(content(suspect, 0), "whatever its size");
+        assert_eq!(content(suspect, 0), Content::Whole, "whatever its size");
+        assert_eq!(look_before_change(&file).content, Content::Whole);
+        assert_eq!(look_before_change(&ago(5.0)).content, Content::Unread);
     }
 
     prop_compose! {
@@ -202,9 +233,16 @@ mod tests {
     proptest! {
         #[test]
         fn what_the_record_does_not_know_is_not_compared(file in resting(), limit in 0u64..100) {
-            let looks = [look_at_open(&file, limit), look_in_passing(&file), look_at_shape(&file), look_before_copy(&file)];
+            let looks = [
+                look_at_open(&file, limit),
+                look_before_change(&file),
+                look_in_passing(&file),
+                look_at_shape(&file),
+                look_before_copy(&file),
+            ];
             for look in looks {
-                prop_assert!(!(look.content && (file.writing || !file.has_checksum)));
+                let known = file.has_checksum && !file.writing;
+                prop_assert!(known || look.content == Content::Unread);
                 prop_assert_eq!(look.length, !file.writing);
             }
         }
@@ -212,8 +250,15 @@ mod tests {
         #[test]
         fn a_pass_reads_whatever_has_a_checksum_and_an_open_no_more(file in resting(), limit in 0u64..100) {
             let passing = look_in_passing(&file).content;
-            prop_assert_eq!(passing, file.has_checksum && !file.writing);
-            prop_assert!(passing || !look_at_open(&file, limit).content);
+            prop_assert_eq!(passing == Content::Whole, file.has_checksum && !file.writing);
+            prop_assert!(passing == Content::Whole || look_at_open(&file, limit).content == Content::Unread);
+        }
+
+        #[test]
+        fn what_is_opened_unread_is_compared_before_it_changes(file in resting(), limit in 0u64..100) {
+            let (opened, changed) = (look_at_open(&file, limit).content, look_before_change(&file).content);
+            prop_assert_ne!(changed, Content::ByPiece);
+            prop_assert_eq!(opened == Content::Unread, changed == Content::Unread);
         }
 
         #[test]

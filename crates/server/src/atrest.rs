@@ -9,9 +9,10 @@ use std::time::Instant;
 
 use forebay_namespace::{File, Residency};
 use forebay_policy::scrub::{
-    Look, Resting, look_at_open, look_at_shape, look_before_copy, look_in_passing,
+    Content, Look, Resting, look_at_open, look_at_shape, look_before_change, look_before_copy,
+    look_in_passing,
 };
-use forebay_tiers::{Object, ObjectStat, TierKind, checksum};
+use forebay_tiers::{Object, ObjectStat, Sums, TierKind, checksum};
 use forebay_types::{Errno, Generation, ObjectId, TierId, TimeSpec};
 use forebay_wire::control::FsckReport;
 use parking_lot::Mutex;
@@ -19,6 +20,7 @@ use parking_lot::Mutex;
 use crate::core::Core;
 use crate::fsck::Whose;
 use crate::opens::Claim;
+use crate::pieces::Pieces;
 
 /// A file that changes while it is looked at is looked at again so often.
 const LOOKS_MAX: usize = 8;
@@ -43,6 +45,8 @@ pub struct AtRest {
     pub found: AtomicU64,
     /// Contents that opens compared.
     pub compared_at_open: AtomicU64,
+    /// Pieces of larger contents that were compared when they were first asked for.
+    pub compared_pieces: AtomicU64,
     /// Undrained contents whose checksum was put on record.
     pub sealed: AtomicU64,
 }
@@ -95,6 +99,8 @@ impl AtRest {
 pub enum Purpose {
     /// It is about to be opened.
     Open,
+    /// A part of it is about to be changed.
+    Change,
     /// It is about to be cut to nothing.
     Shape,
     /// It is about to be copied to the PFS, where its content is compared.
@@ -103,8 +109,19 @@ pub enum Purpose {
     Pass,
 }
 
-/// An object found as it should be, and its tier; `None`: it was not, and has made way for what the PFS has.
-pub type OpenedAtRest = Option<(TierId, Arc<dyn Object>)>;
+/// What a look at an object has shown.
+pub enum Looked {
+    /// Nothing is wrong with it, as far as was looked.
+    Sound,
+    /// Neither with this one, but its content is to be compared with these piece by piece.
+    Unread(Sums, ObjectStat),
+    /// What is wrong with it.
+    Wrong(String),
+}
+
+/// An object found as it should be, its tier, and what of it is still to be compared; `None`: it was not, and has made way
+/// for what the PFS has.
+pub type OpenedAtRest = Option<(TierId, Arc<dyn Object>, Option<Arc<Pieces>>)>;
 
 /// What the record says, taken at one moment.
 struct Recorded {
@@ -145,15 +162,22 @@ impl Core {
             self.pulse().pass()?;
         }
         let opened = self.tiers.open_object(tier, file.object);
-        let problem = self.look(file, tier, &opened, purpose, &|| self.is_ending())?;
-        match problem {
-            None => Ok(Some((tier, opened?))),
-            Some(problem) => self.give_way(claim, file, problem).map(|()| None),
-        }
+        let generation = file.lock().generation();
+        let pieces = match self.look(file, tier, &opened, purpose, &|| self.is_ending())? {
+            Looked::Sound => None,
+            Looked::Unread(sums, stat) => {
+                let pieces = Pieces::new(file.clone(), generation, sums, stat);
+                Some(Arc::new(pieces))
+            }
+            Looked::Wrong(problem) => {
+                return self.give_way(claim, file, problem).map(|()| None);
+            }
+        };
+        Ok(Some((tier, opened?, pieces)))
     }
 
-    /// What is wrong with an object at rest that was `opened` in `tier`; an error if that cannot be told now. `None` also
-    /// for those that are not on flash, and for a file that is gone or elsewhere by now.
+    /// What is wrong with an object at rest that was `opened` in `tier`; an error if that cannot be told now. Sound are also
+    /// those that are not on flash, and a file that is gone or elsewhere by now.
     pub fn look(
         &self,
         file: &File,
@@ -161,32 +185,35 @@ impl Core {
         opened: &io::Result<Arc<dyn Object>>,
         purpose: Purpose,
         stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Option<String>, Errno> {
+    ) -> Result<Looked, Errno> {
         for _ in 0..LOOKS_MAX {
             let recorded = Recorded::of(file);
             let is_flash = self.tiers.kind(tier) == TierKind::Ssd && self.tiers.get(tier).is_some();
             if !is_flash || recorded.residency.tier != tier {
-                return Ok(None);
+                return Ok(Looked::Sound);
             }
             let object = match opened {
                 Ok(object) => object,
                 Err(error) if file.lock().is_unlinked() || is_exhaustion(error) => {
                     return Err(error.into());
                 }
-                Err(error) => return Ok(Some(format!("its object cannot be opened: {error}"))),
+                Err(error) => {
+                    let problem = format!("its object cannot be opened: {error}");
+                    return Ok(Looked::Wrong(problem));
+                }
             };
             let found = self.look_closely(file, &recorded, &**object, purpose, stop)?;
-            if found.is_none() {
+            if matches!(found, Looked::Sound) {
                 if purpose != Purpose::Shape {
                     self.is_sound_again(file);
                 }
-                return Ok(None);
+                return Ok(found);
             }
             if recorded.holds(file) {
                 return Ok(found);
             }
             if file.lock().is_unlinked() {
-                return Ok(None);
+                return Ok(Looked::Sound);
             }
         }
         Err(Errno::EIO)
@@ -199,31 +226,37 @@ impl Core {
         object: &dyn Object,
         purpose: Purpose,
         stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Option<String>, Errno> {
+    ) -> Result<Looked, Errno> {
         let Recorded { residency, size } = recorded;
         if let Whose::Swapped(problem) = self.whose(residency.tier, file.object) {
-            return Ok(Some(problem));
+            return Ok(Looked::Wrong(problem));
         }
         let stat = object.stat()?;
         let look = self.how_closely(file, recorded, &stat, purpose);
         if look.length && stat.size != *size {
             let problem = format!("its object has {} bytes, its record {size}", stat.size);
-            return Ok(Some(problem));
+            return Ok(Looked::Wrong(problem));
         }
-        let Some(expected) = residency.crc.filter(|_| look.content) else {
-            return Ok(None);
+        let compared = look.content != Content::Unread;
+        let Some(expected) = residency.crc.filter(|_| compared) else {
+            return Ok(Looked::Sound);
         };
-        if purpose == Purpose::Open {
+        if look.content == Content::ByPiece
+            && let Some(sums) = self.ns.sums(file)?
+        {
+            return Ok(Looked::Unread(sums, stat));
+        }
+        if matches!(purpose, Purpose::Open | Purpose::Change) {
             self.rest.compared_at_open.fetch_add(1, Ordering::Relaxed);
         }
         match checksum(object, *size, stop) {
             Ok(crc) if crc == expected => {
                 self.rest.seal(file.object, residency.generation, &stat);
-                Ok(None)
+                Ok(Looked::Sound)
             }
-            Ok(crc) => Ok(Some(mismatch(crc, expected))),
+            Ok(crc) => Ok(Looked::Wrong(mismatch(crc, expected))),
             Err(error) if is_exhaustion(&error) => Err(error.into()),
-            Err(error) => Ok(Some(format!("its object cannot be read: {error}"))),
+            Err(error) => Ok(Looked::Wrong(format!("its object cannot be read: {error}"))),
         }
     }
 
@@ -246,6 +279,7 @@ impl Core {
         };
         match purpose {
             Purpose::Open => look_at_open(&resting, self.settings.scrub.verify_on_open_bytes),
+            Purpose::Change => look_before_change(&resting),
             Purpose::Pass => look_in_passing(&resting),
             Purpose::Shape => look_at_shape(&resting),
             Purpose::Copy => look_before_copy(&resting),
@@ -334,7 +368,7 @@ pub fn mismatch(found: u32, expected: u32) -> String {
 }
 
 /// Says nothing about the object: there is too little of something, or somebody wants it to end.
-fn is_exhaustion(error: &io::Error) -> bool {
+pub fn is_exhaustion(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(

@@ -12,7 +12,7 @@ use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind};
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, failpoint, limits};
 use forebay_wire::{SeekWhat, SpaceChange};
 
-use crate::atrest::Purpose;
+use crate::atrest::{Looked, Purpose};
 use crate::core::Core;
 use crate::engine::start_writeback;
 use crate::open::ctime_after;
@@ -32,6 +32,7 @@ impl Core {
         };
         let target = open.target.read();
         self.reach(&target)?;
+        self.compare_before_read(&open, &target, offset, into.len() as u64)?;
         Ok(target.object().read_at(into, offset)?)
     }
 
@@ -64,7 +65,7 @@ impl Core {
             return Ok(None);
         }
         let throttled = self.engine.is_throttled();
-        if throttled && !may_wait {
+        if (throttled || open.uncompared().is_some()) && !may_wait {
             return Ok(None);
         }
         self.prepare_change(&open, false)?;
@@ -104,6 +105,7 @@ impl Core {
 
     /// The content is about to change: from here on copies of what it was are not published.
     fn note_change(&self, open: &OpenFile, target: &Target) -> Result<(), Errno> {
+        self.compare_before_change(open, target)?;
         open.touched.store(true, Ordering::Release);
         let Target::Buffer { file, .. } = target else {
             return Ok(());
@@ -199,7 +201,8 @@ impl Core {
     fn open_arrived(&self, file: Arc<File>) -> Result<Target, Errno> {
         let tier = file.tier();
         let opened = self.tiers.open_object(tier, file.object);
-        if let Some(problem) = self.look(&file, tier, &opened, Purpose::Open, &|| false)? {
+        let looked = self.look(&file, tier, &opened, Purpose::Change, &|| false)?;
+        if let Looked::Wrong(problem) = looked {
             self.note_damage(&file, file.path(), problem, Default::default());
             return Err(Errno::EIO);
         }
@@ -354,10 +357,11 @@ impl Core {
             // With the claim held, it is neither opened nor evicted meanwhile.
             let purpose = match set.size {
                 Some(0) => Purpose::Shape,
-                _ => Purpose::Open,
+                Some(_) => Purpose::Change,
+                None => Purpose::Open,
             };
             let opened = self.open_at_rest(&claim, file, purpose)?;
-            let (_, object) = opened.ok_or(Errno::ENOENT)?;
+            let (_, object, _) = opened.ok_or(Errno::ENOENT)?;
             return self.change_closed(file, &*object, set);
         };
         drop(claim);
@@ -368,6 +372,10 @@ impl Core {
         let target = open.target.read();
         self.reach(&target)?;
         if let Some(size) = set.size {
+            if size == 0 {
+                // Whatever is in it goes.
+                open.believe();
+            }
             self.note_change(&open, &target)?;
             target.object().set_len(size)?;
         }
@@ -495,6 +503,9 @@ impl Core {
         }
         self.drain.foreground();
         self.prepare_change(&open, false)?;
+        if !may_wait && open.uncompared().is_some() {
+            return Ok(None);
+        }
         let takes_space = matches!(change, SpaceChange::Allocate | SpaceChange::Reserve);
         if takes_space && self.admit(&open, len, may_wait)? == Room::WouldWait {
             return Ok(None);

@@ -28,6 +28,7 @@ mod monitor;
 mod open;
 mod opens;
 mod orphans;
+mod pieces;
 mod publication;
 mod recovery;
 mod rules;

@@ -18,6 +18,7 @@ use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 use crate::atrest::Purpose;
 use crate::core::Core;
 use crate::opens::{Before, OpenFile, Target};
+use crate::pieces::Pieces;
 
 /// An object's descriptor to hand over, if it may be.
 pub type Handed = Option<Arc<dyn Descriptor>>;
@@ -214,7 +215,7 @@ impl Core {
         let open = match self.ns.node(ino)? {
             Node::Dir(_) => return Err(Errno::EISDIR),
             Node::File(file) => match self.open_at_rest(&claim, &file, Purpose::Open)? {
-                Some((tier, object)) => self.open_buffer(&file, tier, object, flags, local)?,
+                Some(at_rest) => self.open_buffer(&file, at_rest, flags, local)?,
                 // Its copy was damaged and has left.
                 None => match self.ns.node(ino)? {
                     Node::Plain(plain) => self.open_pfs(ino, plain, flags)?,
@@ -239,14 +240,13 @@ impl Core {
     fn open_buffer(
         &self,
         file: &Arc<File>,
-        tier: TierId,
-        object: Arc<dyn Object>,
+        (tier, object, pieces): (TierId, Arc<dyn Object>, Option<Arc<Pieces>>),
         flags: OpenFlags,
         local: bool,
     ) -> Result<OpenFile, Errno> {
         self.apps.opened(file.object);
         let path = file.path();
-        let mut passthrough = local && self.may_pass_through(tier, &*object);
+        let mut passthrough = local && pieces.is_none() && self.may_pass_through(tier, &*object);
         let mut lease = 0;
         let mut before = None;
         if flags.writes() {
@@ -274,7 +274,7 @@ impl Core {
             object,
             tier,
         };
-        let open = OpenFile::new(file.ino, target, passthrough);
+        let open = OpenFile::new(file.ino, target, passthrough).not_compared(pieces);
         open.lease_bytes.store(lease, Ordering::Release);
         *open.before.lock() = before;
         Ok(open)

@@ -11,6 +11,8 @@ use forebay_types::{Errno, Generation, Handle, Ino, ObjectId, OpenFlags, TierId}
 use forebay_wire::Dirent;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
+use crate::pieces::Pieces;
+
 /// Locks are spread over so many shards by id.
 const SHARDS: usize = 64;
 /// How long somebody who looks at all open files waits for one that is just being moved.
@@ -96,6 +98,10 @@ pub struct OpenFile {
     pub fsynced: AtomicBool,
     /// Hash of the series that the file was created or opened as a member of; 0 until that is known.
     pub series: AtomicU64,
+    /// There are `pieces`: every read asks.
+    has_pieces: AtomicBool,
+    /// What was opened without being read, until all of it has been compared.
+    pieces: Mutex<Option<Arc<Pieces>>>,
 }
 
 impl OpenFile {
@@ -114,7 +120,37 @@ impl OpenFile {
             touched: AtomicBool::new(false),
             fsynced: AtomicBool::new(false),
             series: AtomicU64::new(0),
+            has_pieces: AtomicBool::new(false),
+            pieces: Mutex::new(None),
         }
+    }
+
+    /// The same, of a content that has not been compared with its checksum yet.
+    pub fn not_compared(mut self, pieces: Option<Arc<Pieces>>) -> OpenFile {
+        self.has_pieces = AtomicBool::new(pieces.is_some());
+        self.pieces = Mutex::new(pieces);
+        self
+    }
+
+    /// Its pieces, if not all of them have been compared.
+    pub fn uncompared(&self) -> Option<Arc<Pieces>> {
+        match self.has_pieces.load(Ordering::Acquire) {
+            true => self.pieces.lock().clone(),
+            false => None,
+        }
+    }
+
+    /// Whether these are still its pieces, and its content is what they are about.
+    pub fn is_uncompared(&self, pieces: &Pieces) -> bool {
+        let held = self.pieces.lock();
+        held.as_ref()
+            .is_some_and(|held| std::ptr::eq(&**held, pieces))
+    }
+
+    /// All of them have been compared, or what was in them does not matter any more.
+    pub fn believe(&self) {
+        *self.pieces.lock() = None;
+        self.has_pieces.store(false, Ordering::Release);
     }
 
     /// Whether an object may be what is open here. While the file is being moved, which may wait for

@@ -14,7 +14,7 @@ use forebay_wire::control::ScrubStatus;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::atrest::Purpose;
+use crate::atrest::{Looked, Purpose};
 use crate::core::Core;
 use crate::unhurried::Unhurried;
 
@@ -105,8 +105,8 @@ impl Pass<'_> {
             self.reader.is_over_for(&is_there)
         };
         match core.look(file, tier, &opened, Purpose::Pass, &stop) {
-            Ok(None) => {}
-            Ok(Some(problem)) => core.settle_damage(file, tier, problem),
+            Ok(Looked::Sound | Looked::Unread(..)) => {}
+            Ok(Looked::Wrong(problem)) => core.settle_damage(file, tier, problem),
             Err(_) if core.is_ending() => return false,
             Err(errno) => {
                 tracing::debug!("{}: {errno}", file.path().escape_ascii());
@@ -142,6 +142,7 @@ impl Core {
             pass_begun_s: progress.begun_s.filter(|_| progress.under_way),
             left_objects: self.scrub.left.load(Ordering::Relaxed),
             compared_at_open: self.rest.compared_at_open.load(Ordering::Relaxed),
+            compared_pieces: self.rest.compared_pieces.load(Ordering::Relaxed),
             sealed: self.rest.sealed.load(Ordering::Relaxed),
         }
     }

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use forebay_namespace::File;
 use forebay_policy::scrub::{OBJECT_COST_BYTES, Undrained, is_to_be_sealed};
-use forebay_tiers::{CHECKSUM_STEP_BYTES, Object, TierKind, checksum};
+use forebay_tiers::{CHECKSUM_STEP_BYTES, Object, Sums, TierKind, sums};
 use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint};
 
-use crate::atrest::Purpose;
+use crate::atrest::{Looked, Purpose};
 use crate::core::Core;
 use crate::unhurried::Unhurried;
 
@@ -129,23 +129,23 @@ impl Sealer<'_> {
             .core
             .look(file, due.tier, &opened, Purpose::Pass, &stop)
         {
-            Ok(None) => {}
-            Ok(Some(problem)) => return Err(Unsealed::Damaged(problem)),
+            Ok(Looked::Sound | Looked::Unread(..)) => {}
+            Ok(Looked::Wrong(problem)) => return Err(Unsealed::Damaged(problem)),
             Err(_) => return Err(Unsealed::Superseded),
         }
         let object = opened.map_err(failed("its object cannot be opened"))?;
-        let crc = match checksum(&*object, *size, &stop) {
-            Ok(crc) => crc,
+        let sums = match sums(&*object, *size, &stop) {
+            Ok(sums) => sums,
             Err(_) if self.core.is_ending() || !self.stands_still(due) => {
                 return Err(Unsealed::Superseded);
             }
             Err(error) => return Err(failed("its object cannot be read")(error)),
         };
-        self.record(due, &*object, crc)
+        self.record(due, &*object, &sums)
     }
 
     /// On stable storage first: a loss of power must not leave a checksum of what it takes.
-    fn record(&self, due: &Due, object: &dyn Object, crc: u32) -> Result<(), Unsealed> {
+    fn record(&self, due: &Due, object: &dyn Object, sums: &Sums) -> Result<(), Unsealed> {
         object.sync(false).map_err(failed("flush on flash"))?;
         failpoint::hit(failpoint::Point::SealFlushed);
         let stat = object.stat().map_err(failed("its object"))?;
@@ -153,7 +153,7 @@ impl Sealer<'_> {
         let sealed = self
             .core
             .ns
-            .seal(file, generation, due.tier, due.size, crc)
+            .seal(file, generation, due.tier, sums)
             .map_err(|error| Unsealed::Failed(error.errno(), error.to_string()))?;
         match sealed {
             true => {

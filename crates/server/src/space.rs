@@ -380,7 +380,7 @@ impl Core {
         } else {
             let copied = copy(source, &*destination, &CopyControl::NONE);
             let good = copied.map_err(|e| e.errno()).and_then(|report| {
-                match self.is_other_content(file, expected, report.crc) {
+                match self.is_other_content(file, expected, report.sums.crc) {
                     None => Ok(()),
                     Some(_) => {
                         self.rest.suspect(file.object);

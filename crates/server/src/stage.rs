@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, File, Residency};
+use forebay_namespace::{Arrival, Dir, File};
 use forebay_policy::durability::Durability;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, TierKind, copy};
@@ -114,7 +114,7 @@ impl Core {
             false => slot.tier.create(object_id, &identity.unfinished())?,
         };
         failpoint::hit(failpoint::Point::StageObject);
-        let mut crc = None;
+        let mut sums = None;
         if !empty {
             let source = FileObject::new(source.try_clone()?);
             let control = CopyControl {
@@ -123,28 +123,20 @@ impl Core {
             };
             let report = copy(&source, &*object, &control).map_err(|e| e.errno())?;
             failpoint::hit(failpoint::Point::StageCopied);
-            crc = Some(report.crc);
+            sums = Some(report.sums);
             object.set_times(Some(SetTime::At(stat.atime)), Some(SetTime::At(stat.mtime)))?;
             object.set_identity(&identity)?;
             if slot.kind != TierKind::Dram {
                 object.sync(false)?;
             }
         }
-        let residency = Residency {
+        let arrival = Arrival {
+            object: object_id,
             tier,
-            shadow: None,
-            flushed: None,
-            generation: Generation(1),
-            published: Some(stat.into()),
-            clean: !empty,
-            writing: false,
-            crc,
-            temporary: None,
+            sums,
+            allocated_bytes: object.stat()?.allocated_bytes,
         };
-        let allocated = object.stat()?.allocated_bytes;
-        let file = self
-            .ns
-            .attach(dir, name, stat, object_id, residency, allocated)?;
+        let file = self.ns.attach(dir, name, stat, &arrival)?;
         Ok((file, object))
     }
 

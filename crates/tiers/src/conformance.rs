@@ -384,7 +384,7 @@ pub fn copies(factory: Factory<'_>) {
     let copied = tier.create(ObjectId(2), &identity(2)).expect("create");
     copied.write_at(b"rubbish", 32 * MIB).expect("write");
     let report = copy(source.as_ref(), copied.as_ref(), &CopyControl::NONE).expect("copy");
-    assert_eq!(report.logical_bytes, 128 * MIB);
+    assert_eq!(report.sums.bytes, 128 * MIB);
     // Holes begin at a boundary of the file system's own choice.
     assert!((1_400_002..=10 * MIB).contains(&report.data_bytes));
     verify(copied.as_ref(), &report, &|| false).expect("verify");

@@ -11,13 +11,14 @@ use std::os::fd::BorrowedFd;
 
 use forebay_types::Errno;
 
-use crate::crc::{crc32c_append_zeros, crc32c_update};
-use crate::{Allocate, Object, ObjectStat, Seek};
+use crate::crc::crc32c_update;
+use crate::sums::Running;
+use crate::{Allocate, Object, ObjectStat, Seek, Sums, checksum};
 
 /// Small enough to stay in a core's second-level cache between read, checksum and write; larger
 /// ones measured slower.
 const BUFFER_BYTES: usize = 256 << 10;
-/// [`checksum`] asks whether to stop before it reads so much, bytes.
+/// [`crate::checksum`] asks whether to stop before it reads so much, bytes.
 pub const CHECKSUM_STEP_BYTES: u64 = BUFFER_BYTES as u64;
 /// Between two reports to [`CopyControl::moved`].
 const REPORT_BYTES: u64 = 1 << 20;
@@ -27,14 +28,12 @@ const OFFLOAD_BYTES: usize = 4 << 20;
 const OFFLOAD_BYTES_MIN: u64 = BUFFER_BYTES as u64;
 
 /// What a copy moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CopyReport {
-    /// Length of the copy, holes included, bytes.
-    pub logical_bytes: u64,
     /// Bytes that were moved: without holes.
     pub data_bytes: u64,
-    /// CRC-32C of the logical content.
-    pub crc: u32,
+    /// Length of the copy, holes included, and its checksums.
+    pub sums: Sums,
 }
 
 /// How a copy is watched and stopped. Both are called between chunks.
@@ -137,7 +136,8 @@ fn copy_over(
             .then(|| offload(source, destination))
             .flatten(),
         unreported: 0,
-        report: CopyReport::default(),
+        data_bytes: 0,
+        sums: Running::of(size),
     };
     let mut walk = Walk::new(source, stat, size);
     let (mut end_of_data, mut length) = (0, size);
@@ -148,14 +148,14 @@ fn copy_over(
                 .allocate(Allocate::PunchHole, end_of_data, hole)
                 .map_err(CopyError::Destination)?;
         }
-        mover.zeros(start - end_of_data);
+        mover.sums.zeros(start - end_of_data);
         end_of_data = mover.extent(start, end)?;
         if end_of_data < end {
             length = end_of_data;
             break;
         }
     }
-    mover.zeros(length - end_of_data);
+    mover.sums.zeros(length - end_of_data);
     // A trailing hole makes it longer than what was written. A source that shrank under
     // copy_file_range may have left it longer than what was checksummed.
     if holds {
@@ -169,42 +169,10 @@ fn copy_over(
             .map_err(CopyError::Destination)?;
     }
     mover.tell();
-    mover.report.logical_bytes = length;
-    Ok(mover.report)
-}
-
-/// CRC-32C of the first `size` bytes, holes as zeros. An object that ends earlier is an error of
-/// kind `UnexpectedEof`; `stop` ends with `ECANCELED`.
-pub fn checksum(
-    object: &dyn Object,
-    size: u64,
-    stop: &(dyn Fn() -> bool + Sync),
-) -> io::Result<u32> {
-    let cut_short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the object is cut short");
-    let stat = object.stat()?;
-    if stat.size < size {
-        return Err(cut_short());
-    }
-    let mut buffer = Buffer::take();
-    let mut walk = Walk::new(object, &stat, size);
-    let (mut crc, mut position) = (0, 0);
-    while let Some((start, end)) = walk.next_data()? {
-        crc = crc32c_append_zeros(crc, start - position);
-        position = start;
-        while position < end {
-            if stop() {
-                return Err(Errno::ECANCELED.into());
-            }
-            let want = buffer.0.len().min((end - position) as usize);
-            let count = object.read_at(&mut buffer.0[..want], position)?;
-            if count == 0 {
-                return Err(cut_short());
-            }
-            crc = crc32c_update(crc, &buffer.0[..count]);
-            position += count as u64;
-        }
-    }
-    Ok(crc32c_append_zeros(crc, size - position))
+    Ok(CopyReport {
+        data_bytes: mover.data_bytes,
+        sums: mover.sums.finish(),
+    })
 }
 
 /// Reads the destination back and compares it with what the copy read from its source.
@@ -213,16 +181,20 @@ pub fn verify(
     report: &CopyReport,
     stop: &(dyn Fn() -> bool + Sync),
 ) -> Result<(), CopyError> {
-    let expected = report.crc;
-    if report.data_bytes == report.logical_bytes && report.logical_bytes < BUFFER_BYTES as u64 {
+    let Sums {
+        bytes: length,
+        crc: expected,
+        ..
+    } = report.sums;
+    if report.data_bytes == length && length < BUFFER_BYTES as u64 {
         return verify_small(destination, report);
     }
     let size = destination.stat().map_err(CopyError::Destination)?.size;
-    if size != report.logical_bytes {
+    if size != length {
         return Err(CopyError::Verify {
             expected,
             found: 0,
-            offset_hint: size.min(report.logical_bytes),
+            offset_hint: size.min(length),
         });
     }
     match checksum(destination, size, stop) {
@@ -240,16 +212,16 @@ pub fn verify(
 /// One read tells the length and the content of a file that is smaller than the buffer.
 fn verify_small(destination: &dyn Object, report: &CopyReport) -> Result<(), CopyError> {
     let mut buffer = Buffer::take();
-    let length = report.logical_bytes as usize;
+    let length = report.sums.bytes as usize;
     let count = destination
         .read_at(&mut buffer.0[..=length], 0)
         .map_err(CopyError::Destination)?;
     let found = crc32c_update(0, &buffer.0[..count.min(length)]);
-    if (count, found) == (length, report.crc) {
+    if (count, found) == (length, report.sums.crc) {
         return Ok(());
     }
     Err(CopyError::Verify {
-        expected: report.crc,
+        expected: report.sums.crc,
         found: if count == length { found } else { 0 },
         offset_hint: if count == length {
             0
@@ -298,10 +270,20 @@ impl<'a> Walk<'a> {
     /// for them costs a visit to every page of a tmpfs, one part in ten of the copy. Holes that
     /// space set aside elsewhere makes up for are then copied as zeros.
     pub(crate) fn new(object: &'a dyn Object, stat: &ObjectStat, size: u64) -> Walk<'a> {
+        Walk::from(object, stat, 0, size)
+    }
+
+    /// The same from a position within the object.
+    pub(crate) fn from(
+        object: &'a dyn Object,
+        stat: &ObjectStat,
+        position: u64,
+        size: u64,
+    ) -> Walk<'a> {
         Walk {
             object,
             size,
-            position: 0,
+            position,
             finds_holes: stat.allocated_bytes < stat.size,
         }
     }
@@ -401,14 +383,11 @@ struct Mover<'a> {
     /// `None` once it has failed: what is left goes through the buffer.
     offload: Option<(BorrowedFd<'a>, BorrowedFd<'a>)>,
     unreported: u64,
-    report: CopyReport,
+    data_bytes: u64,
+    sums: Running,
 }
 
 impl Mover<'_> {
-    fn zeros(&mut self, count: u64) {
-        self.report.crc = crc32c_append_zeros(self.report.crc, count);
-    }
-
     fn tell(&mut self) {
         if self.unreported > 0 {
             (self.control.moved)(std::mem::take(&mut self.unreported));
@@ -416,7 +395,7 @@ impl Mover<'_> {
     }
 
     fn account(&mut self, bytes: u64) {
-        self.report.data_bytes += bytes;
+        self.data_bytes += bytes;
         self.unreported += bytes;
         if self.unreported >= REPORT_BYTES {
             self.tell();
@@ -452,7 +431,7 @@ impl Mover<'_> {
             .read_at(buffer, position)
             .map_err(CopyError::Source)?;
         let data = &buffer[..count];
-        self.report.crc = crc32c_update(self.report.crc, data);
+        self.sums.data(data);
         write_all(self.destination, data, position).map_err(CopyError::Destination)?;
         Ok(count as u64)
     }
@@ -475,7 +454,6 @@ impl Mover<'_> {
                 return Ok(0);
             }
         };
-        let mut crc = self.report.crc;
         let mut done = 0;
         while done < copied {
             let want = (BUFFER_BYTES as u64).min(copied - done) as usize;
@@ -487,10 +465,9 @@ impl Mover<'_> {
             if count == 0 {
                 break;
             }
-            crc = crc32c_update(crc, &buffer[..count]);
+            self.sums.data(&buffer[..count]);
             done += count as u64;
         }
-        self.report.crc = crc;
         Ok(done)
     }
 }

@@ -21,6 +21,7 @@ mod pfs;
 mod publish;
 mod pulse;
 mod refresh;
+mod sums;
 #[doc(hidden)]
 pub mod testing;
 mod tier;
@@ -28,7 +29,7 @@ mod tier;
 pub use actas::ActAs;
 pub use brake::Brake;
 pub use copy::{
-    CHECKSUM_STEP_BYTES, CopyControl, CopyError, CopyReport, checksum, copy, copy_to_new, verify,
+    CHECKSUM_STEP_BYTES, CopyControl, CopyError, CopyReport, copy, copy_to_new, verify,
 };
 pub use crc::{crc32c_append_zeros, crc32c_update};
 pub use dir::{DirError, DirTier, LOST_FOUND};
@@ -42,4 +43,5 @@ pub use pfs::{PfsDir, PfsEntry, PfsId, PfsStat, PfsTree, RenameMode};
 pub use publish::{Appearance, MetadataWarning, apply_metadata};
 pub use pulse::Pulse;
 pub use refresh::refresh;
+pub use sums::{PIECE_BYTES_MIN, Sums, checksum, piece_bytes, sums};
 pub use tier::{Space, Tier, TierKind};

@@ -55,10 +55,10 @@ fn from_memory_to_disk_and_back() {
         },
     };
     let report = copy(&source, &copied, &control).unwrap();
-    assert_eq!(report.logical_bytes, data.len() as u64);
+    assert_eq!(report.sums.bytes, data.len() as u64);
     assert_eq!(report.data_bytes, data.len() as u64);
     assert_eq!(moved.into_inner(), data.len() as u64);
-    assert_eq!(report.crc, crc32c::crc32c(&data));
+    assert_eq!(report.sums.crc, crc32c::crc32c(&data));
     copied.sync(false).unwrap();
     copied.drop_cache().unwrap();
     verify(&copied, &report, &|| false).unwrap();
@@ -76,8 +76,8 @@ fn an_empty_object_and_one_that_is_all_hole() {
         let copied = file_in(dir.path(), &format!("{name}-copy"));
         copied.write_at(b"rubbish", 3 * MIB).unwrap();
         let report = copy(&source, &copied, &CopyControl::NONE).unwrap();
-        assert_eq!((report.logical_bytes, report.data_bytes), (size, 0));
-        assert_eq!(report.crc, crc32c::crc32c(&vec![0; size as usize]));
+        assert_eq!((report.sums.bytes, report.data_bytes), (size, 0));
+        assert_eq!(report.sums.crc, crc32c::crc32c(&vec![0; size as usize]));
         let stat = copied.stat().unwrap();
         assert_eq!((stat.size, stat.allocated_bytes), (size, 0));
         verify(&copied, &report, &|| false).unwrap();
@@ -96,7 +96,7 @@ fn a_sparse_object_of_16_tib_is_copied_at_once() {
     let report = copy(&source, &copied, &CopyControl::NONE).unwrap();
     verify(&copied, &report, &|| false).unwrap();
     assert!(started.elapsed() < Duration::from_secs(2));
-    assert_eq!(report.logical_bytes, 16 << 40);
+    assert_eq!(report.sums.bytes, 16 << 40);
     assert!(report.data_bytes <= 8 * MIB);
     assert!(copied.stat().unwrap().allocated_bytes <= 8 * MIB);
     assert_eq!(
@@ -131,8 +131,8 @@ proptest! {
         let wanted = content(&source);
         let copied = file_in(disk.path(), "copy");
         let report = copy(&source, &copied, &CopyControl::NONE).unwrap();
-        prop_assert_eq!(report.crc, crc32c::crc32c(&wanted));
-        prop_assert_eq!(report.logical_bytes, size);
+        prop_assert_eq!(report.sums.crc, crc32c::crc32c(&wanted));
+        prop_assert_eq!(report.sums.bytes, size);
         verify(&copied, &report, &|| false).unwrap();
         prop_assert!(content(&copied) == wanted);
         let slack = 64 * 4096;
@@ -233,7 +233,7 @@ fn short_reads_and_writes_are_completed() {
     let writes = to.inject(Operation::Write, When::Every, Effect::Short(9_999));
     let report = copy(source.as_ref(), copied.as_ref(), &CopyControl::NONE).unwrap();
     assert!(from.fired(reads) > 10 && to.fired(writes) > 100);
-    assert_eq!(report.crc, crc32c::crc32c(&data));
+    assert_eq!(report.sums.crc, crc32c::crc32c(&data));
     verify(copied.as_ref(), &report, &|| false).unwrap();
     assert!(content(copied.as_ref()) == data);
 }
@@ -249,7 +249,7 @@ fn damage_in_the_copy_is_found() {
     assert_eq!(tier.fired(flip), 1);
     let error = verify(copied.as_ref(), &report, &|| false).unwrap_err();
     assert!(matches!(error, CopyError::Verify { expected, found, .. }
-        if expected == report.crc && found != expected));
+        if expected == report.sums.crc && found != expected));
     assert_eq!(error.errno(), Errno::EIO);
 
     // Cut short.
@@ -285,8 +285,8 @@ fn a_source_that_changes_meanwhile_ends_the_copy_in_bounded_time() {
         };
         let report = copy(&source, &copied, &control).unwrap();
         assert!(calls.into_inner() > 0);
-        assert!(report.logical_bytes <= 16 * MIB);
-        assert_eq!(copied.stat().unwrap().size, report.logical_bytes);
+        assert!(report.sums.bytes <= 16 * MIB);
+        assert_eq!(copied.stat().unwrap().size, report.sums.bytes);
         // What was checksummed is what was written.
         verify(&copied, &report, &|| false).unwrap();
     }
@@ -314,7 +314,7 @@ fn the_null_tier_takes_and_gives_any_amount() {
     source.write_at(&vec![7; 8 * MIB as usize], 0).unwrap();
     let sink = null.create(ObjectId(1), &identity(1)).unwrap();
     let report = copy(&source, sink.as_ref(), &CopyControl::NONE).unwrap();
-    assert_eq!(sink.stat().unwrap().size, report.logical_bytes);
+    assert_eq!(sink.stat().unwrap().size, report.sums.bytes);
     assert!(matches!(
         verify(sink.as_ref(), &report, &|| false),
         Err(CopyError::Verify { .. })

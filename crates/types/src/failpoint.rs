@@ -148,6 +148,8 @@ points! {
     SealFlushed,
     /// seal: its checksum is on record.
     SealRecord,
+    /// damage in a file that is open: a part of it is written again from what the PFS has.
+    PieceRewritten,
     /// eviction: the record is gone.
     EvictRecord,
     /// stage-in: the object is made.

@@ -211,6 +211,8 @@ pub struct ScrubStatus {
     pub left_objects: u64,
     /// Contents that opens compared, since the start.
     pub compared_at_open: u64,
+    /// Pieces of larger contents that reads and first changes compared, since the start.
+    pub compared_pieces: u64,
     /// Undrained contents that were read to put their checksum on record, since the start.
     pub sealed: u64,
 }

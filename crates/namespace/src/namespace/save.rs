@@ -3,16 +3,20 @@
 use std::sync::Arc;
 
 use forebay_kv::Durability;
+use forebay_tiers::{PIECE_BYTES_MIN, Sums};
 use forebay_types::{Ino, ObjectId, failpoint};
 
 use super::{Garbage, Namespace};
 use crate::NsError;
 use crate::file::{File, FileState};
 use crate::log::Batch;
-use crate::record;
+use crate::record::{self, SumsRecord};
 
 /// So many records are written in one commit: their files are held meanwhile, some hundred microseconds.
 const COMMIT_FILES_MAX: usize = 64;
+
+/// What else is written with a file's record: the batch, the position of the file, and its state.
+pub(crate) type Beside<'a> = &'a dyn Fn(&mut Batch, usize, &FileState) -> Result<(), NsError>;
 
 impl Namespace {
     pub(crate) fn put_file(
@@ -30,6 +34,50 @@ impl Namespace {
         Ok(())
     }
 
+    /// Puts the checksum of a file's content on record, with those of its pieces.
+    pub(crate) fn put_sums(
+        &self,
+        batch: &mut Batch,
+        file: &File,
+        sums: &Sums,
+    ) -> Result<(), NsError> {
+        if !sums.after_pieces.is_empty() {
+            let record = record::encode(&SumsRecord::of(sums))?;
+            batch.put(record::sums_key(file.object), record);
+        }
+        Ok(())
+    }
+
+    /// The checksums of what a file's record knows the checksum of. `None` where it does not, or where those of the pieces are not
+    /// known: of a content of one piece they always are.
+    pub fn sums(&self, file: &File) -> Result<Option<Sums>, NsError> {
+        let (residency, bytes) = {
+            let state = file.lock();
+            (state.residency, state.meta.size)
+        };
+        let Some(crc) = residency.crc else {
+            return Ok(None);
+        };
+        if bytes <= PIECE_BYTES_MIN {
+            return Ok(Some(Sums::whole(bytes, crc)));
+        }
+        let Some(value) = self.store.get(&record::sums_key(file.object))? else {
+            return Ok(None);
+        };
+        let kept: SumsRecord = match record::decode(&value) {
+            Ok(kept) => kept,
+            // fsck names it; until then they are lost.
+            Err(error) => {
+                tracing::warn!("checksums of the pieces of object {}: {error}", file.object);
+                return Ok(None);
+            }
+        };
+        match (kept.crc, kept.bytes) == (crc, bytes) {
+            true => Ok(Sums::kept(bytes, crc, kept.piece_bytes, kept.after_pieces)),
+            false => Ok(None),
+        }
+    }
+
     /// Removes a file's record and leaves its objects to be collected.
     pub(crate) fn drop_file(
         &self,
@@ -45,6 +93,9 @@ impl Namespace {
         };
         tracing::trace!(file = %file.object, names = %state.told_names(), "record goes");
         batch.delete(record::file_key(file.object));
+        if residency.has_sums {
+            batch.delete(record::sums_key(file.object));
+        }
         batch.put(
             record::garbage_key(file.object),
             record::encode(&garbage.tiers)?,
@@ -104,8 +155,11 @@ impl Namespace {
         let _one_at_a_time = self.saving.lock();
         let files = std::mem::take(&mut *self.unsaved.lock());
         let held: Vec<_> = files.iter().collect();
-        let failures =
-            self.save_together(&held, &mut |_, state| std::mem::take(&mut state.unsaved));
+        let failures = self.save_together(
+            &held,
+            &mut |_, state| std::mem::take(&mut state.unsaved),
+            None,
+        );
         if !held.is_empty() {
             failpoint::hit(failpoint::Point::DeferredRecord);
         }
@@ -118,7 +172,7 @@ impl Namespace {
     }
 
     /// Changes the states of many files, and writes the records of those for which `change` says so, many in
-    /// one commit. The failures are by position.
+    /// one commit, with what `beside` adds. The failures are by position.
     ///
     /// The states are held until their records are written, so that no older one can overtake a newer one. Of
     /// several only those that nobody holds are taken: who holds one may be waiting for another.
@@ -126,6 +180,7 @@ impl Namespace {
         &self,
         files: &[&Arc<File>],
         change: &mut dyn FnMut(usize, &mut FileState) -> bool,
+        beside: Option<Beside<'_>>,
     ) -> Vec<(usize, NsError)> {
         let mut failures = Vec::new();
         let mut at = 0;
@@ -140,6 +195,9 @@ impl Namespace {
                 let mut batch = Batch::new();
                 for &i in which {
                     self.put_file(&mut batch, files[at + i], &held[i])?;
+                    if let Some(beside) = beside {
+                        beside(&mut batch, at + i, &held[i])?;
+                    }
                 }
                 match which.is_empty() {
                     true => Ok(()),

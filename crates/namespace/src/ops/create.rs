@@ -135,6 +135,7 @@ impl Namespace {
                 clean: false,
                 writing: new.writing,
                 crc: None,
+                has_sums: false,
                 temporary: None,
             },
             demoting: false,

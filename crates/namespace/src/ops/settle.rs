@@ -125,6 +125,7 @@ fn settle_replaced(
     let shadow = old.residency.shadow.map(|(tier, _)| tier);
     let tiers = [Some(old.residency.tier), shadow];
     batch.delete(record::file_key(object));
+    batch.delete(record::sums_key(object));
     batch.put(record::garbage_key(object), record::encode(&tiers)?);
     ns.add_garbage(crate::Garbage { object, tiers });
     if let Some(dir) = ns.known_dir(intent.to.0) {

@@ -12,7 +12,7 @@ use forebay_tiers::{
 use forebay_types::{Errno, failpoint};
 
 use super::{Failure, on_pfs};
-use crate::atrest::Purpose;
+use crate::atrest::{Looked, Purpose};
 use crate::core::Core;
 use crate::engine::start_writeback;
 use crate::settings::Verify;
@@ -77,10 +77,8 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     // What is damaged is not put on the PFS.
     let tier = demotion.tier;
     match core.look(&demotion.file, tier, &opened, Purpose::Copy, &|| false) {
-        Ok(None) => {}
-        Ok(Some(problem)) => {
-            return Err(damaged(core, demotion, problem));
-        }
+        Ok(Looked::Sound | Looked::Unread(..)) => {}
+        Ok(Looked::Wrong(problem)) => return Err(damaged(core, demotion, problem)),
         Err(errno) => return Err(Failure::Error(errno, "its object".into())),
     }
     let source = opened.map_err(on_object)?;
@@ -106,7 +104,7 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     };
     let sealed = core.content_on_flash(&demotion.file);
     let report = copy_to_new(&*source, &before, &file, &control).map_err(copy_failure)?;
-    if let Some(problem) = core.is_other_content(&demotion.file, sealed, report.crc) {
+    if let Some(problem) = core.is_other_content(&demotion.file, sealed, report.sums.crc) {
         return Err(damaged(core, demotion, problem));
     }
     failpoint::hit(failpoint::Point::DemoteCopied);

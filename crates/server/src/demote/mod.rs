@@ -308,7 +308,7 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
     core.absorb_conflicts();
     let published: Vec<_> = placed
         .iter()
-        .map(|(d, report, _)| (*d, report.crc))
+        .map(|(d, report, _)| (*d, &report.sums))
         .collect();
     let outcomes = core.ns.confirm(&published);
     let mut finished = Vec::with_capacity(published.len());
@@ -328,7 +328,7 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
                 let counters = &core.counters;
                 counters
                     .demoted_bytes
-                    .fetch_add(report.logical_bytes, Ordering::Relaxed);
+                    .fetch_add(report.sums.bytes, Ordering::Relaxed);
                 counters.demoted_files.fetch_add(1, Ordering::Relaxed);
                 if current {
                     core.ledger.set_dirty(object, false);

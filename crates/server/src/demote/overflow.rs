@@ -1,7 +1,7 @@
 //! Files that went straight to the PFS: their objects become the files by a rename.
 
 use forebay_namespace::{Copy, Demotion, Placed};
-use forebay_tiers::{CopyReport, FileObject, Object};
+use forebay_tiers::{CopyReport, FileObject, Object, sums};
 use forebay_types::failpoint;
 
 use super::copying::give_attributes;
@@ -46,7 +46,7 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     }
     failpoint::hit(failpoint::Point::OverflowNoted);
     file.sync(false).map_err(on_pfs("flush"))?;
-    let crc = match forebay_tiers::checksum(&file, stat.size, &|| !core.ns.is_current(demotion)) {
+    let sums = match sums(&file, stat.size, &|| !core.ns.is_current(demotion)) {
         Err(_) if !core.ns.is_current(demotion) => return Err(Failure::Superseded),
         other => other.map_err(on_pfs("reading it back"))?,
     };
@@ -66,9 +66,8 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
         file.set_identity(&identity).map_err(on_pfs("attributes"))?;
     }
     let report = CopyReport {
-        logical_bytes: stat.size,
         data_bytes: 0,
-        crc,
+        sums,
     };
     match placed? {
         Placed::Superseded => return Err(Failure::Superseded),

@@ -310,11 +310,18 @@ impl Core {
         }
     }
 
-    /// Checksum of what the PFS has under a file's name.
-    pub(crate) fn pfs_crc(&self, file: &File) -> Result<u32, Errno> {
+    /// What the PFS has under a file's name.
+    pub(crate) fn original(&self, file: &File) -> Result<FileObject, Errno> {
         let (dir, name) = file.lock().names.first().cloned().ok_or(Errno::ENOENT)?;
         let handle = self.ns.open_dir(&dir)?;
-        let object = FileObject::new(self.ns.pfs().open_file(&handle, &name, false)?);
+        Ok(FileObject::new(
+            self.ns.pfs().open_file(&handle, &name, false)?,
+        ))
+    }
+
+    /// Checksum of what the PFS has under a file's name.
+    pub(crate) fn pfs_crc(&self, file: &File) -> Result<u32, Errno> {
+        let object = self.original(file)?;
         let size = object.stat()?.size;
         Ok(checksum(&object, size, &|| self.is_ending())?)
     }

@@ -94,11 +94,7 @@ impl Lab {
     pub fn harm(&self, harm: Harm, content: &[u8]) {
         let object = self.object(content);
         match harm {
-            Flip => at_rest(&object, |file| {
-                let mut byte = [0];
-                file.read_exact_at(&mut byte, 7).expect("read");
-                file.write_all_at(&[byte[0] ^ 4], 7).expect("write");
-            }),
+            Flip => flip(&object, 7),
             Truncate => at_rest(&object, |file| file.set_len(9).expect("truncate")),
             Lengthen => at_rest(&object, |file| file.set_len(5000).expect("lengthen")),
             Remove => fs::remove_file(&object).expect("remove"),
@@ -150,6 +146,15 @@ impl Lab {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// A bit of the byte there is another.
+pub fn flip(path: &Path, offset: u64) {
+    at_rest(path, |file| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset).expect("read");
+        file.write_all_at(&[byte[0] ^ 4], offset).expect("write");
+    });
 }
 
 /// Changes a file and leaves its times, as a medium does.

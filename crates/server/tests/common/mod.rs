@@ -262,7 +262,9 @@ impl Running {
     /// Creates a file in the root with this content and closes it.
     pub fn put(&self, name: &[u8], data: &[u8]) -> Attr {
         let (attr, handle) = self.create(name).expect("create");
-        self.write(handle, 0, data).expect("write");
+        for (n, part) in data.chunks(1 << 20).enumerate() {
+            self.write(handle, (n as u64) << 20, part).expect("write");
+        }
         self.client.release(handle).expect("close");
         attr
     }
@@ -276,19 +278,27 @@ impl Running {
         let attr = self.client.lookup(dir, name)?;
         let flags = OpenFlags(libc::O_RDONLY as u32);
         let handle = self.client.open(attr.ino, flags, me())?.opened.handle;
-        let mut data = vec![0; attr.size as usize];
+        let data = self.read(handle, 0, attr.size as usize);
+        self.client.release(handle)?;
+        self.client.forget(vec![(attr.ino, 1)]);
+        data
+    }
+
+    /// So many bytes, or up to the end.
+    pub fn read(&self, handle: Handle, offset: u64, len: usize) -> Result<Vec<u8>, Errno> {
+        let mut data = vec![0; len];
         let mut at = 0;
         while at < data.len() {
             let end = data.len().min(at + (1 << 20));
-            let n = self.client.read(handle, at as u64, &mut data[at..end])?;
+            let n = self
+                .client
+                .read(handle, offset + at as u64, &mut data[at..end])?;
             if n == 0 {
                 break;
             }
             at += n;
         }
         data.truncate(at);
-        self.client.release(handle)?;
-        self.client.forget(vec![(attr.ino, 1)]);
         Ok(data)
     }
 }

@@ -30,6 +30,10 @@ pub enum Op {
     Drain,
     /// Waits until everything undrained has its checksum on record.
     Sealed,
+    /// A bit of the file's object on flash, near its end, is damaged.
+    Flip(&'static str),
+    /// Reads it.
+    Read(&'static str),
     /// Stages a file out while its mode changes all the time.
     DrainRacing(&'static str),
     StageIn(&'static str),
@@ -136,6 +140,8 @@ impl Model {
             }
             Op::Drain
             | Op::Sealed
+            | Op::Flip(_)
+            | Op::Read(_)
             | Op::Commit(_)
             | Op::OutsideDir(_)
             | Op::DrainRacing(_)

@@ -208,6 +208,12 @@ fn seals() -> Vec<Workload> {
     all
 }
 
+/// Of a drained file that is damaged.
+fn mended_reads() -> Vec<Workload> {
+    let state = vec![Write("a", 1, LARGE), Drain];
+    in_each([state], &[Flip("a"), Read("a")])
+}
+
 fn demotions() -> Vec<Workload> {
     let states = [
         vec![w("a", 1)],
@@ -379,6 +385,7 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         | Point::OverflowPlaced
         | Point::OverflowSettled => overflows(),
         Point::SealFlushed | Point::SealRecord => seals(),
+        Point::PieceRewritten => mended_reads(),
         Point::EvictRecord => vec![work([w("a", 1), Drain], [Release("a")])],
         Point::StageObject | Point::StageRecord => each([
             vec![work([Outside("a", 1, SMALL)], [StageIn("a")])],

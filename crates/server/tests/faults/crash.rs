@@ -88,6 +88,9 @@ fn shape(dir: &Path, seed: u64) -> (Settings, bool) {
     settings.demotion.unnamed = rng.random_bool(0.5);
     let passthrough = rng.random_bool(0.5);
     if rng.random_bool(0.5) {
+        settings.scrub.verify_on_open_bytes = 0;
+    }
+    if rng.random_bool(0.5) {
         settings.scrub.pass = Duration::from_millis(1);
         settings.scrub.seal_after = Duration::ZERO;
         settings.scrub.calm = Duration::ZERO;

@@ -55,6 +55,8 @@ pub struct Shape {
     pub unnamed: bool,
     /// Undrained content that stands still for so long gets its checksum, and what is at rest is read all the time.
     pub seal_after: Option<Duration>,
+    /// What is opened is compared when it is read.
+    pub by_piece: bool,
 }
 
 impl Shape {
@@ -71,6 +73,7 @@ impl Shape {
             seal_after: rng
                 .random_bool(0.6)
                 .then(|| Duration::from_millis(rng.random_range(0..3))),
+            by_piece: rng.random_bool(0.5),
         }
     }
 
@@ -80,6 +83,9 @@ impl Shape {
         settings.demotion.idle_after = self.idle_after;
         settings.wait_for_space = self.wait_for_space;
         settings.demotion.unnamed = self.unnamed;
+        if self.by_piece {
+            settings.scrub.verify_on_open_bytes = 0;
+        }
         if let Some(seal_after) = self.seal_after {
             settings.scrub.seal_after = seal_after;
             settings.scrub.calm = Duration::ZERO;

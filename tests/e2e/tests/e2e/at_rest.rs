@@ -1,9 +1,10 @@
 //! Objects damaged at rest under a burst buffer that runs: rows 11 to 13 of the fault matrix, as programs see them.
 
 use std::fs::{self, OpenOptions};
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
-use forebay_testkit::{Cluster, pattern, wait_until};
+use forebay_testkit::{Cluster, all_files, pattern, wait_until, write_file};
 
 use crate::faults::{at_rest_with, damage_at_rest};
 
@@ -61,6 +62,49 @@ fn promise_12_damaged_data_that_only_the_buffer_has_fails_the_open_and_is_kept()
     assert_eq!(refusal(&cluster, "dirty-b"), Some(libc::EIO));
     assert_eq!(fs::metadata(&b).expect("metadata").len(), 100_000);
     assert!(!cluster.pfs("dirty-b").exists());
+}
+
+/// So large that it is not read when it is opened.
+const LARGE: usize = 20 << 20;
+
+#[test]
+fn promise_12_damage_in_a_large_file_is_mended_before_it_is_read() {
+    let mut cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+    let content = pattern(1410, LARGE);
+    write_file(&cluster.mnt("large"), content);
+    cluster.drain("large");
+    let objects = all_files(&cluster.ssd()).into_iter();
+    let is_it = |path: &PathBuf| fs::metadata(path).expect("stat").len() == LARGE as u64;
+    let object = objects.filter(is_it).collect::<Vec<_>>();
+    let [object] = &object[..] else {
+        panic!("{object:?}");
+    };
+    cluster.restart();
+    // In the last piece, and in one in between.
+    for at in [5 << 20, LARGE as u64 - 3] {
+        let was = content.bytes()[at as usize];
+        damage_at_rest(object, &[was ^ 4], at);
+    }
+    let open = fs::File::open(cluster.mnt("large")).expect("open");
+    let mut part = [0; 16];
+    open.read_exact_at(&mut part, LARGE as u64 - 16)
+        .expect("read");
+    assert_eq!(part, content.bytes()[LARGE - 16..]);
+    let scrub = || cluster.status()["scrub"].clone();
+    assert_eq!(
+        (&scrub()["found"], &scrub()["compared_at_open"]),
+        (&1.into(), &0.into())
+    );
+    drop(open);
+    content.assert_in(&cluster.mnt("large"));
+    assert_eq!(scrub()["found"], 2);
+    let errors = cluster.status()["errors"].to_string();
+    assert!(errors.contains("written again"), "{errors}");
+    assert_eq!(cluster.where_state("large"), "clean");
+    content.assert_in(object);
+    // Who reads it now needs no more than the kernel.
+    content.assert_in(&cluster.mnt("large"));
+    assert_eq!(scrub()["found"], 2);
 }
 
 #[test]
