@@ -62,21 +62,40 @@ impl TierSet {
         instance: [u8; 16],
         known: &mut Vec<PathBuf>,
     ) -> io::Result<TierSet> {
-        let mut slots: Vec<Option<Slot>> = vec![None, None];
-        let mut dram = None;
+        let mut set = TierSet {
+            slots: vec![None, None],
+            overflow: OnceLock::new(),
+            making_overflow: Mutex::new(()),
+            instance,
+            dram: Mutex::new(None),
+            overrun_bytes: settings.overrun_bytes(),
+            overflow_dir: settings.pfs.join(overflow_name(instance)),
+        };
+        match set.fill(settings, known) {
+            Ok(()) => Ok(set),
+            Err(error) => {
+                set.undo(&settings.state);
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(&mut self, settings: &Settings, known: &mut Vec<PathBuf>) -> io::Result<()> {
+        let instance = self.instance;
         if let Some(size) = settings.dram_bytes {
             let dir = settings.state.join("dram");
             make_private(&dir)?;
             // The ledger keeps to the size; what lies beyond it is for writes that do not ask.
             let limit = size.saturating_add(settings.overrun_bytes());
             let mounted = mount_dram(&dir, limit)?;
-            let tier = DirTier::open("dram", TierKind::Dram, mounted.path(), Some(size), instance)?;
-            slots[DRAM.0 as usize] = Some(Slot {
+            let path = mounted.path().to_path_buf();
+            *self.dram.lock() = Some(mounted);
+            let tier = DirTier::open("dram", TierKind::Dram, &path, Some(size), instance)?;
+            self.slots[DRAM.0 as usize] = Some(Slot {
                 tier: Arc::new(tier),
                 kind: TierKind::Dram,
                 capacity_bytes: size,
             });
-            dram = Some(mounted);
         }
         for ssd in &settings.ssd {
             let at = known
@@ -97,27 +116,18 @@ impl TierSet {
                 None => (tier.space()?.free_bytes as f64 * (1.0 - SSD_LEFT_FREE_FRACTION)) as u64,
             };
             let id = FIRST_SSD as usize + at;
-            slots.resize_with(slots.len().max(id + 1), || None);
-            slots[id] = Some(Slot {
+            let slots = self.slots.len().max(id + 1);
+            self.slots.resize_with(slots, || None);
+            self.slots[id] = Some(Slot {
                 tier: Arc::new(tier),
                 kind: TierKind::Ssd,
                 capacity_bytes,
             });
         }
-        let overflow_dir = settings.pfs.join(overflow_name(instance));
-        let set = TierSet {
-            slots,
-            overflow: OnceLock::new(),
-            making_overflow: Mutex::new(()),
-            instance,
-            dram: Mutex::new(dram),
-            overrun_bytes: settings.overrun_bytes(),
-            overflow_dir,
-        };
-        if set.overflow_dir.is_dir() {
-            set.need_overflow()?;
+        if self.overflow_dir.is_dir() {
+            self.need_overflow()?;
         }
-        Ok(set)
+        Ok(())
     }
 
     /// The overflow, made if it is not there yet.
@@ -222,7 +232,7 @@ impl TierSet {
         }
     }
 
-    /// Takes back what a start that fails has mounted.
+    /// Takes back what a start that fails has mounted, and the directories that it has made its own.
     pub fn undo(&self, state: &Path) {
         let fresh = self
             .dram
@@ -231,6 +241,14 @@ impl TierSet {
             .is_some_and(|mount| !mount.was_reused());
         if fresh && let Err(error) = self.drop_dram(state) {
             tracing::warn!("the memory tier stays mounted: {error}");
+        }
+        for slot in self.slots.iter().flatten() {
+            // What is mounted no more is gone anyway.
+            if slot.kind == TierKind::Ssd
+                && let Err(error) = slot.tier.give_back()
+            {
+                tracing::warn!("{} stays in use: {error}", slot.tier.name());
+            }
         }
     }
 

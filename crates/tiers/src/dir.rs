@@ -154,6 +154,31 @@ impl Shards {
     }
 }
 
+/// Takes a directory that holds no objects back out of use. The marker goes last: without it the rest would be taken for
+/// somebody's.
+fn unmake(dir: &OwnedFd) -> io::Result<()> {
+    let gone = |result: rustix::io::Result<()>| match result {
+        Err(Sys::NOENT) => Ok(()),
+        result => result,
+    };
+    match rustix::fs::openat(dir, c"objects", DIR_FLAGS, Mode::empty()) {
+        Ok(objects) => {
+            for index in 0..SHARDS {
+                let name = format!("{index:02x}");
+                gone(rustix::fs::unlinkat(&objects, name, AtFlags::REMOVEDIR))?;
+            }
+            gone(rustix::fs::unlinkat(dir, c"objects", AtFlags::REMOVEDIR))?;
+        }
+        Err(Sys::NOENT) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(gone(rustix::fs::unlinkat(
+        dir,
+        marker::MARKER,
+        AtFlags::empty(),
+    ))?)
+}
+
 fn make_dir(parent: &OwnedFd, name: &[u8], mode: Mode) -> io::Result<()> {
     match rustix::fs::mkdirat(parent, name, mode) {
         Err(Sys::EXIST) => Ok(()),
@@ -198,13 +223,21 @@ impl DirTier {
         if marker.home == IdentityHome::Attribute && !marker::has_attributes(&fd)? {
             return Err(DirError::NoAttributes(dir.to_path_buf()).into());
         }
+        let shards = match Shards::open(&fd, marker.home) {
+            Err(error) if is_new => {
+                // The first error counts; what stays is named by the next start.
+                let _ = unmake(&fd);
+                return Err(error);
+            }
+            opened => opened?,
+        };
         Ok(DirTier {
             name: name.to_string(),
             kind,
             capacity_bytes: capacity,
             total_bytes_at_open: space_of(&fd)?.total_bytes,
             is_new,
-            shards: Arc::new(Shards::open(&fd, marker.home)?),
+            shards: Arc::new(shards),
             syncing: Mutex::new(()),
             dir: fd,
         })
@@ -327,6 +360,13 @@ impl Tier for DirTier {
             }
         }
         Ok(())
+    }
+
+    fn give_back(&self) -> io::Result<()> {
+        match self.is_new {
+            true => unmake(&self.dir),
+            false => Ok(()),
+        }
     }
 
     fn sync_all(&self) -> io::Result<()> {

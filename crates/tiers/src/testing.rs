@@ -266,6 +266,10 @@ impl Tier for FaultyTier {
         self.inner.capacity_bytes()
     }
 
+    fn give_back(&self) -> io::Result<()> {
+        self.inner.give_back()
+    }
+
     fn space(&self) -> io::Result<Space> {
         self.shared.call(Operation::Space)?;
         self.inner.space()

@@ -64,6 +64,12 @@ pub trait Tier: Send + Sync {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
+    /// Takes back what opening the tier has made, where nothing was put in it since: else it would go on belonging to an instance
+    /// that never was. `ENOTEMPTY` if there is something.
+    fn give_back(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The identity carried beside an object; `None` if it carries none. `ENOENT` if there is no
     /// such object; one that cannot be decoded is an error of kind `InvalidData` around
     /// [`crate::IdentityError`].

@@ -97,6 +97,24 @@ fn objects_survive_reopening_and_modes_are_private() {
 }
 
 #[test]
+fn a_directory_is_given_back_as_it_was_unless_something_is_in_it() {
+    let dir = in_memory();
+    let entries = || std::fs::read_dir(dir.path()).unwrap().count();
+    tier_in(dir.path()).give_back().unwrap();
+    assert_eq!(entries(), 0);
+    let tier = tier_in(dir.path());
+    tier.create(ObjectId(0x1ff), &identity(0x1ff)).unwrap();
+    let refused = tier.give_back().unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOTEMPTY));
+    // Whoever opens it next has not made it.
+    let tier = tier_in(dir.path());
+    tier.open(ObjectId(0x1ff)).unwrap();
+    tier.remove(ObjectId(0x1ff)).unwrap();
+    tier.give_back().unwrap();
+    assert_eq!(entries(), 2, "the objects' directory and the marker");
+}
+
+#[test]
 fn directories_of_others_are_refused() {
     let refused =
         |dir: &Path, instance| match DirTier::open("ssd", TierKind::Ssd, dir, None, instance) {

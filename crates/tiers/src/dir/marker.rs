@@ -11,7 +11,7 @@ use rustix::io::Errno as Sys;
 use super::{read_small, write_small};
 
 /// Its name.
-const MARKER: &[u8] = b"forebay-tier";
+pub(super) const MARKER: &[u8] = b"forebay-tier";
 const MARKER_TEMPORARY: &[u8] = b"forebay-tier.new";
 const MARKER_BYTES_MAX: usize = 4096;
 const VERSION: u32 = 1;

@@ -34,14 +34,32 @@ fn changed(cluster: &Cluster, flag: &str, value: &str) -> Vec<OsString> {
 /// `up` with these arguments is refused, with and without `--detach`.
 #[track_caller]
 fn assert_refused(cluster: &Cluster, args: &[OsString], part: &str) {
+    assert_refused_with(cluster, args, |output| assert_line(output, part));
+}
+
+/// The same after it has said that it starts.
+#[track_caller]
+fn assert_refused_late(cluster: &Cluster, args: &[OsString], part: &str) {
+    assert_refused_with(cluster, args, |output| {
+        assert_eq!(output.code, 1, "{output:?}");
+        let last = output.stderr.lines().last().unwrap_or_default();
+        assert!(
+            last.starts_with("forebay: ") && last.contains(part),
+            "{output:?}"
+        );
+    });
+}
+
+#[track_caller]
+fn assert_refused_with(cluster: &Cluster, args: &[OsString], check: impl Fn(&Output)) {
     let (before, mounts) = (snapshot(cluster.base()), cluster.mounts());
-    assert_line(&cluster.cli(args), part);
-    assert_line(&cluster.cli(&[args, &["--detach".into()]].concat()), part);
+    check(&cluster.cli(args));
+    check(&cluster.cli(&[args, &["--detach".into()]].concat()));
     assert!(
         snapshot(cluster.base()) == before,
-        "{part}: something was left"
+        "{args:?}: something was left"
     );
-    assert_eq!(cluster.mounts(), mounts, "{part}");
+    assert_eq!(cluster.mounts(), mounts, "{args:?}");
 }
 
 /// A burst buffer that is not started, with something on its PFS.
@@ -139,6 +157,43 @@ fn bad_input_configuration_with_unknown_keys_or_values() {
     }
     fs::remove_file(&config).expect("remove");
     assert_refused(&cluster, &args, "No such file or directory");
+}
+
+/// What a start has made its own it gives back when it is refused after that.
+#[test]
+fn bad_input_that_shows_only_when_the_tiers_are_open() {
+    let cluster = ground();
+    let config = cluster.base().join("share.toml");
+    fs::write(
+        &config,
+        "policy = \"dedicated\"\n[engine]\nshare = \"900TiB\"\n",
+    )
+    .expect("config");
+    let flash = cluster.base().join("flash");
+    fs::create_dir(&flash).expect("mkdir");
+    let args = changed(&cluster, "--config", config.to_str().expect("UTF-8"));
+    let second = format!("{}:64MiB", flash.display());
+    let with_flash = [&args[..], &["--ssd".into(), second.into()]].concat();
+    assert_refused_late(&cluster, &with_flash, "share");
+
+    // The second of two directories belongs to somebody else.
+    let other = cluster.base().join("other");
+    fs::create_dir(&other).expect("mkdir");
+    let marker =
+        "forebay tier\nversion 1\ninstance 00112233445566778899aabbccddeeff\nidentity attribute\n";
+    fs::write(other.join("forebay-tier"), marker).expect("marker");
+    let ssds = [&flash, &other].map(|dir| format!("{}:64MiB", dir.display()));
+    let both = [
+        cluster.up_args(),
+        &[
+            "--ssd".into(),
+            (&ssds[0]).into(),
+            "--ssd".into(),
+            (&ssds[1]).into(),
+        ],
+    ]
+    .concat();
+    assert_refused_late(&cluster, &both, "belongs to another instance");
 }
 
 #[test]
