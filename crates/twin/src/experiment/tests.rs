@@ -155,25 +155,35 @@ fn open(set: &[(&str, &str)]) -> Outcome {
 
 #[test]
 fn direct_checkpoints_save_much_where_versions_are_not_known() {
-    let saved = |set: &[(&str, &str)]| {
+    let saved = |seed: &'static str, set: &[(&str, &str)]| {
         let demoted = |direct: &'static str| {
-            let mut all = vec![("duration", "22800s"), ("direct_checkpoint", direct)];
+            let mut all = vec![
+                ("seed", seed),
+                ("duration", "22800s"),
+                ("direct_checkpoint", direct),
+            ];
             all.extend_from_slice(set);
             open(&all).demoted_bytes as f64
         };
         1.0 - demoted("true") / demoted("false")
     };
-    let known = saved(&[]);
+    let mean = |set: &[(&str, &str)]| {
+        let seeds = ["1", "2", "3", "4", "5"];
+        seeds.map(|seed| saved(seed, set)).iter().sum::<f64>() / 5.0
+    };
     let unknown = |versions: &'static str| {
-        saved(&[
+        mean(&[
             ("version_aware", "false"),
             ("application.versions", versions),
         ])
     };
-    // The papers' 38 % lies between three and four versions kept.
-    let (three, four) = (unknown("3"), unknown("4"));
+    let known = mean(&[]);
     assert!(known < 0.15, "{known}");
-    assert!(three < 0.38 && 0.38 < four, "{three} {four}");
+    // As the mean over five seeds, the papers' 38 % lies between three and four versions kept, nearer to four. Single seeds differ
+    // more than that: with four some save less than 38 %, with five all save more.
+    let (three, four, five) = (unknown("3"), unknown("4"), unknown("5"));
+    assert!(three < 0.37 && 0.38 < four, "{three} {four}");
+    assert!(0.41 < five, "{five}");
 }
 
 #[test]

@@ -141,9 +141,9 @@ impl Sim<'_> {
                     self.touched.push(*node);
                 }
             }
-            Some(false) => self.pfs_enqueue(PfsOperation {
+            Some(false) => self.pfs_begin(PfsOperation {
                 app,
-                attempt,
+                node: self.apps[app as usize].node,
                 bytes,
                 purpose: Purpose::Restart,
             }),
@@ -157,6 +157,7 @@ impl Sim<'_> {
         let Some(phase) = self.apps[app as usize].phase.take() else {
             return;
         };
+        self.pfs_abort(app);
         for node in self.nodes_of(app) {
             self.advance(node);
             while let Some(worker) = self.nodes[node].workers.iter().position(|w| w.app == app) {

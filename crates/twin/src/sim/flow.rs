@@ -28,7 +28,7 @@ impl Sim<'_> {
             return;
         }
         n.last_s = now_s;
-        if !n.workers.is_empty() {
+        if n.is_busy() {
             n.foreground_s = now_s;
         }
         let is_end = now_s >= self.node_next_s[node];
@@ -211,7 +211,7 @@ impl Sim<'_> {
         {
             cut |= bound(begun_s + n.meter.period_s() - now_s);
         }
-        if n.workers.is_empty() && n.dirty > 0 {
+        if !n.is_busy() && n.dirty > 0 {
             let idle_at_s = n.foreground_s + idle_s;
             if idle_at_s > now_s {
                 cut |= bound(idle_at_s - now_s);
@@ -232,7 +232,7 @@ impl Sim<'_> {
         let now_s = self.now_s;
         let scenario = self.scenario;
         let n = &mut self.nodes[node];
-        let is_idle = n.workers.is_empty() && now_s >= n.foreground_s + scenario.bb.idle_s;
+        let is_idle = !n.is_busy() && now_s >= n.foreground_s + scenario.bb.idle_s;
         let dwsf = n.meter.dwsf_bytes(now_s) as f64;
         let left: u64 = n.writers().map(|w| w.remaining).sum();
         let end = match &n.plan {

@@ -53,6 +53,8 @@ pub(super) struct Node {
     pub dirty: u64,
     pub clean: u64,
     pub workers: Vec<Worker>,
+    /// Checkpoints that write straight to the PFS, and would have come here.
+    pub direct: u32,
     pub scheduler: Scheduler<Request>,
     /// Policy `dedicated`: what applications own, and who waits for its own data to leave.
     pub shares: Option<Shares>,
@@ -99,6 +101,7 @@ impl Node {
             dirty: 0,
             clean: 0,
             workers: Vec::new(),
+            direct: 0,
             scheduler,
             shares,
             blocked: Vec::new(),
@@ -124,6 +127,11 @@ impl Node {
 
     pub fn free(&self) -> u64 {
         self.capacity - self.dirty - self.clean
+    }
+
+    /// Somebody reads or writes: what demotes only in pauses waits.
+    pub fn is_busy(&self) -> bool {
+        !self.workers.is_empty() || self.direct > 0
     }
 
     /// Less space than this is none: the unit in which space is given, and never more than a thousandth of a small burst buffer.

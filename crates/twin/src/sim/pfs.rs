@@ -1,7 +1,7 @@
-//! The parallel file system: servers that share their bandwidth among the nodes that flush to them, and what goes to it or comes
-//! from it directly, one operation after the other.
+//! The parallel file system: servers that share their bandwidth among the nodes that flush to them and the operations that go to
+//! it or come from it directly, each of which is spread over all servers.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 
 use forebay_policy::demotion::flush_target;
 
@@ -23,9 +23,32 @@ pub(super) enum Purpose {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PfsOperation {
     pub app: u32,
-    pub attempt: u32,
+    /// The node of a checkpoint that does not come into the burst buffer, or of what comes there.
+    pub node: u32,
     pub bytes: u64,
     pub purpose: Purpose,
+}
+
+/// Operations of applications whose links are as fast as each other: at any moment all of them get the same rate. So one
+/// count of bytes serves for all, and each ends when it has come to a mark that was set when it began.
+#[derive(Debug)]
+struct Lane {
+    link_bytes_per_s: f64,
+    /// Bytes that an operation which has been under way since the lane was last empty has moved.
+    served: f64,
+    rate: f64,
+    /// By mark, as its bits: marks are not negative, so they are ordered alike; then by arrival.
+    under_way: BTreeMap<(u64, u64), PfsOperation>,
+}
+
+impl Lane {
+    /// Seconds until the first one ends.
+    fn first_end_s(&self) -> f64 {
+        match self.under_way.first_key_value() {
+            Some(((mark, _), _)) => (f64::from_bits(*mark) - self.served).max(0.0) / self.rate,
+            None => f64::INFINITY,
+        }
+    }
 }
 
 /// Who uses the servers.
@@ -34,11 +57,9 @@ pub(super) struct PfsState {
     server_bytes_per_s: f64,
     /// Nodes that flush to each server.
     flows: Vec<Vec<u32>>,
-    queue: VecDeque<PfsOperation>,
-    active: Option<PfsOperation>,
-    /// Bytes of the active operation that are left; fractions matter to nobody here.
-    left: f64,
-    rate: f64,
+    lanes: Vec<Lane>,
+    operations: usize,
+    arrivals: u64,
     last_s: f64,
     pub next_s: f64,
 }
@@ -48,19 +69,46 @@ impl PfsState {
         Self {
             server_bytes_per_s: pfs.bytes_per_s / f64::from(pfs.servers),
             flows: vec![Vec::new(); pfs.servers as usize],
-            queue: VecDeque::new(),
-            active: None,
-            left: 0.0,
-            rate: 0.0,
+            lanes: Vec::new(),
+            operations: 0,
+            arrivals: 0,
             last_s: 0.0,
             next_s: f64::INFINITY,
         }
     }
 
-    /// What one more flow at a server gets.
+    /// What one flow, or one operation, gets of a server.
     fn share(&self, server: usize) -> f64 {
-        let flows = self.flows[server].len() + usize::from(self.active.is_some());
-        self.server_bytes_per_s / flows.max(1) as f64
+        let users = self.flows[server].len() + self.operations;
+        self.server_bytes_per_s / users.max(1) as f64
+    }
+
+    fn lane(&mut self, link_bytes_per_s: f64) -> &mut Lane {
+        let same = |lane: &Lane| lane.link_bytes_per_s == link_bytes_per_s;
+        let at = self.lanes.iter().position(same).unwrap_or_else(|| {
+            self.lanes.push(Lane {
+                link_bytes_per_s,
+                served: 0.0,
+                rate: 0.0,
+                under_way: BTreeMap::new(),
+            });
+            self.lanes.len() - 1
+        });
+        &mut self.lanes[at]
+    }
+
+    /// The operation that ends now.
+    fn pop(&mut self) -> Option<PfsOperation> {
+        let used = self.lanes.iter_mut().filter(|l| !l.under_way.is_empty());
+        let lane = used.min_by(|a, b| a.first_end_s().total_cmp(&b.first_end_s()))?;
+        let ((mark, _), operation) = lane.under_way.pop_first()?;
+        lane.served = match lane.under_way.is_empty() {
+            // Counted from nothing again, so that it stays exact.
+            true => 0.0,
+            false => lane.served.max(f64::from_bits(mark)),
+        };
+        self.operations -= 1;
+        Some(operation)
     }
 }
 
@@ -96,63 +144,95 @@ impl Sim<'_> {
         self.pfs_rate();
     }
 
-    pub(super) fn pfs_enqueue(&mut self, operation: PfsOperation) {
-        self.pfs.queue.push_back(operation);
-        if self.pfs.active.is_none() {
-            self.pfs_next();
-        }
-    }
-
-    fn pfs_advance(&mut self) {
-        let dt = self.now_s - self.pfs.last_s;
-        self.pfs.last_s = self.now_s;
-        if self.pfs.active.is_some() && dt > 0.0 {
-            self.pfs.left = (self.pfs.left - self.pfs.rate * dt).max(0.0);
-        }
-    }
-
-    fn pfs_rate(&mut self) {
-        let Some(active) = self.pfs.active else {
-            self.pfs.next_s = f64::INFINITY;
-            return;
-        };
-        let kind = self.apps[active.app as usize].kind as usize;
-        let link = self.scenario.applications[kind].link_bytes_per_s;
-        let servers = 0..self.pfs.flows.len();
-        let rate: f64 = servers.map(|server| self.pfs.share(server)).sum();
-        self.pfs.rate = rate.min(link);
-        self.pfs.next_s = self.now_s + (self.pfs.left / self.pfs.rate).max(MIN_STEP_S);
-    }
-
-    /// Begins the next operation, if there is one.
-    fn pfs_next(&mut self) {
+    /// Begins at once, beside all others: nobody gives turns on the PFS.
+    pub(super) fn pfs_begin(&mut self, operation: PfsOperation) {
         self.pfs_advance();
-        self.pfs.active = None;
-        while let Some(operation) = self.pfs.queue.pop_front() {
-            if self.apps[operation.app as usize].attempt == operation.attempt {
-                self.pfs.active = Some(operation);
-                self.pfs.left = operation.bytes as f64;
-                if let Some(phase) = &mut self.apps[operation.app as usize].phase {
-                    phase.started_s.get_or_insert(self.now_s);
-                }
-                break;
-            }
+        let app = &mut self.apps[operation.app as usize];
+        if let Some(phase) = &mut app.phase {
+            phase.started_s.get_or_insert(self.now_s);
         }
+        let link = self.scenario.applications[app.kind as usize].link_bytes_per_s;
+        self.pfs.arrivals += 1;
+        let arrival = self.pfs.arrivals;
+        let lane = self.pfs.lane(link);
+        let mark = lane.served + operation.bytes as f64;
+        lane.under_way.insert((mark.to_bits(), arrival), operation);
+        self.pfs.operations += 1;
+        self.note_direct(&operation, true);
+        self.operations_changed();
+    }
+
+    /// A node whose application writes straight to the PFS is as busy as if it took that.
+    fn note_direct(&mut self, operation: &PfsOperation, begins: bool) {
+        if operation.purpose != Purpose::Direct {
+            return;
+        }
+        let node = operation.node as usize;
+        self.advance(node);
+        let direct = &mut self.nodes[node].direct;
+        *direct = match begins {
+            true => *direct + 1,
+            false => *direct - 1,
+        };
+        self.nodes[node].foreground_s = self.now_s;
+        self.touched.push(node);
+    }
+
+    /// What an application had under way is given up.
+    pub(super) fn pfs_abort(&mut self, app: u32) {
+        self.pfs_advance();
+        let mut aborted = Vec::new();
+        for lane in &mut self.pfs.lanes {
+            lane.under_way.retain(|_, operation| {
+                let stays = operation.app != app;
+                if !stays {
+                    aborted.push(*operation);
+                }
+                stays
+            });
+        }
+        self.pfs.operations -= aborted.len();
+        for operation in &aborted {
+            self.note_direct(operation, false);
+        }
+        self.operations_changed();
+    }
+
+    fn operations_changed(&mut self) {
         let flowing = self.pfs.flows.iter().flatten().map(|node| *node as usize);
         self.touched.extend(flowing);
         self.pfs_rate();
     }
 
-    /// The active operation has ended.
+    fn pfs_advance(&mut self) {
+        let dt = self.now_s - self.pfs.last_s;
+        self.pfs.last_s = self.now_s;
+        let used = self.pfs.lanes.iter_mut();
+        for lane in used.filter(|lane| dt > 0.0 && !lane.under_way.is_empty()) {
+            lane.served += lane.rate * dt;
+        }
+    }
+
+    fn pfs_rate(&mut self) {
+        let servers = 0..self.pfs.flows.len();
+        let fair: f64 = servers.map(|server| self.pfs.share(server)).sum();
+        let mut first_s = f64::INFINITY;
+        for lane in &mut self.pfs.lanes {
+            lane.rate = fair.min(lane.link_bytes_per_s);
+            first_s = first_s.min(lane.first_end_s());
+        }
+        self.pfs.next_s = self.now_s + first_s.max(MIN_STEP_S);
+    }
+
+    /// An operation has ended.
     pub(super) fn pfs_step(&mut self) {
         self.pfs_advance();
-        let Some(operation) = self.pfs.active.take() else {
+        let Some(operation) = self.pfs.pop() else {
             self.pfs.next_s = f64::INFINITY;
             return;
         };
-        let is_void = self.apps[operation.app as usize].attempt != operation.attempt;
+        self.note_direct(&operation, false);
         match operation.purpose {
-            _ if is_void => {}
             Purpose::Direct => {
                 self.outcome.direct_bytes += operation.bytes;
                 self.end_of_part(operation.app, 0.0);
@@ -163,12 +243,12 @@ impl Sim<'_> {
                 self.begin_work(operation.app);
             }
         }
-        self.pfs_next();
+        self.operations_changed();
     }
 
     /// What was read from the PFS stays as a clean copy, if there is room beside what is not drained.
     fn stage_in(&mut self, operation: &PfsOperation) {
-        let node = self.apps[operation.app as usize].node as usize;
+        let node = operation.node as usize;
         self.advance(node);
         if self.nodes[node].free() < operation.bytes {
             self.make_room(node, operation.bytes);

@@ -17,9 +17,10 @@ impl Sim<'_> {
         let a = &self.apps[app as usize];
         let kind = &self.scenario.applications[a.kind as usize];
         if kind.stage_in_bytes > 0 {
-            self.pfs_enqueue(PfsOperation {
+            let node = a.node;
+            self.pfs_begin(PfsOperation {
                 app,
-                attempt: a.attempt,
+                node,
                 bytes: kind.stage_in_bytes,
                 purpose: Purpose::StageIn,
             });
@@ -133,7 +134,7 @@ impl Sim<'_> {
             } else if self.is_direct(node, &request) {
                 let scheduler = &mut self.nodes[node].scheduler;
                 scheduler.finish(started.application, started.class, self.now_s);
-                self.write_direct(&request);
+                self.write_direct(node, &request);
             } else {
                 self.begin_part(node, request);
             }
@@ -175,13 +176,13 @@ impl Sim<'_> {
         )
     }
 
-    fn write_direct(&mut self, request: &Request) {
+    fn write_direct(&mut self, node: usize, request: &Request) {
         if let Some(phase) = &mut self.apps[request.app as usize].phase {
             phase.is_direct = true;
         }
-        self.pfs_enqueue(PfsOperation {
+        self.pfs_begin(PfsOperation {
             app: request.app,
-            attempt: request.attempt,
+            node: node as u32,
             bytes: request.bytes,
             purpose: Purpose::Direct,
         });
@@ -248,7 +249,9 @@ impl Sim<'_> {
                 self.note_start(request.app);
                 self.nodes[node].blocked.push(request);
             }
-            ShareAdmission::TooLarge | ShareAdmission::NoShare => self.write_direct(&request),
+            ShareAdmission::TooLarge | ShareAdmission::NoShare => {
+                self.write_direct(node, &request);
+            }
         }
     }
 

@@ -166,8 +166,44 @@ fn staged_input_comes_before_the_work() {
     let text = PAPERS.replace("count = 40", "count = 2\nstage_in = \"160GB\"");
     let run = all(&Scenario::parse(&text, &[]).unwrap());
     assert_eq!(run.outcome.staged_bytes, 320_000_000_000);
-    // 160 GB at 1.6 GB/s, one after the other.
-    assert!(run.records[0].arrive_s >= 100.0);
+    // Twice 160 GB at 1.6 GB/s, side by side.
+    assert!(run.records[0].arrive_s >= 199.9);
+}
+
+/// Seconds until each of some applications has its input of 160 GB.
+fn staged_s(applications: &str) -> Vec<f64> {
+    let bb = &PAPERS[..PAPERS.find("[[application]]").unwrap()];
+    let text = format!("{bb}{applications}");
+    let scenario = Scenario::parse(&text, &[]).unwrap();
+    let run = all(&scenario);
+    let mut ends: Vec<f64> = run.records.iter().map(|r| r.arrive_s).collect();
+    ends.sort_by(f64::total_cmp);
+    ends.truncate(scenario.applications.len());
+    ends
+}
+
+fn application(more: &str) -> String {
+    format!(
+        "[[application]]\ncheckpoint = \"1MB\"\ninterval = \"2000s\"\nstage_in = \"160GB\"\n{more}\n"
+    )
+}
+
+#[test]
+fn who_uses_the_pfs_shares_it_as_far_as_links_go() {
+    let near = |found: &[f64], wanted: &[f64]| {
+        let differ = found.iter().zip(wanted).map(|(a, b)| (a - b).abs());
+        assert_eq!(found.len(), wanted.len());
+        assert!(differ.fold(0.0, f64::max) < 0.1, "{found:?} {wanted:?}");
+    };
+    // 1.6 GB/s in all.
+    near(&staged_s(&application("")), &[100.0]);
+    near(&staged_s(&application("").repeat(2)), &[200.0, 200.0]);
+    // The second comes when the first has moved half of its bytes.
+    let late = application("") + &application("start = \"50s\"");
+    near(&staged_s(&late), &[150.0, 200.0]);
+    // A link of 0.4 GB/s takes no more than that; what it leaves nobody else gets (a share is a share).
+    let slow = application("") + &application("bandwidth = \"0.4GB/s\"");
+    near(&staged_s(&slow), &[200.0, 400.0]);
 }
 
 #[test]
