@@ -238,9 +238,14 @@ def restarts(setting, dwpp, placements, max_mins):
                 weights = [1 / mtbf_s(share, max_min) for share in lane.shares]
                 hits = [sum(w * hit for w, (_, hit) in zip(weights, look)) / sum(weights) for look in looks]
                 found.append({"dwpp": dwpp, "placement": placement, "mtbf_max_min": max_min, "looks": len(looks),
-                              "hit_ratio": sum(hits) / len(hits)})
+                              "reads_per_period": LOOKS * readers(lane), "hit_ratio": sum(hits) / len(hits)})
                 say(f"{dwpp} S {placement:5} MTBF up to {max_min:3} min: {found[-1]['hit_ratio']:.3f} of restarts from the burst buffer")
     return found
+
+
+def readers(lane):
+    """Applications that fail between two looks, and read their newest checkpoint."""
+    return lane.count // 8
 
 
 def watch_restarts(lane, begin_s, dice, counts):
@@ -249,7 +254,7 @@ def watch_restarts(lane, begin_s, dice, counts):
     for at in range(LOOKS):
         pause(begin_s + (at + 0.5) * lane.setting.period_s / LOOKS - time.monotonic())
         looks.append(lane.resident())
-        for _ in range(lane.count // 8):
+        for _ in range(readers(lane)):
             job = bisect.bisect(sums, dice.random() * sums[-1])
             version = looks[-1][min(job, lane.count - 1)][0]
             if version:

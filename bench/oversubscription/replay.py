@@ -13,12 +13,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from experiment import CONGESTION, mtbf_s, shares
+
 ROOT = Path(__file__).resolve().parent.parent.parent
-CONGESTION = {"low": "low", "medium": "med", "high": "high"}
 # A checkpoint that waits for long must have ended, and the second one of its application must not have begun.
 INTERVAL_PERIODS, DURATION_PERIODS = 6, 11
 # The live experiment looks after the first of three periods; the simulation does so for longer, which only steadies the mean.
-WARM_UP_PERIODS, MEASURED_PERIODS, SEEDS = 2, 8, 5
+WARM_UP_PERIODS, MEASURED_PERIODS, SEEDS = 2, 32, 5
 AGREES = 0.10
 
 
@@ -78,22 +79,24 @@ def run(command):
     return json.loads(done.stdout)
 
 
-def restart_scenario(facts, options, found):
-    """As the live one: applications of one size, MTBFs uniform up to the greatest and no less than a minute, known."""
+def restart_scenario(facts, options, found, seed):
+    """As the live one: the same applications with the same MTBFs, known, and as many reads in a period, which `lru` sees."""
     period_s, size = facts["period_s"], facts["checkpoint_bytes"]
     count = round(found["dwpp"] * facts["capacity_bytes"] / size)
     lines = [f"duration = {(WARM_UP_PERIODS + MEASURED_PERIODS) * period_s}", f"placement = {json.dumps(found['placement'])}", "[bb]"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in burst_buffer(facts, options).items()]
-    lines += ["[plan]", f"period = {period_s}", f"dwpp = {count * size}", "[arrivals]", "pattern = \"low\"", "[failures]",
-              "mode = \"draws\"", "restarts_per_period = 500", f"from = {WARM_UP_PERIODS * period_s}", "mtbf_known = true",
-              "[[application]]", f"count = {count}", f"checkpoint = {size}", f"interval = {period_s}", "versions = 2",
-              f"mtbf = {{ uniform = [\"1m\", \"{found['mtbf_max_min']}m\"] }}"]
+    lines += ["[plan]", f"period = {period_s}", f"dwpp = {count * size}", "[arrivals]", "pattern = \"given\"", "[failures]",
+              "mode = \"draws\"", f"restarts_per_period = {found['reads_per_period']}", f"from = {WARM_UP_PERIODS * period_s}", "mtbf_known = true"]
+    gap_s = CONGESTION["low"] * period_s / count
+    for job, share in enumerate(shares(count, seed)):
+        lines += ["[[application]]", f"checkpoint = {size}", f"interval = {period_s}", "versions = 2", f"start = {job * gap_s}",
+                  f"mtbf = \"{mtbf_s(share, found['mtbf_max_min']):.0f}s\""]
     return "\n".join(lines) + "\n"
 
 
 def hit_ratio(args, facts, options, found, work):
     path = work / f"restarts-{found['dwpp']}-{found['placement']}-{found['mtbf_max_min']}.toml"
-    path.write_text(restart_scenario(facts, options, found))
+    path.write_text(restart_scenario(facts, options, found, facts["seed"]))
     rows = [run([args.forebay, "simulate", path, "--json", "--seed", seed])["rows"][0] for seed in range(1, SEEDS + 1)]
     return sum(row["hit_ratio"] for row in rows) / len(rows)
 
