@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_server::Settings;
 use forebay_types::Ino;
-use forebay_wire::control::{Movement, ScrubStatus};
+use forebay_wire::control::{Control, ControlResponse, FsckReport, Movement, ScrubStatus};
 
 use crate::common::{PATIENCE, Running, Scratch, settings};
 
@@ -28,6 +28,14 @@ pub enum Harm {
 }
 
 use Harm::{Flip, Lengthen, Remove, Swap, Truncate};
+
+/// Seals at once; looks at nothing by itself.
+pub fn sealing(settings: &mut Settings) {
+    settings.scrub.enabled = true;
+    settings.scrub.pass = Duration::from_secs(3600);
+    settings.scrub.seal_after = Duration::ZERO;
+    settings.scrub.calm = Duration::ZERO;
+}
 
 /// A running server with a drained and an undrained file on flash.
 pub struct Lab {
@@ -115,6 +123,18 @@ impl Lab {
 
     pub fn scrub(&self) -> ScrubStatus {
         self.server.status().scrub
+    }
+
+    /// Everything is checked, contents too, and mended where that is safe.
+    pub fn fsck(&self) -> FsckReport {
+        let order = Control::Fsck {
+            dry_run: false,
+            checksums: true,
+        };
+        match self.server.control(order) {
+            Ok(ControlResponse::Fsck(report)) => report,
+            other => panic!("fsck: {other:?}"),
+        }
     }
 
     /// A file that the client remembers.

@@ -4,16 +4,14 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use forebay_kv::{Batch, Durability};
 use forebay_server::Settings;
 use forebay_tiers::PIECE_BYTES_MIN;
 use forebay_types::{Errno, Handle, OpenFlags, SetAttr};
-use forebay_wire::control::{Control, ControlResponse, FsckReport};
 
 use crate::common::me;
-use crate::lab::{Lab, flip};
+use crate::lab::{Lab, flip, sealing};
 
 const PIECE: u64 = PIECE_BYTES_MIN;
 /// Two pieces and a bit.
@@ -29,13 +27,6 @@ fn content() -> Vec<u8> {
 fn by_piece(settings: &mut Settings) {
     settings.scrub.enabled = false;
     settings.scrub.verify_on_open_bytes = 1 << 20;
-}
-
-fn sealing(settings: &mut Settings) {
-    settings.scrub.enabled = true;
-    settings.scrub.pass = Duration::from_secs(3600);
-    settings.scrub.seal_after = Duration::ZERO;
-    settings.scrub.calm = Duration::ZERO;
 }
 
 /// Called `large`, drained or sealed, and nothing known about when it was read.
@@ -266,17 +257,6 @@ fn an_open_without_a_change_leaves_the_checksums_as_they_were() {
     lab.server.instance.stop();
 }
 
-fn fsck(lab: &Lab) -> FsckReport {
-    let order = Control::Fsck {
-        dry_run: false,
-        checksums: true,
-    };
-    match lab.server.control(order) {
-        Ok(ControlResponse::Fsck(report)) => report,
-        other => panic!("fsck: {other:?}"),
-    }
-}
-
 /// Without the checksums of its pieces a file is read as a whole, however large it is.
 #[test]
 fn nothing_is_handed_out_where_the_checksums_of_pieces_are_lost() {
@@ -304,10 +284,10 @@ fn nothing_is_handed_out_where_the_checksums_of_pieces_are_lost() {
             store.commit(batch, Durability::Synced).expect("commit");
         });
         if is_checked {
-            let report = fsck(&lab);
+            let report = lab.fsck();
             let kinds: Vec<_> = report.findings.iter().map(|f| f.kind.as_str()).collect();
             assert_eq!(kinds, ["record-unreadable"]);
-            assert_eq!(fsck(&lab).findings, []);
+            assert_eq!(lab.fsck().findings, []);
         }
         flip(&lab.object(&content()), PIECE + 3);
         assert!(lab.server.read_all(b"large").expect("read") == content());

@@ -12,20 +12,11 @@ use forebay_policy::durability::Durability;
 use forebay_server::{Settings, fsck_offline};
 use forebay_types::{Errno, Ino, OpenFlags, SetAttr, SetTime, TimeSpec};
 use forebay_wire::RenameMode;
-use forebay_wire::control::{Control, ControlResponse, FsckReport};
 use rustix::process::{Signal, getpid};
 
 use crate::common::{Running, Scratch, me, settings};
 use crate::lab::Harm::{Flip, Lengthen, Truncate};
-use crate::lab::{DIRTY, Lab};
-
-/// Seals at once; looks at nothing by itself.
-fn sealing(settings: &mut Settings) {
-    settings.scrub.enabled = true;
-    settings.scrub.pass = Duration::from_secs(3600);
-    settings.scrub.seal_after = Duration::ZERO;
-    settings.scrub.calm = Duration::ZERO;
-}
+use crate::lab::{DIRTY, Lab, sealing};
 
 /// A started server with an undrained file whose checksum is on record, and nothing known about when it was made.
 fn sealed() -> Lab {
@@ -37,17 +28,6 @@ fn sealed() -> Lab {
 
 fn no_size() -> SetAttr {
     SetAttr::default()
-}
-
-fn fsck(lab: &Lab) -> FsckReport {
-    let order = Control::Fsck {
-        dry_run: false,
-        checksums: true,
-    };
-    match lab.server.control(order) {
-        Ok(ControlResponse::Fsck(report)) => report,
-        other => panic!("fsck: {other:?}"),
-    }
 }
 
 #[test]
@@ -105,9 +85,9 @@ fn the_pass_finds_a_flipped_bit_in_undrained_data() {
 #[test]
 fn fsck_finds_a_flipped_bit_in_undrained_data_and_leaves_it() {
     let lab = sealed();
-    assert_eq!(fsck(&lab).findings, []);
+    assert_eq!(lab.fsck().findings, []);
     lab.harm(Flip, DIRTY);
-    let online = fsck(&lab);
+    let online = lab.fsck();
     let state = lab.scratch.path().join("state");
     lab.server.instance.stop();
     drop(lab.server);
@@ -240,7 +220,7 @@ const UNSEEN: [Change; 2] = [
 fn check_and_drain(lab: &Lab, what: &str, content: &[u8]) {
     let read = lab.server.read_all(b"dirty");
     assert_eq!(read.as_deref(), Ok(content), "{what}");
-    assert_eq!(fsck(lab).findings, [], "{what}");
+    assert_eq!(lab.fsck().findings, [], "{what}");
     lab.drain(b"dirty");
     let drained = fs::read(lab.scratch.pfs().join("dirty"));
     assert_eq!(drained.expect("read"), content, "{what}");
