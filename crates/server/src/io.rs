@@ -178,7 +178,11 @@ impl Core {
             match self.ns.node(open.ino) {
                 // It has come into the burst buffer since it was opened.
                 Ok(Node::File(file)) if !file.lock().is_unlinked() => {
-                    break self.open_arrived(file)?;
+                    match self.open_arrived(file) {
+                        // It has been unlinked since, and its object is gone.
+                        Err(errno) if is_overtaken(errno) && tries < TRIES => {}
+                        opened => break opened?,
+                    }
                 }
                 // It may have been renamed since.
                 Ok(Node::Plain(now)) if now.id == node.id && self.ns.stat_plain(&now).is_ok() => {
