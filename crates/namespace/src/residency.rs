@@ -136,13 +136,22 @@ impl Namespace {
                 let state = file.lock();
                 (state.residency, state.names.first().cloned())
             };
-            let xattrs = match (residency.clean, name) {
-                (true, Some((dir, name))) => Some(self.load_xattrs(&dir, &name)?),
+            let xattrs = match (residency.clean, &name) {
+                (true, Some((dir, name))) => match self.load_xattrs(dir, name) {
+                    // It is being unlinked, or an outsider has done so: there are none any more.
+                    Err(error) if error.errno() == Errno::ENOENT => Some(Vec::new()),
+                    loaded => Some(loaded?),
+                },
                 _ => None,
             };
             let state = file.lock();
-            // Else they may have been changed on the PFS since they were read.
-            if !state.residency.clean || state.residency.published == residency.published {
+            let same_name = match (&name, state.names.first()) {
+                (Some(before), Some(now)) => Arc::ptr_eq(&before.0, &now.0) && before.1 == now.1,
+                (before, now) => before.is_none() && now.is_none(),
+            };
+            // Else they may have been changed on the PFS since they were read, or are to be found elsewhere.
+            let same = same_name && state.residency.published == residency.published;
+            if !state.residency.clean || same {
                 break (state, xattrs);
             }
         };

@@ -138,3 +138,24 @@ fn the_first_write_of_a_file_on_the_pfs_succeeds_whatever_happens_to_it_meanwhil
     );
     server.instance.stop();
 }
+
+/// Its name on the PFS is gone, by an unlink that is under way or by an outsider: who has it open writes all the same.
+#[test]
+fn a_first_change_of_a_clean_copy_does_not_need_its_name_on_the_pfs() {
+    let scratch = Scratch::new();
+    let mut settings = settings(scratch.path(), 64 << 20);
+    settings.demotion.idle = false;
+    let server = Running::start(&settings, false);
+    let attr = server.put(b"f", b"what was drained");
+    let out = server.move_files(Movement::StageOut, b"");
+    assert_eq!(out.failed, 0, "{out:?}");
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let open = server.client.open(attr.ino, flags, me()).expect("open");
+    let handle = open.opened.handle;
+    fs::remove_file(scratch.pfs().join("f")).expect("outsider");
+    server.write(handle, 0, b"WHAT").expect("write");
+    let read = server.read(handle, 0, 100);
+    assert_eq!(read.as_deref(), Ok(b"WHAT was drained".as_slice()));
+    server.client.release(handle).expect("close");
+    server.instance.stop();
+}
