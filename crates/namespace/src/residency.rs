@@ -173,7 +173,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// The undrained content of a file is on stable storage in its tier, and `sums` are its checksums: they go on record. `false` if it has changed since it was of this generation, may do so unseen, or has left that tier.
+    /// The undrained content of a file is on stable storage in its tier, and `sums` are its checksums: they go on record.
+    /// `false` if it has changed since it was of this generation, may do so unseen, or has left that tier.
     pub fn seal(
         &self,
         file: &File,

@@ -19,7 +19,7 @@ pub const PIECE_BYTES_MIN: u64 = 4 << 20;
 const PIECES_MAX: u64 = 1 << 16;
 
 /// Size of the pieces of a content of `bytes`, bytes: a power of two.
-pub fn piece_bytes(bytes: u64) -> u64 {
+fn piece_bytes(bytes: u64) -> u64 {
     let even = bytes.div_ceil(PIECES_MAX).max(PIECE_BYTES_MIN);
     even.checked_next_power_of_two().unwrap_or(1 << 63)
 }

@@ -34,7 +34,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Puts the checksum of a file's content on record, with those of its pieces.
+    /// Keeps the checksums of the pieces of a file's content; its record has that of the whole.
     pub(crate) fn put_sums(
         &self,
         batch: &mut Batch,
