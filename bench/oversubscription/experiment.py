@@ -10,7 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from machine import INTERRUPTED, Failure, Forebay, pause
+from figures import held
+from machine import INTERRUPTED, STEP_S, Failure, Forebay, pause
 
 HERE = Path(__file__).resolve().parent
 # Gap between arrivals against an even spread over the period. Not all of it for "low": a checkpoint that ends in the next
@@ -282,9 +283,10 @@ def direct(setting, enabled, periods=3):
     return result
 
 
-def window_errors(samples, key, limits, name, until_s):
-    """Relative errors over every 10 s of demand in which one limit was in force throughout: what reached the device against it."""
-    errors = []
+def windows(samples, key, limits, name, until_s):
+    """Every 10 s of demand in which one limit was in force throughout: the relative error of what reached the device against it, and
+    by how much the latest look of the bench itself came too late, seconds."""
+    found = []
     for i, first in enumerate(limits):
         same = [s for s in limits[i:] if s["at_s"] - first["at_s"] <= 10.6]
         spans = same[-1]["at_s"] - first["at_s"] >= 9.6 and same[-1]["at_s"] <= until_s
@@ -293,8 +295,10 @@ def window_errors(samples, key, limits, name, until_s):
         near = lambda at_s: min(samples, key=lambda s: abs(s["at_s"] - at_s))
         begin, end = near(first["at_s"]), near(first["at_s"] + 10)
         seen = (end[key] - begin[key]) / (end["at_s"] - begin["at_s"])
-        errors.append(seen / first[name] - 1)
-    return errors
+        looks = [s["at_s"] for s in samples if begin["at_s"] <= s["at_s"] <= end["at_s"]]
+        late_s = max(after - before for before, after in zip(looks, looks[1:])) - STEP_S
+        found.append({"begin_s": first["at_s"] - limits[0]["at_s"], "error": seen / first[name] - 1, "late_s": late_s})
+    return found
 
 
 def held_rates(setting):
@@ -318,10 +322,10 @@ def held_rates(setting):
         for writer in writers:
             writer.wait()
         samples = lane.forebay.samples
-    result = {kind: window_errors(samples, key, limits, kind, until_s)
+    result = {kind: windows(samples, key, limits, kind, until_s)
               for kind, key in (("checkpoint", "buffer_bytes"), ("demotion", "pfs_bytes"))}
-    for kind, errors in result.items():
-        say(f"{kind}: {len(errors)} windows of 10 s, from {min(errors, default=0):+.1%} to {max(errors, default=0):+.1%} of the limit")
+    for kind, found in result.items():
+        say(f"{kind}: {held(found)}")
     return result
 
 

@@ -4,11 +4,27 @@ COLOURS = {"bbos": "#1b7f5c", "maxbw": "#c44e2b", "maxeff": "#3465a4", "dedicate
 WIDTH, HEIGHT, MARGIN = 640, 320, 50
 # A job has stalled if it took so much longer than its bytes take at Bwmin, in parts of that.
 STALLED = 1.0
+# A look of the bench that comes later than this was kept waiting by the machine, seconds.
+LATE_S = 0.1
 
 
 def mean(values):
     values = list(values)
     return sum(values) / max(len(values), 1)
+
+
+def held(found):
+    """In words; where the bench itself could not run in time, the machine stood still, and a rate that is not reached then says
+    nothing."""
+    in_time = [w["error"] for w in found if w["late_s"] <= LATE_S]
+    late = [w["error"] for w in found if w["late_s"] > LATE_S]
+    within = lambda errors: sum(abs(e) <= 0.05 for e in errors)
+    span = lambda errors: f"from {min(errors, default=0):+.1%} to {max(errors, default=0):+.1%}"
+    text = f"{within(in_time)} of {len(in_time)} windows of 10 s within 5 % of the limit ({span(in_time)})"
+    if late:
+        text += (f"; of {len(late)} others, in which the machine gave the bench no time for up to {max(w['late_s'] for w in found):.1f} s, "
+                 f"{within(late)} ({span(late)})")
+    return text
 
 
 def summary(cell):
@@ -46,9 +62,8 @@ def tables(report):
     for one in report.get("direct", []):
         lines += ["", f"Direct checkpoints {'on' if one['direct'] else 'off'}, {one['dwpp']} S, {one['periods']} periods: "
                       f"{one['demoted_from_buffer_bytes'] >> 20} MiB demoted, {one['direct_files']} checkpoints straight to the PFS."]
-    for kind, errors in report.get("held_rates", [{}])[0].items():
-        lines += ["", f"Rates held, {kind}: {len(errors)} windows of 10 s of demand, {min(errors, default=0):+.1%} to "
-                      f"{max(errors, default=0):+.1%} of the limit."]
+    for kind, found in report.get("held_rates", [{}])[0].items():
+        lines += ["", f"Rates held, {kind}: {held(found)}."]
     for one in report.get("bookkeeping", []):
         lines += ["", f"Learning and planning with {one['applications']} applications that write all the time: {one['core_share']:.2%} of a core."]
     return "\n".join(lines) + "\n"

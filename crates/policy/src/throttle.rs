@@ -117,7 +117,9 @@ pub struct Load {
 /// Rates of a policy. `plan`: what [`DrainPolicy::Bbos`] follows; where there is none (nothing is known yet, or no plan
 /// avoids an overflow), it demotes beside checkpoints at full speed once half of the limit is dirty, and slows nobody.
 ///
-/// The thresholds are those of the papers: `maxeff` 0 S, `maxbw` and `dedicated` 1 S, `bbos` the plan's start.
+/// The thresholds are those of the papers: `maxeff` 0 S, `maxbw` and `dedicated` 1 S, `bbos` the plan's start. A plan keeps
+/// checkpoints at Bwmin also where a write waits for space: those that need none would take from the demotion it waits for. In a
+/// pause its limit for them stays, for whoever ends the pause meets a demotion at full speed.
 pub fn pace(policy: DrainPolicy, plan: Option<&Plan>, load: &Load) -> Pace {
     let free = |demotion| Pace {
         checkpoint_bytes_per_s: None,
@@ -126,10 +128,10 @@ pub fn pace(policy: DrainPolicy, plan: Option<&Plan>, load: &Load) -> Pace {
     if load.dirty_bytes <= 0.0 {
         return free(DemotionPace::Stop);
     }
-    if load.is_idle || load.is_starved || load.dirty_bytes >= load.limit_bytes {
-        return free(DemotionPace::Full);
-    }
+    let is_full = load.is_starved || load.dirty_bytes >= load.limit_bytes;
     match (policy, plan) {
+        (DrainPolicy::Bbos, Some(plan)) => follow(plan, load),
+        _ if load.is_idle || is_full => free(DemotionPace::Full),
         (DrainPolicy::MaxEff, _) => free(DemotionPace::Full),
         (DrainPolicy::MaxBw | DrainPolicy::Dedicated, _) => free(DemotionPace::Stop),
         (DrainPolicy::Bbos, None) => {
@@ -140,7 +142,6 @@ pub fn pace(policy: DrainPolicy, plan: Option<&Plan>, load: &Load) -> Pace {
                 DemotionPace::Stop
             })
         }
-        (DrainPolicy::Bbos, Some(plan)) => follow(plan, load),
     }
 }
 
@@ -151,7 +152,7 @@ pub const UNPLANNED_START: f64 = 0.5;
 pub const PLAN_FAILED_AT: f64 = 0.97;
 
 fn follow(plan: &Plan, load: &Load) -> Pace {
-    if load.dirty_bytes >= load.limit_bytes * PLAN_FAILED_AT {
+    if load.is_starved || load.dirty_bytes >= load.limit_bytes * PLAN_FAILED_AT {
         return Pace {
             checkpoint_bytes_per_s: Some(plan.input().bw_min_bytes_per_s),
             demotion: DemotionPace::Full,
@@ -161,7 +162,9 @@ fn follow(plan: &Plan, load: &Load) -> Pace {
     let slowed = rates.checkpoint_bytes_per_s < plan.input().bw_max_bytes_per_s;
     Pace {
         checkpoint_bytes_per_s: slowed.then_some(rates.checkpoint_bytes_per_s),
-        demotion: if rates.demotion_bytes_per_s > 0.0 {
+        demotion: if load.is_idle {
+            DemotionPace::Full
+        } else if rates.demotion_bytes_per_s > 0.0 {
             DemotionPace::Rate(rates.demotion_bytes_per_s)
         } else {
             DemotionPace::Stop
@@ -222,9 +225,28 @@ mod tests {
                     is_starved,
                     ..load(10.0, 10.0)
                 };
-                assert_eq!(pace(*policy, None, &load).demotion, DemotionPace::Full);
+                for plan in [None, Some(&plan(1.3))] {
+                    let now = pace(*policy, plan, &load);
+                    assert_eq!(now.demotion, DemotionPace::Full);
+                    let is_held = is_starved && plan.is_some() && *policy == DrainPolicy::Bbos;
+                    assert_eq!(now.checkpoint_bytes_per_s, is_held.then_some(3.0));
+                }
             }
         }
+    }
+
+    #[test]
+    fn a_pause_does_not_lift_the_limit_of_the_plan() {
+        let plan = plan(1.9);
+        let dwsf = plan.full_dwsf_bytes * 1.1;
+        let writing = load(dwsf, 500.0);
+        let idle = Load {
+            is_idle: true,
+            ..writing
+        };
+        let paces = [writing, idle].map(|l| pace(DrainPolicy::Bbos, Some(&plan), &l));
+        assert_eq!(paces.map(|p| p.checkpoint_bytes_per_s), [Some(3.0); 2]);
+        assert_eq!(paces[1].demotion, DemotionPace::Full);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint, limits};
 use forebay_wire::control::PathFailure;
 use parking_lot::{Condvar, Mutex, RwLock};
 
+use crate::activity::Activity;
 use crate::apps::Applications;
 use crate::conflicts::Conflicts;
 use crate::dedicated::Dedicated;
@@ -130,6 +131,8 @@ pub struct Core {
     pub guard: GuardPost,
     /// Files of the burst buffer by object.
     pub files: RwLock<HashMap<ObjectId, Arc<File>>>,
+    /// Whether programs write.
+    pub activity: Activity,
     /// Files to be demoted.
     pub drain: DrainQueue,
     /// Applications.

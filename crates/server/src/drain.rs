@@ -1,7 +1,6 @@
 //! Which files wait for their demotion, and when it is their turn.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::demotion::{DrainItem, batch_bytes, drain_order, order_demotion};
@@ -57,6 +56,12 @@ struct Inner {
     copied: HashMap<ObjectId, u64>,
 }
 
+impl Inner {
+    fn is_starved(&self) -> bool {
+        self.hurry_until.is_some_and(|until| Instant::now() < until)
+    }
+}
+
 /// How a demotion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finished {
@@ -97,7 +102,6 @@ pub struct DrainQueue {
     idle: bool,
     idle_s: f64,
     retry_after: Duration,
-    foreground_ms: AtomicU64,
 }
 
 impl DrainQueue {
@@ -131,14 +135,7 @@ impl DrainQueue {
             idle: settings.idle,
             idle_s: settings.idle_after.as_secs_f64(),
             retry_after: settings.retry_after,
-            foreground_ms: AtomicU64::new(0),
         })
-    }
-
-    /// A program wrote, or opened or closed what it writes. Cheap: called for every request.
-    pub fn foreground(&self) {
-        let ms = self.origin.elapsed().as_millis() as u64;
-        self.foreground_ms.store(ms, Ordering::Relaxed);
     }
 
     /// A file is dirty and nobody writes it.
@@ -201,24 +198,23 @@ impl DrainQueue {
         self.wake.notify_all();
     }
 
-    /// Somebody waits for a demotion: limits do not count then.
+    /// A writer needs space, or did a moment ago.
+    pub fn is_starved(&self) -> bool {
+        self.inner.lock().is_starved()
+    }
+
+    /// Somebody waits for a demotion: its limits do not count then.
     pub fn is_pressed(&self) -> bool {
         let inner = self.inner.lock();
         inner.drain_all
-            || inner.hurry_until.is_some_and(|u| Instant::now() < u)
+            || inner.is_starved()
             || !inner.urgent.is_empty()
             || !inner.urged_in_flight.is_empty()
     }
 
-    /// Time since a program last wrote, seconds.
-    pub fn quiet_s(&self) -> f64 {
-        let foreground_s = self.foreground_ms.load(Ordering::Relaxed) as f64 / 1e3;
-        self.origin.elapsed().as_secs_f64() - foreground_s
-    }
-
-    /// Whether an idle burst buffer is drained, and nothing was written lately.
-    pub fn is_idle(&self) -> bool {
-        self.idle && self.quiet_s() >= self.idle_s
+    /// Whether a burst buffer that has been quiet for so long is drained.
+    pub fn is_pause(&self, quiet_s: f64) -> bool {
+        self.idle && quiet_s >= self.idle_s
     }
 
     /// Whether files wait or are on their way.
@@ -393,8 +389,7 @@ impl DrainQueue {
             return true;
         }
         let (dirty, capacity) = core.ledger.dirty_and_capacity();
-        let foreground_s = self.foreground_ms.load(Ordering::Relaxed) as f64 / 1e3;
-        inner.trigger.on_foreground(foreground_s);
+        inner.trigger.on_foreground(core.activity.last_s());
         // Files in the overflow and empty ones are waiting too, but hold no bytes of ours.
         let now_s = (now - self.origin).as_secs_f64();
         let load = Load {

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::demotion::PlacementPolicy;
@@ -73,8 +73,6 @@ pub struct Engine {
     is_throttled: AtomicBool,
     is_contended: AtomicBool,
     has_turns: AtomicBool,
-    /// Requests that flush, or wait for their turn or for space.
-    busy: AtomicU32,
     view: Mutex<View>,
     buckets: Mutex<Buckets>,
     turns: Mutex<Turns>,
@@ -117,7 +115,6 @@ impl Engine {
             is_throttled: AtomicBool::new(false),
             is_contended: AtomicBool::new(false),
             has_turns: AtomicBool::new(false),
-            busy: AtomicU32::new(0),
             view: Mutex::new(View {
                 in_force: InForce {
                     plan: None,
@@ -277,12 +274,6 @@ impl Engine {
         self.buckets.lock().demotion.rate_bytes_per_s()
     }
 
-    /// A request that takes long is under way, until the answer is dropped: the burst buffer is not idle meanwhile.
-    pub fn busy(&self) -> Busy<'_> {
-        self.busy.fetch_add(1, Ordering::Relaxed);
-        Busy(&self.busy)
-    }
-
     fn pace_write(&self, bytes: u64) {
         loop {
             let pause_s = {
@@ -314,7 +305,6 @@ impl Engine {
         if !self.has_turns.load(Ordering::Relaxed) {
             return None;
         }
-        let _busy = (class != Class::Demotion).then(|| self.busy());
         let mut turns = self.turns.lock();
         if turns.scheduler.waiting() >= WAITING_MAX {
             return None;
@@ -384,15 +374,6 @@ impl Engine {
     }
 }
 
-/// See [`Engine::busy`].
-pub struct Busy<'a>(&'a AtomicU32);
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// A request under way in its turn.
 pub struct Turn<'a> {
     engine: &'a Engine,
@@ -431,15 +412,9 @@ impl Core {
         Ok(())
     }
 
-    /// Whether an idle burst buffer is drained, and it is idle now: nothing was written lately and no request is under way
-    /// that takes long.
+    /// Whether an idle burst buffer is drained, and it is idle now.
     pub fn is_quiet(&self) -> bool {
-        self.drain.is_idle() && self.engine.busy.load(Ordering::Relaxed) == 0
-    }
-
-    /// Whether no program has written for so long, seconds, and no request is under way that takes long.
-    pub fn is_calm(&self, for_s: f64) -> bool {
-        self.drain.quiet_s() >= for_s && self.engine.busy.load(Ordering::Relaxed) == 0
+        self.drain.is_pause(self.activity.quiet_s())
     }
 
     /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be asked where
@@ -529,7 +504,7 @@ fn look(core: &Core) {
         dirty_bytes: dirty.max(u64::from(has_work)) as f64,
         limit_bytes,
         is_idle,
-        is_starved: is_pressed,
+        is_starved: core.drain.is_starved(),
     };
     engine.follow(&choice, &load, is_pressed, active);
     let is_full = engine.view().pace.demotion == DemotionPace::Full && is_idle;
@@ -576,16 +551,5 @@ mod tests {
         let _demotions = [1, 2, 3, 4].map(|app| engine.enter_demotion(app).expect("a turn"));
         assert!(engine.enter(7, Class::Restart).is_some());
         assert_eq!(engine.turns.lock().scheduler.waiting(), 0);
-    }
-
-    #[test]
-    fn long_requests_keep_the_burst_buffer_from_being_idle() {
-        let engine = engine();
-        let one = engine.busy();
-        let two = engine.busy();
-        drop(one);
-        assert_eq!(engine.busy.load(Ordering::Relaxed), 1);
-        drop(two);
-        assert_eq!(engine.busy.load(Ordering::Relaxed), 0);
     }
 }

@@ -36,7 +36,7 @@ impl Core {
         };
         self.report_to_fsync(&file)?;
         tracing::trace!(file = %file.object, ?tier, "fsync");
-        let _busy = self.engine.busy();
+        let _busy = self.activity.begin();
         if self.engine.is_throttled() {
             // The bytes go to the device in the application's turn; while they are made permanent the next one may begin, or
             // the device would rest.

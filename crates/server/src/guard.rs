@@ -159,7 +159,7 @@ impl Guard {
             let used_bytes = stat.allocated_bytes;
             if used_bytes != core.ledger.used_bytes(file.object) {
                 core.ledger.observe(file.object, used_bytes);
-                core.drain.foreground();
+                core.activity.note();
             }
             let growing = Growing {
                 open,

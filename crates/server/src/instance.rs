@@ -13,6 +13,7 @@ use forebay_wire::Service;
 use forebay_wire::control::FsckReport;
 use parking_lot::{Condvar, Mutex};
 
+use crate::activity::Activity;
 use crate::apps::Applications;
 use crate::conflicts::Conflicts;
 use crate::core::{Core, Counters, ErrorLog, StopOrder};
@@ -258,6 +259,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
     } = scheduling;
     Core {
         ledger: Ledger::new(&tiers.limits(), settings.demotion.dirty_cap_fraction),
+        activity: Activity::new(started),
         drain,
         engine,
         learning,

@@ -26,10 +26,11 @@ impl Core {
         if !flags.reads() {
             return Err(Errno::EBADF);
         }
-        let _turn = match self.engine.is_throttled() {
-            true => self.take_turn(&open, Class::Restart, 0),
-            false => None,
-        };
+        let throttled = self.engine.is_throttled();
+        let _under_way = throttled.then(|| {
+            let request = self.activity.begin();
+            (request, self.take_turn(&open, Class::Restart, 0))
+        });
         let target = open.target.read();
         self.reach(&target)?;
         self.compare_before_read(&open, &target, offset, into.len() as u64)?;
@@ -52,7 +53,7 @@ impl Core {
         if offset.saturating_add(data.len() as u64) > limits::FILE_BYTES_MAX {
             return Err(Errno::EFBIG);
         }
-        self.drain.foreground();
+        let _request = self.activity.begin();
         if !may_wait
             && matches!(
                 &*open.target.read(),
@@ -371,7 +372,7 @@ impl Core {
         drop(claim);
         self.prepare_change(&open, set.size == Some(0))?;
         if set.size.is_some() {
-            self.drain.foreground();
+            self.activity.note();
         }
         let target = open.target.read();
         self.reach(&target)?;
@@ -404,7 +405,7 @@ impl Core {
         if let Some(size) = set.size {
             // Until it is recorded, only the object knows the size.
             self.begin_change(file)?;
-            self.drain.foreground();
+            self.activity.note();
             object.set_len(size)?;
             failpoint::hit(failpoint::Point::TruncateObject);
             object.set_times(None, set.mtime.or(Some(SetTime::Now)))?;
@@ -505,7 +506,7 @@ impl Core {
         if !flags.writes() {
             return Err(Errno::EBADF);
         }
-        self.drain.foreground();
+        let _request = self.activity.begin();
         self.prepare_change(&open, false)?;
         if !may_wait && open.uncompared().is_some() {
             return Ok(None);

@@ -315,7 +315,7 @@ impl Core {
             writable: false,
         };
         if flags.writes() {
-            self.drain.foreground();
+            self.activity.note();
         }
         Ok(OpenFile::new(ino, target, false))
     }
@@ -412,7 +412,7 @@ impl Core {
         let touched = open.touched.swap(false, Ordering::AcqRel);
         open.lease_bytes.store(0, Ordering::Release);
         open.budget_bytes.store(0, Ordering::Release);
-        self.drain.foreground();
+        self.activity.note();
         if let Some(before) = before
             && !touched
             && before.stat == stat

@@ -211,7 +211,6 @@ impl Core {
             return Ok(Room::Yes);
         }
         let _growing = open.growing.lock();
-        let _busy = self.engine.busy();
         let started = Instant::now();
         let mut counted = false;
         loop {

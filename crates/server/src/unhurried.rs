@@ -49,7 +49,7 @@ impl<'a> Unhurried<'a> {
             let ahead_s = *self.due_s.lock() - self.origin.elapsed().as_secs_f64();
             match ahead_s > 0.0 {
                 true => self.core.rest(Duration::from_secs_f64(ahead_s).min(LOOK)),
-                false if (self.may_read)(self.core.is_calm(calm_s)) => return false,
+                false if (self.may_read)(self.core.activity.quiet_s() >= calm_s) => return false,
                 false => self.core.rest(LOOK),
             }
         }
