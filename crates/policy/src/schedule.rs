@@ -3,7 +3,8 @@
 //! While one application has its turn, the checkpoint requests of the others wait: each writes its checkpoint at the whole speed
 //! of the device, and the checkpoints do not interleave. A turn ends when the application has nothing more to write, or
 //! after [`ScheduleConfig::turn_s`] if others wait. Restart reads, demotion and staging have no turns, only limits on how many
-//! run side by side, and take the applications in rotation. Nobody waits longer than [`ScheduleConfig::max_wait_s`]: a request
+//! run side by side, and take the applications in rotation. An application that lost its turn only because it was silent for a moment, with a file
+//! neither flushed nor closed, is the next when it goes on. Nobody waits longer than [`ScheduleConfig::max_wait_s`]: a request
 //! that has is started whatever the turn and the limits say.
 //!
 //! A change costs O(log n) of the applications that wait.
@@ -11,6 +12,8 @@
 //! With one application its requests are only counted: it holds the turn, and nobody is there to wait for.
 
 mod lane;
+
+use std::collections::VecDeque;
 
 use crate::named::named;
 use lane::Lane;
@@ -129,7 +132,23 @@ struct Turn {
     begun_s: f64,
     /// Until then it lingers.
     until_s: f64,
+    /// It has come to an end since its last request.
+    rests: bool,
 }
+
+/// A turn that ended in the midst of a checkpoint.
+#[derive(Debug, Clone, Copy)]
+struct Lapsed {
+    application: u64,
+    at_s: f64,
+    /// Of the turn.
+    used_s: f64,
+}
+
+/// An application that lost its turn by being silent is the next if it goes on within this time, seconds.
+const LAPSED_S: f64 = 1.0;
+/// Turns that lapse in one such time are few: when the machine stands still.
+const LAPSED_MAX: usize = 16;
 
 /// A request that may start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -149,6 +168,8 @@ pub struct Scheduler<T> {
     config: ScheduleConfig,
     lanes: [Lane<T>; 4],
     turn: Option<Turn>,
+    /// The oldest first.
+    lapsed: VecDeque<Lapsed>,
 }
 
 impl<T> Scheduler<T> {
@@ -159,17 +180,26 @@ impl<T> Scheduler<T> {
             config,
             lanes: [Lane::new(), Lane::new(), Lane::new(), Lane::new()],
             turn: None,
+            lapsed: VecDeque::new(),
         })
     }
 
     /// A request has come.
     pub fn enqueue(&mut self, application: u64, class: Class, ticket: T, now_s: f64) {
-        self.lanes[class as usize].push(application, ticket, now_s);
-        if class == Class::Checkpoint
-            && let Some(turn) = &mut self.turn
-            && turn.application == application
-        {
-            turn.until_s = turn.until_s.max(now_s + self.config.linger_s);
+        let goes_on = self.lapsed(application, now_s).is_some();
+        let lane = &mut self.lanes[class as usize];
+        let is_first = !lane.is_waiting(application);
+        lane.push(application, ticket, now_s);
+        if class != Class::Checkpoint {
+            return;
+        }
+        match &mut self.turn {
+            Some(turn) if turn.application == application => {
+                turn.until_s = turn.until_s.max(now_s + self.config.linger_s);
+                turn.rests = false;
+            }
+            _ if is_first && goes_on => lane.advance(application),
+            _ => {}
         }
     }
 
@@ -215,6 +245,7 @@ impl<T> Scheduler<T> {
         if let Some(turn) = &mut self.turn
             && turn.application == application
         {
+            turn.rests = true;
             turn.until_s = now_s
                 + match rest {
                     Rest::Flushing => self.config.linger_flushing_s,
@@ -274,15 +305,37 @@ impl<T> Scheduler<T> {
             if running || lingers {
                 return None;
             }
+            if !used_up && !turn.rests {
+                let lapsed = Lapsed {
+                    application: turn.application,
+                    at_s: now_s,
+                    used_s: now_s - turn.begun_s,
+                };
+                if self.lapsed.len() == LAPSED_MAX {
+                    self.lapsed.pop_front();
+                }
+                self.lapsed.push_back(lapsed);
+            }
         }
         let other = self.turn.and_then(|t| lane.first_but(t.application));
         let next = other.unwrap_or(next);
+        let used_s = self.lapsed(next, now_s).map_or(0.0, |lapsed| lapsed.used_s);
+        self.lapsed.retain(|lapsed| lapsed.application != next);
         self.turn = Some(Turn {
             application: next,
-            begun_s: now_s,
+            begun_s: now_s - used_s,
             until_s: now_s + self.config.linger_s,
+            rests: false,
         });
         Some(next)
+    }
+
+    /// The turn that an application has lost a moment ago.
+    fn lapsed(&self, application: u64, now_s: f64) -> Option<Lapsed> {
+        self.lapsed
+            .iter()
+            .find(|lapsed| lapsed.application == application && now_s < lapsed.at_s + LAPSED_S)
+            .copied()
     }
 }
 

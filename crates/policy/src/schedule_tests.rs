@@ -98,6 +98,64 @@ fn a_flush_shortens_the_turn_until_more_is_written() {
 }
 
 #[test]
+fn who_was_silent_for_a_moment_goes_on_next() {
+    let mut s = scheduler();
+    for (application, at_s) in [(1, 0.0), (2, 0.0), (3, 0.0), (4, 0.0)] {
+        s.enqueue(application, Class::Checkpoint, 0, at_s);
+    }
+    let mut serve = |now_s: f64| {
+        let application = s.start(now_s).map(|g| g.application)?;
+        s.finish(application, Class::Checkpoint, now_s + 0.01);
+        Some((application, s.clone()))
+    };
+    assert_eq!(serve(0.0).map(|g| g.0), Some(1));
+    // Both are kept from their processor for longer than a turn lingers.
+    assert_eq!(serve(0.2).map(|g| g.0), Some(2));
+    let (third, mut s) = serve(0.4).expect("a turn");
+    assert_eq!(third, 3);
+    s.enqueue(1, Class::Checkpoint, 1, 0.41);
+    s.enqueue(3, Class::Checkpoint, 1, 0.42);
+    let mut order = Vec::new();
+    while let Some(started) = s.start(0.45) {
+        order.push(started.application);
+        s.finish(started.application, Class::Checkpoint, 0.45);
+        s.rests(started.application, Rest::Closed, 0.45);
+    }
+    assert_eq!(order, [3], "it has its turn still");
+    assert_eq!(s.start(0.5).map(|g| g.application), Some(1), "before 4");
+    s.finish(1, Class::Checkpoint, 0.5);
+    s.rests(1, Rest::Closed, 0.5);
+    s.enqueue(2, Class::Checkpoint, 1, 1.5);
+    assert_eq!(
+        s.start(1.5).map(|g| g.application),
+        Some(4),
+        "2 comes too late"
+    );
+}
+
+#[test]
+fn a_lapsed_turn_is_not_a_longer_one() {
+    let mut s = scheduler();
+    s.enqueue(1, Class::Checkpoint, 0, 0.0);
+    s.enqueue(2, Class::Checkpoint, 0, 0.0);
+    s.start(0.0).expect("starts");
+    s.finish(1, Class::Checkpoint, 1.5);
+    assert_eq!(s.start(1.7).map(|g| g.application), Some(2));
+    s.enqueue(1, Class::Checkpoint, 1, 1.8);
+    s.enqueue(3, Class::Checkpoint, 0, 1.8);
+    s.finish(2, Class::Checkpoint, 1.8);
+    s.rests(2, Rest::Closed, 1.8);
+    assert_eq!(s.start(1.9).map(|g| g.application), Some(1));
+    s.finish(1, Class::Checkpoint, 2.3);
+    s.enqueue(1, Class::Checkpoint, 2, 2.3);
+    assert_eq!(
+        s.start(2.3).map(|g| g.application),
+        Some(3),
+        "2 s are used up"
+    );
+}
+
+#[test]
 fn alone_nobody_waits_for_anything_but_the_limit() {
     let mut s = scheduler();
     for i in 0..3 {

@@ -20,6 +20,9 @@ struct Queue<T> {
     place: u64,
 }
 
+/// Places begin here: there are more than enough on either side.
+const MIDDLE: u64 = 1 << 63;
+
 /// Requests of one class.
 #[derive(Debug, Clone)]
 pub(super) struct Lane<T> {
@@ -30,6 +33,8 @@ pub(super) struct Lane<T> {
     ring: BTreeMap<u64, u64>,
     /// The key of the next that joins the ring, greater than all in it.
     next_place: u64,
+    /// The least that was given.
+    first_place: u64,
     /// Since when the first request of each queue waits (as [`rank`] orders it), and whose it is. The same set again.
     fronts: BTreeSet<(u64, u64)>,
     waiting: usize,
@@ -43,7 +48,8 @@ impl<T> Lane<T> {
             queues: FxHashMap::default(),
             spare: VecDeque::new(),
             ring: BTreeMap::new(),
-            next_place: 0,
+            next_place: MIDDLE,
+            first_place: MIDDLE,
             fronts: BTreeSet::new(),
             waiting: 0,
             running: FxHashMap::default(),
@@ -99,6 +105,16 @@ impl<T> Lane<T> {
             if *count == 0 {
                 self.running.remove(&application);
             }
+        }
+    }
+
+    /// Puts an application that waits before all others in the ring.
+    pub fn advance(&mut self, application: u64) {
+        if let Some(queue) = self.queues.get_mut(&application) {
+            self.ring.remove(&queue.place);
+            self.first_place -= 1;
+            queue.place = self.first_place;
+            self.ring.insert(queue.place, application);
         }
     }
 
@@ -170,6 +186,12 @@ mod tests {
             Some(ticket)
         }
 
+        fn advance(&mut self, application: u64) {
+            if let Some(at) = self.ring.iter().position(|a| *a == application) {
+                self.ring[..=at].rotate_right(1);
+            }
+        }
+
         fn finish(&mut self, application: u64) {
             if let Some(at) = self.running.iter().position(|a| *a == application) {
                 self.running.swap_remove(at);
@@ -193,6 +215,7 @@ mod tests {
         PopFirst,
         PopOldest,
         Finish(u64),
+        Advance(u64),
     }
 
     fn change() -> impl Strategy<Value = Change> {
@@ -202,6 +225,7 @@ mod tests {
             1 => Just(Change::PopFirst),
             1 => Just(Change::PopOldest),
             2 => (0u64..6).prop_map(Change::Finish),
+            1 => (0u64..6).prop_map(Change::Advance),
         ]
     }
 
@@ -220,6 +244,11 @@ mod tests {
                     Change::Finish(application) => {
                         lane.finish(application);
                         plain.finish(application);
+                        None
+                    }
+                    Change::Advance(application) => {
+                        lane.advance(application);
+                        plain.advance(application);
                         None
                     }
                     Change::Pop(application) => Some(application),
