@@ -245,6 +245,22 @@ pub fn batch_bytes(capacity_bytes: u64, rate_bytes_per_s: Option<f64>) -> u64 {
         .min(BATCH_BYTES_MAX)
 }
 
+/// A copy runs ahead of the PFS by what that takes in so long: when it is told to stop, so long is still being written.
+const AHEAD_S: f64 = 0.1;
+
+/// Beyond this more in flight makes no PFS faster that is known; bytes.
+const AHEAD_BYTES_MAX: u64 = 32 << 20;
+
+/// With less a PFS that answers late would be kept waiting.
+const AHEAD_BYTES_MIN: u64 = 4 << 20;
+
+/// How far a copy may run ahead of the PFS, given what the PFS takes: 4 to 32 MiB, the most where that is not known.
+pub fn ahead_bytes(br_max_bytes_per_s: Option<f64>) -> u64 {
+    br_max_bytes_per_s
+        .map_or(AHEAD_BYTES_MAX, |rate| (rate * AHEAD_S) as u64)
+        .clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX)
+}
+
 /// Files of at least this size are copied before smaller ones of their directory.
 pub const LARGE_FILE_BYTES: u64 = 64 << 20;
 

@@ -222,6 +222,14 @@ fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
     })
 }
 
+#[test]
+fn a_copy_runs_ahead_by_a_tenth_of_a_second() {
+    assert_eq!(ahead_bytes(Some(100e6)), 10_000_000);
+    assert_eq!(ahead_bytes(Some(1e6)), 4 << 20, "not less");
+    assert_eq!(ahead_bytes(Some(50e9)), 32 << 20, "not more");
+    assert_eq!(ahead_bytes(None), 32 << 20);
+}
+
 proptest! {
     #[test]
     fn orders_do_not_depend_on_the_input_order(all in candidates(), turn in 0usize..40) {

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_policy::demotion::PlacementPolicy;
+use forebay_policy::demotion::{PlacementPolicy, ahead_bytes};
 use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, fillable_bytes, in_force};
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::schedule::{Class, Rest, ScheduleConfig, Scheduler};
 use forebay_policy::throttle::{DemotionPace, Load, Pace, TokenBucket, pace};
-use forebay_tiers::{Object, TierKind};
+use forebay_tiers::TierKind;
 use forebay_types::Errno;
 use parking_lot::{Condvar, Mutex};
 
@@ -269,6 +269,11 @@ impl Engine {
         }
     }
 
+    /// How far a copy to the PFS may run ahead of it, bytes.
+    pub fn demotion_ahead_bytes(&self) -> u64 {
+        ahead_bytes(self.bandwidths().map(|b| b.br_max_bytes_per_s))
+    }
+
     /// The limit of demotion now, if there is one.
     pub fn demotion_limit_bytes_per_s(&self) -> Option<f64> {
         self.buckets.lock().demotion.rate_bytes_per_s()
@@ -432,35 +437,6 @@ impl Core {
             self.engine.pace_write(bytes);
         }
         turn
-    }
-}
-
-/// Starts to write dirty pages to the device, so that a rate is held there, too, and the next flush is short. Best effort: the
-/// flush finds every error.
-pub fn start_writeback(object: &dyn Object, offset: u64, len: u64) {
-    use std::os::fd::AsRawFd;
-    if let Some(fd) = object.descriptor() {
-        // SAFETY: a valid descriptor and two numbers; the call touches no memory of ours.
-        let _started = unsafe {
-            libc::sync_file_range(
-                fd.as_raw_fd(),
-                offset as i64,
-                len as i64,
-                libc::SYNC_FILE_RANGE_WRITE,
-            )
-        };
-    }
-}
-
-/// Waits until what was written of an object is on its device. Best effort, as [`start_writeback`].
-pub fn wait_writeback(object: &dyn Object) {
-    use std::os::fd::AsRawFd;
-    if let Some(fd) = object.descriptor() {
-        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
-            | libc::SYNC_FILE_RANGE_WRITE
-            | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-        // SAFETY: a valid descriptor and numbers; the call touches no memory of ours.
-        let _written = unsafe { libc::sync_file_range(fd.as_raw_fd(), 0, 0, all) };
     }
 }
 

@@ -8,11 +8,10 @@ use forebay_namespace::{File, Flushed};
 use forebay_policy::durability::Durability;
 use forebay_policy::refuge::flash_with_room;
 use forebay_policy::schedule::{Class, Rest};
-use forebay_tiers::{Object, TierKind};
+use forebay_tiers::{Object, TierKind, wait_writeback};
 use forebay_types::{Errno, Generation, Handle, ObjectId, SetTime, TierId, failpoint};
 
 use crate::core::Core;
-use crate::engine::wait_writeback;
 use crate::ledger::Refused;
 use crate::opens::{OpenFile, Target};
 

@@ -8,13 +8,12 @@ use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{AttrPlan, File, Node, PlainNode};
 use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
 use forebay_policy::schedule::Class;
-use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind};
+use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind, start_writeback};
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, failpoint, limits};
 use forebay_wire::{SeekWhat, SpaceChange};
 
 use crate::atrest::{Looked, Purpose};
 use crate::core::Core;
-use crate::engine::start_writeback;
 use crate::open::ctime_after;
 use crate::opens::{OpenFile, Target};
 use crate::space::Room;

@@ -119,7 +119,7 @@ impl Core {
             let source = FileObject::new(source.try_clone()?);
             let control = CopyControl {
                 stop: &|| self.is_ending(),
-                moved,
+                moved: &|bytes, _| moved(bytes),
             };
             let report = copy(&source, &*object, &control).map_err(|e| e.errno())?;
             failpoint::hit(failpoint::Point::StageCopied);

@@ -41,15 +41,15 @@ pub struct CopyReport {
 pub struct CopyControl<'a> {
     /// Asked before every chunk; `true` ends the copy with [`CopyError::Stopped`].
     pub stop: &'a (dyn Fn() -> bool + Sync),
-    /// Told how many bytes were moved since the last call. May sleep, to hold a rate.
-    pub moved: &'a (dyn Fn(u64) + Sync),
+    /// Told how many bytes were moved since the last call, and the offset behind the last of them. May sleep, to hold a rate.
+    pub moved: &'a (dyn Fn(u64, u64) + Sync),
 }
 
 impl CopyControl<'_> {
     /// Never stops, tells nobody.
     pub const NONE: CopyControl<'static> = CopyControl {
         stop: &|| false,
-        moved: &|_| (),
+        moved: &|_, _| (),
     };
 }
 
@@ -136,6 +136,7 @@ fn copy_over(
             .then(|| offload(source, destination))
             .flatten(),
         unreported: 0,
+        reached: 0,
         data_bytes: 0,
         sums: Running::of(size),
     };
@@ -383,6 +384,8 @@ struct Mover<'a> {
     /// `None` once it has failed: what is left goes through the buffer.
     offload: Option<(BorrowedFd<'a>, BorrowedFd<'a>)>,
     unreported: u64,
+    /// All that was moved lies before it.
+    reached: u64,
     data_bytes: u64,
     sums: Running,
 }
@@ -390,11 +393,12 @@ struct Mover<'a> {
 impl Mover<'_> {
     fn tell(&mut self) {
         if self.unreported > 0 {
-            (self.control.moved)(std::mem::take(&mut self.unreported));
+            (self.control.moved)(std::mem::take(&mut self.unreported), self.reached);
         }
     }
 
-    fn account(&mut self, bytes: u64) {
+    fn account(&mut self, bytes: u64, reached: u64) {
+        self.reached = reached;
         self.data_bytes += bytes;
         self.unreported += bytes;
         if self.unreported >= REPORT_BYTES {
@@ -417,7 +421,7 @@ impl Mover<'_> {
                 break;
             }
             position += count;
-            self.account(count);
+            self.account(count, position);
         }
         Ok(position)
     }

@@ -25,6 +25,7 @@ mod sums;
 #[doc(hidden)]
 pub mod testing;
 mod tier;
+mod writeback;
 
 pub use actas::ActAs;
 pub use brake::Brake;
@@ -45,3 +46,4 @@ pub use pulse::Pulse;
 pub use refresh::refresh;
 pub use sums::{PIECE_BYTES_MIN, Sums, checksum, sums};
 pub use tier::{Space, Tier, TierKind};
+pub use writeback::{WriteBehind, start_writeback, wait_writeback};

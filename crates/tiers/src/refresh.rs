@@ -36,7 +36,7 @@ pub fn refresh(
                 write_all(destination, &from.0[..count], position)
                     .map_err(CopyError::Destination)?;
                 written += count as u64;
-                (control.moved)(count as u64);
+                (control.moved)(count as u64, position + count as u64);
             }
             position += count as u64;
             if count < want {

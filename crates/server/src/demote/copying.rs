@@ -2,19 +2,17 @@
 
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_namespace::{Copy, Demotion};
 use forebay_tiers::{
     ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsStat,
-    apply_metadata, copy_to_new, verify,
+    WriteBehind, apply_metadata, copy_to_new, verify,
 };
 use forebay_types::{Errno, failpoint};
 
 use super::{Failure, on_pfs};
 use crate::atrest::{Looked, Purpose};
 use crate::core::Core;
-use crate::engine::start_writeback;
 use crate::settings::Verify;
 
 /// A copy on the PFS that is not published yet.
@@ -87,14 +85,11 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     failpoint::hit(failpoint::Point::DemoteTemporary);
     let file = FileObject::new(file);
     let stop = || !core.ns.is_current(demotion);
-    let moved_bytes = AtomicU64::new(0);
-    let moved = |bytes| {
+    let behind = WriteBehind::new(&file, core.engine.demotion_ahead_bytes());
+    let moved = |bytes, end| {
+        // First: what counts as moved has left the page cache, and a copy that is told to stop leaves little to be written.
+        behind.reached(end);
         core.drain.moved(demotion.file.object, bytes);
-        if core.engine.demotion_limit_bytes_per_s().is_some() {
-            let from = moved_bytes.load(Ordering::Relaxed);
-            start_writeback(&file, from, bytes);
-        }
-        moved_bytes.fetch_add(bytes, Ordering::Relaxed);
         core.engine
             .pace_demotion(bytes, &|| stop() || core.is_ending());
     };
