@@ -49,7 +49,7 @@ class Setting:
         scale = self.period_s / PAPER_PERIOD_S
         return {
             "demotion": {"dirty_cap": "100%", "workers": 2, "idle_after": "100ms"},
-            "engine": {"period": f"{self.period_s}s", "share": self.size, "max_wait": "30m", "quiet": f"{30 * scale:.3f}s", **engine},
+            "engine": {"period": f"{self.period_s}s", "share": self.size, "turn": "30m", "max_wait": "30m", "quiet": f"{30 * scale:.3f}s", **engine},
         }
 
     def facts(self):

@@ -1,8 +1,10 @@
 """Two loop devices limited by the block-I/O controller, and a Forebay between them."""
 
+import contextlib
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -16,6 +18,8 @@ LOOKS = 10
 # The write limit follows by steps of this share. Every change begins a slice of the controller anew, and with it what a slice lets
 # through at once: a limit that changes with every look lets through a tenth too much.
 CHANGE = 0.03
+# What goes straight to the PFS is looked for with every so many looks.
+STRAIGHT_LOOKS = 3
 
 
 class Failure(Exception):
@@ -92,11 +96,61 @@ class Device:
         self.image.unlink()
 
 
+class Straight:
+    """What goes to the PFS without having been in the burst buffer: checkpoints whose objects are in the overflow there. The PFS's
+    device writes it, but the burst buffer's is not disturbed by it."""
+
+    def __init__(self, pfs):
+        self.pfs, self.sizes, self.owed, self.looks = pfs, {}, 0, 0
+
+    def of(self, written):
+        """How much of what the device has just written."""
+        if self.looks % STRAIGHT_LOOKS == 0:
+            for path in self.pfs.glob(".forebay-*/objects/*/*"):
+                with contextlib.suppress(FileNotFoundError):
+                    size = path.stat().st_size
+                    self.owed += max(0, size - self.sizes.get(path.name, 0))
+                    self.sizes[path.name] = size
+        self.looks += 1
+        part = min(written, self.owed)
+        self.owed -= part
+        return part
+
+
+class Awake:
+    """Processes that spin whenever nobody else wants a processor. The host of a virtual machine takes away processors that sleep, and
+    gives them back late: what runs by the clock, as everything here, then finds its hundredths of a second stretched."""
+
+    SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+if os.path.exists("/proc/self/autogroup"):
+    # Else the group of this session would get as much as any other.
+    with open("/proc/self/autogroup", "w") as group:
+        group.write("19")
+while os.getppid() == int(sys.argv[2]):
+    for _ in range(1 << 20):
+        pass
+"""
+
+    def __enter__(self):
+        is_virtual = "hypervisor" in Path("/proc/cpuinfo").read_text()
+        command = lambda cpu: [sys.executable, "-c", self.SPIN, str(cpu), str(os.getpid())]
+        self.spinners = [subprocess.Popen(command(cpu), start_new_session=True) for cpu in os.sched_getaffinity(0) if is_virtual]
+        return self
+
+    def __exit__(self, *_error):
+        for spinner in self.spinners:
+            spinner.kill()
+            spinner.wait()
+
+
 class Forebay:
     """A running burst buffer over two devices, and the model of how they disturb each other.
 
     Independent devices do not disturb each other, so the interference line of the papers is imposed: the write limit of the burst
-    buffer's device follows `Bwmax - (Bwmax - Bwmin) * BWr / Brmax`, where BWr is what the PFS's device was really given to write in
+    buffer's device follows `Bwmax - (Bwmax - Bwmin) * BWr / Brmax`, where BWr is what the PFS's device really wrote of demotions in
     the last two seconds.
     """
 
@@ -133,17 +187,20 @@ class Forebay:
             f'[demotion]\n{lines(options.get("demotion", {}))}[engine]\n{rates}{lines(options.get("engine", {}))}{rules}')
 
     def _follow(self):
-        looks = deque([(time.monotonic(), self.pfs.written_bytes())], maxlen=LOOKS)
+        before = self.pfs.written_bytes()
+        looks, straight, demoted = deque([(time.monotonic(), 0)], maxlen=LOOKS), Straight(self.pfs.point), 0
         rates = self.devices
         while not self.ending.wait(STEP_S):
             now_s, now, own = time.monotonic(), self.pfs.written_bytes(), self.buffer.written_bytes()
-            before_s, before = looks[0]
-            demotion = min((now - before) / (now_s - before_s), rates["br_max"])
+            demoted += now - before - straight.of(now - before)
+            before = now
+            begin_s, begin = looks[0]
+            demotion = min((demoted - begin) / (now_s - begin_s), rates["br_max"])
             beside = rates["bw_max"] - (rates["bw_max"] - rates["bw_min"]) * demotion / rates["br_max"]
             self.buffer.limit("write", beside)
             self.pfs.limit("write", rates["br_max"])
             self.samples.append({"at_s": now_s, "pfs_bytes": now, "buffer_bytes": own})
-            looks.append((now_s, now))
+            looks.append((now_s, demoted))
             if self.is_unlimited:
                 self.buffer.limit("write", 0)
                 self.pfs.limit("write", 0)

@@ -17,7 +17,7 @@ import bookkeeping
 import experiment
 from experiment import CONGESTION, Setting, say
 from figures import draw, tables
-from machine import Failure
+from machine import Awake, Failure
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # In this order on one burst buffer.
@@ -86,7 +86,7 @@ def main():
     begun_s = time.monotonic()
     report = {"format": 2, "parameters": {**setting.facts(), "seed": args.seed, "checkpoints_in_s": experiment.CHECKPOINTS_PER_S,
                                           "gap_by_congestion": CONGESTION, "options": setting.options()}}
-    with ThreadPoolExecutor(args.side_by_side) as pool:
+    with Awake(), ThreadPoolExecutor(args.side_by_side) as pool:
         under_way = [(part, pool.submit(call)) for part, call in tasks(args)]
         try:
             for part, future in under_way:
