@@ -216,10 +216,12 @@ class Lane:
 
 
 def matrix(setting, dwpp, congestions, policies):
-    """All cells of one DWPP. Policies that stall teach a DWPP that is cut in two: `bbos`, which plans by it, goes first."""
+    """All cells of one DWPP, one by one. Policies that stall teach a DWPP that is cut in two: `bbos`, which plans by it, goes first."""
     with Lane(setting, dwpp, setting.options()) as lane:
         lane.learn()
-        return [lane.cell(congestion, policy) for policy in policies for congestion in congestions]
+        for policy in policies:
+            for congestion in congestions:
+                yield lane.cell(congestion, policy)
 
 
 def restarts(setting, dwpp, placements, max_mins):

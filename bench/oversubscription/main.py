@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 import bookkeeping
 import experiment
@@ -86,14 +87,21 @@ def main():
     begun_s = time.monotonic()
     report = {"format": 2, "parameters": {**setting.facts(), "seed": args.seed, "checkpoints_in_s": experiment.CHECKPOINTS_PER_S,
                                           "gap_by_congestion": CONGESTION, "options": setting.options()}}
-    with Awake(), ThreadPoolExecutor(args.side_by_side) as pool:
-        under_way = [(part, pool.submit(call)) for part, call in tasks(args)]
-        try:
-            for part, future in under_way:
-                report.setdefault(part, []).extend(future.result())
+    lock = Lock()
+
+    def collect(part, call):
+        for result in call():
+            with lock:
+                report.setdefault(part, []).append(result)
                 save(report, args.out)
+
+    with Awake(), ThreadPoolExecutor(args.side_by_side) as pool:
+        under_way = [pool.submit(collect, part, call) for part, call in tasks(args)]
+        try:
+            for future in under_way:
+                future.result()
         except BaseException:
-            for _, future in under_way:
+            for future in under_way:
                 future.cancel()
             experiment.interrupt()
             raise
@@ -102,6 +110,8 @@ def main():
 
 
 def save(report, out):
+    place = lambda cell: (-cell["dwpp"], POLICIES.index(cell["policy"]), list(CONGESTION).index(cell["congestion"]))
+    report.get("cells", []).sort(key=place)
     (out / "results.json").write_text(json.dumps(report, indent=1))
     (out / "tables.md").write_text(tables(report))
     draw(report, out)

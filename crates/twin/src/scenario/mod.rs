@@ -169,13 +169,16 @@ pub struct Failures {
 }
 
 /// What the papers leave open and the servers decide. Other values serve to see what a difference from the papers comes from
-/// (docs/reproduction.md); no server does so.
+/// (docs/reproduction.md); no server does so. Defaults are what the servers do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Assume {
     /// Demoted copies stay until their space is wanted.
     pub copies_stay: bool,
     /// Reads of restarts count as use (placement `lru`).
     pub reads_are_use: bool,
+    /// Only what is closed is demoted, as the servers do; else bytes go while their checkpoint is still being written, as in the
+    /// papers' equations.
+    pub whole_files: bool,
 }
 
 /// One kind of application.

@@ -99,6 +99,7 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
         failures: failures(&failures_section)?,
         assume: Assume {
             copies_stay: assume_section.boolean("copies_stay")?.unwrap_or(true),
+            whole_files: assume_section.boolean("whole_files")?.unwrap_or(true),
             reads_are_use: assume_section.boolean("reads_are_use")?.unwrap_or(true),
         },
         applications,

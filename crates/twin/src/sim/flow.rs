@@ -58,15 +58,14 @@ impl Sim<'_> {
         self.outcome.max_dirty_bytes = self.outcome.max_dirty_bytes.max(n.dirty);
     }
 
-    /// Turns up to `bytes` of the part in demotion clean; of the part being written where there is none. Returns how many.
+    /// Turns up to `bytes` of the part in demotion clean; of the part being written where there is none and that may be. Returns
+    /// how many.
     fn demote(&mut self, node: usize, bytes: u64) -> u64 {
+        let may_take_open = self.may_demote_open(node);
         let n = &mut self.nodes[node];
         let is_moving = n.demotion_rate > 0.0;
-        let Some(id) = n
-            .demoting
-            .or_else(|| n.writing_part())
-            .filter(|_| is_moving)
-        else {
+        let open = || n.writing_part().filter(|_| may_take_open);
+        let Some(id) = n.demoting.or_else(open).filter(|_| is_moving) else {
             return 0;
         };
         let part = &mut self.parts[id];
@@ -76,6 +75,12 @@ impl Sim<'_> {
         n.clean += moved;
         self.outcome.demoted_bytes += moved;
         moved
+    }
+
+    /// Whether bytes of a part that is being written may go. Where nothing else can make room they do: the servers let such a
+    /// file go on on the PFS.
+    fn may_demote_open(&self, node: usize) -> bool {
+        !self.scenario.assume.whole_files || self.nodes[node].is_full()
     }
 
     fn work(&mut self, node: usize, worker: usize, dt: f64, is_end: bool) {
@@ -273,7 +278,8 @@ impl Sim<'_> {
         if cap > 0.0 && self.nodes[node].demoting.is_none() {
             self.choose_victim(node);
         }
-        let has_target = self.nodes[node].demoting.is_some() || has_writers;
+        let has_target =
+            self.nodes[node].demoting.is_some() || (has_writers && self.may_demote_open(node));
         let rate = match cap > 0.0 && has_target {
             true => cap.min(self.pfs_share(node)),
             false => {

@@ -37,6 +37,28 @@ fn what_fits_is_written_at_full_speed_and_drained() {
 }
 
 #[test]
+fn a_file_that_is_written_is_demoted_only_where_that_is_assumed() {
+    let speed = |whole_files: &str| {
+        let set = [
+            ("policy", "maxeff"),
+            ("application.count", "1"),
+            ("assume.whole_files", whole_files),
+        ];
+        all(&papers(&set)).outcome.mean_throughput_bytes_per_s
+    };
+    assert!(speed("true") > 3.55e9, "{}", speed("true"));
+    assert!(speed("false") < 3.05e9, "{}", speed("false"));
+    // One that needs all of the burst buffer gets through all the same.
+    let run = all(&papers(&[
+        ("application.count", "1"),
+        ("application.checkpoint", "4TB"),
+        ("plan.dwpp", "4TB"),
+        ("assume.whole_files", "true"),
+    ]));
+    assert_eq!(run.outcome.checkpoints, 1);
+}
+
+#[test]
 fn maxbw_stalls_when_the_buffer_is_full_and_bbos_does_not() {
     let run = |policy: &str| {
         all(&papers(&[
@@ -246,7 +268,8 @@ fn any_scenario() -> impl Strategy<Value = (String, Vec<Override>)> {
                  [bb]\nnodes = {nodes}\ncapacity = {capacity}\nbw_max = 900000\nbw_min = 600000\nbr_max = 300000\nbr_min = 10000\n\
                  [pfs]\nservers = {nodes}\nordered_flush = {aware}\n\
                  [plan]\nperiod = 150\n[arrivals]\npattern = \"{pattern}\"\n\
-                 [failures]\nmode = \"{mode}\"\n"
+                 [failures]\nmode = \"{mode}\"\n[assume]\nwhole_files = {}\n",
+                seed % 2 == 0
             );
             for (count, bytes, interval, jitter, versions) in kinds {
                 // No more than the burst buffer takes in the long run.
