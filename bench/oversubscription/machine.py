@@ -13,8 +13,8 @@ from pathlib import Path
 BLKIO = Path("/sys/fs/cgroup/blkio")
 # The model of the device is looked at so often, in seconds.
 STEP_S = 0.2
-# What the PFS's device was given counts as a mean over so many looks: copies come in batches.
-LOOKS = 10
+# What the PFS's device wrote counts as a mean over so many looks.
+LOOKS = 3
 # The write limit follows by steps of this share. Every change begins a slice of the controller anew, and with it what a slice lets
 # through at once: a limit that changes with every look lets through a tenth too much.
 CHANGE = 0.03
@@ -151,7 +151,7 @@ class Forebay:
 
     Independent devices do not disturb each other, so the interference line of the papers is imposed: the write limit of the burst
     buffer's device follows `Bwmax - (Bwmax - Bwmin) * BWr / Brmax`, where BWr is what the PFS's device really wrote of demotions in
-    the last two seconds.
+    the last 0.6 s.
     """
 
     def __init__(self, program, work, rates, capacity, options, mtbfs, devices=None, pfs_capacities=4):

@@ -53,6 +53,8 @@ impl Core {
             }
             Err(error) => return Err(error.into()),
         };
+        // It may take its time: the first one that finds no room makes the overflow, on a busy PFS.
+        let _request = self.activity.begin();
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(&link.name);
         let identity = self.identify_new(&path, cred.pid);
