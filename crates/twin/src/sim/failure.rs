@@ -169,8 +169,7 @@ impl Sim<'_> {
                 if class == forebay_policy::schedule::Class::Restart
                     || self.nodes[node].shares.is_none()
                 {
-                    let scheduler = &mut self.nodes[node].scheduler;
-                    scheduler.finish(u64::from(app), class, self.now_s);
+                    self.nodes[node].end_turn(u64::from(app), class, self.now_s);
                 }
             }
             self.nodes[node].ends_worker = None;

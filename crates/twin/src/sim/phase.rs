@@ -124,16 +124,14 @@ impl Sim<'_> {
             let request = started.ticket;
             let is_void = self.apps[request.app as usize].attempt != request.attempt;
             if is_void {
-                let scheduler = &mut self.nodes[node].scheduler;
-                scheduler.finish(started.application, started.class, self.now_s);
+                self.nodes[node].end_turn(started.application, started.class, self.now_s);
                 continue;
             }
             if request.is_read {
                 self.note_start(request.app);
                 self.add_worker(node, request, Access::Read);
             } else if self.is_direct(node, &request) {
-                let scheduler = &mut self.nodes[node].scheduler;
-                scheduler.finish(started.application, started.class, self.now_s);
+                self.nodes[node].end_turn(started.application, started.class, self.now_s);
                 self.write_direct(node, &request);
             } else {
                 self.begin_part(node, request);
@@ -270,15 +268,11 @@ impl Sim<'_> {
         let app = u64::from(w.app);
         match w.access {
             Access::Read => {
-                self.nodes[node]
-                    .scheduler
-                    .finish(app, Class::Restart, self.now_s);
+                self.nodes[node].end_turn(app, Class::Restart, self.now_s);
             }
             Access::Write(id) => {
                 if self.nodes[node].shares.is_none() {
-                    self.nodes[node]
-                        .scheduler
-                        .finish(app, Class::Checkpoint, self.now_s);
+                    self.nodes[node].end_turn(app, Class::Checkpoint, self.now_s);
                 }
                 let part = &mut self.parts[id];
                 part.closed_s = self.now_s;

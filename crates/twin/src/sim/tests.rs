@@ -59,6 +59,21 @@ fn a_file_that_is_written_is_demoted_only_where_that_is_assumed() {
 }
 
 #[test]
+fn who_has_just_written_does_not_go_before_those_who_wait() {
+    let run = all(&papers(&[
+        ("application.count", "84"),
+        ("plan.dwpp", "6.72TB"),
+        ("duration", "38000s"),
+    ]));
+    let mut written = [0u32; 84];
+    for record in &run.records {
+        written[record.application as usize] += 1;
+    }
+    let (least, most) = (written.iter().min().unwrap(), written.iter().max().unwrap());
+    assert!(most - least <= 1, "{written:?}");
+}
+
+#[test]
 fn maxbw_stalls_when_the_buffer_is_full_and_bbos_does_not() {
     let run = |policy: &str| {
         all(&papers(&[
