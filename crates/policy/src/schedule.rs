@@ -146,7 +146,7 @@ struct Lapsed {
 }
 
 /// An application that lost its turn by being silent is the next if it goes on within this time, seconds.
-const LAPSED_S: f64 = 1.0;
+const LAPSED_S: f64 = 10.0;
 /// Turns that lapse in one such time are few: when the machine stands still.
 const LAPSED_MAX: usize = 16;
 

@@ -125,12 +125,13 @@ fn who_was_silent_for_a_moment_goes_on_next() {
     assert_eq!(s.start(0.5).map(|g| g.application), Some(1), "before 4");
     s.finish(1, Class::Checkpoint, 0.5);
     s.rests(1, Rest::Closed, 0.5);
-    s.enqueue(2, Class::Checkpoint, 1, 1.5);
-    assert_eq!(
-        s.start(1.5).map(|g| g.application),
-        Some(4),
-        "2 comes too late"
-    );
+    s.enqueue(5, Class::Checkpoint, 0, 1.5);
+    assert_eq!(s.start(1.5).map(|g| g.application), Some(4));
+    s.finish(4, Class::Checkpoint, 1.6);
+    s.rests(4, Rest::Closed, 1.6);
+    // The first of these does not come back soon enough to go before 5.
+    s.enqueue(2, Class::Checkpoint, 1, 10.5);
+    assert_eq!(s.start(10.5).map(|g| g.application), Some(5));
 }
 
 #[test]
