@@ -85,7 +85,7 @@ def main():
     say(f"S {args.capacity_mib} MiB, period {args.period} s, "
         + ", ".join(f"{name} {rate / 1e6:.1f} MB/s" for name, rate in setting.rates.items()))
     begun_s = time.monotonic()
-    report = {"format": 2, "parameters": {**setting.facts(), "seed": args.seed, "checkpoints_in_s": experiment.CHECKPOINTS_PER_S,
+    report = {"format": 3, "parameters": {**setting.facts(), "seed": args.seed, "checkpoints_in_s": experiment.CHECKPOINTS_PER_S,
                                           "gap_by_congestion": CONGESTION, "options": setting.options()}}
     lock = Lock()
 
@@ -112,6 +112,7 @@ def main():
 def save(report, out):
     place = lambda cell: (-cell["dwpp"], POLICIES.index(cell["policy"]), list(CONGESTION).index(cell["congestion"]))
     report.get("cells", []).sort(key=place)
+    report.get("restarts", []).sort(key=lambda found: -found["dwpp"])
     (out / "results.json").write_text(json.dumps(report, indent=1))
     (out / "tables.md").write_text(tables(report))
     draw(report, out)

@@ -3,9 +3,9 @@
 //! While one application has its turn, the checkpoint requests of the others wait: each writes its checkpoint at the whole speed
 //! of the device, and the checkpoints do not interleave. A turn ends when the application has nothing more to write, or
 //! after [`ScheduleConfig::turn_s`] if others wait. Restart reads, demotion and staging have no turns, only limits on how many
-//! run side by side, and take the applications in rotation. An application that lost its turn only because it was silent for a moment, with a file
-//! neither flushed nor closed, is the next when it goes on. Nobody waits longer than [`ScheduleConfig::max_wait_s`]: a request
-//! that has is started whatever the turn and the limits say.
+//! run side by side, and take the applications in rotation. An application that lost its turn only because it was silent for a
+//! moment, with a file neither flushed nor closed, is the next when it goes on. Nobody waits longer than
+//! [`ScheduleConfig::max_wait_s`]: a request that has is started whatever the turn and the limits say.
 //!
 //! A change costs O(log n) of the applications that wait.
 //!
@@ -186,20 +186,17 @@ impl<T> Scheduler<T> {
 
     /// A request has come.
     pub fn enqueue(&mut self, application: u64, class: Class, ticket: T, now_s: f64) {
-        let goes_on = self.lapsed(application, now_s).is_some();
-        let lane = &mut self.lanes[class as usize];
-        let is_first = !lane.is_waiting(application);
-        lane.push(application, ticket, now_s);
+        let is_only = self.lanes[class as usize].push(application, ticket, now_s);
         if class != Class::Checkpoint {
             return;
         }
-        match &mut self.turn {
-            Some(turn) if turn.application == application => {
-                turn.until_s = turn.until_s.max(now_s + self.config.linger_s);
-                turn.rests = false;
-            }
-            _ if is_first && goes_on => lane.advance(application),
-            _ => {}
+        if let Some(turn) = &mut self.turn
+            && turn.application == application
+        {
+            turn.until_s = turn.until_s.max(now_s + self.config.linger_s);
+            turn.rests = false;
+        } else if is_only && self.lapsed(application, now_s).is_some() {
+            self.lanes[class as usize].advance(application);
         }
     }
 

@@ -26,6 +26,9 @@ fn range(object: &dyn Object, offset: u64, len: u64, flags: libc::c_uint) {
     }
 }
 
+/// Less is left for the flush: many small files go to the device together, not one by one.
+const PIECE_BYTES: u64 = 1 << 20;
+
 /// A copy that runs no further ahead of its device than so many bytes. Without it a copy fills the page cache at the speed of
 /// memory, and the device goes on with what is there long after the copy was told to stop.
 pub struct WriteBehind<'a> {
@@ -36,7 +39,7 @@ pub struct WriteBehind<'a> {
 }
 
 impl<'a> WriteBehind<'a> {
-    /// At most `ahead_bytes`, and what comes between two calls of [`WriteBehind::reached`].
+    /// At most `ahead_bytes`, a piece of 1 MiB, and what comes between two calls of [`WriteBehind::reached`].
     pub fn new(destination: &'a dyn Object, ahead_bytes: u64) -> WriteBehind<'a> {
         WriteBehind {
             destination,
@@ -48,10 +51,12 @@ impl<'a> WriteBehind<'a> {
 
     /// All that the copy has written lies before `end`. Waits for what is too far behind. By one thread at a time.
     pub fn reached(&self, end: u64) {
-        let started = self.started.fetch_max(end, Ordering::Relaxed);
-        if started < end {
-            start_writeback(self.destination, started, end - started);
+        let started = self.started.load(Ordering::Relaxed);
+        if end < started + PIECE_BYTES {
+            return;
         }
+        self.started.store(end, Ordering::Relaxed);
+        start_writeback(self.destination, started, end - started);
         let due = end.saturating_sub(self.ahead_bytes);
         let waited = self.waited.fetch_max(due, Ordering::Relaxed);
         if waited < due {

@@ -57,14 +57,15 @@ impl<T> Lane<T> {
         }
     }
 
-    /// Adds a request at the end of its application's queue.
-    pub fn push(&mut self, application: u64, ticket: T, now_s: f64) {
+    /// Adds a request at the end of its application's queue; whether it is the only one there.
+    pub fn push(&mut self, application: u64, ticket: T, now_s: f64) -> bool {
         let place = self.next_place;
         let queue = self.queues.entry(application).or_insert_with(|| Queue {
             requests: std::mem::take(&mut self.spare),
             place,
         });
-        if queue.requests.is_empty() {
+        let is_only = queue.requests.is_empty();
+        if is_only {
             self.next_place += 1;
             self.ring.insert(place, application);
             self.fronts.insert((rank(now_s), application));
@@ -74,6 +75,7 @@ impl<T> Lane<T> {
             since_s: now_s,
         });
         self.waiting += 1;
+        is_only
     }
 
     /// Takes the oldest request of an application and moves the application to the end of the ring.
@@ -237,7 +239,8 @@ mod tests {
                 let ticket = ticket as u32;
                 let popped = match change {
                     Change::Push(application, at_s) => {
-                        lane.push(application, ticket, at_s);
+                        let is_only = !plain.ring.contains(&application);
+                        prop_assert_eq!(lane.push(application, ticket, at_s), is_only);
                         plain.push(application, ticket, at_s);
                         None
                     }
