@@ -18,8 +18,8 @@ LOOKS = 3
 # The write limit follows by steps of this share. Every change begins a slice of the controller anew, and with it what a slice lets
 # through at once: a limit that changes with every look lets through a tenth too much.
 CHANGE = 0.03
-# What goes straight to the PFS is looked for with every so many looks.
-STRAIGHT_LOOKS = 3
+# A directory that changed so lately may change again with the same time.
+FRESH_NS = 100_000_000
 
 
 class Failure(Exception):
@@ -101,17 +101,24 @@ class Straight:
     device writes it, but the burst buffer's is not disturbed by it."""
 
     def __init__(self, pfs):
-        self.pfs, self.sizes, self.owed, self.looks = pfs, {}, 0, 0
+        self.pfs, self.shelves, self.sizes, self.owed = pfs, {}, {}, 0
+
+    def _objects(self):
+        """A shelf is listed only if it may have changed since it was."""
+        for shelf in self.pfs.glob(".forebay-*/objects/*"):
+            with contextlib.suppress(FileNotFoundError):
+                changed_ns = shelf.stat().st_mtime_ns
+                if self.shelves.get(shelf, (0, []))[0] != changed_ns or time.time_ns() - changed_ns < FRESH_NS:
+                    self.shelves[shelf] = (changed_ns, list(shelf.iterdir()))
+                yield from self.shelves[shelf][1]
 
     def of(self, written):
         """How much of what the device has just written."""
-        if self.looks % STRAIGHT_LOOKS == 0:
-            for path in self.pfs.glob(".forebay-*/objects/*/*"):
-                with contextlib.suppress(FileNotFoundError):
-                    size = path.stat().st_size
-                    self.owed += max(0, size - self.sizes.get(path.name, 0))
-                    self.sizes[path.name] = size
-        self.looks += 1
+        for path in self._objects():
+            with contextlib.suppress(FileNotFoundError):
+                size = path.stat().st_size
+                self.owed += max(0, size - self.sizes.get(path.name, 0))
+                self.sizes[path.name] = size
         part = min(written, self.owed)
         self.owed -= part
         return part

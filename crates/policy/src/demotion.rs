@@ -245,19 +245,21 @@ pub fn batch_bytes(capacity_bytes: u64, rate_bytes_per_s: Option<f64>) -> u64 {
         .min(BATCH_BYTES_MAX)
 }
 
-/// A copy runs ahead of the PFS by what that takes in so long: when it is told to stop, so long is still being written.
+/// Copies run ahead of the PFS by what that takes in so long: when they are told to stop, so long is still being written.
 const AHEAD_S: f64 = 0.1;
 
-/// Beyond this more in flight makes no PFS faster that is known; bytes.
+/// Beyond this more in flight makes no PFS faster that is known; bytes, of one stream.
 const AHEAD_BYTES_MAX: u64 = 32 << 20;
 
-/// With less a PFS that answers late would be kept waiting.
-const AHEAD_BYTES_MIN: u64 = 4 << 20;
+/// With less a PFS that answers late would be kept waiting; of one stream.
+const AHEAD_BYTES_MIN: u64 = 1 << 20;
 
-/// How far a copy may run ahead of the PFS, given what the PFS takes: 4 to 32 MiB, the most where that is not known.
-pub fn ahead_bytes(br_max_bytes_per_s: Option<f64>) -> u64 {
+/// How far each of so many streams may run ahead of the PFS, given what the PFS takes: 1 to 32 MiB, the most where that is not known.
+pub fn ahead_bytes(br_max_bytes_per_s: Option<f64>, streams: usize) -> u64 {
     br_max_bytes_per_s
-        .map_or(AHEAD_BYTES_MAX, |rate| (rate * AHEAD_S) as u64)
+        .map_or(AHEAD_BYTES_MAX, |rate| {
+            (rate * AHEAD_S / streams.max(1) as f64) as u64
+        })
         .clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX)
 }
 

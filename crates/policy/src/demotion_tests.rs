@@ -223,11 +223,12 @@ fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
 }
 
 #[test]
-fn a_copy_runs_ahead_by_a_tenth_of_a_second() {
-    assert_eq!(ahead_bytes(Some(100e6)), 10_000_000);
-    assert_eq!(ahead_bytes(Some(1e6)), 4 << 20, "not less");
-    assert_eq!(ahead_bytes(Some(50e9)), 32 << 20, "not more");
-    assert_eq!(ahead_bytes(None), 32 << 20);
+fn copies_run_ahead_by_a_tenth_of_a_second_together() {
+    assert_eq!(ahead_bytes(Some(100e6), 1), 10_000_000);
+    assert_eq!(ahead_bytes(Some(100e6), 4), 2_500_000);
+    assert_eq!(ahead_bytes(Some(1e6), 1), 1 << 20, "not less");
+    assert_eq!(ahead_bytes(Some(50e9), 4), 32 << 20, "not more");
+    assert_eq!(ahead_bytes(None, 2), 32 << 20);
 }
 
 proptest! {

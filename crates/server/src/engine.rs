@@ -73,6 +73,8 @@ pub struct Engine {
     is_throttled: AtomicBool,
     is_contended: AtomicBool,
     has_turns: AtomicBool,
+    /// Demotion has been told that nobody writes.
+    is_in_pause: AtomicBool,
     view: Mutex<View>,
     buckets: Mutex<Buckets>,
     turns: Mutex<Turns>,
@@ -115,6 +117,7 @@ impl Engine {
             is_throttled: AtomicBool::new(false),
             is_contended: AtomicBool::new(false),
             has_turns: AtomicBool::new(false),
+            is_in_pause: AtomicBool::new(false),
             view: Mutex::new(View {
                 in_force: InForce {
                     plan: None,
@@ -251,6 +254,7 @@ impl Engine {
             .store(!in_force.allows_passthrough(), Ordering::Relaxed);
         let throttled = turns || now.checkpoint_bytes_per_s.is_some();
         self.is_throttled.store(throttled, Ordering::Relaxed);
+        self.is_in_pause.store(load.is_idle, Ordering::Relaxed);
         let mut view = self.view.lock();
         view.in_force = in_force;
         view.pace = now;
@@ -269,9 +273,9 @@ impl Engine {
         }
     }
 
-    /// How far a copy to the PFS may run ahead of it, bytes.
-    pub fn demotion_ahead_bytes(&self) -> u64 {
-        ahead_bytes(self.bandwidths().map(|b| b.br_max_bytes_per_s))
+    /// How far each of so many streams to the PFS may run ahead of it, bytes.
+    pub fn ahead_bytes(&self, streams: usize) -> u64 {
+        ahead_bytes(self.bandwidths().map(|b| b.br_max_bytes_per_s), streams)
     }
 
     /// The limit of demotion now, if there is one.
@@ -420,6 +424,19 @@ impl Core {
     /// Whether an idle burst buffer is drained, and it is idle now.
     pub fn is_quiet(&self) -> bool {
         self.drain.is_pause(self.activity.quiet_s())
+    }
+
+    /// How far each of the copies to the PFS may run ahead of it, bytes.
+    pub fn copy_ahead_bytes(&self) -> u64 {
+        self.engine.ahead_bytes(self.settings.demotion.workers)
+    }
+
+    /// For a copy to ask with every piece: demotion that is fast because of a pause does not go on until the next tick once the
+    /// pause is over.
+    pub fn notice_end_of_pause(&self) {
+        if self.engine.is_in_pause.load(Ordering::Relaxed) && !self.is_quiet() {
+            look(self);
+        }
     }
 
     /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be asked where

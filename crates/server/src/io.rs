@@ -53,19 +53,14 @@ impl Core {
             return Err(Errno::EFBIG);
         }
         let _request = self.activity.begin();
-        if !may_wait
-            && matches!(
-                &*open.target.read(),
-                Target::Pfs {
-                    writable: false,
-                    ..
-                }
-            )
-        {
-            return Ok(None);
-        }
+        let straight = match &*open.target.read() {
+            Target::Pfs {
+                writable: false, ..
+            } if !may_wait => return Ok(None),
+            target => self.is_straight(target),
+        };
         let throttled = self.engine.is_throttled();
-        if (throttled || open.uncompared().is_some()) && !may_wait {
+        if (throttled || straight || open.uncompared().is_some()) && !may_wait {
             return Ok(None);
         }
         self.prepare_change(&open, false)?;
@@ -85,7 +80,11 @@ impl Core {
             self.note_change(&open, &target)?;
             match target.object().write_at(data, offset) {
                 Ok(written) => {
-                    if throttled {
+                    let end = offset + written as u64;
+                    if straight {
+                        let ahead_bytes = self.engine.ahead_bytes(1);
+                        open.behind.reached(target.object(), end, ahead_bytes);
+                    } else if throttled {
                         start_writeback(target.object(), offset, written as u64);
                     }
                     return Ok(Some(written));
@@ -101,6 +100,12 @@ impl Core {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// Whether it goes straight to the PFS: no faster than that takes it, so that nobody's flush waits for what others have left
+    /// in the page cache.
+    fn is_straight(&self, target: &Target) -> bool {
+        matches!(target, Target::Buffer { tier, .. } if self.tiers.kind(*tier) == TierKind::Pfs)
     }
 
     /// The content is about to change: from here on copies of what it was are not published.

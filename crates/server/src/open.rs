@@ -36,6 +36,14 @@ struct NewObject<'a> {
     gid: u32,
 }
 
+/// What is known of a file before it is there.
+struct Foreseen {
+    identity: forebay_policy::series::Identity,
+    /// How large it will be, if its series has shown that.
+    bytes: Option<u64>,
+    tier: TierId,
+}
+
 impl Core {
     /// Creates a regular file in the burst buffer and opens it.
     pub fn create(
@@ -57,20 +65,8 @@ impl Core {
         let _request = self.activity.begin();
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(&link.name);
-        let identity = self.identify_new(&path, cred.pid);
-        if identity.version.is_some() {
-            self.introduce(&identity.application, &path, cred.pid);
-        }
-        let expected = self.apps.expect(&identity);
-        let durability = self.durability_of(&path);
-        let tier = self.place_checkpoint(
-            &identity,
-            &NewFile {
-                predicted_bytes: expected.bytes,
-                durability,
-                series_fsyncs: expected.fsyncs,
-            },
-        )?;
+        let foreseen = self.foresee(&path, cred.pid)?;
+        let identity = foreseen.identity;
         let object_id = self.ns.new_object()?;
         let fresh = NewObject {
             id: object_id,
@@ -81,10 +77,10 @@ impl Core {
             gid,
         };
         let carried = self.identity_of_new(&dir, fresh);
-        let (tier, object) = self.create_object(tier, &carried)?;
+        let (tier, object) = self.create_object(foreseen.tier, &carried)?;
         failpoint::hit(failpoint::Point::CreateObject);
         let lease = match local && self.may_pass_through(tier, &*object) {
-            true => self.lease(object_id, tier, 0, expected.bytes),
+            true => self.lease(object_id, tier, 0, foreseen.bytes),
             false => None,
         };
         let new = NewRecord {
@@ -112,6 +108,26 @@ impl Core {
         let (opened, descriptor) =
             self.open_created(attr.ino, target, lease, identity.series_hash(), flags);
         Ok((attr, opened, descriptor))
+    }
+
+    /// What a new file will be, and where it goes.
+    fn foresee(&self, path: &[u8], pid: u32) -> Result<Foreseen, Errno> {
+        let identity = self.identify_new(path, pid);
+        if identity.version.is_some() {
+            self.introduce(&identity.application, path, pid);
+        }
+        let expected = self.apps.expect(&identity);
+        let new = NewFile {
+            predicted_bytes: expected.bytes,
+            durability: self.durability_of(path),
+            series_fsyncs: expected.fsyncs,
+        };
+        let tier = self.place_checkpoint(&identity, &new)?;
+        Ok(Foreseen {
+            identity,
+            bytes: expected.bytes,
+            tier,
+        })
     }
 
     /// Somebody was faster, and a create that is not exclusive opens what it finds.

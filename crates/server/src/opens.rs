@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_namespace::{File, PlainNode, Published};
-use forebay_tiers::{FileObject, Object, ObjectStat};
+use forebay_tiers::{FileObject, Object, ObjectStat, WriteBehind};
 use forebay_types::{Errno, Generation, Handle, Ino, ObjectId, OpenFlags, TierId};
 use forebay_wire::Dirent;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -98,6 +98,8 @@ pub struct OpenFile {
     pub fsynced: AtomicBool,
     /// Hash of the series that the file was created or opened as a member of; 0 until that is known.
     pub series: AtomicU64,
+    /// Of what goes straight to the PFS.
+    pub behind: WriteBehind,
     /// There are `pieces`: every read asks.
     has_pieces: AtomicBool,
     /// What was opened without being read, until all of it has been compared.
@@ -120,6 +122,7 @@ impl OpenFile {
             touched: AtomicBool::new(false),
             fsynced: AtomicBool::new(false),
             series: AtomicU64::new(0),
+            behind: WriteBehind::default(),
             has_pieces: AtomicBool::new(false),
             pieces: Mutex::new(None),
         }

@@ -1,6 +1,8 @@
 //! Over-subscription on a running server: what is learned, which policy is in force, what a restart is.
 
 mod common;
+#[path = "oversubscription/dedicated.rs"]
+mod dedicated;
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -242,130 +244,6 @@ fn the_plan_takes_over_when_more_is_expected_than_fits() {
     for name in ["gamma-ckpt-1.dat", "beta-ckpt-0.dat"] {
         assert!(std::fs::read(scratch.pfs().join(name)).expect(name) == content);
     }
-    running.instance.stop();
-}
-
-#[test]
-fn dedicated_shares_are_not_exceeded() {
-    let scratch = Scratch::new();
-    let mut settings = prepared(&scratch);
-    settings.policy = "dedicated".into();
-    settings.engine.share_bytes = Some(60 * MIB as u64);
-    let running = Running::start(&settings, false);
-    for app in ["a", "b", "c"] {
-        running.put(format!("{app}-ckpt-1.dat").as_bytes(), &vec![3; 8 * MIB]);
-    }
-    let tiers = |name: &[u8]| running.residency(name)[0].tiers.clone();
-    assert!(
-        tiers(b"a-ckpt-1.dat")[0].starts_with("ssd")
-            && tiers(b"b-ckpt-1.dat")[0].starts_with("ssd")
-    );
-    assert_eq!(
-        tiers(b"c-ckpt-1.dat"),
-        ["pfs"],
-        "two shares of 60 in 121 MiB"
-    );
-    assert!(running.read_all(b"c-ckpt-1.dat").expect("readable") == vec![3; 8 * MIB]);
-    running.instance.stop();
-    settings.engine.share_bytes = Some(1 << 40);
-    drop(running);
-    let error = forebay_server::Instance::start(settings)
-        .err()
-        .expect("refused");
-    assert!(
-        error.to_string().contains("exceeds the capacity"),
-        "{error}"
-    );
-}
-
-#[test]
-fn a_share_is_its_applications_until_that_has_ended() {
-    let scratch = Scratch::new();
-    let mut settings = prepared(&scratch);
-    settings.policy = "dedicated".into();
-    settings.engine.share_bytes = Some(60 * MIB as u64);
-    settings.wait_for_space = PATIENCE;
-    let running = Running::start(&settings, false);
-    let tiers = |running: &Running, name: &str| running.residency(name.as_bytes())[0].tiers.clone();
-    for name in ["a-ckpt-1.dat", "b-ckpt-1.dat"] {
-        running.put(name.as_bytes(), &vec![3; 50 * MIB]);
-    }
-    running.wait_clean(&|_| false);
-    // Clean copies are not given up for others, and a share is kept that is empty for the moment.
-    running
-        .client
-        .unlink(forebay_types::Ino::ROOT, b"a-ckpt-1.dat", common::me())
-        .expect("unlink");
-    running.put(b"c-ckpt-1.dat", &vec![4; 50 * MIB]);
-    assert_eq!(tiers(&running, "c-ckpt-1.dat"), ["pfs"]);
-    assert!(tiers(&running, "b-ckpt-1.dat")[0].starts_with("ssd"));
-    running.put(b"a-ckpt-2.dat", &vec![5; 50 * MIB]);
-    assert!(tiers(&running, "a-ckpt-2.dat")[0].starts_with("ssd"));
-    running.wait_clean(&|_| false);
-    running.instance.stop();
-    drop(running);
-
-    // Periods go by in which neither shows a sign of life.
-    settings.engine.period = Duration::from_millis(50);
-    let running = Running::start(&settings, false);
-    let begun = std::time::Instant::now();
-    for version in 2.. {
-        let name = format!("c-ckpt-{version}.dat");
-        running.put(name.as_bytes(), &vec![6; 50 * MIB]);
-        if tiers(&running, &name)[0].starts_with("ssd") {
-            break;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{:?}", running.status());
-    }
-    running.instance.stop();
-}
-
-#[test]
-fn what_went_straight_to_the_pfs_gets_its_name_though_nothing_else_is_undrained() {
-    let scratch = Scratch::new();
-    let mut settings = prepared(&scratch);
-    settings.policy = "dedicated".into();
-    settings.engine.share_bytes = Some(60 * MIB as u64);
-    settings.engine.bandwidths = Some(Bandwidths {
-        bw_max_bytes_per_s: 400e6,
-        bw_min_bytes_per_s: 300e6,
-        br_max_bytes_per_s: 200e6,
-        br_min_bytes_per_s: 20e6,
-    });
-    // Until then everything waits for its demotion.
-    settings.demotion.idle_after = Duration::from_secs(2);
-    let running = Running::start(&settings, false);
-    for app in ["a", "b"] {
-        running.put(format!("{app}-ckpt-1.dat").as_bytes(), &vec![3; MIB]);
-    }
-    running.wait_clean(&|_| false);
-    running.put(b"c-ckpt-1.dat", &vec![4; MIB]);
-    assert_eq!(running.residency(b"c-ckpt-1.dat")[0].tiers, ["pfs"]);
-    assert_eq!(running.residency(b"c-ckpt-1.dat")[0].state, "dirty");
-    running.wait_clean(&|_| false);
-    let named = std::fs::read(scratch.pfs().join("c-ckpt-1.dat"));
-    assert!(named.expect("on the PFS") == vec![4; MIB]);
-    running.instance.stop();
-}
-
-#[test]
-fn a_checkpoint_as_large_as_its_share_waits_for_nothing() {
-    let scratch = Scratch::new();
-    let mut settings = prepared(&scratch);
-    settings.policy = "dedicated".into();
-    settings.engine.share_bytes = Some(8 * MIB as u64);
-    settings.wait_for_space = PATIENCE;
-    let running = Running::start(&settings, false);
-    // From the second on its size is known when it is created.
-    for version in 1..=4u8 {
-        let name = format!("a-ckpt-{version}.dat");
-        running.put(name.as_bytes(), &vec![version; 8 * MIB]);
-        running.wait_clean(&|_| false);
-    }
-    let status = running.status();
-    assert_eq!(status.waited_writes_total, 0, "{status:?}");
-    let newest = &running.residency(b"a-ckpt-4.dat")[0];
-    assert!(newest.tiers[0].starts_with("ssd"), "{newest:?}");
     running.instance.stop();
 }
 

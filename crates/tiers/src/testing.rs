@@ -7,7 +7,7 @@
 mod crash;
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -440,4 +440,24 @@ impl Object for FaultyObject {
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+}
+
+/// Bytes of a file that are only in the page cache: cachestat(2), Linux 6.5. `None` where the kernel does not know it, and of an object
+/// without a descriptor.
+pub fn unwritten_bytes(object: &dyn Object) -> Option<u64> {
+    const CACHESTAT: libc::c_long = 451;
+    let fd = object.descriptor()?;
+    let (range, mut found) = ([0u64, 0], [0u64; 5]);
+    // SAFETY: both arrays have the layout and the size that the call reads and fills.
+    let result = unsafe {
+        libc::syscall(
+            CACHESTAT,
+            fd.as_raw_fd(),
+            range.as_ptr(),
+            found.as_mut_ptr(),
+            0,
+        )
+    };
+    // Cached, dirty, under write-back, evicted, lately evicted; pages.
+    (result == 0).then_some((found[1] + found[2]) * 4096)
 }

@@ -29,39 +29,31 @@ fn range(object: &dyn Object, offset: u64, len: u64, flags: libc::c_uint) {
 /// Less is left for the flush: many small files go to the device together, not one by one.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// A copy that runs no further ahead of its device than so many bytes. Without it a copy fills the page cache at the speed of
-/// memory, and the device goes on with what is there long after the copy was told to stop.
-pub struct WriteBehind<'a> {
-    destination: &'a dyn Object,
-    ahead_bytes: u64,
+/// A stream of writes that runs no further ahead of its device than it is told. Without it a copy, or a program, fills the page
+/// cache at the speed of memory: the device goes on with what is there long after a copy was told to stop, and whoever comes next
+/// waits for all of it.
+#[derive(Default)]
+pub struct WriteBehind {
     started: AtomicU64,
     waited: AtomicU64,
 }
 
-impl<'a> WriteBehind<'a> {
-    /// At most `ahead_bytes`, a piece of 1 MiB, and what comes between two calls of [`WriteBehind::reached`].
-    pub fn new(destination: &'a dyn Object, ahead_bytes: u64) -> WriteBehind<'a> {
-        WriteBehind {
-            destination,
-            ahead_bytes,
-            started: AtomicU64::new(0),
-            waited: AtomicU64::new(0),
-        }
-    }
-
-    /// All that the copy has written lies before `end`. Waits for what is too far behind. By one thread at a time.
-    pub fn reached(&self, end: u64) {
+impl WriteBehind {
+    /// The stream has written `destination` up to `end`. Waits until no more than `ahead_bytes`, a piece of 1 MiB, and what came
+    /// since the last call are on their way to the device. What is written before the furthest `end` is left to the flush, and so
+    /// may be what several threads write out of order.
+    pub fn reached(&self, destination: &dyn Object, end: u64, ahead_bytes: u64) {
         let started = self.started.load(Ordering::Relaxed);
-        if end < started + PIECE_BYTES {
+        if end < started.saturating_add(PIECE_BYTES) {
             return;
         }
-        self.started.store(end, Ordering::Relaxed);
-        start_writeback(self.destination, started, end - started);
-        let due = end.saturating_sub(self.ahead_bytes);
+        self.started.fetch_max(end, Ordering::Relaxed);
+        start_writeback(destination, started, end - started);
+        let due = end.saturating_sub(ahead_bytes);
         let waited = self.waited.fetch_max(due, Ordering::Relaxed);
         if waited < due {
             let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
-            range(self.destination, waited, due - waited, flags);
+            range(destination, waited, due - waited, flags);
         }
     }
 }

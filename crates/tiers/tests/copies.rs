@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{Mounted, in_memory, on_disk, tier_in};
 use forebay_tiers::conformance::{Random, identity};
-use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
+use forebay_tiers::testing::{Effect, FaultyTier, Operation, When, unwritten_bytes};
 use forebay_tiers::{
     Allocate, CopyControl, CopyError, FileObject, NullTier, Object, Seek, Tier, WriteBehind,
     checksum, copy, refresh, verify,
@@ -369,26 +369,6 @@ fn an_earlier_copy_is_brought_up_to_date_by_what_changed() {
     same();
 }
 
-/// Bytes of a file that are only in the page cache: cachestat(2), Linux 6.5. `None` where the kernel does not know it.
-fn unwritten_bytes(object: &dyn Object) -> Option<u64> {
-    use std::os::fd::AsRawFd;
-    const CACHESTAT: libc::c_long = 451;
-    let fd = object.descriptor().unwrap();
-    let (range, mut found) = ([0u64, 0], [0u64; 5]);
-    // SAFETY: both arrays have the layout and the size that the call reads and fills.
-    let result = unsafe {
-        libc::syscall(
-            CACHESTAT,
-            fd.as_raw_fd(),
-            range.as_ptr(),
-            found.as_mut_ptr(),
-            0,
-        )
-    };
-    // Cached, dirty, under write-back, evicted, lately evicted; pages.
-    (result == 0).then_some((found[1] + found[2]) * 4096)
-}
-
 #[test]
 fn write_behind_waits_for_what_is_too_far_behind() {
     let disk = on_disk();
@@ -401,11 +381,11 @@ fn write_behind_waits_for_what_is_too_far_behind() {
         before > 32 * MIB,
         "only {before} bytes wait in the page cache"
     );
-    let behind = WriteBehind::new(&copied, 2 * MIB);
-    behind.reached(40 * MIB);
+    let behind = WriteBehind::default();
+    behind.reached(&copied, 40 * MIB, 2 * MIB);
     let after = unwritten_bytes(&copied).unwrap();
     assert!(after <= 26 * MIB, "{after} bytes are not on the device");
-    behind.reached(64 * MIB);
+    behind.reached(&copied, 64 * MIB, 2 * MIB);
     let after = unwritten_bytes(&copied).unwrap();
     assert!(after <= 2 * MIB, "{after} bytes are not on the device");
 }

@@ -85,11 +85,13 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     failpoint::hit(failpoint::Point::DemoteTemporary);
     let file = FileObject::new(file);
     let stop = || !core.ns.is_current(demotion);
-    let behind = WriteBehind::new(&file, core.engine.demotion_ahead_bytes());
+    let ahead_bytes = core.copy_ahead_bytes();
+    let behind = WriteBehind::default();
     let moved = |bytes, end| {
         // First: what counts as moved has left the page cache, and a copy that is told to stop leaves little to be written.
-        behind.reached(end);
+        behind.reached(&file, end, ahead_bytes);
         core.drain.moved(demotion.file.object, bytes);
+        core.notice_end_of_pause();
         core.engine
             .pace_demotion(bytes, &|| stop() || core.is_ending());
     };
