@@ -12,6 +12,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::dist::Dist;
 
+/// A key that differs by so many letters from one that is missing is taken for it.
+const TYPING_ERRORS: usize = 2;
+
 /// Why a scenario is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}{why}", place(.line, .key))]
@@ -241,7 +244,22 @@ impl<'a> Section<'a> {
     }
 
     pub fn require<T>(&self, key: &str, value: Option<T>) -> Result<T, ScenarioError> {
-        value.ok_or_else(|| self.error(key, self.line, "is missing"))
+        value.ok_or_else(|| match self.mistyped(key) {
+            Some((name, line)) => {
+                let why = format!("unknown key; did you mean '{key}', which is missing?");
+                self.error(name, Some(line), why)
+            }
+            None => self.error(key, self.line, "is missing"),
+        })
+    }
+
+    /// A key of this table that nobody has asked for and that looks like this one, and its line.
+    fn mistyped(&self, key: &str) -> Option<(&'a str, usize)> {
+        let asked = self.asked.borrow();
+        let keys = self.table?.keys();
+        keys.filter(|name| !asked.contains(&**name.get_ref()))
+            .find(|name| strsim::damerau_levenshtein(name.get_ref(), key) <= TYPING_ERRORS)
+            .map(|name| (&**name.get_ref(), self.document.line(&name.span())))
     }
 
     pub fn size(&self, key: &str) -> Result<Option<u64>, ScenarioError> {

@@ -88,6 +88,13 @@ fn bad_values_are_refused_with_line_and_reason() {
             "application.cuont",
             "unknown key",
         ),
+        (
+            "capacity =",
+            "capasity =",
+            Some(6),
+            "bb.capasity",
+            "did you mean 'capacity'",
+        ),
         ("[plan]", "[plain]", None, "plan.period", "missing"),
         (
             "\"80GB\"",
