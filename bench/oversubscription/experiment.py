@@ -40,6 +40,8 @@ class Setting:
         factor = self.capacity / PAPER_S * PAPER_PERIOD_S / period_s
         self.rates = {name: value * factor for name, value in PAPER.items()}
         self.size = self.capacity // CHECKPOINTS_PER_S
+        # As many find room with what a file system takes beyond their bytes, as the servers reckon for the shares of `dedicated`.
+        self.tier_bytes = CHECKPOINTS_PER_S * (self.size + max(64 << 10, self.size >> 10))
 
     def jobs(self, dwpp):
         return round(dwpp * CHECKPOINTS_PER_S)
@@ -92,8 +94,8 @@ class Lane:
         devices = {name: rate * slack for name, rate in setting.rates.items()}
         self.forebay, self.workers = None, []
         try:
-            self.forebay = Forebay(args.forebay, Path(self.work.name), setting.rates, setting.capacity, options, known, devices,
-                                   pfs_capacities)
+            self.forebay = Forebay(args.forebay, Path(self.work.name), setting.rates, setting.tier_bytes, options, known, devices,
+                                   pfs_capacities, args.sparse)
             for name in self.names:
                 (self.forebay.mount / name).mkdir()
         except BaseException:
@@ -217,7 +219,8 @@ class Lane:
 
 def matrix(setting, dwpp, congestions, policies):
     """All cells of one DWPP, one by one. Policies that stall teach a DWPP that is cut in two: `bbos`, which plans by it, goes first."""
-    with Lane(setting, dwpp, setting.options()) as lane:
+    # Two periods' files are never there at a time.
+    with Lane(setting, dwpp, setting.options(), pfs_capacities=2.5) as lane:
         lane.learn()
         for policy in policies:
             for congestion in congestions:

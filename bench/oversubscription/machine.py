@@ -55,19 +55,22 @@ def unmount(point, patience_s=30):
 
 
 class Device:
-    """A file as a block device with ext4 on it, mounted."""
+    """A file as a block device with ext4 on it, mounted. A sparse one takes only what is in it."""
 
-    def __init__(self, work, name, size):
+    def __init__(self, work, name, size, sparse):
         self.image, self.point = work / f"{name}.img", work / name
         self.point.mkdir()
         with open(self.image, "wb") as image:
-            os.posix_fallocate(image.fileno(), 0, size)
+            if sparse:
+                image.truncate(size)
+            else:
+                os.posix_fallocate(image.fileno(), 0, size)
         self.device = run("losetup", "--find", "--show", "--direct-io=on", self.image).strip()
         self.limits = {}
         self.mounted = False
         try:
             run("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal", self.device)
-            run("mount", "-o", "noatime", self.device, self.point)
+            run("mount", "-o", "noatime,discard" if sparse else "noatime", self.device, self.point)
             self.mounted = True
             status = os.stat(self.device)
             self.number = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
@@ -161,7 +164,7 @@ class Forebay:
     the last 0.6 s.
     """
 
-    def __init__(self, program, work, rates, capacity, options, mtbfs, devices=None, pfs_capacities=4):
+    def __init__(self, program, work, rates, capacity, options, mtbfs, devices=None, pfs_capacities=4, sparse=False):
         if not BLKIO.is_dir():
             raise Failure("no cgroup v1 blkio controller here: the devices cannot be limited")
         self.program, self.rates, self.work = program, rates, work
@@ -169,9 +172,9 @@ class Forebay:
         self.samples, self.ending, self.is_unlimited = [], threading.Event(), False
         self.parts = []
         try:
-            self.buffer = Device(work, "bb", int(capacity * 1.12) + (64 << 20))
+            self.buffer = Device(work, "bb", int(capacity * 1.12) + (64 << 20), sparse)
             self.parts.append(self.buffer)
-            self.pfs = Device(work, "pfs", int(capacity * pfs_capacities) + (64 << 20))
+            self.pfs = Device(work, "pfs", int(capacity * pfs_capacities) + (64 << 20), sparse)
             self.parts.append(self.pfs)
             (self.buffer.point / "tier").mkdir()
             self.mount, self.state = work / "mnt", work / "state"

@@ -38,6 +38,7 @@ def arguments():
     parser.add_argument("--only", help=f"parts ({', '.join(PARTS)}) or cells such as 1.9/medium/bbos, separated by commas")
     parser.add_argument("--side-by-side", type=int, default=3, help="burst buffers at a time")
     parser.add_argument("--work", type=Path, help="where the images of the devices go")
+    parser.add_argument("--sparse", action="store_true", help="images take only what is in them: for a --work in memory")
     parser.add_argument("--out", type=Path, default=Path("oversubscription-results"))
     args = parser.parse_args()
     if args.quick:

@@ -199,9 +199,10 @@ impl InForce {
         !self.is_contended
     }
 
-    /// Whether applications take turns: where several do I/O and more is expected than fits. `dedicated` schedules nothing.
-    pub fn has_turns(&self, policy: DrainPolicy, active_applications: usize) -> bool {
-        self.is_contended && policy != DrainPolicy::Dedicated && active_applications > 1
+    /// Whether applications take turns: where more is expected than fits, also while only one does I/O, which is then not
+    /// disturbed by the next. `dedicated` schedules nothing.
+    pub fn has_turns(&self, policy: DrainPolicy) -> bool {
+        self.is_contended && policy != DrainPolicy::Dedicated
     }
 }
 
@@ -263,13 +264,13 @@ mod tests {
     #[test]
     fn passthrough_and_turns_follow_contention() {
         let calm = in_force(&choice(Some(0.9)));
-        assert!(calm.allows_passthrough() && !calm.has_turns(DrainPolicy::Bbos, 9));
+        assert!(calm.allows_passthrough() && !calm.has_turns(DrainPolicy::Bbos));
         let unknown = in_force(&choice(None));
         assert!(unknown.allows_passthrough());
         let full = in_force(&choice(Some(1.2)));
         assert!(!full.allows_passthrough());
-        assert!(full.has_turns(DrainPolicy::MaxBw, 2) && !full.has_turns(DrainPolicy::Bbos, 1));
-        assert!(!full.has_turns(DrainPolicy::Dedicated, 9));
+        assert!(full.has_turns(DrainPolicy::MaxBw) && full.has_turns(DrainPolicy::Bbos));
+        assert!(!full.has_turns(DrainPolicy::Dedicated));
     }
 
     #[test]

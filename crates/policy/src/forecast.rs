@@ -254,14 +254,6 @@ impl<K: Ord + Clone> Learner<K> {
     pub fn application(&mut self, application: &K) -> Option<&mut Meter> {
         Some(&mut self.applications.get_mut(application)?.meter)
     }
-
-    /// How many wrote within the last `within_s` seconds: they may do I/O side by side.
-    pub fn active(&self, within_s: f64, now_s: f64) -> usize {
-        self.applications
-            .values()
-            .filter(|a| now_s - a.written_s <= within_s)
-            .count()
-    }
 }
 
 #[cfg(test)]
@@ -365,7 +357,6 @@ mod tests {
             1
         );
         assert_eq!(learner.whole().dwsf_bytes(5.0), newest + 1);
-        assert_eq!(learner.active(0.0105, newest as f64 * 1e-3), 11);
     }
 
     #[test]

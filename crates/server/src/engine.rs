@@ -35,8 +35,6 @@ const WAITING_MAX: usize = 96;
 const STAGING_JOBS: u64 = 1 << 63;
 /// A thread that waits looks again after this long whatever happens.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// Applications that wrote within this time do I/O side by side.
-const ACTIVE_S: f64 = 5.0;
 /// Brmax is corrected by what was moved in so long.
 const CORRECT_EVERY: Duration = Duration::from_secs(5);
 
@@ -225,7 +223,7 @@ impl Engine {
     }
 
     /// Sets plan, limits and switches anew.
-    fn follow(&self, choice: &PlanChoice, load: &Load, is_pressed: bool, active: usize) {
+    fn follow(&self, choice: &PlanChoice, load: &Load, is_pressed: bool) {
         let in_force = in_force(choice);
         let mut now = pace(choice.policy, in_force.plan.as_ref(), load);
         if is_pressed || (choice.policy == DrainPolicy::Bbos && in_force.plan.is_none()) {
@@ -248,7 +246,7 @@ impl Engine {
             buckets.writes.set_rate(now.checkpoint_bytes_per_s, now_s);
         }
         self.block_io.limit(now.checkpoint_bytes_per_s);
-        let turns = self.takes_turns && in_force.has_turns(choice.policy, active);
+        let turns = self.takes_turns && in_force.has_turns(choice.policy);
         self.has_turns.store(turns, Ordering::Relaxed);
         self.is_contended
             .store(!in_force.allows_passthrough(), Ordering::Relaxed);
@@ -478,7 +476,7 @@ pub fn run(core: &Arc<Core>) {
 fn look(core: &Core) {
     let (dirty, capacity) = core.ledger.dirty_and_capacity();
     let engine = &core.engine;
-    let (dwsf, dwpp, active) = core.learning.figures(ACTIVE_S);
+    let (dwsf, dwpp) = core.learning.figures();
     let limit_bytes = capacity.min(core.ledger.dirty_cap_bytes()) as f64;
     let copies = core.settings.demotion.workers;
     let choice = PlanChoice {
@@ -499,7 +497,7 @@ fn look(core: &Core) {
         is_idle,
         is_starved: core.drain.is_starved(),
     };
-    engine.follow(&choice, &load, is_pressed, active);
+    engine.follow(&choice, &load, is_pressed);
     let is_full = engine.view().pace.demotion == DemotionPace::Full && is_idle;
     engine.correct(is_full, dirty > 0 && has_work);
 }

@@ -128,13 +128,13 @@ impl Learning {
         self.closed.lock().push((object, bytes));
     }
 
-    /// DWSF, DWPP where it is known, and how many applications wrote within the last `within_s` seconds.
-    pub fn figures(&self, within_s: f64) -> (u64, Option<u64>, usize) {
+    /// DWSF, and DWPP where it is known.
+    pub fn figures(&self) -> (u64, Option<u64>) {
         let now_s = self.now_s();
         let mut inner = self.inner.lock();
         let dwsf = inner.learner.whole().dwsf_bytes(now_s);
         let dwpp = inner.learner.whole().dwpp_bytes(now_s);
-        (dwsf, dwpp, inner.learner.active(within_s, now_s))
+        (dwsf, dwpp)
     }
 
     /// DWSF.

@@ -73,7 +73,7 @@ impl Core {
         tiers.push(self.tier_status("pfs", OVERFLOW, pfs_bytes));
         let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let (dwsf_bytes, dwpp_bytes, _) = self.learning.figures(0.0);
+        let (dwsf_bytes, dwpp_bytes) = self.learning.figures();
         let (restarts_total, restart_hits_total) = self.learning.restarts();
         // Not in the literal below: a guard there would live until its end.
         let files = self.files.read().len() as u64;
