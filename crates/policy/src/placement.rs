@@ -149,6 +149,15 @@ impl Lease {
     }
 }
 
+/// What is set aside beyond the bytes of a write that is admitted by itself, so that not every one asks: a unit, but not beyond the end that is
+/// predicted for its file (0: none is), or many files that fit together would keep each other waiting. `end_bytes`: what the file holds then.
+pub fn growth_ahead(predicted_bytes: u64, end_bytes: u64) -> u64 {
+    match predicted_bytes.checked_sub(end_bytes) {
+        Some(left) => left.min(SPACE_UNIT_BYTES),
+        None => SPACE_UNIT_BYTES,
+    }
+}
+
 /// Room that the file systems below must have beyond all that is set aside, for what the kernel writes between two looks at a
 /// file that has used up its lease: [`LARGEST_WRITE_BYTES`], and not more than an eighth of the machine's memory, which it may be.
 pub fn overrun_bytes(machine_memory_bytes: u64) -> u64 {

@@ -20,6 +20,15 @@ fn file(predicted_mib: Option<u64>) -> NewFile {
 }
 
 #[test]
+fn what_is_set_aside_ahead_ends_where_the_file_will() {
+    assert_eq!(growth_ahead(0, 1), SPACE_UNIT_BYTES, "nothing is known");
+    assert_eq!(growth_ahead(50 * MIB, MIB), SPACE_UNIT_BYTES);
+    assert_eq!(growth_ahead(50 * MIB, 49 * MIB), MIB);
+    assert_eq!(growth_ahead(50 * MIB, 50 * MIB), 0);
+    assert_eq!(growth_ahead(50 * MIB, 51 * MIB), SPACE_UNIT_BYTES, "larger");
+}
+
+#[test]
 fn memory_first_then_the_emptiest_flash() {
     let tiers = [
         tier(0, TierKind::Dram, 1000, 100),

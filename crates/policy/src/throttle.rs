@@ -108,6 +108,10 @@ pub struct Load {
     pub dirty_bytes: f64,
     /// Dirty bytes at which writes begin to wait: the capacity, or the cap on dirty bytes.
     pub limit_bytes: f64,
+    /// Of that, what copies under way hold ([`crate::engine::fillable_bytes`]); 0 where every demoted byte frees its place at once.
+    pub under_way_bytes: f64,
+    /// [`is_full`] said so a moment ago.
+    pub was_full: bool,
     /// No application reads or writes.
     pub is_idle: bool,
     /// A write waits for space.
@@ -128,7 +132,7 @@ pub fn pace(policy: DrainPolicy, plan: Option<&Plan>, load: &Load) -> Pace {
     if load.dirty_bytes <= 0.0 {
         return free(DemotionPace::Stop);
     }
-    let is_full = load.is_starved || load.dirty_bytes >= load.limit_bytes;
+    let is_full = is_full(policy, load);
     match (policy, plan) {
         (DrainPolicy::Bbos, Some(plan)) => follow(plan, load),
         _ if load.is_idle || is_full => free(DemotionPace::Full),
@@ -143,6 +147,17 @@ pub fn pace(policy: DrainPolicy, plan: Option<&Plan>, load: &Load) -> Pace {
             })
         }
     }
+}
+
+/// Whether demotion is at its limit. It stays there while what is free is only what copies have just left, or demotion would rest
+/// whenever that is as much as the next files take. Of `dedicated` nobody may take what others have left.
+pub fn is_full(policy: DrainPolicy, load: &Load) -> bool {
+    let left_bytes = match policy {
+        DrainPolicy::Dedicated => 0.0,
+        _ if load.was_full => load.under_way_bytes,
+        _ => 0.0,
+    };
+    load.is_starved || load.dirty_bytes >= load.limit_bytes - left_bytes
 }
 
 /// Dirty share of the limit from which on data is demoted beside checkpoints where there is no plan.
@@ -196,6 +211,8 @@ mod tests {
             dwsf_bytes: dwsf,
             dirty_bytes: dirty,
             limit_bytes: 1000.0,
+            under_way_bytes: 0.0,
+            was_full: false,
             is_idle: false,
             is_starved: false,
         }
@@ -247,6 +264,24 @@ mod tests {
         let paces = [writing, idle].map(|l| pace(DrainPolicy::Bbos, Some(&plan), &l));
         assert_eq!(paces.map(|p| p.checkpoint_bytes_per_s), [Some(3.0); 2]);
         assert_eq!(paces[1].demotion, DemotionPace::Full);
+    }
+
+    #[test]
+    fn once_full_it_is_drained_on_while_what_is_free_is_only_what_copies_have_just_left() {
+        let of = |policy, was_full, dirty| {
+            let load = Load {
+                under_way_bytes: 50.0,
+                was_full,
+                ..load(dirty, dirty)
+            };
+            pace(policy, None, &load).demotion
+        };
+        let at = |was_full, dirty| of(DrainPolicy::MaxBw, was_full, dirty);
+        assert_eq!(at(false, 999.0), DemotionPace::Stop);
+        assert_eq!(at(false, 1000.0), DemotionPace::Full);
+        assert_eq!(at(true, 950.0), DemotionPace::Full);
+        assert_eq!(at(true, 949.0), DemotionPace::Stop);
+        assert_eq!(of(DrainPolicy::Dedicated, true, 999.0), DemotionPace::Stop);
     }
 
     #[test]

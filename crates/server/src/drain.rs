@@ -392,10 +392,13 @@ impl DrainQueue {
         inner.trigger.on_foreground(core.activity.last_s());
         // Files in the overflow and empty ones are waiting too, but hold no bytes of ours.
         let now_s = (now - self.origin).as_secs_f64();
+        let limit_bytes = capacity.min(core.ledger.dirty_cap_bytes()) as f64;
         let load = Load {
             dwsf_bytes: core.learning.dwsf_bytes() as f64,
             dirty_bytes: dirty.max(1) as f64,
-            limit_bytes: capacity.min(core.ledger.dirty_cap_bytes()) as f64,
+            limit_bytes,
+            under_way_bytes: core.under_way_bytes(limit_bytes),
+            was_full: core.engine.is_full(),
             is_idle: core.is_quiet(),
             is_starved: false,
         };

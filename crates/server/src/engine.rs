@@ -12,7 +12,7 @@ use forebay_policy::demotion::{PlacementPolicy, ahead_bytes};
 use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, fillable_bytes, in_force};
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::schedule::{Class, Rest, ScheduleConfig, Scheduler};
-use forebay_policy::throttle::{DemotionPace, Load, Pace, TokenBucket, pace};
+use forebay_policy::throttle::{DemotionPace, Load, Pace, TokenBucket, is_full, pace};
 use forebay_tiers::TierKind;
 use forebay_types::Errno;
 use parking_lot::{Condvar, Mutex};
@@ -73,6 +73,8 @@ pub struct Engine {
     has_turns: AtomicBool,
     /// Demotion has been told that nobody writes.
     is_in_pause: AtomicBool,
+    /// As the throttler saw it last.
+    is_full: AtomicBool,
     view: Mutex<View>,
     buckets: Mutex<Buckets>,
     turns: Mutex<Turns>,
@@ -116,6 +118,7 @@ impl Engine {
             is_contended: AtomicBool::new(false),
             has_turns: AtomicBool::new(false),
             is_in_pause: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
             view: Mutex::new(View {
                 in_force: InForce {
                     plan: None,
@@ -213,6 +216,11 @@ impl Engine {
         self.is_throttled.load(Ordering::Relaxed)
     }
 
+    /// Whether the throttler found the burst buffer full when it last looked.
+    pub fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed)
+    }
+
     /// What demotion does with this load; `None` where no plan says it.
     pub fn demotion_pace(&self, load: &Load) -> Option<DemotionPace> {
         let (policy, plan) = (self.policy(), self.view().in_force.plan);
@@ -253,6 +261,8 @@ impl Engine {
         let throttled = turns || now.checkpoint_bytes_per_s.is_some();
         self.is_throttled.store(throttled, Ordering::Relaxed);
         self.is_in_pause.store(load.is_idle, Ordering::Relaxed);
+        self.is_full
+            .store(is_full(choice.policy, load), Ordering::Relaxed);
         let mut view = self.view.lock();
         view.in_force = in_force;
         view.pace = now;
@@ -424,6 +434,12 @@ impl Core {
         self.drain.is_pause(self.activity.quiet_s())
     }
 
+    /// Of so many bytes that may be dirty, what copies under way hold.
+    pub fn under_way_bytes(&self, limit_bytes: f64) -> f64 {
+        let copies = self.settings.demotion.workers;
+        limit_bytes - fillable_bytes(limit_bytes, copies, self.counters.mean_demoted_bytes())
+    }
+
     /// How far each of the copies to the PFS may run ahead of it, bytes.
     pub fn copy_ahead_bytes(&self) -> u64 {
         self.engine.ahead_bytes(self.settings.demotion.workers)
@@ -478,11 +494,11 @@ fn look(core: &Core) {
     let engine = &core.engine;
     let (dwsf, dwpp) = core.learning.figures();
     let limit_bytes = capacity.min(core.ledger.dirty_cap_bytes()) as f64;
-    let copies = core.settings.demotion.workers;
+    let under_way_bytes = core.under_way_bytes(limit_bytes);
     let choice = PlanChoice {
         policy: engine.policy(),
         bandwidths: engine.bandwidths(),
-        capacity_bytes: fillable_bytes(limit_bytes, copies, core.counters.mean_demoted_bytes()),
+        capacity_bytes: limit_bytes - under_way_bytes,
         dwpp_bytes: dwpp.map(|b| b as f64),
         period_s: engine.period_s,
     };
@@ -494,6 +510,8 @@ fn look(core: &Core) {
         // Files in the overflow and empty ones hold no bytes of ours, and have to go all the same.
         dirty_bytes: dirty.max(u64::from(has_work)) as f64,
         limit_bytes,
+        under_way_bytes,
+        was_full: engine.is_full(),
         is_idle,
         is_starved: core.drain.is_starved(),
     };

@@ -105,8 +105,8 @@ impl Core {
         self.apps.arrived(object_id, &identity);
         self.apps.opened_for_write(object_id);
         let target = Target::Buffer { file, object, tier };
-        let (opened, descriptor) =
-            self.open_created(attr.ino, target, lease, identity.series_hash(), flags);
+        let known = (identity.series_hash(), foreseen.bytes);
+        let (opened, descriptor) = self.open_created(attr.ino, target, lease, known, flags);
         Ok((attr, opened, descriptor))
     }
 
@@ -148,7 +148,7 @@ impl Core {
         ino: Ino,
         target: Target,
         lease: Option<u64>,
-        series: u64,
+        (series, predicted): (u64, Option<u64>),
         flags: OpenFlags,
     ) -> (Opened, Handed) {
         let descriptor = lease.and_then(|_| hand_over(&target));
@@ -156,6 +156,8 @@ impl Core {
         open.lease_bytes
             .store(lease.unwrap_or(0), Ordering::Release);
         open.series.store(series, Ordering::Release);
+        open.predicted_bytes
+            .store(predicted.unwrap_or(0), Ordering::Release);
         let claim = self.opens.claim(ino);
         let handle = self.opens.add(&claim, &open, flags);
         self.guard.wake();

@@ -98,6 +98,8 @@ pub struct OpenFile {
     pub fsynced: AtomicBool,
     /// Hash of the series that the file was created or opened as a member of; 0 until that is known.
     pub series: AtomicU64,
+    /// How large the file will be, if its series has shown that; else 0.
+    pub predicted_bytes: AtomicU64,
     /// Of what goes straight to the PFS.
     pub behind: WriteBehind,
     /// There are `pieces`: every read asks.
@@ -122,6 +124,7 @@ impl OpenFile {
             touched: AtomicBool::new(false),
             fsynced: AtomicBool::new(false),
             series: AtomicU64::new(0),
+            predicted_bytes: AtomicU64::new(0),
             behind: WriteBehind::default(),
             has_pieces: AtomicBool::new(false),
             pieces: Mutex::new(None),

@@ -8,7 +8,9 @@ use forebay_namespace::File;
 use forebay_policy::demotion::{
     CleanCandidate, Residency as PolicyResidency, choose_victims, evict_needed,
 };
-use forebay_policy::placement::{NewFile, Placement, TierSpace, choose_tier, waiting_tier};
+use forebay_policy::placement::{
+    NewFile, Placement, TierSpace, choose_tier, growth_ahead, waiting_tier,
+};
 use forebay_policy::refuge::tier_to_grow_in;
 use forebay_policy::series::Identity;
 use forebay_policy::victims::{Incoming, is_direct};
@@ -258,8 +260,9 @@ impl Core {
         if self.tiers.kind(tier) != TierKind::Pfs && !self.fits_share(file.object, len) {
             return Ok(Some(last));
         }
+        let predicted = open.predicted_bytes.load(Ordering::Acquire);
         // Near the limit a full unit may be too much where the bytes themselves still fit.
-        for ahead in [SPACE_UNIT_BYTES, 0] {
+        for ahead in [growth_ahead(predicted, used + len), 0] {
             let held = (used + len + ahead).max(open.lease_bytes.load(Ordering::Acquire));
             match self.ledger.try_hold(file.object, tier, used, held, true) {
                 Ok(()) => {

@@ -319,6 +319,50 @@ fn many_that_need_the_overflow_first_all_get_it() {
 }
 
 #[test]
+fn files_of_known_size_that_fit_together_do_not_wait_for_each_other() {
+    let scratch = Scratch::new();
+    let mut settings = prepared(&scratch);
+    settings.wait_for_space = PATIENCE;
+    let running = Running::start(&settings, false);
+    // Two tiers of 64 MiB have room for fourteen, each with what its file system takes.
+    let names = |version: u8| {
+        (b'a'..b'a' + 14).map(move |app| format!("{}-ckpt-{version}.dat", app as char))
+    };
+    for name in names(1) {
+        running.put(name.as_bytes(), &vec![1; 8 * MIB]);
+        running.wait_clean(&|_| false);
+        let unlinked = running.client.unlink(Ino::ROOT, name.as_bytes(), me());
+        unlinked.expect("unlink");
+    }
+    let is_empty = |status: &StatusBits| status.tiers.iter().all(|tier| tier.used_bytes == 0);
+    wait_until(&running, "space is given back", is_empty);
+    let part = vec![2; MIB];
+    let write = |handle, at: usize| {
+        let written = running.write(handle, (at * MIB) as u64, &part);
+        written.expect("write");
+    };
+    // Each finds the tier that has more room once the one before it has begun.
+    let open: Vec<_> = names(2)
+        .map(|name| {
+            let (_, handle) = running.create(name.as_bytes()).expect("create");
+            write(handle, 0);
+            handle
+        })
+        .collect();
+    for at in 1..8 {
+        for handle in &open {
+            write(*handle, at);
+        }
+    }
+    let status = running.status();
+    assert_eq!(status.waited_writes_total, 0, "{status:?}");
+    for handle in open {
+        running.client.release(handle).expect("close");
+    }
+    running.instance.stop();
+}
+
+#[test]
 fn a_new_file_waits_for_space_instead_of_leaving() {
     let scratch = Scratch::new();
     make_dirs(scratch.path());

@@ -249,6 +249,8 @@ impl Sim<'_> {
             // What the step will write counts already.
             dirty_bytes: n.dirty.max(u64::from(has_writers)) as f64,
             limit_bytes: n.capacity as f64,
+            under_way_bytes: 0.0,
+            was_full: false,
             is_idle,
             is_starved: (has_writers && n.is_full()) || !n.blocked.is_empty(),
         };
