@@ -7,6 +7,8 @@ held. Needs root, loop devices and the cgroup v1 blkio controller. Writes result
 
 import argparse
 import json
+import os
+import re
 import signal
 import sys
 import time
@@ -41,9 +43,23 @@ def arguments():
     parser.add_argument("--sparse", action="store_true", help="images take only what is in them: for a --work in memory")
     parser.add_argument("--out", type=Path, default=Path("oversubscription-results"))
     args = parser.parse_args()
+    args.forebay = args.forebay.resolve()
+    if not args.forebay.is_file():
+        parser.error(f"{args.forebay} is not there: `make build` makes it, --forebay names another")
+    for name in args.only.split(",") if args.only else []:
+        if name not in PARTS and not is_cell(name):
+            parser.error(f"--only {name}: neither a part ({', '.join(PARTS)}) nor a cell such as 1.9/medium/bbos "
+                         f"({', '.join(CONGESTION)}; {', '.join(POLICIES)})")
+    if os.geteuid() != 0:
+        parser.error("the experiment makes and limits devices: it needs root")
     if args.quick:
         args.capacity_mib, args.period = 512, 45.0
     return args
+
+
+def is_cell(name):
+    load, *rest = name.split("/")
+    return re.fullmatch(r"[0-9]+(\.[0-9]+)?", load) and len(rest) == 2 and rest[0] in CONGESTION and rest[1] in POLICIES
 
 
 def cells(args):
@@ -80,8 +96,8 @@ def tasks(args):
 
 def main():
     args = arguments()
-    args.out.mkdir(parents=True, exist_ok=True)
-    args.forebay = args.forebay.resolve()
+    for path in filter(None, [args.out, args.work]):
+        path.mkdir(parents=True, exist_ok=True)
     setting = Setting(args, args.capacity_mib, args.period)
     say(f"S {args.capacity_mib} MiB, period {args.period} s, "
         + ", ".join(f"{name} {rate / 1e6:.1f} MB/s" for name, rate in setting.rates.items()))

@@ -59,17 +59,12 @@ def name_of(cell):
 
 
 def replay(args, cell, options, work):
-    """Rows job by job, as `forebay simulate --replay` compares them. Throughput is bytes over the whole latency on both sides: from outside it
-    cannot be told whether a first request waits for its turn or for space."""
+    """Rows job by job, as `forebay simulate --replay` compares them."""
     stem = name_of(cell).replace("/", "-")
     path = work / f"{stem}.json"
     path.write_text(json.dumps({"parameters": parameters(cell, options), "jobs": cell["jobs"]}, indent=1))
     command = [args.forebay, "simulate", "--replay", path, "--json", *(["--out", work / stem] if args.out else [])]
-    rows, size = run(command)["rows"], {a["application"]: a["bytes"] for a in cell["applications"]}
-    for row in rows:
-        for side in ("live", "twin"):
-            row[f"{side}_speed"] = size[row["application"]] / row[f"{side}_latency_s"]
-    return rows
+    return run(command)["rows"]
 
 
 def run(command):
@@ -102,7 +97,7 @@ def hit_ratio(args, facts, options, found, work):
 
 
 # Of latency the mean; of throughput the mean, in which the few fastest jobs count most, and the job in the middle.
-FIGURES = [("latency_s", 1, statistics.fmean), ("speed", 1e6, statistics.fmean), ("speed", 1e6, statistics.median)]
+FIGURES = [("latency_s", 1, statistics.fmean), ("throughput_bytes_per_s", 1e6, statistics.fmean), ("throughput_bytes_per_s", 1e6, statistics.median)]
 
 
 def compared(live, twin):

@@ -22,22 +22,16 @@ pub struct Live {
     pub hit_ratio: Option<f64>,
 }
 
-/// One checkpoint as it was measured.
-#[derive(Debug, Clone, Deserialize)]
+/// One checkpoint as it was measured. What else the experiment noted of it is not looked at.
+#[derive(Debug, Clone, Copy, Deserialize)]
 pub struct LiveJob {
     /// Counted from 0 through the applications of the scenario.
     pub application: u32,
     /// From 1.
     pub version: u64,
-    /// When it wanted to begin.
-    pub arrive_s: f64,
-    /// Until its turn.
-    pub wait_s: f64,
-    /// In its turn, without space.
-    pub stall_s: f64,
-    /// The rest.
-    pub execution_s: f64,
-    /// Its size.
+    /// From the moment it wanted to begin to its end; above 0.
+    pub latency_s: f64,
+    /// Its size; above 0.
     pub bytes: u64,
 }
 
@@ -47,6 +41,16 @@ pub enum ReplayError {
     /// Not the JSON that docs/twin.md describes.
     #[error("{0}")]
     Json(String),
+    /// A job that cannot have been.
+    #[error("jobs: application {application}, version {version}: {what} must be above 0")]
+    Job {
+        /// Its application.
+        application: u32,
+        /// Its version.
+        version: u64,
+        /// The key.
+        what: &'static str,
+    },
     /// The parameters make no scenario.
     #[error("parameters: {0}")]
     Parameters(String),
@@ -61,9 +65,45 @@ pub enum ReplayError {
 /// Differences up to this count as agreement.
 const AGREE: f64 = 0.10;
 
-/// Simulates the parameters and compares. One row a job; the notes compare the means.
+/// One job, measured and simulated, in this order.
+struct Pair {
+    application: u32,
+    version: u64,
+    latency_s: [f64; 2],
+    /// Over the whole latency: from outside nobody can tell whether a first request waits for its
+    /// turn or for space.
+    bytes_per_s: [f64; 2],
+}
+
+impl Pair {
+    fn new(live: &LiveJob, twin: &JobRecord) -> Pair {
+        let latency_s = [live.latency_s, twin.latency_s()];
+        Pair {
+            application: live.application,
+            version: live.version,
+            latency_s,
+            bytes_per_s: latency_s.map(|s| live.bytes as f64 / s.max(1e-9)),
+        }
+    }
+
+    fn row(&self) -> Row {
+        Row::default()
+            .with("application", self.application)
+            .with("version", self.version)
+            .with("live_latency_s", self.latency_s[0])
+            .with("twin_latency_s", self.latency_s[1])
+            .with("live_throughput_bytes_per_s", self.bytes_per_s[0])
+            .with("twin_throughput_bytes_per_s", self.bytes_per_s[1])
+    }
+}
+
+/// Simulates the parameters and compares. One row a job; the notes compare the means of both
+/// figures and the throughput of the job in the middle (in the mean the few fastest count most).
+///
+/// # Errors
+/// See [`ReplayError`].
 pub fn replay(json: &str, watch: &mut dyn FnMut(f64) -> bool) -> Result<Report, ReplayError> {
-    let live: Live = serde_json::from_str(json).map_err(|e| ReplayError::Json(e.to_string()))?;
+    let live = read(json)?;
     let toml =
         toml::to_string(&live.parameters).map_err(|e| ReplayError::Parameters(e.to_string()))?;
     let options = Options {
@@ -76,69 +116,89 @@ pub fn replay(json: &str, watch: &mut dyn FnMut(f64) -> bool) -> Result<Report, 
         .iter()
         .map(|r| ((r.application, r.version), r))
         .collect();
-    let mut rows = Vec::new();
-    let (mut latency, mut throughput) = ([0.0; 2], [0.0; 2]);
-    let mut curves = [Vec::new(), Vec::new()];
-    for job in &live.jobs {
-        let Some(record) = twin.get(&(job.application, job.version)) else {
-            continue;
-        };
-        let both_latency = [
-            job.wait_s + job.stall_s + job.execution_s,
-            record.latency_s(),
-        ];
-        let live_speed = job.bytes as f64 / (job.stall_s + job.execution_s).max(1e-9);
-        let both_speed = [live_speed, record.throughput_bytes_per_s()];
-        for side in 0..2 {
-            latency[side] += both_latency[side];
-            throughput[side] += both_speed[side];
-            curves[side].push((rows.len() as f64, both_latency[side]));
-        }
-        rows.push(
-            Row::default()
-                .with("application", job.application)
-                .with("version", job.version)
-                .with("live_latency_s", both_latency[0])
-                .with("twin_latency_s", both_latency[1])
-                .with("live_throughput_bytes_per_s", both_speed[0])
-                .with("twin_throughput_bytes_per_s", both_speed[1]),
-        );
-    }
-    if rows.is_empty() {
+    let pairs: Vec<Pair> = live
+        .jobs
+        .iter()
+        .filter_map(|job| Some(Pair::new(job, twin.get(&(job.application, job.version))?)))
+        .collect();
+    if pairs.is_empty() {
         return Err(ReplayError::NothingInCommon);
     }
-    let n = rows.len() as f64;
-    let mut notes = vec![
-        compare("mean latency, s", latency[0] / n, latency[1] / n),
-        compare(
-            "mean throughput, bytes/s",
-            throughput[0] / n,
-            throughput[1] / n,
-        ),
-    ];
+    let mut notes = verdicts(&pairs);
     if let (Some(live), Some(twin)) = (live.hit_ratio, run.outcome.hit_ratio) {
         notes.push(compare("hit ratio", live, twin));
     }
-    if rows.len() < live.jobs.len() {
+    if pairs.len() < live.jobs.len() {
         notes.push(format!(
             "{} jobs of the experiment are not in the simulation",
-            live.jobs.len() - rows.len()
+            live.jobs.len() - pairs.len()
         ));
     }
-    let [live_curve, twin_curve] = curves;
-    let lines = vec![("live".into(), live_curve), ("twin".into(), twin_curve)];
     Ok(Report {
         title: "Live experiment and twin".into(),
-        rows,
-        figures: vec![Figure::lines(
-            "replay",
-            "Latency of each checkpoint",
-            "checkpoint",
-            "s",
-            lines,
-        )],
+        rows: pairs.iter().map(Pair::row).collect(),
+        figures: vec![figure(&pairs)],
         notes,
     })
+}
+
+fn read(json: &str) -> Result<Live, ReplayError> {
+    let live: Live = serde_json::from_str(json).map_err(|e| ReplayError::Json(e.to_string()))?;
+    for job in &live.jobs {
+        let bad = if job.bytes == 0 {
+            "bytes"
+        } else if job.latency_s <= 0.0 {
+            "latency_s"
+        } else {
+            continue;
+        };
+        return Err(ReplayError::Job {
+            application: job.application,
+            version: job.version,
+            what: bad,
+        });
+    }
+    Ok(live)
+}
+
+fn verdicts(pairs: &[Pair]) -> Vec<String> {
+    let side = |figure: fn(&Pair) -> [f64; 2], side: usize| -> Vec<f64> {
+        pairs.iter().map(|pair| figure(pair)[side]).collect()
+    };
+    let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+    let latency = |n| side(|pair| pair.latency_s, n);
+    let speed = |n| side(|pair| pair.bytes_per_s, n);
+    vec![
+        compare("mean latency, s", mean(latency(0)), mean(latency(1))),
+        compare("mean throughput, bytes/s", mean(speed(0)), mean(speed(1))),
+        compare(
+            "median throughput, bytes/s",
+            median(speed(0)),
+            median(speed(1)),
+        ),
+    ]
+}
+
+/// Of an even number the mean of the two in the middle.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let last = values.len() - 1;
+    (values[last / 2] + values[last.div_ceil(2)]) / 2.0
+}
+
+fn figure(pairs: &[Pair]) -> Figure {
+    let curve = |side: usize| {
+        let latencies = pairs.iter().map(|pair| pair.latency_s[side]);
+        (0..).map(f64::from).zip(latencies).collect()
+    };
+    let lines = vec![("live".into(), curve(0)), ("twin".into(), curve(1))];
+    Figure::lines(
+        "replay",
+        "Latency of each checkpoint",
+        "checkpoint",
+        "s",
+        lines,
+    )
 }
 
 fn compare(what: &str, live: f64, twin: f64) -> String {
@@ -161,14 +221,14 @@ fn compare(what: &str, live: f64, twin: f64) -> String {
 mod tests {
     use super::*;
 
-    fn live(execution_s: f64) -> String {
+    fn live(latency_s: f64) -> String {
         format!(
             r#"{{"parameters":{{"duration":100,"policy":"maxbw",
             "bb":{{"capacity":"10GB","bw_max":1e9,"bw_min":8e8,"br_max":2e8,"br_min":1e7}},
             "plan":{{"period":"100s"}},"arrivals":{{"pattern":"low"}},
             "application":[{{"name":"a","count":2,"checkpoint":"1GB"}}]}},
-            "jobs":[{{"application":0,"version":1,"arrive_s":0,"wait_s":0,"stall_s":0,"execution_s":{execution_s},"bytes":1000000000}},
-                    {{"application":1,"version":1,"arrive_s":50,"wait_s":0,"stall_s":0,"execution_s":{execution_s},"bytes":1000000000}}]}}"#
+            "jobs":[{{"application":0,"version":1,"latency_s":{latency_s},"bytes":1000000000}},
+                    {{"application":1,"version":1,"latency_s":{latency_s},"bytes":1000000000}}]}}"#
         )
     }
 
@@ -191,7 +251,30 @@ mod tests {
     }
 
     #[test]
+    fn of_throughput_the_mean_and_the_middle_are_compared() {
+        // One job as simulated (1 s), one in 4 s: means of 0.625 and 1 GB/s, and two is their middle.
+        let two = live(1.0).replacen("\"latency_s\":1", "\"latency_s\":4", 1);
+        let notes = replay(&two, &mut |_| true).unwrap().notes;
+        assert_eq!(notes.len(), 3, "{notes:?}");
+        assert!(notes[0].contains("live 2.5000, twin 1.0000"), "{notes:?}");
+        assert!(notes[1].contains("live 625000000.0000"), "{notes:?}");
+        assert!(notes[2].contains("live 625000000.0000"), "{notes:?}");
+        assert_eq!(median(vec![9.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![9.0, 1.0, 2.0, 4.0]), 3.0);
+        assert_eq!(median(vec![5.0]), 5.0);
+    }
+
+    #[test]
     fn nonsense_is_refused() {
+        for (good, bad, what) in [
+            ("\"latency_s\":1", "\"latency_s\":0", "latency_s"),
+            ("\"latency_s\":1", "\"latency_s\":-1", "latency_s"),
+            ("\"bytes\":1000000000", "\"bytes\":0", "bytes"),
+        ] {
+            let error = replay(&live(1.0).replace(good, bad), &mut |_| true).unwrap_err();
+            let words = format!("application 0, version 1: {what} must be above 0");
+            assert!(error.to_string().contains(&words), "{error}");
+        }
         assert!(matches!(
             replay("{}", &mut |_| true),
             Err(ReplayError::Json(_))

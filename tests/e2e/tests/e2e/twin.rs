@@ -514,11 +514,11 @@ fn simulate_replays_what_a_live_experiment_measured() {
         "bb":{"capacity":"10GB","bw_max":1e9,"bw_min":8e8,"br_max":2e8,"br_min":1e7},
         "plan":{"period":"100s"},"arrivals":{"pattern":"low"},
         "application":[{"name":"a","count":2,"checkpoint":"1GB"}]},
-        "jobs":[{"application":0,"version":1,"arrive_s":0,"wait_s":0,"stall_s":0,"execution_s":1.05,"bytes":1000000000},
-                {"application":1,"version":1,"arrive_s":50,"wait_s":0,"stall_s":0,"execution_s":1.05,"bytes":1000000000}]}"#,
+        "jobs":[{"application":0,"version":1,"latency_s":1.05,"bytes":1000000000},
+                {"application":1,"version":1,"latency_s":1.05,"bytes":1000000000}]}"#,
     );
     let told = forebay(&["simulate", "--replay", text(&path)]).ok().stdout;
-    assert_eq!(told.matches("agree within 10 %").count(), 2, "{told}");
+    assert_eq!(told.matches("agree within 10 %").count(), 3, "{told}");
     let rows = forebay(&["simulate", "--replay", text(&path), "--json"])
         .ok()
         .json();
