@@ -108,7 +108,12 @@ def compared(live, twin):
 def main():
     args = arguments()
     args.forebay = args.forebay.resolve()
-    results = json.loads(args.results.read_text())
+    if not args.forebay.is_file():
+        sys.exit(f"replay: {args.forebay} is not there: `make build` makes it, --forebay names another")
+    try:
+        results = json.loads(args.results.read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"replay: {args.results}: {error}")
     options = results["parameters"].get("options", {})
     met, count, lines = 0, 0, []
     with tempfile.TemporaryDirectory(prefix="forebay-replay-") as temporary:

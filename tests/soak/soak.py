@@ -479,6 +479,8 @@ def main():
     if os.geteuid() != 0:
         sys.exit("soak: needs root, for it mounts loop file systems")
     args.forebay = args.forebay.resolve()
+    if not args.forebay.is_file():
+        parser.error(f"{args.forebay} is not there: make build")
     args.seed = random.SystemRandom().getrandbits(32) if args.seed is None else args.seed
     for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
         del os.environ[name]
