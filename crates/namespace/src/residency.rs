@@ -309,7 +309,7 @@ impl Namespace {
             id,
         };
         let mut table = self.table.lock();
-        table.replace(file.ino, Node::Plain(node));
+        table.replace(file.ino, Node::Plain(Arc::new(node)));
         table.unreserve(file.ino);
     }
 

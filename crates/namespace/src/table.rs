@@ -32,8 +32,8 @@ pub enum Node {
     Dir(Arc<Dir>),
     /// A file in the burst buffer.
     File(Arc<File>),
-    /// Anything else.
-    Plain(PlainNode),
+    /// Anything else. Shared: what the kernel asks about is looked up for every request.
+    Plain(Arc<PlainNode>),
 }
 
 struct Entry {
@@ -125,10 +125,11 @@ impl Table {
         }
     }
 
+    /// To change it; who has it in use keeps what it was.
     pub(crate) fn plain_by_id(&mut self, id: PfsId) -> Option<&mut PlainNode> {
         let ino = self.by_pfs.get(&id)?;
         match self.entries.get_mut(ino).map(|entry| &mut entry.node) {
-            Some(Node::Plain(plain)) => Some(plain),
+            Some(Node::Plain(plain)) => Some(Arc::make_mut(plain)),
             _ => None,
         }
     }

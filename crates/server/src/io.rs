@@ -221,7 +221,7 @@ impl Core {
 
     fn first_change(
         &self,
-        node: &PlainNode,
+        node: &Arc<PlainNode>,
         file: &FileObject,
         truncates: bool,
     ) -> Result<Target, Errno> {
@@ -564,7 +564,7 @@ fn can_stay(errno: Errno) -> bool {
 }
 
 /// The same file of the PFS, open for writing. Its name need not be known.
-fn write_in_place(node: &PlainNode, file: &FileObject) -> Result<Target, Errno> {
+fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Errno> {
     let path = format!("/proc/self/fd/{}", file.file().as_raw_fd());
     let writable = std::fs::File::options().read(true).write(true).open(path)?;
     Ok(Target::Pfs {

@@ -319,7 +319,12 @@ impl Core {
         Ok(clean.then_some(Before { stat, content }))
     }
 
-    fn open_pfs(&self, ino: Ino, plain: PlainNode, flags: OpenFlags) -> Result<OpenFile, Errno> {
+    fn open_pfs(
+        &self,
+        ino: Ino,
+        plain: Arc<PlainNode>,
+        flags: OpenFlags,
+    ) -> Result<OpenFile, Errno> {
         let handle = self.ns.open_dir(&plain.parent)?;
         let file = match self.ns.pfs().open_file(&handle, &plain.name, false) {
             // It may go by another name: the kernel looks that up again, and comes back with it.

@@ -35,7 +35,7 @@ pub enum Target {
     /// On the PFS only.
     Pfs {
         /// What the id stood for at open.
-        node: PlainNode,
+        node: Arc<PlainNode>,
         /// The file there.
         file: Arc<FileObject>,
         /// Opened for writing in place.

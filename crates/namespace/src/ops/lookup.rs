@@ -203,7 +203,7 @@ impl Namespace {
                 name: name.into(),
                 id: stat.id,
             };
-            table.remember(ino, Node::Plain(node));
+            table.remember(ino, Node::Plain(Arc::new(node)));
         }
         attr_of(ino, stat)
     }

@@ -56,7 +56,7 @@ impl Namespace {
             Node::Dir(dir) => Place::Dir(dir),
             Node::Plain(plain) => {
                 self.stat_plain(&plain)?;
-                Place::Name(plain.parent, plain.name)
+                Place::Name(plain.parent.clone(), plain.name.clone())
             }
             Node::File(file) => {
                 let state = file.lock();
