@@ -12,7 +12,7 @@
 //!
 //! Records are written whole, so a file is always as one transaction left it.
 
-use forebay_tiers::{PfsId, PfsStat, Sums};
+use forebay_tiers::{PIECES_MAX, PfsId, PfsStat, Sums};
 use forebay_types::{Generation, Ino, ObjectId, TierId, TimeSpec};
 use serde::{Deserialize, Serialize};
 
@@ -161,6 +161,14 @@ impl Residency {
         self.has_sums |= !sums.after_pieces.is_empty();
     }
 }
+
+const _: () = assert!(
+    PIECES_MAX as usize * SUM_BYTES_MAX + 64 <= forebay_kv::MAX_VALUE_BYTES,
+    "the sums of the largest file fit in one value, with what stands before them"
+);
+
+/// A sum in a record takes so many bytes at most.
+const SUM_BYTES_MAX: usize = 5;
 
 /// Checksums of the pieces of a content, as `Sums` has them. They are kept beside the file's record, which is written more often
 /// than they change; a content of one piece has none.

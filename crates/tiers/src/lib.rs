@@ -44,6 +44,6 @@ pub use pfs::{PfsDir, PfsEntry, PfsId, PfsStat, PfsTree, RenameMode};
 pub use publish::{Appearance, MetadataWarning, apply_metadata};
 pub use pulse::Pulse;
 pub use refresh::refresh;
-pub use sums::{PIECE_BYTES_MIN, Sums, checksum, sums};
+pub use sums::{PIECE_BYTES_MIN, PIECES_MAX, Sums, checksum, sums};
 pub use tier::{Space, Tier, TierKind};
 pub use writeback::{WriteBehind, start_writeback, wait_writeback};

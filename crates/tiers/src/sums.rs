@@ -15,8 +15,9 @@ use crate::{Object, ObjectStat};
 
 /// Size of a piece, bytes, of all but very large contents: some milliseconds of reading.
 pub const PIECE_BYTES_MIN: u64 = 4 << 20;
-/// No content has more pieces: their sums are kept as one value of some hundred KiB at most.
-const PIECES_MAX: u64 = 1 << 16;
+/// No content has more pieces: larger contents have larger ones. Their sums are kept as one value of a store whose values end at
+/// 64 KiB, five bytes each at most.
+pub const PIECES_MAX: u64 = 12 << 10;
 
 /// Size of the pieces of a content of `bytes`, bytes: a power of two.
 fn piece_bytes(bytes: u64) -> u64 {
@@ -298,7 +299,7 @@ mod tests {
         }
 
         #[test]
-        fn there_are_never_too_many_pieces(bytes in any::<u64>()) {
+        fn there_are_never_too_many_pieces(bytes in prop_oneof![any::<u64>(), 0u64..1 << 45]) {
             let piece = piece_bytes(bytes);
             prop_assert!(piece >= PIECE_BYTES_MIN && piece.is_power_of_two());
             prop_assert!(bytes.div_ceil(piece) <= PIECES_MAX);

@@ -347,3 +347,37 @@ fn readers_and_a_first_writer_do_not_take_each_other_for_damage() {
         lab.server.instance.stop();
     }
 }
+
+/// A file so large that 4 MiB each would be too many pieces for one value of the store: its drain ends, and what is on record of it
+/// serves the next start.
+#[test]
+fn a_file_of_many_pieces_is_drained_and_its_sums_are_kept() {
+    const FAR: u64 = 60 << 30;
+    let lab = Lab::new(|_| ());
+    let (_, handle) = lab.server.create(b"far").expect("create");
+    lab.server
+        .write(handle, 0, &content()[..4096])
+        .expect("write");
+    lab.server
+        .write(handle, FAR, &content()[..4096])
+        .expect("write");
+    lab.server.client.fsync(handle, false).expect("fsync");
+    close(&lab, handle);
+    lab.drain(b"far");
+    assert_eq!(lab.error(b"far"), None);
+    let lab = lab.again(by_piece);
+    assert_eq!(lab.state(b"far"), "clean");
+    let ino = lab.known(b"far");
+    let flags = OpenFlags(libc::O_RDONLY as u32);
+    let open = lab.server.client.open(ino, flags, me()).expect("open");
+    let handle = open.opened.handle;
+    let read = lab.server.read(handle, FAR, 4096).expect("read");
+    assert!(read == content()[..4096]);
+    assert_eq!(
+        lab.scrub().compared_pieces,
+        1,
+        "only the piece that was read"
+    );
+    close(&lab, handle);
+    lab.server.instance.stop();
+}

@@ -259,6 +259,8 @@ fn promise_2_a_file_may_be_as_large_as_the_pfs_lets_it() {
     file.write_all_at(b"begin", 0).expect("write");
     drop(file);
     cluster.drain("f");
+    assert_eq!(cluster.status()["errors"].to_string(), "[]");
+    assert_eq!(cluster.dirty_bytes(), 0);
     cluster.on_path(&["release"], "f").ok();
     for path in [cluster.mnt("f"), cluster.pfs("f")] {
         let file = File::open(path).expect("open");
