@@ -216,7 +216,8 @@ impl Namespace {
     }
 
     /// The object has been copied to another tier, which has it from now on. `flushed_bytes`: that is stable
-    /// storage, and so many were flushed.
+    /// storage, and so many were flushed. `false` if the file has changed since it was of this generation, or is being written
+    /// or has no name any more, unless the caller has it to themselves (`exclusive`): the copy is of no use then.
     pub fn migrated(
         &self,
         file: &File,
@@ -226,7 +227,8 @@ impl Namespace {
         flushed_bytes: Option<u64>,
     ) -> Result<bool, NsError> {
         let mut state = file.lock();
-        if state.residency.generation != generation || (state.residency.writing && !exclusive) {
+        let busy = state.residency.writing || state.is_unlinked();
+        if state.residency.generation != generation || (busy && !exclusive) {
             return Ok(false);
         }
         state.residency.tier = tier;

@@ -18,7 +18,6 @@ use crate::conflicts::Conflicts;
 use crate::dedicated::Dedicated;
 use crate::drain::DrainQueue;
 use crate::engine::Engine;
-use crate::fsync::shadow_charge;
 use crate::guard::GuardPost;
 use crate::jobs::Jobs;
 use crate::learning::Learning;
@@ -324,8 +323,7 @@ impl Core {
             self.counters
                 .deleted_bytes
                 .fetch_add(bytes, Ordering::Relaxed);
-            self.ledger.release(garbage.object);
-            self.ledger.release(shadow_charge(garbage.object));
+            self.ledger.depart(garbage.object);
             self.apps.left(garbage.object);
             self.rest.forget(garbage.object);
         }

@@ -9,16 +9,11 @@ use forebay_policy::durability::Durability;
 use forebay_policy::refuge::flash_with_room;
 use forebay_policy::schedule::{Class, Rest};
 use forebay_tiers::{Object, TierKind, wait_writeback};
-use forebay_types::{Errno, Generation, Handle, ObjectId, SetTime, TierId, failpoint};
+use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
 
 use crate::core::Core;
 use crate::ledger::Refused;
 use crate::opens::{OpenFile, Target};
-
-/// The copy of an object on flash is in the books beside the object itself, under an id that no object gets.
-pub fn shadow_charge(object: ObjectId) -> ObjectId {
-    ObjectId(object.0 | 1 << 63)
-}
 
 impl Core {
     /// Makes what was written so far as durable as the file's rung says.
@@ -174,16 +169,14 @@ impl Core {
     /// Sets space aside for a copy on flash: where there is one already, or where there is room.
     fn book_shadow(&self, file: &File, known: Option<TierId>, bytes: u64) -> Option<TierId> {
         let flash = known.or_else(|| self.flash_for(bytes))?;
-        let shadow = shadow_charge(file.object);
-        // The bytes themselves are undrained in memory: they are not counted twice.
-        let hold = || self.ledger.try_hold(shadow, flash, bytes, bytes, false);
+        let hold = || self.ledger.try_hold_shadow(file.object, flash, bytes);
         match hold() {
             Ok(()) => Some(flash),
             Err(Refused::Tier { missing_bytes }) => {
                 self.make_space(flash, missing_bytes);
                 hold().ok().map(|()| flash)
             }
-            Err(Refused::DirtyCap) => None,
+            Err(Refused::DirtyCap | Refused::Gone) => None,
         }
     }
 
@@ -191,7 +184,7 @@ impl Core {
     pub fn leave_shadow(&self, file: &File, shadow: Option<(TierId, Generation)>, to: TierId) {
         match shadow {
             Some((flash, _)) if flash != to => self.drop_shadow(file, flash),
-            Some(_) => self.ledger.release(shadow_charge(file.object)),
+            Some(_) => self.ledger.release_shadow(file.object),
             None => {}
         }
     }
@@ -199,7 +192,7 @@ impl Core {
     /// Removes a copy on flash that is of no use any more.
     pub fn drop_shadow(&self, file: &File, flash: TierId) {
         self.remove_left_behind(file, flash);
-        self.ledger.release(shadow_charge(file.object));
+        self.ledger.release_shadow(file.object);
     }
 
     /// The same for one that the record has forgotten, unless another fsync has made it anew since.
@@ -262,10 +255,11 @@ impl Core {
                 .migrated(file, generation, flash, false, Some(size))?
         {
             drop(claim);
-            self.ledger.release(shadow_charge(file.object));
-            self.ledger
-                .settle(file.object, flash, moved.stat()?.allocated_bytes, true);
+            self.ledger.release_shadow(file.object);
+            self.book(file, moved.stat()?.allocated_bytes);
             self.remove_left_behind(file, tier);
+        } else {
+            self.leave_copy(file, flash);
         }
         Ok(())
     }
@@ -326,13 +320,13 @@ impl Core {
             .ns
             .migrated(file, generation, flash, false, Some(stat.size))?
         {
-            let dirty = file.lock().is_dirty();
-            self.ledger.settle(file.object, flash, bytes, dirty);
+            self.book(file, bytes);
             self.remove_left_behind(file, tier);
             self.leave_shadow(file, shadow, flash);
             return Ok(());
         }
         // Its attributes have changed meanwhile.
+        self.leave_copy(file, flash);
         drop(claim);
         self.demote_and_wait(file)
     }

@@ -409,6 +409,11 @@ impl Instance {
         }
     }
 
+    /// What the books have wrong, of a server that nobody uses and that does nothing now: see [`Core::audit_books`].
+    pub fn audit_books(&self) -> Vec<String> {
+        self.core.audit_books()
+    }
+
     /// What is not on the PFS now.
     pub fn undrained(&self) -> StopSummary {
         self.core.undrained()
@@ -488,7 +493,6 @@ impl Instance {
         let bytes = stat.allocated_bytes;
         let to = core.flash_for(bytes).ok_or(forebay_types::Errno::ENOSPC)?;
         let generation = core.generation(file);
-        let dirty = file.lock().is_dirty();
         let shadow = {
             let mut state = file.lock();
             state.residency.writing = false;
@@ -499,7 +503,7 @@ impl Instance {
             .ns
             .migrated(file, generation, to, true, Some(stat.size))?
         {
-            core.ledger.settle(file.object, to, bytes, dirty);
+            core.book(file, bytes);
             core.remove_left_behind(file, tier);
             core.leave_shadow(file, shadow, to);
         }

@@ -129,7 +129,7 @@ impl Core {
     pub fn begin_change(&self, file: &Arc<File>) -> Result<(), Errno> {
         let outlasting = self.tiers.kind(file.tier()) != TierKind::Dram;
         self.ns.begin_change(file, true, outlasting)?;
-        self.ledger.set_dirty(file.object, true);
+        self.book_state(file);
         Ok(())
     }
 
@@ -430,7 +430,7 @@ impl Core {
     /// Takes size and times of an object into its record.
     pub fn record_object(&self, file: &Arc<File>, object: &dyn Object) -> Result<(), Errno> {
         let stat = object.stat()?;
-        let (dirty, unlinked, tier) = {
+        let (dirty, unlinked) = {
             let mut state = file.lock();
             state.residency.writing = false;
             state.meta.size = stat.size;
@@ -439,10 +439,9 @@ impl Core {
             state.meta.atime = stat.atime;
             state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
             self.ns.save(file, &state, KvDurability::Buffered)?;
-            (state.is_dirty(), state.is_unlinked(), state.residency.tier)
+            let dirty = self.book_held(file, &state, stat.allocated_bytes);
+            (dirty, state.is_unlinked())
         };
-        self.ledger
-            .settle(file.object, tier, stat.allocated_bytes, dirty);
         if dirty && !unlinked {
             self.drain.add(file.object);
         }

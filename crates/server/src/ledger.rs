@@ -40,6 +40,8 @@ impl Sums {
 #[derive(Default)]
 struct Books {
     charges: HashMap<ObjectId, Charge>,
+    /// Copies on flash of objects in memory, beside their charges.
+    shadows: HashMap<ObjectId, Charge>,
     tiers: Vec<Sums>,
 }
 
@@ -56,10 +58,27 @@ pub struct TierFigures {
     pub reserved_bytes: u64,
 }
 
+/// What the books have of one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Where it is.
+    pub tier: TierId,
+    /// Undrained.
+    pub dirty: bool,
+    /// Occupied, bytes.
+    pub used_bytes: u64,
+    /// Set aside beyond `used_bytes`.
+    pub reserved_bytes: u64,
+    /// Tier of its copy on flash.
+    pub shadow: Option<TierId>,
+}
+
 /// Accounts of all tiers. Invariants:
 ///
 /// 1. The sums of a tier are the sums over its charges.
-/// 2. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes over
+/// 2. Objects are charged from `arrive` to `depart` only: nothing else makes an entry, so whoever comes too late for an object that
+///    has left charges nothing. Its copy on flash is charged only beside it.
+/// 3. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes over
 ///    the cap; only `settle` and `observe` may find more than was set aside, and `hold_beyond` knows what it does.
 pub struct Ledger {
     books: Mutex<Books>,
@@ -78,6 +97,8 @@ pub enum Refused {
     },
     /// The cap on undrained data.
     DirtyCap,
+    /// The object has left: nothing is charged to it.
+    Gone,
 }
 
 impl Ledger {
@@ -96,8 +117,8 @@ impl Ledger {
         });
         Ledger {
             books: Mutex::new(Books {
-                charges: HashMap::new(),
                 tiers: sums.collect(),
+                ..Books::default()
             }),
             freed: Condvar::new(),
             dirty_cap_bytes: (total as f64 * dirty_cap_fraction) as u64,
@@ -107,6 +128,17 @@ impl Ledger {
     /// Hard cap on undrained data, bytes.
     pub fn dirty_cap_bytes(&self) -> u64 {
         self.dirty_cap_bytes
+    }
+
+    /// An object is made, or found by a start: from now on it can be charged.
+    pub fn arrive(&self, object: ObjectId, tier: TierId, used_bytes: u64, dirty: bool) {
+        let charge = Charge {
+            tier: tier.0,
+            dirty,
+            used_bytes,
+            held_bytes: used_bytes,
+        };
+        self.books.lock().insert(object, charge);
     }
 
     /// Sets what an object holds to `held_bytes`, of which `used_bytes` are occupied, if there is room.
@@ -119,19 +151,12 @@ impl Ledger {
         dirty: bool,
     ) -> Result<(), Refused> {
         let mut books = self.books.lock();
-        let old = books.charges.get(&object).copied().unwrap_or_default();
+        let old = *books.charges.get(&object).ok_or(Refused::Gone)?;
         let same_tier = old.tier == tier.0;
         let old_held = if same_tier { old.held_bytes } else { 0 };
         let more = held_bytes.saturating_sub(old_held);
-        let sums = &books.tiers[tier.0 as usize];
-        if sums.kind.is_some() && more > 0 {
-            let limit = sums.limit_bytes();
-            let after = sums.held_bytes.saturating_add(more);
-            if after > limit {
-                return Err(Refused::Tier {
-                    missing_bytes: after - limit,
-                });
-            }
+        if books.tiers[tier.0 as usize].kind.is_some() && more > 0 {
+            books.must_fit(tier, more)?;
             let others: u64 = books
                 .tiers
                 .iter()
@@ -144,16 +169,51 @@ impl Ledger {
                 return Err(Refused::DirtyCap);
             }
         }
-        books.put(
-            object,
-            Charge {
-                tier: tier.0,
-                dirty,
-                used_bytes,
-                held_bytes,
-            },
-        );
+        let charge = Charge {
+            tier: tier.0,
+            dirty,
+            used_bytes,
+            held_bytes,
+        };
+        books.change(object, |old| *old = charge);
         Ok(())
+    }
+
+    /// Sets space aside for the copy of an object on flash, if there is room. Its bytes are undrained where the object
+    /// is: they are not counted twice.
+    pub fn try_hold_shadow(
+        &self,
+        object: ObjectId,
+        tier: TierId,
+        bytes: u64,
+    ) -> Result<(), Refused> {
+        let mut books = self.books.lock();
+        if !books.charges.contains_key(&object) {
+            return Err(Refused::Gone);
+        }
+        let old = books.shadows.get(&object).filter(|old| old.tier == tier.0);
+        let more = bytes.saturating_sub(old.map_or(0, |old| old.held_bytes));
+        if more > 0 {
+            books.must_fit(tier, more)?;
+        }
+        books.put_shadow(object, tier, bytes);
+        Ok(())
+    }
+
+    /// The copy of an object on flash, as a start finds it.
+    pub fn found_shadow(&self, object: ObjectId, tier: TierId, bytes: u64) {
+        let mut books = self.books.lock();
+        if books.charges.contains_key(&object) {
+            books.put_shadow(object, tier, bytes);
+        }
+    }
+
+    /// The copy of an object on flash is gone, or has become the object.
+    pub fn release_shadow(&self, object: ObjectId) {
+        let mut books = self.books.lock();
+        books.take_shadow(object);
+        drop(books);
+        self.freed.notify_all();
     }
 
     /// Sets what an undrained object holds to `held_bytes` whatever the limits are.
@@ -164,7 +224,7 @@ impl Ledger {
             used_bytes,
             held_bytes: held_bytes.max(used_bytes),
         };
-        self.books.lock().put(object, charge);
+        self.books.lock().change(object, |old| *old = charge);
     }
 
     /// Sets what an object occupies, whatever that is, and gives back what was set aside beyond it.
@@ -175,37 +235,51 @@ impl Ledger {
             used_bytes,
             held_bytes: used_bytes,
         };
-        self.books.lock().put(object, charge);
+        self.books.lock().change(object, |old| *old = charge);
         self.freed.notify_all();
     }
 
     /// Updates the size of an object under way, keeping what is set aside for it.
     pub fn observe(&self, object: ObjectId, used_bytes: u64) {
-        let mut books = self.books.lock();
-        if let Some(mut charge) = books.charges.get(&object).copied() {
+        self.books.lock().change(object, |charge| {
             charge.used_bytes = used_bytes;
             charge.held_bytes = charge.held_bytes.max(used_bytes);
-            books.put(object, charge);
-        }
+        });
     }
 
     /// Marks an object's bytes as undrained or drained.
     pub fn set_dirty(&self, object: ObjectId, dirty: bool) {
         let mut books = self.books.lock();
-        if let Some(mut charge) = books.charges.get(&object).copied() {
-            charge.dirty = dirty;
-            books.put(object, charge);
+        books.change(object, |charge| charge.dirty = dirty);
+        drop(books);
+        self.freed.notify_all();
+    }
+
+    /// The object is gone, and its copy on flash with it.
+    pub fn depart(&self, object: ObjectId) {
+        let mut books = self.books.lock();
+        books.take_shadow(object);
+        if let Some(old) = books.charges.remove(&object) {
+            books.tier(old).subtract(old);
         }
         drop(books);
         self.freed.notify_all();
     }
 
-    /// The object is gone.
-    pub fn release(&self, object: ObjectId) {
-        let mut books = self.books.lock();
-        books.take(object);
-        drop(books);
-        self.freed.notify_all();
+    /// What the books have, by object.
+    pub fn entries(&self) -> HashMap<ObjectId, Entry> {
+        let books = self.books.lock();
+        let entry = |(object, charge): (&ObjectId, &Charge)| {
+            let entry = Entry {
+                tier: TierId(charge.tier),
+                dirty: charge.dirty,
+                used_bytes: charge.used_bytes,
+                reserved_bytes: charge.held_bytes.saturating_sub(charge.used_bytes),
+                shadow: books.shadows.get(object).map(|shadow| TierId(shadow.tier)),
+            };
+            (*object, entry)
+        };
+        books.charges.iter().map(entry).collect()
     }
 
     /// What an object is known to occupy, bytes.
@@ -285,28 +359,75 @@ impl Ledger {
     }
 }
 
-impl Books {
-    fn put(&mut self, object: ObjectId, charge: Charge) {
-        self.take(object);
-        let sums = &mut self.tiers[charge.tier as usize];
-        sums.used_bytes += charge.used_bytes;
-        sums.held_bytes += charge.held_bytes;
+impl Sums {
+    fn add(&mut self, charge: Charge) {
+        self.used_bytes += charge.used_bytes;
+        self.held_bytes += charge.held_bytes;
         if charge.dirty {
-            sums.dirty_bytes += charge.used_bytes;
-            sums.dirty_held_bytes += charge.held_bytes;
+            self.dirty_bytes += charge.used_bytes;
+            self.dirty_held_bytes += charge.held_bytes;
         }
-        self.charges.insert(object, charge);
     }
 
-    fn take(&mut self, object: ObjectId) {
-        if let Some(old) = self.charges.remove(&object) {
-            let sums = &mut self.tiers[old.tier as usize];
-            sums.used_bytes -= old.used_bytes;
-            sums.held_bytes -= old.held_bytes;
-            if old.dirty {
-                sums.dirty_bytes -= old.used_bytes;
-                sums.dirty_held_bytes -= old.held_bytes;
-            }
+    fn subtract(&mut self, charge: Charge) {
+        self.used_bytes -= charge.used_bytes;
+        self.held_bytes -= charge.held_bytes;
+        if charge.dirty {
+            self.dirty_bytes -= charge.used_bytes;
+            self.dirty_held_bytes -= charge.held_bytes;
+        }
+    }
+}
+
+impl Books {
+    fn tier(&mut self, charge: Charge) -> &mut Sums {
+        &mut self.tiers[charge.tier as usize]
+    }
+
+    fn must_fit(&self, tier: TierId, more_bytes: u64) -> Result<(), Refused> {
+        let sums = &self.tiers[tier.0 as usize];
+        let limit = sums.limit_bytes();
+        let after = sums.held_bytes.saturating_add(more_bytes);
+        match after.checked_sub(limit) {
+            None | Some(0) => Ok(()),
+            Some(missing_bytes) => Err(Refused::Tier { missing_bytes }),
+        }
+    }
+
+    fn insert(&mut self, object: ObjectId, charge: Charge) {
+        if let Some(old) = self.charges.insert(object, charge) {
+            self.tier(old).subtract(old);
+        }
+        self.tier(charge).add(charge);
+    }
+
+    /// Changes the charge of an object, if it is there.
+    fn change(&mut self, object: ObjectId, change: impl FnOnce(&mut Charge)) {
+        let Some(charge) = self.charges.get_mut(&object) else {
+            return;
+        };
+        let old = *charge;
+        change(charge);
+        let new = *charge;
+        self.tier(old).subtract(old);
+        self.tier(new).add(new);
+    }
+
+    fn put_shadow(&mut self, object: ObjectId, tier: TierId, bytes: u64) {
+        self.take_shadow(object);
+        let shadow = Charge {
+            tier: tier.0,
+            dirty: false,
+            used_bytes: bytes,
+            held_bytes: bytes,
+        };
+        self.tier(shadow).add(shadow);
+        self.shadows.insert(object, shadow);
+    }
+
+    fn take_shadow(&mut self, object: ObjectId) {
+        if let Some(old) = self.shadows.remove(&object) {
+            self.tier(old).subtract(old);
         }
     }
 }
@@ -319,23 +440,60 @@ mod tests {
 
     const SSD: Option<PolicyKind> = Some(PolicyKind::Ssd);
 
+    fn ledger_with(tiers: &[(Option<PolicyKind>, u64)], cap: f64, objects: &[u64]) -> Ledger {
+        let ledger = Ledger::new(tiers, cap);
+        for object in objects {
+            ledger.arrive(ObjectId(*object), TierId(0), 0, true);
+        }
+        ledger
+    }
+
+    /// Whatever comes too late, from whichever thread, leaves nothing behind.
+    #[test]
+    fn an_object_that_has_left_is_charged_nothing() {
+        let ledger = ledger_with(&[(SSD, 100), (SSD, 100)], 1.0, &[1]);
+        let (object, tier, flash) = (ObjectId(1), TierId(0), TierId(1));
+        assert_eq!(ledger.try_hold(object, tier, 10, 20, true), Ok(()));
+        assert_eq!(ledger.try_hold_shadow(object, flash, 30), Ok(()));
+        assert_eq!(ledger.figures(flash).used_bytes, 30);
+        ledger.depart(object);
+        ledger.settle(object, tier, 10, true);
+        ledger.observe(object, 10);
+        ledger.set_dirty(object, true);
+        ledger.hold_beyond(object, tier, 10, 20);
+        ledger.found_shadow(object, flash, 10);
+        let gone = Err(Refused::Gone);
+        assert_eq!(ledger.try_hold(object, tier, 1, 1, true), gone);
+        assert_eq!(ledger.try_hold_shadow(object, flash, 1), gone);
+        for tier in [tier, flash] {
+            let figures = ledger.figures(tier);
+            let capacity_bytes = figures.capacity_bytes;
+            let empty = TierFigures {
+                capacity_bytes,
+                ..TierFigures::default()
+            };
+            assert_eq!(figures, empty);
+        }
+        assert!(ledger.entries().is_empty());
+    }
+
     #[test]
     fn a_tier_is_never_promised_twice() {
-        let ledger = Ledger::new(&[(SSD, 100)], 1.0);
+        let ledger = ledger_with(&[(SSD, 100)], 1.0, &[1, 2]);
         let tier = TierId(0);
         assert_eq!(ledger.try_hold(ObjectId(1), tier, 0, 60, true), Ok(()));
         let refused = ledger.try_hold(ObjectId(2), tier, 0, 60, true);
         assert_eq!(refused, Err(Refused::Tier { missing_bytes: 20 }));
         ledger.settle(ObjectId(1), tier, 30, true);
         assert_eq!(ledger.try_hold(ObjectId(2), tier, 0, 60, true), Ok(()));
-        ledger.release(ObjectId(1));
+        ledger.depart(ObjectId(1));
         let figures = ledger.figures(tier);
         assert_eq!((figures.used_bytes, figures.reserved_bytes), (0, 60));
     }
 
     #[test]
     fn undrained_bytes_have_a_hard_cap() {
-        let ledger = Ledger::new(&[(SSD, 100)], 0.5);
+        let ledger = ledger_with(&[(SSD, 100)], 0.5, &[1, 2]);
         let tier = TierId(0);
         assert_eq!(ledger.try_hold(ObjectId(1), tier, 40, 50, true), Ok(()));
         assert_eq!(
@@ -348,22 +506,42 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_are_the_sums_of_the_charges(ops in proptest::collection::vec((0u8..4, 0u64..6, 0u8..2, 0u64..80, any::<bool>()), 1..80)) {
+        fn sums_are_the_sums_of_the_charges(ops in proptest::collection::vec((0u8..7, 0u64..6, 0u8..2, 0u64..80, any::<bool>()), 1..80)) {
             let ledger = Ledger::new(&[(SSD, 200), (None, 0)], 1.0);
             let mut model: HashMap<u64, (u8, u64, bool)> = HashMap::new();
+            let mut shadows: HashMap<u64, (u8, u64)> = HashMap::new();
             for (what, object, tier, bytes, dirty) in ops {
                 let (id, tier_id) = (ObjectId(object), TierId(tier));
+                let there = model.contains_key(&object);
                 match what {
-                    0 => if ledger.try_hold(id, tier_id, bytes, bytes, dirty).is_ok() {
-                        model.insert(object, (tier, bytes, dirty));
-                    },
-                    1 => {
-                        ledger.settle(id, tier_id, bytes, dirty);
+                    0 => {
+                        ledger.arrive(id, tier_id, bytes, dirty);
                         model.insert(object, (tier, bytes, dirty));
                     }
+                    1 => if ledger.try_hold(id, tier_id, bytes, bytes, dirty).is_ok() {
+                        prop_assert!(there);
+                        model.insert(object, (tier, bytes, dirty));
+                    },
                     2 => {
-                        ledger.release(id);
+                        ledger.settle(id, tier_id, bytes, dirty);
+                        if there {
+                            model.insert(object, (tier, bytes, dirty));
+                        }
+                    }
+                    3 => {
+                        ledger.depart(id);
                         model.remove(&object);
+                        shadows.remove(&object);
+                    }
+                    4 => {
+                        ledger.found_shadow(id, tier_id, bytes);
+                        if there {
+                            shadows.insert(object, (tier, bytes));
+                        }
+                    }
+                    5 => {
+                        ledger.release_shadow(id);
+                        shadows.remove(&object);
                     }
                     _ => {
                         ledger.set_dirty(id, dirty);
@@ -374,9 +552,10 @@ mod tests {
                 }
                 for t in 0..2u8 {
                     let used: u64 = model.values().filter(|e| e.0 == t).map(|e| e.1).sum();
+                    let beside: u64 = shadows.values().filter(|e| e.0 == t).map(|e| e.1).sum();
                     let undrained: u64 = model.values().filter(|e| e.0 == t && e.2).map(|e| e.1).sum();
                     let figures = ledger.figures(TierId(t));
-                    prop_assert_eq!((figures.used_bytes, figures.dirty_bytes), (used, undrained));
+                    prop_assert_eq!((figures.used_bytes, figures.dirty_bytes), (used + beside, undrained));
                 }
             }
         }

@@ -6,6 +6,7 @@ mod activity;
 mod apps;
 mod atrest;
 mod block_io;
+mod books;
 mod calibrate;
 mod commit;
 mod conflicts;

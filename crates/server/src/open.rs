@@ -79,6 +79,7 @@ impl Core {
         let carried = self.identity_of_new(&dir, fresh);
         let (tier, object) = self.create_object(foreseen.tier, &carried)?;
         failpoint::hit(failpoint::Point::CreateObject);
+        self.ledger.arrive(object_id, tier, 0, true);
         let lease = match local && self.may_pass_through(tier, &*object) {
             true => self.lease(object_id, tier, 0, foreseen.bytes),
             false => None,
@@ -96,7 +97,7 @@ impl Core {
         let (attr, file) = match created {
             Ok(created) => created,
             Err(error) => {
-                self.ledger.release(object_id);
+                self.ledger.depart(object_id);
                 self.remove_partial(object_id, tier);
                 return Err(error.into());
             }
@@ -403,12 +404,12 @@ impl Core {
         let claim = self.opens.claim(open.ino);
         let left = self.opens.drop_count(&claim, &open, flags);
         let target = open.target.read().clone();
-        let Target::Buffer { file, object, tier } = target else {
+        let Target::Buffer { file, object, .. } = target else {
             return Ok(());
         };
         let mut result = Ok(());
         if flags.writes() && left.writers == 0 {
-            result = self.last_writer_closed(&open, &file, &*object, tier);
+            result = self.last_writer_closed(&open, &file, &*object);
         }
         drop(claim);
         if left.opens == 0 {
@@ -430,7 +431,6 @@ impl Core {
         open: &OpenFile,
         file: &Arc<File>,
         object: &dyn Object,
-        tier: TierId,
     ) -> Result<(), Errno> {
         let stat = object.stat()?;
         let before = open.before.lock().take();
@@ -443,10 +443,7 @@ impl Core {
             && before.stat == stat
         {
             self.ns.unchanged(file, before.content)?;
-            let dirty = file.lock().is_dirty();
-            self.ledger
-                .settle(file.object, tier, stat.allocated_bytes, dirty);
-            if dirty {
+            if self.book(file, stat.allocated_bytes) {
                 self.drain.add(file.object);
             }
             return Ok(());
@@ -472,10 +469,9 @@ impl Core {
             }
             // Until then the record says that the object knows the size, which is as good.
             self.ns.save_later(file, &mut state);
-            (state.is_dirty(), state.is_unlinked())
+            let dirty = self.book_held(file, &state, stat.allocated_bytes);
+            (dirty, state.is_unlinked())
         };
-        self.ledger
-            .settle(file.object, tier, stat.allocated_bytes, dirty);
         if dirty && !unlinked {
             self.note_written(open, file, stat.size);
             self.drain.add(file.object);

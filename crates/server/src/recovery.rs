@@ -10,7 +10,6 @@ use forebay_policy::durability::{OddLength, of_odd_length};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::core::Core;
-use crate::fsync::shadow_charge;
 
 /// Objects by tier.
 pub(crate) type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
@@ -129,9 +128,12 @@ impl Core {
         claimed.insert((residency.tier, file.object));
         if let Some((shadow, _)) = residency.shadow {
             claimed.insert((shadow, file.object));
+        }
+        self.take_over(file, residency.tier)?;
+        if let Some((shadow, _)) = residency.shadow {
             self.book_found_shadow(file, shadow);
         }
-        self.take_over(file, residency.tier)
+        Ok(())
     }
 
     /// A copy on flash that an fsync has left is in the books again.
@@ -141,9 +143,8 @@ impl Core {
             .open_object(tier, file.object)
             .and_then(|o| o.stat());
         if let Ok(stat) = found {
-            let charge = shadow_charge(file.object);
             self.ledger
-                .settle(charge, tier, stat.allocated_bytes, false);
+                .found_shadow(file.object, tier, stat.allocated_bytes);
         }
     }
 
@@ -154,6 +155,9 @@ impl Core {
         self.name_by_xattrs(file);
         let object = self.tiers.open_object(tier, file.object)?;
         let stat = object.stat()?;
+        let dirty = file.lock().is_dirty();
+        self.ledger
+            .arrive(file.object, tier, stat.allocated_bytes, dirty);
         let (dirty, writing, size, flushed, sealed) = {
             let mut state = file.lock();
             if state.residency.writing {
@@ -173,11 +177,7 @@ impl Core {
         if writing || stat.size == size {
             return match dirty {
                 true => self.record_object(file, &*object),
-                false => {
-                    self.ledger
-                        .settle(file.object, tier, stat.allocated_bytes, false);
-                    Ok(())
-                }
+                false => Ok(()),
             };
         }
         let problem = format!("its object has {} bytes instead of {size}", stat.size);
@@ -201,8 +201,6 @@ impl Core {
             }
             OddLength::Lost => return self.give_up_torn(file, tier, stat.size),
         }
-        self.ledger
-            .settle(file.object, tier, stat.allocated_bytes, true);
         file.lock().error = Some(Errno::EIO);
         self.report(
             path,

@@ -269,6 +269,7 @@ impl Core {
                     open.budget_bytes.store(ahead as i64, Ordering::Release);
                     return Ok(None);
                 }
+                Err(Refused::Gone) => return Err(Errno::ESTALE),
                 Err(refused) => last = refused,
             }
             if let Refused::Tier { missing_bytes } = last
@@ -303,7 +304,7 @@ impl Core {
         };
         let size = object.stat()?.size;
         let to = match refused {
-            Refused::DirtyCap => self.tiers.need_overflow()?,
+            Refused::DirtyCap | Refused::Gone => self.tiers.need_overflow()?,
             Refused::Tier { .. } => self.other_tier(*tier, size + len)?,
         };
         let (file, object) = (file.clone(), object.clone());
@@ -320,6 +321,7 @@ impl Core {
             .migrated(&file, generation, to, true, flushed)
             .map_err(Errno::from)?
         {
+            self.leave_copy(&file, to);
             return Err(Errno::EAGAIN);
         }
         *target = Target::Buffer {
@@ -328,8 +330,7 @@ impl Core {
             tier: to,
         };
         drop(target);
-        self.ledger
-            .settle(file.object, to, moved.stat()?.allocated_bytes, true);
+        self.book(&file, moved.stat()?.allocated_bytes);
         self.remove_left_behind(&file, from);
         self.leave_shadow(&file, shadow, to);
         Ok(())
@@ -349,6 +350,20 @@ impl Core {
             self.report(file.path(), (&error).into(), reason);
         }
         failpoint::hit(failpoint::Point::MoveRemoved);
+    }
+
+    /// A copy that did not become the file goes, unless it is the one of an earlier fsync. That of a file that was unlinked
+    /// meanwhile may have been made after its objects were collected.
+    pub fn leave_copy(&self, file: &File, tier: TierId) {
+        let wanted = {
+            let state = file.lock();
+            let residency = &state.residency;
+            let shadow = residency.shadow.map(|(flash, _)| flash);
+            !state.is_unlinked() && (residency.tier == tier || shadow == Some(tier))
+        };
+        if !wanted {
+            self.remove_left_behind(file, tier);
+        }
     }
 
     fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Errno> {

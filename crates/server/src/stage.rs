@@ -43,9 +43,15 @@ impl Core {
             false => self.find_room(&new).ok_or(Errno::ENOSPC)?,
         };
         let object_id = self.ns.new_object()?;
-        self.ledger
+        self.ledger.arrive(object_id, tier, 0, empty);
+        if self
+            .ledger
             .try_hold(object_id, tier, 0, bytes, empty)
-            .map_err(|_| Errno::ENOSPC)?;
+            .is_err()
+        {
+            self.ledger.depart(object_id);
+            return Err(Errno::ENOSPC);
+        }
         let mut made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
         if matches!(made, Err(Errno::ENOSPC)) {
             // The file system below had less than its tier was promised: make room and try again.
@@ -55,13 +61,12 @@ impl Core {
             }
         }
         if made.is_err() {
-            self.ledger.release(object_id);
+            self.ledger.depart(object_id);
             self.remove_partial(object_id, tier);
         }
         let (file, object) = made?;
         let stat = object.stat()?;
-        self.ledger
-            .settle(object_id, tier, stat.allocated_bytes, empty);
+        self.book(&file, stat.allocated_bytes);
         if !empty && self.tiers.kind(tier) == TierKind::Ssd {
             self.rest.seal(object_id, Generation(1), &stat);
         }
@@ -189,8 +194,7 @@ impl Core {
             return Ok(false);
         }
         drop(claim);
-        self.ledger
-            .settle(file.object, dram, copied.stat()?.allocated_bytes, false);
+        self.book(file, copied.stat()?.allocated_bytes);
         self.remove_left_behind(file, tier);
         moved(bytes);
         Ok(true)

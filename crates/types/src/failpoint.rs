@@ -249,12 +249,20 @@ pub fn arm_from_environment() -> Result<(), FailpointError> {
 
 #[cfg(debug_assertions)]
 mod armed {
+    use std::cell::Cell;
     use std::sync::atomic::{AtomicU64, AtomicUsize};
 
     /// Place of the armed point in [`super::Point::ALL`], plus one; 0: none.
     pub static POINT: AtomicUsize = AtomicUsize::new(0);
     /// Hits until the kill.
     pub static LEFT: AtomicU64 = AtomicU64::new(0);
+
+    type Act = Box<dyn FnOnce()>;
+
+    thread_local! {
+        /// What this thread does at a point.
+        pub static HERE: Cell<Option<(super::Point, Act)>> = const { Cell::new(None) };
+    }
 }
 
 /// From now on the `nth` hit (from 1) of `point` kills this process. Nothing in builds without
@@ -267,6 +275,14 @@ pub fn arm(point: Point, nth: u64) {
         armed::LEFT.store(nth, Ordering::SeqCst);
         armed::POINT.store(point as usize + 1, Ordering::SeqCst);
     }
+}
+
+/// When the calling thread comes to `point` next, it does `act` there: what another thread might do just then. For tests. Nothing in
+/// builds without debug assertions.
+#[cfg_attr(not(debug_assertions), expect(unused_variables))]
+pub fn meanwhile(point: Point, act: impl FnOnce() + 'static) {
+    #[cfg(debug_assertions)]
+    armed::HERE.set(Some((point, Box::new(act))));
 }
 
 /// Says that the process is at this point.
@@ -285,6 +301,10 @@ pub fn hit(point: Point) {
                 std::thread::park();
             }
         }
+        match armed::HERE.take() {
+            Some((here, act)) if here == point => act(),
+            other => armed::HERE.set(other),
+        }
     }
 }
 
@@ -299,6 +319,25 @@ mod tests {
         for wrong in ["", "Nothing", "CreateObject:", "CreateObject:0", ":1"] {
             assert_eq!(parse(wrong), Err(FailpointError::Unknown(wrong.into())));
         }
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn a_thread_does_what_it_is_told_at_its_point_once() {
+        use std::sync::Arc;
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let done = Arc::new(AtomicU64::new(0));
+        let acts = done.clone();
+        meanwhile(Point::MoveCopied, move || {
+            acts.fetch_add(1, Ordering::Relaxed);
+        });
+        hit(Point::MoveFlushed);
+        let elsewhere = std::thread::spawn(|| hit(Point::MoveCopied));
+        elsewhere.join().expect("no panic there");
+        assert_eq!(done.load(Ordering::Relaxed), 0);
+        hit(Point::MoveCopied);
+        hit(Point::MoveCopied);
+        assert_eq!(done.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -314,6 +314,7 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
     let mut finished = Vec::with_capacity(published.len());
     for ((demotion, report, outcome), confirmed) in placed.iter().zip(outcomes) {
         let object = demotion.file.object;
+        core.book_state(&demotion.file);
         match confirmed {
             Ok(Confirmed {
                 current,
@@ -330,9 +331,6 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
                     .demoted_bytes
                     .fetch_add(report.sums.bytes, Ordering::Relaxed);
                 counters.demoted_files.fetch_add(1, Ordering::Relaxed);
-                if current {
-                    core.ledger.set_dirty(object, false);
-                }
                 finished.push(Finished {
                     object,
                     again: !current,

@@ -288,7 +288,7 @@ impl Core {
             }
             Remedy::DrainAgain => {
                 self.ns.call_dirty(file)?;
-                self.ledger.set_dirty(file.object, true);
+                self.book_state(file);
                 self.drain.add(file.object);
                 Ok(())
             }

@@ -106,7 +106,7 @@ impl Core {
                     state.is_dirty(),
                 )
             };
-            self.ledger.settle(file.object, tier, bytes, dirty);
+            self.ledger.arrive(file.object, tier, bytes, dirty);
         }
         Ok(())
     }

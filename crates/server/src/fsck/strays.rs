@@ -77,7 +77,7 @@ impl Check<'_> {
                 .cloned();
             let (dir, _) = dir.ok_or(Errno::ENOENT)?;
             core.ns.part_names(&file, &dir, name, &new)?;
-            core.ledger.set_dirty(object, true);
+            core.book_state(&file);
             core.drain.add(object);
             Ok(())
         });

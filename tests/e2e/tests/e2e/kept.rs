@@ -1,9 +1,11 @@
 //! Promise 4: undrained data is never evicted, and there is a hard cap on it.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_testkit::{Cluster, needs_root, pattern, write_file};
+use forebay_testkit::{Cluster, needs_root, pattern, wait_until, write_file};
+use rustix::fs::{FallocateFlags, fallocate};
 
 const MIB: usize = 1 << 20;
 
@@ -102,4 +104,36 @@ fn promise_4_undrained_bytes_keep_below_the_cap() {
     };
     assert_capped(&builder().flag("--no-passthrough").up());
     assert_capped(&builder().up());
+}
+
+#[test]
+fn promise_4_what_is_gone_takes_no_space() {
+    const WRITERS: u64 = 3;
+    let cluster = Cluster::builder().lazy().up();
+    // The kernel sends the close when close(2) has returned: the unlink comes before it, in its midst, or after.
+    std::thread::scope(|scope| {
+        for writer in 0..WRITERS {
+            let path = cluster.mnt(format!("f{writer}"));
+            scope.spawn(move || {
+                for round in 0..12 {
+                    let file = File::create(&path).expect("create");
+                    fallocate(&file, FallocateFlags::empty(), 0, 6 << 20).expect("fallocate");
+                    let bytes = pattern(520 + round, 2 * MIB).bytes();
+                    file.write_all_at(&bytes, 0).expect("write");
+                    file.sync_all().expect("fsync");
+                    file.write_all_at(&bytes[..4096], 0).expect("write");
+                    drop(file);
+                    std::fs::remove_file(&path).expect("unlink");
+                }
+            });
+        }
+    });
+    let held = || {
+        let status = cluster.status();
+        let tiers = status["tiers"].as_array().expect("tiers").clone();
+        let own = tiers.iter().filter(|tier| tier["name"] != "pfs");
+        let bytes = own.map(|tier| tier["used_bytes"].as_u64().expect("bytes"));
+        bytes.sum::<u64>() + cluster.dirty_bytes()
+    };
+    wait_until("nothing is held", || held() == 0);
 }
