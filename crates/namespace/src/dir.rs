@@ -6,12 +6,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_tiers::{PfsDir, PfsStat, PfsTree};
-use forebay_types::{Errno, Ino, TimeSpec};
+use forebay_types::{Errno, Ino};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::NsError;
 use crate::file::File;
 use crate::record::DirKey;
+use crate::times::DirTimes;
 use crate::vacancy::Vacancy;
 
 /// Open directory descriptors that are kept; the oldest are closed beyond that.
@@ -47,8 +48,8 @@ pub struct Dir {
     /// Burst-buffer files here. Changed with `order` held too; never held during I/O on the PFS.
     children: Mutex<Children>,
     handle: Mutex<Option<PfsDir>>,
-    /// When a name was last added or removed that the PFS has not seen.
-    touched: Mutex<Option<TimeSpec>>,
+    /// Its times, as far as the PFS does not tell them.
+    pub(crate) times: DirTimes,
     /// Default ACL, as the PFS last told it.
     default_acl: Mutex<Option<(Instant, DefaultAcl)>>,
     /// What the PFS last said of the directory itself, and when.
@@ -91,7 +92,7 @@ impl Dir {
             order: Mutex::new(()),
             children: Mutex::new(HashMap::new()),
             handle: Mutex::new(None),
-            touched: Mutex::new(None),
+            times: DirTimes::default(),
             default_acl: Mutex::new(None),
             seen: Mutex::new(None),
             absent: Mutex::new(None),
@@ -209,14 +210,6 @@ impl Dir {
         }
     }
 
-    pub(crate) fn touch(&self) {
-        *self.touched.lock() = Some(TimeSpec::now());
-    }
-
-    pub(crate) fn touched(&self) -> Option<TimeSpec> {
-        *self.touched.lock()
-    }
-
     /// The PFS has just said that it has no such name.
     pub(crate) fn note_absent(&self, name: &[u8]) {
         *self.absent.lock() = Some((Instant::now(), name.into()));
@@ -326,14 +319,24 @@ impl Handles {
         open.push_back(Arc::downgrade(dir));
         while open.len() > HANDLES_MAX {
             if let Some(old) = open.pop_front().and_then(|w| w.upgrade()) {
-                *old.handle.lock() = None;
+                self.forget(&old);
             }
         }
         Ok(opened)
     }
 
-    /// Forgets a descriptor that may no longer be right.
+    /// Forgets a descriptor that may no longer be right. That of a directory that was removed is all that leads to it.
     pub(crate) fn forget(&self, dir: &Dir) {
-        *dir.handle.lock() = None;
+        let mut handle = dir.handle.lock();
+        if !dir.removed.load(Ordering::Acquire) {
+            *handle = None;
+        }
+    }
+
+    /// It was removed: who has it open goes on with this descriptor.
+    pub(crate) fn keep_removed(&self, dir: &Dir, handle: PfsDir) {
+        let mut held = dir.handle.lock();
+        dir.removed.store(true, Ordering::Release);
+        *held = Some(handle);
     }
 }

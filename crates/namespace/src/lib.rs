@@ -20,8 +20,10 @@ mod publish;
 mod record;
 mod residency;
 mod table;
+mod times;
 mod vacancy;
 
+pub use acl::ACCESS as ACCESS_LIST;
 pub use check::RecordTrouble;
 pub use dir::{Dir, Hidden, Place};
 pub use error::NsError;

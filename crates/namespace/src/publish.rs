@@ -179,7 +179,8 @@ impl Namespace {
         if let Some(kind) = conflict {
             return self.place_beside(demotion, copy, kind);
         }
-        match self.put(demotion, copy, found.is_some()) {
+        let put = || self.put(demotion, copy, found.is_some());
+        match self.unseen(&demotion.dir, &demotion.handle, put) {
             Ok(true) => {}
             Ok(false) => return Ok(Placed::Superseded),
             Err(NsError::Errno(Errno::EEXIST)) => {
@@ -266,11 +267,16 @@ impl Namespace {
             let handle = self.open_dir(dir)?;
             dir.vacancy.end();
             let temporary = self.link_name(demotion.file.object, demotion.generation);
-            self.pfs
-                .link(&demotion.handle, &demotion.name, &handle, &temporary)?;
-            failpoint::hit(failpoint::Point::DemoteLinked);
-            self.pfs
-                .rename(&handle, &temporary, &handle, name, RenameMode::Replace)?;
+            self.unseen(dir, &handle, || -> std::io::Result<()> {
+                self.pfs
+                    .link(&demotion.handle, &demotion.name, &handle, &temporary)?;
+                failpoint::hit(failpoint::Point::DemoteLinked);
+                self.pfs
+                    .rename(&handle, &temporary, &handle, name, RenameMode::Replace)
+            })?;
+            if !Arc::ptr_eq(dir, &demotion.dir) {
+                self.put_times_back(dir, &handle);
+            }
         }
         Ok(())
     }
@@ -300,6 +306,7 @@ impl Namespace {
             }
         };
         let name = self.move_beside(source, dir, &demotion.name)?;
+        demotion.dir.times.touch();
         failpoint::hit(failpoint::Point::ConflictPlaced);
         let stat = self.pfs.stat(dir, &name);
         let mut children = demotion.dir.lock();

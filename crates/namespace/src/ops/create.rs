@@ -159,7 +159,7 @@ impl Namespace {
             false => self.save(&file, &state, Durability::Buffered)?,
         }
         drop(state);
-        dir.touch();
+        dir.times.touch();
         self.table.lock().remember(ino, Node::File(file.clone()));
         Ok((file.attr(), file))
     }

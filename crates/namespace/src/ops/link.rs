@@ -91,7 +91,7 @@ impl Namespace {
         drop(state);
         drop(children);
         self.dirs_written(&dir);
-        dir.touch();
+        dir.times.touch();
         self.table
             .lock()
             .remember(file.ino, Node::File(file.clone()));

@@ -210,10 +210,7 @@ impl Namespace {
 
     pub(crate) fn dir_attr(&self, dir: &Dir, stat: &PfsStat) -> Attr {
         let mut attr = attr_of(dir.ino, stat);
-        if let Some(touched) = dir.touched() {
-            attr.mtime = attr.mtime.max(touched);
-            attr.ctime = attr.ctime.max(touched);
-        }
+        (attr.mtime, attr.ctime) = dir.times.shown(stat);
         attr
     }
 

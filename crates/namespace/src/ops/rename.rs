@@ -166,8 +166,8 @@ impl Namespace {
         };
         to_dir.note_present(new_name);
         drop(orders);
-        from_dir.touch();
-        to_dir.touch();
+        from_dir.times.touch();
+        to_dir.times.touch();
         Ok(replaced)
     }
 
@@ -443,6 +443,7 @@ impl Namespace {
             self.pfs
                 .rename(old.0, old.1, new.0, new.1, PfsRename::Replace)
         };
+        let replaced = self.hold_replaced_dir(to)?;
         let renamed = match to.is_dir() {
             true => self.without_temporaries(&to.handle, &to.name, &rename),
             false => rename(),
@@ -453,8 +454,24 @@ impl Namespace {
             }
             return Err(error.into());
         }
+        if let Some((dir, open)) = replaced {
+            self.handles.keep_removed(&dir, open);
+        }
         failpoint::hit(failpoint::Point::RenamePfs);
         self.after_pfs_rename(from, to, moved_dir, sequence)
+    }
+
+    /// A directory in use that a rename is about to replace.
+    fn hold_replaced_dir(&self, to: &End) -> Result<Option<(Arc<Dir>, PfsDir)>, NsError> {
+        let known = match &to.stat {
+            Some(stat) if to.is_dir() => self.known_dir(self.dir_key(stat)),
+            _ => None,
+        };
+        let Some(dir) = known else {
+            return Ok(None);
+        };
+        let open = self.hold_for_its_users(&dir, &to.handle, &to.name)?;
+        Ok(Some((dir, open)))
     }
 
     fn after_pfs_rename(

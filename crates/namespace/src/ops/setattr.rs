@@ -32,8 +32,7 @@ impl Namespace {
                 if set.size.is_some() {
                     return Err(Errno::EISDIR.into());
                 }
-                self.pfs
-                    .set_attr_dir(&self.open_dir(&dir)?, &without_size)?;
+                self.setattr_dir(&dir, &without_size)?;
                 Ok(AttrPlan::Done)
             }
             Node::Plain(plain) => {

@@ -33,11 +33,12 @@ impl Namespace {
         let Some(file) = dir.child(name) else {
             let handle = self.open_dir(&dir)?;
             self.pfs.unlink(&handle, name)?;
+            dir.times.touch();
             return Ok(None);
         };
         self.unlink_file(&dir, name, &file)?;
         drop(order);
-        dir.touch();
+        dir.times.touch();
         Ok(Some(file))
     }
 
@@ -184,11 +185,15 @@ impl Namespace {
         if known.as_ref().is_some_and(|child| child.has_children()) {
             return Err(Errno::ENOTEMPTY.into());
         }
+        let open = known
+            .as_ref()
+            .map(|child| self.hold_for_its_users(child, &handle, name_below))
+            .transpose()?;
         self.without_temporaries(&handle, name_below, &|| self.pfs.rmdir(&handle, name_below))?;
         failpoint::hit(failpoint::Point::RmdirPfs);
-        if let Some(child) = &known {
-            child.removed.store(true, Ordering::Release);
-            self.handles.forget(child);
+        dir.times.touch();
+        if let (Some(child), Some(open)) = (&known, open) {
+            self.handles.keep_removed(child, open);
             if let Some(version) = &version {
                 self.forget_unpublished(dir, version, name)?;
             }
@@ -199,6 +204,20 @@ impl Namespace {
             }
         }
         Ok(true)
+    }
+
+    /// Opens a directory that is about to be removed: who has it open goes on.
+    pub(crate) fn hold_for_its_users(
+        &self,
+        dir: &Arc<Dir>,
+        parent: &PfsDir,
+        name: &[u8],
+    ) -> Result<PfsDir, NsError> {
+        match self.open_dir(dir) {
+            Ok(open) => Ok(open),
+            // An outsider has moved it here.
+            Err(_) => Ok(self.pfs.open_dir(parent, name)?),
+        }
     }
 
     /// Does what needs an empty directory on the PFS. Copies under way may have temporary files in a

@@ -206,7 +206,8 @@ impl Namespace {
         if !Arc::ptr_eq(&now, &parent) || !whole() {
             return Ok(Publication::Changed);
         }
-        let beside = match self.name_version(&handle, &hidden.name, &name) {
+        let named = || self.name_version(&handle, &hidden.name, &name);
+        let beside = match self.unseen(&parent, &handle, named) {
             Ok(()) => None,
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
                 Some(self.name_beside(&parent, &handle, dir, &hidden.name)?)
@@ -218,6 +219,10 @@ impl Namespace {
             Err(e) => return Err(e.into()),
         };
         drop(alone);
+        match beside {
+            None => self.put_times_back(&parent, &handle),
+            Some(_) => parent.times.touch(),
+        }
         failpoint::hit(failpoint::Point::VersionNamed);
         // Not before that is durable: the record knows where it was.
         self.pfs.sync_dir(&handle)?;
@@ -528,7 +533,7 @@ impl Namespace {
         parent.note_present(new_name);
         failpoint::hit(failpoint::Point::VersionRenamed);
         drop(order);
-        parent.touch();
+        parent.times.touch();
         Ok(())
     }
 

@@ -161,7 +161,7 @@ fn create_as_is(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, 
     if let Some(file) = pfs.create_unnamed(dir, perm)? {
         return Ok((file, false));
     }
-    let created = match pfs.create_temporary(dir, temporary, 0o600) {
+    let create = || match pfs.create_temporary(dir, temporary, 0o600) {
         Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
             // Left by a crash before it was on record; the name says that it is ours.
             pfs.unlink(dir, temporary)?;
@@ -169,6 +169,8 @@ fn create_as_is(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, 
         }
         other => other,
     };
+    let created = core.ns.change_unseen(&demotion.dir, dir, create);
+    let created = created.map_err(|error| std::io::Error::from(error.errno()));
     Ok((created?, true))
 }
 

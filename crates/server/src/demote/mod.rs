@@ -272,6 +272,7 @@ fn publish(core: &Core, verified: Vec<Copying>) {
     }
     let mut unflushed: HashMap<*const Dir, Errno> = HashMap::new();
     for (key, (dir, handle)) in &dirs {
+        core.ns.put_times_back(dir, handle);
         if let Err(error) = core.ns.pfs().sync_dir(handle) {
             let reason = format!("flush of the directory on the PFS: {error}");
             core.report(dir.path(), (&error).into(), reason);
@@ -347,10 +348,11 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
 }
 
 fn give_up(core: &Core, demotion: &Demotion, failure: Failure) {
-    let pfs = core.ns.pfs();
-    match pfs.unlink(&demotion.handle, &demotion.temporary) {
-        Ok(()) => {}
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+    let (dir, handle) = (&demotion.dir, &demotion.handle);
+    let unlink = || core.ns.pfs().unlink(handle, &demotion.temporary);
+    match core.ns.change_unseen(dir, handle, unlink) {
+        Ok(()) => core.ns.put_times_back(dir, handle),
+        Err(e) if e.errno() == Errno::ENOENT => {}
         Err(e) => tracing::warn!(
             "temporary file {} stays on the PFS: {e}",
             demotion.temporary.escape_ascii()

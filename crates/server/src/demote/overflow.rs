@@ -72,6 +72,7 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     match placed? {
         Placed::Superseded => return Err(Failure::Superseded),
         placed => {
+            core.ns.put_times_back(&demotion.dir, &demotion.handle);
             if let Err(error) = pfs.sync_dir(&demotion.handle) {
                 let reason = format!("flush of the directory on the PFS: {error}");
                 core.report(demotion.dir.path(), (&error).into(), reason);
