@@ -15,3 +15,4 @@ mod settle_links;
 pub(crate) mod unlink;
 pub mod unpublished;
 pub(crate) mod xattr;
+mod xattr_fit;

@@ -112,48 +112,28 @@ impl Namespace {
         mode: XattrMode,
     ) -> Result<(), NsError> {
         supported(name)?;
-        match self.xattr_place(ino)? {
+        let done = match self.xattr_place(ino)? {
             Place::Dir(dir) => {
                 let handle = self.open_dir(&dir)?;
                 dir.forget_default_acl();
                 let set = self.pfs.set_xattr_dir(&handle, name, value, flags(mode));
                 // Somebody may have asked in between.
                 dir.forget_default_acl();
-                Ok(set?)
+                return Ok(set?);
             }
-            Place::Name(..) => match self.change_on_pfs(ino, name, Change::Set(value, mode))? {
-                true => Ok(()),
-                false => self.set_xattr(ino, name, value, mode),
-            },
-            Place::Record(file) => self.edit_xattrs(&file, |state| {
-                if let Some(list) = self.list_in_record(name, value)? {
-                    state.meta.perm = list.perm(state.meta.perm);
-                    if list.is_minimal() {
-                        state.xattrs.retain(|(n, _)| n != name);
-                        return Ok(());
-                    }
-                }
-                let at = state.xattrs.iter().position(|(n, _)| n == name);
-                match (at, mode) {
-                    (Some(_), XattrMode::Create) => return Err(Errno::EEXIST),
-                    (None, XattrMode::Replace) => return Err(Errno::ENODATA),
-                    _ => {}
-                }
-                let others: usize = state
-                    .xattrs
-                    .iter()
-                    .filter(|(n, _)| n != name)
-                    .map(|(n, v)| n.len() + v.len())
-                    .sum();
-                if others + name.len() + value.len() > limits::XATTRS_PER_FILE_BYTES_MAX {
-                    return Err(Errno::ENOSPC);
-                }
-                match at {
-                    Some(at) => state.xattrs[at].1 = value.to_vec(),
-                    None => state.xattrs.push((name.to_vec(), value.to_vec())),
-                }
-                Ok(())
-            }),
+            Place::Name(..) => self.change_on_pfs(ino, name, Change::Set(value, mode))?,
+            Place::Record(file) => {
+                let list = self.list_in_record(name, value)?;
+                let edit = |state: &mut FileState| match &list {
+                    Some(list) => set_list(state, name, value, mode, list),
+                    None => set_in_record(state, name, value, mode),
+                };
+                self.edit_xattrs(&file, &edit)?
+            }
+        };
+        match done {
+            true => Ok(()),
+            false => self.set_xattr(ino, name, value, mode),
         }
     }
 
@@ -171,14 +151,17 @@ impl Namespace {
                 true => Ok(()),
                 false => self.remove_xattr(ino, name),
             },
-            Place::Record(file) => self.edit_xattrs(&file, |state| {
+            Place::Record(file) => match self.edit_xattrs(&file, &|state| {
                 let before = state.xattrs.len();
                 state.xattrs.retain(|(n, _)| n != name);
                 match state.xattrs.len() < before {
                     true => Ok(()),
                     false => Err(Errno::ENODATA),
                 }
-            }),
+            })? {
+                true => Ok(()),
+                false => self.remove_xattr(ino, name),
+            },
         }
     }
 
@@ -196,17 +179,26 @@ impl Namespace {
         }
     }
 
+    /// Changes the attributes in a record, unless the PFS would refuse the outcome. `false`: the PFS has them by now.
     fn edit_xattrs(
         &self,
         file: &Arc<File>,
-        edit: impl FnOnce(&mut FileState) -> Result<(), Errno>,
-    ) -> Result<(), NsError> {
+        edit: &dyn Fn(&mut FileState) -> Result<(), Errno>,
+    ) -> Result<bool, NsError> {
         let _naming = file.naming(&self.pfs)?;
+        let before = file.lock().clone();
+        let mut after = before.clone();
+        edit(&mut after)?;
+        self.would_take(file, &before, &after)?;
         let mut state = file.lock();
+        if !state.is_dirty() && !state.is_unlinked() {
+            return Ok(false);
+        }
         edit(&mut state)?;
         state.meta.ctime = TimeSpec::now();
         state.residency.generation = state.residency.generation.next();
-        self.save(file, &state, Durability::Buffered)
+        self.save(file, &state, Durability::Buffered)?;
+        Ok(true)
     }
 
     /// Changes an attribute of a file whose attributes the PFS has. `false`: it has moved meanwhile.
@@ -286,4 +278,48 @@ impl Namespace {
         }
         Ok(xattrs)
     }
+}
+
+/// A list that says no more than the mode is not kept.
+fn set_list(
+    state: &mut FileState,
+    name: &[u8],
+    value: &[u8],
+    mode: XattrMode,
+    list: &Acl,
+) -> Result<(), Errno> {
+    state.meta.perm = list.perm(state.meta.perm);
+    if list.is_minimal() {
+        state.xattrs.retain(|(n, _)| n != name);
+        return Ok(());
+    }
+    set_in_record(state, name, value, mode)
+}
+
+fn set_in_record(
+    state: &mut FileState,
+    name: &[u8],
+    value: &[u8],
+    mode: XattrMode,
+) -> Result<(), Errno> {
+    let at = state.xattrs.iter().position(|(n, _)| n == name);
+    match (at, mode) {
+        (Some(_), XattrMode::Create) => return Err(Errno::EEXIST),
+        (None, XattrMode::Replace) => return Err(Errno::ENODATA),
+        _ => {}
+    }
+    let others: usize = state
+        .xattrs
+        .iter()
+        .filter(|(n, _)| n != name)
+        .map(|(n, v)| n.len() + v.len())
+        .sum();
+    if others + name.len() + value.len() > limits::XATTRS_PER_FILE_BYTES_MAX {
+        return Err(Errno::ENOSPC);
+    }
+    match at {
+        Some(at) => state.xattrs[at].1 = value.to_vec(),
+        None => state.xattrs.push((name.to_vec(), value.to_vec())),
+    }
+    Ok(())
 }
