@@ -395,6 +395,7 @@ impl Client {
         change: SpaceChange,
         offset: u64,
         len: u64,
+        drop_suid: bool,
         may_wait: bool,
     ) -> Result<Progress<()>, Errno> {
         match self.call(Request::Space {
@@ -402,6 +403,7 @@ impl Client {
             change,
             offset,
             len,
+            drop_suid,
             may_wait,
         })? {
             Response::Done => Ok(Progress::Done(())),

@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use forebay_client::{Client, OpenFile, Progress};
-use forebay_types::{Errno, Handle, Ino, OpenFlags as Flags, SetAttr, limits};
+use forebay_client::{Client, OpenFile};
+use forebay_types::{Errno, Handle, OpenFlags as Flags, SetAttr};
 use forebay_wire::{OpenMode, RenameMode};
 use fuser::{
     BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
@@ -21,31 +21,35 @@ use fuser::{
 use parking_lot::Mutex;
 
 use crate::backing::Backings;
-use crate::convert::{
-    attr, cred, errno, ino, kind, maker, seek_what, set_time, space_change, xattr_mode,
-};
+use crate::belief::{Belief, REVALIDATE};
+use crate::convert::{attr, cred, errno, ino, kind, maker, set_time, xattr_mode};
 use crate::desk::{Desk, Pending, Turn, answer_attr, answer_entry, answer_xattr, finish};
 use crate::pool::Pool;
-
-/// For how long the kernel believes names and attributes: changes made on the PFS show up within
-/// this time.
-pub(crate) const REVALIDATE: Duration = Duration::from_secs(1);
-/// Requests that the kernel keeps in flight for readahead and the like; its default of 16 is low.
-const BACKGROUND_MAX: u16 = 64;
+use crate::wishes::wish;
 
 /// What to call when the mount ends.
 pub(crate) type EndCall = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
 pub(crate) struct Adapter {
-    client: Client,
+    pub(crate) client: Client,
     backings: Backings,
-    pool: Pool,
-    desk: Arc<Desk>,
+    pub(crate) pool: Pool,
+    pub(crate) desk: Arc<Desk>,
+    pub(crate) belief: Arc<Belief>,
     passthrough: AtomicBool,
     ended: EndCall,
 }
 
-fn handle(fh: FileHandle) -> Handle {
+/// What a handle may do to its file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writes {
+    Nothing,
+    /// To one that was there.
+    Old,
+    New,
+}
+
+pub(crate) fn handle(fh: FileHandle) -> Handle {
     Handle(fh.0)
 }
 
@@ -55,12 +59,14 @@ impl Adapter {
         passthrough: bool,
         desk: Arc<Desk>,
         pool: Pool,
+        belief: Arc<Belief>,
     ) -> io::Result<Adapter> {
         Ok(Adapter {
             client,
             backings: Backings::default(),
             pool,
             desk,
+            belief,
             passthrough: AtomicBool::new(passthrough),
             ended: EndCall::default(),
         })
@@ -83,6 +89,7 @@ impl Adapter {
         &self,
         node: INodeNo,
         open: &OpenFile,
+        writes: Writes,
         make: impl FnOnce(BorrowedFd<'_>) -> io::Result<fuser::BackingId>,
     ) -> Option<Arc<fuser::BackingId>> {
         let descriptor = open.descriptor.as_ref()?;
@@ -92,13 +99,19 @@ impl Adapter {
         let taken = self.backings.take(ino(node), open.opened.handle, || {
             make(descriptor.descriptor())
         });
-        taken
+        let taken = taken
             .inspect_err(|error| self.no_passthrough(&error.to_string()))
-            .ok()
+            .ok()?;
+        if writes != Writes::Nothing {
+            let is_new = writes == Writes::New;
+            self.belief
+                .begin_writing(ino(node), open.opened.handle, is_new);
+        }
+        Some(taken)
     }
 
     fn entry(&self, made: Result<forebay_types::Attr, Errno>, turn: &Turn<'_>) {
-        answer_entry(&self.client, made, turn);
+        answer_entry(&self.client, &self.belief, made, turn);
     }
 }
 
@@ -123,39 +136,7 @@ fn plain_flags(mode: OpenMode) -> FopenFlags {
 
 impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Each is of use where the kernel has it, and none is needed.
-        for wish in [
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_AUTO_INVAL_DATA,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-        ] {
-            if let Err(missing) = config.add_capabilities(wish) {
-                tracing::debug!("the kernel does not offer {missing:?}");
-            }
-        }
-        // The kernel checks access control lists where the PFS has them; then the umask is ours to apply.
-        let lists = self.client.get_xattr(Ino::ROOT, b"system.posix_acl_access");
-        if lists != Err(Errno::EOPNOTSUPP) {
-            let wish = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
-            if let Err(missing) = config.add_capabilities(wish) {
-                tracing::info!("access control lists are not checked: no {missing:?}");
-            }
-        }
-        let refused = |what: &str| io::Error::other(format!("{what} is refused"));
-        config
-            .set_max_write(limits::IO_BYTES_MAX as u32)
-            .map_err(|_| refused("max_write"))?;
-        // The kernel may want less, and says how much.
-        if let Err(most) = config.set_max_readahead(limits::IO_BYTES_MAX as u32) {
-            config
-                .set_max_readahead(most)
-                .map_err(|_| refused("max_readahead"))?;
-        }
-        config
-            .set_max_background(BACKGROUND_MAX)
-            .map_err(|_| refused("max_background"))?;
+        wish(&self.client, config)?;
         if self.passthrough.load(Ordering::Acquire) {
             let able = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
                 && config.set_max_stack_depth(1).is_ok();
@@ -183,13 +164,14 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, node: INodeNo, count: u64) {
+        self.belief.forgotten(ino(node));
         self.client.forget(vec![(ino(node), count)]);
     }
 
     fn getattr(&self, _: &Request, node: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let (node, fh) = (ino(node), fh.map(handle));
         let turn = self.desk.turn(Pending::Getattr(reply, node, fh));
-        answer_attr(self.client.getattr(node, fh), &turn);
+        answer_attr(&self.belief, self.client.getattr(node, fh), &turn);
     }
 
     fn setattr(
@@ -226,14 +208,14 @@ impl Filesystem for Adapter {
         );
         // A change of size may bring a file in from the PFS.
         if size.is_some_and(|size| size > 0) {
-            let desk = self.desk.clone();
+            let (desk, belief) = (self.desk.clone(), self.belief.clone());
             self.pool.run(Box::new(move |_| {
                 let turn = desk.waiting_turn(reply);
-                answer_attr(client.setattr(node, fh, set, who), &turn);
+                answer_attr(&belief, client.setattr(node, fh, set, who), &turn);
             }));
         } else {
             let turn = self.desk.turn(reply);
-            answer_attr(client.setattr(node, fh, set, who), &turn);
+            answer_attr(&self.belief, client.setattr(node, fh, set, who), &turn);
         }
     }
 
@@ -385,8 +367,9 @@ impl Filesystem for Adapter {
             (None, Err(_)) => return,
         };
         let fh = FileHandle(open.opened.handle.0);
+        self.belief.show(&found);
         let found = attr(&found);
-        match self.back(found.ino, &open, |fd| reply.open_backing(fd)) {
+        match self.back(found.ino, &open, Writes::New, |fd| reply.open_backing(fd)) {
             Some(id) => {
                 let flags = FopenFlags::FOPEN_NOFLUSH;
                 reply.created_passthrough(&REVALIDATE, &found, Generation(0), fh, flags, &id);
@@ -403,9 +386,8 @@ impl Filesystem for Adapter {
 
     fn open(&self, request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let turn = self.desk.turn(reply);
-        let opened = self
-            .client
-            .open(ino(node), Flags(flags.0 as u32), cred(request));
+        let flags = Flags(flags.0 as u32);
+        let opened = self.client.open(ino(node), flags, cred(request));
         let (reply, open) = match (turn.reply::<ReplyOpen>(), opened) {
             (Some(reply), Ok(open)) => (reply, open),
             (Some(reply), Err(e)) => return reply.error(errno(e)),
@@ -413,7 +395,11 @@ impl Filesystem for Adapter {
             (None, Err(_)) => return,
         };
         let fh = FileHandle(open.opened.handle.0);
-        match self.back(node, &open, |fd| reply.open_backing(fd)) {
+        let writes = match flags.writes() {
+            true => Writes::Old,
+            false => Writes::Nothing,
+        };
+        match self.back(node, &open, writes, |fd| reply.open_backing(fd)) {
             Some(id) => reply.opened_passthrough(fh, FopenFlags::FOPEN_NOFLUSH, &id),
             None => reply.opened(fh, plain_flags(open.opened.mode)),
         }
@@ -430,26 +416,13 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let (client, desk) = (self.client.clone(), self.desk.clone());
-        self.pool.run(Box::new(move |buffer| {
-            let turn = desk.waiting_turn(reply);
-            let size = size as usize;
-            if buffer.len() < size {
-                buffer.resize(size, 0);
-            }
-            let read = client.read(handle(fh), offset, &mut buffer[..size]);
-            match (turn.reply::<ReplyData>(), read) {
-                (Some(reply), Ok(n)) => reply.data(&buffer[..n]),
-                (Some(reply), Err(e)) => reply.error(errno(e)),
-                (None, _) => {}
-            }
-        }));
+        self.answer_read(handle(fh), offset, size as usize, reply);
     }
 
     fn write(
         &self,
         _: &Request,
-        _: INodeNo,
+        node: INodeNo,
         fh: FileHandle,
         offset: u64,
         data: &[u8],
@@ -459,27 +432,8 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let drop_suid = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let turn = self.desk.turn(reply);
-        let written = self
-            .client
-            .write(handle(fh), offset, data, drop_suid, false);
-        let reply = match (turn.reply::<ReplyWrite>(), written) {
-            (Some(reply), Ok(Progress::Done(n))) => return reply.written(n as u32),
-            (Some(reply), Err(e)) => return reply.error(errno(e)),
-            (Some(reply), Ok(Progress::WouldWait)) => reply,
-            (None, _) => return,
-        };
-        let (client, desk, data) = (self.client.clone(), self.desk.clone(), data.to_vec());
-        self.pool.run(Box::new(move |_| {
-            let turn = desk.waiting_turn(reply);
-            let written = client.write(handle(fh), offset, &data, drop_suid, true);
-            match (turn.reply::<ReplyWrite>(), written) {
-                (Some(reply), Ok(Progress::Done(n))) => reply.written(n as u32),
-                (Some(reply), Ok(Progress::WouldWait)) => reply.error(errno(Errno::EAGAIN)),
-                (Some(reply), Err(e)) => reply.error(errno(e)),
-                (None, _) => {}
-            }
-        }));
+        let file = (ino(node), handle(fh));
+        self.answer_write(file, offset, data, drop_suid, reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
@@ -499,6 +453,7 @@ impl Filesystem for Adapter {
     ) {
         let turn = self.desk.turn(reply);
         self.backings.release(handle(fh));
+        self.belief.end_writing(handle(fh));
         finish(self.client.release(handle(fh)), &turn);
     }
 
@@ -522,17 +477,14 @@ impl Filesystem for Adapter {
         }
     }
 
-    fn readdir(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        let entries = match self.client.read_dir(handle(fh), offset) {
-            Ok(entries) => entries,
-            Err(e) => return reply.error(errno(e)),
+    fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
+        // From the start, the PFS is asked.
+        let turn = self.desk.turn(reply);
+        let entries = self.client.read_dir(handle(fh), offset);
+        let (mut reply, entries) = match (turn.reply::<ReplyDirectory>(), entries) {
+            (Some(reply), Ok(entries)) => (reply, entries),
+            (Some(reply), Err(e)) => return reply.error(errno(e)),
+            (None, _) => return,
         };
         for entry in entries {
             let name = OsStr::from_bytes(&entry.name);
@@ -619,23 +571,18 @@ impl Filesystem for Adapter {
 
     fn fallocate(
         &self,
-        _: &Request,
-        _: INodeNo,
+        request: &Request,
+        node: INodeNo,
         fh: FileHandle,
         offset: u64,
         length: u64,
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let Some(change) = space_change(mode) else {
-            return reply.error(errno(Errno::EOPNOTSUPP));
-        };
-        let (client, desk) = (self.client.clone(), self.desk.clone());
-        self.pool.run(Box::new(move |_| {
-            let turn = desk.waiting_turn(reply);
-            let done = client.change_space(handle(fh), change, offset, length, true);
-            finish(done.map(|_| ()), &turn);
-        }));
+        // The kernel does not say whether the caller may keep set-id bits.
+        let drop_suid = request.uid() != 0;
+        let file = (ino(node), handle(fh));
+        self.answer_space(file, mode, (offset, length), drop_suid, reply);
     }
 
     fn lseek(
@@ -647,18 +594,6 @@ impl Filesystem for Adapter {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        let Some(what) = seek_what(whence) else {
-            return reply.error(errno(Errno::EINVAL));
-        };
-        let Ok(from) = u64::try_from(offset) else {
-            return reply.error(errno(Errno::ENXIO));
-        };
-        let turn = self.desk.turn(reply);
-        let found = self.client.seek(handle(fh), from, what);
-        match (turn.reply::<ReplyLseek>(), found) {
-            (Some(reply), Ok(found)) => reply.offset(found as i64),
-            (Some(reply), Err(e)) => reply.error(errno(e)),
-            (None, _) => {}
-        }
+        self.answer_seek(handle(fh), offset, whence, reply);
     }
 }

@@ -15,12 +15,12 @@ use std::time::Duration;
 use forebay_client::Client;
 use forebay_types::{Attr, Errno, Handle, Ino};
 use fuser::{
-    ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyWrite, ReplyXattr,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
+    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use parking_lot::{Condvar, Mutex};
 
-use crate::adapter::REVALIDATE;
+use crate::belief::Belief;
 use crate::convert::{attr, errno};
 use crate::pool::Pool;
 
@@ -67,6 +67,7 @@ replies!(
     ReplyAttr,
     ReplyCreate,
     ReplyData,
+    ReplyDirectory,
     ReplyEmpty,
     ReplyEntry,
     ReplyLseek,
@@ -98,6 +99,7 @@ answers! {
     ReplyAttr: Pending::ReplyAttr(reply) | Pending::Getattr(reply, ..) => reply;
     ReplyCreate: Pending::ReplyCreate(reply) => reply;
     ReplyData: Pending::ReplyData(reply) => reply;
+    ReplyDirectory: Pending::ReplyDirectory(reply) => reply;
     ReplyEmpty: Pending::ReplyEmpty(reply) => reply;
     ReplyEntry: Pending::ReplyEntry(reply) | Pending::Lookup(reply, ..) => reply;
     ReplyLseek: Pending::ReplyLseek(reply) => reply;
@@ -280,7 +282,13 @@ impl Desk {
 }
 
 /// The watchdog thread; ends with the mount, which `device` tells.
-pub(crate) fn watch(desk: &Arc<Desk>, client: &Client, pool: &Pool, device: &OwnedFd) {
+pub(crate) fn watch(
+    desk: &Arc<Desk>,
+    client: &Client,
+    pool: &Pool,
+    belief: &Arc<Belief>,
+    device: &OwnedFd,
+) {
     loop {
         {
             let mut parked = desk.parked.lock();
@@ -296,13 +304,13 @@ pub(crate) fn watch(desk: &Arc<Desk>, client: &Client, pool: &Pool, device: &Own
         }
         let now = desk.tick.fetch_add(1, Ordering::Relaxed) + 1;
         if desk.look(now) >= ASKED_AGAIN_AFTER_TICKS {
-            rescue(desk, client, pool, now);
+            rescue(desk, client, pool, belief, now);
         }
     }
 }
 
 /// Answers requests that wait for a PFS that does not answer.
-fn rescue(desk: &Arc<Desk>, client: &Client, pool: &Pool, now: u64) {
+fn rescue(desk: &Arc<Desk>, client: &Client, pool: &Pool, belief: &Arc<Belief>, now: u64) {
     let Ok((silent, give_up_after)) = client.pulse() else {
         return;
     };
@@ -311,7 +319,7 @@ fn rescue(desk: &Arc<Desk>, client: &Client, pool: &Pool, now: u64) {
     }
     let again = |pending: &Pending| matches!(pending, Pending::Lookup(..) | Pending::Getattr(..));
     for pending in desk.take(now, ASKED_AGAIN_AFTER_TICKS, again) {
-        ask_again(desk, client, pool, pending);
+        ask_again(desk, client, pool, belief, pending);
     }
     if silent >= give_up_after {
         let ticks = give_up_after.as_millis() / TICK.as_millis();
@@ -323,27 +331,41 @@ fn rescue(desk: &Arc<Desk>, client: &Client, pool: &Pool, now: u64) {
 }
 
 /// Now that the PFS is known to be silent, this either needs no PFS or has its error in time.
-fn ask_again(desk: &Arc<Desk>, client: &Client, pool: &Pool, pending: Pending) {
-    let (desk, client) = (desk.clone(), client.clone());
+fn ask_again(
+    desk: &Arc<Desk>,
+    client: &Client,
+    pool: &Pool,
+    belief: &Arc<Belief>,
+    pending: Pending,
+) {
+    let (desk, client, belief) = (desk.clone(), client.clone(), belief.clone());
     pool.run(Box::new(move |_| match pending {
         Pending::Lookup(reply, parent, name) => {
             let turn = desk.waiting_turn(reply);
             let made = client.lookup(parent, &name);
-            answer_entry(&client, made, &turn);
+            answer_entry(&client, &belief, made, &turn);
         }
         Pending::Getattr(reply, node, fh) => {
             let turn = desk.waiting_turn(reply);
             let found = client.getattr(node, fh);
-            answer_attr(found, &turn);
+            answer_attr(&belief, found, &turn);
         }
         other => other.fail(Errno::EIO),
     }));
 }
 
 /// Answers with what was found or made; the reference that comes with it is dropped if nobody wants it.
-pub(crate) fn answer_entry(client: &Client, made: Result<Attr, Errno>, turn: &Turn<'_>) {
+pub(crate) fn answer_entry(
+    client: &Client,
+    belief: &Belief,
+    made: Result<Attr, Errno>,
+    turn: &Turn<'_>,
+) {
     match (turn.reply::<ReplyEntry>(), made) {
-        (Some(reply), Ok(made)) => reply.entry(&REVALIDATE, &attr(&made), fuser::Generation(0)),
+        (Some(reply), Ok(made)) => {
+            let believed = belief.show(&made);
+            reply.entry(&believed, &attr(&made), fuser::Generation(0));
+        }
         (Some(reply), Err(e)) => reply.error(errno(e)),
         (None, Ok(made)) => client.forget(vec![(made.ino, 1)]),
         (None, Err(_)) => {}
@@ -351,9 +373,9 @@ pub(crate) fn answer_entry(client: &Client, made: Result<Attr, Errno>, turn: &Tu
 }
 
 /// Answers with attributes.
-pub(crate) fn answer_attr(found: Result<Attr, Errno>, turn: &Turn<'_>) {
+pub(crate) fn answer_attr(belief: &Belief, found: Result<Attr, Errno>, turn: &Turn<'_>) {
     match (turn.reply::<ReplyAttr>(), found) {
-        (Some(reply), Ok(found)) => reply.attr(&REVALIDATE, &attr(&found)),
+        (Some(reply), Ok(found)) => reply.attr(&belief.show(&found), &attr(&found)),
         (Some(reply), Err(e)) => reply.error(errno(e)),
         (None, _) => {}
     }

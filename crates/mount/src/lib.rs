@@ -2,9 +2,12 @@
 
 mod adapter;
 mod backing;
+mod belief;
 mod convert;
 mod desk;
 mod pool;
+mod transfer;
+mod wishes;
 
 use std::ffi::CString;
 use std::io;
@@ -21,6 +24,7 @@ use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use crate::belief::Belief;
 use crate::desk::Desk;
 use crate::pool::Pool;
 
@@ -88,19 +92,27 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     config.n_threads = Some(readers + desk::SPARES);
     let (desk, pool) = (Arc::new(Desk::new(readers)), Pool::default());
     let passthrough = options.passthrough;
-    let adapter = adapter::Adapter::new(client.clone(), passthrough, desk.clone(), pool.clone())?;
+    let belief = Arc::new(Belief::default());
+    let adapter = adapter::Adapter::new(
+        client.clone(),
+        passthrough,
+        desk.clone(),
+        pool.clone(),
+        belief.clone(),
+    )?;
     let ended = adapter.on_destroy();
     let session = match open_as_root(options)? {
         Some(device) => Session::from_fd(adapter, device, config.acl, config)?,
         None => Session::new(adapter, &options.mount_point, &config)?,
     };
+    belief.tell_by(session.notifier());
     let device = session.as_fd().try_clone_to_owned()?;
     keep_buffers_lazy();
     let session = session.spawn()?;
     let watched = desk.clone();
     std::thread::Builder::new()
         .name("fb-watchdog".into())
-        .spawn(move || desk::watch(&watched, &client, &pool, &device))?;
+        .spawn(move || desk::watch(&watched, &client, &pool, &belief, &device))?;
     // Asks the new mount itself, so it also shows that it answers.
     let dev = std::fs::metadata(&options.mount_point)?.dev();
     Ok(Mounted {

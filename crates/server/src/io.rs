@@ -138,25 +138,6 @@ impl Core {
         matches!(target, Target::Buffer { tier, .. } if self.tiers.kind(*tier) != TierKind::Pfs)
     }
 
-    /// Set-id bits do not survive a change of content by somebody who could not have set them.
-    fn clear_set_id(&self, ino: Ino) -> Result<(), Errno> {
-        let perm = self.getattr(ino)?.perm;
-        let kept = forebay_namespace::without_set_id(perm);
-        if kept == perm {
-            return Ok(());
-        }
-        let set = SetAttr {
-            perm: Some(kept),
-            ..SetAttr::default()
-        };
-        match self.ns.setattr(ino, &set) {
-            Err(error) if error.errno() == Errno::ESTALE => {
-                self.setattr_open_pfs(ino, &set).map(|_| ())
-            }
-            done => Ok(done.map(|_| ())?),
-        }
-    }
-
     /// A file of the PFS that is about to change comes into the burst buffer first, if that is cheap.
     fn prepare_change(&self, open: &OpenFile, truncates: bool) -> Result<(), Errno> {
         if !matches!(
@@ -329,7 +310,7 @@ impl Core {
     }
 
     /// Of a file that is open here, but whose name is gone.
-    fn setattr_open_pfs(&self, ino: Ino, set: &SetAttr) -> Result<Attr, Errno> {
+    pub fn setattr_open_pfs(&self, ino: Ino, set: &SetAttr) -> Result<Attr, Errno> {
         let open = self.opens.by_ino(ino).ok_or(Errno::ESTALE)?;
         if set.size.is_some() {
             self.prepare_change(&open, false)?;
@@ -501,8 +482,8 @@ impl Core {
         &self,
         handle: Handle,
         change: SpaceChange,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
+        drop_suid: bool,
         may_wait: bool,
     ) -> Result<Option<()>, Errno> {
         let (open, flags) = self.opens.file(handle)?;
@@ -513,6 +494,9 @@ impl Core {
         self.prepare_change(&open, false)?;
         if !may_wait && open.uncompared().is_some() {
             return Ok(None);
+        }
+        if drop_suid {
+            self.clear_set_id(open.ino)?;
         }
         let takes_space = matches!(change, SpaceChange::Allocate | SpaceChange::Reserve);
         if takes_space && self.admit(&open, len, may_wait)? == Room::WouldWait {

@@ -37,6 +37,7 @@ mod rules;
 mod scrub;
 mod seal;
 mod service;
+mod setid;
 mod settings;
 mod space;
 mod stable;

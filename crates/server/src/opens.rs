@@ -178,7 +178,7 @@ impl OpenFile {
 #[derive(Clone)]
 enum Entry {
     File(Arc<OpenFile>, OpenFlags),
-    Dir(Arc<Vec<Dirent>>),
+    Dir(Ino, Arc<Vec<Dirent>>),
 }
 
 #[derive(Default)]
@@ -353,15 +353,34 @@ impl OpenTable {
         *counts
     }
 
-    /// Opens a directory's snapshot.
-    pub fn add_dir(&self, entries: Vec<Dirent>) -> Handle {
-        self.insert(Entry::Dir(Arc::new(entries)))
+    /// Opens a directory: what is in it is looked up when it is read from the start.
+    pub fn add_dir(&self, ino: Ino) -> Handle {
+        self.insert(Entry::Dir(ino, Arc::default()))
     }
 
-    /// A directory's snapshot.
-    pub fn dir(&self, handle: Handle) -> Result<Arc<Vec<Dirent>>, Errno> {
+    /// An open directory's id.
+    pub fn dir(&self, handle: Handle) -> Result<Ino, Errno> {
         match self.handles(handle).get(&handle) {
-            Some(Entry::Dir(entries)) => Ok(entries.clone()),
+            Some(Entry::Dir(ino, _)) => Ok(*ino),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// What was in it when it was last read from the start.
+    pub fn entries(&self, handle: Handle) -> Result<Arc<Vec<Dirent>>, Errno> {
+        match self.handles(handle).get(&handle) {
+            Some(Entry::Dir(_, entries)) => Ok(entries.clone()),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// It is read from the start: this is in it now.
+    pub fn set_entries(&self, handle: Handle, now: Arc<Vec<Dirent>>) -> Result<(), Errno> {
+        match self.handles(handle).get_mut(&handle) {
+            Some(Entry::Dir(_, entries)) => {
+                *entries = now;
+                Ok(())
+            }
             _ => Err(Errno::EBADF),
         }
     }
@@ -369,7 +388,7 @@ impl OpenTable {
     /// Closes a directory.
     pub fn remove_dir(&self, handle: Handle) -> Result<(), Errno> {
         match self.handles(handle).remove(&handle) {
-            Some(Entry::Dir(_)) => Ok(()),
+            Some(Entry::Dir(..)) => Ok(()),
             _ => Err(Errno::EBADF),
         }
     }

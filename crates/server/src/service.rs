@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use forebay_types::{Cred, Errno, limits};
+use forebay_types::{Cred, Errno, Handle, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
-use forebay_wire::{Peer, Reply, Request, Response, Service};
+use forebay_wire::{Dirent, Peer, Reply, Request, Response, Service};
 
 use crate::core::{Core, StopOrder};
 use crate::jobs;
@@ -130,9 +130,11 @@ impl Server {
                 change,
                 offset,
                 len,
+                drop_suid,
                 may_wait,
             } => {
-                let done = core.change_space(handle, change, offset, len, may_wait)?;
+                let range = (offset, len);
+                let done = core.change_space(handle, change, range, drop_suid, may_wait)?;
                 would_wait(done.map(|()| Response::Done)).into()
             }
             Request::Seek {
@@ -189,9 +191,12 @@ impl Server {
                     give_up_after_ms: ms(core.pulse().give_up_after()),
                 }
             }
-            Request::OpenDir { ino } => Response::OpenedDir(core.opens.add_dir(ns.read_dir(ino)?)),
+            Request::OpenDir { ino } => {
+                ns.check_dir(ino)?;
+                Response::OpenedDir(core.opens.add_dir(ino))
+            }
             Request::ReadDir { handle, offset } => {
-                let entries = core.opens.dir(handle)?;
+                let entries = self.entries(handle, offset)?;
                 let from = (offset as usize).min(entries.len());
                 let to = (from + limits::DIRENTS_PER_REPLY_MAX).min(entries.len());
                 Response::Entries(entries[from..to].to_vec())
@@ -202,6 +207,17 @@ impl Server {
             }
             other => return self.answer_names(other),
         })
+    }
+
+    /// A directory that is read from the start, by rewinddir(3) too, shows what is in it then.
+    fn entries(&self, handle: Handle, offset: u64) -> Result<Arc<Vec<Dirent>>, Errno> {
+        let core = &self.core;
+        if offset > 0 {
+            return core.opens.entries(handle);
+        }
+        let entries = Arc::new(core.ns.read_dir(core.opens.dir(handle)?)?);
+        core.opens.set_entries(handle, entries.clone())?;
+        Ok(entries)
     }
 
     fn answer_names(&self, request: Request) -> Result<Response, Errno> {
@@ -228,7 +244,7 @@ impl Server {
                 name,
                 value,
                 mode,
-                ..
+                cred,
             } => {
                 if name == b"user.forebay.commit"
                     && let forebay_namespace::Node::Dir(dir) = ns.node(ino)?
@@ -237,6 +253,9 @@ impl Server {
                     return Ok(Response::Done);
                 }
                 ns.set_xattr(ino, &name, &value, mode)?;
+                if name == forebay_namespace::ACCESS_LIST {
+                    core.clear_group_id_of_outsider(ino, &cred)?;
+                }
                 if name.starts_with(b"user.forebay.")
                     && let Ok(forebay_namespace::Node::File(file)) = ns.node(ino)
                 {

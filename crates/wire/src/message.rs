@@ -198,6 +198,7 @@ pub enum Request {
         change: SpaceChange,
         offset: u64,
         len: u64,
+        drop_suid: bool,
         may_wait: bool,
     },
     Seek {

@@ -22,6 +22,12 @@ pub struct Listed {
 }
 
 impl Namespace {
+    /// Whether it is a directory that can be read.
+    pub fn check_dir(&self, ino: Ino) -> Result<(), NsError> {
+        let dir = self.dir(ino)?;
+        self.open_dir(&dir).map(|_| ())
+    }
+
     /// All entries of a directory, `.` and `..` included, positions counted from 1.
     pub fn read_dir(&self, ino: Ino) -> Result<Vec<Dirent>, NsError> {
         let dir = self.dir(ino)?;

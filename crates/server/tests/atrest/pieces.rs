@@ -164,7 +164,7 @@ fn a_change_compares_all_of_it_first() {
             let hole = forebay_wire::SpaceChange::PunchHole;
             let client = &lab.server.client;
             client
-                .change_space(handle, hole, 0, 4096, true)
+                .change_space(handle, hole, 0, 4096, false, true)
                 .expect("punch");
         },
     ];

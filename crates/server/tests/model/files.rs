@@ -254,7 +254,7 @@ impl World {
         self.note(format!("fallocate {} {change:?} {offset}+{len}", handle.0));
         let client = self.server().client.clone();
         let (from, bytes) = (offset as u64, len as u64);
-        match client.change_space(handle, change, from, bytes, true) {
+        match client.change_space(handle, change, from, bytes, false, true) {
             Ok(Progress::Done(())) => self.tree.allocate(id, offset, len, zero, extend),
             // Not every file system below can do all of this.
             Err(Errno::EOPNOTSUPP) => self.tree.get_mut(id).mtime = None,

@@ -14,6 +14,7 @@ mod hanging;
 mod kept;
 mod one_tree;
 mod oversubscription;
+mod posix_attributes;
 mod posix_data;
 mod posix_names;
 mod posix_rules;

@@ -1,0 +1,179 @@
+//! What the kernel may believe of a file without asking, and when it is told to forget that.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use forebay_types::{Attr, FileKind, Handle, Ino};
+use fuser::{INodeNo, Notifier};
+use parking_lot::Mutex;
+
+/// For how long the kernel believes names and attributes: changes made on the PFS show up within
+/// this time.
+pub(crate) const REVALIDATE: Duration = Duration::from_secs(1);
+/// Bits of a mode that a change of content takes away.
+const SET_ID: u16 = 0o6000;
+
+#[derive(Default)]
+struct Written {
+    by_handle: HashMap<Handle, Ino>,
+    handles: HashMap<Ino, u32>,
+}
+
+/// What the kernel was told and would not notice to be outdated.
+///
+/// A file that it writes by itself changes through mappings without its knowing: of such a file it asks every time. A
+/// mode with set-id bits changes with a write, after which the kernel asks for size and times, but not for the mode.
+#[derive(Default)]
+pub(crate) struct Belief {
+    notifier: OnceLock<Notifier>,
+    /// Open for writing by the kernel itself.
+    written: Mutex<Written>,
+    writers: AtomicUsize,
+    /// Shown with such bits.
+    set_id: Mutex<HashSet<Ino>>,
+    set_ids: AtomicUsize,
+}
+
+impl Belief {
+    /// Where the kernel is told.
+    pub(crate) fn tell_by(&self, notifier: Notifier) {
+        // A mount has one session, which is told of once.
+        let _ = self.notifier.set(notifier);
+    }
+
+    /// These attributes are about to be shown: for how long they may be believed.
+    pub(crate) fn show(&self, attr: &Attr) -> Duration {
+        if attr.kind == FileKind::Regular && attr.perm & SET_ID != 0 {
+            let mut shown = self.set_id.lock();
+            shown.insert(attr.ino);
+            self.set_ids.store(shown.len(), Ordering::Release);
+        }
+        match self.is_written(attr.ino) {
+            true => Duration::ZERO,
+            false => REVALIDATE,
+        }
+    }
+
+    fn is_written(&self, ino: Ino) -> bool {
+        self.writers.load(Ordering::Acquire) > 0 && self.written.lock().handles.contains_key(&ino)
+    }
+
+    /// The kernel is about to write a file by itself; what it knows of one that it knew before is from before.
+    pub(crate) fn begin_writing(&self, ino: Ino, handle: Handle, is_new: bool) {
+        {
+            let mut written = self.written.lock();
+            written.by_handle.insert(handle, ino);
+            *written.handles.entry(ino).or_default() += 1;
+            self.writers
+                .store(written.by_handle.len(), Ordering::Release);
+        }
+        if !is_new {
+            self.forget(ino);
+        }
+    }
+
+    /// A handle is closed.
+    pub(crate) fn end_writing(&self, handle: Handle) {
+        if self.writers.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut written = self.written.lock();
+        let Some(ino) = written.by_handle.remove(&handle) else {
+            return;
+        };
+        if let Some(count) = written.handles.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                written.handles.remove(&ino);
+            }
+        }
+        self.writers
+            .store(written.by_handle.len(), Ordering::Release);
+    }
+
+    /// Somebody changed the content who may not keep set-id bits.
+    pub(crate) fn content_changed(&self, ino: Ino) {
+        if self.set_ids.load(Ordering::Acquire) > 0 && self.no_set_id(ino) {
+            self.forget(ino);
+        }
+    }
+
+    /// The kernel does not know the file any more.
+    pub(crate) fn forgotten(&self, ino: Ino) {
+        if self.set_ids.load(Ordering::Acquire) > 0 {
+            self.no_set_id(ino);
+        }
+    }
+
+    fn no_set_id(&self, ino: Ino) -> bool {
+        let mut shown = self.set_id.lock();
+        let was = shown.remove(&ino);
+        self.set_ids.store(shown.len(), Ordering::Release);
+        was
+    }
+
+    /// The kernel asks anew for attributes.
+    fn forget(&self, ino: Ino) {
+        const NO_CONTENT: i64 = -1;
+        let Some(notifier) = self.notifier.get() else {
+            return;
+        };
+        if let Err(error) = notifier.inval_inode(INodeNo(ino.0), NO_CONTENT, 0) {
+            // It has forgotten the file by itself, or believes for a second what it knew.
+            tracing::debug!("attributes of {ino:?} are not taken back: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::TimeSpec;
+
+    fn shown(ino: u64, perm: u16) -> Attr {
+        let at = TimeSpec::default();
+        Attr {
+            ino: Ino(ino),
+            kind: FileKind::Regular,
+            perm,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime: at,
+            mtime: at,
+            ctime: at,
+        }
+    }
+
+    #[test]
+    fn nothing_is_believed_of_what_the_kernel_writes_until_the_last_close() {
+        let belief = Belief::default();
+        assert_eq!(belief.show(&shown(7, 0o644)), REVALIDATE);
+        belief.begin_writing(Ino(7), Handle(1), true);
+        belief.begin_writing(Ino(7), Handle(2), false);
+        belief.end_writing(Handle(1));
+        belief.end_writing(Handle(3));
+        assert_eq!(belief.show(&shown(7, 0o644)), Duration::ZERO);
+        assert_eq!(belief.show(&shown(8, 0o644)), REVALIDATE);
+        belief.end_writing(Handle(2));
+        assert_eq!(belief.show(&shown(7, 0o644)), REVALIDATE);
+    }
+
+    #[test]
+    fn set_id_bits_that_were_shown_are_remembered_until_they_change_or_are_forgotten() {
+        let belief = Belief::default();
+        belief.show(&shown(7, 0o4755));
+        belief.show(&shown(8, 0o2755));
+        belief.show(&shown(9, 0o755));
+        assert_eq!(belief.set_ids.load(Ordering::Acquire), 2);
+        belief.content_changed(Ino(9));
+        belief.content_changed(Ino(7));
+        belief.forgotten(Ino(8));
+        assert_eq!(belief.set_ids.load(Ordering::Acquire), 0);
+    }
+}

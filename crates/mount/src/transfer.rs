@@ -1,0 +1,108 @@
+//! Reads, writes and changes of space that the kernel does not do by itself.
+
+use forebay_client::Progress;
+use forebay_types::{Errno, Handle, Ino};
+use fuser::{ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
+
+use crate::adapter::Adapter;
+use crate::belief::Belief;
+use crate::convert::{errno, seek_what, space_change};
+use crate::desk::finish;
+
+impl Adapter {
+    pub(crate) fn answer_read(&self, handle: Handle, offset: u64, size: usize, reply: ReplyData) {
+        let (client, desk) = (self.client.clone(), self.desk.clone());
+        self.pool.run(Box::new(move |buffer| {
+            let turn = desk.waiting_turn(reply);
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            let read = client.read(handle, offset, &mut buffer[..size]);
+            match (turn.reply::<ReplyData>(), read) {
+                (Some(reply), Ok(n)) => reply.data(&buffer[..n]),
+                (Some(reply), Err(e)) => reply.error(errno(e)),
+                (None, _) => {}
+            }
+        }));
+    }
+
+    pub(crate) fn answer_write(
+        &self,
+        (node, handle): (Ino, Handle),
+        offset: u64,
+        data: &[u8],
+        drop_suid: bool,
+        reply: ReplyWrite,
+    ) {
+        let changed = move |belief: &Belief| {
+            if drop_suid {
+                belief.content_changed(node);
+            }
+        };
+        let turn = self.desk.turn(reply);
+        let written = self.client.write(handle, offset, data, drop_suid, false);
+        let reply = match (turn.reply::<ReplyWrite>(), written) {
+            (Some(reply), Ok(Progress::Done(n))) => {
+                changed(&self.belief);
+                return reply.written(n as u32);
+            }
+            (Some(reply), Err(e)) => return reply.error(errno(e)),
+            (Some(reply), Ok(Progress::WouldWait)) => reply,
+            (None, _) => return,
+        };
+        let (client, desk, data) = (self.client.clone(), self.desk.clone(), data.to_vec());
+        let belief = self.belief.clone();
+        self.pool.run(Box::new(move |_| {
+            let turn = desk.waiting_turn(reply);
+            let written = client.write(handle, offset, &data, drop_suid, true);
+            match (turn.reply::<ReplyWrite>(), written) {
+                (Some(reply), Ok(Progress::Done(n))) => {
+                    changed(&belief);
+                    reply.written(n as u32);
+                }
+                (Some(reply), Ok(Progress::WouldWait)) => reply.error(errno(Errno::EAGAIN)),
+                (Some(reply), Err(e)) => reply.error(errno(e)),
+                (None, _) => {}
+            }
+        }));
+    }
+
+    pub(crate) fn answer_space(
+        &self,
+        (node, handle): (Ino, Handle),
+        mode: i32,
+        (offset, len): (u64, u64),
+        drop_suid: bool,
+        reply: ReplyEmpty,
+    ) {
+        let Some(change) = space_change(mode) else {
+            return reply.error(errno(Errno::EOPNOTSUPP));
+        };
+        let (client, desk) = (self.client.clone(), self.desk.clone());
+        let belief = self.belief.clone();
+        self.pool.run(Box::new(move |_| {
+            let turn = desk.waiting_turn(reply);
+            let done = client.change_space(handle, change, offset, len, drop_suid, true);
+            if drop_suid {
+                belief.content_changed(node);
+            }
+            finish(done.map(|_| ()), &turn);
+        }));
+    }
+
+    pub(crate) fn answer_seek(&self, handle: Handle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let Some(what) = seek_what(whence) else {
+            return reply.error(errno(Errno::EINVAL));
+        };
+        let Ok(from) = u64::try_from(offset) else {
+            return reply.error(errno(Errno::ENXIO));
+        };
+        let turn = self.desk.turn(reply);
+        let found = self.client.seek(handle, from, what);
+        match (turn.reply::<ReplyLseek>(), found) {
+            (Some(reply), Ok(found)) => reply.offset(found as i64),
+            (Some(reply), Err(e)) => reply.error(errno(e)),
+            (None, _) => {}
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What the kernel is asked for when a mount begins.
+
+use std::io;
+
+use forebay_client::Client;
+use forebay_types::{Errno, Ino, limits};
+use fuser::{InitFlags, KernelConfig};
+
+/// Requests that the kernel keeps in flight for readahead and the like; its default of 16 is low.
+const BACKGROUND_MAX: u16 = 64;
+
+/// All but the passthrough.
+pub(crate) fn wish(client: &Client, config: &mut KernelConfig) -> io::Result<()> {
+    // Each is of use where the kernel has it, and none is needed.
+    for wish in [
+        InitFlags::FUSE_PARALLEL_DIROPS,
+        InitFlags::FUSE_AUTO_INVAL_DATA,
+        InitFlags::FUSE_ASYNC_DIO,
+        InitFlags::FUSE_CACHE_SYMLINKS,
+        InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+        // What a handle names is found as long as the kernel knows it, and not after: so none are given.
+        InitFlags::FUSE_NO_EXPORT_SUPPORT,
+    ] {
+        if let Err(missing) = config.add_capabilities(wish) {
+            tracing::debug!("the kernel does not offer {missing:?}");
+        }
+    }
+    // The kernel checks access control lists where the PFS has them; then the umask is ours to apply.
+    let lists = client.get_xattr(Ino::ROOT, b"system.posix_acl_access");
+    if lists != Err(Errno::EOPNOTSUPP) {
+        let wish = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
+        if let Err(missing) = config.add_capabilities(wish) {
+            tracing::info!("access control lists are not checked: no {missing:?}");
+        }
+    }
+    let refused = |what: &str| io::Error::other(format!("{what} is refused"));
+    config
+        .set_max_write(limits::IO_BYTES_MAX as u32)
+        .map_err(|_| refused("max_write"))?;
+    // The kernel may want less, and says how much.
+    if let Err(most) = config.set_max_readahead(limits::IO_BYTES_MAX as u32) {
+        config
+            .set_max_readahead(most)
+            .map_err(|_| refused("max_readahead"))?;
+    }
+    config
+        .set_max_background(BACKGROUND_MAX)
+        .map_err(|_| refused("max_background"))?;
+    Ok(())
+}
