@@ -314,8 +314,8 @@ impl<'a> Wait<'a> {
                 format_size(self.most_bytes)
             );
         }
-        match bits.dirty_bytes {
-            0 => format!("{mount}: stopped; all data is on the PFS"),
+        match (bits.drain_queued_files, bits.dirty_bytes) {
+            (0, 0) => format!("{mount}: stopped; all data is on the PFS"),
             _ => format!(
                 "{mount}: stopped; {}{} not yet on the PFS stay with {}; `forebay up` with the same --state goes on",
                 files_and_bytes(bits.drain_queued_files, bits.dirty_bytes),

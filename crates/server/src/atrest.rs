@@ -150,18 +150,22 @@ impl Recorded {
 
 impl Core {
     /// Opens the object of a file that the caller has claimed and that nobody has open. A damaged copy gives way to what the
-    /// PFS has; `EIO` is all there is of damaged data that the PFS does not have.
+    /// PFS has; `EIO` is all there is of damaged data that the PFS does not have. `to_write`: requests will write it.
     pub fn open_at_rest(
         &self,
         claim: &Claim<'_>,
         file: &Arc<File>,
         purpose: Purpose,
+        to_write: bool,
     ) -> Result<OpenedAtRest, Errno> {
         let tier = file.tier();
         if self.tiers.kind(tier) == TierKind::Pfs {
             self.pulse().pass()?;
         }
-        let opened = self.tiers.open_object(tier, file.object);
+        let opened = match to_write {
+            true => self.tiers.open_to_write(tier, file.object),
+            false => self.tiers.open_object(tier, file.object),
+        };
         let generation = file.lock().generation();
         let pieces = match self.look(file, tier, &opened, purpose, &|| self.is_ending())? {
             Looked::Sound => None,

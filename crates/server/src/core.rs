@@ -26,6 +26,7 @@ use crate::opens::{OpenTable, Target};
 use crate::rules::Rules;
 use crate::settings::Settings;
 use crate::tierset::TierSet;
+use crate::unseen::Unseen;
 use crate::writers::Writers;
 
 /// Monotone counts since the state was made or the server started.
@@ -128,6 +129,8 @@ pub struct Core {
     pub opens: OpenTable,
     /// Watches over those that the kernel writes by itself.
     pub guard: GuardPost,
+    /// What the kernel has written by itself.
+    pub unseen: Unseen,
     /// Files of the burst buffer by object.
     pub files: RwLock<HashMap<ObjectId, Arc<File>>>,
     /// Whether programs write.

@@ -24,14 +24,14 @@ use crate::facts::Facts;
 use crate::jobs::Jobs;
 use crate::learning::Learning;
 use crate::ledger::Ledger;
-use crate::opens::OpenTable;
+use crate::opens::{OpenTable, Target};
 use crate::rules::Rules;
 use crate::scrub::Scrub;
 use crate::service::Server;
 use crate::settings::Settings;
 use crate::tierset::{SSDS_MAX, TierSet, make_private};
 use crate::writers::Writers;
-use crate::{demote, discard, engine, guard, monitor};
+use crate::{demote, discard, engine, guard, monitor, unseen};
 
 /// After the mount is gone, a drain that was asked for gets this long for the last files.
 const LAST_DRAIN: Duration = Duration::from_secs(60);
@@ -272,6 +272,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         apps: Applications::new(started, settings.engine.quiet),
         opens: OpenTable::new(),
         guard: Default::default(),
+        unseen: Default::default(),
         files: Default::default(),
         jobs: Jobs::default(),
         counters: Counters::default(),
@@ -329,6 +330,8 @@ impl Instance {
         monitor::look_below(&instance.core);
         instance.spawn("fb-guard".into(), guard::run)?;
         instance.spawn("fb-room".into(), guard::make_room)?;
+        instance.spawn("fb-writers".into(), unseen::watch_writers)?;
+        instance.spawn("fb-compare".into(), unseen::compare)?;
         instance.spawn("fb-monitor".into(), monitor::run)?;
         instance.spawn("fb-engine".into(), engine::run)?;
         instance.spawn("fb-discard".into(), discard::run)?;
@@ -488,7 +491,16 @@ impl Instance {
         tier: forebay_types::TierId,
     ) -> Result<(), forebay_types::Errno> {
         let core = &self.core;
+        // Nobody opens or closes it meanwhile.
+        let claim = core.opens.claim(file.ino);
         let source = core.tiers.open_object(tier, file.object)?;
+        let open = claim.open();
+        let is_passed_through = open.as_ref().is_some_and(|open| open.passthrough);
+        if is_passed_through || core.is_written_below(tier, &*source)? {
+            // The next start goes on with it where it is.
+            return Err(forebay_types::Errno::ETXTBSY);
+        }
+        let mut target = open.as_ref().map(|open| open.target.write());
         let stat = source.stat()?;
         let bytes = stat.allocated_bytes;
         let to = core.flash_for(bytes).ok_or(forebay_types::Errno::ENOSPC)?;
@@ -498,11 +510,16 @@ impl Instance {
             state.residency.writing = false;
             state.residency.shadow
         };
-        core.copy_object(file, &*source, to)?;
+        let object = core.copy_object(file, &*source, to)?;
         if core
             .ns
             .migrated(file, generation, to, true, Some(stat.size))?
         {
+            if let Some(target) = target.as_deref_mut() {
+                // Who has it open on a mount that was taken away under them may ask for it to the end.
+                let (file, tier) = (file.clone(), to);
+                *target = Target::Buffer { file, object, tier };
+            }
             core.book(file, bytes);
             core.remove_left_behind(file, tier);
             core.leave_shadow(file, shadow, to);

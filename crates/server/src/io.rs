@@ -196,7 +196,8 @@ impl Core {
             self.note_damage(&file, file.path(), problem, Default::default());
             return Err(Errno::EIO);
         }
-        let object = opened?;
+        // Requests will write it.
+        let object = opened.and_then(|_| self.tiers.open_to_write(tier, file.object))?;
         Ok(Target::Buffer { file, object, tier })
     }
 
@@ -350,7 +351,7 @@ impl Core {
                 Some(_) => Purpose::Change,
                 None => Purpose::Open,
             };
-            let opened = self.open_at_rest(&claim, file, purpose)?;
+            let opened = self.open_at_rest(&claim, file, purpose, false)?;
             let (_, object, _) = opened.ok_or(Errno::ENOENT)?;
             return self.change_closed(file, &*object, set);
         };

@@ -45,6 +45,7 @@ mod stage;
 mod status;
 mod tierset;
 mod unhurried;
+mod unseen;
 mod walk;
 mod writers;
 

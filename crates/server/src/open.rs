@@ -17,8 +17,7 @@ use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
 use crate::atrest::Purpose;
 use crate::core::Core;
-use crate::opens::{Before, OpenFile, Target};
-use crate::pieces::Pieces;
+use crate::opens::{Before, Claim, OpenFile, Target};
 
 /// An object's descriptor to hand over, if it may be.
 pub type Handed = Option<Arc<dyn Descriptor>>;
@@ -77,13 +76,23 @@ impl Core {
             gid,
         };
         let carried = self.identity_of_new(&dir, fresh);
-        let (tier, object) = self.create_object(foreseen.tier, &carried)?;
+        let shared = local && foreseen.bytes.is_some() && self.may_pass_through(foreseen.tier);
+        let (tier, object) = self.create_object(foreseen.tier, &carried, shared)?;
         failpoint::hit(failpoint::Point::CreateObject);
         self.ledger.arrive(object_id, tier, 0, true);
-        let lease = match local && self.may_pass_through(tier, &*object) {
+        let lease = match shared && tier == foreseen.tier {
             true => self.lease(object_id, tier, 0, foreseen.bytes),
             false => None,
         };
+        let undo = || {
+            self.ledger.depart(object_id);
+            self.remove_partial(object_id, tier);
+        };
+        let object = match shared && lease.is_none() {
+            true => self.tiers.open_to_write(tier, object_id),
+            false => Ok(object),
+        };
+        let object = object.inspect_err(|_| undo())?;
         let new = NewRecord {
             object: object_id,
             tier,
@@ -94,14 +103,7 @@ impl Core {
             born: born_at(&*object),
         };
         let created = self.ns.create(&dir, &link.name, gid, &new);
-        let (attr, file) = match created {
-            Ok(created) => created,
-            Err(error) => {
-                self.ledger.depart(object_id);
-                self.remove_partial(object_id, tier);
-                return Err(error.into());
-            }
-        };
+        let (attr, file) = created.inspect_err(|_| undo())?;
         self.files.write().insert(object_id, file.clone());
         self.apps.arrived(object_id, &identity);
         self.apps.opened_for_write(object_id);
@@ -166,15 +168,19 @@ impl Core {
     }
 
     /// Makes an empty object, in the overflow if the file system below its tier has no room even for
-    /// that.
+    /// that. `shared`: the kernel is to write it.
     fn create_object(
         &self,
         tier: TierId,
         identity: &Identity,
+        shared: bool,
     ) -> Result<(TierId, Arc<dyn Object>), Errno> {
         let create = |tier: TierId| -> Result<Arc<dyn Object>, Errno> {
             let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
-            Ok(slot.tier.create(identity.object, identity)?)
+            Ok(match shared {
+                true => slot.tier.create_shared(identity.object, identity)?,
+                false => slot.tier.create(identity.object, identity)?,
+            })
         };
         match create(tier) {
             Err(Errno::ENOSPC | Errno::EDQUOT) if self.tiers.kind(tier) != TierKind::Pfs => {
@@ -235,8 +241,8 @@ impl Core {
         }
         let open = match self.ns.node(ino)? {
             Node::Dir(_) => return Err(Errno::EISDIR),
-            Node::File(file) => match self.open_at_rest(&claim, &file, Purpose::Open)? {
-                Some(at_rest) => self.open_buffer(&file, at_rest, flags, local)?,
+            Node::File(file) => match self.open_unopened(&claim, &file, flags, local)? {
+                Some(open) => open,
                 // Its copy was damaged and has left.
                 None => match self.ns.node(ino)? {
                     Node::Plain(plain) => self.open_pfs(ino, plain, flags)?,
@@ -258,16 +264,39 @@ impl Core {
         Ok((opened(handle, &open), descriptor))
     }
 
+    /// Opens a file of the burst buffer that nobody has open; `None` if its copy was damaged and has left.
+    fn open_unopened(
+        &self,
+        claim: &Claim<'_>,
+        file: &Arc<File>,
+        flags: OpenFlags,
+        local: bool,
+    ) -> Result<Option<OpenFile>, Errno> {
+        let shared = local && self.may_pass_through(file.tier());
+        let found = self.open_at_rest(claim, file, Purpose::Open, !shared)?;
+        let Some((tier, object, pieces)) = found else {
+            return Ok(None);
+        };
+        let passthrough = shared && pieces.is_none() && self.may_pass_through(tier);
+        let mut open = self.open_buffer(file, (tier, object), flags, passthrough)?;
+        if shared && !open.passthrough {
+            let target = open.target.get_mut();
+            if let Target::Buffer { object, .. } = target {
+                *object = self.tiers.open_to_write(tier, file.object)?;
+            }
+        }
+        Ok(Some(open.not_compared(pieces)))
+    }
+
     fn open_buffer(
         &self,
         file: &Arc<File>,
-        (tier, object, pieces): (TierId, Arc<dyn Object>, Option<Arc<Pieces>>),
+        (tier, object): (TierId, Arc<dyn Object>),
         flags: OpenFlags,
-        local: bool,
+        mut passthrough: bool,
     ) -> Result<OpenFile, Errno> {
         self.apps.opened(file.object);
         let path = file.path();
-        let mut passthrough = local && pieces.is_none() && self.may_pass_through(tier, &*object);
         let mut lease = 0;
         let mut before = None;
         if flags.writes() {
@@ -295,7 +324,7 @@ impl Core {
             object,
             tier,
         };
-        let open = OpenFile::new(file.ino, target, passthrough).not_compared(pieces);
+        let open = OpenFile::new(file.ino, target, passthrough);
         open.lease_bytes.store(lease, Ordering::Release);
         *open.before.lock() = before;
         Ok(open)
@@ -372,11 +401,16 @@ impl Core {
         }
     }
 
-    fn may_pass_through(&self, tier: TierId, object: &dyn Object) -> bool {
+    /// Whether the kernel may write objects of a tier by itself: where it tells who does, and not while the server ends.
+    fn may_pass_through(&self, tier: TierId) -> bool {
         self.settings.passthrough
             && self.engine.allows_passthrough()
             && matches!(self.tiers.kind(tier), TierKind::Dram | TierKind::Ssd)
-            && object.descriptor().is_some()
+            && self
+                .tiers
+                .get(tier)
+                .is_some_and(|slot| slot.tier.tells_writers())
+            && !self.is_ending()
     }
 
     /// Sets space aside for unseen writes, which cannot be moved elsewhere; the guard watches over it.
@@ -398,18 +432,36 @@ impl Core {
         Some(held)
     }
 
-    /// Closes a handle.
+    /// Closes a handle. A file that the kernel wrote by itself stays open for as long as somebody can write it.
     pub fn release(&self, handle: Handle) -> Result<(), Errno> {
         let (open, flags) = self.opens.remove(handle)?;
         let claim = self.opens.claim(open.ino);
-        let left = self.opens.drop_count(&claim, &open, flags);
+        if flags.writes()
+            && open.passthrough
+            && open.counts.lock().writers == 1
+            && self.can_be_written(&open)
+        {
+            self.unseen.keep(self.opens.put_back(open, flags));
+            return Ok(());
+        }
+        self.close(claim, &open, flags)
+    }
+
+    /// The end of a handle that has been removed from the table.
+    pub fn close(
+        &self,
+        claim: Claim<'_>,
+        open: &Arc<OpenFile>,
+        flags: OpenFlags,
+    ) -> Result<(), Errno> {
+        let left = self.opens.drop_count(&claim, open, flags);
         let target = open.target.read().clone();
         let Target::Buffer { file, object, .. } = target else {
             return Ok(());
         };
         let mut result = Ok(());
         if flags.writes() && left.writers == 0 {
-            result = self.last_writer_closed(&open, &file, &*object);
+            result = self.last_writer_closed(open, &file, &*object);
         }
         drop(claim);
         if left.opens == 0 {
@@ -428,7 +480,7 @@ impl Core {
 
     fn last_writer_closed(
         &self,
-        open: &OpenFile,
+        open: &Arc<OpenFile>,
         file: &Arc<File>,
         object: &dyn Object,
     ) -> Result<(), Errno> {
@@ -440,12 +492,14 @@ impl Core {
         self.activity.note();
         if let Some(before) = before
             && !touched
-            && before.stat == stat
+            && before.looks_like(&stat)
         {
-            self.ns.unchanged(file, before.content)?;
-            if self.book(file, stat.allocated_bytes) {
-                self.drain.add(file.object);
-            }
+            let mut state = file.lock();
+            state.residency.writing = false;
+            self.ns.save_later(file, &mut state);
+            drop(state);
+            self.book(file, stat.allocated_bytes);
+            self.unseen.compare(open.clone(), file.clone(), before);
             return Ok(());
         }
         let (dirty, unlinked) = {
@@ -480,7 +534,7 @@ impl Core {
     }
 
     /// What is learned from a file that has been written and closed.
-    fn note_written(&self, open: &OpenFile, file: &File, size: u64) {
+    pub fn note_written(&self, open: &OpenFile, file: &File, size: u64) {
         self.counters
             .written_bytes
             .fetch_add(size, Ordering::Relaxed);

@@ -71,6 +71,13 @@ pub struct Before {
     pub content: (Generation, Option<u32>),
 }
 
+impl Before {
+    /// Whether nothing tells of a change since: a store through a mapping need not leave a trace.
+    pub fn looks_like(&self, now: &ObjectStat) -> bool {
+        (self.stat.size, self.stat.mtime) == (now.size, now.mtime)
+    }
+}
+
 /// An open file, shared by all its handles. The kernel wants all opens of one file to be of one
 /// kind, so how it is served is fixed from the first open to the last close.
 pub struct OpenFile {
@@ -340,6 +347,12 @@ impl OpenTable {
             }
             None => Err(Errno::EBADF),
         }
+    }
+
+    /// Adds a handle in the place of one that was removed and is still counted.
+    pub fn put_back(&self, file: Arc<OpenFile>, flags: OpenFlags) -> Handle {
+        self.files.fetch_add(1, Ordering::Relaxed);
+        self.insert(Entry::File(file, flags))
     }
 
     /// Counts one handle less; with the last, the file leaves the table.

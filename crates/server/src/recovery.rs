@@ -158,6 +158,9 @@ impl Core {
         let dirty = file.lock().is_dirty();
         self.ledger
             .arrive(file.object, tier, stat.allocated_bytes, dirty);
+        if self.is_written_below(tier, &*object)? {
+            return self.serve_outliving(file, object, tier);
+        }
         let (dirty, writing, size, flushed, sealed) = {
             let mut state = file.lock();
             if state.residency.writing {

@@ -164,7 +164,7 @@ impl Core {
         if file.tier() != tier || file.lock().is_unlinked() {
             return;
         }
-        if let Err(errno) = self.open_at_rest(&claim, file, Purpose::Pass) {
+        if let Err(errno) = self.open_at_rest(&claim, file, Purpose::Pass, false) {
             tracing::debug!("{}: {errno}", file.path().escape_ascii());
         }
     }

@@ -181,7 +181,7 @@ impl Core {
                 let claim = self.opens.claim(file.ino);
                 if !claim.is_open() {
                     // If it is damaged, it gives way to what the PFS has.
-                    self.open_at_rest(&claim, file, Purpose::Open)?;
+                    self.open_at_rest(&claim, file, Purpose::Open, false)?;
                 }
                 return Err(Errno::EIO);
             }

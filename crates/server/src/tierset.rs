@@ -191,8 +191,16 @@ impl TierSet {
         }
     }
 
-    /// Opens an object.
+    /// Opens an object for who reads, changes little, or hands it to the kernel; where nobody else writes it, the kernel says so.
     pub fn open_object(&self, id: TierId, object: ObjectId) -> io::Result<Arc<dyn Object>> {
+        match self.get(id) {
+            Some(slot) => slot.tier.open_shared(object),
+            None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
+        }
+    }
+
+    /// Opens an object for many writes.
+    pub fn open_to_write(&self, id: TierId, object: ObjectId) -> io::Result<Arc<dyn Object>> {
         match self.get(id) {
             Some(slot) => slot.tier.open(object),
             None => Err(io::Error::from_raw_os_error(libc::ENODEV)),

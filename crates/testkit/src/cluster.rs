@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -336,6 +336,27 @@ impl Cluster {
     pub fn pid(&self) -> Pid {
         let child = locked(&self.child);
         Pid::from_child(child.as_ref().expect("a daemon runs"))
+    }
+
+    /// Whether the kernel writes an open file by itself: whether a write of what is there already goes on while the daemon is stopped.
+    #[track_caller]
+    pub fn is_passed_through(&self, file: &File) -> bool {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, 0).expect("read");
+        // With the first write the kernel asks whether there are privileges to drop.
+        file.write_all_at(&byte, 0).expect("write");
+        kill_process(self.pid(), Signal::STOP).expect("stop");
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| file.write_all_at(&byte, 0));
+            let begun = Instant::now();
+            while !writer.is_finished() && begun.elapsed() < Duration::from_secs(5) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let done = writer.is_finished();
+            kill_process(self.pid(), Signal::CONT).expect("continue");
+            writer.join().expect("writer").expect("write");
+            done
+        })
     }
 
     /// Ends the daemon with SIGKILL.

@@ -1,12 +1,16 @@
 //! Makes other writers of a file wait.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::OFlags;
+
 use crate::Object;
+use crate::file::reopen;
 
 /// `UFFDIO_API`, `UFFDIO_REGISTER` and `UFFDIO_WAKE` of `linux/userfaultfd.h`: `_IOWR(0xaa, 0x3f, 24 bytes)`,
 /// `_IOWR(0xaa, 0x00, 32 bytes)`, `_IOR(0xaa, 0x02, 16 bytes)`.
@@ -64,7 +68,7 @@ impl Brake {
         let at = object
             .seek(0, crate::Seek::Data)?
             .ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
-        let file = descriptor.try_clone_to_owned()?;
+        let file = reopen(descriptor, OFlags::WRONLY)?;
         let trap = Arc::new(Trap::new()?);
         let holder = trap.clone();
         std::thread::Builder::new()
@@ -161,7 +165,7 @@ impl Trap {
     }
 
     /// Blocks, with the lock of `file`, until the page is forbidden.
-    fn hold(&self, file: &OwnedFd, at: u64) {
+    fn hold(&self, file: &File, at: u64) {
         // SAFETY: the page is mapped for as long as `self` lives, and the kernel copes with its not being there.
         let written =
             unsafe { libc::pwrite(file.as_raw_fd(), self.page.as_ptr(), 1, at as libc::off_t) };

@@ -23,6 +23,7 @@ pub fn all(factory: Factory<'_>) {
     removed_objects_stay_open(factory);
     many_objects(factory);
     if factory().kind() != TierKind::Null {
+        shared(factory);
         bytes(factory);
         holes(factory);
         for seed in 1..=8 {
@@ -270,6 +271,33 @@ pub fn bytes(factory: Factory<'_>) {
     assert!(whole[17..] == data[..]);
     let sum = checksum(again.as_ref(), whole.len() as u64, &|| false).expect("checksum");
     assert_eq!(sum, crate::crc32c_update(0, &whole));
+}
+
+/// What is written through a shared object is there, also without a name; who else can write it is told.
+pub fn shared(factory: Factory<'_>) {
+    let tier = factory();
+    let (made, found) = (ObjectId(1), ObjectId(2));
+    let object = tier.create_shared(made, &identity(1)).expect("create");
+    assert_eq!(errno(tier.create_shared(made, &identity(1))), Errno::EEXIST);
+    drop(tier.create(found, &identity(2)).expect("create"));
+    let other = tier.open_shared(found).expect("open");
+    for object in [&object, &other] {
+        object.write_at(b"0123456789", 3).expect("write");
+        object.set_len(9).expect("set_len");
+        object.allocate(Allocate::Extend, 0, 11).expect("allocate");
+        assert_eq!(content(object.as_ref()), b"\0\0\x00012345\0\0");
+        object.sync(false).expect("sync");
+    }
+    if tier.tells_writers() {
+        assert!(!object.has_writers().expect("writers"));
+        let writer = tier.open(made).expect("open");
+        assert!(object.has_writers().expect("writers"));
+        drop(writer);
+        assert!(!object.has_writers().expect("writers"));
+    }
+    tier.remove(made).expect("remove");
+    object.write_at(b"!", 0).expect("write");
+    assert_eq!(content(object.as_ref())[0], b'!');
 }
 
 /// Every mode of [`Allocate`], and that holes are found.

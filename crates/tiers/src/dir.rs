@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_types::{Errno, ObjectId};
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, Mode, OFlags, RawDir};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir};
 use rustix::io::Errno as Sys;
 
 use crate::file::IDENTITY_XATTR;
@@ -39,7 +39,7 @@ const DIR_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-const OBJECT_FLAGS: OFlags = OFlags::RDWR.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const OBJECT_FLAGS: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
 
 /// Objects as files of a directory: every tier that is not a test's.
 ///
@@ -53,6 +53,7 @@ pub struct DirTier {
     /// What `capacity_bytes` answers should the file system not tell any more.
     total_bytes_at_open: u64,
     is_new: bool,
+    tells_writers: bool,
     shards: Arc<Shards>,
     /// Held while names are put on stable storage: whoever waits for it finds its own names done.
     syncing: Mutex<()>,
@@ -237,6 +238,7 @@ impl DirTier {
             capacity_bytes: capacity,
             total_bytes_at_open: space_of(&fd)?.total_bytes,
             is_new,
+            tells_writers: marker::tells_writers(&fd),
             shards: Arc::new(shards),
             syncing: Mutex::new(()),
             dir: fd,
@@ -249,12 +251,54 @@ impl DirTier {
         self.is_new
     }
 
-    fn object(&self, id: ObjectId, fd: OwnedFd) -> Arc<dyn Object> {
-        let file = FileObject::from(fd);
+    fn object(&self, id: ObjectId, fd: OwnedFd, access: OFlags) -> Arc<dyn Object> {
+        let file = match access == OFlags::RDONLY {
+            true => FileObject::shared(File::from(fd)),
+            false => FileObject::from(fd),
+        };
         match self.shards.home {
             IdentityHome::Attribute => Arc::new(file),
             IdentityHome::Sidecar => Arc::new(SidecarObject::new(file, id, self.shards.clone())),
         }
+    }
+
+    fn create_as(
+        &self,
+        id: ObjectId,
+        identity: &Identity,
+        access: OFlags,
+    ) -> io::Result<Arc<dyn Object>> {
+        let name = ObjectName::new(id);
+        let dir = self.shards.dir(id);
+        let flags = OBJECT_FLAGS | access | OFlags::CREATE | OFlags::EXCL;
+        let mode = Mode::from_raw_mode(0o600);
+        let fd = rustix::fs::openat(dir, name.as_bytes(), flags, mode)?;
+        let object = self.object(id, fd, access);
+        let identified = object.set_identity(identity);
+        if identified.is_err() {
+            // An object that nobody can be told to own is not left behind.
+            let _ = rustix::fs::unlinkat(dir, name.as_bytes(), AtFlags::empty());
+        }
+        self.shards.mark_changed(Shards::index(id));
+        identified.map(|()| object)
+    }
+
+    fn open_as(&self, id: ObjectId, access: OFlags) -> io::Result<Arc<dyn Object>> {
+        let name = ObjectName::new(id);
+        let flags = match access == OFlags::RDONLY {
+            // What else may lie there in an object's place is not waited for.
+            true => OBJECT_FLAGS | access | OFlags::NONBLOCK,
+            false => OBJECT_FLAGS | access,
+        };
+        let fd = rustix::fs::openat(self.shards.dir(id), name.as_bytes(), flags, Mode::empty())?;
+        if access == OFlags::RDONLY {
+            match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
+                FileType::RegularFile => {}
+                FileType::Directory => return Err(Errno::EISDIR.into()),
+                _ => return Err(Errno::EINVAL.into()),
+            }
+        }
+        Ok(self.object(id, fd, access))
     }
 }
 
@@ -279,30 +323,23 @@ impl Tier for DirTier {
     }
 
     fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {
-        let name = ObjectName::new(id);
-        let dir = self.shards.dir(id);
-        let flags = OBJECT_FLAGS | OFlags::CREATE | OFlags::EXCL;
-        let mode = Mode::from_raw_mode(0o600);
-        let fd = rustix::fs::openat(dir, name.as_bytes(), flags, mode)?;
-        let object = self.object(id, fd);
-        let identified = object.set_identity(identity);
-        if identified.is_err() {
-            // An object that nobody can be told to own is not left behind.
-            let _ = rustix::fs::unlinkat(dir, name.as_bytes(), AtFlags::empty());
-        }
-        self.shards.mark_changed(Shards::index(id));
-        identified.map(|()| object)
+        self.create_as(id, identity, OFlags::RDWR)
+    }
+
+    fn create_shared(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {
+        self.create_as(id, identity, OFlags::RDONLY)
     }
 
     fn open(&self, id: ObjectId) -> io::Result<Arc<dyn Object>> {
-        let name = ObjectName::new(id);
-        let fd = rustix::fs::openat(
-            self.shards.dir(id),
-            name.as_bytes(),
-            OBJECT_FLAGS,
-            Mode::empty(),
-        )?;
-        Ok(self.object(id, fd))
+        self.open_as(id, OFlags::RDWR)
+    }
+
+    fn open_shared(&self, id: ObjectId) -> io::Result<Arc<dyn Object>> {
+        self.open_as(id, OFlags::RDONLY)
+    }
+
+    fn tells_writers(&self) -> bool {
+        self.tells_writers
     }
 
     fn remove(&self, id: ObjectId) -> io::Result<()> {

@@ -2,14 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use forebay_types::{SetTime, TimeSpec};
-use rustix::fs::{FallocateFlags, SeekFrom, Timespec, Timestamps, XattrFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno as Sys;
 
-use crate::{Allocate, Identity, Object, ObjectStat, Seek};
+use crate::{Allocate, Identity, Object, ObjectStat, Seek, writers};
 
 /// Attribute that carries an [`Identity`].
 pub(crate) const IDENTITY_XATTR: &str = "user.forebay.object";
@@ -18,17 +18,53 @@ const STAT_BLOCK_BYTES: u64 = 512;
 
 /// An [`Object`] over any open regular file, for example one on the PFS.
 #[derive(Debug)]
-pub struct FileObject(File);
+pub struct FileObject {
+    file: File,
+    shared: bool,
+}
+
+/// The file to change an object through.
+enum Writable<'a> {
+    Own(&'a File),
+    /// Open for one change.
+    Opened(File),
+}
+
+impl std::ops::Deref for Writable<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        match self {
+            Writable::Own(file) => file,
+            Writable::Opened(file) => file,
+        }
+    }
+}
 
 impl FileObject {
     /// Wraps a file that was opened for reading, for writing, or for both.
     pub fn new(file: File) -> FileObject {
-        FileObject(file)
+        let shared = false;
+        FileObject { file, shared }
+    }
+
+    /// Wraps a file that was opened for reading and that others write through descriptors of their own. A change through this
+    /// object opens the file for as long as that takes, so that [`Object::has_writers`] tells of the others.
+    pub fn shared(file: File) -> FileObject {
+        let shared = true;
+        FileObject { file, shared }
+    }
+
+    fn writable(&self) -> io::Result<Writable<'_>> {
+        match self.shared {
+            false => Ok(Writable::Own(&self.file)),
+            true => reopen(self.file.as_fd(), OFlags::WRONLY).map(Writable::Opened),
+        }
     }
 
     /// Takes away what [`Object::set_identity`] has left: the file is an ordinary one from now on.
     pub fn clear_identity(&self) -> io::Result<()> {
-        match rustix::fs::fremovexattr(&self.0, IDENTITY_XATTR) {
+        match rustix::fs::fremovexattr(&self.file, IDENTITY_XATTR) {
             Ok(()) | Err(Sys::NODATA | Sys::OPNOTSUPP) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -36,12 +72,12 @@ impl FileObject {
 
     /// The file.
     pub fn file(&self) -> &File {
-        &self.0
+        &self.file
     }
 
     /// Gives the file back.
     pub fn into_file(self) -> File {
-        self.0
+        self.file
     }
 
     /// Asks the kernel to drop the file's clean pages, so that the next read comes from the
@@ -69,8 +105,15 @@ pub fn drop_cache(object: &dyn Object) -> io::Result<()> {
 
 impl From<OwnedFd> for FileObject {
     fn from(fd: OwnedFd) -> FileObject {
-        FileObject(File::from(fd))
+        FileObject::new(File::from(fd))
     }
+}
+
+/// The same file once more, whatever its name is by now, or whether it has one.
+pub(crate) fn reopen(file: BorrowedFd<'_>, access: OFlags) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let fd = rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?;
+    Ok(File::from(fd))
 }
 
 /// A time as utimensat(2) wants it; `None` leaves it as it is.
@@ -115,7 +158,7 @@ impl Object for FileObject {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut done = 0;
         while done < buf.len() {
-            match self.0.read_at(&mut buf[done..], offset + done as u64) {
+            match self.file.read_at(&mut buf[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -127,9 +170,10 @@ impl Object for FileObject {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize> {
+        let file = self.writable()?;
         let mut done = 0;
         while done < data.len() {
-            match self.0.write_at(&data[done..], offset + done as u64) {
+            match file.write_at(&data[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -141,7 +185,7 @@ impl Object for FileObject {
     }
 
     fn set_len(&self, size: u64) -> io::Result<()> {
-        self.0.set_len(size)
+        self.writable()?.set_len(size)
     }
 
     fn allocate(&self, mode: Allocate, offset: u64, len: u64) -> io::Result<()> {
@@ -152,14 +196,14 @@ impl Object for FileObject {
             Allocate::ZeroRange => FallocateFlags::ZERO_RANGE,
             Allocate::ZeroRangeKeepSize => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
         };
-        let result =
-            rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.0, flags, offset, len));
+        let file = &*self.writable()?;
+        let result = rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, len));
         match (mode, result) {
             (Allocate::ZeroRange, Err(Sys::OPNOTSUPP)) => {
-                Ok(zero_by_hole(&self.0, false, offset, len)?)
+                Ok(zero_by_hole(file, false, offset, len)?)
             }
             (Allocate::ZeroRangeKeepSize, Err(Sys::OPNOTSUPP)) => {
-                Ok(zero_by_hole(&self.0, true, offset, len)?)
+                Ok(zero_by_hole(file, true, offset, len)?)
             }
             (_, result) => Ok(result?),
         }
@@ -170,7 +214,7 @@ impl Object for FileObject {
             Seek::Data => SeekFrom::Data(from),
             Seek::Hole => SeekFrom::Hole(from),
         };
-        match rustix::fs::seek(&self.0, whence) {
+        match rustix::fs::seek(&self.file, whence) {
             Ok(offset) => Ok(Some(offset)),
             Err(Sys::NXIO) => Ok(None),
             Err(error) => Err(error.into()),
@@ -179,14 +223,14 @@ impl Object for FileObject {
 
     fn sync(&self, data_only: bool) -> io::Result<()> {
         if data_only {
-            self.0.sync_data()
+            self.file.sync_data()
         } else {
-            self.0.sync_all()
+            self.file.sync_all()
         }
     }
 
     fn stat(&self) -> io::Result<ObjectStat> {
-        let stat = rustix::fs::fstat(&self.0)?;
+        let stat = rustix::fs::fstat(&self.file)?;
         Ok(ObjectStat {
             size: stat.st_size as u64,
             allocated_bytes: stat.st_blocks as u64 * STAT_BLOCK_BYTES,
@@ -202,12 +246,12 @@ impl Object for FileObject {
     }
 
     fn set_times(&self, atime: Option<SetTime>, mtime: Option<SetTime>) -> io::Result<()> {
-        Ok(rustix::fs::futimens(&self.0, &timestamps(atime, mtime))?)
+        Ok(rustix::fs::futimens(&self.file, &timestamps(atime, mtime))?)
     }
 
     fn set_identity(&self, identity: &Identity) -> io::Result<()> {
         let set = |value: &[u8]| {
-            rustix::fs::fsetxattr(&self.0, IDENTITY_XATTR, value, XattrFlags::empty())
+            rustix::fs::fsetxattr(&self.file, IDENTITY_XATTR, value, XattrFlags::empty())
         };
         match set(&identity.encode()) {
             // ext4 keeps all attributes of a file in one block and says "no space" for more.
@@ -218,7 +262,11 @@ impl Object for FileObject {
         }
     }
 
+    fn has_writers(&self) -> io::Result<bool> {
+        writers::exist(self.file.as_fd())
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.as_fd())
+        Some(self.file.as_fd())
     }
 }

@@ -26,6 +26,7 @@ mod sums;
 pub mod testing;
 mod tier;
 mod writeback;
+mod writers;
 
 pub use actas::ActAs;
 pub use brake::Brake;

@@ -126,6 +126,10 @@ impl Object for NullObject {
         Ok(())
     }
 
+    fn has_writers(&self) -> io::Result<bool> {
+        Ok(false)
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -76,6 +76,13 @@ pub trait Object: Send + Sync {
     /// Replaces the identity carried beside the data.
     fn set_identity(&self, identity: &Identity) -> io::Result<()>;
 
+    /// Whether anybody has the object open for writing or mapped so that they can store into it; this object counts if it was
+    /// opened for writing. What was `false` stays so until somebody opens the object for writing.
+    ///
+    /// # Errors
+    /// Where [`crate::Tier::tells_writers`] is `false`.
+    fn has_writers(&self) -> io::Result<bool>;
+
     /// The open file behind the object, for passthrough and zero copy; `None` where there is none.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }

@@ -437,6 +437,10 @@ impl Object for FaultyObject {
         self.inner.set_identity(identity)
     }
 
+    fn has_writers(&self) -> io::Result<bool> {
+        self.inner.has_writers()
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }

@@ -51,8 +51,24 @@ pub trait Tier: Send + Sync {
     /// Makes an empty object. `EEXIST` if the id is taken.
     fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>>;
 
+    /// As [`Tier::create`]; others will write the object through descriptors of their own. What is made holds none for writing, and
+    /// is slower to write through.
+    fn create_shared(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {
+        self.create(id, identity)
+    }
+
     /// Opens an object for reading and writing. `ENOENT` if there is none.
     fn open(&self, id: ObjectId) -> io::Result<Arc<dyn Object>>;
+
+    /// As [`Tier::open`], for who reads, and where others write: see [`Tier::create_shared`].
+    fn open_shared(&self, id: ObjectId) -> io::Result<Arc<dyn Object>> {
+        self.open(id)
+    }
+
+    /// Whether [`Object::has_writers`] works here: only then may others write objects through descriptors of their own.
+    fn tells_writers(&self) -> bool {
+        false
+    }
 
     /// Removes an object. `ENOENT` if there is none.
     fn remove(&self, id: ObjectId) -> io::Result<()>;

@@ -249,7 +249,8 @@ fn an_open_without_a_change_leaves_the_checksums_as_they_were() {
     let open = lab.server.client.open(ino, flags, me()).expect("open");
     assert!(open.descriptor.is_some(), "passthrough");
     close(&lab, open.opened.handle);
-    assert_eq!(lab.state(b"large"), "clean");
+    // Once its content has been compared.
+    lab.wait_for("it is clean", |lab| lab.state(b"large") == "clean");
     let lab = lab.again(by_piece);
     flip(&lab.object(&content()), PIECE + 3);
     assert!(lab.server.read_all(b"large").expect("read") == content());

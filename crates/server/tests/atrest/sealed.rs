@@ -2,6 +2,7 @@
 //! anybody does to it by ordinary means is not called damage.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,7 +15,7 @@ use forebay_types::{Errno, Ino, OpenFlags, SetAttr, SetTime, TimeSpec};
 use forebay_wire::RenameMode;
 use rustix::process::{Signal, getpid};
 
-use crate::common::{Running, Scratch, me, settings};
+use crate::common::{Running, Scratch, kernels_own, me, settings};
 use crate::lab::Harm::{Flip, Lengthen, Truncate};
 use crate::lab::{DIRTY, Lab, sealing};
 
@@ -147,8 +148,7 @@ fn write_in_it(server: &Running) {
 fn write_unseen(server: &Running) {
     server.client.accept_descriptors(true);
     let open = open(server, libc::O_RDWR);
-    let descriptor = open.descriptor.as_ref().expect("passthrough");
-    rustix::io::pwrite(descriptor.descriptor(), b"WHAT", 0).expect("write");
+    kernels_own(&open).write_all_at(b"WHAT", 0).expect("write");
     server.client.release(open.opened.handle).expect("close");
 }
 
@@ -281,10 +281,10 @@ fn child_writes_unseen_after_an_fsync_and_dies() {
     let server = Running::start(&to_the_pfs(&dir), true);
     server.put(b"dirty", DIRTY);
     let open = open(&server, libc::O_RDWR);
-    let descriptor = open.descriptor.as_ref().expect("passthrough").descriptor();
+    let file = kernels_own(&open);
     let handle = open.opened.handle;
     server.client.fsync(handle, false).expect("fsync");
-    rustix::io::pwrite(descriptor, b"WHAT", 0).expect("write");
+    file.write_all_at(b"WHAT", 0).expect("write");
     rustix::process::kill_process(getpid(), Signal::KILL).expect("kill");
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // every test binary uses a part of it
 
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +17,14 @@ use forebay_wire::{Connection, InMemory, Request, Response};
 
 /// Nothing that is waited for takes longer than this on a machine that is merely slow.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the kernel does with an object that was handed over: opens it for itself.
+pub fn kernels_own(open: &forebay_client::OpenFile) -> std::fs::File {
+    let descriptor = open.descriptor.as_ref().expect("kernel passthrough");
+    let path = format!("/proc/self/fd/{}", descriptor.descriptor().as_raw_fd());
+    let file = std::fs::File::options().read(true).write(true).open(path);
+    file.expect("the kernel's own open")
+}
 
 /// Directories of one instance: `pfs`, `state`, `ssd0`, `ssd1`.
 pub struct Scratch {

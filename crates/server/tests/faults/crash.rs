@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -16,7 +17,9 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::common::{PATIENCE, Running, Scratch, base_seed, from_env, make_dirs, me, settings};
+use crate::common::{
+    PATIENCE, Running, Scratch, base_seed, from_env, kernels_own, make_dirs, me, settings,
+};
 
 /// The directory that the child works in; whoever has it in the environment is the child.
 const CHILD_DIR: &str = "FOREBAY_FAULTS_CHILD_DIR";
@@ -163,11 +166,7 @@ fn act(server: &Running, op: &Op) -> Result<(), Errno> {
             for (n, part) in data.chunks(100_000).enumerate() {
                 let at = n as u64 * 100_000;
                 match &open.descriptor {
-                    Some(d) => {
-                        let written = rustix::io::pwrite(d.descriptor(), part, at)
-                            .map_err(std::io::Error::from)?;
-                        assert_eq!(written, part.len());
-                    }
+                    Some(_) => kernels_own(&open).write_all_at(part, at)?,
                     None => server.write(open.opened.handle, at, part)?,
                 }
             }

@@ -1,6 +1,7 @@
 //! Files that change, move or go while they are being demoted.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use forebay_wire::control::{Control, Movement};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::common::{Running, Scratch, base_seed, me, settings};
+use crate::common::{Running, Scratch, base_seed, kernels_own, me, settings};
 
 const BLOCK: usize = 32 << 10;
 const BLOCKS: usize = 6;
@@ -31,10 +32,9 @@ fn write_version(server: &Running, v: u8) {
     for block in 0..BLOCKS {
         let at = (block * BLOCK) as u64;
         match &open.descriptor {
-            Some(descriptor) => {
-                let fd = descriptor.descriptor();
-                let done = rustix::io::pwrite(fd, &[v; BLOCK], at);
-                assert_eq!(done, Ok(BLOCK));
+            Some(_) => {
+                let done = kernels_own(&open).write_at(&[v; BLOCK], at);
+                assert_eq!(done.ok(), Some(BLOCK));
             }
             None => server
                 .write(open.opened.handle, at, &[v; BLOCK])
@@ -104,14 +104,14 @@ fn an_fsync_that_means_the_pfs_covers_what_the_kernel_wrote_before_it() {
             scope.spawn(move || {
                 let flags = OpenFlags(libc::O_RDWR as u32);
                 let open = server.client.open(attr.ino, flags, me()).expect("open");
-                let descriptor = open.descriptor.expect("kernel passthrough");
+                let file = kernels_own(&open);
                 let at = writer * BLOCK;
                 let mut rng = StdRng::seed_from_u64(seed + writer as u64);
                 for round in 1..=2 * ROUNDS {
                     std::thread::sleep(Duration::from_micros(rng.random_range(0..8000)));
                     let data = [round as u8; BLOCK];
-                    let done = rustix::io::pwrite(descriptor.descriptor(), &data, at as u64);
-                    assert_eq!(done, Ok(BLOCK));
+                    let done = file.write_at(&data, at as u64);
+                    assert_eq!(done.ok(), Some(BLOCK));
                     let handle = open.opened.handle;
                     server.client.fsync(handle, false).expect("fsync");
                     let there = fs::read(published).expect("read");
@@ -120,6 +120,7 @@ fn an_fsync_that_means_the_pfs_covers_what_the_kernel_wrote_before_it() {
                         "writer {writer}, round {round}"
                     );
                 }
+                drop(file);
                 server.client.release(open.opened.handle).expect("close");
             });
         }

@@ -1,14 +1,15 @@
 //! The file that says whose a directory is.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use forebay_types::Errno;
-use rustix::fs::{AtFlags, XattrFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
 use rustix::io::Errno as Sys;
 
 use super::{read_small, write_small};
+use crate::writers;
 
 /// Its name.
 pub(super) const MARKER: &[u8] = b"forebay-tier";
@@ -182,6 +183,13 @@ pub(super) fn has_attributes(fd: &OwnedFd) -> io::Result<bool> {
         Err(Sys::OPNOTSUPP | Sys::NOSYS) => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether the kernel tells here who can write a file; tried out, because the system's settings decide too.
+pub(super) fn tells_writers(fd: &OwnedFd) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let marker = rustix::fs::openat(fd, MARKER, flags, Mode::empty());
+    marker.is_ok_and(|marker| writers::exist(marker.as_fd()).is_ok())
 }
 
 #[cfg(test)]

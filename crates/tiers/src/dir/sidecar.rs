@@ -99,6 +99,10 @@ impl Object for SidecarObject {
         Ok(())
     }
 
+    fn has_writers(&self) -> io::Result<bool> {
+        self.file.has_writers()
+    }
+
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.file.descriptor()
     }

@@ -24,4 +24,5 @@ mod sentences;
 mod space;
 mod stopping;
 mod twin;
+mod unseen;
 mod whole;

@@ -1,0 +1,221 @@
+//! What the kernel writes by itself: stores through mappings, mappings that outlive descriptors, descriptors that outlive the daemon.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use forebay_testkit::{Builder, Cluster, LONG, needs_root, pattern, run_bounded, write_file};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// Files of a burst buffer on memory, and on flash alone.
+fn on_memory_and_flash() -> [Builder; 2] {
+    let flash = Cluster::builder().dram("").ssd("128MiB");
+    [Cluster::builder().lazy(), flash.lazy()]
+}
+
+/// Makes `NAME-1` to `NAME-3` of so many bytes: the size of the last was known, so the kernel writes it by itself.
+fn known_series(cluster: &Cluster, name: &str, bytes: usize) -> PathBuf {
+    let path = |run: u64| cluster.mnt(format!("{name}-{run}"));
+    for run in 1..=3 {
+        write_file(&path(run), pattern(run, bytes));
+    }
+    assert_passed_through(cluster, &path(2));
+    path(3)
+}
+
+/// The kernel writes this file by itself.
+#[track_caller]
+fn assert_passed_through(cluster: &Cluster, path: &Path) {
+    let file = open(path);
+    assert!(cluster.is_passed_through(&file), "{}", path.display());
+}
+
+fn open(path: &Path) -> File {
+    let opened = File::options().read(true).write(true).open(path);
+    opened.expect("open")
+}
+
+/// A shared, writable mapping; its descriptor is closed.
+struct Mapping {
+    at: *mut u8,
+    len: usize,
+}
+
+impl Mapping {
+    fn of(file: File, len: usize) -> Mapping {
+        // SAFETY: a new mapping, of a file that is that long.
+        let at = unsafe {
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                protection,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        };
+        let at = at.expect("mmap").cast();
+        Mapping { at, len }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping lives as long as `self`, and nobody else in this process has it.
+        unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: made in `of`, and nobody uses it any more.
+        unsafe { munmap(self.at.cast(), self.len) }.expect("munmap");
+    }
+}
+
+/// Runs `programs/mapped.py`.
+fn mapped(what: &str, folder: &Path) {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = here.join("../../.cache/venv-test/bin/python");
+    assert!(
+        python.exists(),
+        "`scripts/setup.sh test` installs what it needs"
+    );
+    let mut command = Command::new(python);
+    command
+        .arg(here.join("programs/mapped.py"))
+        .arg(what)
+        .arg(folder);
+    run_bounded(&mut command, LONG).ok();
+}
+
+#[test]
+fn promise_2_what_programs_store_through_mappings_is_drained() {
+    let ways = on_memory_and_flash().into_iter().map(|b| (b, true));
+    let plain = on_memory_and_flash().map(|b| (b.flag("--no-passthrough"), false));
+    for (builder, passthrough) in ways.chain(plain) {
+        let cluster = builder.up();
+        mapped("make", &cluster.mnt(""));
+        if passthrough && !needs_root() {
+            assert_passed_through(&cluster, &cluster.mnt("raw-2.bin"));
+        }
+        cluster.drain("");
+        mapped("change", &cluster.mnt(""));
+        cluster.drain("");
+        mapped("check", &cluster.pfs(""));
+        cluster.on_path(&["release"], "").ok();
+        mapped("check", &cluster.mnt(""));
+    }
+}
+
+#[test]
+fn promise_2_a_mapping_that_outlives_its_descriptor_is_drained_when_it_ends() {
+    if needs_root() {
+        return;
+    }
+    const LEN: usize = 1 << 20;
+    for builder in on_memory_and_flash() {
+        let cluster = builder.up();
+        let clean = known_series(&cluster, "map", LEN);
+        cluster.drain("");
+        let mut of_clean = Mapping::of(open(&clean), LEN);
+        assert_eq!(of_clean.bytes()[70_000], pattern(3, LEN).bytes()[70_000]);
+        let new = cluster.mnt("map-4");
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&new);
+        let file = file.expect("create");
+        file.set_len(LEN as u64).expect("ftruncate");
+        let mut of_new = Mapping::of(file, LEN);
+        // Whatever is done to them, they stay here and are not called drained.
+        for name in ["map-3", "map-4"] {
+            cluster.on_path(&["release"], name).expect_code(3);
+            cluster.on_path(&["stage-out"], name);
+        }
+        write_file(&cluster.mnt("beacon"), pattern(9, 1000));
+        cluster.drain("beacon");
+        for name in ["map-3", "map-4"] {
+            assert_eq!(cluster.where_state(name), "dirty", "{name}");
+        }
+        assert!(!cluster.pfs("map-4").exists());
+        of_clean.bytes()[70_000] ^= 1;
+        let mut expected = pattern(3, LEN).bytes();
+        expected[70_000] ^= 1;
+        of_new.bytes().copy_from_slice(&pattern(4, LEN).bytes());
+        assert!(std::fs::read(&clean).expect("read") == expected);
+        drop((of_clean, of_new));
+        cluster.drain("");
+        assert!(std::fs::read(cluster.pfs("map-3")).expect("read") == expected);
+        pattern(4, LEN).assert_in(&cluster.pfs("map-4"));
+        // What was mapped and not changed is clean again.
+        let mut untouched = Mapping::of(open(&cluster.mnt("map-2")), LEN);
+        assert_eq!(untouched.bytes()[1], pattern(2, LEN).bytes()[1]);
+        drop(untouched);
+        cluster.wait_state("map-2", "clean");
+    }
+}
+
+/// Writes lines until `count`; those that were written without an error.
+fn write_lines(file: &mut File, from: usize, count: usize) -> usize {
+    let lines = from..from + count;
+    lines
+        .take_while(|n| writeln!(file, "line {n:06}").is_ok())
+        .count()
+}
+
+#[test]
+fn promise_8_a_descriptor_that_outlives_the_daemon_writes_or_fails() {
+    if needs_root() {
+        return;
+    }
+    const LINE: usize = 12;
+    for (builder, kill) in on_memory_and_flash()
+        .into_iter()
+        .chain(on_memory_and_flash())
+        .zip([true, true, false, false])
+    {
+        let mut cluster = builder.up();
+        known_series(&cluster, "log", 600 * LINE);
+        let mut append = File::options();
+        let mut append = append
+            .append(true)
+            .open(cluster.mnt("log-3"))
+            .expect("open");
+        let in_place = open(&cluster.mnt("log-2"));
+        let before = pattern(3, 600 * LINE).bytes();
+        let mut lines = write_lines(&mut append, 0, 100);
+        in_place.write_all_at(&[1; 100], 0).expect("write");
+        assert_eq!(lines, 100);
+        match kill {
+            true => cluster.kill9(),
+            false => drop(cluster.down(&[])),
+        }
+        cluster.start();
+        lines += write_lines(&mut append, 100, 100);
+        let in_place_done = in_place.write_all_at(&[2; 50], 50).is_ok();
+        assert!(lines > 100 && in_place_done, "they write");
+        // Read through the new mount.
+        let expected: String = (0..lines).map(|n| format!("line {n:06}\n")).collect();
+        let expected = [&before[..], expected.as_bytes()].concat();
+        assert!(std::fs::read(cluster.mnt("log-3")).expect("read") == expected);
+        assert_eq!(cluster.where_state("log-3"), "dirty");
+        // As long as they are written, nobody says that all is on the PFS.
+        cluster
+            .on_state(&["down", "--drain", "--timeout", "500ms"])
+            .expect_code(4);
+        lines += write_lines(&mut append, lines, 100);
+        drop((append, in_place));
+        let said = cluster.down(&["--drain"]);
+        assert!(said.stdout.contains("all data is on the PFS"), "{said:?}");
+        let expected: String = (0..lines).map(|n| format!("line {n:06}\n")).collect();
+        let expected = [&before[..], expected.as_bytes()].concat();
+        assert!(std::fs::read(cluster.pfs("log-3")).expect("read") == expected);
+        let mut expected = pattern(2, 600 * LINE).bytes();
+        expected[..50].fill(1);
+        expected[50..100].fill(2);
+        assert!(std::fs::read(cluster.pfs("log-2")).expect("read") == expected);
+    }
+}
