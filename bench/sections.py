@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import random
 import shutil
+import string
 import time
 
 from report import GIB, MIB, Series, verdict
@@ -205,6 +207,34 @@ def memory(bench):
                             per_file <= BYTES_PER_FILE_MAX)]
             for rank in range(2):
                 shutil.rmtree(system.path / f"rank-{rank}")
+            memory_of_names(bench, system, files)
+
+
+def memory_of_names(bench, system, files):
+    """The same with names as programs make them: those of mktemp and of git's objects, all different."""
+    time.sleep(IDLE_SETTLE_S)
+    before = note_memory(bench, system, "before names", 0)
+    names = random.Random(1)
+    made = system.path / "names"
+    made.mkdir()
+    letters = string.ascii_letters + string.digits
+    for number in range(files):
+        if number % 2:
+            name = "tmp." + "".join(names.choices(letters, k=10))
+        else:
+            digits = "".join(names.choices("0123456789abcdef", k=40))
+            (made / digits[:2]).mkdir(exist_ok=True)
+            name = f"{digits[:2]}/{digits[2:]}"
+        (made / name).write_bytes(b"x" * SMALL_FILE_BYTES)
+    time.sleep(IDLE_SETTLE_S)
+    full = note_memory(bench, system, "names", files)
+    per_file = (full["rss"] - before["rss"]) * 1024 / files
+    say(f"memory {system.name}: {per_file:,.0f} bytes per file with names as programs make them")
+    if system.name == "forebay":
+        bench.results["verdicts"].append(
+            verdict("memory: forebay per file, names of programs", f"{per_file:,.0f} bytes",
+                    f"<= {BYTES_PER_FILE_MAX:,} bytes", per_file <= BYTES_PER_FILE_MAX))
+    shutil.rmtree(made)
 
 
 def note_memory(bench, system, state, files):

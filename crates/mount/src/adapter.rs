@@ -25,6 +25,7 @@ use crate::belief::{Belief, REVALIDATE};
 use crate::convert::{attr, cred, errno, ino, kind, maker, set_time, xattr_mode};
 use crate::desk::{Desk, Pending, Turn, answer_attr, answer_entry, answer_xattr, finish};
 use crate::pool::Pool;
+use crate::waiting::Waiting;
 use crate::wishes::wish;
 
 /// What to call when the mount ends.
@@ -36,6 +37,7 @@ pub(crate) struct Adapter {
     pub(crate) pool: Pool,
     pub(crate) desk: Arc<Desk>,
     pub(crate) belief: Arc<Belief>,
+    pub(crate) waiting: Arc<Waiting>,
     passthrough: AtomicBool,
     ended: EndCall,
 }
@@ -67,6 +69,7 @@ impl Adapter {
             pool,
             desk,
             belief,
+            waiting: Arc::default(),
             passthrough: AtomicBool::new(passthrough),
             ended: EndCall::default(),
         })

@@ -7,6 +7,7 @@ mod convert;
 mod desk;
 mod pool;
 mod transfer;
+mod waiting;
 mod wishes;
 
 use std::ffi::CString;

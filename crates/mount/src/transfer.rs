@@ -50,7 +50,13 @@ impl Adapter {
             (Some(reply), Ok(Progress::WouldWait)) => reply,
             (None, _) => return,
         };
-        let (client, desk, data) = (self.client.clone(), self.desk.clone(), data.to_vec());
+        // There may be no room for the copy now: the watchdog sees who waits here.
+        let turn = self.desk.turn(reply);
+        let data = self.waiting.copy(data);
+        let Some(reply) = turn.reply::<ReplyWrite>() else {
+            return;
+        };
+        let (client, desk) = (self.client.clone(), self.desk.clone());
         let belief = self.belief.clone();
         self.pool.run(Box::new(move |_| {
             let turn = desk.waiting_turn(reply);

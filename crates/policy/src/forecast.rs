@@ -245,6 +245,23 @@ impl<K: Ord + Clone> Learner<K> {
         self.applications.insert(application.clone(), learned);
     }
 
+    /// The same with those applications only that bring most in a period, as long as `fits` takes them: what is kept where there is
+    /// room for so much.
+    pub fn worthiest(&self, mut fits: impl FnMut(&K) -> bool) -> Self {
+        let brings = |learned: &Learned| {
+            let meter = &learned.meter;
+            let expected = meter.forecast.expected_bytes().unwrap_or(0);
+            expected.max(meter.dwsf_bytes)
+        };
+        let mut all: Vec<_> = self.applications.iter().collect();
+        all.sort_by_key(|(_, learned)| std::cmp::Reverse(brings(learned)));
+        let kept = all.into_iter().take_while(|(name, _)| fits(name));
+        Self {
+            whole: self.whole,
+            applications: kept.map(|(name, l)| (name.clone(), *l)).collect(),
+        }
+    }
+
     /// All applications together.
     pub fn whole(&mut self) -> &mut Meter {
         &mut self.whole
@@ -314,6 +331,25 @@ mod tests {
         (0..10).for_each(|_| forecast.observe(1000));
         (0..4).for_each(|_| forecast.observe(2000));
         assert!(forecast.planned_bytes().expect("known") >= 2000);
+    }
+
+    #[test]
+    fn those_that_bring_most_are_kept() {
+        let mut learner = Learner::<u32>::new(100.0).expect("valid");
+        for application in 0..10 {
+            learner.on_write(&application, u64::from(application) * 1000, 0.0);
+        }
+        // In its first period of two: what it brought before counts, too.
+        learner.on_write(&3, 1_000_000, 1.0);
+        learner.on_write(&3, 1, 200.0);
+        let mut left = 3;
+        let kept = learner.worthiest(|_| {
+            left -= 1;
+            left >= 0
+        });
+        let names: Vec<_> = kept.applications.keys().copied().collect();
+        assert_eq!(names, [3, 8, 9]);
+        assert_eq!(kept.whole, learner.whole);
     }
 
     #[test]

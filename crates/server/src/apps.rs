@@ -13,6 +13,11 @@ use parking_lot::Mutex;
 
 /// File series whose sizes are remembered; beyond that the memory starts anew.
 const SERIES_MAX: usize = 16384;
+/// Applications that are remembered. Beyond that those that have no file here and were not seen for longest are forgotten, a quarter
+/// at once; where all have files, new ones are taken for one.
+const APPLICATIONS_MAX: usize = 2048;
+/// The application of files that there is no further one for. Nothing is known of its versions.
+const OTHERS: &str = "(others)";
 
 struct Application {
     name: String,
@@ -44,7 +49,11 @@ struct FileFacts {
 
 #[derive(Default)]
 struct Inner {
-    applications: Vec<Application>,
+    /// By number; none is used twice, so one that was forgotten is nobody else's.
+    applications: HashMap<u32, Application>,
+    next: u32,
+    /// Those that were forgotten since this was last asked, by number and name.
+    forgotten: Vec<(u32, String)>,
     by_name: HashMap<String, u32>,
     files: HashMap<ObjectId, FileFacts>,
     /// By the hash of the series: one that collides costs a wrong guess of a size.
@@ -104,7 +113,7 @@ impl Applications {
     pub fn idle_s(&self, application: u32) -> f64 {
         let now = self.now_s();
         let inner = self.inner.lock();
-        let known = inner.applications.get(application as usize);
+        let known = inner.applications.get(&application);
         known.map_or(f64::INFINITY, |known| now - known.alive_s)
     }
 
@@ -123,9 +132,10 @@ impl Applications {
         let now = self.now_s();
         let mut inner = self.inner.lock();
         let application = inner.application(&identity.application, self.quiet_s);
+        let version = identity.version.filter(|_| !inner.is_others(application));
         let facts = FileFacts {
             application,
-            version: identity.version,
+            version,
             certain: identity.is_certain,
             arrived_s: now as f32,
             accessed_s: now as f32,
@@ -135,12 +145,12 @@ impl Applications {
             open_to_close_s: 0.0,
         };
         if let Some(old) = inner.files.insert(object, facts) {
-            inner.applications[old.application as usize].files -= 1;
+            inner.known(old.application).files -= 1;
         }
-        let known = &mut inner.applications[application as usize];
+        let known = inner.known(application);
         known.alive_s = now;
         known.files += 1;
-        known.newest = known.newest.max(identity.version);
+        known.newest = known.newest.max(version);
     }
 
     /// A file was opened for writing.
@@ -192,16 +202,17 @@ impl Applications {
         let now = self.now_s();
         let mut inner = self.inner.lock();
         let application = inner.application(&identity.application, self.quiet_s);
+        let version = identity.version.filter(|_| !inner.is_others(application));
         let before = inner.files.get(&object).map(|f| (f.application, f.version));
         inner.reassign(object, application);
         if let Some(facts) = inner.files.get_mut(&object) {
-            facts.version = identity.version;
+            facts.version = version;
             facts.certain = identity.is_certain;
         }
-        let known = &mut inner.applications[application as usize];
-        known.newest = known.newest.max(identity.version);
+        let known = inner.known(application);
+        known.newest = known.newest.max(version);
         // Written under a temporary name: with the right one it belongs to its version, as if it were written now.
-        if let Some(version) = identity.version
+        if let Some(version) = version
             && before.is_some_and(|b| b != (application, Some(version)))
         {
             known.versions.opened_for_write(version, now);
@@ -228,7 +239,7 @@ impl Applications {
         facts.certain |= version.is_some();
         facts.version = version.or(facts.version);
         let (application, version) = (facts.application, facts.version);
-        let known = &mut inner.applications[application as usize];
+        let known = inner.known(application);
         known.newest = known.newest.max(version);
     }
 
@@ -236,7 +247,7 @@ impl Applications {
     pub fn described(&self, object: ObjectId) -> Option<(String, Option<u64>)> {
         let inner = self.inner.lock();
         let facts = inner.files.get(&object)?;
-        let name = inner.applications[facts.application as usize].name.clone();
+        let name = inner.applications.get(&facts.application)?.name.clone();
         Some((name, facts.version))
     }
 
@@ -270,7 +281,7 @@ impl Applications {
     pub fn left(&self, object: ObjectId) {
         let mut inner = self.inner.lock();
         if let Some(facts) = inner.files.remove(&object) {
-            inner.applications[facts.application as usize].files -= 1;
+            inner.known(facts.application).files -= 1;
         }
     }
 
@@ -280,9 +291,10 @@ impl Applications {
         let inner = self.inner.lock();
         let facts = inner.files.get(&object).copied();
         let outdated = facts.is_some_and(|f| match f.version {
-            Some(version) => inner.applications[f.application as usize]
-                .versions
-                .is_outdated(version, now),
+            Some(version) => inner
+                .applications
+                .get(&f.application)
+                .is_some_and(|known| known.versions.is_outdated(version, now)),
             None => false,
         });
         let time = |get: fn(&FileFacts) -> f32| facts.as_ref().map_or(0.0, |f| f64::from(get(f)));
@@ -294,9 +306,9 @@ impl Applications {
             application: facts.map_or(0, |f| u64::from(f.application)),
             version: facts.and_then(|f| f.version),
             outdated,
-            mtbf_s: facts.map_or(PRIOR_MTBF_S, |f| {
-                inner.applications[f.application as usize].mtbf_s
-            }),
+            mtbf_s: facts
+                .and_then(|f| inner.applications.get(&f.application))
+                .map_or(PRIOR_MTBF_S, |known| known.mtbf_s),
             arrived_at_s: time(|f| f.arrived_s),
             accessed_at_s: time(|f| f.accessed_s),
             closed_at_s: time(|f| f.closed_s),
@@ -320,7 +332,9 @@ impl Applications {
         let unsettled = std::mem::take(&mut inner.unsettled);
         let mut found = HashSet::new();
         for number in unsettled {
-            let known = &mut inner.applications[number as usize];
+            let Some(known) = inner.applications.get_mut(&number) else {
+                continue;
+            };
             let newest = known.newest;
             let complete = newest.is_some_and(|v| known.versions.is_complete(v, now));
             if !complete {
@@ -342,7 +356,7 @@ impl Applications {
     /// Name by number.
     pub fn name(&self, number: u32) -> Option<String> {
         let inner = self.inner.lock();
-        Some(inner.applications.get(number as usize)?.name.clone())
+        Some(inner.applications.get(&number)?.name.clone())
     }
 
     /// Number by name, of an application that was seen.
@@ -357,7 +371,7 @@ impl Applications {
 
     /// Sets what is known of an application's MTBF.
     pub fn set_mtbf(&self, number: u32, mtbf_s: f64) {
-        if let Some(known) = self.inner.lock().applications.get_mut(number as usize) {
+        if let Some(known) = self.inner.lock().applications.get_mut(&number) {
             known.mtbf_s = mtbf_s;
         }
     }
@@ -375,29 +389,38 @@ impl Applications {
     pub fn compare(&self, identity: &Identity) -> (Incoming, Vec<(u64, f64)>) {
         let mut inner = self.inner.lock();
         let number = inner.application(&identity.application, self.quiet_s);
-        let own = &inner.applications[number as usize];
+        let own = inner.known(number);
         let incoming = Incoming {
             application: number.into(),
             mtbf_s: own.mtbf_s,
             is_newest_version: identity.version >= own.newest,
             must_make_room: false,
         };
-        let all = inner.applications.iter().enumerate();
+        let all = inner.applications.iter();
         let residents = all
             .filter(|(_, a)| a.files > 0)
-            .map(|(n, a)| (n as u64, a.mtbf_s));
+            .map(|(n, a)| (u64::from(*n), a.mtbf_s));
         (incoming, residents.collect())
     }
 
-    /// Figures by number.
-    pub fn figures(&self) -> Vec<Figures> {
+    /// Figures of those applications that have files here, with their numbers.
+    pub fn figures(&self) -> Vec<(u32, Figures)> {
         let inner = self.inner.lock();
-        let figures = |a: &Application| Figures {
-            name: a.name.clone(),
-            newest: a.newest,
-            mtbf_s: a.mtbf_s,
+        let figures = |(number, a): (&u32, &Application)| {
+            let figures = Figures {
+                name: a.name.clone(),
+                newest: a.newest,
+                mtbf_s: a.mtbf_s,
+            };
+            (*number, figures)
         };
-        inner.applications.iter().map(figures).collect()
+        let here = inner.applications.iter().filter(|(_, a)| a.files > 0);
+        here.map(figures).collect()
+    }
+
+    /// Applications that were forgotten since this was last asked, by number and name.
+    pub fn take_forgotten(&self) -> Vec<(u32, String)> {
+        std::mem::take(&mut self.inner.lock().forgotten)
     }
 }
 
@@ -417,10 +440,21 @@ fn mean(known: f32, value: f32) -> f32 {
 }
 
 impl Inner {
+    /// An application that has files or has just been asked for.
+    fn known(&mut self, number: u32) -> &mut Application {
+        let known = self.applications.get_mut(&number);
+        known.unwrap_or_else(|| unreachable!("only those without files are forgotten"))
+    }
+
+    fn is_others(&self, number: u32) -> bool {
+        let known = self.applications.get(&number);
+        known.is_some_and(|known| known.name == OTHERS)
+    }
+
     /// The application of a file does something with it.
     fn is_alive(&mut self, object: ObjectId, now_s: f64) {
-        if let Some(facts) = self.files.get(&object) {
-            self.applications[facts.application as usize].alive_s = now_s;
+        if let Some(facts) = self.files.get(&object).copied() {
+            self.known(facts.application).alive_s = now_s;
         }
     }
 
@@ -428,9 +462,10 @@ impl Inner {
     fn reassign(&mut self, object: ObjectId, application: u32) {
         if let Some(facts) = self.files.get_mut(&object) {
             let before = std::mem::replace(&mut facts.application, application);
-            let alive_s = self.applications[before as usize].alive_s;
-            self.applications[before as usize].files -= 1;
-            let now = &mut self.applications[application as usize];
+            let left = self.known(before);
+            left.files -= 1;
+            let alive_s = left.alive_s;
+            let now = self.known(application);
             now.files += 1;
             now.alive_s = now.alive_s.max(alive_s);
         }
@@ -440,8 +475,12 @@ impl Inner {
         if let Some(&known) = self.by_name.get(name) {
             return known;
         }
-        let number = self.applications.len() as u32;
-        self.applications.push(Application {
+        if self.applications.len() >= APPLICATIONS_MAX && name != OTHERS && !self.forget_some() {
+            return self.application(OTHERS, quiet_s);
+        }
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        let fresh = Application {
             name: name.to_string(),
             alive_s: f64::NEG_INFINITY,
             mtbf_s: PRIOR_MTBF_S,
@@ -449,19 +488,87 @@ impl Inner {
             versions: VersionTracker::new(quiet_s),
             newest: None,
             complete: None,
-        });
+        };
+        self.applications.insert(number, fresh);
         self.by_name.insert(name.to_string(), number);
         number
+    }
+
+    /// Forgets applications that have no files here, those first that were not seen for longest; whether there were any.
+    fn forget_some(&mut self) -> bool {
+        let all = self.applications.iter();
+        let mut idle: Vec<(f64, u32)> = all
+            .filter(|(_, known)| known.files == 0)
+            .map(|(number, known)| (known.alive_s, *number))
+            .collect();
+        idle.sort_by(|a, b| a.0.total_cmp(&b.0));
+        idle.truncate(APPLICATIONS_MAX / 4);
+        for (_, number) in &idle {
+            if let Some(known) = self.applications.remove(number) {
+                self.by_name.remove(&known.name);
+                self.unsettled.remove(number);
+                self.forgotten.push((*number, known.name));
+            }
+        }
+        !idle.is_empty()
     }
 
     fn on_version(&mut self, object: ObjectId, act: impl FnOnce(&mut VersionTracker, u64)) {
         if let Some(facts) = self.files.get(&object).copied()
             && let Some(version) = facts.version
         {
-            act(
-                &mut self.applications[facts.application as usize].versions,
-                version,
-            );
+            act(&mut self.known(facts.application).versions, version);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(name: &str, version: Option<u64>) -> Identity {
+        Identity {
+            application: name.into(),
+            version,
+            file_series: name.into(),
+            is_certain: true,
+        }
+    }
+
+    fn applications() -> Applications {
+        Applications::new(Instant::now(), Duration::from_secs(30))
+    }
+
+    #[test]
+    fn those_without_files_are_forgotten_when_there_are_many() {
+        let apps = applications();
+        apps.arrived(ObjectId(0), &identity("stays", Some(7)));
+        for n in 1..=10 * APPLICATIONS_MAX as u64 {
+            apps.arrived(ObjectId(n), &identity(&format!("passes {n}"), None));
+            apps.left(ObjectId(n));
+        }
+        assert_eq!(apps.described(ObjectId(0)), Some(("stays".into(), Some(7))));
+        let inner = apps.inner.lock();
+        assert!(inner.applications.len() <= APPLICATIONS_MAX);
+        assert_eq!(inner.by_name.len(), inner.applications.len());
+        let told = inner.forgotten.len() + inner.applications.len();
+        assert_eq!(told, 10 * APPLICATIONS_MAX + 1);
+    }
+
+    #[test]
+    fn those_for_which_there_is_no_room_are_one() {
+        let apps = applications();
+        for n in 0..3 * APPLICATIONS_MAX as u64 {
+            apps.arrived(ObjectId(n), &identity(&format!("{n}"), Some(n)));
+        }
+        assert_eq!(apps.figures().len(), APPLICATIONS_MAX + 1);
+        let last = ObjectId(3 * APPLICATIONS_MAX as u64 - 1);
+        let others = Some((OTHERS.to_string(), None));
+        assert_eq!(apps.described(last), others, "no version outdates another");
+        assert_eq!(apps.described(ObjectId(5)), Some(("5".into(), Some(5))));
+        // A place is free again.
+        apps.left(ObjectId(5));
+        apps.renamed(last, &identity("again", Some(1)));
+        assert_eq!(apps.described(last), Some(("again".into(), Some(1))));
     }
 }

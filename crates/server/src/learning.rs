@@ -26,11 +26,40 @@ const COUNTED_SPARE: usize = 1024;
 /// A process that started so long before the last write was there when it was written; its start is known to 10 ms.
 const START_SLACK_S: f64 = 0.05;
 
+/// What was learned is one value of the store: so much of it is kept of what applications bring, and as much of their restarts.
+const KEPT_BYTES: usize = forebay_kv::MAX_VALUE_BYTES / 2 - 1024;
+/// What is kept of an application takes so much at most, without its name.
+const KEPT_ENTRY_BYTES: usize = 96;
+/// Restarts of applications that are not here are remembered of so many.
+const STORED_MAX: usize = 2048;
+
 #[derive(Serialize, Deserialize)]
 struct Stored {
     learner: Learner<String>,
     /// Name, MTBF and time of the last restart in seconds since 1970.
     applications: Vec<(String, f64, f64)>,
+}
+
+impl Stored {
+    /// What there is room for: those applications that bring most in a period, and the last restarts.
+    fn of(learner: &Learner<String>, mut applications: Vec<(String, f64, f64)>) -> Stored {
+        let room = || {
+            let mut left_bytes = KEPT_BYTES;
+            move |name: &String| {
+                let bytes = name.len() + KEPT_ENTRY_BYTES;
+                let fits = bytes <= left_bytes;
+                left_bytes = left_bytes.saturating_sub(bytes);
+                fits
+            }
+        };
+        applications.sort_by(|a, b| b.2.total_cmp(&a.2));
+        let mut fits = room();
+        let kept = applications.into_iter().take_while(|a| fits(&a.0));
+        Stored {
+            applications: kept.collect(),
+            learner: learner.worthiest(room()),
+        }
+    }
 }
 
 struct Runs {
@@ -52,7 +81,10 @@ struct Inner {
     /// By name, until the application is seen again.
     stored: HashMap<String, (f64, f64)>,
     changed: bool,
+    /// When it was last saved, or tried to be.
     saved_s: f64,
+    /// That failed, and was told.
+    unsaved: bool,
     restarts: u64,
     hits: u64,
 }
@@ -67,7 +99,7 @@ struct Counted {
 /// See the module.
 pub struct Learning {
     inner: Mutex<Inner>,
-    /// Files that were closed after being written, with their sizes.
+    /// Files that were closed after being written, with the bytes that they occupy.
     closed: Mutex<Vec<(ObjectId, u64)>>,
     origin: Instant,
     /// Of `origin`, in seconds since 1970.
@@ -107,6 +139,7 @@ impl Learning {
                     .collect(),
                 changed: false,
                 saved_s: 0.0,
+                unsaved: false,
                 restarts: 0,
                 hits: 0,
             }),
@@ -161,7 +194,8 @@ impl Learning {
     /// Puts what was learned on record.
     pub fn save(&self, core: &Core) -> Result<(), NsError> {
         let bytes = {
-            let inner = self.inner.lock();
+            let mut inner = self.inner.lock();
+            inner.saved_s = self.now_s();
             let mut applications: Vec<_> = inner
                 .stored
                 .iter()
@@ -173,17 +207,36 @@ impl Learning {
                     applications.push((name, runs.detector.mtbf_s(), last));
                 }
             }
-            let stored = Stored {
-                learner: inner.learner.clone(),
-                applications,
-            };
+            let stored = Stored::of(&inner.learner, applications);
             postcard::to_stdvec(&stored).map_err(|e| NsError::Record(e.to_string()))?
         };
         core.ns.put_fact(NAME, &bytes)?;
         let mut inner = self.inner.lock();
         inner.changed = false;
-        inner.saved_s = self.now_s();
+        inner.unsaved = false;
         Ok(())
+    }
+
+    /// What is known of applications that are not remembered any more is kept by name, until they are seen again.
+    fn forget(&self, forgotten: Vec<(u32, String)>) {
+        if forgotten.is_empty() {
+            return;
+        }
+        let mut inner = self.inner.lock();
+        for (number, name) in forgotten {
+            if let Some(runs) = inner.runs.remove(&number)
+                && let Some(last_s) = runs.detector.last_restart_s()
+            {
+                inner.stored.insert(name, (runs.detector.mtbf_s(), last_s));
+            }
+        }
+        let excess = inner.stored.len().saturating_sub(STORED_MAX);
+        if excess > 0 {
+            let mut last: Vec<f64> = inner.stored.values().map(|(_, last)| *last).collect();
+            last.sort_by(f64::total_cmp);
+            let since_s = last[excess];
+            inner.stored.retain(|_, (_, last)| *last >= since_s);
+        }
     }
 }
 
@@ -191,6 +244,7 @@ impl Core {
     /// Counts what was written since the last look, and saves now and then.
     pub fn learn(&self) {
         let learning = &self.learning;
+        learning.forget(self.apps.take_forgotten());
         let now_s = learning.now_s();
         let mut open_now = Vec::new();
         self.opens.each(|open| {
@@ -240,8 +294,11 @@ impl Core {
             let inner = learning.inner.lock();
             inner.changed && now_s - inner.saved_s >= SAVE_EVERY_S
         };
-        if due && let Err(error) = learning.save(self) {
-            tracing::warn!("what was learned is not kept: {error}");
+        if due
+            && let Err(error) = learning.save(self)
+            && !std::mem::replace(&mut learning.inner.lock().unsaved, true)
+        {
+            tracing::warn!("what was learned is not kept until this is mended: {error}");
         }
     }
 
@@ -465,6 +522,30 @@ fn nodes_of(pid: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_kept_fits_in_one_value_however_much_there_is() {
+        for name_bytes in [8, 60, 1000] {
+            let mut learner = Learner::new(60.0).expect("valid");
+            let mut applications = Vec::new();
+            for n in 0..4096u64 {
+                let name = format!("{n:0name_bytes$}");
+                for period in 0..3 {
+                    learner.on_write(&name, u64::MAX >> 12, 1e9 + 100.0 * f64::from(period));
+                }
+                applications.push((name, 1e5, n as f64));
+            }
+            learner.on_write(&"large".to_string(), u64::MAX, 1e9);
+            let stored = Stored::of(&learner, applications);
+            assert_eq!(stored.applications[0].2, 4095.0, "the last restart");
+            let bytes = postcard::to_stdvec(&stored).expect("encodes");
+            let limit = forebay_kv::MAX_VALUE_BYTES;
+            assert!(bytes.len() <= limit, "{name_bytes}: {}", bytes.len());
+            assert!(bytes.len() > limit / 3, "{name_bytes}: {}", bytes.len());
+            let mut kept: Stored = postcard::from_bytes(&bytes).expect("decodes");
+            assert!(kept.learner.application(&"large".to_string()).is_some());
+        }
+    }
 
     #[test]
     fn ages_of_processes() {

@@ -309,7 +309,7 @@ impl Core {
                     .apps
                     .expect(&self.rules.identify(&path))
                     .bytes
-                    .map(|b| b.max(stat.size));
+                    .map(|b| b.max(stat.written_bytes()));
                 match self.lease(file.object, tier, stat.allocated_bytes, predicted) {
                     Some(bytes) => {
                         lease = bytes;
@@ -527,25 +527,25 @@ impl Core {
             (dirty, state.is_unlinked())
         };
         if dirty && !unlinked {
-            self.note_written(open, file, stat.size);
+            self.note_written(open, file, stat.written_bytes());
             self.drain.add(file.object);
         }
         Ok(())
     }
 
     /// What is learned from a file that has been written and closed.
-    pub fn note_written(&self, open: &OpenFile, file: &File, size: u64) {
+    pub fn note_written(&self, open: &OpenFile, file: &File, bytes: u64) {
         self.counters
             .written_bytes
-            .fetch_add(size, Ordering::Relaxed);
+            .fetch_add(bytes, Ordering::Relaxed);
         let fsynced = open.fsynced.load(Ordering::Acquire);
         let series = match open.series.load(Ordering::Acquire) {
             0 => self.rules.identify(&file.path()).series_hash(),
             // Also if it was renamed since: the next one will be created under the old name, too.
             known => known,
         };
-        self.apps.closed(file.object, series, size, fsynced);
-        self.learning.closed(file.object, size);
+        self.apps.closed(file.object, series, bytes, fsynced);
+        self.learning.closed(file.object, bytes);
         if self.engine.is_throttled()
             && let Some((application, _)) = self.apps.of(file.object)
         {

@@ -185,9 +185,8 @@ impl Core {
             .apps
             .figures()
             .into_iter()
-            .enumerate()
             .filter_map(|(number, figures)| {
-                let sum = sums.get(&(number as u32))?;
+                let sum = sums.get(&number)?;
                 let (dwsf_bytes, dwpp_bytes) = self.learning.application_figures(&figures.name);
                 Some(ApplicationStatus {
                     name: figures.name,

@@ -242,7 +242,7 @@ impl Core {
 
     fn take_as_changed(&self, one: &Untouched) {
         if !one.file.lock().is_unlinked() {
-            self.note_written(&one.open, &one.file, one.before.stat.size);
+            self.note_written(&one.open, &one.file, one.before.stat.written_bytes());
             self.drain.add(one.file.object);
         }
     }

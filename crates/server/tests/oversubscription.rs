@@ -97,6 +97,31 @@ fn mtbf_s(status: &StatusBits) -> f64 {
     known.and_then(|a| a.mtbf_ms).expect("an MTBF") as f64 / 1e3
 }
 
+/// A hole is written by nobody: the plan expects what took space, also after a restart.
+#[test]
+fn what_is_written_is_counted_without_holes() {
+    const FAR: u64 = 1 << 40;
+    let scratch = Scratch::new();
+    let settings = prepared(&scratch);
+    let running = Running::start(&settings, false);
+    for name in [&b"ckpt-1"[..], b"ckpt-2"] {
+        let (_, handle) = running.create(name).expect("create");
+        running.write(handle, FAR, &[1; 4096]).expect("write");
+        running.client.release(handle).expect("close");
+    }
+    let few = |status: &StatusBits| (8192..1 << 20).contains(&status.dwsf_bytes);
+    let counted = wait_until(&running, "counted", |s| s.dwsf_bytes > 4096);
+    assert!(few(&counted), "{}", counted.dwsf_bytes);
+    let known = &counted.applications[0];
+    assert!(known.dwsf_bytes < 1 << 20, "{known:?}");
+    running.instance.stop();
+    drop(running);
+    let running = Running::start(&settings, false);
+    let status = running.status();
+    assert!(few(&status), "{}", status.dwsf_bytes);
+    running.instance.stop();
+}
+
 #[test]
 fn the_first_read_by_a_new_run_is_a_restart_and_nothing_else_is() {
     let scratch = Scratch::new();

@@ -20,6 +20,13 @@ pub struct ObjectStat {
     pub mtime: TimeSpec,
 }
 
+impl ObjectStat {
+    /// Bytes of content that take space: no holes, and nothing that is set aside beyond the end.
+    pub fn written_bytes(&self) -> u64 {
+        self.size.min(self.allocated_bytes)
+    }
+}
+
 /// The kinds of fallocate(2) that an object knows. Collapsing and inserting ranges are left out:
 /// tmpfs has neither, and a caller answers `EOPNOTSUPP`, as tmpfs does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

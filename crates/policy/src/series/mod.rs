@@ -34,12 +34,14 @@
 //! - `nek.f00012`: a zero-padded number glued to a word is the weakest candidate of a file name.
 //! - `out.bp/data.3`: the files of an ADIOS directory are its writers'.
 //! - A number above `u64::MAX` is never a version.
+//! - `tmpk3j_9`: letters about digits (`k3j`) are a name that nobody thought of. Numbers in it that are not padded, no dates and without
+//!   a label of their own are no versions.
 //!
 //! # The application
 //!
 //! The path down to the component that bears the version, which is the same for all versions and writers of a run; what
-//! lies below it belongs to the version. Where there is no version: the directory, so that unpacking a source tree makes as
-//! many applications as it has directories, not as many as it has files.
+//! lies below it belongs to the version. Where there is no version: the first two directories (a user's run, a group's project), so
+//! that the directories of a source tree are no applications of their own.
 
 mod label;
 mod number;
@@ -52,11 +54,14 @@ use text::BoundedText;
 /// Longest `application` or `file_series` in bytes. A longer one is cut and ends in `~` and a hash of the whole.
 pub const MAX_SERIES_BYTES: usize = text::MAX_BYTES;
 
+/// Files without a version belong to the application that is named by so many directories: below them are parts of one thing.
+const PLAIN_DEPTH: usize = 2;
+
 /// What a path says about the file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Identity {
     /// The series the file belongs to: the path with its version replaced by `{version}` and writer-counting numbers by
-    /// `{n}`, down to the component that bears the version. Without a version, the directory of the file (`.` for the
+    /// `{n}`, down to the component that bears the version. Without a version, the first two directories (`.` in the
     /// root). At most [`MAX_SERIES_BYTES`] long; bytes that are not UTF-8 are written `\xHH`.
     pub application: String,
     /// Grows from one checkpoint to the next; `None` where no number in the path looks like a version.
@@ -137,7 +142,9 @@ fn score(number: &Number, component: &[u8], index: usize, is_file: bool) -> Opti
     let outermost = index;
     let innermost = usize::MAX - index;
     let last = usize::MAX - number.start;
+    let is_doubtful = !number.padded && !number.is_date && is_random(component);
     match number.label {
+        Label::Version(VersionRank::Loose, _) if number.glued && is_doubtful => None,
         Label::Version(rank, order) => {
             let tier = match rank {
                 VersionRank::Step => 1,
@@ -146,6 +153,7 @@ fn score(number: &Number, component: &[u8], index: usize, is_file: bool) -> Opti
             };
             Some((tier, outermost, order, number.start))
         }
+        Label::Weak if is_doubtful => None,
         Label::Weak if is_file => {
             let doubt = match number.padded || number.is_date {
                 _ if number.glued => 2,
@@ -161,10 +169,40 @@ fn score(number: &Number, component: &[u8], index: usize, is_file: bool) -> Opti
     }
 }
 
+/// Whether digits stand between letters, as in the names that mktemp makes.
+fn is_random(component: &[u8]) -> bool {
+    let mut runs = component.chunk_by(|a, b| kind(*a) == kind(*b));
+    let (mut before, mut here) = (None, runs.next());
+    while let (Some(run), after) = (here, runs.next()) {
+        let is_letters = |run: &[u8]| kind(run[0]) == Kind::Letter;
+        let digits = kind(run[0]) == Kind::Digit;
+        if digits && before.is_some_and(is_letters) && after.is_some_and(is_letters) {
+            return true;
+        }
+        (before, here) = (Some(run), after);
+    }
+    false
+}
+
+#[derive(PartialEq, Eq)]
+enum Kind {
+    Letter,
+    Digit,
+    Other,
+}
+
+fn kind(byte: u8) -> Kind {
+    match byte {
+        b'0'..=b'9' => Kind::Digit,
+        b'a'..=b'z' | b'A'..=b'Z' => Kind::Letter,
+        _ => Kind::Other,
+    }
+}
+
 fn render_application(path: &[u8], chosen: Option<&Chosen>) -> String {
     let count = components(path).count();
-    // Without a version the directory is the application, so the last component is left out.
-    let upto = chosen.map_or(count.saturating_sub(1), |c| c.component + 1);
+    let plain = count.saturating_sub(1).min(PLAIN_DEPTH);
+    let upto = chosen.map_or(plain, |c| c.component + 1);
     if upto == 0 {
         return ".".to_owned();
     }

@@ -215,6 +215,68 @@ fn names_without_a_version() {
         );
     }
     check("out/rank-3/data", "out/rank-{n}", None);
+    check("user1/run7/deep/below/notes", "user1/run7", None);
+}
+
+/// `count` names of `len` of these letters, the same in every run.
+fn random_names(letters: &[u8], len: usize, count: usize) -> Vec<String> {
+    let mut state = 88_172_645_463_325_252u64;
+    let mut letter = || {
+        // xorshift
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        char::from(letters[(state >> 20) as usize % letters.len()])
+    };
+    (0..count)
+        .map(|_| (0..len).map(|_| letter()).collect())
+        .collect()
+}
+
+#[test]
+fn names_that_nobody_thought_of_make_few_applications() {
+    const COUNT: usize = 20_000;
+    let alphanumeric = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+    let python = b"0123456789abcdefghijklmnopqrstuvwxyz_";
+    let hex = b"0123456789abcdef";
+    let mktemp = random_names(alphanumeric, 10, COUNT);
+    let tempfile = random_names(python, 8, COUNT);
+    let objects = random_names(hex, 40, COUNT);
+    let paths: [Vec<String>; 3] = [
+        mktemp.iter().map(|n| format!("u/tmp/tmp.{n}")).collect(),
+        tempfile.iter().map(|n| format!("u/tmp/tmp{n}")).collect(),
+        objects
+            .iter()
+            .map(|n| format!("u/project/.git/objects/{}/{}", &n[..2], &n[2..]))
+            .collect(),
+    ];
+    for paths in paths {
+        let applications: std::collections::HashSet<String> = paths
+            .iter()
+            .map(|path| identify(path.as_bytes()).application)
+            .collect();
+        let found = applications.len();
+        assert!(
+            found * 50 < COUNT,
+            "{found}, such as {:?}",
+            applications.iter().take(8)
+        );
+    }
+}
+
+#[test]
+fn a_source_tree_is_no_hundred_applications() {
+    let mut applications = std::collections::HashSet::new();
+    for dir in 0..30u8 {
+        for part in ["", "/core", "/core/detail", "/tests", "/include/linux"] {
+            for file in ["Makefile", "main.c", "sha256.c", "x86_64.S", "README"] {
+                let letter = char::from(b'a' + dir % 26);
+                let path = format!("me/src/linux/{letter}{letter}{dir}x{part}/{file}");
+                applications.insert(identify(path.as_bytes()).application);
+            }
+        }
+    }
+    assert_eq!(applications.len(), 1, "{applications:?}");
 }
 
 #[test]
@@ -223,6 +285,13 @@ fn different_top_directories_are_different_applications() {
     let other = identify(b"user2/run7/ckpt-3/rank-0");
     assert_ne!(one.application, other.application);
     assert_eq!(one.file_series, "user{n}/run{n}/ckpt-{n}/rank-{n}");
+}
+
+#[test]
+fn padded_and_labelled_numbers_count_beside_letters_about_digits() {
+    check("h2o_000040.xyz", "h2o_{version}.xyz", Some(40));
+    check("co2flux_step40.nc", "co2flux_step{version}.nc", Some(40));
+    check("tmpk3j_9", ".", None);
 }
 
 #[test]

@@ -36,6 +36,30 @@ fn command_where_knows_applications_and_versions_from_paths_alone() {
 }
 
 #[test]
+fn command_where_takes_a_source_tree_for_one_application() {
+    let cluster = Cluster::builder().lazy().up();
+    for dir in [
+        "",
+        "/core",
+        "/core/detail",
+        "/drivers/net/ethernet",
+        "/tests",
+    ] {
+        let dir = format!("me/project{dir}");
+        fs::create_dir_all(cluster.mnt(&dir)).expect("mkdir");
+        for name in ["Makefile", "sha256.c", "x86_64.S"] {
+            write_file(&cluster.mnt(format!("{dir}/{name}")), pattern(1160, 10));
+        }
+    }
+    let list = cluster.on_path(&["where", "--json"], "me").ok().json();
+    let list = list.as_array().expect("a list");
+    assert_eq!(list.len(), 15);
+    for entry in list {
+        assert_eq!(entry["application"], "me/project", "{entry}");
+    }
+}
+
+#[test]
 fn command_where_follows_rules_and_attributes_before_paths() {
     let rule = "[[rule]]\npath = \"/*/{app}/s{version}-of-*/**\"\n";
     let cluster = Cluster::builder().config(rule).lazy().up();
