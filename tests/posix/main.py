@@ -15,12 +15,15 @@ import time
 import tomllib
 from pathlib import Path
 
+from outside import ltp, xfstests
 from place import place, say
 from suites import ALL, HERE, SHORT
 
 from machine import ROOT, Failure, clean_exit_on_signals, workspace
 
 WAYS = ("passthrough", "requests")
+# Built elsewhere; they run only where their folder is given.
+OUTSIDE = {"xfstests": xfstests, "ltp": ltp}
 
 
 def names(known):
@@ -45,9 +48,16 @@ def arguments():
     parser.add_argument("--tools", type=Path, default=ROOT / ".cache/bin", help="where pjdfstest and fsx are")
     parser.add_argument("--python", type=Path, default=ROOT / ".cache/venv-posix/bin/python", help="one with h5py and pytest")
     parser.add_argument("--work", type=Path, help="where temporary directories go")
+    parser.add_argument("--xfstests", type=Path, metavar="DIR", help="run xfstests, which was built there")
+    parser.add_argument("--ltp", type=Path, metavar="DIR", help="run LTP, which was installed there")
+    parser.add_argument("--cases", type=lambda text: text.split(","), metavar="A,B", help="of xfstests or LTP, these only")
     parser.add_argument("--json", action="store_true", help="results as JSON on standard output")
     args = parser.parse_args()
-    args.only = args.only or list(SHORT if args.quick else ALL)
+    outside = [name for name in OUTSIDE if getattr(args, name)]
+    if args.only or not outside:
+        args.only = args.only or list(SHORT if args.quick else ALL)
+    args.only = (args.only or []) + outside
+    args.suites = {**ALL, **OUTSIDE}
     args.fsx_seeds = args.fsx_seeds or (1 if args.quick else 10)
     args.fsx_operations = args.fsx_operations or (2000 if args.quick else 100_000)
     args.exclusions = tomllib.loads((HERE / "exclusions.toml").read_text(encoding="utf-8"))
@@ -68,7 +78,7 @@ def run_one(here, name, args):
     began = time.monotonic()
     result = {"way": here.way, "suite": name}
     try:
-        result.update(ok=True, facts=ALL[name](here, args))
+        result.update(ok=True, facts=args.suites[name](here, args))
     except (Failure, OSError) as error:
         result.update(ok=False, problem=str(error))
     result["seconds"] = round(time.monotonic() - began, 1)
@@ -86,7 +96,7 @@ def run_way(base, way, args):
     results = []
     with place(base, args.forebay, way) as here:
         for name in args.only:
-            say(f"{way}: {name}: {ALL[name].__doc__.splitlines()[0]}")
+            say(f"{way}: {name}: {args.suites[name].__doc__.splitlines()[0]}")
             results.append(run_one(here, name, args))
         began = time.monotonic()
         errors = here.forebay.status()["errors"]
