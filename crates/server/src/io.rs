@@ -500,8 +500,11 @@ impl Core {
             self.clear_set_id(open.ino)?;
         }
         let takes_space = matches!(change, SpaceChange::Allocate | SpaceChange::Reserve);
-        if takes_space && self.admit(&open, len, may_wait)? == Room::WouldWait {
-            return Ok(None);
+        if takes_space {
+            self.check_pfs_has(&open, len)?;
+            if self.admit(&open, len, may_wait)? == Room::WouldWait {
+                return Ok(None);
+            }
         }
         let target = open.target.read();
         self.reach(&target)?;
@@ -515,6 +518,20 @@ impl Core {
         };
         target.object().allocate(mode, offset, len)?;
         Ok(Some(()))
+    }
+
+    /// Space is promised for good only where the PFS has it, too: that is where the file ends up.
+    fn check_pfs_has(&self, open: &OpenFile, len: u64) -> Result<(), Errno> {
+        if self.pulse().is_silent() {
+            return Ok(());
+        }
+        let held = open.target.read().object().stat()?.allocated_bytes;
+        let pfs = self.ns.statfs()?;
+        let free = pfs.blocks_available * u64::from(pfs.block_bytes);
+        match len.saturating_sub(held) > free {
+            true => Err(Errno::ENOSPC),
+            false => Ok(()),
+        }
     }
 
     /// lseek(2) for data and holes.

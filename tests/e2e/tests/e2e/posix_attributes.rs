@@ -9,7 +9,8 @@ use std::process::Command;
 
 use forebay_testkit::{Cluster, LONG, Output, needs_root, pattern, run_bounded, write_file};
 use rustix::fs::{
-    AtFlags, CWD, Dir, StatxFlags, Timespec, Timestamps, XattrFlags, setxattr, statx, utimensat,
+    AtFlags, CWD, Dir, FallocateFlags, StatxFlags, Timespec, Timestamps, XattrFlags, setxattr,
+    statx, utimensat,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -354,6 +355,21 @@ fn stat_after_stores(cluster: &Cluster) {
         }
         munmap(map, LEN).expect("munmap");
     }
+}
+
+#[test]
+fn promise_2_space_that_the_pfs_does_not_have_is_not_promised() {
+    if needs_root() {
+        return;
+    }
+    let small_pfs = Cluster::builder().dram("").ssd("1GiB").lazy();
+    let cluster = small_pfs.loop_pfs(64 << 20).up();
+    let file = File::create(cluster.mnt("f")).expect("create");
+    let allocate = |bytes| rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
+    assert_eq!(allocate(200 << 20), Err(rustix::io::Errno::NOSPC));
+    assert_eq!(file.metadata().expect("metadata").len(), 0);
+    assert_eq!(allocate(5 << 20), Ok(()));
+    assert_eq!(file.metadata().expect("metadata").len(), 5 << 20);
 }
 
 #[test]
