@@ -22,7 +22,7 @@ use crate::{instance, out, usage};
         "Writes to the first flash directory (memory where there is none) and copies to the PFS, each\n",
         "alone and both at once, into files without names. Run it when little else does I/O. The outcome\n",
         "is kept in the state folder; bandwidths in the configuration go before it.\n\n",
-        "Examples:\n  forebay calibrate --state /var/tmp/bb\n  forebay calibrate --json --time 10s\n\n",
+        "Examples:\n  forebay calibrate --state /var/lib/forebay\n  forebay calibrate --json --time 10s\n\n",
         "Exit codes: 0 measured; 1 nothing runs there, no room, or it is another user's."
     )
 )]

@@ -112,6 +112,10 @@ impl Daemon {
                 "{state}: not allowed to {doing}: this burst buffer was started by another user; \
                  ask its owner, or run this as that user or root"
             ),
+            AskError::Refused(Errno::EUSERS) => format!(
+                "{state}: cannot {doing}: too many commands are connected to this burst buffer; try again when some \
+                 have ended"
+            ),
             AskError::Refused(errno) => format!("{state}: cannot {doing}: {errno}"),
             AskError::Protocol(why) => format!("{state}: {why}"),
         })
@@ -139,6 +143,7 @@ impl Daemon {
         paths: &[Vec<u8>],
         mut each: impl FnMut(Located) -> bool,
     ) -> Result<(), AskError> {
+        let mut asked_before = false;
         for batch in batches(paths) {
             let mut after = None;
             loop {
@@ -146,11 +151,20 @@ impl Daemon {
                     paths: batch.to_vec(),
                     after: after.take(),
                 };
+                let answer = match self.ask(asked.clone()) {
+                    // Whoever reads the last part took so long that the connection was closed.
+                    Err(AskError::Gone) if asked_before => match Daemon::try_connect(&self.state) {
+                        Ok(Some(again)) => again.ask(asked)?,
+                        _ => return Err(AskError::Gone),
+                    },
+                    answer => answer?,
+                };
+                asked_before = true;
                 let ControlResponse::Where {
                     files,
                     more_after,
                     failures,
-                } = self.ask(asked)?
+                } = answer
                 else {
                     return Err(AskError::Protocol("it answered another question".into()));
                 };
@@ -166,19 +180,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts a movement: one job for every batch of paths that fits into a message.
-    pub fn start(&self, movement: Movement, paths: &[Vec<u8>]) -> Result<Vec<u64>, AskError> {
-        let mut jobs = Vec::new();
-        for batch in batches(paths) {
-            match self.ask(Control::Start {
-                movement,
-                paths: batch.to_vec(),
-            })? {
-                ControlResponse::Started { id } => jobs.push(id),
-                _ => return Err(AskError::Protocol("it answered another question".into())),
-            }
+    /// Starts a movement of paths that fit into one message, see [`batches`]. Refused with `EAGAIN` while this user has
+    /// too many under way.
+    pub fn start(&self, movement: Movement, paths: &[Vec<u8>]) -> Result<u64, AskError> {
+        let paths = paths.to_vec();
+        match self.ask(Control::Start { movement, paths })? {
+            ControlResponse::Started { id } => Ok(id),
+            _ => Err(AskError::Protocol("it answered another question".into())),
         }
-        Ok(jobs)
     }
 
     /// Progress of one job.
@@ -234,7 +243,7 @@ fn connect_reason(error: &io::Error) -> String {
 }
 
 /// Splits paths so that each part fits into one message.
-fn batches(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
+pub fn batches(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
     let mut parts = Vec::new();
     let (mut from, mut bytes) = (0, 0);
     for (at, path) in paths.iter().enumerate() {

@@ -48,8 +48,8 @@ const NAMING_LIMIT: Duration = Duration::from_secs(10);
         "buffer goes on running. Without --timeout a drain that fails and moves nothing for two\n",
         "minutes is reported (exit 3), and goes on being tried.\n\n",
         "Of a burst buffer that has died, a mount that is left is taken away (exit 1: not running).\n\n",
-        "Examples:\n  forebay down --state /var/tmp/bb\n",
-        "  forebay down --state /var/tmp/bb --drain --timeout 30m\n\n",
+        "Examples:\n  forebay down --state /var/lib/forebay\n",
+        "  forebay down --state /var/lib/forebay --drain --timeout 30m\n\n",
         "Exit codes: 0 stopped; 1 not running, or not yours; 3 the drain fails (each file is named);\n",
         "4 timed out (what is left is named); 130 stopped waiting (it goes on)."
     )

@@ -8,7 +8,7 @@ use forebay_wire::control::{Finding, FsckReport};
 use serde_json::{Map, Value, json};
 
 use crate::control::Daemon;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Explain, Failure};
 use crate::instance::named_state;
 use crate::paths::need_working_directory;
 use crate::show::json::{self, insert_path};
@@ -24,8 +24,8 @@ use crate::{out, up, usage};
         "Works on a running burst buffer as well as on one that is down.\n\n",
         "JSON: {\"records\", \"objects\", \"verified_bytes\", \"dry_run\", \"findings\": [{\"subject\",\n",
         "\"kind\", \"problem\", \"action\", \"repaired\"}]}.\n\n",
-        "Examples:\n  forebay fsck --state /var/tmp/bb\n",
-        "  forebay fsck --state /var/tmp/bb --dry-run --checksums --json\n\n",
+        "Examples:\n  forebay fsck --state /var/lib/forebay\n",
+        "  forebay fsck --state /var/lib/forebay --dry-run --checksums --json\n\n",
         "Exit codes: 0 nothing wrong, or all repaired; 1 fatal; 3 something remains to be repaired\n",
         "(with --dry-run: anything was found); 5 content that does not match its checksum."
     )
@@ -81,6 +81,9 @@ fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
                 crate::exit::reason(&error)
             )));
         }
+    }
+    if let Some(why) = state::unfit(state).explain(&what, "")? {
+        return Err(Failure::fatal(format!("{what}: the state folder {why}")));
     }
     let _lock = Lock::take(state).map_err(|error| {
         Failure::fatal(match error {

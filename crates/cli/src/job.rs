@@ -1,11 +1,12 @@
 //! Movements under way, followed to their end.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use forebay_types::limits;
+use forebay_types::{Errno, limits};
 use forebay_wire::control::{JobProgress, Movement};
 
-use crate::control::{AskError, Daemon, failure_line};
+use crate::control::{AskError, Daemon, batches, failure_line};
 use crate::exit::Failure;
 use crate::paths::Target;
 use crate::show::progress::{Amount, Progress};
@@ -30,6 +31,8 @@ pub enum End {
     TimedOut,
     /// Ctrl-C; the job was cancelled.
     Interrupted,
+    /// Somebody else has cancelled it, or the burst buffer is stopping.
+    Cancelled,
 }
 
 /// What to wait for.
@@ -52,12 +55,12 @@ pub fn follow(
     let doing = format!("{} files", name(movement));
     let fail = |error| daemon.failure(error, &doing);
     let deadline = until.timeout.map(|timeout| Instant::now() + timeout);
-    let jobs = daemon.start(movement, &target.paths).map_err(fail)?;
+    let mut jobs = Jobs::new(daemon, movement, &target.paths);
     let mut progress = Progress::new(name(movement));
     let mut told = 0;
     let begun = Instant::now();
     let end = loop {
-        let now = total(daemon, &jobs).map_err(fail)?;
+        let now = jobs.look().map_err(fail)?;
         for failure in now.failures.iter().skip(told) {
             progress.say(&failure_line(&target.mount, failure));
         }
@@ -81,40 +84,103 @@ pub fn follow(
         }
     };
     if matches!(end, End::TimedOut | End::Interrupted) {
-        cancel(daemon, &jobs).map_err(fail)?;
+        jobs.cancel().map_err(fail)?;
     }
-    let last = total(daemon, &jobs).map_err(fail)?;
+    let last = jobs.look().map_err(fail)?;
     for failure in last.failures.iter().skip(told) {
         progress.say(&failure_line(&target.mount, failure));
     }
     progress.finish();
-    // A job that ended while it was being cancelled is complete.
-    let complete = last.finished && last.left.is_empty() && last.files_done >= last.files_total;
-    Ok((
-        if complete && end == End::TimedOut {
-            End::Finished
-        } else {
-            end
-        },
-        last,
-    ))
+    Ok((end_of(end, &last), last))
 }
 
-fn cancel(daemon: &Daemon, jobs: &[u64]) -> Result<(), AskError> {
-    for job in jobs {
-        daemon.cancel(*job)?;
+/// A job that ended while it was being cancelled is complete; one that others have ended is not.
+fn end_of(end: End, last: &JobProgress) -> End {
+    let complete = last.finished && !last.cancelled && last.files_done >= last.files_total;
+    match end {
+        End::TimedOut if complete => End::Finished,
+        End::Finished if last.cancelled => End::Cancelled,
+        end => end,
     }
-    let begun = Instant::now();
-    while begun.elapsed() < CANCEL_LIMIT && !total(daemon, jobs)?.finished {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Ok(())
 }
 
-fn total(daemon: &Daemon, jobs: &[u64]) -> Result<JobProgress, AskError> {
-    let parts: Result<Vec<JobProgress>, AskError> =
-        jobs.iter().map(|job| daemon.job(*job)).collect();
-    Ok(sum(parts?))
+/// The jobs of one movement: one for every batch of paths that fits into a message, as many at a time as the burst
+/// buffer takes.
+struct Jobs<'a> {
+    daemon: &'a Daemon,
+    movement: Movement,
+    /// Not started yet.
+    waiting: VecDeque<&'a [Vec<u8>]>,
+    /// Under way.
+    running: Vec<u64>,
+    /// Their last word.
+    finished: Vec<JobProgress>,
+}
+
+impl<'a> Jobs<'a> {
+    fn new(daemon: &'a Daemon, movement: Movement, paths: &'a [Vec<u8>]) -> Jobs<'a> {
+        Jobs {
+            daemon,
+            movement,
+            waiting: batches(paths).into(),
+            running: Vec::new(),
+            finished: Vec::new(),
+        }
+    }
+
+    /// Starts what can be started, and asks how far all have come.
+    fn look(&mut self) -> Result<JobProgress, AskError> {
+        while let Some(paths) = self.waiting.front() {
+            match self.daemon.start(self.movement, paths) {
+                Ok(id) => self.running.push(id),
+                // There are enough of this user's under way: one of them will end.
+                Err(AskError::Refused(Errno::EAGAIN)) => break,
+                Err(error) => return Err(error),
+            }
+            self.waiting.pop_front();
+        }
+        let mut parts = Vec::new();
+        let mut running = Vec::new();
+        for id in std::mem::take(&mut self.running) {
+            let progress = self.daemon.job(id)?;
+            match progress.finished {
+                true => self.finished.push(progress),
+                false => {
+                    running.push(id);
+                    parts.push(progress);
+                }
+            }
+        }
+        self.running = running;
+        parts.extend(self.finished.iter().cloned());
+        let mut all = sum(parts);
+        if !self.waiting.is_empty() {
+            (all.finished, all.counting) = (false, true);
+        }
+        Ok(all)
+    }
+
+    fn cancel(&mut self) -> Result<(), AskError> {
+        let mut never = JobProgress {
+            finished: true,
+            cancelled: !self.waiting.is_empty(),
+            ..JobProgress::default()
+        };
+        for paths in self.waiting.drain(..) {
+            never.files_total += paths.len() as u64;
+            let room = limits::ERRORS_REMEMBERED_MAX.saturating_sub(never.left.len());
+            never.left.extend(paths.iter().take(room).cloned());
+        }
+        self.finished.push(never);
+        for job in &self.running {
+            self.daemon.cancel(*job)?;
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < CANCEL_LIMIT && !self.look()?.finished {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
 }
 
 /// Several jobs as one.
@@ -126,6 +192,7 @@ fn sum(parts: Vec<JobProgress>) -> JobProgress {
     parts.into_iter().fold(nothing, |mut all, part| {
         all.counting |= part.counting;
         all.finished &= part.finished;
+        all.cancelled |= part.cancelled;
         all.files_total += part.files_total;
         all.files_done += part.files_done;
         all.files_skipped += part.files_skipped;
@@ -172,6 +239,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_others_have_ended_is_not_complete() {
+        let job = |cancelled, files_done| JobProgress {
+            finished: true,
+            cancelled,
+            files_total: 2,
+            files_done,
+            ..JobProgress::default()
+        };
+        assert_eq!(end_of(End::Finished, &job(false, 2)), End::Finished);
+        assert_eq!(end_of(End::Finished, &job(true, 1)), End::Cancelled);
+        assert_eq!(end_of(End::TimedOut, &job(true, 1)), End::TimedOut);
+        assert_eq!(end_of(End::TimedOut, &job(false, 2)), End::Finished);
+        assert_eq!(end_of(End::Interrupted, &job(true, 2)), End::Interrupted);
+    }
+
+    #[test]
     fn several_jobs_are_one() {
         let job = |finished, counting| JobProgress {
             finished,
@@ -194,6 +277,7 @@ mod tests {
             (4, 2, 20, 10)
         );
         assert!(sum(vec![]).finished);
+        assert!(!all.cancelled);
         assert_eq!(amount(&all).detail, "2 of 4 files so far");
     }
 }

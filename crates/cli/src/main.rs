@@ -47,10 +47,10 @@ use exit::{Exit, Failure};
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "Examples:\n",
-        "  forebay up --pfs /scratch --mount /bb --state /var/tmp/bb --dram 4GiB --detach\n",
+        "  forebay up --pfs /scratch --mount /bb --state /var/lib/forebay --dram 4GiB --detach\n",
         "  forebay status\n",
         "  forebay stage-out --wait /bb/run7\n",
-        "  forebay down --state /var/tmp/bb --drain --timeout 30m\n\n",
+        "  forebay down --state /var/lib/forebay --drain --timeout 30m\n\n",
         "Sizes: 4GiB, 500MB, 1.5T, plain bytes. Durations: 200ms, 30s, 5m, 1.5h, plain seconds.\n\n",
         "Exit codes: 0 complete; 1 wrong usage or fatal; 3 partial (each path that failed is\n",
         "named); 4 timed out (what is left is named); 5 verification failed; 130 interrupted."

@@ -60,6 +60,7 @@ fn exit(end: End, job: &JobProgress) -> Exit {
     match end {
         End::TimedOut => Exit::TimedOut,
         End::Interrupted => Exit::Interrupted,
+        End::Cancelled => Exit::Partial,
         End::Finished | End::Queued if job.failed == 0 => Exit::Complete,
         End::Finished | End::Queued if job.files_total == 0 => Exit::Fatal,
         End::Finished | End::Queued => Exit::Partial,
@@ -74,11 +75,11 @@ fn complain(movement: Movement, mount: &Path, end: End, job: &JobProgress) {
             "and {more} more failed; `forebay status` shows the last errors"
         ));
     }
-    if matches!(end, End::TimedOut | End::Interrupted) {
-        let why = if end == End::TimedOut {
-            "timed out"
-        } else {
-            "stopped"
+    if matches!(end, End::TimedOut | End::Interrupted | End::Cancelled) {
+        let why = match end {
+            End::TimedOut => "timed out",
+            End::Cancelled => "was cancelled by somebody else, or the burst buffer is stopping",
+            _ => "stopped",
         };
         let left = job.files_total.saturating_sub(job.files_done);
         let bytes = job.bytes_total.saturating_sub(job.bytes_done);
@@ -142,6 +143,7 @@ fn to_json(movement: Movement, mount: &Path, end: End, job: &JobProgress, took: 
         End::Queued => "queued",
         End::TimedOut => "timed-out",
         End::Interrupted => "interrupted",
+        End::Cancelled => "cancelled",
     };
     json!({
         "movement": job::name(movement),
@@ -206,6 +208,7 @@ mod tests {
         assert_eq!(exit(End::Queued, &job(2, 0, &[])), Exit::Complete);
         assert_eq!(exit(End::TimedOut, &job(2, 1, &[])), Exit::TimedOut);
         assert_eq!(exit(End::Interrupted, &job(2, 1, &[])), Exit::Interrupted);
+        assert_eq!(exit(End::Cancelled, &job(2, 1, &[])), Exit::Partial);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::{instance, out, usage};
         "at full speed), dedicated (a share for each application, no sharing).\n",
         "Placements (who is demoted and dropped first): bbos (outdated versions, then highest MTBF), fifo,\n",
         "lru, coolness. A choice holds until the burst buffer stops; the configuration says the next.\n\n",
-        "Examples:\n  forebay policy\n  forebay policy maxeff --state /var/tmp/bb\n  forebay policy --placement lru\n\n",
+        "Examples:\n  forebay policy\n  forebay policy maxeff --state /var/lib/forebay\n  forebay policy --placement lru\n\n",
         "Exit codes: 0 shown or changed; 1 nothing runs there, or it is another user's."
     )
 )]

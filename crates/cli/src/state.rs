@@ -1,11 +1,14 @@
 //! The files of a state folder that the command line itself uses.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
 
 /// Held by the living instance; its content is that instance's process id.
 pub const LOCK: &str = "forebay.lock";
@@ -43,14 +46,8 @@ impl Lock {
     /// Takes the lock and writes this process's id into it. Waits only for a holder that is already
     /// dead or dying.
     pub fn take(state: &Path) -> Result<Lock, LockError> {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(state.join(LOCK))
-            .map_err(LockError::Io)?;
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let mut file = open(state, LOCK, flags, 0o600).map_err(LockError::Io)?;
         let begun = Instant::now();
         loop {
             match file.try_lock() {
@@ -69,6 +66,82 @@ impl Lock {
         write_pid(&mut file).map_err(LockError::Io)?;
         Ok(Lock { _file: file })
     }
+}
+
+/// Opens a file of a state folder. The folder is not looked up again for it, no link is followed, and it must be a file of
+/// the folder's owner with no other name: others may have made the folder before it was ours.
+pub fn open(state: &Path, name: &str, flags: OFlags, mode: u32) -> io::Result<File> {
+    let folder = open_folder(state)?;
+    let owner = rustix::fs::fstat(&folder)?.st_uid;
+    // NONBLOCK: a FIFO must not hold anybody.
+    let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = match openat(&folder, name, flags, Mode::from_raw_mode(mode)) {
+        Err(Errno::LOOP | Errno::NXIO) => return Err(not_ours(name)),
+        opened => File::from(opened?),
+    };
+    let meta = file.metadata()?;
+    match meta.is_file() && meta.nlink() == 1 && meta.uid() == owner {
+        true => Ok(file),
+        false => Err(not_ours(name)),
+    }
+}
+
+fn not_ours(name: &str) -> io::Error {
+    let text =
+        format!("{name} in it is a link, or somebody else's; look who made it, and remove it");
+    io::Error::new(ErrorKind::PermissionDenied, text)
+}
+
+fn open_folder(state: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(state, flags, Mode::empty())?)
+}
+
+/// Puts a short text into a file of a state folder that everybody may read.
+pub fn write(state: &Path, name: &str, text: &str) -> io::Result<()> {
+    let mut file = open(state, name, OFlags::WRONLY | OFlags::CREATE, 0o644)?;
+    file.set_permissions(std::fs::Permissions::from_mode(0o644))?;
+    file.set_len(0)?;
+    file.write_all(text.as_bytes())
+}
+
+/// Why an existing folder, given by its canonical path, cannot hold a state; `Ok(None)` if it can.
+pub fn unfit(state: &Path) -> io::Result<Option<String>> {
+    let me = rustix::process::geteuid().as_raw();
+    let stat = rustix::fs::fstat(open_folder(state)?)?;
+    if stat.st_uid != me {
+        return Ok(Some(format!(
+            "belongs to user {}; choose a folder of your own",
+            stat.st_uid
+        )));
+    }
+    if stat.st_mode & 0o022 != 0 {
+        return Ok(Some(
+            "is open to others; take their permission to write away (chmod go-w), or choose another".into(),
+        ));
+    }
+    let mut entries = std::fs::read_dir(state)?;
+    // What mkfs makes is nobody's.
+    let foreign = entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found"));
+    match foreign && !state.join(LOCK).exists() {
+        true => Ok(Some(
+            "is not empty, and no burst buffer was ever started on it; choose a new one".into(),
+        )),
+        false => Ok(None),
+    }
+}
+
+/// The folder on the way to a canonical path in which somebody else could exchange what leads to it.
+pub fn exchangeable(path: &Path) -> io::Result<Option<PathBuf>> {
+    let me = rustix::process::geteuid().as_raw();
+    for above in path.ancestors().skip(1) {
+        let meta = std::fs::metadata(above)?;
+        let others = meta.mode() & 0o002 != 0 && meta.mode() & libc::S_ISVTX == 0;
+        if others || (meta.uid() != me && meta.uid() != 0) {
+            return Ok(Some(above.to_path_buf()));
+        }
+    }
+    Ok(None)
 }
 
 fn read_pid(file: &mut File) -> Option<u32> {
@@ -102,7 +175,7 @@ fn is_dead_stat(stat: &str) -> bool {
 /// Whether a living instance holds the state folder, and its process id. `None` if there is no lock
 /// file, so that this has never been a state folder.
 pub fn holder(state: &Path) -> io::Result<Option<Holder>> {
-    let mut file = match File::open(state.join(LOCK)) {
+    let mut file = match open(state, LOCK, OFlags::RDONLY, 0) {
         Ok(file) => file,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
@@ -169,6 +242,49 @@ mod tests {
         drop(lock);
         assert_eq!(holder(folder.path()).expect("free"), Some(Holder::Nobody));
         Lock::take(folder.path()).expect("free again");
+    }
+
+    #[test]
+    fn links_in_a_state_folder_are_not_followed() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let precious = folder.path().join("precious");
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).expect("mkdir");
+        for name in [LOCK, PID, LOG] {
+            for hard in [true, false] {
+                std::fs::write(&precious, "precious").expect("write");
+                let planted = state.join(name);
+                match hard {
+                    true => std::fs::hard_link(&precious, &planted).expect("link"),
+                    false => std::os::unix::fs::symlink(&precious, &planted).expect("symlink"),
+                }
+                let written = match name {
+                    LOCK => Lock::take(&state).map(drop).is_ok(),
+                    name => write(&state, name, "1").is_ok(),
+                };
+                assert!(!written, "{name}");
+                let text = std::fs::read_to_string(&precious).expect("read");
+                assert_eq!(text, "precious", "{name}");
+                std::fs::remove_file(planted).expect("remove");
+            }
+        }
+        assert!(unfit(&state).expect("look").is_none());
+        std::fs::write(state.join("mine"), "").expect("write");
+        assert!(
+            unfit(&state)
+                .expect("look")
+                .is_some_and(|why| why.contains("not empty"))
+        );
+        drop(Lock::take(&state).expect("lock"));
+        assert!(unfit(&state).expect("look").is_none());
+        std::fs::set_permissions(&state, PermissionsExt::from_mode(0o777)).expect("chmod");
+        assert!(
+            unfit(&state)
+                .expect("look")
+                .is_some_and(|why| why.contains("open to others"))
+        );
+        let inside = state.join("inside");
+        assert_eq!(exchangeable(&inside).expect("look"), Some(state));
     }
 
     #[test]

@@ -33,7 +33,7 @@ const ROWS_MAX: usize = 20;
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "In a tier's bar `#` is data not yet on the PFS, `=` other data, `.` free space.\n\n",
-        "Examples:\n  forebay status\n  forebay status --state /var/tmp/bb --json\n\n",
+        "Examples:\n  forebay status\n  forebay status --state /var/lib/forebay --json\n\n",
         "Exit codes: 0 shown; 1 nothing runs there, or it is another user's."
     )
 )]
@@ -117,6 +117,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "unpublished": bits.unpublished.iter().map(|v| version_json(mount_of(bits), v)).collect::<Value>(),
         "scrub": scrub_json(&bits.scrub),
         "applications": bits.applications.iter().map(application_json).collect::<Value>(),
+        "names_hidden": bits.names_hidden,
     });
     if let Value::Object(facts) = facts {
         object.extend(facts);
@@ -274,6 +275,14 @@ pub fn render(bits: &StatusBits) -> String {
     page.push_str(&versions(bits));
     page.push_str(&conflicts(bits));
     page.push_str(&errors(bits));
+    if bits.names_hidden {
+        let _ = writeln!(
+            page,
+            "\n{} errors and {} conflicts so far; names of files and applications are shown to root and to the user \
+             who started it",
+            bits.errors_total, bits.conflicts_total
+        );
+    }
     page
 }
 

@@ -32,7 +32,7 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "Where standard output is no terminal, one page is printed below the other.\n\n",
-        "Examples:\n  forebay top\n  forebay top --state /var/tmp/bb --count 3\n\n",
+        "Examples:\n  forebay top\n  forebay top --state /var/lib/forebay --count 3\n\n",
         "Exit codes: 0 ended by q, Ctrl-C or --count; 1 nothing runs there, or it stopped."
     )
 )]

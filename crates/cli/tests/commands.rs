@@ -19,7 +19,7 @@ struct Fake {
 }
 
 impl Service for Fake {
-    fn handle(&self, _: Peer, request: Request, _: &[u8], _: &mut [u8]) -> Reply {
+    fn handle(&self, _: Peer<'_>, request: Request, _: &[u8], _: &mut [u8]) -> Reply {
         let Request::Control(control) = request else {
             return Errno::EPROTO.into();
         };

@@ -33,6 +33,12 @@ pub enum Error {
     /// What is on storage is not what the store wrote.
     #[error("the key-value store is damaged: {0}")]
     Corrupt(String),
+    /// The store was written by another version of its engine, or what says so is damaged.
+    #[error("the key-value store has format {found}, which this version does not read")]
+    Version {
+        /// As found.
+        found: String,
+    },
     /// An earlier flush failed, so nobody knows what reached storage. Only closing the store and opening it again, which
     /// reads storage back, says what survived; until then no commit is accepted.
     #[error("the key-value store takes no commits, because an earlier one failed to reach storage")]
@@ -62,6 +68,7 @@ impl Error {
             Error::Conflict => libc::EAGAIN,
             Error::Io(source) => source.raw_os_error().unwrap_or(libc::EIO),
             Error::Corrupt(_) | Error::Poisoned => libc::EIO,
+            Error::Version { .. } => libc::EPROTO,
             Error::InUse => libc::EBUSY,
             Error::TooLarge {
                 part: Part::Key, ..

@@ -146,6 +146,12 @@ fn from_engine(error: fjall::Error) -> Error {
         }
         fjall::Error::Poisoned => Error::Poisoned,
         fjall::Error::Locked => Error::InUse,
+        fjall::Error::InvalidVersion(found) => Error::Version {
+            found: found.map_or_else(|| "unknown".into(), |version| version.to_string()),
+        },
+        fjall::Error::Storage(fjall::LsmError::InvalidVersion(found)) => Error::Version {
+            found: found.to_string(),
+        },
         other => Error::Corrupt(other.to_string()),
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_namespace::Dir;
 use forebay_types::Errno;
 
+use crate::asker::Sight;
 use crate::core::Core;
 use crate::jobs::{CLOSE_GRACE, Job, fail, left};
 use crate::publication::{Figures, pause_after};
@@ -24,11 +25,11 @@ struct Pending {
     written: Option<Instant>,
 }
 
-/// Runs the job; only versions of `uid`, unless that is root's.
-pub fn run(core: &Core, job: &Job, paths: &[Vec<u8>], uid: u32) {
+/// Runs the job; only versions of who asks, unless that is root or the server's own user.
+pub fn run(core: &Core, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
     let mut pending: Vec<Pending> = paths
         .iter()
-        .filter_map(|path| match order(core, job, path, uid) {
+        .filter_map(|path| match order(core, job, path, sight) {
             Ok(pending) => pending,
             Err((errno, reason)) => {
                 fail(job, path.clone(), errno, reason);
@@ -73,9 +74,18 @@ pub fn run(core: &Core, job: &Job, paths: &[Vec<u8>], uid: u32) {
 
 type Refused = (Errno, String);
 
-fn order(core: &Core, job: &Job, path: &[u8], uid: u32) -> Result<Option<Pending>, Refused> {
+fn order(
+    core: &Core,
+    job: &Job,
+    path: &[u8],
+    sight: &Sight<'_>,
+) -> Result<Option<Pending>, Refused> {
     let plain = |errno: Errno| (errno, errno.message());
-    let (dir, found) = core.ns.resolve(path).map_err(|e| plain(e.errno()))?;
+    let resolved = core.ns.resolve(path).map_err(|e| e.errno());
+    let (dir, found) = resolved.map_err(|errno| plain(sight.of_missing(path, errno)))?;
+    let above = dir.place().filter(|_| found.is_none());
+    let above = above.map_or_else(|| dir.clone(), |(parent, _)| parent);
+    sight.may_search(&above).map_err(plain)?;
     if found.is_some() {
         return Err(plain(Errno::ENOTDIR));
     }
@@ -84,7 +94,8 @@ fn order(core: &Core, job: &Job, path: &[u8], uid: u32) -> Result<Option<Pending
         let handle = core.ns.open_dir(&dir).ok()?;
         Some(core.ns.pfs().stat_dir(&handle).ok()?.uid)
     });
-    if uid != 0 && owner != Some(uid) {
+    let asker = sight.asker();
+    if !asker.is_trusted() && owner != Some(asker.uid()) {
         return Err((Errno::EPERM, "not your directory".into()));
     }
     if let Some(version) = core.ns.version_of(&dir).filter(|v| !Arc::ptr_eq(v, &dir)) {

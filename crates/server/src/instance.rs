@@ -29,7 +29,8 @@ use crate::rules::Rules;
 use crate::scrub::Scrub;
 use crate::service::Server;
 use crate::settings::Settings;
-use crate::tierset::{SSDS_MAX, TierSet, make_private};
+use crate::statefolder::open_store;
+use crate::tierset::{SSDS_MAX, TierSet};
 use crate::writers::Writers;
 use crate::{demote, discard, engine, guard, monitor, unseen};
 
@@ -60,6 +61,18 @@ pub enum StartError {
         was: String,
         /// The PFS given.
         now: String,
+    },
+    /// The state was written by another version of Forebay.
+    #[error(
+        "the state folder {state} holds {what} of version {found}, which this forebay does not read; start it with the forebay that made it, end that with `down --drain`, then go on with a new state folder"
+    )]
+    OtherVersion {
+        /// State folder.
+        state: String,
+        /// Which part.
+        what: String,
+        /// As found.
+        found: String,
     },
     /// A tier with undrained files was not given.
     #[error(
@@ -135,10 +148,7 @@ fn open_core(settings: Settings, mode: OpenMode) -> Result<Core, StartError> {
     if !settings.demotion.unnamed {
         pfs.without_unnamed();
     }
-    let kv_dir = settings.state.join("kv");
-    make_private(&kv_dir).map_err(failed(format!("metadata store {}", kv_dir.display())))?;
-    let store = forebay_kv::open_default(&kv_dir)
-        .map_err(failed(format!("metadata store {}", kv_dir.display())))?;
+    let store = open_store(&settings.state)?;
     let instance = instance_id(&*store)?;
     let (ns, loaded) = Namespace::open(pfs, store, instance).map_err(failed("metadata store"))?;
     failpoint::hit(failpoint::Point::StartLoaded);
@@ -160,8 +170,8 @@ fn open_core(settings: Settings, mode: OpenMode) -> Result<Core, StartError> {
             why: format!("more than {SSDS_MAX} directories"),
         });
     }
-    let tiers =
-        TierSet::open(&settings, instance, &mut facts.known_ssd).map_err(failed("tiers"))?;
+    let tiers = TierSet::open(&settings, ns.pfs(), instance, &mut facts.known_ssd)
+        .map_err(failed("tiers"))?;
     let state = settings.state.clone();
     let made = finish_core(settings, ns, loaded, &facts, tiers, mode);
     made.map_err(|failure| {
@@ -461,7 +471,7 @@ impl Instance {
             tracing::warn!("the memory tier stays mounted: {error}");
         }
         if !core.pulse().is_silent() {
-            core.tiers.tidy_overflow();
+            core.tiers.tidy_overflow(core.ns.pfs());
         }
         summary
     }
@@ -575,12 +585,10 @@ pub fn fsck_offline(
     dry_run: bool,
     checksums: bool,
 ) -> Result<FsckReport, StartError> {
-    let kv_dir = state.join("kv");
-    if !kv_dir.is_dir() {
+    if !state.join("kv").is_dir() {
         return Err(StartError::NoInstance(state.display().to_string()));
     }
-    let store = forebay_kv::open_default(&kv_dir)
-        .map_err(failed(format!("metadata store {}", kv_dir.display())))?;
+    let store = open_store(state)?;
     let facts = match store.get(b"c/instance").map_err(failed("metadata store"))? {
         Some(bytes) => postcard::from_bytes::<Facts>(&bytes).map_err(failed("metadata store"))?,
         None => return Err(StartError::NoInstance(state.display().to_string())),

@@ -10,12 +10,20 @@ use forebay_types::{Errno, Ino, limits};
 use forebay_wire::control::{JobProgress, Movement, PathFailure};
 use parking_lot::Mutex;
 
+use crate::asker::{Asker, Sight};
 use crate::core::Core;
 use crate::opens::Target;
 use crate::walk::Visited;
 
-/// Finished jobs that can still be asked for.
-const FINISHED_KEPT_MAX: usize = 64;
+/// Jobs of root and the server's own user that run at once. Each has a thread: who wants more waits for one to end.
+const RUNNING_TRUSTED_MAX: usize = 64;
+/// The same of one other user, and of all others together.
+const RUNNING_PER_USER_MAX: usize = 8;
+const RUNNING_OTHERS_MAX: usize = 64;
+/// Jobs of one user that can be asked for, finished ones included.
+const KEPT_PER_USER_MAX: usize = 64;
+/// The same of all but root and the server's own user: what they remember of failures takes memory.
+const KEPT_OTHERS_MAX: usize = 256;
 /// A file that is still open for writing may be closed within this time (close(2) returns before
 /// the server hears of it).
 pub const CLOSE_GRACE: Duration = Duration::from_secs(2);
@@ -29,6 +37,9 @@ const UNDER_WAY_MAX: usize = 256;
 /// One job.
 pub struct Job {
     id: u64,
+    /// Who has started it.
+    uid: u32,
+    trusted: bool,
     /// As the command line is told.
     pub progress: Mutex<JobProgress>,
     /// It is to end.
@@ -39,7 +50,21 @@ pub struct Job {
     bytes_under_way: AtomicU64,
 }
 
-/// All jobs.
+impl Job {
+    fn is_finished(&self) -> bool {
+        self.progress.lock().finished
+    }
+
+    fn progress_now(&self) -> JobProgress {
+        let mut progress = self.progress.lock().clone();
+        let bytes = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let moved = bytes(&self.bytes_done) + bytes(&self.bytes_under_way);
+        progress.bytes_done = moved.min(progress.bytes_total);
+        progress
+    }
+}
+
+/// All jobs. They are their user's: for others, but root and the server's own user, they do not exist.
 #[derive(Default)]
 pub struct Jobs {
     jobs: Mutex<HashMap<u64, Arc<Job>>>,
@@ -47,22 +72,22 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// Progress of a job.
-    pub fn progress(&self, id: u64) -> Option<JobProgress> {
+    fn find(&self, id: u64, asker: &Asker) -> Option<Arc<Job>> {
         let job = self.jobs.lock().get(&id).cloned()?;
-        let mut progress = job.progress.lock().clone();
-        let bytes = |of: &AtomicU64| of.load(Ordering::Relaxed);
-        let moved = bytes(&job.bytes_done) + bytes(&job.bytes_under_way);
-        progress.bytes_done = moved.min(progress.bytes_total);
-        Some(progress)
+        (asker.is_trusted() || job.uid == asker.uid()).then_some(job)
+    }
+
+    /// Progress of a job.
+    pub fn progress(&self, id: u64, asker: &Asker) -> Option<JobProgress> {
+        Some(self.find(id, asker)?.progress_now())
     }
 
     /// The same while the PFS is given up. A job that is still not finished then blocks in a call on the
     /// PFS: it is cancelled, and whoever waits for it hears so.
-    pub fn progress_without_pfs(&self, id: u64, why: &str) -> Option<JobProgress> {
-        let mut progress = self.progress(id)?;
+    pub fn progress_without_pfs(&self, id: u64, asker: &Asker, why: &str) -> Option<JobProgress> {
+        let mut progress = self.progress(id, asker)?;
         if !progress.finished {
-            self.cancel(id);
+            self.cancel(id, asker);
             progress.finished = true;
             progress.failed += 1;
             progress.failures.push(PathFailure {
@@ -74,14 +99,32 @@ impl Jobs {
         Some(progress)
     }
 
-    /// Stops a job.
-    pub fn cancel(&self, id: u64) -> bool {
-        let job = self.jobs.lock().get(&id).cloned();
-        job.inspect(|j| j.cancelled.store(true, Ordering::Release))
-            .is_some()
+    /// Stops a job; its progress, if there is such a job.
+    pub fn cancel(&self, id: u64, asker: &Asker) -> Option<JobProgress> {
+        let job = self.find(id, asker)?;
+        job.cancelled.store(true, Ordering::Release);
+        Some(job.progress_now())
     }
 
-    fn add(&self) -> (u64, Arc<Job>) {
+    /// A new job; `EAGAIN` if the user has too many under way.
+    fn add(&self, asker: &Asker) -> Result<Arc<Job>, Errno> {
+        let (uid, trusted) = (asker.uid(), asker.is_trusted());
+        let mut jobs = self.jobs.lock();
+        let running = jobs.values().filter(|job| !job.is_finished());
+        let (mut own, mut alike) = (0, 0);
+        for job in running {
+            own += usize::from(job.uid == uid);
+            alike += usize::from(job.trusted == trusted);
+        }
+        let is_full = match trusted {
+            true => alike >= RUNNING_TRUSTED_MAX,
+            false => own >= RUNNING_PER_USER_MAX || alike >= RUNNING_OTHERS_MAX,
+        };
+        if is_full {
+            return Err(Errno::EAGAIN);
+        }
+        forget_oldest(&mut jobs, KEPT_PER_USER_MAX, &|job| job.uid == uid);
+        forget_oldest(&mut jobs, KEPT_OTHERS_MAX, &|job| !job.trusted);
         let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
         let progress = JobProgress {
             counting: true,
@@ -89,57 +132,75 @@ impl Jobs {
         };
         let job = Arc::new(Job {
             id,
+            uid,
+            trusted,
             progress: Mutex::new(progress),
             cancelled: AtomicBool::new(false),
             bytes_done: AtomicU64::new(0),
             bytes_under_way: AtomicU64::new(0),
         });
-        let mut jobs = self.jobs.lock();
-        while jobs.len() >= FINISHED_KEPT_MAX {
-            let oldest = jobs
-                .iter()
-                .filter(|(_, j)| j.progress.lock().finished)
-                .map(|(id, _)| *id)
-                .min();
-            match oldest {
-                Some(oldest) => drop(jobs.remove(&oldest)),
-                None => break,
-            }
-        }
         jobs.insert(id, job.clone());
-        (id, job)
+        Ok(job)
     }
 }
 
-/// Starts a movement on a thread of its own; only files of `uid`, unless that is root's.
+/// Makes room for one more of these jobs: those that have finished longest ago go.
+fn forget_oldest(jobs: &mut HashMap<u64, Arc<Job>>, max: usize, which: &dyn Fn(&Job) -> bool) {
+    let mut ids: Vec<u64> = jobs
+        .values()
+        .filter(|job| which(job))
+        .map(|job| job.id)
+        .collect();
+    let Some(excess) = (ids.len() + 1).checked_sub(max) else {
+        return;
+    };
+    ids.retain(|id| jobs[id].is_finished());
+    ids.sort_unstable();
+    for id in ids.into_iter().take(excess) {
+        jobs.remove(&id);
+    }
+}
+
+/// Starts a movement on a thread of its own, of files that the user owns and may find; all of them for root and the
+/// server's own user.
 pub fn start(
     core: &Arc<Core>,
     movement: Movement,
     paths: Vec<Vec<u8>>,
-    uid: u32,
+    asker: Asker,
 ) -> Result<u64, Errno> {
-    let (id, job) = core.jobs.add();
+    let job = core.jobs.add(&asker)?;
     let core = core.clone();
-    std::thread::Builder::new()
+    let id = job.id;
+    let running = job.clone();
+    let spawned = std::thread::Builder::new()
         .name(format!("fb-job-{id}"))
-        .spawn(move || run(&core, &job, movement, &paths, uid))?;
+        .spawn(move || run(&core, &running, movement, &paths, &asker));
+    if let Err(error) = spawned {
+        job.progress.lock().finished = true;
+        return Err(error.into());
+    }
     Ok(id)
 }
 
-fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], uid: u32) {
+fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
+    let sight = Sight::new(core, asker);
     let mut work: Vec<Visited> = Vec::new();
+    let mut cut = false;
     let walked: &[Vec<u8>] = match movement {
         Movement::Commit => {
-            crate::commit::run(core, job, paths, uid);
+            crate::commit::run(core, job, paths, &sight);
             &[]
         }
         _ => paths,
     };
+    let is_ended = || job.cancelled.load(Ordering::Acquire) || core.is_ending();
     for path in walked {
-        core.walk(
+        let go_on = core.walk(
             path,
+            &sight,
             &mut |visited| {
-                if uid != 0 && owner(core, &visited) != Some(uid) {
+                if !asker.is_trusted() && owner(core, &visited) != Some(asker.uid()) {
                     fail(job, visited.path(), Errno::EPERM, "not your file".into());
                     return true;
                 }
@@ -154,10 +215,14 @@ fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], uid: 
                     progress.files_skipped += 1;
                     progress.files_done += 1;
                 }
-                !job.cancelled.load(Ordering::Acquire)
+                !is_ended()
             },
             &mut |path, errno| fail(job, path, errno, errno.message()),
         );
+        if !go_on {
+            left(job, path.clone());
+            cut = true;
+        }
     }
     job.progress.lock().counting = false;
     match movement {
@@ -167,6 +232,7 @@ fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], uid: 
     let mut progress = job.progress.lock();
     job.bytes_under_way.store(0, Ordering::Relaxed);
     progress.bytes_done = job.bytes_done.load(Ordering::Relaxed);
+    progress.cancelled = cut || !progress.left.is_empty();
     progress.finished = true;
 }
 
@@ -430,4 +496,52 @@ fn outcome(core: &Core, file: &Arc<File>, open: &mut HashMap<u64, std::time::Ins
         core.drain.urge_again(file.object);
     }
     Outcome::Pending
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_wire::Peer;
+
+    use super::*;
+
+    fn asker(uid: u32) -> Asker {
+        Asker::of(Peer {
+            uid,
+            gid: uid,
+            groups: &[],
+            local: true,
+            mount: false,
+        })
+    }
+
+    #[test]
+    fn users_have_few_jobs_and_see_their_own() {
+        let jobs = Jobs::default();
+        // Neither of them runs the test.
+        let (one, other) = (asker(4_000_000), asker(4_000_001));
+        let mut own = Vec::new();
+        while let Ok(job) = jobs.add(&one) {
+            own.push(job);
+        }
+        assert_eq!(own.len(), RUNNING_PER_USER_MAX);
+        let foreign = jobs.add(&other).expect("another user's");
+        let roots = jobs.add(&asker(0)).expect("root's");
+        assert!(jobs.cancel(roots.id, &one).is_none());
+        assert!(jobs.progress(foreign.id, &one).is_none());
+        assert!(!roots.cancelled.load(Ordering::Acquire));
+        assert!(jobs.cancel(own[0].id, &one).is_some());
+        assert!(jobs.cancel(own[1].id, &asker(0)).is_some());
+        // One that has finished makes room, and stays to be asked for until there are many.
+        own[0].progress.lock().finished = true;
+        let first = own[0].id;
+        for _ in 1..KEPT_PER_USER_MAX - RUNNING_PER_USER_MAX {
+            let job = jobs.add(&one).expect("one more");
+            job.progress.lock().finished = true;
+        }
+        assert!(jobs.progress(first, &one).is_some());
+        jobs.add(&one).expect("one more").progress.lock().finished = true;
+        jobs.add(&one).expect("one more");
+        assert!(jobs.progress(first, &one).is_none());
+        assert!(jobs.progress(own[1].id, &one).is_some(), "it still runs");
+    }
 }

@@ -4,6 +4,7 @@
 
 mod activity;
 mod apps;
+mod asker;
 mod atrest;
 mod block_io;
 mod books;
@@ -30,6 +31,7 @@ mod monitor;
 mod open;
 mod opens;
 mod orphans;
+mod overflow;
 mod pieces;
 mod publication;
 mod recovery;
@@ -42,6 +44,7 @@ mod settings;
 mod space;
 mod stable;
 mod stage;
+mod statefolder;
 mod status;
 mod tierset;
 mod unhurried;

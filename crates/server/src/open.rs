@@ -185,7 +185,7 @@ impl Core {
         match create(tier) {
             Err(Errno::ENOSPC | Errno::EDQUOT) if self.tiers.kind(tier) != TierKind::Pfs => {
                 self.drain.hurry();
-                let overflow = self.tiers.need_overflow()?;
+                let overflow = self.tiers.need_overflow(self.ns.pfs())?;
                 Ok((overflow, create(overflow)?))
             }
             made => Ok((tier, made?)),

@@ -8,6 +8,7 @@ use forebay_types::{Cred, Errno, Handle, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Dirent, Peer, Reply, Request, Response, Service};
 
+use crate::asker::Asker;
 use crate::core::{Core, StopOrder};
 use crate::jobs;
 
@@ -29,7 +30,7 @@ impl Server {
 }
 
 impl Service for Server {
-    fn handle(&self, peer: Peer, request: Request, payload: &[u8], into: &mut [u8]) -> Reply {
+    fn handle(&self, peer: Peer<'_>, request: Request, payload: &[u8], into: &mut [u8]) -> Reply {
         let answered = match request {
             Request::Control(control) => self
                 .control(peer, control)
@@ -45,7 +46,7 @@ impl Service for Server {
 impl Server {
     fn answer(
         &self,
-        peer: Peer,
+        peer: Peer<'_>,
         request: Request,
         payload: &[u8],
         into: &mut [u8],
@@ -62,7 +63,7 @@ impl Server {
         }
     }
 
-    fn answer_open(&self, peer: Peer, request: Request) -> Result<Reply, Errno> {
+    fn answer_open(&self, peer: Peer<'_>, request: Request) -> Result<Reply, Errno> {
         let core = &self.core;
         Ok(match request {
             Request::Create {
@@ -337,36 +338,32 @@ impl Server {
         }
     }
 
-    fn job(&self, id: u64) -> Option<JobProgress> {
+    fn job(&self, id: u64, asker: &Asker) -> Option<JobProgress> {
         let core = &self.core;
         match core.given_up().filter(|_| self.is_stuck()) {
-            Some(why) => core.jobs.progress_without_pfs(id, &why),
-            None => core.jobs.progress(id),
+            Some(why) => core.jobs.progress_without_pfs(id, asker, &why),
+            None => core.jobs.progress(id, asker),
         }
     }
 
-    fn control(&self, peer: Peer, control: Control) -> Result<ControlResponse, Errno> {
+    fn control(&self, peer: Peer<'_>, control: Control) -> Result<ControlResponse, Errno> {
         let core = &self.core;
-        let trusted = peer.uid == 0 || peer.uid == rustix::process::geteuid().as_raw();
+        let asker = Asker::of(peer);
+        let job = |progress: Option<JobProgress>| {
+            let progress = progress.ok_or(Errno::ENOENT)?;
+            Ok(ControlResponse::Job(progress))
+        };
         match control {
-            Control::Status => Ok(ControlResponse::Status(Box::new(core.status()))),
-            Control::Where { paths, after } => self.bounded(move |core| core.locate(&paths, after)),
-            Control::Start { movement, paths } => {
-                let uid = if trusted { 0 } else { peer.uid };
-                Ok(ControlResponse::Started {
-                    id: jobs::start(core, movement, paths, uid)?,
-                })
+            Control::Status => Ok(ControlResponse::Status(Box::new(core.status_for(&asker)))),
+            Control::Where { paths, after } => {
+                self.bounded(move |core| core.locate(&asker, &paths, after))
             }
-            Control::Job { id } => self.job(id).map(ControlResponse::Job).ok_or(Errno::ENOENT),
-            Control::Cancel { id } => match core.jobs.cancel(id) {
-                true => core
-                    .jobs
-                    .progress(id)
-                    .map(ControlResponse::Job)
-                    .ok_or(Errno::ENOENT),
-                false => Err(Errno::ENOENT),
-            },
-            _ if !trusted => Err(Errno::EPERM),
+            Control::Start { movement, paths } => Ok(ControlResponse::Started {
+                id: jobs::start(core, movement, paths, asker)?,
+            }),
+            Control::Job { id } => job(self.job(id, &asker)),
+            Control::Cancel { id } => job(core.jobs.cancel(id, &asker)),
+            _ if !asker.is_trusted() => Err(Errno::EPERM),
             Control::Shutdown { drain, timeout_ms } => {
                 let deadline =
                     (timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(timeout_ms));

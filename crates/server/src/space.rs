@@ -68,7 +68,7 @@ impl Core {
     /// The overflow, which is on the PFS.
     fn overflow(&self) -> Result<TierId, Errno> {
         self.pulse().pass()?;
-        Ok(self.tiers.need_overflow()?)
+        Ok(self.tiers.need_overflow(self.ns.pfs())?)
     }
 
     /// The tier for a new file of an application: straight to the PFS where the burst buffer would have to make room and the
@@ -76,7 +76,7 @@ impl Core {
     pub fn place_checkpoint(&self, identity: &Identity, file: &NewFile) -> Result<TierId, Errno> {
         let bytes = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
         if !self.has_share(&identity.application, bytes) {
-            return Ok(self.tiers.need_overflow()?);
+            return Ok(self.tiers.need_overflow(self.ns.pfs())?);
         }
         let fits = |s: &TierSpace| s.available_bytes() >= bytes;
         if self.settings.engine.direct
@@ -90,7 +90,7 @@ impl Core {
             };
             if is_direct(true, self.engine.placement(), &incoming, residents) {
                 self.counters.direct_files.fetch_add(1, Ordering::Relaxed);
-                return Ok(self.tiers.need_overflow()?);
+                return Ok(self.tiers.need_overflow(self.ns.pfs())?);
             }
         }
         self.place_new(file)
@@ -304,7 +304,7 @@ impl Core {
         };
         let size = object.stat()?.size;
         let to = match refused {
-            Refused::DirtyCap | Refused::Gone => self.tiers.need_overflow()?,
+            Refused::DirtyCap | Refused::Gone => self.tiers.need_overflow(self.ns.pfs())?,
             Refused::Tier { .. } => self.other_tier(*tier, size + len)?,
         };
         let (file, object) = (file.clone(), object.clone());

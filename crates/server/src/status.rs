@@ -12,6 +12,7 @@ use forebay_wire::control::{
     ApplicationStatus, ControlResponse, PathFailure, PlanStatus, StatusBits, TierStatus, WhereEntry,
 };
 
+use crate::asker::{Asker, Sight};
 use crate::core::Core;
 use crate::instance::StopSummary;
 use crate::tierset::OVERFLOW;
@@ -116,7 +117,21 @@ impl Core {
             unpublished,
             scrub: self.scrub_status(),
             applications: self.application_status(),
+            names_hidden: false,
         }
+    }
+
+    /// The same for a user: names of files, and what applications do, are for root and the server's own user.
+    pub fn status_for(&self, asker: &Asker) -> StatusBits {
+        let mut bits = self.status();
+        if !asker.is_trusted() {
+            bits.names_hidden = true;
+            bits.errors.clear();
+            bits.conflicts.clear();
+            bits.unpublished.clear();
+            bits.applications.clear();
+        }
+        bits
     }
 
     fn plan_status(&self) -> PlanStatus {
@@ -205,8 +220,14 @@ impl Core {
         list
     }
 
-    /// Residency of the files at and below `paths`, continuing behind `after`.
-    pub fn locate(&self, paths: &[Vec<u8>], after: Option<Vec<u8>>) -> ControlResponse {
+    /// Residency of the files at and below `paths` that a user may find, continuing behind `after`.
+    pub fn locate(
+        &self,
+        asker: &Asker,
+        paths: &[Vec<u8>],
+        after: Option<Vec<u8>>,
+    ) -> ControlResponse {
+        let sight = Sight::new(self, asker);
         let mut files = Vec::new();
         let mut failures = Vec::new();
         let mut more_after = None;
@@ -219,6 +240,7 @@ impl Core {
             skip_paths = index;
             let go_on = self.walk(
                 path,
+                &sight,
                 &mut |visited| {
                     let here = visited.path();
                     if behind
@@ -230,7 +252,7 @@ impl Core {
                     if files.len() >= WHERE_ENTRIES_MAX {
                         return false;
                     }
-                    files.push(self.locate_one(&visited));
+                    files.push(self.locate_one(&sight, &visited));
                     true
                 },
                 &mut |path, errno| {
@@ -257,7 +279,7 @@ impl Core {
         }
     }
 
-    fn locate_one(&self, visited: &Visited) -> WhereEntry {
+    fn locate_one(&self, sight: &Sight<'_>, visited: &Visited) -> WhereEntry {
         let path = visited.path();
         let identity = self.rules.identify(&path);
         let mut entry = WhereEntry {
@@ -308,7 +330,8 @@ impl Core {
             (false, false) => "dirty",
         }
         .into();
-        entry.crc32c = residency.crc.filter(|_| !residency.writing);
+        let readable = sight.may_read(attr.uid, attr.perm);
+        entry.crc32c = residency.crc.filter(|_| readable && !residency.writing);
         entry.error = state.error.map(|e| e.message());
         entry
     }

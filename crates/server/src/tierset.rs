@@ -1,14 +1,16 @@
 //! The tiers of one server, by id.
 
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use forebay_policy::placement::TierKind as PolicyKind;
-use forebay_tiers::{DirTier, DramMount, Object, PfsTree, Tier, TierKind, mount_dram};
-use forebay_types::{Generation, ObjectId, TierId, failpoint};
+use forebay_tiers::{DirTier, DramMount, Object, PfsDir, PfsTree, Tier, TierKind, mount_dram};
+use forebay_types::{ObjectId, TierId};
 use parking_lot::Mutex;
+
+use crate::overflow::Overflow;
+use crate::statefolder::make_private;
 
 use crate::settings::Settings;
 
@@ -37,21 +39,10 @@ pub struct Slot {
 /// All tiers. Ids stay with their directories over restarts.
 pub struct TierSet {
     slots: Vec<Option<Slot>>,
-    /// Made when it is first needed: most runs never do.
-    overflow: OnceLock<Slot>,
-    /// Held while it is made: two that open a new directory at once get in each other's way.
-    making_overflow: Mutex<()>,
-    instance: [u8; 16],
+    overflow: Overflow,
     dram: Mutex<Option<DramMount>>,
     /// Room in memory beyond what is held, for what the kernel writes before it can be made to wait.
     overrun_bytes: u64,
-    overflow_dir: PathBuf,
-}
-
-/// Name of the hidden directory on the PFS: one of Forebay's temporary names, so no listing shows it.
-pub fn overflow_name(instance: [u8; 16]) -> String {
-    let name = PfsTree::temporary_name(instance, ObjectId(0), Generation(0));
-    String::from_utf8_lossy(&name).into_owned()
 }
 
 impl TierSet {
@@ -59,19 +50,17 @@ impl TierSet {
     /// id before, in the order of their ids; new ones are added to it.
     pub fn open(
         settings: &Settings,
+        pfs: &PfsTree,
         instance: [u8; 16],
         known: &mut Vec<PathBuf>,
     ) -> io::Result<TierSet> {
         let mut set = TierSet {
             slots: vec![None, None],
-            overflow: OnceLock::new(),
-            making_overflow: Mutex::new(()),
-            instance,
+            overflow: Overflow::new(instance),
             dram: Mutex::new(None),
             overrun_bytes: settings.overrun_bytes(),
-            overflow_dir: settings.pfs.join(overflow_name(instance)),
         };
-        match set.fill(settings, known) {
+        match set.fill(settings, pfs, instance, known) {
             Ok(()) => Ok(set),
             Err(error) => {
                 set.undo(&settings.state);
@@ -80,8 +69,13 @@ impl TierSet {
         }
     }
 
-    fn fill(&mut self, settings: &Settings, known: &mut Vec<PathBuf>) -> io::Result<()> {
-        let instance = self.instance;
+    fn fill(
+        &mut self,
+        settings: &Settings,
+        pfs: &PfsTree,
+        instance: [u8; 16],
+        known: &mut Vec<PathBuf>,
+    ) -> io::Result<()> {
         if let Some(size) = settings.dram_bytes {
             let dir = settings.state.join("dram");
             make_private(&dir)?;
@@ -124,37 +118,18 @@ impl TierSet {
                 capacity_bytes,
             });
         }
-        if self.overflow_dir.is_dir() {
-            self.need_overflow()?;
-        }
-        Ok(())
+        self.overflow.find(pfs)
     }
 
     /// The overflow, made if it is not there yet.
-    pub fn need_overflow(&self) -> io::Result<TierId> {
-        if self.overflow.get().is_some() {
-            return Ok(OVERFLOW);
-        }
-        let _one = self.making_overflow.lock();
-        if self.overflow.get().is_none() {
-            make_private(&self.overflow_dir)?;
-            failpoint::hit(failpoint::Point::OverflowMade);
-            let tier = DirTier::open(
-                "pfs",
-                TierKind::Pfs,
-                &self.overflow_dir,
-                None,
-                self.instance,
-            )?;
-            let slot = Slot {
-                tier: Arc::new(tier),
-                kind: TierKind::Pfs,
-                capacity_bytes: 0,
-            };
-            // Nobody else can have set it.
-            drop(self.overflow.set(slot));
-        }
+    pub fn need_overflow(&self, pfs: &PfsTree) -> io::Result<TierId> {
+        self.overflow.need(pfs)?;
         Ok(OVERFLOW)
+    }
+
+    /// The directory on the PFS that an object of the overflow lies in.
+    pub fn overflow_shelf(&self, pfs: &PfsTree, object: ObjectId) -> io::Result<PfsDir> {
+        self.overflow.shelf(pfs, object)
     }
 
     /// Kinds and capacities by id, for the ledger.
@@ -178,7 +153,7 @@ impl TierSet {
     /// One tier, if there is one with this id.
     pub fn get(&self, id: TierId) -> Option<&Slot> {
         match id {
-            OVERFLOW => self.overflow.get(),
+            OVERFLOW => self.overflow.slot(),
             _ => self.slots.get(id.0 as usize)?.as_ref(),
         }
     }
@@ -261,28 +236,7 @@ impl TierSet {
     }
 
     /// Removes the overflow's directory if it is empty.
-    pub fn tidy_overflow(&self) {
-        let Some(slot) = self.get(OVERFLOW) else {
-            return;
-        };
-        let mut any = false;
-        let listed = slot.tier.list(&mut |_| any = true);
-        // What fsck has put aside there is nobody else's to remove.
-        let aside = self.overflow_dir.join(forebay_tiers::LOST_FOUND);
-        if listed.is_ok()
-            && !any
-            && !aside.exists()
-            && let Err(error) = std::fs::remove_dir_all(&self.overflow_dir)
-        {
-            tracing::warn!("{}: {error}", self.overflow_dir.display());
-        }
-    }
-}
-
-/// Makes a directory that only its owner may enter.
-pub fn make_private(dir: &Path) -> io::Result<()> {
-    match std::fs::DirBuilder::new().mode(0o700).create(dir) {
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        other => other,
+    pub fn tidy_overflow(&self, pfs: &PfsTree) {
+        self.overflow.tidy(pfs);
     }
 }

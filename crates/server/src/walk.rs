@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_namespace::{Dir, File};
 use forebay_types::{Errno, FileKind};
 
+use crate::asker::Sight;
 use crate::core::Core;
 
 /// A regular file that a walk came by.
@@ -25,26 +26,31 @@ impl Visited {
 }
 
 impl Core {
-    /// Visits the regular file at `path`, or all below it, in the order of their names. `visit`
+    /// Visits the regular file at `path`, or all below it, in the order of their names, as far as `sight` goes. `visit`
     /// returns whether to go on; `fail` is told what cannot be read.
     pub fn walk(
         &self,
         path: &[u8],
+        sight: &Sight<'_>,
         visit: &mut dyn FnMut(Visited) -> bool,
         fail: &mut dyn FnMut(Vec<u8>, Errno),
     ) -> bool {
         match self.ns.resolve(path) {
-            Ok((dir, Some((name, found)))) => match found.attr.kind {
-                FileKind::Regular => visit(Visited {
+            Ok((dir, Some((name, found)))) => match (sight.may_search(&dir), found.attr.kind) {
+                (Err(errno), _) => {
+                    fail(path.to_vec(), errno);
+                    true
+                }
+                (Ok(()), FileKind::Regular) => visit(Visited {
                     dir,
                     name: name.to_vec(),
                     file: found.file,
                 }),
                 _ => true,
             },
-            Ok((dir, None)) => self.walk_dir(&dir, visit, fail, 0),
+            Ok((dir, None)) => self.walk_dir(&dir, sight, visit, fail, 0),
             Err(error) => {
-                fail(path.to_vec(), error.errno());
+                fail(path.to_vec(), sight.of_missing(path, error.errno()));
                 true
             }
         }
@@ -53,6 +59,7 @@ impl Core {
     fn walk_dir(
         &self,
         dir: &Arc<Dir>,
+        sight: &Sight<'_>,
         visit: &mut dyn FnMut(Visited) -> bool,
         fail: &mut dyn FnMut(Vec<u8>, Errno),
         depth: usize,
@@ -60,6 +67,10 @@ impl Core {
         // No path can be longer than PATH_MAX, so no tree that can be named is deeper.
         if depth > forebay_types::limits::PATH_BYTES_MAX / 2 {
             fail(dir.path(), Errno::ENAMETOOLONG);
+            return true;
+        }
+        if let Err(errno) = sight.may_list(dir) {
+            fail(dir.path(), errno);
             return true;
         }
         // Better some of the answer than none: who asks is told that it is not all.
@@ -88,7 +99,7 @@ impl Core {
                     file: entry.file,
                 }),
                 FileKind::Directory => match self.ns.resolve(&dir.path_of(&entry.name)) {
-                    Ok((child, None)) => self.walk_dir(&child, visit, fail, depth + 1),
+                    Ok((child, None)) => self.walk_dir(&child, sight, visit, fail, depth + 1),
                     Ok(_) => true,
                     Err(error) => {
                         fail(dir.path_of(&entry.name), error.errno());

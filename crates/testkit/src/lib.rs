@@ -21,7 +21,7 @@ pub use fusepfs::FusePfs;
 pub use loopfs::LoopFs;
 pub use model::{Model, Name};
 pub use names::{all_files, listing, os_name};
-pub use process::{Output, run_bounded};
+pub use process::{Output, as_user, run_bounded};
 pub use program::{program, program_for_everybody};
 pub use random::{Seed, is_root, needs_root};
 pub use tree::{Entry, snapshot};

@@ -88,6 +88,28 @@ pub fn exit_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(signal)
 }
 
+/// Does something on a thread that is another user, without further groups. Needs root.
+pub fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
+    let become_user = || {
+        // SAFETY: takes no pointer that is read (there are no groups) and changes this thread alone, which the C library's
+        // setgroups(3) would not.
+        let groups = unsafe { libc::syscall(libc::SYS_setgroups, 0usize, std::ptr::null::<u32>()) };
+        assert_eq!(groups, 0, "{}", std::io::Error::last_os_error());
+        for call in [libc::SYS_setresgid, libc::SYS_setresuid] {
+            // SAFETY: takes integers, touches no memory of ours; changes this thread alone.
+            let done = unsafe { libc::syscall(call, uid, uid, uid) };
+            assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+        }
+    };
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            become_user();
+            work()
+        });
+        done.join().expect("as another user")
+    })
+}
+
 fn text(mut file: File) -> String {
     use std::io::{Read, Seek};
     let mut bytes = Vec::new();

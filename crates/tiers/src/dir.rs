@@ -210,6 +210,18 @@ impl DirTier {
     ) -> io::Result<DirTier> {
         let flags = DIR_FLAGS.difference(OFlags::NOFOLLOW);
         let fd = rustix::fs::open(dir, flags, Mode::empty())?;
+        DirTier::open_at(name, kind, fd, dir, capacity, instance)
+    }
+
+    /// The same for a directory that is open; `dir` is what messages call it.
+    pub fn open_at(
+        name: &str,
+        kind: TierKind,
+        fd: OwnedFd,
+        dir: &Path,
+        capacity: Option<u64>,
+        instance: [u8; 16],
+    ) -> io::Result<DirTier> {
         let (marker, is_new) = match Marker::read(&fd, dir)? {
             Some(marker) => (marker, false),
             None => (Marker::create(&fd, dir, instance)?, true),
@@ -249,6 +261,11 @@ impl DirTier {
     /// objects here has lost them, or their file system is not mounted.
     pub fn is_new(&self) -> bool {
         self.is_new
+    }
+
+    /// Takes a directory that holds no objects back out of use.
+    pub fn unmake(&self) -> io::Result<()> {
+        unmake(&self.dir)
     }
 
     fn object(&self, id: ObjectId, fd: OwnedFd, access: OFlags) -> Arc<dyn Object> {

@@ -63,6 +63,7 @@ errnos!(
     ENOSYS,
     ECANCELED,
     ETXTBSY,
+    EUSERS,
 );
 
 impl Errno {

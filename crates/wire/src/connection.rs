@@ -10,14 +10,25 @@ use crate::{Request, Response};
 
 /// Who is at the other end, as the transport knows it (not as they say).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
+pub struct Peer<'a> {
     /// Effective user id of the peer's process.
     pub uid: u32,
+    /// Its effective group id.
+    pub gid: u32,
+    /// Its further groups; none for the mount, which names a user with every request.
+    pub groups: &'a [u32],
     /// The peer shares this machine's kernel: descriptors can be handed over.
     pub local: bool,
     /// The peer is the mount in this very process: it may speak for the users whom the kernel
     /// named to it.
     pub mount: bool,
+}
+
+impl Peer<'_> {
+    /// Root and the user who runs the server may do everything and see everything.
+    pub fn is_trusted(&self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+    }
 }
 
 /// Something open whose descriptor may be used while this is held.
@@ -54,7 +65,7 @@ impl From<Errno> for Reply {
 pub trait Service: Send + Sync {
     /// Answers one request. `payload` is the data of a write; the data of a read goes to the start
     /// of `into`, its length is in [`Response::Moved`]. May be called from many threads at once.
-    fn handle(&self, peer: Peer, request: Request, payload: &[u8], into: &mut [u8]) -> Reply;
+    fn handle(&self, peer: Peer<'_>, request: Request, payload: &[u8], into: &mut [u8]) -> Reply;
 }
 
 /// The asking side.
@@ -75,6 +86,7 @@ pub trait Connection: Send + Sync {
 pub struct InMemory {
     service: Arc<dyn Service>,
     uid: u32,
+    gid: u32,
     descriptors: AtomicBool,
 }
 
@@ -84,6 +96,7 @@ impl InMemory {
         InMemory {
             service,
             uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
             descriptors: AtomicBool::new(true),
         }
     }
@@ -94,6 +107,8 @@ impl Connection for InMemory {
         request.check()?;
         let peer = Peer {
             uid: self.uid,
+            gid: self.gid,
+            groups: &[],
             local: self.hands_over_descriptors(),
             mount: true,
         };

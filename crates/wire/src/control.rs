@@ -148,6 +148,8 @@ pub struct JobProgress {
     pub counting: bool,
     /// No more will happen.
     pub finished: bool,
+    /// It was ended before all was done: somebody has cancelled it, or the server is ending.
+    pub cancelled: bool,
     /// Files to move, done, and already where they should be.
     pub files_total: u64,
     /// Files done, failures included.
@@ -376,6 +378,8 @@ pub struct StatusBits {
     pub scrub: ScrubStatus,
     /// Applications.
     pub applications: Vec<ApplicationStatus>,
+    /// Names of files are left out: who asks is neither root nor the user who runs the server.
+    pub names_hidden: bool,
 }
 
 /// One thing `fsck` found.

@@ -15,7 +15,7 @@ use forebay_types::limits;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Version of the messages. Both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"fby1");
 const HELLO: [u8; 4] = *b"FBAY";
@@ -79,12 +79,21 @@ fn checksum(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Sends and expects the hello.
-pub fn greet(stream: &mut (impl Read + Write)) -> Result<(), FrameError> {
+/// Sends the hello.
+pub fn say_hello(stream: &mut impl Write) -> io::Result<()> {
     let mut hello = [0u8; 8];
     hello[..4].copy_from_slice(&HELLO);
     hello[4..].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-    stream.write_all(&hello)?;
+    stream.write_all(&hello)
+}
+
+/// Sends and expects the hello. Who refuses a connection says so and closes it at once: what they said is there to
+/// be read although nothing can be sent any more.
+pub fn greet(stream: &mut (impl Read + Write)) -> Result<(), FrameError> {
+    match say_hello(stream) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        said => said?,
+    }
     let mut theirs = [0u8; 8];
     stream.read_exact(&mut theirs)?;
     if theirs[..4] != HELLO {

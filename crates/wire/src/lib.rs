@@ -8,6 +8,7 @@ mod connection;
 pub mod control;
 mod frame;
 mod message;
+mod seats;
 mod socket;
 
 pub use connection::{Connection, Descriptor, InMemory, Peer, Reply, Service};

@@ -1,24 +1,26 @@
 //! Frames over Unix sockets: the command line's way to a running server.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_types::{Errno, limits};
 
-use crate::connection::{Connection, Peer, Reply, Service};
+use crate::connection::{Connection, Reply, Service};
 use crate::frame::{self, FrameError};
+use crate::seats::{Caller, Seats};
 use crate::{Request, Response};
 
-/// Connections served at once; further ones are closed at once rather than left hanging.
-const CONNECTIONS_MAX: usize = 64;
-/// A peer that sends half a frame and stalls is dropped after this long.
-const STALL_LIMIT: Duration = Duration::from_secs(600);
+/// How long the greeting may take.
+const GREETING_LIMIT: Duration = Duration::from_secs(10);
+/// A connection on which nothing is asked for so long is closed.
+const IDLE_LIMIT: Duration = Duration::from_secs(60);
+/// The same for root and the server's own user.
+const IDLE_LIMIT_TRUSTED: Duration = Duration::from_secs(600);
 
 /// The asking end of a Unix socket.
 pub struct UnixConnection {
@@ -43,7 +45,11 @@ impl UnixConnection {
         into: &mut [u8],
     ) -> Result<Response, FrameError> {
         let mut stream = self.stream.lock().unwrap_or_else(|e| e.into_inner());
-        frame::write_frame(&mut *stream, request, payload)?;
+        match frame::write_frame(&mut *stream, request, payload) {
+            // Refused: why is there to be read.
+            Err(FrameError::Io(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            written => written?,
+        }
         match frame::read_frame(&mut *stream, into)? {
             Some((response, _)) => Ok(response),
             None => Err(FrameError::Io(io::ErrorKind::UnexpectedEof.into())),
@@ -114,41 +120,53 @@ impl Drop for UnixServer {
 }
 
 fn accept_loop(listener: &UnixListener, service: &Arc<dyn Service>, stopping: &AtomicBool) {
-    let live = Arc::new(AtomicUsize::new(0));
+    let seats = Arc::new(Seats::default());
     while !stopping.load(Ordering::Acquire) {
         let Ok((stream, _)) = listener.accept() else {
             // Shut down, or out of descriptors: then there will be some again.
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
-        if stopping.load(Ordering::Acquire) || live.load(Ordering::Acquire) >= CONNECTIONS_MAX {
+        if stopping.load(Ordering::Acquire) {
             continue;
         }
-        live.fetch_add(1, Ordering::AcqRel);
-        let (service, count) = (service.clone(), live.clone());
+        let Ok(who) = Caller::of(&stream) else {
+            continue;
+        };
+        let Some(seat) = Seats::take(&seats, who.uid, who.peer().is_trusted()) else {
+            refuse(stream);
+            continue;
+        };
+        let service = service.clone();
         let spawned = std::thread::Builder::new()
             .name("fb-peer".into())
             .spawn(move || {
-                drop(serve(stream, &*service));
-                count.fetch_sub(1, Ordering::AcqRel);
+                drop(serve(stream, &who, &*service));
+                drop(seat);
             });
-        if spawned.is_err() {
-            live.fetch_sub(1, Ordering::AcqRel);
+        if let Err(error) = spawned {
+            tracing::warn!("control socket: {error}");
         }
     }
 }
 
-fn serve(mut stream: UnixStream, service: &dyn Service) -> Result<(), FrameError> {
-    stream.set_read_timeout(Some(STALL_LIMIT))?;
-    stream.set_write_timeout(Some(STALL_LIMIT))?;
-    let credentials =
-        rustix::net::sockopt::socket_peercred(stream.as_fd()).map_err(io::Error::from)?;
-    let peer = Peer {
-        uid: credentials.uid.as_raw(),
-        local: true,
-        mount: false,
-    };
+/// Says that there are too many connections. What is said first fits into the socket, so nobody can hold the acceptor.
+fn refuse(mut stream: UnixStream) {
+    let said = frame::say_hello(&mut stream).map_err(FrameError::from);
+    let refusal = Response::Failed(Errno::EUSERS);
+    // Whoever has gone already need not be told.
+    drop(said.and_then(|()| frame::write_frame(&mut stream, &refusal, &[])));
+}
+
+fn serve(mut stream: UnixStream, who: &Caller, service: &dyn Service) -> Result<(), FrameError> {
+    let peer = who.peer();
+    stream.set_read_timeout(Some(GREETING_LIMIT))?;
+    stream.set_write_timeout(Some(IDLE_LIMIT))?;
     frame::greet(&mut stream)?;
+    stream.set_read_timeout(Some(match peer.is_trusted() {
+        true => IDLE_LIMIT_TRUSTED,
+        false => IDLE_LIMIT,
+    }))?;
     let mut payload = vec![0u8; limits::IO_BYTES_MAX];
     let mut into = Vec::new();
     while let Some((request, len)) = frame::read_frame::<Request>(&mut stream, &mut payload)? {
@@ -175,12 +193,13 @@ fn serve(mut stream: UnixStream, service: &dyn Service) -> Result<(), FrameError
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Peer;
     use crate::control::Control;
 
     struct Nobody;
 
     impl Service for Nobody {
-        fn handle(&self, _: Peer, _: Request, _: &[u8], _: &mut [u8]) -> Reply {
+        fn handle(&self, _: Peer<'_>, _: Request, _: &[u8], _: &mut [u8]) -> Reply {
             Errno::ENOSYS.into()
         }
     }

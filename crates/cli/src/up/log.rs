@@ -1,11 +1,10 @@
 //! Where the log goes.
 
-use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
 use tracing_subscriber::EnvFilter;
 
 use crate::exit::{Explain, Failure};
@@ -23,11 +22,8 @@ pub fn start(state: Option<&Path>) -> Result<(), Failure> {
         None => builder.with_writer(io::stderr).try_init(),
         Some(state) => {
             let path = state.join(state::LOG);
-            let file = OpenOptions::new()
-                .create(true)
-                .append(true)
-                .mode(0o600)
-                .open(&path)
+            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
+            let file = state::open(state, state::LOG, flags, 0o600)
                 .explain(path.display(), "the log is written there")?;
             builder.with_writer(Arc::new(file)).try_init()
         }
@@ -37,9 +33,7 @@ pub fn start(state: Option<&Path>) -> Result<(), Failure> {
 
 /// Standard error goes to the log file, so that a panic is found there.
 pub fn take_stderr(state: &Path) -> io::Result<()> {
-    let file = OpenOptions::new()
-        .append(true)
-        .open(state.join(state::LOG))?;
+    let file = state::open(state, state::LOG, OFlags::WRONLY | OFlags::APPEND, 0)?;
     rustix::stdio::dup2_stderr(file)?;
     Ok(())
 }

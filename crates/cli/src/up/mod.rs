@@ -44,7 +44,7 @@ use crate::{out, usage};
         include_str!("sample.toml"),
         "\n",
         "Examples:\n",
-        "  forebay up --pfs /scratch --mount /bb --state /var/tmp/bb --dram 4GiB --ssd /nvme:200GB\n",
+        "  forebay up --pfs /scratch --mount /bb --state /var/lib/forebay --dram 4GiB --ssd /nvme:200GB\n",
         "  forebay up --config /etc/forebay.toml --detach\n\n",
         "Exit codes: 0 stopped in order, or (--detach) mounted; 1 it could not be started: one line\n",
         "says why, nothing is mounted."

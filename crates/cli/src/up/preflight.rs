@@ -127,6 +127,10 @@ fn check_state(state: &Path) -> Result<PathBuf, Failure> {
                 format_args!("{what} cannot be written"),
                 "choose a folder of your own",
             )?;
+            if let Some(why) = state::unfit(&real).explain(&what, "")? {
+                return Err(Failure::fatal(format!("{what} {why}")));
+            }
+            check_way(&what, &real)?;
             Ok(real)
         }
         Err(error) if error.kind() == ErrorKind::NotFound && !state.is_symlink() => {
@@ -141,11 +145,25 @@ fn check_state(state: &Path) -> Result<PathBuf, Failure> {
                 format_args!("{what} cannot be made in {}", parent.display()),
                 "choose a folder of your own",
             )?;
-            Ok(parent.join(name))
+            let real = parent.join(name);
+            check_way(&what, &real)?;
+            Ok(real)
         }
         Err(error) => Err(Failure::fatal(format!(
             "{what}: {}; --state takes a folder",
             reason(&error)
+        ))),
+    }
+}
+
+/// Nobody else may put another folder in the place of this one.
+fn check_way(what: &str, state: &Path) -> Result<(), Failure> {
+    match state::exchangeable(state).explain(what, "")? {
+        None => Ok(()),
+        Some(above) => Err(Failure::fatal(format!(
+            "{what}: others could exchange it, for {} is theirs, or open to them; choose a folder in a place of \
+             your own, such as /var/lib/forebay",
+            above.display()
         ))),
     }
 }

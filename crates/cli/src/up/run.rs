@@ -97,8 +97,9 @@ fn answer(plan: &Plan, detached: bool) -> Result<(), Failure> {
         ),
         "",
     )?;
-    let file = settings.state.join(state::PID);
-    std::fs::write(&file, format!("{}\n", std::process::id())).explain(file.display(), "")?;
+    let pid = format!("{}\n", std::process::id());
+    state::write(&settings.state, state::PID, &pid)
+        .explain(settings.state.join(state::PID).display(), "")?;
     if detached {
         log::take_stderr(&settings.state).explain("standard error", "")?;
     }
@@ -165,6 +166,8 @@ pub fn tell(detached: bool, line: &str) {
 fn status(service: &dyn Service) -> Option<StatusBits> {
     let peer = Peer {
         uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: &[],
         local: true,
         mount: false,
     };

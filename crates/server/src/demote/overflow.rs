@@ -25,15 +25,9 @@ pub(super) fn finish(core: &Core, demotion: &Demotion) {
 fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     let object = demotion.file.object;
     let pfs = core.ns.pfs();
-    let shelf = format!(
-        "{}/objects/{:02x}",
-        crate::tierset::overflow_name(core.ns.instance()),
-        object.0 & 0xff
-    );
     let name = object.to_string().into_bytes();
-    let dir = pfs
-        .open_dir_path(shelf.as_bytes())
-        .map_err(on_pfs("overflow directory"))?;
+    let shelf = core.tiers.overflow_shelf(pfs, object);
+    let dir = shelf.map_err(on_pfs("overflow directory"))?;
     let file = FileObject::new(
         pfs.open_file(&dir, &name, true)
             .map_err(on_pfs("overflow object"))?,

@@ -182,7 +182,7 @@ impl Check<'_> {
 /// Keeps the bytes of a record in the state folder.
 fn keep_record(core: &Core, key: &[u8], value: &[u8]) -> Result<(), Errno> {
     let dir = core.settings.state.join(LOST_FOUND);
-    crate::tierset::make_private(&dir)?;
+    crate::statefolder::make_private(&dir)?;
     let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     let path = dir.join(format!("record-{hex}"));
     let mut options = std::fs::OpenOptions::new();

@@ -7,6 +7,7 @@
 mod attr;
 mod entries;
 mod names;
+mod private;
 mod read;
 mod stat;
 mod unnamed;
@@ -153,6 +154,20 @@ impl PfsTree {
             dir = self.open_dir(&dir, component)?;
         }
         Ok(dir)
+    }
+
+    /// Whether this thread's user may find names in a directory; `EACCES` if not.
+    pub fn may_search(&self, dir: &PfsDir) -> io::Result<()> {
+        self.pulse.pass()?;
+        // The way from a directory to itself takes the permission to search it.
+        rustix::fs::openat(dir, c".", DIR_FLAGS, Mode::empty())?;
+        Ok(())
+    }
+
+    /// Whether this thread's user may list a directory; `EACCES` if not.
+    pub fn may_list(&self, dir: &PfsDir) -> io::Result<()> {
+        self.pulse.pass()?;
+        reopen(dir).map(drop)
     }
 
     /// Opens a regular file for reading, or for reading and writing; never waits. `ELOOP` for a

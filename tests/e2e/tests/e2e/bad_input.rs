@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 use forebay_testkit::{
@@ -229,6 +230,69 @@ fn bad_input_state_made_for_another_pfs() {
     assert_eq!(fs::read_dir(&other).expect("readable").count(), 0);
     cluster.start();
     pattern(3, 100).assert_in(&cluster.mnt("f"));
+}
+
+#[test]
+fn bad_input_state_that_is_somebody_elses_open_to_others_or_not_empty() {
+    if needs_root() {
+        return;
+    }
+    let cluster = ground();
+    let base = cluster.base().to_path_buf();
+    for name in ["theirs", "open", "full"] {
+        fs::create_dir(base.join(name)).expect("mkdir");
+    }
+    for name in ["forebay.pid", "forebay.lock", "forebay.log"] {
+        symlink("../file", base.join("theirs").join(name)).expect("symlink");
+    }
+    chown(base.join("theirs"), Some(65534), Some(65534)).expect("chown");
+    fs::set_permissions(base.join("open"), PermissionsExt::from_mode(0o777)).expect("chmod");
+    fs::write(base.join("full/letter"), "dear").expect("write");
+    for (state, part) in [
+        ("theirs", "belongs to user 65534"),
+        ("theirs/state", "others could exchange it"),
+        ("open", "is open to others"),
+        ("open/state", "others could exchange it"),
+        ("full", "is not empty"),
+        ("/", "is not empty"),
+    ] {
+        assert_refused(&cluster, &changed(&cluster, "--state", state), part);
+    }
+    assert!(!Path::new("/forebay.lock").exists());
+}
+
+#[test]
+fn bad_input_state_of_another_version() {
+    let mut cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+    write_file(&cluster.mnt("f"), pattern(6, 100));
+    cluster.down(&[]);
+    let detached = [cluster.up_args(), &["--detach".into()]].concat();
+    for (file, content, part) in [
+        (
+            "forebay-state",
+            "forebay state\nversion 9\n",
+            "holds records of version 9",
+        ),
+        (
+            "kv/version",
+            "not a version",
+            "holds metadata store of version unknown",
+        ),
+    ] {
+        let path = cluster.state().join(file);
+        let right = fs::read(&path).expect("read");
+        fs::write(&path, content).expect("write");
+        for output in [cluster.cli(&detached), cluster.on_state(&["fsck"])] {
+            assert_line(&output, part);
+            assert!(
+                output.stderr.contains("the forebay that made it"),
+                "{output:?}"
+            );
+        }
+        fs::write(&path, right).expect("write");
+    }
+    cluster.start();
+    pattern(6, 100).assert_in(&cluster.mnt("f"));
 }
 
 #[test]

@@ -20,6 +20,7 @@ mod posix_names;
 mod posix_rules;
 mod posix_users;
 mod random;
+mod rights;
 mod sentences;
 mod space;
 mod stopping;

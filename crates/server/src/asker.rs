@@ -1,0 +1,133 @@
+//! Who asks over the control socket, and what they may see: no more than they could stat on the PFS.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use forebay_namespace::{Dir, DirKey};
+use forebay_tiers::ActAs;
+use forebay_types::Errno;
+use forebay_wire::Peer;
+
+use crate::core::Core;
+
+/// A user.
+#[derive(Clone, Debug)]
+pub struct Asker {
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    trusted: bool,
+}
+
+impl Asker {
+    /// Who is at the other end.
+    pub fn of(peer: Peer<'_>) -> Asker {
+        Asker {
+            uid: peer.uid,
+            gid: peer.gid,
+            groups: peer.groups.to_vec(),
+            trusted: peer.is_trusted(),
+        }
+    }
+
+    /// Effective user id.
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// Root, or the user who runs the server: they see everything.
+    pub fn is_trusted(&self) -> bool {
+        self.trusted
+    }
+}
+
+/// What one user may see of the tree, found out once for each directory of one answer.
+pub struct Sight<'a> {
+    core: &'a Core,
+    asker: &'a Asker,
+    searchable: RefCell<HashMap<DirKey, Result<(), Errno>>>,
+}
+
+impl<'a> Sight<'a> {
+    /// As the file system below says now.
+    pub fn new(core: &'a Core, asker: &'a Asker) -> Sight<'a> {
+        Sight {
+            core,
+            asker,
+            searchable: RefCell::default(),
+        }
+    }
+
+    /// Who looks.
+    pub fn asker(&self) -> &Asker {
+        self.asker
+    }
+
+    /// Whether the user may find names in a directory: those above it must let them pass, too.
+    pub fn may_search(&self, dir: &Arc<Dir>) -> Result<(), Errno> {
+        if self.asker.trusted {
+            return Ok(());
+        }
+        if let Some(known) = self.searchable.borrow().get(&dir.key) {
+            return *known;
+        }
+        let found = match dir.place() {
+            Some((above, _)) => self.may_search(&above),
+            None => Ok(()),
+        };
+        let found = found.and_then(|()| self.as_user(dir, false));
+        self.searchable.borrow_mut().insert(dir.key, found);
+        found
+    }
+
+    /// Whether the user may list a directory, and look at what is in it.
+    pub fn may_list(&self, dir: &Arc<Dir>) -> Result<(), Errno> {
+        match self.asker.trusted {
+            true => Ok(()),
+            false => {
+                self.may_search(dir)?;
+                self.as_user(dir, true)
+            }
+        }
+    }
+
+    /// Whether the checksum of a file may be shown: it tells of the content.
+    pub fn may_read(&self, owner: u32, perm: u16) -> bool {
+        self.asker.trusted || self.asker.uid == owner || perm & 0o004 != 0
+    }
+
+    /// What is to be said of a path that does not lead anywhere: where it ends only those who may look there are told.
+    pub fn of_missing(&self, path: &[u8], errno: Errno) -> Errno {
+        if self.asker.trusted {
+            return errno;
+        }
+        let mut above = path;
+        loop {
+            above = match above.iter().rposition(|&b| b == b'/') {
+                Some(at) => &above[..at],
+                None => &[],
+            };
+            if let Ok((dir, None)) = self.core.ns.resolve(above) {
+                return self.may_search(&dir).err().unwrap_or(errno);
+            }
+            if above.is_empty() {
+                return Errno::EACCES;
+            }
+        }
+    }
+
+    fn as_user(&self, dir: &Arc<Dir>, list: bool) -> Result<(), Errno> {
+        if !rustix::process::geteuid().is_root() {
+            // Nobody else can use the mount, and there is no way to find out what they might see.
+            return Err(Errno::EACCES);
+        }
+        let handle = self.core.ns.open_dir(dir).map_err(|e| e.errno())?;
+        let pfs = self.core.ns.pfs();
+        let _user = ActAs::user(self.asker.uid, self.asker.gid, &self.asker.groups)?;
+        match list {
+            true => Ok(pfs.may_list(&handle)?),
+            false => Ok(pfs.may_search(&handle)?),
+        }
+    }
+}
