@@ -40,6 +40,9 @@ pub struct FsckArgs {
     /// Read all content in the burst buffer and compare it with its checksums
     #[arg(long)]
     checksums: bool,
+    /// The PFS was replaced for good: take what is mounted there now for it, and put undrained data on it (not while it runs)
+    #[arg(long)]
+    new_pfs: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -51,6 +54,12 @@ pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
     let state = named_state(args.state.as_deref())?
         .ok_or_else(|| Failure::fatal("fsck: which burst buffer? give --state DIR"))?;
     let report = match Daemon::try_connect(&state)? {
+        Some(_) if args.new_pfs => {
+            return Err(Failure::fatal(format!(
+                "{}: it is running on the PFS that it was made for; --new-pfs is for one that is down",
+                state.display()
+            )));
+        }
         Some(daemon) => daemon.fsck(args.dry_run, args.checksums)?,
         None => offline(&state, args)?,
     };
@@ -93,7 +102,7 @@ fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
             LockError::Io(error) => format!("{what}: {}", crate::exit::reason(&error)),
         })
     })?;
-    up::run::fsck_offline(state, args.dry_run, args.checksums)
+    up::run::fsck_offline(state, args.dry_run, args.checksums, args.new_pfs)
 }
 
 /// Whether a finding is about content that does not match its checksum.

@@ -33,6 +33,7 @@ pub use ops::create::{Adopted, NewFile};
 pub use ops::lookup::{Found, Resolved};
 pub use ops::setattr::{AttrPlan, without_set_id};
 pub use ops::unpublished::Publication;
+pub use ops::xattr::PFS_MARK;
 pub use outside::{Conflict, ConflictKind};
 pub use publish::{Confirmed, Copy, Demotion, Placed};
 pub use record::{DirKey, FileRecord, Flushed, Meta, Published, Residency, Temporary, Xattrs};

@@ -37,6 +37,7 @@ pub mod publication;
 pub mod queue;
 pub mod refuge;
 pub mod repair;
+pub mod samepfs;
 pub mod schedule;
 pub mod scrub;
 pub mod series;

@@ -118,7 +118,7 @@ impl Remedy {
             Remedy::SetAside => "the object is kept in the lost+found of its tier, the record goes",
             Remedy::DropRecord => "the record goes: the PFS has the file",
             Remedy::SetRecordAside => "the record is kept in the lost+found of the state folder",
-            Remedy::Recover => "the data is put on the PFS as forebay-recovered-<object>",
+            Remedy::Recover => "the data is put on the PFS as <name>.forebay-recovered-<object>",
             Remedy::Rename => "the file is shown beside it as <name>.forebay-conflict-<object>",
             Remedy::DrainAgain => "the file is copied to the PFS again",
             Remedy::Identify => "the object is told again which one it is",

@@ -179,6 +179,8 @@ pub struct Core {
     pub resting: (Mutex<()>, Condvar),
     /// Removed objects that are still on record as garbage.
     pub removed: Mutex<Vec<ObjectId>>,
+    /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS they are undrained.
+    pub stranded: Mutex<Vec<(ObjectId, TierId)>>,
     /// The collector of unused objects sleeps here.
     pub collector: (Mutex<bool>, Condvar),
 }

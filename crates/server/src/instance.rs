@@ -74,6 +74,16 @@ pub enum StartError {
         /// As found.
         found: String,
     },
+    /// Something else is where the PFS was.
+    #[error(
+        "{pfs} is not the PFS that this state folder was made for: {why}; is the PFS mounted there? If it was replaced for good, `forebay fsck --new-pfs` puts what is left on the new one"
+    )]
+    PfsExchanged {
+        /// Where it should be.
+        pfs: String,
+        /// How it differs.
+        why: &'static str,
+    },
     /// A tier with undrained files was not given.
     #[error(
         "{count} files that are not on the PFS yet are in a tier that was not given; start with the same --dram and --ssd as before"
@@ -139,6 +149,8 @@ enum OpenMode {
     Check {
         /// Change nothing.
         dry_run: bool,
+        /// The PFS has been replaced for good.
+        new_pfs: bool,
     },
 }
 
@@ -163,6 +175,14 @@ fn open_core(settings: Settings, mode: OpenMode) -> Result<Core, StartError> {
         Some(facts) => facts,
         None => Facts::new(&settings),
     };
+    let accept = matches!(
+        mode,
+        OpenMode::Check {
+            dry_run: false,
+            new_pfs: true
+        }
+    );
+    crate::pfsmark::check(&ns, &settings.pfs, accept)?;
     facts.follow(&settings);
     if settings.ssd.len() + facts.known_ssd.len() > SSDS_MAX {
         return Err(StartError::Failed {
@@ -194,7 +214,10 @@ fn finish_core(
         .files
         .iter()
         .filter(|f| f.lock().is_dirty() && tiers.get(f.tier()).is_none())
-        .count();
+        .count()
+        + lost_tiers(&loaded)
+            .filter(|tier| tiers.get(*tier).is_none())
+            .count();
     if missing > 0 && mode == OpenMode::Serve {
         return Err(Box::new((
             StartError::TierMissing { count: missing },
@@ -212,15 +235,29 @@ fn finish_core(
     core.restore_bandwidths();
     let recovered = match mode {
         OpenMode::Serve => core.recover(loaded),
-        OpenMode::Check { dry_run } => core.open_for_check(loaded, dry_run),
+        OpenMode::Check { dry_run, .. } => core.open_for_check(loaded, dry_run),
     };
     match recovered {
         Ok(()) => {
             core.conflicts.prune(&core.ns);
+            if mode == OpenMode::Serve
+                && let Err(why) = crate::pfsmark::remember(&core.ns)
+            {
+                tracing::warn!("which PFS this is will not be known at the next start: {why}");
+            }
             Ok(core)
         }
         Err(errno) => Err(Box::new((failed("recovery")(errno), core.tiers))),
     }
+}
+
+/// Tiers of undrained files whose directory is not known.
+fn lost_tiers(loaded: &forebay_namespace::Loaded) -> impl Iterator<Item = forebay_types::TierId> {
+    let dirty = loaded
+        .lost
+        .iter()
+        .filter(|(_, record)| !record.residency.clean);
+    dirty.map(|(_, record)| record.residency.tier)
 }
 
 /// Who gets what, and when.
@@ -298,6 +335,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         resting: Default::default(),
         making_space: Mutex::new(()),
         removed: Mutex::default(),
+        stranded: Mutex::default(),
         collector: Default::default(),
         settings,
         ns,
@@ -584,6 +622,7 @@ pub fn fsck_offline(
     state: &Path,
     dry_run: bool,
     checksums: bool,
+    new_pfs: bool,
 ) -> Result<FsckReport, StartError> {
     if !state.join("kv").is_dir() {
         return Err(StartError::NoInstance(state.display().to_string()));
@@ -594,7 +633,7 @@ pub fn fsck_offline(
         None => return Err(StartError::NoInstance(state.display().to_string())),
     };
     drop(store);
-    let mode = OpenMode::Check { dry_run };
+    let mode = OpenMode::Check { dry_run, new_pfs };
     let core = open_core(facts.settings(state.to_path_buf()), mode)?;
     let report = core.fsck(dry_run, checksums);
     // Memory that was not there before is empty, and nobody would give it back.

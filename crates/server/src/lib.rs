@@ -32,6 +32,7 @@ mod open;
 mod opens;
 mod orphans;
 mod overflow;
+mod pfsmark;
 mod pieces;
 mod publication;
 mod recovery;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, Garbage, Loaded};
+use forebay_namespace::{File, FileRecord, Garbage, Loaded};
 use forebay_policy::durability::{OddLength, of_odd_length};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
@@ -42,6 +42,7 @@ impl Core {
         }
         for (object, record) in loaded.lost {
             claimed.insert((record.residency.tier, object));
+            self.book_stranded(object, &record);
             let path = record
                 .names
                 .first()
@@ -75,6 +76,18 @@ impl Core {
         drop(loaded.dirs);
         self.collect_garbage();
         Ok(())
+    }
+
+    /// A record whose directory is not known: what it stands for counts, though it cannot be shown.
+    pub(crate) fn book_stranded(&self, object: ObjectId, record: &FileRecord) {
+        let tier = record.residency.tier;
+        if record.residency.clean || self.tiers.get(tier).is_none() {
+            return;
+        }
+        let found = self.tiers.open_object(tier, object).and_then(|o| o.stat());
+        let bytes = found.map_or(record.meta.allocated_bytes, |stat| stat.allocated_bytes);
+        self.ledger.settle(object, tier, bytes, true);
+        self.stranded.lock().push((object, tier));
     }
 
     fn inventory(&self) -> Result<Inventory, Errno> {

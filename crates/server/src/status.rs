@@ -54,6 +54,14 @@ impl Core {
                 summary.in_memory_bytes += bytes;
             }
         }
+        for (object, tier) in self.stranded.lock().iter() {
+            let bytes = self.ledger.used_bytes(*object);
+            summary.undrained_files += 1;
+            summary.undrained_bytes += bytes;
+            if self.tiers.kind(*tier) == TierKind::Dram {
+                summary.in_memory_bytes += bytes;
+            }
+        }
         summary
     }
 

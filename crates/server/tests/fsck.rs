@@ -107,7 +107,7 @@ impl Lab {
 
     fn fsck(&self, dry_run: bool) -> FsckReport {
         let state = self.scratch.path().join("state");
-        fsck_offline(&state, dry_run, true).unwrap_or_else(|e| panic!("fsck: {e}"))
+        fsck_offline(&state, dry_run, true, false).unwrap_or_else(|e| panic!("fsck: {e}"))
     }
 
     /// Content of every file but those of the store.
@@ -329,6 +329,28 @@ fn undrained_data_that_is_damaged_is_left_for_a_person() {
         assert!(!report.findings[0].repaired, "{report:?}");
         assert_eq!(lab.everything(), names, "nothing was touched");
     }
+}
+
+#[test]
+fn undrained_data_whose_directory_is_not_known_counts() {
+    let lab = Lab::new();
+    lab.damage(Damage::DirectoryUnknown);
+    let server = Running::start(&lab.settings, false);
+    let status = server.status();
+    assert_eq!(status.drain_queued_files, 1, "{status:?}");
+    assert!(status.dirty_bytes > 0, "{status:?}");
+    let fsck = forebay_wire::control::Control::Fsck {
+        dry_run: false,
+        checksums: false,
+    };
+    let left = server.instance.undrained();
+    assert_eq!(
+        (left.undrained_files, left.undrained_bytes),
+        (1, status.dirty_bytes)
+    );
+    server.control(fsck).expect("fsck");
+    assert_eq!(server.status().dirty_bytes, 0);
+    assert_eq!(server.instance.stop().undrained_files, 0);
 }
 
 #[test]

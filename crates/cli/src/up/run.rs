@@ -209,7 +209,12 @@ fn farewell(plan: &Plan, summary: &StopSummary) -> String {
 }
 
 /// Checks and repairs a burst buffer that does not run; the caller holds its lock.
-pub fn fsck_offline(state: &Path, dry_run: bool, checksums: bool) -> Result<FsckReport, Failure> {
-    forebay_server::fsck_offline(state, dry_run, checksums)
+pub fn fsck_offline(
+    state: &Path,
+    dry_run: bool,
+    checksums: bool,
+    new_pfs: bool,
+) -> Result<FsckReport, Failure> {
+    forebay_server::fsck_offline(state, dry_run, checksums, new_pfs)
         .map_err(|error| Failure::fatal(error.to_string()))
 }

@@ -29,7 +29,13 @@ enum Change<'a> {
 }
 
 /// Name spaces of Linux; for all others programs expect to be told that there is nothing.
+/// On the root of the PFS: which PFS it is. Not to be seen or changed through the mount.
+pub const PFS_MARK: &[u8] = b"user.forebay.pfs";
+
 fn supported(name: &[u8]) -> Result<(), Errno> {
+    if name == PFS_MARK {
+        return Err(Errno::EPERM);
+    }
     let known = [
         &b"user."[..],
         b"trusted.",
@@ -96,7 +102,7 @@ impl Namespace {
             Place::Record(file) => file.lock().xattrs.iter().map(|(n, _)| n.clone()).collect(),
         };
         let mut joined = Vec::new();
-        for name in names {
+        for name in names.into_iter().filter(|name| name != PFS_MARK) {
             joined.extend_from_slice(&name);
             joined.push(0);
         }

@@ -8,6 +8,7 @@ use forebay_policy::repair::{Damage, Knowledge, Remedy};
 use forebay_tiers::{FileObject, IdentityError, Object, PfsStat, checksum};
 use forebay_types::{Errno, ObjectId, TierId};
 
+use super::recover::Hint;
 use super::{Check, Wrong};
 use crate::atrest::mismatch;
 use crate::core::Core;
@@ -82,7 +83,31 @@ impl Check<'_> {
         };
         if let Some(object) = self.object(&facts) {
             self.content(&facts, &*object, anonymous);
+            if !residency.clean && !self.claimed && self.is_stranded(file) {
+                self.stranded(&facts);
+            }
         }
+    }
+
+    /// Undrained, and the directory that it belongs in is gone.
+    fn stranded(&mut self, facts: &Facts) {
+        let wrong = Wrong {
+            damage: Damage::DirectoryUnknown,
+            subject: facts.path.clone(),
+            problem: "its directory was removed from the PFS, or replaced there".into(),
+            known: Knowledge::default(),
+        };
+        let (file, tier) = (facts.file.clone(), facts.residency.tier);
+        let hint = Hint::of_file(&file);
+        self.recovered(wrong, &hint, |core| {
+            let claim = core.opens.claim(file.ino);
+            if claim.is_open() || file.lock().demoting {
+                return Err(Errno::EBUSY);
+            }
+            let place = core.recover_object(tier, file.object, &hint)?;
+            core.ns.disown(&file)?;
+            Ok(place)
+        });
     }
 
     /// The object, if it is there and of the right length.

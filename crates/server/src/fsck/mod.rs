@@ -2,6 +2,7 @@
 //! damage, and `policy` says what is done about it; nothing that may be the only copy is removed.
 
 mod files;
+mod recover;
 mod strays;
 
 use std::collections::HashSet;
@@ -107,6 +108,9 @@ impl Core {
                 )
             };
             self.ledger.arrive(file.object, tier, bytes, dirty);
+        }
+        for (object, record) in &loaded.lost {
+            self.book_stranded(*object, record);
         }
         Ok(())
     }

@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use forebay_namespace::{Garbage, RecordTrouble};
 use forebay_policy::repair::{Damage, Knowledge};
-use forebay_tiers::{CopyControl, FileObject, Object, PfsTree, RenameMode, copy};
 use forebay_types::{Errno, ObjectId, TierId};
 
+use super::recover::Hint;
 use super::{Check, Listed, Wrong, keep_record};
 use crate::core::Core;
 use crate::tierset::Slot;
@@ -51,9 +51,12 @@ impl Check<'_> {
                     let subject = name.unwrap_or_default();
                     let wrong = stray(Damage::DirectoryUnknown, subject, problem);
                     let tier = record.residency.tier;
-                    self.found(wrong, |core, _| {
-                        core.recover_object(tier, object)?;
-                        Ok(core.ns.remove_file_record(object)?)
+                    let hint = self.core.hint_of_record(tier, object, &record);
+                    self.recovered(wrong, &hint, |core| {
+                        let place = core.recover_object(tier, object, &hint)?;
+                        core.remove_recovered(tier, object)?;
+                        core.ns.remove_file_record(object)?;
+                        Ok(place)
                     });
                 }
                 RecordTrouble::NameTakenTwice { object, name } => self.taken_twice(object, &name.1),
@@ -154,6 +157,7 @@ impl Check<'_> {
         }
         match slot.tier.identity(object) {
             Ok(Some(i)) if i.object == object && i.instance == self.core.ns.instance() => {
+                let hint = Hint::from(&i);
                 let subject = if i.path.is_empty() {
                     in_tier(object, slot)
                 } else {
@@ -164,7 +168,11 @@ impl Check<'_> {
                     subject,
                     format!("object {object}: {problem}"),
                 );
-                self.found(wrong, |core, _| core.recover_object(tier, object));
+                self.recovered(wrong, &hint, |core| {
+                    let place = core.recover_object(tier, object, &hint)?;
+                    core.remove_recovered(tier, object)?;
+                    Ok(place)
+                });
             }
             _ => {
                 let wrong = stray(Damage::OrphanAnonymous, in_tier(object, slot), problem);
@@ -201,37 +209,5 @@ impl Check<'_> {
                 });
             }
         }
-    }
-}
-
-impl Core {
-    /// Puts an object's data on the PFS under a name that says so, verified, and removes the object.
-    fn recover_object(&self, tier: TierId, object: ObjectId) -> Result<(), Errno> {
-        let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
-        let name = format!("forebay-recovered-{object}");
-        let source = slot.tier.open(object)?;
-        let root = self.ns.pfs().root();
-        let temporary = PfsTree::temporary_name(self.ns.instance(), object, Default::default());
-        let make = || self.ns.pfs().create_temporary(root, &temporary, 0o600);
-        let file = match make() {
-            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
-                self.ns.pfs().unlink(root, &temporary)?;
-                make()
-            }
-            made => made,
-        };
-        let file = FileObject::new(file?);
-        let report = copy(&*source, &file, &CopyControl::NONE).map_err(|e| e.errno())?;
-        file.sync(false)?;
-        forebay_tiers::verify(&file, &report, &|| false).map_err(|e| e.errno())?;
-        self.ns.pfs().rename(
-            root,
-            &temporary,
-            root,
-            name.as_bytes(),
-            RenameMode::NoReplace,
-        )?;
-        self.ns.pfs().sync_dir(root)?;
-        Ok(slot.tier.remove(object)?)
     }
 }

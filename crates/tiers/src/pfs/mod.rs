@@ -224,6 +224,12 @@ impl PfsTree {
         Ok(totals(rustix::fs::fstatvfs(&self.root)?))
     }
 
+    /// Type of the file system below, as statfs(2) numbers it.
+    pub fn fs_type(&self) -> io::Result<u64> {
+        self.pulse.pass()?;
+        Ok(rustix::fs::fstatfs(&self.root)?.f_type as u64)
+    }
+
     /// Puts the whole file system below on stable storage (syncfs(2)).
     pub fn sync(&self) -> io::Result<()> {
         self.pulse.pass()?;

@@ -310,6 +310,46 @@ fn bad_input_tier_left_out_that_holds_undrained_data() {
     assert!(cluster.mounts().iter().all(|line| !line.contains("/mnt ")));
 }
 
+/// The directory is there, but what was mounted on it is not: what goes there would be hidden by the next mount.
+#[test]
+fn bad_input_pfs_that_is_not_mounted() {
+    if needs_root() {
+        return;
+    }
+    let builder = Cluster::builder().dram("").ssd("64MiB").loop_pfs(16 << 20);
+    let mut cluster = builder.lazy().up();
+    fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    write_file(&cluster.mnt("d/f"), pattern(5, 100));
+    let root = cluster.mnt("");
+    let mut names = [0; 256];
+    let listed = rustix::fs::listxattr(&root, &mut names[..]).expect("attributes");
+    let names = String::from_utf8_lossy(&names[..listed]).into_owned();
+    assert!(!names.contains("forebay"), "{names}");
+    cluster.down(&[]);
+    cluster.loop_fs().unmount();
+    let detached = [cluster.up_args(), &["--detach".into()]].concat();
+    for output in [cluster.cli(&detached), cluster.on_state(&["fsck"])] {
+        assert_line(&output, "is the PFS mounted there?");
+    }
+    assert_eq!(fs::read_dir(cluster.pfs("")).expect("list").count(), 0);
+    cluster.loop_fs().mount();
+    cluster.start();
+    pattern(5, 100).assert_in(&cluster.mnt("d/f"));
+    cluster.down(&[]);
+
+    // Replaced for good: what was not drained is put on the new one.
+    cluster.loop_fs().unmount();
+    cluster.on_state(&["fsck", "--new-pfs"]).ok();
+    let found = fs::read_dir(cluster.pfs("")).expect("list");
+    let found: Vec<_> = found.map(|entry| entry.expect("entry").path()).collect();
+    assert_eq!(found.len(), 1, "{found:?}");
+    let name = found[0].file_name().expect("name").to_string_lossy();
+    assert!(name.starts_with("f.forebay-recovered-"), "{name}");
+    pattern(5, 100).assert_in(&found[0]);
+    cluster.start();
+    assert_eq!(cluster.dirty_bytes(), 0);
+}
+
 /// Runs `up` in a mount namespace of its own after a shell line has spoilt something there.
 fn spoilt(cluster: &Cluster, line: &str) -> Output {
     let script = format!("{line} && exec \"$@\"");

@@ -202,3 +202,37 @@ fn promise_8_a_detached_one_is_stopped_the_same_way() {
     assert!(!cluster.state().join("forebay.pid").exists());
     assert_eq!(cluster.mounts(), Vec::<String>::new());
 }
+
+#[test]
+fn promise_8_data_whose_directory_is_gone_is_undrained_until_fsck_puts_it_on_the_pfs() {
+    let mut cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+    fs::create_dir_all(cluster.mnt("kept/gone")).expect("mkdir");
+    write_file(&cluster.mnt("kept/gone/f"), pattern(850, 1000));
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o640);
+    fs::set_permissions(cluster.mnt("kept/gone/f"), mode).expect("chmod");
+    cluster.down(&[]);
+    fs::remove_dir_all(cluster.pfs("kept/gone")).expect("remove");
+    cluster.start();
+    assert_eq!(cluster.status()["drain"]["queued_files"], 1);
+    let output = cluster.on_state(&["down", "--drain", "--timeout", "1s"]);
+    assert_eq!(output.code, 4, "{output:?}");
+    assert!(output.stderr.contains("1 file"), "{output:?}");
+    let report = cluster.on_state(&["fsck", "--json"]).ok().json();
+    let finding = &report["findings"][0];
+    assert_eq!(finding["kind"], "directory-unknown", "{report}");
+    let entries = fs::read_dir(cluster.pfs("kept")).expect("list");
+    let entries: Vec<_> = entries.map(|e| e.expect("entry").path()).collect();
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    let name = entries[0].file_name().expect("name").to_string_lossy();
+    assert!(name.starts_with("f.forebay-recovered-"), "{name}");
+    assert!(
+        finding["action"]
+            .as_str()
+            .is_some_and(|said| said.contains(&*name)),
+        "{report}"
+    );
+    let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&entries[0]).expect("there"));
+    assert_eq!(mode & 0o7777, 0o640);
+    pattern(850, 1000).assert_in(&entries[0]);
+    cluster.down(&["--drain"]);
+}

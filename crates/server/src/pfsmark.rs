@@ -1,0 +1,70 @@
+//! Which PFS a state was made for. A directory that is there while its PFS is not mounted is another.
+
+use forebay_namespace::{Namespace, NsError, PFS_MARK};
+use forebay_policy::samepfs::PfsIdentity;
+
+use crate::instance::StartError;
+
+/// Under which the identity is kept.
+const FACT: &str = "pfs-identity";
+
+fn found(ns: &Namespace) -> std::io::Result<PfsIdentity> {
+    let pfs = ns.pfs();
+    let root = pfs.stat_dir(pfs.root())?;
+    let mark = pfs.get_xattr_dir(pfs.root(), PFS_MARK).ok();
+    Ok(PfsIdentity {
+        fs_type: pfs.fs_type()?,
+        root_ino: root.id.ino,
+        root_btime_ns: root.id.btime_ns,
+        mark: mark.and_then(|bytes| bytes.try_into().ok()),
+    })
+}
+
+fn known(ns: &Namespace) -> Result<Option<PfsIdentity>, NsError> {
+    let Some(bytes) = ns.get_fact(FACT)? else {
+        return Ok(None);
+    };
+    let known = postcard::from_bytes(&bytes);
+    known.map(Some).map_err(|e| NsError::Record(e.to_string()))
+}
+
+fn save(ns: &Namespace, identity: &PfsIdentity) -> Result<(), NsError> {
+    let bytes = postcard::to_stdvec(identity).map_err(|e| NsError::Record(e.to_string()))?;
+    ns.put_fact(FACT, &bytes)
+}
+
+/// Refuses a PFS that is not the one that the state was made for, before anything on it is looked at or changed; with `accept` it is
+/// taken for that from now on.
+pub fn check(ns: &Namespace, pfs: &std::path::Path, accept: bool) -> Result<(), StartError> {
+    let failed = |why: String| StartError::Failed {
+        what: format!("PFS {}", pfs.display()),
+        why,
+    };
+    let was = known(ns).map_err(|e| failed(e.to_string()))?;
+    let is = found(ns).map_err(|e| failed(e.to_string()))?;
+    match was.and_then(|was| was.differs(&is)) {
+        None => Ok(()),
+        Some(_) if accept => save(ns, &is).map_err(|e| failed(e.to_string())),
+        Some(difference) => Err(StartError::PfsExchanged {
+            pfs: pfs.display().to_string(),
+            why: difference.describe(),
+        }),
+    }
+}
+
+/// Remembers the PFS once a start has succeeded, and marks it where it has no mark and may get one.
+pub fn remember(ns: &Namespace) -> Result<(), String> {
+    let mut identity = found(ns).map_err(|e| e.to_string())?;
+    if identity.mark.is_none() {
+        let mut mark = [0; 16];
+        std::fs::File::open("/dev/urandom")
+            .and_then(|mut random| std::io::Read::read_exact(&mut random, &mut mark))
+            .map_err(|e| e.to_string())?;
+        let pfs = ns.pfs();
+        match pfs.set_xattr_dir(pfs.root(), PFS_MARK, &mark, 0) {
+            Ok(()) => identity.mark = Some(mark),
+            Err(error) => tracing::debug!("the PFS takes no mark: {error}"),
+        }
+    }
+    save(ns, &identity).map_err(|e| e.to_string())
+}
