@@ -86,7 +86,7 @@ impl Core {
         }
         let found = self.tiers.open_object(tier, object).and_then(|o| o.stat());
         let bytes = found.map_or(record.meta.allocated_bytes, |stat| stat.allocated_bytes);
-        self.ledger.settle(object, tier, bytes, true);
+        self.ledger.arrive(object, tier, bytes, true);
         self.stranded.lock().push((object, tier));
     }
 

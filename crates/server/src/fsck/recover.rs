@@ -169,7 +169,7 @@ impl Core {
     pub(super) fn remove_recovered(&self, tier: TierId, object: ObjectId) -> Result<(), Errno> {
         let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
         slot.tier.remove(object)?;
-        self.ledger.release(object);
+        self.ledger.depart(object);
         self.stranded.lock().retain(|(other, _)| *other != object);
         Ok(())
     }
