@@ -29,6 +29,7 @@ use crate::rules::Rules;
 use crate::scrub::Scrub;
 use crate::service::Server;
 use crate::settings::Settings;
+use crate::starterror::{StartError, failed};
 use crate::statefolder::open_store;
 use crate::tierset::{SSDS_MAX, TierSet};
 use crate::writers::Writers;
@@ -38,72 +39,6 @@ use crate::{demote, discard, engine, guard, monitor, unseen};
 const LAST_DRAIN: Duration = Duration::from_secs(60);
 /// At the end, threads that wait for a silent PFS are waited for so long.
 const LAST_CALLS: Duration = Duration::from_secs(1);
-
-/// Why a server cannot start: one line for a person.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// Something below does not work.
-    #[error("{what}: {why}")]
-    Failed {
-        /// Which part.
-        what: String,
-        /// What it said.
-        why: String,
-    },
-    /// The state belongs to another PFS.
-    #[error(
-        "the state folder {state} was made for the PFS {was}, not {now}; use that, or another state folder"
-    )]
-    OtherPfs {
-        /// State folder.
-        state: String,
-        /// The PFS it was made for.
-        was: String,
-        /// The PFS given.
-        now: String,
-    },
-    /// The state was written by another version of Forebay.
-    #[error(
-        "the state folder {state} holds {what} of version {found}, which this forebay does not read; start it with the forebay that made it, end that with `down --drain`, then go on with a new state folder"
-    )]
-    OtherVersion {
-        /// State folder.
-        state: String,
-        /// Which part.
-        what: String,
-        /// As found.
-        found: String,
-    },
-    /// Something else is where the PFS was.
-    #[error(
-        "{pfs} is not the PFS that this state folder was made for: {why}; is the PFS mounted there? If it was replaced for good, `forebay fsck --new-pfs` puts what is left on the new one"
-    )]
-    PfsExchanged {
-        /// Where it should be.
-        pfs: String,
-        /// How it differs.
-        why: &'static str,
-    },
-    /// A tier with undrained files was not given.
-    #[error(
-        "{count} files that are not on the PFS yet are in a tier that was not given; start with the same --dram and --ssd as before"
-    )]
-    TierMissing {
-        /// How many.
-        count: usize,
-    },
-    /// The state folder holds no instance.
-    #[error("the state folder {0} holds no instance")]
-    NoInstance(String),
-}
-
-fn failed<E: std::fmt::Display>(what: impl Into<String>) -> impl FnOnce(E) -> StartError {
-    let what = what.into();
-    move |error| StartError::Failed {
-        what,
-        why: error.to_string(),
-    }
-}
 
 /// Why [`Instance::wait_stop`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

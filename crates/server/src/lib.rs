@@ -45,6 +45,7 @@ mod settings;
 mod space;
 mod stable;
 mod stage;
+mod starterror;
 mod statefolder;
 mod status;
 mod tierset;
@@ -55,7 +56,8 @@ mod writers;
 
 pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
-pub use instance::{Instance, StartError, StopReason, StopSummary, fsck_offline};
+pub use instance::{Instance, StopReason, StopSummary, fsck_offline};
 pub use settings::{
     DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, SsdSetting, Verify,
 };
+pub use starterror::StartError;

@@ -3,7 +3,7 @@
 use forebay_namespace::{Namespace, NsError, PFS_MARK};
 use forebay_policy::samepfs::PfsIdentity;
 
-use crate::instance::StartError;
+use crate::starterror::StartError;
 
 /// Under which the identity is kept.
 const FACT: &str = "pfs-identity";

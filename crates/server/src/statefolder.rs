@@ -8,7 +8,7 @@ use std::path::Path;
 use forebay_kv::Store;
 use forebay_types::Errno;
 
-use crate::instance::StartError;
+use crate::starterror::StartError;
 
 /// Says what made the folder.
 const MARKER: &str = "forebay-state";
