@@ -1,15 +1,16 @@
 //! The file system: every operation is the same operation on the source.
 //!
-//! Left out, since the benchmark has no use for it: links, device files, extended attributes, locks across
+//! Left out, since the benchmark has no use for it: symbolic links, device files, extended attributes, locks across
 //! mounts, errors that the source reports only at `close`.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -21,9 +22,10 @@ use fuser::{
 };
 use rustix::fs::{self as sys, AtFlags, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid};
 
+use crate::faults::Faults;
 use crate::table::{Entries, OpenFile, Place, Table};
 
-/// How long the kernel may use names and attributes without asking again: Forebay's default.
+/// [`PassThrough::ttl`] without faults: Forebay's default.
 const TTL: Duration = Duration::from_secs(1);
 /// What `fs.fuse.max_pages_limit` lets a request carry by default.
 const MAX_WRITE_BYTES: u32 = 1 << 20;
@@ -35,6 +37,9 @@ pub struct PassThrough {
     table: Table,
     root: OwnedFd,
     passthrough: bool,
+    faults: Faults,
+    /// How long the kernel may use names and attributes without asking again.
+    ttl: Duration,
     /// Whom the files belong to that this process makes.
     owner: (Uid, Gid),
 }
@@ -118,8 +123,14 @@ fn attr(ino: u64, stat: &Stat) -> FileAttr {
 
 impl PassThrough {
     /// Shows the tree of the directory `root`; with `passthrough` the kernel reads and writes by itself.
-    pub fn new(root: OwnedFd, passthrough: bool) -> io::Result<Self> {
+    pub fn new(root: OwnedFd, passthrough: bool, faults: Option<PathBuf>) -> io::Result<Self> {
+        let faults = Faults::new(faults);
         Ok(Self {
+            ttl: match faults.are_on() {
+                true => Duration::ZERO,
+                false => TTL,
+            },
+            faults,
             table: Table::new(root.try_clone()?),
             root,
             passthrough,
@@ -256,10 +267,11 @@ impl Filesystem for PassThrough {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        check!(reply, self.faults.before("lookup", name));
         let dir = check!(reply, self.table.dir(parent));
         let stat = check!(reply, sys::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW));
         let generation = self.table.remember(&stat, &dir, name, false);
-        reply.entry(&TTL, &attr(stat.st_ino, &stat), Generation(generation));
+        reply.entry(&self.ttl, &attr(stat.st_ino, &stat), Generation(generation));
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, count: u64) {
@@ -267,8 +279,9 @@ impl Filesystem for PassThrough {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        check!(reply, self.faults.before("getattr", OsStr::new("")));
         let stat = check!(reply, self.stat(ino));
-        reply.attr(&TTL, &attr(ino.0, &stat));
+        reply.attr(&self.ttl, &attr(ino.0, &stat));
     }
 
     fn setattr(
@@ -306,7 +319,7 @@ impl Filesystem for PassThrough {
             check!(reply, self.change_times(ino, &times));
         }
         let stat = check!(reply, self.stat(ino));
-        reply.attr(&TTL, &attr(ino.0, &stat));
+        reply.attr(&self.ttl, &attr(ino.0, &stat));
     }
 
     fn create(
@@ -319,6 +332,7 @@ impl Filesystem for PassThrough {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        check!(reply, self.faults.before("create", name));
         let dir = check!(reply, self.table.dir(parent));
         let mode = Mode::from_raw_mode(mode);
         let create = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -343,8 +357,8 @@ impl Filesystem for PassThrough {
         let (attr, generation) = (attr(stat.st_ino, &stat), Generation(generation));
         let flags = FopenFlags::empty();
         match &file.backing {
-            Some(id) => reply.created_passthrough(&TTL, &attr, generation, handle, flags, id),
-            None => reply.created(&TTL, &attr, generation, handle, flags),
+            Some(id) => reply.created_passthrough(&self.ttl, &attr, generation, handle, flags, id),
+            None => reply.created(&self.ttl, &attr, generation, handle, flags),
         }
     }
 
@@ -440,6 +454,7 @@ impl Filesystem for PassThrough {
         datasync: bool,
         reply: ReplyEmpty,
     ) {
+        check!(reply, self.faults.before("fsync", OsStr::new("")));
         let open = check!(reply, self.table.file(handle));
         let synced = if datasync {
             open.file.sync_data()
@@ -447,10 +462,12 @@ impl Filesystem for PassThrough {
             open.file.sync_all()
         };
         check!(reply, synced);
+        check!(reply, self.faults.after("fsync", OsStr::new("")));
         reply.ok();
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        check!(reply, self.faults.before("unlink", name));
         let dir = check!(reply, self.table.dir(parent));
         check!(reply, sys::unlinkat(dir, name, AtFlags::empty()));
         reply.ok();
@@ -478,7 +495,7 @@ impl Filesystem for PassThrough {
         check!(reply, self.give_to(request, &made));
         let stat = check!(reply, sys::fstat(&made));
         let generation = self.table.remember(&stat, &dir, name, true);
-        reply.entry(&TTL, &attr(stat.st_ino, &stat), Generation(generation));
+        reply.entry(&self.ttl, &attr(stat.st_ino, &stat), Generation(generation));
     }
 
     fn rename(
@@ -491,6 +508,7 @@ impl Filesystem for PassThrough {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        check!(reply, self.faults.before("rename", newname));
         let from = check!(reply, self.table.dir(parent));
         let to = check!(reply, self.table.dir(newparent));
         let how = sys::RenameFlags::from_bits_retain(flags.bits());
@@ -499,7 +517,33 @@ impl Filesystem for PassThrough {
         if flags.contains(RenameFlags::RENAME_EXCHANGE) {
             check!(reply, self.table.moved(&from, name));
         }
+        check!(reply, self.faults.after("rename", newname));
         reply.ok();
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        check!(reply, self.faults.before("link", newname));
+        let to = check!(reply, self.table.dir(newparent));
+        let linked = match check!(reply, self.table.place(ino)) {
+            Place::Open(open) => {
+                let path = format!("/proc/self/fd/{}", open.file.as_fd().as_raw_fd());
+                sys::linkat(sys::CWD, path, &to, newname, AtFlags::SYMLINK_FOLLOW)
+            }
+            Place::Name(dir, name) => sys::linkat(dir, &*name, &to, newname, AtFlags::empty()),
+            Place::Dir(_) => Err(rustix::io::Errno::PERM),
+        };
+        check!(reply, linked);
+        let stat = check!(reply, sys::statat(&to, newname, AtFlags::SYMLINK_NOFOLLOW));
+        check!(reply, self.faults.after("link", newname));
+        let generation = self.table.remember(&stat, &to, newname, false);
+        reply.entry(&self.ttl, &attr(stat.st_ino, &stat), Generation(generation));
     }
 
     fn opendir(&self, _request: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
@@ -537,6 +581,7 @@ impl Filesystem for PassThrough {
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        check!(reply, self.faults.before("statfs", OsStr::new("")));
         let stat = check!(reply, sys::fstatvfs(&self.root));
         reply.statfs(
             stat.f_blocks,

@@ -3,6 +3,7 @@
 //! It shows the tree `SOURCE` at `MOUNTPOINT`. Reads and writes go to the source file inside the kernel
 //! (FUSE passthrough), or through this process with `--plain`. The benchmark measures Forebay against it.
 
+mod faults;
 mod fs;
 mod table;
 
@@ -33,6 +34,9 @@ struct Args {
     /// Let other users in, and have the kernel check permissions, at the price of one more request per create
     #[arg(long)]
     permissions: bool,
+    /// Take the faults from this folder that a test writes there; names and attributes are asked for every time then
+    #[arg(long, hide = true)]
+    faults: Option<PathBuf>,
     /// Give each thread a descriptor of its own on /dev/fuse
     #[arg(long)]
     clone_fd: bool,
@@ -73,7 +77,7 @@ fn run(args: &Args) -> io::Result<()> {
     config.n_threads = Some(usize::from(args.threads));
     config.clone_fd = args.clone_fd;
     let session = fuser::spawn_mount(
-        fs::PassThrough::new(source.into(), !args.plain)?,
+        fs::PassThrough::new(source.into(), !args.plain, args.faults.clone())?,
         &args.mountpoint,
         &config,
     )

@@ -17,23 +17,45 @@ use crate::wait::wait_until;
 pub struct FusePfs {
     child: Child,
     source: PathBuf,
+    faults: PathBuf,
     point: PathBuf,
+}
+
+/// When a fault meets an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// It is not done.
+    Before,
+    /// It is done, and not answered yet.
+    After,
+}
+
+impl When {
+    fn word(self) -> &'static str {
+        match self {
+            When::Before => "before",
+            When::After => "after",
+        }
+    }
 }
 
 impl FusePfs {
     /// Shows a new directory in `folder` on `point`, which exists.
     pub fn new(folder: &Path, point: &Path) -> FusePfs {
         let source = folder.join("pfs-behind");
+        let faults = folder.join("pfs-faults");
         fs::create_dir(&source).expect("mkdir");
+        fs::create_dir(&faults).expect("mkdir");
         let child = Command::new(helper("bare-passthrough"))
-            .args(["--plain", "--permissions"])
-            .args([&source, point])
+            .args(["--plain", "--permissions", "--faults"])
+            .args([&faults, &source, point])
             .stdin(Stdio::null())
             .spawn()
             .expect("bare-passthrough runs");
         let made = FusePfs {
             child,
             source,
+            faults,
             point: point.to_path_buf(),
         };
         // The kernel learns that it need not ask at every close, which it would wait for even in a
@@ -70,8 +92,60 @@ impl FusePfs {
         });
     }
 
-    /// It goes on where it stopped.
+    fn order(&self, name: String, text: String) {
+        // At once, or not yet.
+        let aside = self.faults.join(format!("{name}.new"));
+        fs::write(&aside, text).expect("fault");
+        fs::rename(aside, self.faults.join(name)).expect("fault");
+    }
+
+    fn take_back(&self, name: &str) {
+        let gone = fs::remove_file(self.faults.join(name));
+        assert!(gone.is_ok(), "{name} was not under way: {gone:?}");
+    }
+
+    /// Stops in the next `operation` (link, rename, fsync, unlink, create, lookup, getattr) on this name, or any if it is
+    /// empty.
+    pub fn hold(&self, operation: &str, when: When, name: &str) {
+        self.order(
+            format!("{operation}.hold"),
+            format!("{} {name}", when.word()),
+        );
+    }
+
+    /// Waits until it has stopped there.
+    pub fn wait_held(&self, operation: &str) {
+        let held = self.faults.join(format!("{operation}.held"));
+        wait_until("the PFS is in the midst of it", || held.exists());
+    }
+
+    /// That operation goes on; others that hang do not.
+    pub fn let_go(&self, operation: &str) {
+        self.take_back(&format!("{operation}.held"));
+    }
+
+    /// From now on no operation begins. [`Self::hang`] cannot stop it in the midst of one.
+    pub fn begin_nothing(&self) {
+        self.order("hang".into(), String::new());
+    }
+
+    /// From now on every `operation` on this name, or any if it is empty, fails.
+    pub fn fail(&self, operation: &str, when: When, errno: i32, name: &str) {
+        let text = format!("{} {errno} {name}", when.word());
+        self.order(format!("{operation}.error"), text);
+    }
+
+    /// No longer.
+    pub fn heal(&self, operation: &str) {
+        self.take_back(&format!("{operation}.error"));
+    }
+
+    /// It goes on where it stopped, and fails no more.
     pub fn go_on(&self) {
+        for fault in fs::read_dir(&self.faults).into_iter().flatten().flatten() {
+            // It may have been met, and so renamed, just now.
+            let _ = fs::remove_file(fault.path());
+        }
         self.signal(Signal::CONT);
     }
 

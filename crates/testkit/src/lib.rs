@@ -17,7 +17,7 @@ mod wait;
 
 pub use cluster::{Builder, Cluster, without_settings};
 pub use data::{Pattern, pattern, read_all_at, write_file};
-pub use fusepfs::FusePfs;
+pub use fusepfs::{FusePfs, When};
 pub use loopfs::LoopFs;
 pub use model::{Model, Name};
 pub use names::{all_files, listing, os_name};
