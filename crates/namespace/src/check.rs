@@ -9,7 +9,6 @@ use forebay_types::ObjectId;
 
 use crate::dir::Dir;
 use crate::log::Batch;
-use crate::ops::rename::rename_in;
 use crate::record::{self, DirKey, DirRecord, FileRecord, SumsRecord, UnpublishedRecord};
 use crate::{File, Garbage, Namespace, NsError};
 
@@ -146,7 +145,7 @@ impl Namespace {
         let mut children = dir.lock();
         let mut state = file.lock();
         let new = (dir.clone(), new_name.into());
-        rename_in(&mut state.names, &(dir.clone(), name.into()), new);
+        state.rename_name(&(dir.clone(), name.into()), new);
         state.residency.published = None;
         state.changed();
         self.save(file, &state, Durability::Synced)?;

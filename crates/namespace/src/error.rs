@@ -12,6 +12,16 @@ pub enum NsError {
     /// The key-value store failed.
     #[error("metadata store: {0}")]
     Store(#[from] KvError),
+    /// The PFS does not tell how far a change of names came that a crash interrupted.
+    #[error(
+        "{change}, which a crash interrupted, cannot be looked after: {errno}; nothing was changed, start again when the PFS answers"
+    )]
+    Unsettled {
+        /// Which.
+        change: String,
+        /// What it said.
+        errno: Errno,
+    },
     /// A record in the store does not decode.
     #[error("metadata record: {0}")]
     Record(String),
@@ -21,7 +31,7 @@ impl NsError {
     /// The error number for the program.
     pub fn errno(&self) -> Errno {
         match self {
-            NsError::Errno(errno) => *errno,
+            NsError::Errno(errno) | NsError::Unsettled { errno, .. } => *errno,
             NsError::Store(error) => Errno(error.errno()),
             NsError::Record(_) => Errno::EIO,
         }

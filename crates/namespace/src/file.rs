@@ -8,7 +8,10 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::NsError;
 use crate::dir::Dir;
-use crate::record::{FileRecord, Meta, Residency};
+use crate::record::{FileRecord, Meta, Published, Residency, Temporary, Unplaced};
+
+/// A name, and the directory that it is in.
+pub(crate) type Name = (Arc<Dir>, Box<[u8]>);
 
 /// A file that has an object in the burst buffer.
 pub struct File {
@@ -31,6 +34,8 @@ pub struct File {
 ///    child maps to it.
 /// 3. `residency.clean` implies `residency.published` and not `residency.writing`.
 /// 4. `residency.generation` never goes back.
+/// 5. Every name that is not in `unplaced` is a link of `residency.published`, if there is one; `residency.clean`
+///    implies that `unplaced` is empty.
 #[derive(Clone)]
 pub struct FileState {
     /// Names, the one to publish under first.
@@ -41,6 +46,11 @@ pub struct FileState {
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Residency.
     pub residency: Residency,
+    /// Of several names, those that are not links of what is published.
+    pub unplaced: Vec<Unplaced>,
+    /// It is not known whether the copy `residency.temporary` has got its names: that is to be found out before
+    /// anything is done with them. A start looks after every such copy.
+    pub unsettled: bool,
     /// A worker is copying it to the PFS now. Not kept across restarts.
     pub demoting: bool,
     /// Error of the last demotion: reported by the next fsync, shown until a demotion succeeds.
@@ -142,6 +152,72 @@ impl FileState {
         self.names.is_empty()
     }
 
+    /// What the PFS has under a name of the file, as far as is known.
+    pub(crate) fn expected_at(&self, dir: &Dir, name: &[u8]) -> Option<Published> {
+        match self.unplaced.iter().find(|one| is_at(one, dir, name)) {
+            Some(unplaced) => unplaced.older,
+            None => self.residency.published,
+        }
+    }
+
+    /// Under this name the PFS has not what is published.
+    pub(crate) fn set_unplaced(&mut self, dir: &Dir, name: &[u8], older: Option<Published>) {
+        self.set_placed(dir, name);
+        let place = (dir.key, name.to_vec());
+        self.unplaced.push(Unplaced { place, older });
+    }
+
+    /// Under this name the PFS has what is published.
+    pub(crate) fn set_placed(&mut self, dir: &Dir, name: &[u8]) {
+        self.unplaced.retain(|one| !is_at(one, dir, name));
+    }
+
+    /// Whether what is published is so under this name, if it is at all.
+    pub(crate) fn is_placed(&self, dir: &Dir, name: &[u8]) -> bool {
+        !self.unplaced.iter().any(|one| is_at(one, dir, name))
+    }
+
+    /// The PFS has nothing of the file under this name any more.
+    pub(crate) fn lose_published_at(&mut self, dir: &Dir, name: &[u8]) {
+        match self.names.len() {
+            0 | 1 => self.residency.published = None,
+            _ if self.residency.published.is_some() => self.set_unplaced(dir, name, None),
+            _ => {}
+        }
+    }
+
+    /// One name has become another, wherever the PFS has it.
+    pub(crate) fn rename_name(&mut self, old: &Name, new: Name) {
+        if let Some(one) = self
+            .unplaced
+            .iter_mut()
+            .find(|one| is_at(one, &old.0, &old.1))
+        {
+            one.place = (new.0.key, new.1.to_vec());
+        }
+        let is_old = |name: &&mut Name| Arc::ptr_eq(&name.0, &old.0) && name.1 == old.1;
+        if let Some(name) = self.names.iter_mut().find(is_old) {
+            *name = new;
+        }
+    }
+
+    /// One name is gone.
+    pub(crate) fn drop_name(&mut self, dir: &Arc<Dir>, name: &[u8]) {
+        self.names
+            .retain(|(d, n)| !(Arc::ptr_eq(d, dir) && **n == *name));
+        self.set_placed(dir, name);
+        if let ([_], [last]) = (&self.names[..], &self.unplaced[..]) {
+            self.residency.published = last.older;
+            self.unplaced.clear();
+        }
+    }
+
+    /// Whether a copy is what is published.
+    pub(crate) fn is_published_as(&self, copy: Temporary) -> bool {
+        let published = self.residency.published;
+        published.is_some_and(|p| (p.ino, p.btime_ns) == (copy.ino, copy.btime_ns))
+    }
+
     /// The content has changed: a copy of an older generation will not be published.
     pub fn changed(&mut self) {
         let residency = &mut self.residency;
@@ -176,6 +252,11 @@ impl FileState {
             meta: self.meta,
             xattrs: self.xattrs.clone(),
             residency: self.residency,
+            unplaced: self.unplaced.clone(),
         }
     }
+}
+
+fn is_at(unplaced: &Unplaced, dir: &Dir, name: &[u8]) -> bool {
+    unplaced.place.0 == dir.key && unplaced.place.1 == name
 }

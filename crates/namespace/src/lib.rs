@@ -16,11 +16,13 @@ mod log;
 mod namespace;
 mod ops;
 mod outside;
+mod placement;
 mod publish;
 mod record;
 mod residency;
 mod table;
 mod times;
+mod unsettled;
 mod vacancy;
 
 pub use acl::ACCESS as ACCESS_LIST;
@@ -36,7 +38,9 @@ pub use ops::unpublished::Publication;
 pub use ops::xattr::PFS_MARK;
 pub use outside::{Conflict, ConflictKind};
 pub use publish::{Confirmed, Copy, Demotion, Placed};
-pub use record::{DirKey, FileRecord, Flushed, Meta, Published, Residency, Temporary, Xattrs};
+pub use record::{
+    DirKey, FileRecord, Flushed, Meta, Published, Residency, Temporary, Unplaced, Xattrs,
+};
 
 pub use residency::Arrival;
 pub use table::{Node, PlainNode};

@@ -218,6 +218,8 @@ impl Namespace {
             meta: file.meta,
             xattrs: file.xattrs,
             residency: file.residency,
+            unplaced: file.unplaced,
+            unsettled: false,
             demoting: false,
             error: None,
             error_unreported: false,
@@ -492,8 +494,29 @@ impl Namespace {
         DirKey::new(stat.id, self.root_dev)
     }
 
-    /// Finishes or takes back a change of names that a crash interrupted: the PFS tells which.
+    /// Finishes or takes back a change of names that a crash interrupted: the PFS tells which. Where that gives an error, the
+    /// change stays as it is, and nothing may be served: records that do not agree with the PFS would make one's own files
+    /// look like an outsider's.
     pub fn settle_change(&self, pending: PendingChange) -> Result<(), NsError> {
-        crate::ops::settle::settle(self, pending.sequence, &pending.intent)
+        let settled = crate::ops::settle::settle(self, pending.sequence, &pending.intent);
+        settled.map_err(|error| match error {
+            NsError::Errno(errno) => NsError::Unsettled {
+                change: self.describe(&pending.intent),
+                errno,
+            },
+            error => error,
+        })
+    }
+
+    fn describe(&self, intent: &Intent) -> String {
+        let path = |place: &record::PlaceKey| match self.known_dir(place.0) {
+            Some(dir) => dir.path_of(&place.1).escape_ascii().to_string(),
+            None => place.1.escape_ascii().to_string(),
+        };
+        match intent {
+            Intent::Rename(one) => format!("rename of {} to {}", path(&one.from), path(&one.to)),
+            Intent::Exchange(one) => format!("exchange of {} and {}", path(&one.a), path(&one.b)),
+            Intent::Link(one) => format!("change of the link {}", path(&one.place)),
+        }
     }
 }

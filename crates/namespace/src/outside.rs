@@ -80,14 +80,6 @@ impl Published {
         mtime: TimeSpec { sec: 0, nsec: 0 },
         ctime: TimeSpec { sec: 0, nsec: 0 },
     };
-
-    /// Whether it is the same file with the same content, as far as size and mtime tell. Links,
-    /// renames and changes of attributes, ours too, move the ctime only.
-    pub(crate) fn same_content(&self, stat: &PfsStat) -> bool {
-        let now = Published::from(stat);
-        (now.ino, now.btime_ns, now.size, now.mtime)
-            == (self.ino, self.btime_ns, self.size, self.mtime)
-    }
 }
 
 impl Namespace {
@@ -98,10 +90,22 @@ impl Namespace {
         name: &[u8],
         published: Published,
     ) -> Result<Seen, NsError> {
+        Ok(match self.stat_if_there(handle, name)? {
+            Some(stat) if published.is(&stat) => Seen::Ours,
+            Some(stat) => Seen::Foreign(stat),
+            None => Seen::Nothing,
+        })
+    }
+
+    /// What the PFS has under a name. An error is not "nothing".
+    pub(crate) fn stat_if_there(
+        &self,
+        handle: &PfsDir,
+        name: &[u8],
+    ) -> Result<Option<PfsStat>, NsError> {
         match self.pfs.stat(handle, name) {
-            Ok(stat) if Published::from(&stat) == published => Ok(Seen::Ours),
-            Ok(stat) => Ok(Seen::Foreign(stat)),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(Seen::Nothing),
+            Ok(stat) => Ok(Some(stat)),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             Err(e) => Err(e.into()),
         }
     }

@@ -75,6 +75,39 @@ pub struct Published {
     pub ctime: TimeSpec,
 }
 
+impl Published {
+    /// Stands for a change time that a change of names of ours has moved, to what the PFS did not tell.
+    const MOVED: TimeSpec = TimeSpec {
+        sec: i64::MIN,
+        nsec: 0,
+    };
+
+    /// Whether that is what the PFS has.
+    pub fn is(&self, stat: &PfsStat) -> bool {
+        match self.ctime == Published::MOVED {
+            true => self.same_content(stat),
+            false => *self == Published::from(stat),
+        }
+    }
+
+    /// Whether it is the same file with the same content, as far as size and mtime tell. Links,
+    /// renames and changes of attributes, ours too, move the ctime only.
+    pub(crate) fn same_content(&self, stat: &PfsStat) -> bool {
+        let now = Published::from(stat);
+        (now.ino, now.btime_ns, now.size, now.mtime)
+            == (self.ino, self.btime_ns, self.size, self.mtime)
+    }
+
+    /// After a change of ours that moves the ctime, of which the PFS has not told the outcome: an outsider's change of
+    /// attributes at the same time does not show.
+    pub(crate) fn with_ctime_moved(self) -> Published {
+        Published {
+            ctime: Published::MOVED,
+            ..self
+        }
+    }
+}
+
 impl From<&PfsStat> for Published {
     fn from(stat: &PfsStat) -> Published {
         Published {
@@ -96,6 +129,22 @@ pub struct Temporary {
     pub ino: u64,
     /// Birth time, nanoseconds; tells it from an outsider's file that got its number after a crash.
     pub btime_ns: u64,
+}
+
+impl Temporary {
+    /// Whether that is the copy, whatever it is called.
+    pub(crate) fn is(&self, stat: &PfsStat) -> bool {
+        (self.ino, self.btime_ns) == (stat.id.ino, stat.id.btime_ns)
+    }
+}
+
+/// A name under which the PFS has not the version that is published: it is not linked there yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unplaced {
+    /// The name.
+    pub place: PlaceKey,
+    /// What the PFS has under it, as far as is known.
+    pub older: Option<Published>,
 }
 
 /// Facts of a file that stat(2) shows and that are not in its names.
@@ -211,6 +260,8 @@ pub struct FileRecord {
     pub xattrs: Xattrs,
     /// Residency.
     pub residency: Residency,
+    /// Of several names, those that are not links of what is published.
+    pub unplaced: Vec<Unplaced>,
 }
 
 /// Where a directory is.

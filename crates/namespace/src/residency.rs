@@ -100,6 +100,8 @@ impl Namespace {
             },
             xattrs,
             residency,
+            unplaced: Vec::new(),
+            unsettled: false,
             demoting: false,
             error: None,
             error_unreported: false,

@@ -387,16 +387,6 @@ impl Core {
         all
     }
 
-    /// An outsider has changed a file that was dirty here: both versions are kept.
-    pub fn report_conflict(&self, path: Vec<u8>, beside: &[u8]) {
-        self.absorb_conflict(&forebay_namespace::Conflict {
-            path,
-            kept_as: beside.to_vec(),
-            theirs: false,
-            kind: forebay_namespace::ConflictKind::Changed,
-        });
-    }
-
     /// Wakes the collector.
     pub fn wake_collector(&self) {
         let mut due = self.collector.0.lock();

@@ -182,7 +182,7 @@ fn finish_core(
             }
             Ok(core)
         }
-        Err(errno) => Err(Box::new((failed("recovery")(errno), core.tiers))),
+        Err(error) => Err(Box::new((failed("recovery")(error), core.tiers))),
     }
 }
 

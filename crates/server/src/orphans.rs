@@ -44,7 +44,15 @@ impl Core {
 
     /// Whether it was removed.
     fn recover_orphan(&self, tier: TierId, slot: &Slot, object: ObjectId) -> bool {
-        let identity = slot.tier.identity(object).ok().flatten();
+        let identity = match slot.tier.identity(object) {
+            Ok(identity) => identity,
+            Err(error) => {
+                let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
+                let reason = format!("cannot be looked at: {error}; it is kept");
+                self.report(path, (&error).into(), reason);
+                return false;
+            }
+        };
         let path = || match &identity {
             Some(identity) if !identity.path.is_empty() => identity.path.clone(),
             _ => format!("(object {object} in {})", slot.tier.name()).into_bytes(),
@@ -94,7 +102,12 @@ impl Core {
             return Worth::Nothing;
         }
         let stat = slot.tier.open(object).and_then(|object| object.stat()).ok();
-        let taken = identity.and_then(|identity| self.adopt_orphan(tier, object, identity));
+        let taken = match identity.map(|identity| self.adopt_orphan(tier, object, identity)) {
+            // It may be a file, though it cannot be told now.
+            Some(Err(_)) => return Worth::Unknown,
+            Some(Ok(taken)) => taken,
+            None => None,
+        };
         match taken {
             Some(Adopted::File(_)) => return Worth::Adopted,
             // A copy has the times of what it was copied from.
@@ -113,9 +126,14 @@ impl Core {
     }
 
     /// A file created just before the daemon died: the object says where it belongs.
-    fn adopt_orphan(&self, tier: TierId, object: ObjectId, identity: &Identity) -> Option<Adopted> {
+    fn adopt_orphan(
+        &self,
+        tier: TierId,
+        object: ObjectId,
+        identity: &Identity,
+    ) -> Result<Option<Adopted>, Errno> {
         if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
-            return None;
+            return Ok(None);
         }
         let adopted = self.ns.adopt(identity, tier).map_err(Errno::from);
         let taken_over = adopted.and_then(|adopted| {
@@ -124,13 +142,9 @@ impl Core {
             }
             Ok(adopted)
         });
-        match taken_over {
-            Ok(adopted) => Some(adopted),
-            Err(errno) => {
-                let reason = format!("object {object} cannot be adopted: {errno}");
-                self.report(identity.path.clone(), errno, reason);
-                None
-            }
-        }
+        taken_over.map(Some).inspect_err(|errno| {
+            let reason = format!("object {object} cannot be adopted: {errno}");
+            self.report(identity.path.clone(), *errno, reason);
+        })
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, FileRecord, Garbage, Loaded};
+use forebay_namespace::{File, FileRecord, Garbage, Loaded, NsError};
 use forebay_policy::durability::{OddLength, of_odd_length};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
@@ -17,7 +17,7 @@ pub(crate) type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
 impl Core {
     /// Finishes what was under way and takes all files over. Clean copies that turn out damaged are
     /// dropped where the PFS has the file whole.
-    pub fn recover(&self, loaded: Loaded) -> Result<(), Errno> {
+    pub fn recover(&self, loaded: Loaded) -> Result<(), NsError> {
         failpoint::hit(failpoint::Point::StartFacts);
         for key in &loaded.unreadable {
             let path = format!("(record {})", key.escape_ascii()).into_bytes();
@@ -74,6 +74,7 @@ impl Core {
             }
         }
         drop(loaded.dirs);
+        self.absorb_conflicts();
         self.collect_garbage();
         Ok(())
     }
@@ -114,17 +115,13 @@ impl Core {
                 .any(|(t, objects)| *t == tier && objects.contains(&file.object))
         };
         let moved = file.lock().residency.temporary;
-        match self.ns.settle_demotion(file) {
-            Ok(None) => {}
-            Ok(Some(beside)) => {
-                self.report_conflict(file.path(), &beside);
-                return self.disown(file, holds);
+        if let Err(error) = self.ns.settle_demotion(file) {
+            let reason = format!("its demotion could not be looked after: {error}");
+            self.report(file.path(), error.errno(), reason);
+            if !holds(file.tier()) {
+                // It may be the file on the PFS by now; that is no reason to call it lost.
+                return Ok(());
             }
-            Err(error) => self.report(
-                file.path(),
-                error.errno(),
-                format!("its demotion could not be looked after: {error}"),
-            ),
         }
         let residency = file.lock().residency;
         if let Some(moved) = moved
@@ -155,9 +152,15 @@ impl Core {
             .tiers
             .open_object(tier, file.object)
             .and_then(|o| o.stat());
-        if let Ok(stat) = found {
-            self.ledger
-                .found_shadow(file.object, tier, stat.allocated_bytes);
+        match found {
+            Ok(stat) => self
+                .ledger
+                .found_shadow(file.object, tier, stat.allocated_bytes),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => {
+                let reason = format!("its copy on flash cannot be looked at: {error}");
+                self.report(file.path(), (&error).into(), reason);
+            }
         }
     }
 

@@ -5,26 +5,37 @@
 #[path = "outside/cases.rs"]
 mod cases;
 mod common;
+#[path = "outside/links.rs"]
+mod links;
 #[path = "outside/tree.rs"]
 mod tree;
+#[cfg(debug_assertions)]
+#[path = "outside/window.rs"]
+mod window;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use cases::{Case, Change, State, Then};
 use common::{Running, Scratch, settings};
+use forebay_server::Settings;
 use forebay_wire::control::Movement;
 use tree::{Tree, snapshot};
 
 /// Time stamps of file systems may be as coarse as a tick of the kernel.
 const TICK: Duration = Duration::from_millis(12);
 
+/// Demotes only when it is told to.
+fn by_hand(mut settings: Settings) -> Settings {
+    settings.demotion.idle = false;
+    settings.demotion.start_fraction = 0.9;
+    settings
+}
+
 /// All that a program can do after `then`, on a server of its own; cases lie beside each other.
 fn run(then: Then, descriptors: bool) {
     let scratch = Scratch::new();
-    let mut settings = settings(scratch.path(), 64 << 20);
-    settings.demotion.idle = false;
-    settings.demotion.start_fraction = 0.9;
+    let settings = by_hand(settings(scratch.path(), 64 << 20));
     let server = Running::start(&settings, descriptors);
     let mut cases: Vec<Case> = State::ALL
         .iter()

@@ -100,7 +100,11 @@ points! {
     DemoteRecords,
     /// demotion: the copy has its name.
     DemotePlaced,
-    /// demotion: a further name is linked, under a temporary one.
+    /// demotion: what the copy replaces was looked at; they are about to exchange their names.
+    DemoteLooked,
+    /// demotion: the copy and what it replaces have exchanged their names.
+    DemoteSwapped,
+    /// demotion: a further name is linked, under a temporary one where it replaces something.
     DemoteLinked,
     /// demotion: all names are there.
     DemoteLinks,
@@ -250,6 +254,7 @@ pub fn arm_from_environment() -> Result<(), FailpointError> {
 #[cfg(debug_assertions)]
 mod armed {
     use std::cell::Cell;
+    use std::sync::RwLock;
     use std::sync::atomic::{AtomicU64, AtomicUsize};
 
     /// Place of the armed point in [`super::Point::ALL`], plus one; 0: none.
@@ -258,11 +263,14 @@ mod armed {
     pub static LEFT: AtomicU64 = AtomicU64::new(0);
 
     type Act = Box<dyn FnOnce()>;
+    type ActOfAll = Box<dyn Fn() + Send + Sync>;
 
     thread_local! {
         /// What this thread does at a point.
         pub static HERE: Cell<Option<(super::Point, Act)>> = const { Cell::new(None) };
     }
+    /// What every thread does at its points.
+    pub static EVERYWHERE: RwLock<Vec<(super::Point, ActOfAll)>> = RwLock::new(Vec::new());
 }
 
 /// From now on the `nth` hit (from 1) of `point` kills this process. Nothing in builds without
@@ -285,6 +293,19 @@ pub fn meanwhile(point: Point, act: impl FnOnce() + 'static) {
     armed::HERE.set(Some((point, Box::new(act))));
 }
 
+/// From now on every thread does `act` whenever it comes to `point`: what somebody else might do between two steps of threads that
+/// a test does not know. Nothing in builds without debug assertions.
+#[cfg_attr(not(debug_assertions), expect(unused_variables))]
+pub fn always(point: Point, act: impl Fn() + Send + Sync + 'static) {
+    #[cfg(debug_assertions)]
+    {
+        let acts = armed::EVERYWHERE.write();
+        // A test that has failed within an act has failed already.
+        let mut acts = acts.unwrap_or_else(std::sync::PoisonError::into_inner);
+        acts.push((point, Box::new(act)));
+    }
+}
+
 /// Says that the process is at this point.
 #[inline]
 #[cfg_attr(not(debug_assertions), expect(unused_variables))]
@@ -304,6 +325,14 @@ pub fn hit(point: Point) {
         match armed::HERE.take() {
             Some((here, act)) if here == point => act(),
             other => armed::HERE.set(other),
+        }
+        let acts = armed::EVERYWHERE.read();
+        for (_, act) in acts
+            .iter()
+            .flat_map(|acts| acts.iter())
+            .filter(|(at, _)| *at == point)
+        {
+            act();
         }
     }
 }

@@ -138,6 +138,8 @@ impl Namespace {
                 has_sums: false,
                 temporary: None,
             },
+            unplaced: Vec::new(),
+            unsettled: false,
             demoting: false,
             error: None,
             error_unreported: false,
@@ -195,10 +197,13 @@ impl Namespace {
         if dir.child(&identity.name).is_some() {
             return Ok(Adopted::Taken(None));
         }
-        match self.pfs.stat(&self.open_dir(&dir)?, &identity.name) {
-            Ok(stat) => return Ok(Adopted::Taken(Some(stat))),
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(e) => return Err(e.into()),
+        let handle = match self.open_dir(&dir) {
+            Ok(handle) => handle,
+            Err(NsError::Errno(Errno::ENOENT | Errno::ESTALE)) => return Ok(Adopted::Nowhere),
+            Err(error) => return Err(error),
+        };
+        if let Some(stat) = self.stat_if_there(&handle, &identity.name)? {
+            return Ok(Adopted::Taken(Some(stat)));
         }
         let new = NewFile {
             object: identity.object,

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_tiers::{PfsStat, RenameMode as PfsRename};
+use forebay_tiers::RenameMode as PfsRename;
 use forebay_types::{FileKind, failpoint};
 
 use crate::log::Batch;
-use crate::ops::rename::{End, Locked, rename_in};
-use crate::record::{self, ExchangeIntent, Intent};
+use crate::ops::rename::{End, Locked};
+use crate::record::{self, ExchangeIntent, Intent, Published};
 use crate::{Namespace, NsError};
 
 impl Namespace {
@@ -43,8 +43,14 @@ impl Namespace {
             .pfs
             .rename(&a.handle, &a.name, &b.handle, &b.name, mode)
         {
-            self.take_intent_back(sequence)?;
-            return Err(error.into());
+            // The PFS may have done it all the same; where it does not tell, the next start finds the intent, and out.
+            let moved = self.is_moved(a, b);
+            if let Ok(false) = moved {
+                self.take_intent_back(sequence)?;
+            }
+            if !matches!(moved, Ok(true)) {
+                return Err(error.into());
+            }
         }
         failpoint::hit(failpoint::Point::ExchangePfs);
         Ok(Some(sequence))
@@ -53,11 +59,11 @@ impl Namespace {
     pub(crate) fn exchange(&self, from: &End, to: &End) -> Result<(), NsError> {
         let sequence = self.exchange_on_pfs(from, to)?;
         let ends = [(from, to), (to, from)].map(|(end, other)| {
-            let there = match &end.file {
-                Some(_) => self.pfs.stat(&other.handle, &other.name).ok(),
-                None => None,
-            };
-            (end, other, there)
+            let published = end.file.as_ref().filter(|_| end.on_pfs()).and_then(|file| {
+                let published = file.lock().expected_at(&end.dir, &end.name)?;
+                Some(self.follow(published, &other.handle, &other.name))
+            });
+            (end, other, published)
         });
         let mut locked = Locked::new(&from.dir, &to.dir);
         let mut batch = Batch::new();
@@ -66,8 +72,8 @@ impl Namespace {
         }
         self.put_dirs(&mut batch, &from.dir)?;
         self.put_dirs(&mut batch, &to.dir)?;
-        for (end, other, there) in ends {
-            self.exchange_end(&mut batch, end, other, there)?;
+        for (end, other, published) in ends {
+            self.exchange_end(&mut batch, end, other, published)?;
         }
         locked.from.remove(&from.name);
         locked.to().remove(&to.name);
@@ -89,18 +95,16 @@ impl Namespace {
         batch: &mut Batch,
         end: &End,
         other: &End,
-        there: Option<PfsStat>,
+        published: Option<Published>,
     ) -> Result<(), NsError> {
         if let Some(file) = &end.file {
             let mut state = file.lock();
-            rename_in(&mut state.names, &end.place(), other.place());
+            state.rename_name(&end.place(), other.place());
             if !end.on_pfs() {
-                state.residency.published = None;
+                state.lose_published_at(&other.dir, &other.name);
             }
-            if let (Some(published), Some(stat)) = (state.residency.published, there)
-                && published.same_content(&stat)
-            {
-                state.residency.published = Some((&stat).into());
+            if published.is_some() && state.is_placed(&other.dir, &other.name) {
+                state.residency.published = published;
             }
             if state.is_dirty() {
                 state.residency.generation = state.residency.generation.next();

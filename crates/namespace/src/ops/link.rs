@@ -7,6 +7,7 @@ use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Attr, Errno, Ino, TimeSpec, check_name, failpoint};
 
 use crate::dir::Dir;
+use crate::file::Name;
 use crate::log::Batch;
 use crate::outside::Seen;
 use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
@@ -54,6 +55,7 @@ impl Namespace {
         self.revalidate(file)?;
         let _order = dir.order(&self.pfs)?;
         let _naming = file.naming(&self.pfs)?;
+        self.settle_held(file)?;
         if dir.is_taken(name) {
             return Err(Errno::EEXIST.into());
         }
@@ -67,8 +69,12 @@ impl Namespace {
         let mut children = dir.lock();
         let mut state = file.lock();
         let before = state.clone();
-        state.residency.published = linked.or(state.residency.published);
         state.names.push((dir.clone(), name.into()));
+        match linked {
+            Some(_) => state.residency.published = linked,
+            None if state.residency.published.is_some() => state.set_unplaced(&dir, name, None),
+            None => {}
+        }
         state.meta.ctime = TimeSpec::now();
         if state.is_dirty() {
             // A copy under way would be published without the new name.
@@ -108,17 +114,18 @@ impl Namespace {
     ) -> Result<Option<Published>, NsError> {
         let (first, names, published) = {
             let state = file.lock();
-            let first = state.names.first().cloned();
+            let placed = |(dir, name): &&Name| state.is_placed(dir, name);
+            let first = state.names.iter().find(placed).cloned();
             let published = state.residency.published;
             (first, state.names.len(), published)
         };
-        let Some((first_dir, first_name)) = first else {
+        if names == 0 {
             return Err(Errno::ENOENT.into());
-        };
+        }
         if names >= NAMES_MAX {
             return Err(Errno::EMLINK.into());
         }
-        let Some(published) = published else {
+        let (Some(published), Some((first_dir, first_name))) = (published, first) else {
             return Ok(None);
         };
         let from = self.open_dir(&first_dir)?;
@@ -137,14 +144,34 @@ impl Namespace {
         let synced = self.must_be_synced(&[Some(file)])?;
         let sequence = self.begin_change_of_names(dirs, &intent, synced)?;
         failpoint::hit(failpoint::Point::LinkIntent);
-        if let Err(error) = self.pfs.link(&from, &first_name, to, name) {
+        if let Err(error) = self.pfs.link(&from, &first_name, to, name)
+            && !self.is_linked(file, (to, name), published)?
+        {
             self.take_intent_back(sequence)?;
             return Err(error.into());
         }
         dir.vacancy.end();
         failpoint::hit(failpoint::Point::LinkPfs);
         batch.delete(record::intent_key(sequence));
-        Ok(Some((&self.pfs.stat(to, name)?).into()))
+        Ok(Some(self.follow(published, to, name)))
+    }
+
+    /// After an error: whether the PFS has done it all the same, as where a request was sent twice. Where it does not
+    /// tell, the file has this name there or not, as an outsider's link would.
+    fn is_linked(
+        &self,
+        file: &File,
+        (to, name): (&PfsDir, &[u8]),
+        published: Published,
+    ) -> Result<bool, NsError> {
+        match self.stat_if_there(to, name) {
+            Ok(Some(stat)) => Ok(published.same_content(&stat)),
+            Ok(None) => Ok(false),
+            Err(_) => {
+                self.set_published(file, published.with_ctime_moved())?;
+                Ok(false)
+            }
+        }
     }
 
     /// A link that could not be recorded goes from the PFS too; if that fails now, the next start finds

@@ -133,7 +133,7 @@ impl Namespace {
             Err(error) => return self.serve_unchecked(file, error),
         };
         match self.pfs.stat(&handle, name) {
-            Ok(stat) if published == Some(Published::from(&stat)) => return Ok(true),
+            Ok(stat) if published.is_some_and(|p| p.is(&stat)) => return Ok(true),
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => return self.serve_unchecked(file, error.into()),
@@ -167,9 +167,7 @@ impl Namespace {
         let mut batch = crate::log::Batch::new();
         let several = state.names.len() > 1;
         if several {
-            state
-                .names
-                .retain(|(d, n)| !(Arc::ptr_eq(d, dir) && &**n == name));
+            state.drop_name(dir, name);
             self.put_file(&mut batch, file, &state)?;
             self.commit(batch)?;
         } else {

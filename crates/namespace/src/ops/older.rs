@@ -3,21 +3,23 @@
 use std::sync::Arc;
 
 use forebay_kv::Durability;
+use forebay_tiers::PfsDir;
 
 use crate::dir::Dir;
-use crate::file::FileState;
+use crate::file::{FileState, Name};
 use crate::record::Published;
 use crate::{File, Namespace, NsError};
 
 impl Namespace {
     /// The older version on the PFS, which the file's next demotion would replace, goes at once:
     /// somebody still has it open, and what they change there must not look like an outsider's doing.
-    pub fn part_from_older(&self, file: &File) -> Result<(), NsError> {
+    pub fn part_from_older(&self, file: &Arc<File>) -> Result<(), NsError> {
         let Some((dir, name)) = file.lock().names.first().cloned() else {
             return Ok(());
         };
         let _order = dir.order(&self.pfs)?;
         let _naming = file.naming(&self.pfs)?;
+        self.settle_held(file)?;
         let older = {
             let state = file.lock();
             let here = matches!(&state.names[..], [(d, n)] if Arc::ptr_eq(d, &dir) && *n == name);
@@ -28,13 +30,10 @@ impl Namespace {
             return Ok(());
         };
         let handle = self.open_dir(&dir)?;
-        if self
-            .pfs
-            .stat(&handle, &name)
-            .is_ok_and(|found| found.id.ino == older.ino)
-        {
+        let found = self.stat_if_there(&handle, &name)?;
+        if found.is_some_and(|stat| stat.id.ino == older.ino) {
             self.begin_unlink_of_older(file)?;
-            self.pfs.unlink(&handle, &name)?;
+            self.unlink_if_there(&handle, &name)?;
         }
         let mut state = file.lock();
         state.residency.published = None;
@@ -52,26 +51,41 @@ impl Namespace {
         let ((other, other_name), published) = {
             let state = file.lock();
             let published = state.residency.published?;
-            let is_it =
-                |place: &&(Arc<Dir>, Box<[u8]>)| Arc::ptr_eq(&place.0, dir) && *place.1 == *name;
-            let other = state.names.iter().find(|place| !is_it(place)).cloned()?;
-            (other, published)
+            let other = |place: &&Name| {
+                let is_it = Arc::ptr_eq(&place.0, dir) && *place.1 == *name;
+                !is_it && state.is_placed(&place.0, &place.1)
+            };
+            (state.names.iter().find(other).cloned()?, published)
         };
-        let handle = self.open_dir(&other).ok()?;
-        let stat = self.pfs.stat(&handle, &other_name).ok()?;
-        published.same_content(&stat).then(|| (&stat).into())
+        match self.open_dir(&other) {
+            Ok(handle) => Some(self.follow(published, &handle, &other_name)),
+            Err(_) => Some(published.with_ctime_moved()),
+        }
+    }
+
+    /// A change of names of ours has changed the ctime of what is published: what the PFS shows now. Where it does not
+    /// tell, that must not look like an outsider's doing; where it has something else, it is one.
+    pub(crate) fn follow(&self, published: Published, handle: &PfsDir, name: &[u8]) -> Published {
+        match self.stat_if_there(handle, name) {
+            Ok(Some(stat)) if published.same_content(&stat) => (&stat).into(),
+            Ok(_) => published,
+            Err(error) => {
+                tracing::debug!("{}: its new ctime: {error}", name.escape_ascii());
+                published.with_ctime_moved()
+            }
+        }
     }
 
     /// A name less has changed the ctime that the PFS shows under the others. For a start, when nobody
     /// else is there.
     pub(crate) fn follow_links(&self, state: &mut FileState) {
-        if let Some(published) = state.residency.published
-            && let Some((dir, name)) = state.names.first()
-            && let Ok(handle) = self.open_dir(dir)
-            && let Ok(stat) = self.pfs.stat(&handle, name)
-            && published.same_content(&stat)
-        {
-            state.residency.published = Some((&stat).into());
+        let placed = |(dir, name): &&Name| state.is_placed(dir, name);
+        let place = state.names.iter().find(placed);
+        if let (Some(published), Some((dir, name))) = (state.residency.published, place) {
+            state.residency.published = Some(match self.open_dir(dir) {
+                Ok(handle) => self.follow(published, &handle, name),
+                Err(_) => published.with_ctime_moved(),
+            });
         }
     }
 }

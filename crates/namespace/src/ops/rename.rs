@@ -138,6 +138,13 @@ impl Namespace {
         let orders = self.orders(&from_dir, &to_dir)?;
         let files = (from_dir.child(name), to_dir.child(new_name));
         let _namings = self.namings(files.0.as_ref(), files.1.as_ref())?;
+        for file in [&files.0, &files.1].into_iter().flatten() {
+            if file.lock().unsettled {
+                self.settle_copy(file)?;
+                // Its name may be an outsider's, it turned out.
+                return Err(Errno::EAGAIN.into());
+            }
+        }
         let mut from = self.end(&from_dir, name, files.0.clone())?;
         let mut to = self.end(&to_dir, new_name, files.1.clone())?;
         if from.file.is_none() && from.stat.is_none() {
@@ -211,9 +218,9 @@ impl Namespace {
         let foreign = match (&file, &stat) {
             (Some(file), Some(stat)) => {
                 let state = file.lock();
-                let published = state.residency.published;
+                let published = state.expected_at(dir, name);
                 let ours = published.is_some_and(|p| match state.names.len() {
-                    1 => p == Published::from(stat),
+                    1 => p.is(stat),
                     // Its links are made and removed one after the other.
                     _ => p.ino == stat.id.ino,
                 });
@@ -292,7 +299,7 @@ impl Namespace {
         let mut locked = Locked::new(&from.dir, &to.dir);
         let mut batch = Batch::new();
         let inherited = match &to.file {
-            Some(old) => old.lock().residency.published,
+            Some(old) => old.lock().expected_at(&to.dir, &to.name),
             None => to.stat.as_ref().map(Into::into),
         };
         let mut state = file.lock();
@@ -300,11 +307,15 @@ impl Namespace {
             return Err(Errno::EAGAIN.into());
         }
         let before = state.clone();
-        rename_in(&mut state.names, &from.place(), to.place());
+        state.rename_name(&from.place(), to.place());
         // What is published is so under all names: of several, one cannot take an older version over.
         let several = state.names.len() > 1;
-        if !several {
-            state.residency.published = inherited;
+        match several {
+            true if state.residency.published.is_some() => {
+                state.set_unplaced(&to.dir, &to.name, None);
+            }
+            true => {}
+            false => state.residency.published = inherited,
         }
         state.residency.generation = state.residency.generation.next();
         state.meta.ctime = TimeSpec::now();
@@ -362,7 +373,7 @@ impl Namespace {
         batch.delete(record::intent_key(sequence));
         {
             let mut state = file.lock();
-            state.residency.published = None;
+            state.lose_published_at(&to.dir, &to.name);
             self.put_file(&mut batch, file, &state)?;
         }
         if let Some(old) = &to.file {
@@ -393,9 +404,7 @@ impl Namespace {
         };
         let mut state = old.lock();
         if state.names.len() > 1 {
-            state
-                .names
-                .retain(|(d, n)| !(Arc::ptr_eq(d, &to.dir) && *n == to.name));
+            state.drop_name(&to.dir, &to.name);
             state.residency.published = left.or(state.residency.published);
             state.meta.ctime = TimeSpec::now();
             self.put_file(batch, old, &state)?;
@@ -449,10 +458,14 @@ impl Namespace {
             false => rename(),
         };
         if let Err(error) = renamed {
-            if let Some(sequence) = sequence {
+            // Where the PFS does not tell, the next start finds the intent, and out.
+            let moved = self.is_moved(from, to);
+            if let (Ok(false), Some(sequence)) = (&moved, sequence) {
                 self.take_intent_back(sequence)?;
             }
-            return Err(error.into());
+            if !matches!(moved, Ok(true)) {
+                return Err(error.into());
+            }
         }
         if let Some((dir, open)) = replaced {
             self.handles.keep_removed(&dir, open);
@@ -474,6 +487,18 @@ impl Namespace {
         Ok(Some((dir, open)))
     }
 
+    /// After an error: whether the PFS has done it all the same, as where a request was sent twice.
+    pub(crate) fn is_moved(&self, from: &End, to: &End) -> Result<bool, NsError> {
+        let Some(id) = from.stat.map(|stat| stat.id) else {
+            return Ok(false);
+        };
+        let is_it = |end: &End| -> Result<bool, NsError> {
+            let found = self.stat_if_there(&end.handle, &end.name)?;
+            Ok(found.is_some_and(|stat| stat.id == id))
+        };
+        Ok(is_it(to)? && !is_it(from)?)
+    }
+
     fn after_pfs_rename(
         &self,
         from: &End,
@@ -481,10 +506,10 @@ impl Namespace {
         moved_dir: Option<Arc<Dir>>,
         sequence: Option<u64>,
     ) -> Result<(), NsError> {
-        let moved = match from.file {
-            Some(_) => self.pfs.stat(&to.handle, &to.name).ok(),
-            None => None,
-        };
+        let published = from.file.as_ref().and_then(|file| {
+            let published = file.lock().expected_at(&from.dir, &from.name)?;
+            Some(self.follow(published, &to.handle, &to.name))
+        });
         let left = self.left_of_replaced(to);
         let mut locked = Locked::new(&from.dir, &to.dir);
         let mut batch = Batch::new();
@@ -500,14 +525,11 @@ impl Namespace {
         }
         if let Some(file) = &from.file {
             let mut state = file.lock();
-            rename_in(&mut state.names, &from.place(), to.place());
-            if let Some(stat) = &moved
-                && state
-                    .residency
-                    .published
-                    .is_some_and(|p| p.same_content(stat))
+            state.rename_name(&from.place(), to.place());
+            if let Some(published) = published
+                && state.is_placed(&to.dir, &to.name)
             {
-                state.residency.published = Some(stat.into());
+                state.residency.published = Some(published);
             }
             if state.is_dirty() {
                 state.residency.generation = state.residency.generation.next();
@@ -569,17 +591,4 @@ fn parting(to: &End, stat: &PfsStat) -> Intent {
 /// Whether both names are of one file, which a rename leaves as it is.
 fn same_file(from: &End, to: &End) -> bool {
     matches!((&from.file, &to.file), (Some(a), Some(b)) if Arc::ptr_eq(a, b))
-}
-
-pub(crate) fn rename_in(
-    names: &mut [(Arc<Dir>, Box<[u8]>)],
-    old: &(Arc<Dir>, Box<[u8]>),
-    new: (Arc<Dir>, Box<[u8]>),
-) {
-    for name in names {
-        if Arc::ptr_eq(&name.0, &old.0) && name.1 == old.1 {
-            *name = new;
-            return;
-        }
-    }
 }

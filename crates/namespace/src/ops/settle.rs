@@ -6,8 +6,7 @@ use forebay_types::{ObjectId, failpoint};
 
 use crate::dir::Dir;
 use crate::log::Batch;
-use crate::ops::rename::rename_in;
-use crate::ops::settle_links::{settle_exchange, settle_link};
+use crate::ops::settle_links::{found, settle_exchange, settle_link};
 use crate::record::{self, DirKey, FileRecord, Intent, RenameIntent};
 use crate::{Namespace, NsError};
 
@@ -28,12 +27,8 @@ pub(crate) fn settle(ns: &Namespace, sequence: u64, intent: &Intent) -> Result<(
 
 /// If the PFS shows the moved thing under its new name, the records follow.
 fn settle_rename(ns: &Namespace, batch: &mut Batch, intent: &RenameIntent) -> Result<(), NsError> {
-    let moved = ns.known_dir(intent.to.0).is_some_and(|dir| {
-        ns.open_dir(&dir)
-            .and_then(|handle| Ok(ns.pfs.stat(&handle, &intent.to.1)?))
-            .is_ok_and(|stat| stat.id.ino == intent.pfs_ino)
-    });
-    if moved {
+    let found = found(ns, &intent.to)?;
+    if found.is_some_and(|stat| stat.id.ino == intent.pfs_ino) {
         // First, while the name still stands for it.
         if let Some(object) = intent.replaced {
             settle_replaced(ns, batch, object, intent)?;
@@ -62,15 +57,13 @@ fn settle_file(
     };
     let old = (from.clone(), intent.from.1.clone().into_boxed_slice());
     let new = (to.clone(), intent.to.1.clone().into_boxed_slice());
-    let stat = ns.pfs.stat(&ns.open_dir(&to)?, &intent.to.1)?;
+    let handle = ns.open_dir(&to)?;
+    let published = file.lock().expected_at(&from, &intent.from.1);
+    let published = published.map(|p| ns.follow(p, &handle, &intent.to.1));
     let mut state = file.lock();
-    rename_in(&mut state.names, &old, new);
-    if state
-        .residency
-        .published
-        .is_some_and(|p| p.same_content(&stat))
-    {
-        state.residency.published = Some((&stat).into());
+    state.rename_name(&old, new);
+    if published.is_some() && state.is_placed(&to, &intent.to.1) {
+        state.residency.published = published;
     }
     ns.put_dirs(batch, &to)?;
     ns.put_file(batch, &file, &state)?;
@@ -113,9 +106,7 @@ fn settle_replaced(
     if let (Some(dir), Some(file), true) = (&known, &file, old.names.len() > 1) {
         // It lives on under its other names.
         let mut state = file.lock();
-        state
-            .names
-            .retain(|(d, n)| !(Arc::ptr_eq(d, dir) && **n == *intent.to.1));
+        state.drop_name(dir, &intent.to.1);
         ns.follow_links(&mut state);
         ns.put_file(batch, file, &state)?;
         drop(state);

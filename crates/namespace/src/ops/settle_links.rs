@@ -3,23 +3,27 @@
 use std::sync::Arc;
 
 use forebay_tiers::PfsStat;
-use forebay_types::{FileKind, TimeSpec};
+use forebay_types::{Errno, FileKind, TimeSpec};
 
 use crate::dir::Dir;
+use crate::file::Name;
 use crate::log::Batch;
-use crate::ops::rename::rename_in;
 use crate::record::{ExchangeIntent, LinkChange, LinkIntent, PlaceKey};
 use crate::{File, FileState, Namespace, NsError};
 
 /// What the PFS has under a name; `None` where it has nothing, or the directory is gone.
-fn found(ns: &Namespace, place: &PlaceKey) -> Result<Option<PfsStat>, NsError> {
+/// An error is not "nothing": nothing is taken back because the PFS does not tell.
+pub(crate) fn found(ns: &Namespace, place: &PlaceKey) -> Result<Option<PfsStat>, NsError> {
     let Some(dir) = ns.known_dir(place.0) else {
         return Ok(None);
     };
-    match ns.pfs.stat(&ns.open_dir(&dir)?, &place.1) {
-        Ok(stat) => Ok(Some(stat)),
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        Err(e) => Err(e.into()),
+    match ns.open_dir(&dir) {
+        Ok(handle) => ns.stat_if_there(&handle, &place.1),
+        // An outsider has removed it, or put something else there.
+        Err(NsError::Errno(Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ELOOP)) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -66,7 +70,7 @@ pub(crate) fn settle_exchange(
                 let mut state = file.lock();
                 let old = (dir.clone(), from.1.clone().into_boxed_slice());
                 let new = (to_dir.clone(), to.1.clone().into_boxed_slice());
-                rename_in(&mut state.names, &old, new);
+                state.rename_name(&old, new);
                 if let (Some(_), Some(stat)) = (state.residency.published, stat) {
                     state.residency.published = Some((&stat).into());
                 }
@@ -107,10 +111,7 @@ pub(crate) fn settle_link(
         LinkChange::Removed if !there => {
             if let Some((dir, file)) = &holder {
                 dir.lock().remove(&*intent.place.1);
-                let mut state = file.lock();
-                let gone =
-                    |(d, n): &(Arc<Dir>, Box<[u8]>)| Arc::ptr_eq(d, dir) && **n == *intent.place.1;
-                state.names.retain(|place| !gone(place));
+                file.lock().drop_name(dir, &intent.place.1);
             }
         }
         LinkChange::Replaced => replace_link(ns, batch, intent, there)?,
@@ -135,17 +136,18 @@ fn replace_link(
         return Ok(());
     };
     if there {
-        ns.pfs.unlink(&ns.open_dir(&dir)?, &intent.place.1)?;
+        ns.unlink_if_there(&ns.open_dir(&dir)?, &intent.place.1)?;
     }
     let mut state = file.lock();
-    state.residency.published = None;
+    state.lose_published_at(&dir, &intent.place.1);
     ns.put_file(batch, &file, &state)
 }
 
 /// A link more or less has changed the ctime; content that somebody else changed shows otherwise.
 fn follow(ns: &Namespace, state: &mut FileState, pfs_ino: u64) -> Result<(), NsError> {
-    let (Some(published), Some((dir, name))) = (state.residency.published, state.names.first())
-    else {
+    let placed = |(dir, name): &&Name| state.is_placed(dir, name);
+    let place = state.names.iter().find(placed);
+    let (Some(published), Some((dir, name))) = (state.residency.published, place) else {
         return Ok(());
     };
     let place = (dir.key, name.to_vec());

@@ -1,13 +1,14 @@
 //! unlink and rmdir. The PFS loses the name first: a crash in between leaves a file that is in the
 //! burst buffer only, which is dirty again and not lost; never one that comes back.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_kv::Durability;
-use forebay_tiers::PfsDir;
-use forebay_types::{Errno, Ino, TimeSpec, check_name, failpoint};
+use forebay_tiers::{PfsDir, PfsTree};
+use forebay_types::{Errno, Ino, ObjectId, TimeSpec, check_name, failpoint};
 
 use crate::dir::Dir;
 use crate::log::Batch;
@@ -44,10 +45,15 @@ impl Namespace {
 
     fn unlink_file(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {
         let _naming = file.naming(&self.pfs)?;
+        self.settle_held(file)?;
+        if !dir.child(name).is_some_and(|now| Arc::ptr_eq(&now, file)) {
+            // An outsider has the name, it turned out, and the file another.
+            return Err(Errno::ESTALE.into());
+        }
         let (published, several, dirty) = {
             let state = file.lock();
             let several = state.names.len() > 1;
-            (state.residency.published, several, state.is_dirty())
+            (state.expected_at(dir, name), several, state.is_dirty())
         };
         let mut batch = Batch::new();
         if let Some(published) = published {
@@ -82,10 +88,8 @@ impl Namespace {
         let mut children = dir.lock();
         let mut state = file.lock();
         let garbage = if state.names.len() > 1 {
-            state
-                .names
-                .retain(|(d, n)| !(Arc::ptr_eq(d, dir) && &**n == name));
-            state.residency.published = left.or(published);
+            state.drop_name(dir, name);
+            state.residency.published = left.or(state.residency.published);
             self.put_file(&mut batch, file, &state)?;
             None
         } else {
@@ -113,9 +117,11 @@ impl Namespace {
         published: Published,
     ) -> Result<(), NsError> {
         let handle = self.open_dir(dir)?;
-        let dirty = file.lock().is_dirty();
+        let (dirty, several) = {
+            let state = file.lock();
+            (state.is_dirty(), state.names.len() > 1)
+        };
         if dirty {
-            let several = file.lock().names.len() > 1;
             let known = published == Published::GOING;
             match self.look(&handle, name, published)? {
                 Seen::Nothing => return Ok(()),
@@ -127,13 +133,15 @@ impl Namespace {
             }
         }
         let removed = self.pfs.unlink(&handle, name);
-        if dirty {
+        if dirty && !several {
             file.lock().residency.published = Some(published);
         }
         match removed {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             Err(e) => {
-                self.set_published(file, published)?;
+                if !several {
+                    self.set_published(file, published)?;
+                }
                 Err(e.into())
             }
             Ok(()) => Ok(()),
@@ -239,7 +247,7 @@ impl Namespace {
             };
             let mut others = false;
             self.pfs.read_dir(&dir, &mut |_| others = true)?;
-            if others || self.sweep(&dir).is_err() {
+            if others || self.sweep(&dir, &HashSet::new()).is_err() {
                 break;
             }
         }
@@ -249,11 +257,21 @@ impl Namespace {
     /// Removes unfinished copies from a directory while none is under way, as after a crash.
     pub fn sweep_dir(&self, dir: &Arc<Dir>) -> Result<usize, NsError> {
         self.sweep_versions(dir)?;
-        self.sweep(&self.open_dir(dir)?)
+        // What has such a name may be an outsider's, until it was looked at.
+        let unsettled: HashSet<ObjectId> = {
+            let children = dir.lock();
+            let files = children.values();
+            let unsettled = files.filter(|file| file.lock().unsettled);
+            unsettled.map(|file| file.object).collect()
+        };
+        self.sweep(&self.open_dir(dir)?, &unsettled)
     }
 
-    fn sweep(&self, dir: &PfsDir) -> Result<usize, NsError> {
-        let names = self.pfs.temporaries(dir, self.instance)?;
+    fn sweep(&self, dir: &PfsDir, but: &HashSet<ObjectId>) -> Result<usize, NsError> {
+        let mut names = self.pfs.temporaries(dir, self.instance)?;
+        names.retain(|name| {
+            !PfsTree::object_of_temporary(name).is_some_and(|object| but.contains(&object))
+        });
         for name in &names {
             match self.pfs.unlink(dir, name) {
                 Err(e) if e.raw_os_error() != Some(libc::ENOENT) => return Err(e.into()),

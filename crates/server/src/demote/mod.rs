@@ -348,6 +348,15 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
 }
 
 fn give_up(core: &Core, demotion: &Demotion, failure: Failure) {
+    if core.ns.is_settled(demotion) {
+        unlink_temporary(core, demotion);
+    }
+    failpoint::hit(failpoint::Point::DemoteGivenUp);
+    give_up_keeping(core, demotion, failure);
+}
+
+/// Where it is not known what has become of the copy, what has that name may be an outsider's.
+fn unlink_temporary(core: &Core, demotion: &Demotion) {
     let (dir, handle) = (&demotion.dir, &demotion.handle);
     let unlink = || core.ns.pfs().unlink(handle, &demotion.temporary);
     match core.ns.change_unseen(dir, handle, unlink) {
@@ -358,8 +367,6 @@ fn give_up(core: &Core, demotion: &Demotion, failure: Failure) {
             demotion.temporary.escape_ascii()
         ),
     }
-    failpoint::hit(failpoint::Point::DemoteGivenUp);
-    give_up_keeping(core, demotion, failure);
 }
 
 fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {

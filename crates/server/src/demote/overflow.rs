@@ -28,10 +28,15 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     let name = object.to_string().into_bytes();
     let shelf = core.tiers.overflow_shelf(pfs, object);
     let dir = shelf.map_err(on_pfs("overflow directory"))?;
-    let file = FileObject::new(
-        pfs.open_file(&dir, &name, true)
-            .map_err(on_pfs("overflow object"))?,
-    );
+    let (opened, moved) = match pfs.open_file(&dir, &name, true) {
+        // By an earlier try that the PFS has not answered.
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) && core.ns.has_its_name(demotion)? => {
+            let opened = pfs.open_file(&demotion.handle, &demotion.name, true);
+            (opened, true)
+        }
+        opened => (opened, false),
+    };
+    let file = FileObject::new(opened.map_err(on_pfs("overflow object"))?);
     let stat = pfs
         .stat_file(file.file())
         .map_err(on_pfs("overflow object"))?;
@@ -49,13 +54,17 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     if claim.is_open() || !core.ns.is_current(demotion) {
         return Err(Failure::Superseded);
     }
-    become_plain(core, demotion, &file)?;
+    if !moved {
+        become_plain(core, demotion, &file)?;
+    }
     failpoint::hit(failpoint::Point::OverflowPlain);
     core.ns.sync()?;
     failpoint::hit(failpoint::Point::OverflowRecords);
     let placed = core.ns.place(demotion, Copy::Itself(&dir, &name));
     failpoint::hit(failpoint::Point::OverflowPlaced);
-    if !matches!(placed, Ok(Placed::Published | Placed::Conflict { .. })) {
+    let placed_or_not_known = matches!(placed, Ok(Placed::Published | Placed::Conflict { .. }))
+        || !core.ns.is_settled(demotion);
+    if !placed_or_not_known {
         let identity = core.identity(&demotion.file, false);
         file.set_identity(&identity).map_err(on_pfs("attributes"))?;
     }

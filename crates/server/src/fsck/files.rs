@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{File, Published, Residency};
+use forebay_namespace::{File, Residency};
 use forebay_policy::durability::{OddLength, of_odd_length};
 use forebay_policy::repair::{Damage, Knowledge, Remedy};
 use forebay_tiers::{FileObject, IdentityError, Object, PfsStat, checksum};
@@ -59,7 +59,7 @@ impl Check<'_> {
                 .open_dir(&dir)
                 .and_then(|d| Ok(self.core.ns.pfs().stat(&d, &name)?));
             match stat {
-                Ok(stat) if residency.published == Some(Published::from(&stat)) => {
+                Ok(stat) if residency.published.is_some_and(|p| p.is(&stat)) => {
                     facts.original = Some(stat);
                 }
                 Ok(_) if ours => {

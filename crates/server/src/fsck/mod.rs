@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_namespace::{File, Loaded};
+use forebay_namespace::{File, Loaded, NsError};
 use forebay_policy::repair::{Damage, Knowledge, Remedy, remedy};
 use forebay_types::{Errno, ObjectId, TierId};
 use forebay_wire::control::{Finding, FsckReport};
@@ -88,7 +88,7 @@ impl Core {
 
     /// Takes the files over for a check of a state that is not served: nothing is adopted or removed on
     /// the way, and what is missing is left to be found.
-    pub fn open_for_check(&self, mut loaded: Loaded, dry_run: bool) -> Result<(), Errno> {
+    pub fn open_for_check(&self, mut loaded: Loaded, dry_run: bool) -> Result<(), NsError> {
         if !dry_run {
             self.settle_for_check(&mut loaded)?;
         }
@@ -116,17 +116,15 @@ impl Core {
     }
 
     /// Finishes the renames and demotions that a crash has left half done, before a check that mends.
-    fn settle_for_check(&self, loaded: &mut Loaded) -> Result<(), Errno> {
+    fn settle_for_check(&self, loaded: &mut Loaded) -> Result<(), NsError> {
         self.ns.settle_unpublished()?;
         for pending in loaded.changes.drain(..) {
             self.ns.settle_change(pending)?;
         }
         for file in loaded.files.iter().filter(|f| !f.lock().is_unlinked()) {
-            if let Some(beside) = self.ns.settle_demotion(file)? {
-                self.report_conflict(file.path(), &beside);
-                self.ns.disown(file)?;
-            }
+            self.ns.settle_demotion(file)?;
         }
+        self.absorb_conflicts();
         Ok(())
     }
 }

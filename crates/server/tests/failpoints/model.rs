@@ -47,6 +47,8 @@ pub enum Op {
     OutsideDir(&'static str),
     /// An outsider writes a file on the PFS.
     Outside(&'static str, u8, usize),
+    /// The same, as soon as a demotion has looked at what it is to replace.
+    OutsideAtLook(&'static str, u8, usize),
     /// An orderly stop.
     Stop,
     /// The process is killed here.
@@ -120,7 +122,9 @@ impl Model {
             Op::Write(path, version, len)
             | Op::WriteFsync(path, version, len)
             | Op::WriteDrain(path, version, len) => self.write(path, content(version, len), 0o640),
-            Op::Outside(path, version, len) => self.write(path, content(version, len), 0o600),
+            Op::Outside(path, version, len) | Op::OutsideAtLook(path, version, len) => {
+                self.write(path, content(version, len), 0o600)
+            }
             Op::Truncate(path, len) => self.inode(path).data.resize(len, 0),
             Op::Rename(from, to) => self.rename(from, to),
             Op::Exchange(a, b) => {

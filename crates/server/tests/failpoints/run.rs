@@ -167,9 +167,12 @@ fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
         Op::Release(path) => moved(server, Movement::Release, path),
         Op::DrainRacing(path) => drain_racing(server, path, look(path)?),
         Op::Outside(path, version, len) => {
-            fs::write(pfs.join(path), content(version, len)).expect("outsider");
-            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-            fs::set_permissions(pfs.join(path), mode).expect("outsider");
+            outside(&pfs.join(path), version, len);
+            Ok(())
+        }
+        Op::OutsideAtLook(path, version, len) => {
+            let path = pfs.join(path);
+            failpoint::always(Point::DemoteLooked, move || outside(&path, version, len));
             Ok(())
         }
         Op::Stop => {
@@ -182,6 +185,12 @@ fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
             Ok(())
         }
     }
+}
+
+fn outside(path: &Path, version: u8, len: usize) {
+    fs::write(path, content(version, len)).expect("outsider");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    fs::set_permissions(path, mode).expect("outsider");
 }
 
 /// Damages the object of a drained file, the only one of its length.
@@ -355,7 +364,7 @@ fn check_conflict(work: &Workload, found: &Tree) -> Result<(), String> {
     let mut ours = Model::default();
     for op in &work.before {
         match op {
-            Op::Outside(..) => outside.apply(op),
+            Op::Outside(..) | Op::OutsideAtLook(..) => outside.apply(op),
             op => ours.apply(op),
         }
     }
@@ -406,7 +415,11 @@ fn run(case: &Case) -> Result<(), String> {
             }
         }
         server.drain();
-        let errors = server.status().errors;
+        let mut errors = server.status().errors;
+        if work.ops.iter().any(|op| matches!(op, Op::CommitBeside(_))) {
+            // Where the kill came first, the start finds it and tells.
+            errors.retain(|error| error.errno != Errno::EEXIST);
+        }
         // There was damage, and that is told.
         let mended = case.point == Point::PieceRewritten;
         if errors.is_empty() == mended {

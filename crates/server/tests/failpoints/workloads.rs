@@ -241,6 +241,19 @@ fn conflicts() -> Vec<Workload> {
     all
 }
 
+/// An outsider comes between the look and the exchange: what came out is theirs.
+fn swapped_conflicts() -> Vec<Workload> {
+    let state = vec![
+        w("a", 1),
+        Drain,
+        w("a", 2),
+        OutsideAtLook("a", 9, SMALL + 1),
+    ];
+    let mut all = in_each([state], &[Drain]);
+    all.iter_mut().for_each(|work| work.conflict = true);
+    all
+}
+
 /// A version, not drained, drained in part, as a whole, and changed after that.
 fn states_of_v() -> [Vec<Op>; 4] {
     let (dir, a, b) = (Mkdir("v1"), w("v1/a", 1), w("v1/b", 2));
@@ -364,6 +377,12 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         | Point::DemoteDir
         | Point::DemoteConfirmed => demotions(),
         Point::DemotePlaced | Point::DemoteLinks => each([demotions(), linked_demotions()]),
+        Point::DemoteLooked => each([demotions()[1..2].to_vec(), linked_demotions()[1..].to_vec()]),
+        Point::DemoteSwapped => each([
+            demotions()[1..2].to_vec(),
+            linked_demotions()[1..].to_vec(),
+            swapped_conflicts(),
+        ]),
         Point::DemoteLinked => linked_demotions(),
         Point::DemoteGivenUp => vec![work([Write("a", 1, LARGE)], [DrainRacing("a")])],
         Point::ConflictPlaced | Point::ConflictYielded => conflicts(),

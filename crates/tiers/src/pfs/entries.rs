@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 
 use forebay_types::{Errno, FileKind};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Uid};
@@ -212,6 +213,29 @@ impl PfsTree {
             }
             result => Ok(result?),
         }
+    }
+
+    /// Lets two names of a directory change what they stand for. `Ok(false)`: this file system cannot, which is found
+    /// out once and remembered.
+    pub fn exchange(&self, dir: &PfsDir, name: &[u8], other: &[u8]) -> io::Result<bool> {
+        if !self.exchange.load(Ordering::Acquire) {
+            return Ok(false);
+        }
+        self.pulse.pass()?;
+        let (name, other) = (checked(name)?, checked(other)?);
+        match rustix::fs::renameat_with(dir, name, dir, other, RenameFlags::EXCHANGE) {
+            Ok(()) => Ok(true),
+            Err(Sys::INVAL | Sys::NOSYS | Sys::OPNOTSUPP) => {
+                self.exchange.store(false, Ordering::Release);
+                Ok(false)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Exchanges no names from now on.
+    pub fn without_exchange(&self) {
+        self.exchange.store(false, Ordering::Release);
     }
 
     /// link(2) never replaces. A crash in between leaves both names, of one file.

@@ -59,6 +59,8 @@ pub struct PfsTree {
     pulse: Pulse,
     /// Files without a name are to be had, as far as is known.
     unnamed: AtomicBool,
+    /// Two names can be exchanged, as far as is known.
+    exchange: AtomicBool,
 }
 
 /// Opened only to be a starting point: needs search permission on the way, none on itself.
@@ -96,6 +98,7 @@ impl PfsTree {
             root: PfsDir(Arc::new(fd)),
             pulse: Pulse::none(),
             unnamed: AtomicBool::new(true),
+            exchange: AtomicBool::new(true),
         })
     }
 

@@ -11,6 +11,7 @@ mod faults_power;
 mod fsync;
 mod group;
 mod hanging;
+mod hanging_inside;
 mod kept;
 mod one_tree;
 mod oversubscription;

@@ -154,6 +154,31 @@ fn promise_1_a_file_removed_on_the_pfs_does_not_come_back_and_ours_is_kept() {
 }
 
 #[test]
+fn promise_1_a_hard_link_replaced_or_removed_on_the_pfs_stays_so() {
+    let cluster = Cluster::builder().lazy().up();
+    for name in ["replaced", "removed"] {
+        let second = format!("{name}-too");
+        write_file(&cluster.mnt(name), pattern(23, 50_000));
+        fs::hard_link(cluster.mnt(name), cluster.mnt(&second)).expect("link");
+        cluster.drain(name);
+        write_file(&cluster.mnt(name), pattern(24, 60_000));
+        fs::remove_file(cluster.pfs(&second)).expect("remove");
+    }
+    write_file(&cluster.pfs("replaced-too"), pattern(25, 70_000));
+    cluster.drain("");
+    let conflict = conflict_name(&cluster, "replaced-too");
+    let expected = ["removed", "replaced", "replaced-too", &conflict];
+    assert_eq!(listing(&cluster.pfs("")), expected);
+    pattern(25, 70_000).assert_in(&cluster.pfs("replaced-too"));
+    for name in ["removed", "replaced", &conflict] {
+        pattern(24, 60_000).assert_in(&cluster.pfs(name));
+    }
+    settle_for_revalidation();
+    assert_eq!(listing(&cluster.mnt("")), expected);
+    pattern(25, 70_000).assert_in(&cluster.mnt("replaced-too"));
+}
+
+#[test]
 fn promise_1_unseen_versions_survive_what_programs_do() {
     let cluster = Cluster::builder().lazy().up();
     for name in ["unlinked", "renamed", "replaced", "drained"] {

@@ -1,0 +1,471 @@
+//! A finished copy gets its name, and then the file's further names. What is under them is compared with what
+//! was published; nothing of an outsider's is replaced.
+//!
+//! Between the look at a name and the rename onto it an outsider may change what is there. So the copy and what it
+//! replaces exchange their names, and what came out is looked at once more; an outsider's gets its name back.
+//! Where the PFS cannot exchange (NFS, most FUSE file systems), the time between the two calls is what remains.
+
+use std::fs;
+use std::sync::Arc;
+
+use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode};
+use forebay_types::{Errno, Generation, ObjectId, TimeSpec, failpoint};
+
+use forebay_kv::Durability;
+
+use crate::dir::Dir;
+use crate::outside::{Conflict, ConflictKind, conflict_names};
+use crate::publish::{Copy, Demotion, Placed};
+use crate::record::{Published, Temporary};
+use crate::{File, Namespace, NsError};
+
+/// What came of giving a copy one name.
+enum Named {
+    /// It has it.
+    Placed,
+    /// What is there is an outsider's, or nothing is where something should be; the copy has its temporary name,
+    /// if any.
+    Foreign(ConflictKind),
+    /// This PFS names no unnamed files after all, and the next try does without them.
+    Unnameable,
+}
+
+/// A name that a copy is to get.
+pub(crate) struct Target<'a> {
+    pub(crate) dir: &'a PfsDir,
+    pub(crate) name: &'a [u8],
+    /// Name of the copy beside it, or the one it gets for an exchange.
+    pub(crate) temporary: &'a [u8],
+    /// What the PFS has there as far as is known.
+    pub(crate) expected: Option<Published>,
+    /// The copy.
+    pub(crate) ours: Temporary,
+}
+
+impl Namespace {
+    /// Gives a whole, verified and flushed copy its names. An object that becomes the file itself is then no
+    /// longer in its tier; so the file is clean from the rename on, and the caller sees to it that nobody opens
+    /// it before it is evicted.
+    ///
+    /// After an error the PFS may have done it all the same: the copy stays on record, and is settled by its
+    /// identity, at once if the PFS answers, else before anything else is done with the file's names.
+    pub fn place(&self, demotion: &Demotion, copy: Copy<'_>) -> Result<Placed, NsError> {
+        let _landing = self.landing()?;
+        let _order = demotion.dir.order(&self.pfs)?;
+        let _naming = demotion.file.naming(&self.pfs)?;
+        demotion.dir.vacancy.end();
+        let (expected, ours) = {
+            let state = demotion.file.lock();
+            let here = state.names.first().is_some_and(|(dir, name)| {
+                Arc::ptr_eq(dir, &demotion.dir) && *name == demotion.name
+            });
+            if !here || state.residency.generation != demotion.generation {
+                return Ok(Placed::Superseded);
+            }
+            let expected = state.expected_at(&demotion.dir, &demotion.name);
+            // Noted before; without it a crash could not tell what has become of it.
+            let ours = state.residency.temporary.ok_or(Errno::EINVAL)?;
+            (expected, ours)
+        };
+        let target = Target {
+            dir: &demotion.handle,
+            name: &demotion.name,
+            temporary: &demotion.temporary,
+            expected: self.expected_with_links(&demotion.file, expected)?,
+            ours,
+        };
+        match self.place_at(demotion, copy, &target) {
+            Err(error) => self.after_failed_placement(demotion, copy, ours, error),
+            placed => placed,
+        }
+    }
+
+    /// Of several links an outsider may have removed or renamed one: that has moved the ctime that all show, and is no change
+    /// of the file under its first name.
+    fn expected_with_links(
+        &self,
+        file: &File,
+        expected: Option<Published>,
+    ) -> Result<Option<Published>, NsError> {
+        let Some(expected) = expected else {
+            return Ok(None);
+        };
+        let further: Vec<_> = {
+            let state = file.lock();
+            let further = state.names.iter().skip(1);
+            let placed = further.filter(|(dir, name)| state.is_placed(dir, name));
+            placed.cloned().collect()
+        };
+        for (dir, name) in further {
+            let found = self.stat_if_there(&self.open_dir(&dir)?, &name)?;
+            if !found.is_some_and(|stat| expected.same_content(&stat)) {
+                return Ok(Some(expected.with_ctime_moved()));
+            }
+        }
+        Ok(Some(expected))
+    }
+
+    /// The PFS may have done it all the same: the copy is known by what it is.
+    fn after_failed_placement(
+        &self,
+        demotion: &Demotion,
+        copy: Copy<'_>,
+        ours: Temporary,
+        error: NsError,
+    ) -> Result<Placed, NsError> {
+        let file = &demotion.file;
+        file.lock().unsettled = true;
+        if let Err(later) = self.settle_copy(file) {
+            let path = demotion.dir.path_of(&demotion.name);
+            tracing::debug!("{}: settled later: {later}", path.escape_ascii());
+            return Err(error);
+        }
+        let mut state = file.lock();
+        if !state.is_published_as(ours) || !state.unplaced.is_empty() {
+            return Err(error);
+        }
+        state.residency.clean |= matches!(copy, Copy::Itself(..));
+        Ok(match state.names.first() {
+            Some((_, name)) if *name != demotion.name => Placed::Conflict {
+                name: name.to_vec(),
+            },
+            _ => Placed::Published,
+        })
+    }
+
+    /// Whether what is published of the file is under its name.
+    pub fn has_its_name(&self, demotion: &Demotion) -> Result<bool, NsError> {
+        let published = demotion.file.lock().residency.published;
+        let found = self.stat_if_there(&demotion.handle, &demotion.name)?;
+        let (Some(published), Some(stat)) = (published, found) else {
+            return Ok(false);
+        };
+        Ok(published.same_content(&stat))
+    }
+
+    fn place_at(
+        &self,
+        demotion: &Demotion,
+        copy: Copy<'_>,
+        target: &Target<'_>,
+    ) -> Result<Placed, NsError> {
+        let put = || self.put(target, copy);
+        match self.unseen(&demotion.dir, &demotion.handle, put)? {
+            Named::Placed => {}
+            Named::Unnameable => return Ok(Placed::Superseded),
+            Named::Foreign(kind) => return self.place_beside(demotion, copy, target, kind),
+        }
+        failpoint::hit(failpoint::Point::DemotePlaced);
+        let stat = || match copy {
+            Copy::Named(file) | Copy::Unnamed(file) => self.pfs.stat_file(file),
+            Copy::Itself(..) => self.pfs.stat(&demotion.handle, &demotion.name),
+        };
+        if demotion.file.lock().names.len() > 1 {
+            self.first_is_placed(&demotion.file, &stat()?);
+            self.place_links(demotion, target.ours)?;
+        }
+        let linked = stat()?;
+        // From here on an unlink or rename must act on the PFS too.
+        let mut state = demotion.file.lock();
+        state.residency.published = Some((&linked).into());
+        state.residency.clean |= matches!(copy, Copy::Itself(..));
+        failpoint::hit(failpoint::Point::DemoteLinks);
+        Ok(Placed::Published)
+    }
+
+    /// The first name has the new version; the others have what they had.
+    pub(crate) fn first_is_placed(&self, file: &File, stat: &PfsStat) {
+        let mut state = file.lock();
+        let further: Vec<_> = state.names.iter().skip(1).cloned().collect();
+        for (dir, name) in further {
+            let older = state.expected_at(&dir, &name);
+            state.set_unplaced(&dir, &name, older);
+        }
+        if let Some((dir, name)) = state.names.first().cloned() {
+            state.set_placed(&dir, &name);
+        }
+        state.residency.published = Some(stat.into());
+    }
+
+    fn put(&self, target: &Target<'_>, copy: Copy<'_>) -> Result<Named, NsError> {
+        let found = match (copy, target.expected) {
+            // A link never replaces: whether the name is free need not be asked.
+            (Copy::Unnamed(_), None) => None,
+            _ => self.stat_if_there(target.dir, target.name)?,
+        };
+        if let Some(kind) = differs(found.as_ref(), target.expected, Published::is) {
+            return Ok(Named::Foreign(kind));
+        }
+        let (dir, name) = (target.dir, target.name);
+        let placed = match (copy, &found) {
+            (Copy::Itself(from, object), found) => {
+                let mode = match found {
+                    Some(_) => RenameMode::Replace,
+                    None => RenameMode::NoReplace,
+                };
+                self.pfs.rename(from, object, dir, name, mode)
+            }
+            (Copy::Named(_), None) => {
+                let mode = RenameMode::NoReplace;
+                self.pfs.rename(dir, target.temporary, dir, name, mode)
+            }
+            (Copy::Named(_), Some(_)) => return self.swap(target),
+            (Copy::Unnamed(file), None) => match self.pfs.name_file(file, dir, name) {
+                Ok(false) => return Ok(Named::Unnameable),
+                named => named.map(|_| ()),
+            },
+            (Copy::Unnamed(file), Some(_)) => {
+                return match self.name_temporarily(target, file)? {
+                    true => self.swap(target),
+                    false => Ok(Named::Unnameable),
+                };
+            }
+        };
+        self.placed_or_taken(target, placed)
+    }
+
+    /// A name that is taken may be so by a request of ours that was sent twice.
+    fn placed_or_taken(
+        &self,
+        target: &Target<'_>,
+        placed: std::io::Result<()>,
+    ) -> Result<Named, NsError> {
+        match placed {
+            Ok(()) => Ok(Named::Placed),
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
+                let found = self.stat_if_there(target.dir, target.name)?;
+                match found.is_some_and(|stat| target.ours.is(&stat)) {
+                    true => Ok(Named::Placed),
+                    false => Ok(Named::Foreign(ConflictKind::Taken)),
+                }
+            }
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// The copy gets the name, and what it replaces goes, once it was seen to be the older version.
+    fn swap(&self, target: &Target<'_>) -> Result<Named, NsError> {
+        let (dir, name, temporary) = (target.dir, target.name, target.temporary);
+        failpoint::hit(failpoint::Point::DemoteLooked);
+        match self.pfs.exchange(dir, temporary, name) {
+            Ok(true) => {}
+            Ok(false) => {
+                let mode = RenameMode::Replace;
+                self.pfs.rename(dir, temporary, dir, name, mode)?;
+                return Ok(Named::Placed);
+            }
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
+                return Ok(Named::Foreign(ConflictKind::Removed));
+            }
+            Err(e) => return Err(e.into()),
+        }
+        failpoint::hit(failpoint::Point::DemoteSwapped);
+        let replaced = self.pfs.stat(dir, temporary)?;
+        if target.is_older(&replaced) {
+            self.pfs.unlink(dir, temporary)?;
+            return Ok(Named::Placed);
+        }
+        self.pfs.exchange(dir, temporary, name)?;
+        match target.ours.is(&self.pfs.stat(dir, temporary)?) {
+            true => Ok(Named::Foreign(ConflictKind::Changed)),
+            // Another change meanwhile: settling puts it beside.
+            false => Err(Errno::EAGAIN.into()),
+        }
+    }
+
+    fn name_temporarily(&self, target: &Target<'_>, file: &fs::File) -> Result<bool, NsError> {
+        let (dir, temporary) = (target.dir, target.temporary);
+        match self.pfs.name_file(file, dir, temporary) {
+            // Left by a crash; the name says that it is ours.
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
+                self.pfs.unlink(dir, temporary)?;
+                Ok(self.pfs.name_file(file, dir, temporary)?)
+            }
+            named => Ok(named?),
+        }
+    }
+
+    /// Further names of the file become links of what is published. One that an outsider has taken is theirs, and ours
+    /// goes beside it; one that an outsider has removed is gone.
+    fn place_links(&self, demotion: &Demotion, ours: Temporary) -> Result<(), NsError> {
+        let file = &demotion.file;
+        let names = file.lock().names.clone();
+        let Some((_, first)) = names.first() else {
+            return Ok(());
+        };
+        let source = (&demotion.handle, &first[..]);
+        for (at, (dir, name)) in names.iter().enumerate().skip(1) {
+            let handle = self.open_dir(dir)?;
+            dir.vacancy.end();
+            let temporary = self.copy_name(file.object, demotion.generation, at);
+            let target = Target {
+                dir: &handle,
+                name,
+                temporary: &temporary,
+                expected: file.lock().expected_at(dir, name),
+                ours,
+            };
+            match self.unseen(dir, &handle, || self.put_link(source, &target))? {
+                Named::Placed => file.lock().set_placed(dir, name),
+                Named::Foreign(ConflictKind::Removed) => self.lose_name(file, dir, name)?,
+                Named::Foreign(kind) => {
+                    self.unlink_if_there(&handle, &temporary)?;
+                    let beside = self.link_beside(source, &target)?;
+                    self.yield_name(file, (dir, name), &beside, kind)?;
+                    dir.times.touch();
+                    file.lock().set_placed(dir, &beside);
+                }
+                Named::Unnameable => return Err(Errno::EAGAIN.into()),
+            }
+            if !Arc::ptr_eq(dir, &demotion.dir) {
+                self.put_times_back(dir, &handle);
+            }
+        }
+        Ok(())
+    }
+
+    fn put_link(&self, source: (&PfsDir, &[u8]), target: &Target<'_>) -> Result<Named, NsError> {
+        let found = self.stat_if_there(target.dir, target.name)?;
+        if found.is_some_and(|stat| target.ours.is(&stat)) {
+            return Ok(Named::Placed);
+        }
+        // Links made and removed one after the other change the ctime of all.
+        if let Some(kind) = differs(found.as_ref(), target.expected, Published::same_content) {
+            return Ok(Named::Foreign(kind));
+        }
+        let name = match found {
+            Some(_) => target.temporary,
+            None => target.name,
+        };
+        let linked = self.pfs.link(source.0, source.1, target.dir, name);
+        if found.is_some() {
+            linked?;
+            failpoint::hit(failpoint::Point::DemoteLinked);
+            return self.swap(target);
+        }
+        let placed = self.placed_or_taken(target, linked);
+        failpoint::hit(failpoint::Point::DemoteLinked);
+        placed
+    }
+
+    fn link_beside(
+        &self,
+        source: (&PfsDir, &[u8]),
+        target: &Target<'_>,
+    ) -> Result<Vec<u8>, NsError> {
+        for beside in conflict_names(target.name) {
+            match self.pfs.link(source.0, source.1, target.dir, &beside) {
+                Ok(()) => return Ok(beside),
+                Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Err(Errno::EEXIST.into())
+    }
+
+    /// Name beside the `at`-th name of a file of a copy that is to get it.
+    pub(crate) fn copy_name(&self, object: ObjectId, generation: Generation, at: usize) -> Vec<u8> {
+        // No demotion has such a generation.
+        let further = match at {
+            0 => 0,
+            at => 1 << 63 | (at as u64) << 56,
+        };
+        PfsTree::temporary_name(self.instance, object, Generation(generation.0 | further))
+    }
+
+    /// An outsider has removed one of several names.
+    fn lose_name(&self, file: &Arc<File>, dir: &Arc<Dir>, name: &[u8]) -> Result<(), NsError> {
+        let mut children = dir.lock();
+        let mut state = file.lock();
+        state.drop_name(dir, name);
+        state.meta.ctime = TimeSpec::now();
+        children.remove(name);
+        tracing::info!(
+            "{}: removed on the PFS; the file goes on under its other names",
+            dir.path_of(name).escape_ascii()
+        );
+        self.save(file, &state, Durability::Buffered)
+    }
+
+    /// The name is an outsider's from now on. Our version goes beside it, and the file with it: who
+    /// has it open goes on under the new name.
+    fn place_beside(
+        &self,
+        demotion: &Demotion,
+        copy: Copy<'_>,
+        target: &Target<'_>,
+        kind: ConflictKind,
+    ) -> Result<Placed, NsError> {
+        let dir = &demotion.handle;
+        let source = match copy {
+            Copy::Itself(from, object) => (from, object),
+            Copy::Named(_) => (dir, target.temporary),
+            Copy::Unnamed(file) => {
+                let named = self.stat_if_there(dir, target.temporary)?;
+                let named = named.is_some_and(|stat| target.ours.is(&stat));
+                if !named && !self.name_temporarily(target, file)? {
+                    return Ok(Placed::Superseded);
+                }
+                (dir, target.temporary)
+            }
+        };
+        let name = self.move_beside(source, dir, &demotion.name)?;
+        demotion.dir.times.touch();
+        failpoint::hit(failpoint::Point::ConflictPlaced);
+        let stat = self.pfs.stat(dir, &name)?;
+        let file = &demotion.file;
+        self.yield_name(file, (&demotion.dir, &demotion.name), &name, kind)?;
+        self.first_is_placed(file, &stat);
+        failpoint::hit(failpoint::Point::ConflictYielded);
+        self.place_links(demotion, target.ours)?;
+        file.lock().residency.clean |= matches!(copy, Copy::Itself(..));
+        Ok(Placed::Conflict { name })
+    }
+
+    /// An outsider has one of a file's names; it is known by one beside it.
+    pub(crate) fn yield_name(
+        &self,
+        file: &Arc<File>,
+        (dir, name): (&Arc<Dir>, &[u8]),
+        beside: &[u8],
+        kind: ConflictKind,
+    ) -> Result<(), NsError> {
+        let mut children = dir.lock();
+        let mut state = file.lock();
+        let (old, new) = ((dir.clone(), name.into()), (dir.clone(), beside.into()));
+        state.rename_name(&old, new);
+        children.remove(name);
+        children.insert(beside.into(), file.clone());
+        self.note_conflict(Conflict {
+            path: dir.path_of(name),
+            kept_as: beside.to_vec(),
+            theirs: false,
+            kind,
+        });
+        self.save(file, &state, Durability::Buffered)
+    }
+}
+
+impl Target<'_> {
+    /// Whether what came out of an exchange is what was to be replaced. The exchange has moved its ctime, so a
+    /// change of attributes since the look does not show.
+    pub(crate) fn is_older(&self, stat: &PfsStat) -> bool {
+        self.expected
+            .is_some_and(|older| older == Published::GOING || older.same_content(stat))
+    }
+}
+
+/// Why what is under a name is not what was published there.
+fn differs(
+    found: Option<&PfsStat>,
+    expected: Option<Published>,
+    is: impl Fn(&Published, &PfsStat) -> bool,
+) -> Option<ConflictKind> {
+    match (found, expected) {
+        (_, Some(Published::GOING)) | (None, None) => None,
+        (None, Some(_)) => Some(ConflictKind::Removed),
+        (Some(_), None) => Some(ConflictKind::Taken),
+        (Some(stat), Some(ours)) if is(&ours, stat) => None,
+        (Some(_), Some(_)) => Some(ConflictKind::Changed),
+    }
+}

@@ -1,0 +1,204 @@
+//! Copies of which it is not known whether they have got their names: because the daemon died, or because the PFS
+//! gave an error, or none in time. They are known by inode number and time of birth, whatever they are called.
+
+use std::sync::Arc;
+
+use forebay_kv::Durability;
+use forebay_tiers::{PfsDir, PfsStat};
+use forebay_types::{Errno, failpoint};
+
+use crate::dir::Dir;
+use crate::outside::{CONFLICT_INFIX, Conflict, ConflictKind};
+use crate::placement::Target;
+use crate::record::Temporary;
+use crate::{File, Namespace, NsError};
+
+impl Namespace {
+    /// Where a demotion stood when the daemon died: removes its temporary files, or, if the copy had
+    /// reached its name, takes it as published. If it had been put beside an outsider's file, so is the file.
+    pub fn settle_demotion(&self, file: &Arc<File>) -> Result<(), NsError> {
+        let settled = self.settle_copy(file);
+        if settled.is_err() {
+            // Until it is known, it must not be taken for an outsider's.
+            file.lock().unsettled = true;
+        }
+        settled
+    }
+
+    /// The same while the burst buffer runs, before anything else is done with the names of a file.
+    pub(crate) fn settle_if_unsettled(&self, file: &Arc<File>) -> Result<(), NsError> {
+        loop {
+            let dir = {
+                let state = file.lock();
+                match (state.unsettled, state.names.first()) {
+                    (true, Some((dir, _))) => dir.clone(),
+                    _ => return Ok(()),
+                }
+            };
+            let _order = dir.order(&self.pfs)?;
+            let _naming = file.naming(&self.pfs)?;
+            let still = file
+                .lock()
+                .names
+                .first()
+                .is_some_and(|(now, _)| Arc::ptr_eq(now, &dir));
+            if still {
+                return self.settle_held(file);
+            }
+        }
+    }
+
+    /// The same with the naming of the file held.
+    pub(crate) fn settle_held(&self, file: &Arc<File>) -> Result<(), NsError> {
+        match file.lock().unsettled {
+            true => {}
+            false => return Ok(()),
+        }
+        self.settle_copy(file)
+    }
+
+    pub(crate) fn settle_copy(&self, file: &Arc<File>) -> Result<(), NsError> {
+        let (ours, names) = {
+            let mut state = file.lock();
+            let Some(ours) = state.residency.temporary else {
+                state.unsettled = false;
+                return Ok(());
+            };
+            let names = state.names.iter();
+            let names: Vec<_> = names
+                .map(|(dir, name)| (dir.clone(), name.clone(), state.expected_at(dir, name)))
+                .collect();
+            (ours, names)
+        };
+        let mut had_name = false;
+        // They count as links of what is published: before that is looked at, they go.
+        for (at, (dir, name, expected)) in names.iter().enumerate() {
+            let temporary = self.copy_name(file.object, ours.generation, at);
+            let handle = self.open_dir(dir)?;
+            let target = Target {
+                dir: &handle,
+                name,
+                temporary: &temporary,
+                expected: *expected,
+                ours,
+            };
+            had_name |= self.unseen(dir, &handle, || self.clear_aside(dir, &target))? && at == 0;
+        }
+        failpoint::hit(failpoint::Point::SettleTemporary);
+        let mut published = false;
+        for (at, (dir, name, _)) in names.iter().enumerate() {
+            let look_beside = match at {
+                0 => !had_name,
+                _ => published,
+            };
+            let there = self.settle_name(file, (dir, name), ours, at == 0, look_beside)?;
+            published |= there && at == 0;
+        }
+        let mut state = file.lock();
+        state.residency.temporary = None;
+        state.unsettled = false;
+        // Whether its directory was flushed is not known, so it stays dirty and is copied again.
+        self.save(file, &state, Durability::Buffered)?;
+        failpoint::hit(failpoint::Point::SettleDemotion);
+        Ok(())
+    }
+
+    /// Whether the copy has this name, or one beside it, which is the file's then.
+    fn settle_name(
+        &self,
+        file: &Arc<File>,
+        (dir, name): (&Arc<Dir>, &[u8]),
+        ours: Temporary,
+        first: bool,
+        look_beside: bool,
+    ) -> Result<bool, NsError> {
+        let handle = self.open_dir(dir)?;
+        let found = self.stat_if_there(&handle, name)?;
+        let taken = found.is_some();
+        let mut here = found
+            .filter(|stat| ours.is(stat))
+            .map(|stat| (name.to_vec(), stat));
+        if here.is_none() && look_beside {
+            here = self.find_beside(&handle, name, ours)?;
+            if let Some((beside, _)) = &here {
+                let kind = match taken {
+                    true => ConflictKind::Changed,
+                    false => ConflictKind::Removed,
+                };
+                self.yield_name(file, (dir, name), beside, kind)?;
+                failpoint::hit(failpoint::Point::SettleBeside);
+            }
+        }
+        let Some((name, stat)) = here else {
+            return Ok(false);
+        };
+        match first {
+            true => self.first_is_placed(file, &stat),
+            false if file.lock().is_published_as(ours) => file.lock().set_placed(dir, &name),
+            false => file.lock().set_unplaced(dir, &name, Some((&stat).into())),
+        }
+        Ok(true)
+    }
+
+    /// Removes what has the temporary name beside a name: the copy, or the older version that an exchange has put
+    /// there. An outsider's version, which may have come out of one, gets its name back. Whether there was one.
+    fn clear_aside(&self, dir: &Arc<Dir>, target: &Target<'_>) -> Result<bool, NsError> {
+        let (handle, name, temporary) = (target.dir, target.name, target.temporary);
+        let Some(aside) = self.stat_if_there(handle, temporary)? else {
+            return Ok(false);
+        };
+        if target.ours.is(&aside) || target.is_older(&aside) {
+            self.unlink_if_there(handle, temporary)?;
+            return Ok(true);
+        }
+        let there = self.stat_if_there(handle, name)?;
+        if there.is_some_and(|stat| target.ours.is(&stat)) {
+            if !self.pfs.exchange(handle, temporary, name)? {
+                return Err(Errno::EOPNOTSUPP.into());
+            }
+            return self.clear_aside(dir, target);
+        }
+        // The name is somebody else's already.
+        let kept_as = self.move_beside((handle, temporary), handle, name)?;
+        self.note_conflict(Conflict {
+            path: dir.path_of(name),
+            kept_as,
+            theirs: true,
+            kind: ConflictKind::Changed,
+        });
+        Ok(true)
+    }
+
+    /// Whether there was something to unlink.
+    pub(crate) fn unlink_if_there(&self, dir: &PfsDir, name: &[u8]) -> Result<bool, NsError> {
+        match self.pfs.unlink(dir, name) {
+            Ok(()) => Ok(true),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Under which conflict name of `name` the PFS has this copy.
+    fn find_beside(
+        &self,
+        dir: &PfsDir,
+        name: &[u8],
+        ours: Temporary,
+    ) -> Result<Option<(Vec<u8>, PfsStat)>, NsError> {
+        let mut names = Vec::new();
+        let infix = CONFLICT_INFIX.as_bytes();
+        self.pfs.read_dir(dir, &mut |entry| {
+            let is_beside = entry.name.windows(infix.len()).any(|part| part == infix);
+            if entry.ino == ours.ino && is_beside && entry.name != name {
+                names.push(entry.name);
+            }
+        })?;
+        for beside in names {
+            let found = self.stat_if_there(dir, &beside)?;
+            if let Some(stat) = found.filter(|stat| ours.is(stat)) {
+                return Ok(Some((beside, stat)));
+            }
+        }
+        Ok(None)
+    }
+}

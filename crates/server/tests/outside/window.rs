@@ -1,0 +1,187 @@
+//! An outsider comes between the look at a name on the PFS and the rename onto it: what they did is not replaced.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_types::failpoint::{self, Point};
+use forebay_types::{Ino, OpenFlags};
+use forebay_wire::control::Movement;
+
+use crate::common::{Running, Scratch, me, settings};
+use crate::tree::{conflicts, snapshot};
+use crate::{TICK, by_hand};
+
+const OLDER: &[u8] = b"older version";
+const OURS: &[u8] = b"our newer version";
+const THEIRS: &[u8] = b"their version";
+const RW: OpenFlags = OpenFlags(libc::O_RDWR as u32);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    WriteInPlace,
+    Replace,
+    Remove,
+    MakeDirectory,
+}
+
+const ALL: [Change; 4] = [
+    Change::WriteInPlace,
+    Change::Replace,
+    Change::Remove,
+    Change::MakeDirectory,
+];
+
+/// A file `f`, with a second name `s` or without; the outsider is after the last of them.
+struct Case {
+    dir: PathBuf,
+    linked: bool,
+    change: Change,
+    came: AtomicBool,
+}
+
+impl Case {
+    fn name(&self) -> &'static str {
+        match self.linked {
+            true => "s",
+            false => "f",
+        }
+    }
+
+    fn in_root(&self) -> &[u8] {
+        self.dir.file_name().expect("name").as_encoded_bytes()
+    }
+
+    fn holds(&self, name: &str, data: &[u8]) -> bool {
+        fs::read(self.dir.join(name)).is_ok_and(|found| found == data)
+    }
+
+    /// Whether the copy is about to get the name.
+    fn is_due(&self) -> bool {
+        // A test that has ended has removed its directory.
+        let Ok(entries) = fs::read_dir(&self.dir) else {
+            return false;
+        };
+        let mut names = entries.filter_map(|e| e.ok()?.file_name().into_string().ok());
+        let copy = names.any(|name| name.ends_with(".part") && self.holds(&name, OURS));
+        copy && self.holds(self.name(), OLDER) && (!self.linked || self.holds("f", OURS))
+    }
+
+    fn come(&self) {
+        if self.came.load(Ordering::Acquire) || !self.is_due() {
+            return;
+        }
+        let path = self.dir.join(self.name());
+        let aside = self.dir.with_extension("outsider");
+        match self.change {
+            Change::WriteInPlace => fs::write(&path, THEIRS).expect("write"),
+            Change::Replace => {
+                fs::write(&aside, THEIRS).expect("write");
+                fs::rename(&aside, &path).expect("rename");
+            }
+            Change::Remove => fs::remove_file(&path).expect("remove"),
+            Change::MakeDirectory => {
+                fs::remove_file(&path).expect("remove");
+                fs::create_dir(&path).expect("mkdir");
+            }
+        }
+        self.came.store(true, Ordering::Release);
+    }
+
+    fn check(&self) {
+        let now = snapshot(&self.dir);
+        let what = format!("{:?} of {}: {now:?}", self.change, self.name());
+        assert!(self.came.load(Ordering::Acquire), "{what}");
+        let data = |name: &str| now.get(name).and_then(|entry| entry.data.as_deref());
+        if self.linked {
+            assert_eq!(data("f"), Some(OURS), "{what}");
+        }
+        match self.change {
+            Change::WriteInPlace | Change::Replace => {
+                assert_eq!(data(self.name()), Some(THEIRS), "{what}");
+            }
+            Change::Remove => assert!(!now.contains_key(self.name()), "{what}"),
+            Change::MakeDirectory => {
+                let target = now.get(self.name()).and_then(|e| e.target.as_deref());
+                assert_eq!(target, Some(""), "{what}");
+            }
+        }
+        assert_eq!(conflicts(&now) as u64, self.conflicts(), "{what}");
+        let beside = now.iter().filter(|(name, _)| name.contains(".forebay-"));
+        for (_, entry) in beside {
+            assert_eq!(entry.data.as_deref(), Some(OURS), "{what}");
+        }
+    }
+
+    fn conflicts(&self) -> u64 {
+        u64::from(!self.linked || self.change != Change::Remove)
+    }
+}
+
+fn write(server: &Running, ino: Ino, data: &[u8]) {
+    let open = server.client.open(ino, RW, me()).expect("open");
+    server.write(open.opened.handle, 0, data).expect("write");
+    server.client.release(open.opened.handle).expect("close");
+}
+
+fn stage_out(server: &Running) {
+    let job = server.move_files(Movement::StageOut, b"");
+    assert_eq!(job.failed, 0, "{job:?}");
+}
+
+fn cases(pfs: &Path) -> Arc<Vec<Case>> {
+    let all = [false, true].into_iter();
+    let all = all.flat_map(|linked| ALL.map(|change| (linked, change)));
+    let case = |(n, (linked, change))| Case {
+        dir: pfs.join(format!("window-{n}")),
+        linked,
+        change,
+        came: AtomicBool::new(false),
+    };
+    Arc::new(all.enumerate().map(case).collect())
+}
+
+fn run(unnamed: bool) {
+    let scratch = Scratch::new();
+    let mut settings = by_hand(settings(scratch.path(), 64 << 20));
+    settings.demotion.unnamed = unnamed;
+    let server = Running::start(&settings, false);
+    let cases = cases(&scratch.pfs());
+    let mut files = Vec::new();
+    for case in cases.iter() {
+        let dir = server.client.mkdir(Ino::ROOT, case.in_root(), 0o755, me());
+        let dir = dir.expect("mkdir").ino;
+        let made = server.client.create(dir, b"f", 0o644, RW, me());
+        let (attr, open) = made.expect("create");
+        server.client.release(open.opened.handle).expect("close");
+        write(&server, attr.ino, OLDER);
+        if case.linked {
+            server.client.link(attr.ino, dir, b"s", me()).expect("link");
+        }
+        files.push(attr.ino);
+    }
+    stage_out(&server);
+    files.iter().for_each(|ino| write(&server, *ino, OURS));
+    std::thread::sleep(TICK);
+    let outsider = cases.clone();
+    failpoint::always(Point::DemoteLooked, move || {
+        outsider.iter().for_each(Case::come);
+    });
+    stage_out(&server);
+    cases.iter().for_each(Case::check);
+    let expected: u64 = cases.iter().map(Case::conflicts).sum();
+    assert_eq!(server.status().conflicts_total, expected);
+    assert_eq!(server.instance.undrained().undrained_files, 0);
+    server.instance.stop();
+}
+
+#[test]
+fn changed_outside_between_the_look_and_the_rename() {
+    run(true);
+}
+
+#[test]
+fn changed_outside_between_the_look_and_the_rename_of_a_temporary_file() {
+    run(false);
+}

@@ -1,0 +1,228 @@
+//! A PFS that hangs or fails in the midst of an operation: it has done it, and does not say so.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+
+use forebay_testkit::{
+    Cluster, LONG, When, listing, needs_root, run_bounded, wait_until, without_settings,
+};
+use rustix::process::{Signal, kill_process};
+
+fn cluster() -> Cluster {
+    Cluster::builder()
+        .dram("")
+        .ssd("64MiB")
+        .config("pfs_timeout = \"1s\"")
+        .flag("--no-passthrough")
+        .lazy()
+        .fuse_pfs()
+        .up()
+}
+
+fn is_given_up(cluster: &Cluster) -> bool {
+    cluster.status()["pfs_silent_s"]
+        .as_f64()
+        .is_some_and(|silent_s| silent_s > 1.0)
+}
+
+fn conflicts(cluster: &Cluster) -> u64 {
+    cluster.status()["conflicts_total"].as_u64().expect("count")
+}
+
+/// Begins to put everything on the PFS, and does not wait for it.
+fn begin_drain(cluster: &Cluster) {
+    cluster.on_path(&["stage-out"], "").ok();
+}
+
+fn behind(cluster: &Cluster, name: &str) -> String {
+    fs::read_to_string(cluster.fuse_pfs().behind(name)).expect("on the PFS")
+}
+
+#[track_caller]
+fn is_whole(cluster: &Cluster, names: &[&str], content: &str) {
+    cluster.drain("");
+    assert_eq!(cluster.dirty_bytes(), 0);
+    assert_eq!(listing(&cluster.fuse_pfs().behind("")), names);
+    for name in names {
+        assert_eq!(behind(cluster, name), content, "{name}");
+    }
+    assert_eq!(conflicts(cluster), 0);
+}
+
+/// A log that is drained and written on, also while it is drained again; then the PFS hangs within `operation` on `name`.
+fn hung_within(operation: &str, when: When, name: &str) {
+    let cluster = cluster();
+    let pfs = cluster.fuse_pfs();
+    let open = || {
+        let mut how = OpenOptions::new();
+        how.append(true).create(true).open(cluster.mnt("log"))
+    };
+    let mut content = String::new();
+    let mut write = |log: &mut File, line: &str| {
+        content.push_str(line);
+        log.write_all(line.as_bytes()).expect("write");
+    };
+    write(&mut open().expect("create"), "first\n");
+    cluster.drain("log");
+    write(&mut open().expect("open"), "second\n");
+    pfs.hold(operation, when, name);
+    begin_drain(&cluster);
+    pfs.wait_held(operation);
+    pfs.begin_nothing();
+    wait_until("the PFS is given up", || is_given_up(&cluster));
+    let mut log = open().expect("open");
+    for line in ["third\n", "fourth\n"] {
+        write(&mut log, line);
+        log.sync_all().expect("fsync");
+    }
+    // It answers this, and nothing else yet.
+    pfs.let_go(operation);
+    wait_until("the drain has failed", || {
+        let status = cluster.status();
+        status["errors"].as_array().is_some_and(|e| !e.is_empty())
+    });
+    pfs.go_on();
+    wait_until("it answers again", || {
+        cluster.status()["pfs_silent_s"].is_null()
+    });
+    drop(log);
+    is_whole(&cluster, &["log"], &content);
+}
+
+#[test]
+fn promise_11_fault_17_a_rename_that_the_pfs_did_before_it_was_given_up_is_no_conflict() {
+    if needs_root() {
+        return;
+    }
+    hung_within("rename", When::After, "log");
+    hung_within("rename", When::Before, "log");
+}
+
+#[test]
+fn fault_17_a_drain_goes_on_after_a_flush_or_a_link_that_hung() {
+    if needs_root() {
+        return;
+    }
+    hung_within("fsync", When::Before, "");
+    let cluster = cluster();
+    let pfs = cluster.fuse_pfs();
+    fs::write(cluster.mnt("a"), "content").expect("write");
+    fs::hard_link(cluster.mnt("a"), cluster.mnt("b")).expect("link");
+    pfs.hold("link", When::After, "b");
+    begin_drain(&cluster);
+    pfs.wait_held("link");
+    pfs.begin_nothing();
+    wait_until("the PFS is given up", || is_given_up(&cluster));
+    pfs.let_go("link");
+    pfs.go_on();
+    is_whole(&cluster, &["a", "b"], "content");
+}
+
+#[test]
+fn promise_11_fault_17_what_the_pfs_did_and_called_an_error_is_found_done() {
+    if needs_root() {
+        return;
+    }
+    let cluster = cluster();
+    let pfs = cluster.fuse_pfs();
+    // A new file, then a version over it.
+    for content in ["older", "newer"] {
+        fs::write(cluster.mnt("a"), content).expect("write");
+        pfs.fail("rename", When::After, libc::EIO, "a");
+        cluster.drain("a");
+        pfs.heal("rename");
+        assert_eq!(behind(&cluster, "a"), content);
+    }
+    // A request that was sent twice: the answer is that to the second.
+    pfs.fail("link", When::After, libc::EEXIST, "b");
+    fs::hard_link(cluster.mnt("a"), cluster.mnt("b")).expect("link");
+    fs::write(cluster.mnt("b"), "newest").expect("write");
+    cluster.drain("");
+    pfs.heal("link");
+    is_whole(&cluster, &["a", "b"], "newest");
+    pfs.fail("rename", When::After, libc::ENOENT, "c");
+    fs::rename(cluster.mnt("a"), cluster.mnt("c")).expect("rename");
+    pfs.heal("rename");
+    let mut open = OpenOptions::new();
+    let mut file = open.append(true).open(cluster.mnt("c")).expect("open");
+    file.write_all(b" of all").expect("write");
+    drop(file);
+    is_whole(&cluster, &["b", "c"], "newest of all");
+}
+
+/// The answer to a stat after a change of names is an error: what was changed is ours all the same.
+#[test]
+fn fault_17_an_error_of_the_look_after_a_change_of_names_is_no_conflict() {
+    if needs_root() {
+        return;
+    }
+    let cluster = cluster();
+    let pfs = cluster.fuse_pfs();
+    fs::write(cluster.mnt("a"), "older").expect("write");
+    cluster.drain("a");
+    fs::write(cluster.mnt("a"), "newer").expect("write");
+    let blind = |operation: &str| {
+        pfs.wait_held(operation);
+        for look in ["lookup", "getattr"] {
+            pfs.fail(look, When::Before, libc::EIO, "");
+        }
+        pfs.let_go(operation);
+    };
+    let see = || {
+        for look in ["lookup", "getattr"] {
+            pfs.heal(look);
+        }
+    };
+    pfs.hold("rename", When::After, "a");
+    begin_drain(&cluster);
+    blind("rename");
+    wait_until("the drain has failed", || {
+        let status = cluster.status();
+        status["errors"].as_array().is_some_and(|e| !e.is_empty())
+    });
+    see();
+    is_whole(&cluster, &["a"], "newer");
+    fs::write(cluster.mnt("a"), "newest").expect("write");
+    pfs.hold("rename", When::After, "b");
+    std::thread::scope(|scope| {
+        let renames = scope.spawn(|| fs::rename(cluster.mnt("a"), cluster.mnt("b")));
+        blind("rename");
+        renames.join().expect("thread").expect("rename");
+    });
+    see();
+    is_whole(&cluster, &["b"], "newest");
+}
+
+#[test]
+fn promise_8_an_error_of_the_pfs_at_a_start_undoes_no_rename() {
+    if needs_root() {
+        return;
+    }
+    let mut cluster = cluster();
+    fs::write(cluster.mnt("a"), "older").expect("write");
+    cluster.drain("a");
+    fs::write(cluster.mnt("a"), "newer").expect("write");
+    cluster.fuse_pfs().hold("rename", When::After, "b");
+    std::thread::scope(|scope| {
+        let (from, to) = (cluster.mnt("a"), cluster.mnt("b"));
+        let renames = scope.spawn(|| fs::rename(from, to));
+        cluster.fuse_pfs().wait_held("rename");
+        kill_process(cluster.pid(), Signal::KILL).expect("kill");
+        cluster.fuse_pfs().let_go("rename");
+        cluster.kill9();
+        // It was done, but the program was not told.
+        renames.join().expect("thread").expect_err("rename");
+    });
+    for errno in [libc::EIO, libc::ETIMEDOUT] {
+        cluster.fuse_pfs().fail("lookup", When::Before, errno, "b");
+        let mut up = std::process::Command::new(forebay_testkit::program());
+        without_settings(&mut up).args(cluster.up_args());
+        let output = run_bounded(&mut up, LONG).expect_code(1);
+        assert!(output.stderr.contains("rename of a to b"), "{output:?}");
+        cluster.fuse_pfs().heal("lookup");
+    }
+    cluster.start();
+    assert_eq!(listing(&cluster.mnt("")), ["b"]);
+    assert_eq!(fs::read_to_string(cluster.mnt("b")).expect("read"), "newer");
+    is_whole(&cluster, &["b"], "newer");
+}
