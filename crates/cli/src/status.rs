@@ -110,6 +110,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "pfs_silent_s": bits.pfs_silent_ms.map(json::seconds),
         "files": bits.files,
         "open_files": bits.open_files,
+        "descriptors_max": bits.descriptors_max,
         "errors": json::failures(mount_of(bits), &bits.errors),
         "errors_total": bits.errors_total,
         "conflicts": bits.conflicts.iter().map(|c| conflict_json(mount_of(bits), c)).collect::<Value>(),
@@ -267,8 +268,11 @@ pub fn render(bits: &StatusBits) -> String {
     );
     let _ = writeln!(
         page,
-        "files      {} in the burst buffer, {} open",
-        bits.files, bits.open_files
+        "files      {} in the burst buffer, {} open{}",
+        bits.files,
+        bits.open_files,
+        bits.descriptors_max
+            .map_or_else(String::new, |most| format!(" of at most {most}"))
     );
     let _ = writeln!(page, "at rest    {}", scrub_line(&bits.scrub));
     page.push_str(&applications(bits));

@@ -117,6 +117,7 @@ impl Core {
             space_wait_ms_total: load(&self.counters.space_wait_us) / 1000,
             files,
             open_files: self.opens.open_files(),
+            descriptors_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
             pfs_silent_ms: (self.pulse().silent_for()).map(|silent| silent.as_millis() as u64),
             errors: self.errors.all(),
             errors_total: load(&self.counters.errors),

@@ -137,7 +137,9 @@ fn serve(
     let _lock = lock(state)?;
     preflight::clear_dead_mounts(&plan.settings)?;
     log::start(detached.then_some(state.as_path()))?;
-    resources::raise_open_files();
+    if let Some(most) = resources::raise_open_files() {
+        tracing::info!("up to {most} descriptors, one for each open file");
+    }
     for warning in &ground.warnings {
         // Standard error is still the user's, detached or not; a log is for later.
         out::complain(warning);

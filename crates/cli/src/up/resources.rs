@@ -14,13 +14,26 @@ use crate::mounts::MountEntry;
 /// Bit of CAP_SYS_ADMIN in a capability set.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 
-/// Raises the soft limit of open files to the hard one. If that fails the limit stays, and opening
-/// too many files fails as it would have.
-pub fn raise_open_files() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit);
+/// Raises the limit of open files, of which each file that a program has open here takes one: to what the kernel lets any process
+/// have where that is allowed (`CAP_SYS_RESOURCE`), else to the hard limit. Answers with what it is then.
+pub fn raise_open_files() -> Option<u64> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let hard = getrlimit(Resource::Nofile).maximum;
+    let most = std::fs::read_to_string("/proc/sys/fs/nr_open");
+    let most: Option<u64> = most.ok().and_then(|text| text.trim().parse().ok());
+    let raise = |to: Option<u64>| {
+        let limit = Rlimit {
+            current: to,
+            maximum: to,
+        };
+        setrlimit(Resource::Nofile, limit).is_ok()
+    };
+    // Only who may raise the hard limit gets the first.
+    if most.is_none() || most < hard || !raise(most) {
+        // Where not even this is allowed, the limit stays, and is said.
+        raise(hard);
+    }
+    getrlimit(Resource::Nofile).current
 }
 
 /// /dev/fuse can be used, and somebody may mount.

@@ -303,3 +303,28 @@ fn command_where_tells_the_job_of_a_writer_where_the_path_says_nothing() {
     // A path that tells a version tells the application, too.
     assert_ne!(write("results/ckpt-7", Some("4711")), "slurm-4711");
 }
+
+#[test]
+fn command_status_says_how_many_files_may_be_open() {
+    let cluster = Cluster::builder().lazy().up();
+    let most: u64 = cluster.status()["descriptors_max"]
+        .as_u64()
+        .expect("a limit");
+    let read = |path: String| fs::read_to_string(path).expect("proc");
+    let limits = read(format!("/proc/{}/limits", cluster.pid().as_raw_nonzero()));
+    let line = limits.lines().find(|l| l.starts_with("Max open files"));
+    let words: Vec<&str> = line.expect("a limit").split_whitespace().collect();
+    assert_eq!(
+        words[3..5],
+        [most.to_string(), most.to_string()],
+        "soft and hard"
+    );
+    let own = read("/proc/self/status".into());
+    let held = own.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let held = u64::from_str_radix(held.expect("capabilities").trim(), 16).expect("hexadecimal");
+    const CAP_SYS_RESOURCE: u64 = 1 << 24;
+    if held & CAP_SYS_RESOURCE != 0 {
+        let allowed = read("/proc/sys/fs/nr_open".into());
+        assert_eq!(most.to_string(), allowed.trim());
+    }
+}
