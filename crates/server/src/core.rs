@@ -181,6 +181,8 @@ pub struct Core {
     pub removed: Mutex<Vec<ObjectId>>,
     /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS they are undrained.
     pub stranded: Mutex<Vec<(ObjectId, TierId)>>,
+    /// So many remove unused objects now.
+    pub collecting: AtomicU64,
     /// The collector of unused objects sleeps here.
     pub collector: (Mutex<bool>, Condvar),
 }
@@ -292,6 +294,17 @@ impl Core {
 
     /// Removes objects that nobody names or has open any more.
     pub fn collect_garbage(&self) {
+        self.collecting.fetch_add(1, Ordering::SeqCst);
+        self.collect_found();
+        self.collecting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether objects are to be removed, or are just being: they are going to give space back.
+    pub fn has_garbage(&self) -> bool {
+        self.ns.has_garbage() || self.collecting.load(Ordering::SeqCst) > 0
+    }
+
+    fn collect_found(&self) {
         let mut removed = Vec::new();
         let found = self.ns.take_garbage();
         if self.is_on_flash(&found)

@@ -271,6 +271,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         making_space: Mutex::new(()),
         removed: Mutex::default(),
         stranded: Mutex::default(),
+        collecting: Default::default(),
         collector: Default::default(),
         settings,
         ns,

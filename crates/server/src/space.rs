@@ -58,7 +58,8 @@ impl Core {
             return Ok(tier);
         }
         self.drain.hurry();
-        let waits = !self.settings.wait_for_space.is_zero() && self.drain.can_free(self, Ino::ROOT);
+        let frees = self.drain.can_free(self, Ino::ROOT) || self.has_garbage();
+        let waits = !self.settings.wait_for_space.is_zero() && frees;
         match waiting_tier(&self.ledger.spaces(), file) {
             Some(index) if waits => Ok(TierId(index as u8)),
             _ => self.overflow(),
@@ -109,22 +110,27 @@ impl Core {
             .any(|tier| self.make_space(tier, wanted_bytes) > 0)
     }
 
-    /// Evicts clean copies from a tier until `wanted_bytes` are free there, or no more can go.
-    /// Answers with what was freed.
+    /// Removes what has no name any more, then evicts clean copies from a tier until `wanted_bytes` are free there, or no more
+    /// can go. Answers with what was freed.
     pub fn make_space(&self, tier: TierId, wanted_bytes: u64) -> u64 {
         let _one = self.making_space.lock();
+        let before = self.ledger.held_bytes(tier);
+        if self.has_garbage() {
+            self.collect_garbage();
+        }
+        let collected = before.saturating_sub(self.ledger.held_bytes(tier));
         let spaces = self.ledger.spaces();
         let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
             return 0;
         };
         let needed = evict_needed(space, wanted_bytes);
         if needed == 0 {
-            return 0;
+            return collected;
         }
         let mut clean = self.clean_candidates(tier);
         let policy = self.engine.placement();
         let victims = choose_victims(policy, &mut clean, needed, self.apps.now_s());
-        let mut freed = 0;
+        let mut freed = collected;
         for id in victims.ids {
             if let Some(file) = self.file(ObjectId(id)) {
                 freed += self.evict(&file).unwrap_or(0);
@@ -215,6 +221,8 @@ impl Core {
         let _growing = open.growing.lock();
         let started = Instant::now();
         let mut counted = false;
+        // Asked before each try but the first: what frees the last space may do so just after one.
+        let mut hopes = true;
         loop {
             match self.grow(open, len)? {
                 None => {
@@ -230,7 +238,7 @@ impl Core {
                         self.counters.waited_writes.fetch_add(1, Ordering::Relaxed);
                     }
                     let waited = started.elapsed();
-                    let hopeless = !self.drain.can_free(self, open.ino);
+                    let hopeless = !hopes;
                     if waited >= self.settings.wait_for_space || hopeless || self.is_ending() {
                         if open.passthrough {
                             // The kernel goes on writing where it is.
@@ -239,8 +247,12 @@ impl Core {
                         self.move_on(open, len, refused)?;
                         continue;
                     }
-                    self.drain.hurry();
-                    self.ledger.wait_freed(LOOK_AGAIN);
+                    hopes = self.drain.can_free(self, open.ino) || self.has_garbage();
+                    if hopes {
+                        self.drain.hurry();
+                        self.wake_collector();
+                        self.ledger.wait_freed(LOOK_AGAIN);
+                    }
                 }
             }
         }

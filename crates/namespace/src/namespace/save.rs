@@ -108,6 +108,11 @@ impl Namespace {
         self.garbage.lock().push(garbage);
     }
 
+    /// Whether there are objects to be removed.
+    pub fn has_garbage(&self) -> bool {
+        !self.garbage.lock().is_empty()
+    }
+
     /// Objects to be removed, once nobody has them open. The caller removes them and then says so.
     pub fn take_garbage(&self) -> Vec<Garbage> {
         std::mem::take(&mut *self.garbage.lock())

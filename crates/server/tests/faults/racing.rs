@@ -276,3 +276,52 @@ fn wait_unused(server: &Running) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
+
+/// What was unlinked gives its space back a moment later: who needs it waits for that.
+#[test]
+fn space_of_what_was_unlinked_is_waited_for() {
+    const LARGE: u64 = 160 << 20;
+    let scratch = Scratch::new();
+    let mut settings = settings(scratch.path(), 256 << 20);
+    settings.ssd.truncate(1);
+    settings.demotion.idle = false;
+    settings.wait_for_space = LONG_ENOUGH;
+    let server = Running::start(&settings, true);
+    // Of a series whose size is known the kernel writes the files by itself: they cannot go elsewhere.
+    server.put(b"f0", &[1; 4096]);
+    // Nothing else can make room.
+    server.move_files(Movement::StageOut, b"f0");
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let create = |name: &[u8]| {
+        let made = server.client.create(Ino::ROOT, name, 0o644, flags, me());
+        let open = made.expect("create").1;
+        assert!(open.descriptor.is_some(), "kernel passthrough");
+        open.opened.handle
+    };
+    let allocate = |handle| {
+        let change = forebay_wire::SpaceChange::Allocate;
+        let client = &server.client;
+        client.change_space(handle, change, 0, LARGE, false, true)
+    };
+    let first = create(b"f1");
+    allocate(first).expect("there is room");
+    let second = create(b"f2");
+    server
+        .client
+        .unlink(Ino::ROOT, b"f1", me())
+        .expect("unlink");
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| allocate(second).map(|_| ()));
+        let started = Instant::now();
+        // The close of the first comes when the second has begun to wait, or has failed.
+        while server.status().waited_writes_total == 0 && !waits.is_finished() {
+            assert!(started.elapsed() < LONG_ENOUGH, "it does not wait");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        server.client.release(first).expect("close");
+        assert_eq!(waits.join().expect("no panic there"), Ok(()));
+    });
+    server.client.release(second).expect("close");
+    server.drain();
+    server.instance.stop();
+}
