@@ -204,17 +204,25 @@ impl Namespace {
         Ok(true)
     }
 
-    /// A file opened for unseen writing was closed without a change: it is as clean as it was.
-    pub fn unchanged(&self, file: &File, was: (Generation, Option<u32>)) -> Result<(), NsError> {
+    /// A file that was opened for unseen writing has the content that is on the PFS, with this checksum: it is clean again. `false` if it has
+    /// changed since it was of this generation, may do so unseen, or was never published.
+    pub fn unchanged(
+        &self,
+        file: &File,
+        generation: Generation,
+        crc: u32,
+    ) -> Result<bool, NsError> {
         let mut state = file.lock();
-        state.residency.writing = false;
-        let same =
-            state.residency.generation == was.0 || state.residency.generation == was.0.next();
-        if state.residency.published.is_some() && same {
-            state.residency.clean = true;
-            state.residency.crc = was.1;
+        let residency = &mut state.residency;
+        let same = residency.generation == generation && residency.published.is_some();
+        if !same || residency.writing || residency.clean {
+            return Ok(false);
         }
-        self.save(file, &state, Durability::Buffered)
+        residency.clean = true;
+        residency.crc = Some(crc);
+        state.xattrs = Vec::new();
+        self.save(file, &state, Durability::Buffered)?;
+        Ok(true)
     }
 
     /// The object has been copied to another tier, which has it from now on. `flushed_bytes`: that is stable

@@ -344,12 +344,16 @@ impl Core {
         }
         let stat = object.stat()?;
         self.demote_and_wait(file)?;
-        let content = {
+        let (generation, crc) = {
             let state = file.lock();
             (state.generation(), state.residency.crc)
         };
         open.touched.store(false, Ordering::Release);
-        *open.before.lock() = Some(crate::opens::Before { stat, content });
+        *open.before.lock() = Some(crate::opens::Before {
+            stat,
+            generation,
+            crc,
+        });
         Ok(())
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_namespace::Namespace;
 use forebay_tiers::{PfsTree, TierKind};
-use forebay_types::failpoint;
+use forebay_types::{Errno, failpoint};
 use forebay_wire::Service;
 use forebay_wire::control::FsckReport;
 use parking_lot::{Condvar, Mutex};
@@ -464,7 +464,11 @@ impl Instance {
                 continue;
             }
             if let Err(errno) = self.move_to_flash(&file, tier) {
-                tracing::warn!("{}: stays in memory: {errno}", file.path().escape_ascii());
+                let why = match errno {
+                    Errno::ETXTBSY => "a program can still write it".to_string(),
+                    errno => errno.to_string(),
+                };
+                tracing::warn!("{}: stays in memory: {why}", file.path().escape_ascii());
             }
         }
     }
@@ -473,7 +477,7 @@ impl Instance {
         &self,
         file: &Arc<forebay_namespace::File>,
         tier: forebay_types::TierId,
-    ) -> Result<(), forebay_types::Errno> {
+    ) -> Result<(), Errno> {
         let core = &self.core;
         // Nobody opens or closes it meanwhile.
         let claim = core.opens.claim(file.ino);
@@ -482,12 +486,12 @@ impl Instance {
         let is_passed_through = open.as_ref().is_some_and(|open| open.passthrough);
         if is_passed_through || core.is_written_below(tier, &*source)? {
             // The next start goes on with it where it is.
-            return Err(forebay_types::Errno::ETXTBSY);
+            return Err(Errno::ETXTBSY);
         }
         let mut target = open.as_ref().map(|open| open.target.write());
         let stat = source.stat()?;
         let bytes = stat.allocated_bytes;
-        let to = core.flash_for(bytes).ok_or(forebay_types::Errno::ENOSPC)?;
+        let to = core.flash_for(bytes).ok_or(Errno::ENOSPC)?;
         let generation = core.generation(file);
         let shadow = {
             let mut state = file.lock();

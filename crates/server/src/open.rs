@@ -18,6 +18,7 @@ use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 use crate::atrest::Purpose;
 use crate::core::Core;
 use crate::opens::{Before, Claim, OpenFile, Target};
+use crate::unseen::Untouched;
 
 /// An object's descriptor to hand over, if it may be.
 pub type Handed = Option<Arc<dyn Descriptor>>;
@@ -337,16 +338,18 @@ impl Core {
         file: &Arc<File>,
         object: &dyn Object,
     ) -> Result<Option<Before>, Errno> {
-        let (clean, content) = {
+        let (clean, generation, crc) = {
             let state = file.lock();
-            (
-                state.residency.clean,
-                (state.generation(), state.residency.crc),
-            )
+            let residency = &state.residency;
+            (residency.clean, residency.generation.next(), residency.crc)
         };
         let stat = object.stat()?;
         self.begin_change(file)?;
-        Ok(clean.then_some(Before { stat, content }))
+        Ok(clean.then_some(Before {
+            stat,
+            generation,
+            crc,
+        }))
     }
 
     fn open_pfs(
@@ -493,13 +496,16 @@ impl Core {
         if let Some(before) = before
             && !touched
             && before.looks_like(&stat)
+            && let Some(generation) = self.end_unseen(file, &before)
         {
-            let mut state = file.lock();
-            state.residency.writing = false;
-            self.ns.save_later(file, &mut state);
-            drop(state);
             self.book(file, stat.allocated_bytes);
-            self.unseen.compare(open.clone(), file.clone(), before);
+            self.unseen.compare(Untouched {
+                file: file.clone(),
+                before,
+                generation,
+                series: open.series.load(Ordering::Acquire),
+                fsynced: open.fsynced.load(Ordering::Acquire),
+            });
             return Ok(());
         }
         let (dirty, unlinked) = {
@@ -527,19 +533,20 @@ impl Core {
             (dirty, state.is_unlinked())
         };
         if dirty && !unlinked {
-            self.note_written(open, file, stat.written_bytes());
+            let series = open.series.load(Ordering::Acquire);
+            let fsynced = open.fsynced.load(Ordering::Acquire);
+            self.note_written(file, stat.written_bytes(), series, fsynced);
             self.drain.add(file.object);
         }
         Ok(())
     }
 
     /// What is learned from a file that has been written and closed.
-    pub fn note_written(&self, open: &OpenFile, file: &File, bytes: u64) {
+    pub fn note_written(&self, file: &File, bytes: u64, series: u64, fsynced: bool) {
         self.counters
             .written_bytes
             .fetch_add(bytes, Ordering::Relaxed);
-        let fsynced = open.fsynced.load(Ordering::Acquire);
-        let series = match open.series.load(Ordering::Acquire) {
+        let series = match series {
             0 => self.rules.identify(&file.path()).series_hash(),
             // Also if it was renamed since: the next one will be created under the old name, too.
             known => known,

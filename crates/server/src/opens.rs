@@ -62,13 +62,15 @@ pub struct Counts {
     pub writers: u32,
 }
 
-/// A file that was opened for unseen writing while clean: what it looked like then.
+/// A file under unseen writing as it was when the PFS had its content.
 #[derive(Clone, Copy, Debug)]
 pub struct Before {
     /// Size and times of the object.
     pub stat: ObjectStat,
-    /// Generation and checksum of the content.
-    pub content: (Generation, Option<u32>),
+    /// What its generation is for as long as nobody has changed it by a request.
+    pub generation: Generation,
+    /// Checksum of the content.
+    pub crc: Option<u32>,
 }
 
 impl Before {

@@ -10,13 +10,14 @@
 //! 2. A file that was clean when it was opened for unseen writing is clean again only after its content was compared with the
 //!    checksum on record: a store through a mapping need not leave another size or time.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_namespace::File;
 use forebay_tiers::{Object, TierKind, checksum};
-use forebay_types::{Errno, Handle, OpenFlags, TierId};
+use forebay_types::{Errno, Generation, Handle, OpenFlags, TierId};
 use parking_lot::{Condvar, Mutex};
 
 use crate::core::Core;
@@ -33,10 +34,29 @@ const SHARE_OF_TIME: u32 = 50;
 const SLEEP: Duration = Duration::from_millis(100);
 
 /// A file that was opened clean, closed, and shows no trace of a change.
-struct Untouched {
-    open: Arc<OpenFile>,
-    file: Arc<File>,
-    before: Before,
+pub struct Untouched {
+    /// The file.
+    pub file: Arc<File>,
+    /// What it was.
+    pub before: Before,
+    /// Its generation since its close.
+    pub generation: Generation,
+    /// Hash of its series; 0 where that is not known.
+    pub series: u64,
+    /// An fsync was asked for.
+    pub fsynced: bool,
+}
+
+impl Untouched {
+    /// Whether it has been changed, drained, opened for writing or unlinked since its close.
+    fn is_over(&self) -> bool {
+        let state = self.file.lock();
+        let residency = &state.residency;
+        residency.generation != self.generation
+            || residency.clean
+            || residency.writing
+            || state.is_unlinked()
+    }
 }
 
 /// Work for the two threads of this module.
@@ -45,8 +65,10 @@ pub struct Unseen {
     /// Handles of the server's own of files that somebody can still write.
     outliving: Mutex<Vec<Handle>>,
     outlived: Condvar,
-    untouched: Mutex<Vec<Untouched>>,
+    untouched: Mutex<VecDeque<Untouched>>,
     closed: Condvar,
+    /// The kernel has refused to tell, and that was said.
+    is_blind: AtomicBool,
 }
 
 impl Unseen {
@@ -57,10 +79,9 @@ impl Unseen {
         self.outlived.notify_one();
     }
 
-    /// A file was closed without a trace of a change: whether its content is what it was `before` is still to be seen.
-    pub fn compare(&self, open: Arc<OpenFile>, file: Arc<File>, before: Before) {
-        let one = Untouched { open, file, before };
-        self.untouched.lock().push(one);
+    /// A file was closed without a trace of a change: whether its content is what it was is still to be seen.
+    pub fn compare(&self, one: Untouched) {
+        self.untouched.lock().push_back(one);
         self.closed.notify_one();
     }
 
@@ -81,7 +102,7 @@ impl Unseen {
         if untouched.is_empty() {
             self.closed.wait_for(&mut untouched, SLEEP);
         }
-        untouched.pop()
+        untouched.pop_front()
     }
 }
 
@@ -108,15 +129,11 @@ pub fn compare(core: &Arc<Core>) {
         let Some(one) = core.unseen.next_untouched() else {
             continue;
         };
-        match core.is_unchanged(&one) {
-            Ok(true) => {}
-            Ok(false) => core.take_as_changed(&one),
-            Err(errno) => {
-                let reason = format!("what it was opened with cannot be compared: {errno}");
-                core.report(one.file.path(), errno, reason);
-                core.take_as_changed(&one);
-            }
+        if let Err(errno) = core.settle_untouched(&one) {
+            let reason = format!("what it was opened with cannot be compared: {errno}");
+            core.report(one.file.path(), errno, reason);
         }
+        core.take_as_changed(&one);
     }
 }
 
@@ -131,8 +148,12 @@ impl Core {
         match object.has_writers() {
             Ok(has) => has,
             Err(error) => {
-                let reason = format!("the kernel does not tell who writes it: {error}");
-                self.report(file.path(), (&error).into(), reason);
+                if !self.unseen.is_blind.swap(true, Ordering::AcqRel) {
+                    let reason = format!(
+                        "the kernel does not tell who writes it (fs.leases-enable?), so it is not drained: {error}"
+                    );
+                    self.report(file.path(), (&error).into(), reason);
+                }
                 true
             }
         }
@@ -200,50 +221,59 @@ impl Core {
         }
     }
 
-    /// Whether a file that was closed without a trace of a change has the content that it was opened with, and so is clean again; also
-    /// `true` where that does not matter any more.
-    fn is_unchanged(&self, one: &Untouched) -> Result<bool, Errno> {
-        let Untouched { open, file, before } = one;
-        let (generation, Some(crc)) = before.content else {
-            return Ok(false);
+    /// From here on a file is no longer written unseen. Its generation, unless a request has changed it since `before`.
+    pub fn end_unseen(&self, file: &Arc<File>, before: &Before) -> Option<Generation> {
+        let mut state = file.lock();
+        if state.generation() != before.generation {
+            return None;
+        }
+        state.residency.writing = false;
+        // A copy for an fsync may be on its way, which may be without the last stores.
+        state.changed();
+        self.ns.save_later(file, &mut state);
+        Some(state.generation())
+    }
+
+    /// Calls a file clean again whose content is what it was.
+    fn settle_untouched(&self, one: &Untouched) -> Result<(), Errno> {
+        let (file, Some(crc)) = (&one.file, one.before.crc) else {
+            return Ok(());
         };
-        let target = open.target.read().clone();
-        let Target::Buffer { object, tier, .. } = target else {
-            return Ok(true);
+        let stop = || self.is_ending() || one.is_over();
+        let tier = file.tier();
+        let object = match self.tiers.open_object(tier, file.object) {
+            Err(_) if stop() => return Ok(()),
+            opened => opened?,
         };
-        let is_over = || {
-            let state = file.lock();
-            let same = [generation, generation.next()].contains(&state.generation());
-            let residency = &state.residency;
-            !same || residency.clean || residency.writing || state.is_unlinked()
-        };
-        let stop = || self.is_ending() || is_over();
-        match checksum(&*object, before.stat.size, &stop) {
+        match checksum(&*object, one.before.stat.size, &stop) {
             Ok(found) if found == crc => {}
-            Ok(_) => return Ok(is_over()),
-            Err(_) if stop() => return Ok(true),
+            Ok(_) => return Ok(()),
+            Err(_) if stop() => return Ok(()),
             Err(error) => return Err((&error).into()),
         }
         if self.tiers.kind(tier) == TierKind::Ssd {
             // What is called clean is what a loss of power leaves.
             object.sync(true)?;
         }
-        let claim = self.opens.claim(file.ino);
-        if is_over() || claim.open().is_some_and(|open| open.is_written()) {
-            return Ok(true);
-        }
+        let _claim = self.opens.claim(file.ino);
         let stat = object.stat()?;
-        if !before.looks_like(&stat) {
-            return Ok(false);
+        if one.before.looks_like(&stat) && self.ns.unchanged(file, one.generation, crc)? {
+            self.rest.seal(file.object, one.generation, &stat);
+            self.book(file, stat.allocated_bytes);
         }
-        self.ns.unchanged(file, before.content)?;
-        Ok(!self.book(file, stat.allocated_bytes))
+        Ok(())
     }
 
+    /// What is not clean again is to be drained; who writes it by now sees to that.
     fn take_as_changed(&self, one: &Untouched) {
-        if !one.file.lock().is_unlinked() {
-            self.note_written(&one.open, &one.file, one.before.stat.written_bytes());
-            self.drain.add(one.file.object);
+        let (file, before) = (&one.file, &one.before);
+        let is_settled = {
+            let state = file.lock();
+            state.residency.clean || state.residency.writing || state.is_unlinked()
+        };
+        if !is_settled {
+            self.note_written(file, before.stat.written_bytes(), one.series, one.fsynced);
+            self.drain.add(file.object);
         }
     }
 }

@@ -158,6 +158,40 @@ fn promise_2_a_mapping_that_outlives_its_descriptor_is_drained_when_it_ends() {
     }
 }
 
+#[test]
+fn promise_3_what_is_stored_through_a_mapping_after_an_fsync_is_drained_too() {
+    if needs_root() {
+        return;
+    }
+    const LEN: usize = 300_000;
+    let both = || Cluster::builder().ssd("128MiB");
+    for builder in [
+        both(),
+        both().flag("--durability=memory"),
+        Cluster::builder(),
+    ] {
+        let cluster = builder.lazy().up();
+        let path = known_series(&cluster, "map", LEN);
+        cluster.drain("");
+        let file = open(&path);
+        let mut mapping = Mapping::of(file.try_clone().expect("dup"), LEN);
+        let mut expected = pattern(3, LEN).bytes();
+        for at in [100, 100_000] {
+            assert_eq!(mapping.bytes()[at], expected[at]);
+            mapping.bytes()[at] ^= 0xff;
+            expected[at] ^= 0xff;
+            file.sync_all().expect("fsync");
+        }
+        mapping.bytes()[200_000] ^= 0xff;
+        expected[200_000] ^= 0xff;
+        drop((mapping, file));
+        cluster.drain("");
+        cluster.on_path(&["release"], "").ok();
+        assert!(std::fs::read(cluster.pfs("map-3")).expect("read") == expected);
+        assert!(std::fs::read(&path).expect("read") == expected);
+    }
+}
+
 /// Writes lines until `count`; those that were written without an error.
 fn write_lines(file: &mut File, from: usize, count: usize) -> usize {
     let lines = from..from + count;
