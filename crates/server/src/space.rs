@@ -62,7 +62,11 @@ impl Core {
         let waits = !self.settings.wait_for_space.is_zero() && frees;
         match waiting_tier(&self.ledger.spaces(), file) {
             Some(index) if waits => Ok(TierId(index as u8)),
-            _ => self.overflow(),
+            // What was on its way to the PFS at the first look has arrived there, perhaps.
+            _ => match self.find_room(file) {
+                Some(tier) => Ok(tier),
+                None => self.overflow(),
+            },
         }
     }
 
