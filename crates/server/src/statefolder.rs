@@ -14,7 +14,9 @@ use crate::starterror::StartError;
 const MARKER: &str = "forebay-state";
 const HEAD: &str = "forebay state\nversion ";
 /// Changes when an older Forebay could not read what a newer one has written, or the other way round.
-const VERSION: &str = "1";
+const VERSION: &str = "2";
+/// What wrote a store beside which there is no marker.
+const VERSION_BEFORE_MARKERS: &str = "1";
 const MARKER_BYTES_MAX: u64 = 256;
 
 /// The metadata store of a state folder of a version that this Forebay knows; made where there is none.
@@ -32,6 +34,9 @@ pub fn open_store(state: &Path) -> Result<Box<dyn Store>, StartError> {
     match found_version(state).map_err(failed)? {
         Some(found) if found != VERSION => return Err(other("records", found)),
         Some(_) => {}
+        None if is_filled(&state.join("kv")) => {
+            return Err(other("records", VERSION_BEFORE_MARKERS.to_string()));
+        }
         None => mark(state).map_err(failed)?,
     }
     let kv = state.join("kv");
@@ -63,6 +68,11 @@ fn found_version(state: &Path) -> io::Result<Option<String>> {
         Some(version) => Some(version.to_string()),
         None => Some("unknown".into()),
     })
+}
+
+fn is_filled(dir: &Path) -> bool {
+    dir.read_dir()
+        .is_ok_and(|mut entries| entries.next().is_some())
 }
 
 fn mark(state: &Path) -> io::Result<()> {
@@ -112,11 +122,14 @@ mod tests {
             assert!(line.contains("the forebay that made it"), "{line}");
         };
         let marker = folder.path().join(MARKER);
-        std::fs::write(&marker, format!("{HEAD}2\n")).expect("marker");
-        refused("records of version 2");
+        std::fs::write(&marker, format!("{HEAD}3\n")).expect("marker");
+        refused("records of version 3");
         std::fs::write(&marker, "something else").expect("marker");
         refused("records of version unknown");
-        // A start that was cut short has left it empty.
+        std::fs::remove_file(&marker).expect("marker");
+        refused("records of version 1");
+        // A start that was cut short has left it empty, and no store.
+        std::fs::remove_dir_all(folder.path().join("kv")).expect("store");
         std::fs::write(&marker, "").expect("marker");
         drop(open_store(folder.path()).expect("marked again"));
         std::fs::write(folder.path().join("kv/version"), "FJL\x02").expect("version");
