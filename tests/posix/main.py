@@ -136,11 +136,19 @@ def one_by_one(args):
     return results
 
 
+def skipped(reason):
+    """As the tests in Rust say so (crates/testkit/src/skip.rs)."""
+    print(f"posix: skipped: {reason}", file=sys.stderr)
+    if path := os.environ.get("FOREBAY_SKIPPED"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"tests/posix: {reason}\n")
+    return 3 if os.environ.get("FOREBAY_NO_SKIP") == "1" else 0
+
+
 def main():
     args = arguments()
     if os.geteuid() != 0:
-        print("posix: skipped: it mounts file systems of its own, which only root may", file=sys.stderr)
-        return 0
+        return skipped("it mounts file systems of its own, which only root may")
     try:
         with clean_exit_on_signals():
             apart = args.serial or len(args.ways) == 1

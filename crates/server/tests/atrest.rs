@@ -12,6 +12,7 @@ mod sealed;
 use std::fs;
 use std::time::Duration;
 
+use forebay_testkit::needs_root;
 use forebay_types::{Errno, OpenFlags, SetAttr};
 use forebay_wire::control::Movement;
 use lab::Harm::{Flip, Lengthen, Remove, Swap, Truncate};
@@ -118,7 +119,7 @@ fn a_change_does_not_carry_damage_on() {
 
 #[test]
 fn a_copy_to_memory_does_not_carry_damage_on() {
-    if !rustix::process::geteuid().is_root() {
+    if needs_root() {
         return;
     }
     let lab = Lab::new(|s| s.scrub.verify_on_open_bytes = 10);

@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use forebay_testkit::skip;
 use forebay_types::{Attr, Cred, Errno, Ino, OpenFlags, SetAttr, SetTime, TimeSpec};
 use forebay_wire::{RenameMode, XattrMode};
 
@@ -164,7 +165,7 @@ fn an_access_list_follows_the_mode_the_mode_the_list_and_the_drain_both() {
     let scratch = Scratch::new();
     let server = Running::start(&settings(scratch.path(), 64 << 20), false);
     if !has_acls(&server) {
-        println!("skipped: no access control lists here");
+        skip("no access control lists here");
         return;
     }
     let client = &server.client;
@@ -213,7 +214,7 @@ fn new_files_get_the_default_list_of_their_directory_or_else_the_umask() {
     let scratch = Scratch::new();
     let server = Running::start(&settings(scratch.path(), 64 << 20), false);
     if !has_acls(&server) {
-        println!("skipped: no access control lists here");
+        skip("no access control lists here");
         return;
     }
     let client = &server.client;

@@ -41,12 +41,3 @@ impl Drop for Seed {
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
-
-/// Says why a test does nothing where it does not run as root: `if needs_root() { return }`.
-pub fn needs_root() -> bool {
-    let skip = !is_root();
-    if skip {
-        println!("skipped: needs root");
-    }
-    skip
-}

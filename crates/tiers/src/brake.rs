@@ -216,6 +216,8 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::time::{Duration, Instant};
 
+    use forebay_testkit::skip;
+
     use super::*;
     use crate::FileObject;
 
@@ -229,7 +231,7 @@ mod tests {
         }
     }
 
-    /// `None` where this user may not: containers and ordinary users.
+    /// `None`, and the test is skipped, where this user may not: containers and ordinary users.
     fn brake(object: &FileObject) -> Option<Brake> {
         match Brake::on(object) {
             Ok(brake) => Some(brake),
@@ -238,7 +240,7 @@ mod tests {
                     matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)),
                     "{error}"
                 );
-                eprintln!("skipped: {error}");
+                skip(&format!("userfaultfd: {error}"));
                 None
             }
         }

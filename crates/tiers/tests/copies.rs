@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::{Mounted, in_memory, on_disk, tier_in};
+use forebay_testkit::skip;
 use forebay_tiers::conformance::{Random, identity};
 use forebay_tiers::testing::{Effect, FaultyTier, Operation, When, unwritten_bytes};
 use forebay_tiers::{
@@ -375,6 +376,7 @@ fn write_behind_waits_for_what_is_too_far_behind() {
     let copied = file_in(disk.path(), "copy");
     copied.write_at(&vec![7; 64 * MIB as usize], 0).unwrap();
     let Some(before) = unwritten_bytes(&copied) else {
+        skip("the kernel does not tell what is unwritten");
         return;
     };
     assert!(

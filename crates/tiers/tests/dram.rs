@@ -4,7 +4,8 @@ mod common;
 
 use std::path::Path;
 
-use common::{INSTANCE, Mounted, is_root, on_disk};
+use common::{INSTANCE, Mounted, on_disk};
+use forebay_testkit::{needs_root, skip};
 use forebay_tiers::conformance::identity;
 use forebay_tiers::{DirTier, DramError, DramMount, Tier, TierKind, mount_dram};
 use forebay_types::ObjectId;
@@ -22,14 +23,14 @@ impl Drop for Cleanup<'_> {
 
 /// `None` where mounting is not allowed: the stand-in directory is tested elsewhere.
 fn mounted(dir: &Path, size_bytes: u64) -> Option<DramMount> {
-    if !is_root() {
+    if needs_root() {
         return None;
     }
     let dram = mount_dram(dir, size_bytes).unwrap();
     if dram.is_private() {
         return Some(dram);
     }
-    eprintln!("skipped: cannot mount");
+    skip("cannot mount");
     dram.unmount().unwrap();
     None
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::durability::Durability;
+use forebay_testkit::needs_root;
 use forebay_types::failpoint::{self, Point};
 use forebay_types::{Errno, Ino, OpenFlags};
 use forebay_wire::RenameMode;
@@ -231,7 +232,7 @@ fn renamed_while_demoted_has_one_name() {
 /// the file is unlinked and collected.
 #[test]
 fn a_close_that_an_unlink_overtakes_leaves_nothing_behind() {
-    if !rustix::process::geteuid().is_root() {
+    if needs_root() {
         return;
     }
     for point in [Point::MoveObject, Point::MoveCopied, Point::MoveFlushed] {

@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use forebay_testkit::{needs_root, skip};
 use forebay_tiers::{DirTier, Tier, TierKind};
 use tempfile::TempDir;
 
@@ -23,24 +24,15 @@ pub fn tier_in(dir: &Path) -> Arc<dyn Tier> {
     Arc::new(DirTier::open("ssd", TierKind::Ssd, dir, None, INSTANCE).unwrap())
 }
 
-/// Whether the test may go on; says why not.
-pub fn is_root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("skipped: needs root");
-    }
-    root
-}
-
 /// A tmpfs of its own; unmounted on drop.
 pub struct Mounted {
     dir: TempDir,
 }
 
 impl Mounted {
-    /// `None`, with the reason printed, where mounting is not allowed.
+    /// `None`, and the test is skipped, where mounting is not allowed.
     pub fn tmpfs(options: &str) -> Option<Mounted> {
-        if !is_root() {
+        if needs_root() {
             return None;
         }
         let dir = on_disk();
@@ -49,7 +41,7 @@ impl Mounted {
         match rustix::mount::mount("test", dir.path(), "tmpfs", flags, options.as_c_str()) {
             Ok(()) => Some(Mounted { dir }),
             Err(error) => {
-                eprintln!("skipped: cannot mount: {error}");
+                skip(&format!("cannot mount: {error}"));
                 None
             }
         }

@@ -12,7 +12,7 @@ fn owner(path: &Path) -> (u32, u32) {
 
 #[test]
 fn what_is_made_belongs_to_whom_it_shall() {
-    if !is_root() {
+    if needs_root() {
         return;
     }
     let (top, tree) = tree();
@@ -54,7 +54,7 @@ fn what_is_made_belongs_to_whom_it_shall() {
 
 #[test]
 fn acting_as_a_user_has_that_users_permissions_only() {
-    if !is_root() {
+    if needs_root() {
         return;
     }
     let (top, tree) = tree();
@@ -105,7 +105,7 @@ fn acting_as_a_user_has_that_users_permissions_only() {
 
 #[test]
 fn acting_as_a_user_ends_with_the_guard() {
-    if !is_root() {
+    if needs_root() {
         return;
     }
     let (top, tree) = tree();
@@ -144,7 +144,7 @@ fn acting_as_a_user_ends_with_the_guard() {
 
 #[test]
 fn a_directory_that_may_only_be_searched_is_passed_through() {
-    if !is_root() {
+    if needs_root() {
         return;
     }
     let (top, tree) = tree();

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Instant;
 
-use forebay_testkit::{Cluster, LONG, needs_root, pattern, wait_until, write_file};
+use forebay_testkit::{Cluster, LONG, needs_root, pattern, skip, wait_until, write_file};
 
 const MIB: u64 = 1 << 20;
 
@@ -29,7 +29,7 @@ fn deleted_files_are_discarded_on_the_device() {
     let queue = format!("/sys/dev/block/{}/queue", device(&cluster.ssd()));
     let most = fs::read_to_string(format!("{queue}/discard_max_bytes"));
     if most.is_ok_and(|most| most.trim() == "0") {
-        eprintln!("skipped: the loop device takes no discards here");
+        skip("the loop device takes no discards here");
         return;
     }
     let image = fs::read_to_string(format!("{queue}/../loop/backing_file")).expect("a loop device");
@@ -85,7 +85,7 @@ fn the_controller_of_block_io_holds_the_write_limit_at_the_device() {
         return;
     }
     if !Path::new(LIMITS).exists() {
-        eprintln!("skipped: no cgroup v1 block-I/O controller here");
+        skip("no cgroup v1 block-I/O controller here");
         return;
     }
     let builder = Cluster::builder().lazy().dram("").ssd("16MiB").config(

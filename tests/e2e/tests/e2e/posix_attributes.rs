@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
-use forebay_testkit::{Cluster, LONG, Output, needs_root, pattern, run_bounded, write_file};
+use forebay_testkit::{Cluster, LONG, Output, needs_root, pattern, run_bounded, skip, write_file};
 use rustix::fs::{
     AtFlags, CWD, Dir, FallocateFlags, StatxFlags, Timespec, Timestamps, XattrFlags, setxattr,
     statx, utimensat,
@@ -190,7 +190,7 @@ fn promise_2_a_list_set_by_an_owner_outside_the_group_takes_the_group_bit_away()
     let mut probe = Command::new("setfacl");
     fs::create_dir(cluster.pfs("probe")).expect("mkdir");
     if run_bounded(probe.args(["-m", "u:1:r"]).arg(cluster.pfs("probe")), LONG).code != 0 {
-        println!("skipped: the PFS has no access control lists");
+        skip("the PFS has no access control lists");
         return;
     }
     let mnt = cluster.mnt("");

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, listing, needs_root, pattern, read_all_at, run_bounded, write_file,
+    Cluster, LONG, Output, listing, needs_root, pattern, read_all_at, run_bounded, skip, write_file,
 };
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, SeekFrom, Timespec, Timestamps, XattrFlags, fallocate, getxattr,
@@ -365,7 +365,7 @@ fn promise_2_access_control_lists_count_and_are_kept() {
         run_bounded(command.args(["-c", line]).current_dir(folder), LONG)
     };
     if root(&cluster.pfs(""), "mkdir probe && setfacl -m u:1:r probe").code != 0 {
-        println!("skipped: the PFS has no access control lists");
+        skip("the PFS has no access control lists");
         return;
     }
     let mnt = cluster.mnt("");

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::Command;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, needs_root, pattern, program_for_everybody, run_bounded, write_file,
+    Cluster, LONG, Output, needs_file, needs_root, pattern, program_for_everybody, run_bounded,
+    write_file,
 };
 
 /// The user `nobody`, by number.
@@ -105,11 +106,7 @@ cmp pfs/f user/copy
 
 #[test]
 fn promise_2_an_ordinary_user_mounts_without_privilege() {
-    if needs_root() {
-        return;
-    }
-    if !Path::new("/dev/fuse").exists() {
-        println!("skipped: there is no /dev/fuse");
+    if needs_root() || needs_file("/dev/fuse") {
         return;
     }
     let cluster = Cluster::builder().dram("").prepare();
