@@ -106,6 +106,7 @@ setup_test() {
     need fio fio
     need faketime faketime
     need script bsdutils
+    need git git
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     install_missing
     setup_venv venv-test tests/e2e/requirements.txt

@@ -1,25 +1,48 @@
-"""Programs' own ways to write through mappings.
+"""Programs as they are: most write through mappings in ways of their own, git reads its packs so.
 
     mapped.py make|change|check DIR    files of three runs; changes those of the last; says whether they are as changed
 """
 
+import os
 import pathlib
 import sqlite3
+import subprocess
 import sys
 
 import h5py
 import lmdb
 import numpy as np
 
-COUNT = 300_000
+COUNT = 100_000
 RUNS = (1, 2, 3)
 
 
 def lmdb_at(folder, run, **options):
-    return lmdb.open(str(folder / f"lmdb-{run}"), map_size=8 << 20, **options)
+    return lmdb.open(str(folder / f"keys-{run}.lmdb"), map_size=2 << 20, subdir=False, **options)
+
+
+def git(folder, *words):
+    """Neither the user's settings nor who owns the files counts."""
+    plain = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "HOME": str(folder)}
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost", "-c", "safe.directory=*")
+    done = subprocess.run(["git", *who, "-C", str(folder / "repository"), *words], env={**os.environ, **plain},
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, f"git {words}: {done.stdout} {done.stderr}"
+    return done.stdout
+
+
+def commit(folder, text):
+    for number in range(20):
+        (folder / "repository" / f"file-{number}").write_text(f"{text} {number}\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "-m", text)
 
 
 def make(folder):
+    (folder / "repository").mkdir()
+    git(folder, "init", "--quiet", "-b", "main")
+    commit(folder, "old")
+    git(folder, "gc", "--quiet")
     for run in RUNS:
         zeros = np.zeros(COUNT, dtype=np.int64)
         zeros.tofile(folder / f"raw-{run}.bin")
@@ -36,6 +59,8 @@ def make(folder):
 
 def change(folder):
     run = RUNS[-1]
+    commit(folder, "new")
+    git(folder, "gc", "--quiet", "--prune=now")
     raw = np.memmap(folder / f"raw-{run}.bin", dtype=np.int64, mode="r+")
     # Read first: on tmpfs the page is then there, and a store leaves no trace.
     assert raw[1000] == 0
@@ -72,6 +97,10 @@ def check(folder):
     db = sqlite3.connect(f"file:{folder}/rows-{run}.sqlite?mode=ro&immutable=1", uri=True)
     assert db.execute("pragma integrity_check").fetchone() == ("ok",), "sqlite"
     assert db.execute("select number from rows where text = 'new'").fetchall() == [(4000,)], "sqlite"
+    git(folder, "fsck", "--strict", "--full")
+    assert git(folder, "log", "--format=%s").split() == ["new", "old"], "git"
+    assert git(folder, "show", "HEAD:file-7") == "new 7\n", "git"
+    assert git(folder, "--no-optional-locks", "status", "--porcelain") == "", "git"
 
 
 {"make": make, "change": change, "check": check}[sys.argv[1]](pathlib.Path(sys.argv[2]))
