@@ -568,6 +568,21 @@ impl Filesystem for PassThrough {
         reply.ok();
     }
 
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = check!(reply, self.table.dir(ino));
+        let dir = check!(reply, sys::openat(dir, ".", flags, Mode::empty()));
+        check!(reply, sys::fsync(dir));
+        reply.ok();
+    }
+
     fn releasedir(
         &self,
         _request: &Request,

@@ -12,7 +12,7 @@ use forebay_kv::Durability;
 use crate::dir::Dir;
 use crate::file::{File, FileState};
 use crate::namespace::Beside;
-use crate::record::{Meta, Temporary};
+use crate::record::{Meta, Residency, Temporary, Xattrs};
 use crate::{Namespace, NsError};
 
 /// What is put in its place.
@@ -127,7 +127,7 @@ impl Namespace {
             });
             true
         };
-        let failures = self.save_together(&files, &mut change, None);
+        let failures = self.save_together(&files, &mut change, &mut |_, _| {}, None);
         if !copies.is_empty() {
             failpoint::hit(failpoint::Point::DemoteNoted);
         }
@@ -153,16 +153,28 @@ impl Namespace {
                 false => Ok(()),
             }
         };
+        let mut before: Vec<Option<Unconfirmed>> = Vec::new();
+        before.resize_with(published.len(), || None);
+        let before = std::cell::RefCell::new(before);
         let mut change = |at: usize, state: &mut FileState| {
             let (demotion, sums) = published[at];
+            before.borrow_mut()[at] = Some(Unconfirmed::of(state));
             outcomes[at] = Ok(confirm_one(state, demotion, sums));
             true
         };
-        let failures = self.save_together(&files, &mut change, Some(beside));
+        // What is not on record is not so: the file stays undrained, and is tried again.
+        let mut undo = |at: usize, state: &mut FileState| {
+            if let Some(before) = before.borrow_mut()[at].take() {
+                before.restore(state);
+            }
+        };
+        let failures = self.save_together(&files, &mut change, &mut undo, Some(beside));
         if !published.is_empty() {
             failpoint::hit(failpoint::Point::DemoteConfirmed);
         }
         for (at, error) in failures {
+            // Whether the store has taken it is not known: what it has must not outlast the next change.
+            self.save_later(files[at], &mut files[at].lock());
             outcomes[at] = Err(error);
         }
         outcomes
@@ -186,6 +198,35 @@ impl Namespace {
             state.error = Some(errno);
         }
         self.save(&demotion.file, &state, Durability::Buffered)
+    }
+}
+
+/// What a confirmation changes of a file.
+struct Unconfirmed {
+    residency: Residency,
+    safe: Option<Generation>,
+    error: Option<Errno>,
+    error_unreported: bool,
+    xattrs: Xattrs,
+}
+
+impl Unconfirmed {
+    fn of(state: &FileState) -> Unconfirmed {
+        Unconfirmed {
+            residency: state.residency,
+            safe: state.safe,
+            error: state.error,
+            error_unreported: state.error_unreported,
+            xattrs: state.xattrs.clone(),
+        }
+    }
+
+    fn restore(self, state: &mut FileState) {
+        state.residency = self.residency;
+        state.safe = self.safe;
+        state.error = self.error;
+        state.error_unreported = self.error_unreported;
+        state.xattrs = self.xattrs;
     }
 }
 

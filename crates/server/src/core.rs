@@ -1,6 +1,6 @@
 //! What all parts of a server share.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -159,6 +159,8 @@ pub struct Core {
     pub rest: crate::atrest::AtRest,
     /// Reads them in the background.
     pub scrub: crate::scrub::Scrub,
+    /// Files whose last close could not ask their object what it has become.
+    pub unclosed: Mutex<HashSet<ObjectId>>,
     /// Versions that are not published.
     pub versions: crate::publication::Versions,
     /// Conflicts with changes made on the PFS.

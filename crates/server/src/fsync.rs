@@ -24,18 +24,20 @@ impl Core {
         let (file, object, tier) = match target {
             Target::Pfs { file, .. } => {
                 self.pulse().pass()?;
+                open.behind.check()?;
                 return Ok(file.sync(data_only)?);
             }
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
         self.report_to_fsync(&file)?;
+        open.behind.check()?;
         tracing::trace!(file = %file.object, ?tier, "fsync");
         let _busy = self.activity.begin();
         if self.engine.is_throttled() {
             // The bytes go to the device in the application's turn; while they are made permanent the next one may begin, or
             // the device would rest.
             let turn = self.take_turn(&open, Class::Checkpoint, 0);
-            wait_writeback(&*object);
+            wait_writeback(&*object)?;
             drop(turn);
             if let Some((application, _)) = self.apps.of(file.object) {
                 self.engine.rests(application, Rest::Flushing);

@@ -96,6 +96,22 @@ fn open_core(settings: Settings, mode: OpenMode) -> Result<Core, StartError> {
         pfs.without_unnamed();
     }
     let store = open_store(&settings.state)?;
+    open_with(settings, mode, pfs, store)
+}
+
+/// A core on a store of one's own, for tests.
+#[cfg(test)]
+pub fn open_on(settings: Settings, store: Box<dyn forebay_kv::Store>) -> Result<Core, StartError> {
+    let pfs = PfsTree::open(&settings.pfs).map_err(failed("PFS"))?;
+    open_with(settings, OpenMode::Serve, pfs, store)
+}
+
+fn open_with(
+    settings: Settings,
+    mode: OpenMode,
+    pfs: PfsTree,
+    store: Box<dyn forebay_kv::Store>,
+) -> Result<Core, StartError> {
     let instance = instance_id(&*store)?;
     let (ns, loaded) = Namespace::open(pfs, store, instance).map_err(failed("metadata store"))?;
     failpoint::hit(failpoint::Point::StartLoaded);
@@ -261,6 +277,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         errors: ErrorLog::default(),
         rest: Default::default(),
         scrub,
+        unclosed: Mutex::default(),
         versions: Default::default(),
         conflicts: Conflicts::load(&ns),
         started,

@@ -368,6 +368,7 @@ impl Core {
                 open.believe();
             }
             self.note_change(&open, &target)?;
+            self.forget_flushed(file, size);
             target.object().set_len(size)?;
         }
         if times {
@@ -391,6 +392,7 @@ impl Core {
         if let Some(size) = set.size {
             // Until it is recorded, only the object knows the size.
             self.begin_change(file)?;
+            self.forget_flushed(file, size);
             self.activity.note();
             object.set_len(size)?;
             failpoint::hit(failpoint::Point::TruncateObject);

@@ -9,6 +9,7 @@ mod atrest;
 mod block_io;
 mod books;
 mod calibrate;
+mod closing;
 mod commit;
 mod conflicts;
 mod core;
@@ -48,6 +49,8 @@ mod stage;
 mod starterror;
 mod statefolder;
 mod status;
+#[cfg(test)]
+mod testing;
 mod tierset;
 mod unhurried;
 mod unseen;

@@ -487,7 +487,10 @@ impl Core {
         file: &Arc<File>,
         object: &dyn Object,
     ) -> Result<(), Errno> {
-        let stat = object.stat()?;
+        let stat = match object.stat() {
+            Ok(stat) => stat,
+            Err(error) => return Err(self.close_later(open, file, &error)),
+        };
         let before = open.before.lock().take();
         let touched = open.touched.swap(false, Ordering::AcqRel);
         open.lease_bytes.store(0, Ordering::Release);

@@ -12,6 +12,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::program::helper;
 use crate::wait::wait_until;
 
+/// The folder that a [`FusePfs`] shows; a disk may be mounted there before.
+pub(crate) const BEHIND: &str = "pfs-behind";
+
 /// A directory shown through a FUSE file system of its own. Dropping it ends that, hanging or not.
 /// Needs root.
 pub struct FusePfs {
@@ -42,9 +45,9 @@ impl When {
 impl FusePfs {
     /// Shows a new directory in `folder` on `point`, which exists.
     pub fn new(folder: &Path, point: &Path) -> FusePfs {
-        let source = folder.join("pfs-behind");
+        let source = folder.join(BEHIND);
         let faults = folder.join("pfs-faults");
-        fs::create_dir(&source).expect("mkdir");
+        fs::create_dir_all(&source).expect("mkdir");
         fs::create_dir(&faults).expect("mkdir");
         let child = Command::new(helper("bare-passthrough"))
             .args(["--plain", "--permissions", "--faults"])

@@ -1,28 +1,40 @@
 //! Page cache that is to reach its device soon: so that a rate is held there, too, and a flush has little left to do.
 
+use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+
+use forebay_types::Errno;
 
 use crate::Object;
 
 /// Starts to write dirty pages of `len` bytes from `offset` to the device. Best effort: the flush finds every error.
 pub fn start_writeback(object: &dyn Object, offset: u64, len: u64) {
-    range(object, offset, len, libc::SYNC_FILE_RANGE_WRITE);
+    // Nobody waits, so no error is taken from the descriptor.
+    let _result = range(object, offset, len, libc::SYNC_FILE_RANGE_WRITE);
 }
 
-/// Waits until what was written of an object is on its device. Best effort, as [`start_writeback`].
-pub fn wait_writeback(object: &dyn Object) {
+/// Waits until what was written of an object is on its device; no flush. The kernel tells a descriptor of an error once: who
+/// drops this one hides it from the flush.
+pub fn wait_writeback(object: &dyn Object) -> io::Result<()> {
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
         | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    range(object, 0, 0, all);
+    range(object, 0, 0, all)
 }
 
-fn range(object: &dyn Object, offset: u64, len: u64, flags: libc::c_uint) {
-    if let Some(fd) = object.descriptor() {
-        // SAFETY: a valid descriptor and numbers; the call touches no memory of ours.
-        let _result =
-            unsafe { libc::sync_file_range(fd.as_raw_fd(), offset as i64, len as i64, flags) };
+fn range(object: &dyn Object, offset: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {
+    let Some(fd) = object.descriptor() else {
+        return Ok(());
+    };
+    // SAFETY: a valid descriptor and numbers; the call touches no memory of ours.
+    match unsafe { libc::sync_file_range(fd.as_raw_fd(), offset as i64, len as i64, flags) } {
+        0 => Ok(()),
+        _ => match io::Error::last_os_error() {
+            // Kernels and sandboxes without the call: nothing was waited for, and the flush does all.
+            e if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
+            error => Err(error),
+        },
     }
 }
 
@@ -36,6 +48,8 @@ const PIECE_BYTES: u64 = 1 << 20;
 pub struct WriteBehind {
     started: AtomicU64,
     waited: AtomicU64,
+    /// Error number of a write-back that failed; 0: none.
+    failed: AtomicI32,
 }
 
 impl WriteBehind {
@@ -53,7 +67,17 @@ impl WriteBehind {
         let waited = self.waited.fetch_max(due, Ordering::Relaxed);
         if waited < due {
             let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
-            range(destination, waited, due - waited, flags);
+            if let Err(error) = range(destination, waited, due - waited, flags) {
+                self.failed.store(Errno::from(&error).0, Ordering::Release);
+            }
+        }
+    }
+
+    /// The error that a wait has met, for good: the flush of the same descriptor does not hear of it any more.
+    pub fn check(&self) -> io::Result<()> {
+        match self.failed.load(Ordering::Acquire) {
+            0 => Ok(()),
+            errno => Err(Errno(errno).into()),
         }
     }
 }

@@ -11,7 +11,7 @@ use forebay_tiers::conformance::{Random, identity};
 use forebay_tiers::testing::{Effect, FaultyTier, Operation, When, unwritten_bytes};
 use forebay_tiers::{
     Allocate, CopyControl, CopyError, FileObject, NullTier, Object, Seek, Tier, WriteBehind,
-    checksum, copy, refresh, verify,
+    checksum, copy, refresh, verify, wait_writeback,
 };
 use forebay_types::{Errno, ObjectId};
 use proptest::prelude::*;
@@ -413,4 +413,39 @@ fn a_copy_tells_how_far_it_is() {
     };
     copy(&source, &copied, &control).unwrap();
     assert_eq!(reached.into_inner(), 23 * MIB);
+}
+
+/// A file system on a disk that has less room than it says: what does not fit fails when it is written back.
+#[test]
+fn an_error_of_write_back_that_a_wait_meets_is_told() {
+    let Some(small) = Mounted::tmpfs("size=24m") else {
+        return;
+    };
+    let image = small.path().join("image");
+    std::fs::File::create(&image)
+        .unwrap()
+        .set_len(96 << 20)
+        .unwrap();
+    let run = |program: &str, args: &[&std::ffi::OsStr]| {
+        let status = std::process::Command::new(program).args(args).status();
+        assert!(status.unwrap().success(), "{program} {args:?}");
+    };
+    run(
+        "mkfs.ext4",
+        &["-q".as_ref(), "-F".as_ref(), image.as_os_str()],
+    );
+    let disk = Mounted::loop_disk(&image);
+    for piecemeal in [true, false] {
+        let file = file_in(&disk.path(), &format!("f{piecemeal}"));
+        file.write_at(&vec![7; 40 * MIB as usize], 0).unwrap();
+        let told = match piecemeal {
+            true => {
+                let behind = WriteBehind::default();
+                behind.reached(&file, 40 * MIB, 0);
+                behind.check()
+            }
+            false => wait_writeback(&file),
+        };
+        assert!(told.is_err(), "the disk has no room for it");
+    }
 }

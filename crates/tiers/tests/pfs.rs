@@ -365,7 +365,7 @@ fn renames_and_links() {
     tree.sync_dir(&dir).unwrap();
     tree.rmdir(root, b"dir").unwrap();
     tree.sync_dir(root).unwrap();
-    tree.sync().unwrap();
+    tree.sync_tree(root).unwrap();
 }
 
 #[test]

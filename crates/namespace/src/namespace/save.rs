@@ -163,6 +163,7 @@ impl Namespace {
         let failures = self.save_together(
             &held,
             &mut |_, state| std::mem::take(&mut state.unsaved),
+            &mut |_, _| {},
             None,
         );
         if !held.is_empty() {
@@ -177,7 +178,7 @@ impl Namespace {
     }
 
     /// Changes the states of many files, and writes the records of those for which `change` says so, many in
-    /// one commit, with what `beside` adds. The failures are by position.
+    /// one commit, with what `beside` adds. The failures are by position; before anybody sees them, `undo` takes their changes back.
     ///
     /// The states are held until their records are written, so that no older one can overtake a newer one. Of
     /// several only those that nobody holds are taken: who holds one may be waiting for another.
@@ -185,6 +186,7 @@ impl Namespace {
         &self,
         files: &[&Arc<File>],
         change: &mut dyn FnMut(usize, &mut FileState) -> bool,
+        undo: &mut dyn FnMut(usize, &mut FileState),
         beside: Option<Beside<'_>>,
     ) -> Vec<(usize, NsError)> {
         let mut failures = Vec::new();
@@ -211,8 +213,12 @@ impl Namespace {
             };
             if commit(&changed).is_err() {
                 // One of them may be to blame: the others shall not suffer for it.
-                let single = |&i: &usize| Some((at + i, commit(&[i]).err()?));
-                failures.extend(changed.iter().filter_map(single));
+                let single = |&i: &usize| Some((i, commit(&[i]).err()?));
+                let failed: Vec<_> = changed.iter().filter_map(single).collect();
+                for (i, error) in failed {
+                    undo(at + i, &mut held[i]);
+                    failures.push((at + i, error));
+                }
             }
             at += held.len();
         }

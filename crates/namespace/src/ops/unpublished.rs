@@ -191,8 +191,13 @@ impl Namespace {
         dir: &Arc<Dir>,
         whole: &dyn Fn() -> bool,
     ) -> Result<Publication, NsError> {
-        // Its directories, links and special files; its files are durable already.
-        self.pfs.sync()?;
+        // Its directories, links and special files, and what was changed there in place; its other files are durable already.
+        match self.open_dir(dir) {
+            Ok(all) => self.pfs.sync_tree(&all)?,
+            // An outsider has renamed or removed it: see below.
+            Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ESTALE) => {}
+            Err(e) => return Err(e),
+        }
         failpoint::hit(failpoint::Point::VersionFlushed);
         let (parent, _) = dir.place().ok_or(Errno::EINVAL)?;
         let handle = self.open_dir(&parent)?;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_namespace::{Copy, Demotion};
 use forebay_tiers::{
     ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsStat,
-    WriteBehind, apply_metadata, copy_to_new, verify,
+    PfsTree, WriteBehind, apply_metadata, copy_to_new, verify, wait_writeback,
 };
 use forebay_types::{Errno, failpoint};
 
@@ -25,6 +25,7 @@ pub(super) struct Made {
     /// What the copy looked like when its bytes had been written.
     pub(super) stat: PfsStat,
     pub(super) report: CopyReport,
+    behind: WriteBehind,
 }
 
 impl Made {
@@ -37,8 +38,15 @@ impl Made {
     }
 
     /// Puts it on stable storage.
-    pub(super) fn sync(&self) -> Result<(), Failure> {
-        self.file.sync(false).map_err(on_pfs("flush"))
+    pub(super) fn sync(&self, pfs: &PfsTree) -> Result<(), Failure> {
+        self.behind.check().map_err(on_pfs("flush"))?;
+        pfs.sync_file(self.file.file()).map_err(on_pfs("flush"))
+    }
+
+    /// It was flushed with others: whether all of it has got there. The kernel tells its own descriptor.
+    pub(super) fn check_flushed(&self) -> Result<(), Failure> {
+        self.behind.check().map_err(on_pfs("flush"))?;
+        wait_writeback(&self.file).map_err(on_pfs("flush"))
     }
 
     /// Puts what was copied on stable storage.
@@ -114,6 +122,7 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
         named,
         stat,
         report,
+        behind,
     })
 }
 

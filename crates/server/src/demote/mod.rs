@@ -5,16 +5,17 @@
 //! marked clean. Whatever fails, the object stays, the copy goes, and the file is tried again.
 
 mod copying;
+mod flushing;
 mod overflow;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_namespace::{Confirmed, Demotion, Dir, File, NsError, Placed};
 use forebay_tiers::{CopyReport, PfsDir, TierKind};
-use forebay_types::{Errno, ObjectId, TierId, failpoint};
+use forebay_types::{Errno, ObjectId, failpoint};
 
 use crate::core::Core;
 use crate::drain::Finished;
@@ -22,8 +23,6 @@ use copying::Made;
 
 /// While the PFS is silent, demoters look this often whether it answers again.
 const SILENT_PAUSE: Duration = Duration::from_millis(50);
-/// From so many files on, one flush of the whole PFS is cheaper than one for each.
-const SYNC_TOGETHER_FILES: usize = 8;
 
 /// Why a demotion did not end in a published file.
 #[derive(Debug)]
@@ -67,6 +66,7 @@ pub fn run(core: &Arc<Core>) {
 
 /// Demotes files together.
 pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
+    let together = flushing::together(core, objects.len());
     let mut copied = Vec::new();
     for &object in objects {
         let Some(demotion) = begin(core, object) else {
@@ -86,7 +86,7 @@ pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
         }
     }
     let noted = note(core, copied);
-    let flushed = flush(core, noted);
+    let flushed = flushing::flush(core, noted, together.as_ref());
     if !flushed.is_empty() {
         failpoint::hit(failpoint::Point::DemoteFlushed);
     }
@@ -125,6 +125,13 @@ fn begin(core: &Core, object: ObjectId) -> Option<Demotion> {
         return None;
     };
     let claim = core.opens.claim(file.ino);
+    let written = claim.open().is_some_and(|open| open.is_written());
+    if !written && let Err(errno) = core.finish_close(&file) {
+        drop(claim);
+        note_failure(core, &file, errno, "its object does not answer");
+        core.drain.finished(&[Finished::failed(object)]);
+        return None;
+    }
     // A file under unseen writing is marked so, and is not begun.
     let begun = core.ns.begin_demotion(&file);
     drop(claim);
@@ -132,6 +139,7 @@ fn begin(core: &Core, object: ObjectId) -> Option<Demotion> {
         Ok(Some(demotion)) => Some(demotion),
         Ok(None) => {
             // Clean, unlinked, or a writer has it: the writer's close will put it back.
+            core.leave_overflow(&file);
             core.drain.finished(&[Finished::done(object)]);
             None
         }
@@ -159,62 +167,6 @@ fn note_failure(core: &Core, file: &File, errno: Errno, reason: &str) {
         errno,
         format!("not demoted: {reason}; the data is kept and tried again"),
     );
-}
-
-/// Puts the objects on flash that are about to be called clean on stable storage there: a loss of power must not leave a torn
-/// one behind a record that says so. Where it fails the copies on the PFS are good all the same.
-fn flush_objects(core: &Core, copied: &[Copying]) {
-    let on_flash = |one: &&Copying| {
-        let demotion = &one.demotion;
-        let flushed = demotion.file.lock().residency.flushed;
-        core.tiers.kind(demotion.tier) == TierKind::Ssd
-            && flushed.is_none_or(|flushed| flushed.generation != demotion.generation)
-    };
-    let objects: Vec<_> = copied.iter().filter(on_flash).collect();
-    if objects.len() < SYNC_TOGETHER_FILES {
-        for one in objects {
-            if let Err(error) = one.made.sync_source() {
-                let path = one.demotion.file.path();
-                core.report(path, (&error).into(), format!("flush on flash: {error}"));
-            }
-        }
-        return;
-    }
-    let tiers: BTreeSet<TierId> = objects.iter().map(|one| one.demotion.tier).collect();
-    for slot in tiers.into_iter().filter_map(|tier| core.tiers.get(tier)) {
-        if let Err(error) = slot.tier.sync_all() {
-            let path = format!("({})", slot.tier.name()).into_bytes();
-            core.report(path, (&error).into(), format!("flush: {error}"));
-        }
-    }
-}
-
-fn flush(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
-    flush_objects(core, &copied);
-    if copied.len() >= SYNC_TOGETHER_FILES {
-        return match core.ns.pfs().sync() {
-            Ok(()) => copied,
-            Err(error) => {
-                let errno = Errno::from(&error);
-                for one in &copied {
-                    give_up(
-                        core,
-                        &one.demotion,
-                        Failure::Error(errno, format!("flush of the PFS: {error}")),
-                    );
-                }
-                Vec::new()
-            }
-        };
-    }
-    let keep = |one: Copying| match one.made.sync() {
-        Ok(()) => Some(one),
-        Err(failure) => {
-            give_up(core, &one.demotion, failure);
-            None
-        }
-    };
-    copied.into_iter().filter_map(keep).collect()
 }
 
 /// Reads the copies back. Then their records are flushed: from here on a crash finds out whether one has got
@@ -392,4 +344,32 @@ fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {
         again,
         failed,
     }]);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Lab, create, drain};
+
+    #[test]
+    fn a_file_whose_record_cannot_say_clean_is_undrained_in_every_book_and_tried_again() {
+        let lab = Lab::new();
+        let core = lab.core();
+        let handle = create(core, b"f", b"content");
+        core.release(handle).expect("close");
+        let waiting = core.drain.waiting();
+        let file = core.file(waiting[0]).expect("file");
+        lab.store.fail_from(lab.pfs("f"));
+        drain(core);
+        assert!(lab.store.fired() > 0, "no commit failed");
+        assert_eq!(lab.on_pfs("f"), b"content");
+        assert!(file.lock().is_dirty(), "its record does not say clean");
+        assert!(core.ledger.dirty_and_capacity().0 > 0);
+        assert_eq!(core.drain.waiting(), waiting, "it waits for the next try");
+        lab.store.heal();
+        drain(core);
+        assert!(!file.lock().is_dirty());
+        assert_eq!(core.ledger.dirty_and_capacity().0, 0);
+        assert!(core.drain.waiting().is_empty());
+        assert_eq!(core.conflicts.all().0, 0);
+    }
 }

@@ -6,6 +6,7 @@
 
 mod attr;
 mod entries;
+mod flush;
 mod names;
 mod private;
 mod read;
@@ -26,6 +27,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno as Sys;
 
 pub use entries::RenameMode;
+pub use flush::FlushTogether;
 pub use stat::{PfsId, PfsStat};
 
 use crate::Pulse;
@@ -61,6 +63,8 @@ pub struct PfsTree {
     unnamed: AtomicBool,
     /// Two names can be exchanged, as far as is known.
     exchange: AtomicBool,
+    /// One syncfs(2) does for many files.
+    syncfs_counts: bool,
 }
 
 /// Opened only to be a starting point: needs search permission on the way, none on itself.
@@ -95,6 +99,7 @@ impl PfsTree {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(root, flags, Mode::empty())?;
         Ok(PfsTree {
+            syncfs_counts: flush::syncfs_counts(&fd)?,
             root: PfsDir(Arc::new(fd)),
             pulse: Pulse::none(),
             unnamed: AtomicBool::new(true),
@@ -231,18 +236,6 @@ impl PfsTree {
     pub fn fs_type(&self) -> io::Result<u64> {
         self.pulse.pass()?;
         Ok(rustix::fs::fstatfs(&self.root)?.f_type as u64)
-    }
-
-    /// Puts the whole file system below on stable storage (syncfs(2)).
-    pub fn sync(&self) -> io::Result<()> {
-        self.pulse.pass()?;
-        Ok(rustix::fs::syncfs(&self.root)?)
-    }
-
-    /// Puts the names in a directory on stable storage.
-    pub fn sync_dir(&self, dir: &PfsDir) -> io::Result<()> {
-        self.pulse.pass()?;
-        Ok(rustix::fs::fsync(reopen(dir)?)?)
     }
 }
 

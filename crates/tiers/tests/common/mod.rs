@@ -47,6 +47,15 @@ impl Mounted {
         }
     }
 
+    /// An ext4 file system in a file.
+    pub fn loop_disk(image: &Path) -> Mounted {
+        let dir = on_disk();
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "ext4", "-o", "loop"]).arg(image);
+        assert!(mount.arg(dir.path()).status().unwrap().success());
+        Mounted { dir }
+    }
+
     pub fn path(&self) -> PathBuf {
         self.dir.path().to_path_buf()
     }

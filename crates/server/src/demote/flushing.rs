@@ -1,0 +1,123 @@
+//! The flush of a batch: all that is about to be named, or called clean, is on stable storage first.
+
+use std::collections::BTreeSet;
+
+use forebay_tiers::{FlushTogether, TierKind};
+use forebay_types::TierId;
+
+use super::{Copying, Failure, give_up, on_pfs};
+use crate::core::Core;
+
+/// From so many files on, one flush of a whole file system is cheaper than one for each.
+const TOGETHER_FILES: usize = 8;
+/// Where every file is flushed by itself, so many are at a time: each waits for the answer of a server.
+const SIDE_BY_SIDE: usize = 8;
+
+/// The flush of a batch that is about to be copied, where one does for all.
+pub(super) fn together(core: &Core, files: usize) -> Option<FlushTogether> {
+    match files < TOGETHER_FILES {
+        true => None,
+        // Each by itself does as well; what fails here will fail there.
+        false => core.ns.pfs().flush_together().ok().flatten(),
+    }
+}
+
+/// Puts copies and their sources on stable storage; answers with the copies that are.
+pub(super) fn flush(
+    core: &Core,
+    copied: Vec<Copying>,
+    together: Option<&FlushTogether>,
+) -> Vec<Copying> {
+    flush_objects(core, &copied);
+    let together = together.filter(|_| copied.len() >= TOGETHER_FILES);
+    let (covered, single): (Vec<_>, Vec<_>) = copied
+        .into_iter()
+        .partition(|one| together.is_some_and(|together| together.covers(&one.made.stat)));
+    let mut flushed = match together {
+        Some(together) if !covered.is_empty() => flush_covered(core, covered, together),
+        _ => covered,
+    };
+    flushed.extend(flush_single(core, single));
+    flushed
+}
+
+fn kept(core: &Core, one: Copying, outcome: Result<(), Failure>) -> Option<Copying> {
+    match outcome {
+        Ok(()) => Some(one),
+        Err(failure) => {
+            give_up(core, &one.demotion, failure);
+            None
+        }
+    }
+}
+
+fn flush_covered(core: &Core, copied: Vec<Copying>, together: &FlushTogether) -> Vec<Copying> {
+    let outcome = |one: &Copying, flushed: &std::io::Result<()>| match flushed {
+        Ok(()) => one.made.check_flushed(),
+        Err(error) => Err(Failure::Error(
+            error.into(),
+            format!("flush of the PFS: {error}"),
+        )),
+    };
+    let flushed = core.ns.pfs().sync_together(together);
+    let keep = |one: Copying| {
+        let outcome = outcome(&one, &flushed);
+        kept(core, one, outcome)
+    };
+    copied.into_iter().filter_map(keep).collect()
+}
+
+fn flush_single(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
+    let pfs = core.ns.pfs();
+    let each = |some: &[Copying]| -> Vec<_> { some.iter().map(|one| one.made.sync(pfs)).collect() };
+    let outcomes: Vec<Result<(), Failure>> = match copied.len() < TOGETHER_FILES {
+        true => each(&copied),
+        false => std::thread::scope(|scope| {
+            let share = copied.len().div_ceil(SIDE_BY_SIDE);
+            let threads: Vec<_> = copied
+                .chunks(share)
+                .map(|some| (some.len(), scope.spawn(move || each(some))))
+                .collect();
+            let ended = |(files, thread): (usize, std::thread::ScopedJoinHandle<'_, Vec<_>>)| {
+                let died = |_| {
+                    let error = || on_pfs("flush")(std::io::Error::other("its thread died"));
+                    (0..files).map(|_| Err(error())).collect()
+                };
+                thread.join().unwrap_or_else(died)
+            };
+            threads.into_iter().flat_map(ended).collect()
+        }),
+    };
+    let pairs = copied.into_iter().zip(outcomes);
+    pairs
+        .filter_map(|(one, outcome)| kept(core, one, outcome))
+        .collect()
+}
+
+/// Puts the objects on flash that are about to be called clean on stable storage there: a loss of power must not leave a torn
+/// one behind a record that says so. Where it fails the copies on the PFS are good all the same.
+fn flush_objects(core: &Core, copied: &[Copying]) {
+    let on_flash = |one: &&Copying| {
+        let demotion = &one.demotion;
+        let flushed = demotion.file.lock().residency.flushed;
+        core.tiers.kind(demotion.tier) == TierKind::Ssd
+            && flushed.is_none_or(|flushed| flushed.generation != demotion.generation)
+    };
+    let objects: Vec<_> = copied.iter().filter(on_flash).collect();
+    if objects.len() < TOGETHER_FILES {
+        for one in objects {
+            if let Err(error) = one.made.sync_source() {
+                let path = one.demotion.file.path();
+                core.report(path, (&error).into(), format!("flush on flash: {error}"));
+            }
+        }
+        return;
+    }
+    let tiers: BTreeSet<TierId> = objects.iter().map(|one| one.demotion.tier).collect();
+    for slot in tiers.into_iter().filter_map(|tier| core.tiers.get(tier)) {
+        if let Err(error) = slot.tier.sync_all() {
+            let path = format!("({})", slot.tier.name()).into_bytes();
+            core.report(path, (&error).into(), format!("flush: {error}"));
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A core of its own for unit tests: nothing runs in it by itself, and its store fails when it is told to.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_kv::{Batch, Durability, Error, Store, memory::Memory};
+use forebay_types::{Cred, Handle, Ino, OpenFlags};
+use forebay_wire::Link;
+use parking_lot::Mutex;
+
+use crate::core::Core;
+use crate::demote;
+use crate::settings::{Settings, SsdSetting};
+
+/// A store whose commits fail from the moment that a file appears.
+pub struct FailingStore {
+    inner: Memory,
+    from: Mutex<Option<PathBuf>>,
+    fired: AtomicU64,
+    healed: AtomicBool,
+}
+
+impl FailingStore {
+    fn is_failing(&self) -> bool {
+        let due = self.from.lock().as_ref().is_some_and(|path| path.exists());
+        due && !self.healed.load(Ordering::Acquire)
+    }
+
+    /// Commits fail as soon as this file is there.
+    pub fn fail_from(&self, path: PathBuf) {
+        *self.from.lock() = Some(path);
+    }
+
+    /// No more.
+    pub fn heal(&self) {
+        self.healed.store(true, Ordering::Release);
+    }
+
+    /// How many commits have failed.
+    pub fn fired(&self) -> u64 {
+        self.fired.load(Ordering::Acquire)
+    }
+}
+
+/// The same for two owners.
+struct Shared(Arc<FailingStore>);
+
+impl Store for Shared {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+        self.0.inner.get(key)
+    }
+
+    fn scan(
+        &self,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
+    ) -> Result<(), Error> {
+        self.0.inner.scan(prefix, after, visit)
+    }
+
+    fn commit(&self, batch: Batch, durability: Durability) -> Result<(), Error> {
+        if self.0.is_failing() {
+            self.0.fired.fetch_add(1, Ordering::AcqRel);
+            return Err(Error::Poisoned);
+        }
+        self.0.inner.commit(batch, durability)
+    }
+
+    fn sync(&self) -> Result<(), Error> {
+        self.0.inner.sync()
+    }
+}
+
+/// Directories, a core on them, and its store.
+pub struct Lab {
+    dir: tempfile::TempDir,
+    core: Core,
+    /// The store of its records.
+    pub store: Arc<FailingStore>,
+}
+
+impl Lab {
+    /// One flash directory; passthrough is off.
+    pub fn new() -> Lab {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        for name in ["pfs", "state", "ssd"] {
+            std::fs::create_dir(dir.path().join(name)).expect("mkdir");
+        }
+        let at = |name: &str| dir.path().join(name);
+        let mut settings = Settings::new(at("pfs"), at("mnt"), at("state"));
+        settings.passthrough = false;
+        settings.ssd = vec![SsdSetting {
+            dir: at("ssd"),
+            capacity_bytes: Some(64 << 20),
+        }];
+        let store = Arc::new(FailingStore {
+            inner: Memory::new(),
+            from: Mutex::default(),
+            fired: AtomicU64::new(0),
+            healed: AtomicBool::new(false),
+        });
+        let core = crate::instance::open_on(settings, Box::new(Shared(store.clone())));
+        let core = core.unwrap_or_else(|error| panic!("start: {error}"));
+        Lab { dir, core, store }
+    }
+
+    /// The core.
+    pub fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// A path on the PFS.
+    pub fn pfs(&self, name: &str) -> PathBuf {
+        self.dir.path().join("pfs").join(name)
+    }
+
+    /// The content of a file there.
+    pub fn on_pfs(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.pfs(name)).expect("on the PFS")
+    }
+}
+
+/// Demotes what waits for it, now.
+pub fn drain(core: &Core) {
+    for object in core.drain.waiting() {
+        core.drain.add_urgent(object);
+    }
+    let batch = core.drain.next_batch(core);
+    demote::demote_batch(core, &batch);
+}
+
+/// Creates a file in the root, writes it and leaves it open.
+pub fn create(core: &Core, name: &[u8], content: &[u8]) -> Handle {
+    let link = Link {
+        parent: Ino::ROOT,
+        name: name.to_vec(),
+    };
+    let cred = Cred {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        pid: 0,
+        umask: 0,
+    };
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let created = core.create(&link, 0o644, flags, cred, false);
+    let (_, opened, _) = created.expect("create");
+    let written = core.write(opened.handle, 0, content, false, true);
+    assert_eq!(written, Ok(Some(content.len())));
+    opened.handle
+}
