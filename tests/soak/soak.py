@@ -137,13 +137,15 @@ class Buffer:
         self.pfs.mkdir()
         (base / "ssd" / "tier").mkdir()
         (base / "bb.toml").write_text(CONFIG)
-        self.process, self.starts = None, 0
+        self.process, self.starts, self.boots = None, 0, 1
 
     def start(self):
         log = self.base / f"up-{self.starts}.log"
         self.starts += 1
         # Every other time whatever is read is compared piece by piece.
         env = os.environ | ({"FOREBAY_SCRUB_VERIFY_ON_OPEN": "0"} if self.starts % 2 else {})
+        # The kernel does not start anew when only the disks lose their power.
+        env["FOREBAY_BOOT_ID"] = f"boot {self.boots}"
         with open(log, "wb") as stderr:
             self.process = subprocess.Popen(
                 [self.forebay, "up", "--pfs", self.pfs, "--mount", self.mnt, "--state", self.state, "--dram", "24MiB",
@@ -161,6 +163,7 @@ class Buffer:
 
     def cut(self):
         """The machine loses its power; the PFS is elsewhere."""
+        self.boots += 1
         # Nothing goes on between one disk's end and the other's.
         self.process.send_signal(signal.SIGSTOP)
         for name in ("ssd", "state"):

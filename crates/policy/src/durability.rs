@@ -59,34 +59,82 @@ pub fn is_flushed_with_its_directory(rung: Durability, file: Standing) -> bool {
     rung != Durability::Memory && file.is_volatile && file.has_older
 }
 
-/// What becomes of an undrained file whose object has another length than its record says, at a start.
+/// What a start finds of an undrained file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Found {
+    /// Size of its object, bytes.
+    pub object_bytes: u64,
+    /// What its record says.
+    pub recorded_bytes: u64,
+    /// Size at the last flush since the file became dirty, if there was one.
+    pub flushed_bytes: Option<u64>,
+    /// The record knows of no change since that flush.
+    pub is_flushed: bool,
+    /// Its content has not changed since its checksum was put on record.
+    pub is_sealed: bool,
+    /// It may have been written unseen: only the object knows its size.
+    pub is_writing: bool,
+    /// The PFS has an older version under its name.
+    pub has_older: bool,
+    /// The node has started anew since: of what was not flushed nobody knows what has reached the device.
+    pub may_be_torn: bool,
+}
+
+/// What becomes of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OddLength {
+pub enum Verdict {
+    /// It is what was written.
+    Whole,
     /// What was written after the last fsync is lost in part, as in any local file system; the file is as long as its object.
     Taken,
-    /// It was never fsynced, and what a power cut left of it is torn: it is lost, as it would be in memory, and what the PFS has
+    /// It was never fsynced, and what a power cut left of it may be torn: it is lost, as it would be in memory, and what the PFS has
     /// counts.
     Lost,
     /// Something is missing that was fsynced: nobody but a person can say what the rest is worth.
     Damaged,
 }
 
-/// The decision for an object of `object_bytes`. `flushed_bytes`: its size at the last fsync, if there was one since the file
-/// became dirty; `recorded_bytes`: what the record says; `is_sealed`: its content has not changed since its checksum was put
-/// on record.
+/// The decision. Lengths tell nothing where a file was given its size first, or was written again in place: after a power cut only
+/// what was flushed is believed. A new file without content has nothing to be torn.
+pub fn of_undrained(found: &Found) -> Verdict {
+    let same = found.object_bytes == found.recorded_bytes;
+    if !found.may_be_torn {
+        return match same || found.is_writing {
+            true => Verdict::Whole,
+            false => of_odd_length(
+                found.object_bytes,
+                found.recorded_bytes,
+                found.flushed_bytes,
+                found.is_sealed,
+            ),
+        };
+    }
+    let is_empty = found.object_bytes == 0 && found.recorded_bytes == 0;
+    match found.flushed_bytes {
+        _ if found.is_sealed && same => Verdict::Whole,
+        _ if found.is_sealed => Verdict::Damaged,
+        Some(flushed) if found.object_bytes < flushed => Verdict::Damaged,
+        Some(_) if found.is_flushed && !found.is_writing && same => Verdict::Whole,
+        Some(_) => Verdict::Taken,
+        None if is_empty && !found.is_writing && !found.has_older => Verdict::Whole,
+        None => Verdict::Lost,
+    }
+}
+
+/// The same for an object of another length than its record says, where no power cut is known of.
 pub fn of_odd_length(
     object_bytes: u64,
     recorded_bytes: u64,
     flushed_bytes: Option<u64>,
     is_sealed: bool,
-) -> OddLength {
+) -> Verdict {
     match flushed_bytes {
-        _ if is_sealed => OddLength::Damaged,
-        Some(flushed) if object_bytes >= flushed => OddLength::Taken,
-        Some(_) => OddLength::Damaged,
+        _ if is_sealed => Verdict::Damaged,
+        Some(flushed) if object_bytes >= flushed => Verdict::Taken,
+        Some(_) => Verdict::Damaged,
         // The record is from before it grew.
-        None if object_bytes > recorded_bytes => OddLength::Taken,
-        None => OddLength::Lost,
+        None if object_bytes > recorded_bytes => Verdict::Taken,
+        None => Verdict::Lost,
     }
 }
 
@@ -156,19 +204,78 @@ mod tests {
 
     #[test]
     fn what_was_fsynced_is_never_given_up_for_its_length() {
-        assert_eq!(of_odd_length(7, 9, Some(5), false), OddLength::Taken);
-        assert_eq!(of_odd_length(5, 9, Some(5), false), OddLength::Taken);
-        assert_eq!(of_odd_length(4, 9, Some(5), false), OddLength::Damaged);
-        assert_eq!(of_odd_length(0, 9, Some(0), false), OddLength::Taken);
-        assert_eq!(of_odd_length(4, 9, None, false), OddLength::Lost);
-        assert_eq!(of_odd_length(10, 9, None, false), OddLength::Taken);
+        assert_eq!(of_odd_length(7, 9, Some(5), false), Verdict::Taken);
+        assert_eq!(of_odd_length(5, 9, Some(5), false), Verdict::Taken);
+        assert_eq!(of_odd_length(4, 9, Some(5), false), Verdict::Damaged);
+        assert_eq!(of_odd_length(0, 9, Some(0), false), Verdict::Taken);
+        assert_eq!(of_odd_length(4, 9, None, false), Verdict::Lost);
+        assert_eq!(of_odd_length(10, 9, None, false), Verdict::Taken);
     }
 
     #[test]
     fn what_nobody_has_changed_is_damaged_where_it_has_another_length() {
         for (object, flushed) in [(4, Some(9)), (10, Some(9)), (4, None), (10, None)] {
-            assert_eq!(of_odd_length(object, 9, flushed, true), OddLength::Damaged);
+            assert_eq!(of_odd_length(object, 9, flushed, true), Verdict::Damaged);
         }
+    }
+
+    #[test]
+    fn after_a_power_cut_only_what_was_flushed_is_believed() {
+        let found = Found {
+            object_bytes: 9,
+            recorded_bytes: 9,
+            may_be_torn: true,
+            ..Found::default()
+        };
+        assert_eq!(of_undrained(&found), Verdict::Lost);
+        let without = |found: Found| Found {
+            may_be_torn: false,
+            ..found
+        };
+        assert_eq!(of_undrained(&without(found)), Verdict::Whole);
+        let writing = Found {
+            is_writing: true,
+            recorded_bytes: 0,
+            ..found
+        };
+        assert_eq!(of_undrained(&writing), Verdict::Lost);
+        assert_eq!(of_undrained(&without(writing)), Verdict::Whole);
+        let flushed = Found {
+            flushed_bytes: Some(9),
+            is_flushed: true,
+            ..found
+        };
+        assert_eq!(of_undrained(&flushed), Verdict::Whole);
+        let since = Found {
+            is_flushed: false,
+            ..flushed
+        };
+        assert_eq!(of_undrained(&since), Verdict::Taken);
+        let cut = Found {
+            object_bytes: 8,
+            is_writing: true,
+            ..since
+        };
+        assert_eq!(of_undrained(&cut), Verdict::Damaged);
+        let sealed = Found {
+            is_sealed: true,
+            ..found
+        };
+        assert_eq!(of_undrained(&sealed), Verdict::Whole);
+    }
+
+    #[test]
+    fn a_new_file_without_content_is_not_torn() {
+        let empty = Found {
+            may_be_torn: true,
+            ..Found::default()
+        };
+        assert_eq!(of_undrained(&empty), Verdict::Whole);
+        let has_older = Found {
+            has_older: true,
+            ..empty
+        };
+        assert_eq!(of_undrained(&has_older), Verdict::Lost);
     }
 
     #[test]

@@ -159,6 +159,8 @@ pub struct Core {
     pub rest: crate::atrest::AtRest,
     /// Reads them in the background.
     pub scrub: crate::scrub::Scrub,
+    /// Which start of the node this is.
+    pub boot: crate::boot::Boot,
     /// Files whose last close could not ask their object what it has become.
     pub unclosed: Mutex<HashSet<ObjectId>>,
     /// Versions that are not published.

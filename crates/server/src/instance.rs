@@ -15,6 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::activity::Activity;
 use crate::apps::Applications;
+use crate::boot::Boot;
 use crate::conflicts::Conflicts;
 use crate::core::{Core, Counters, ErrorLog, StopOrder};
 use crate::dedicated::Dedicated;
@@ -219,6 +220,7 @@ struct Scheduling {
     engine: Engine,
     learning: Learning,
     scrub: Scrub,
+    boot: Boot,
 }
 
 impl Scheduling {
@@ -241,6 +243,7 @@ impl Scheduling {
             engine: Engine::new(settings, started)?,
             learning: Learning::open(ns, settings, started)?,
             scrub: Scrub::load(ns).map_err(|e| e.to_string())?,
+            boot: Boot::look(ns, settings.boot_id.as_deref()).map_err(|e| e.to_string())?,
         })
     }
 }
@@ -254,6 +257,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         engine,
         learning,
         scrub,
+        boot,
     } = scheduling;
     Core {
         ledger: Ledger::new(&tiers.limits(), settings.demotion.dirty_cap_fraction),
@@ -277,6 +281,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         errors: ErrorLog::default(),
         rest: Default::default(),
         scrub,
+        boot,
         unclosed: Mutex::default(),
         versions: Default::default(),
         conflicts: Conflicts::load(&ns),
@@ -439,6 +444,7 @@ impl Instance {
         join_all(core, threads);
         failpoint::hit(failpoint::Point::StopThreads);
         self.leave_memory();
+        core.flush_undrained();
         failpoint::hit(failpoint::Point::StopMoved);
         core.collect_garbage();
         let summary = self.undrained();

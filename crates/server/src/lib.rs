@@ -8,6 +8,7 @@ mod asker;
 mod atrest;
 mod block_io;
 mod books;
+mod boot;
 mod calibrate;
 mod closing;
 mod commit;

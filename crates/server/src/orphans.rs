@@ -18,6 +18,8 @@ enum Worth {
     Nothing,
     /// It was never fsynced, and its name is another file's: if it stayed it would be adopted when that one goes, long after.
     Replaced,
+    /// It was never fsynced, and the node has lost its power since: nobody knows what of it is there.
+    Torn,
     /// It may be the only copy of something.
     Unknown,
 }
@@ -66,19 +68,16 @@ impl Core {
                 failpoint::hit(failpoint::Point::RecoverOrphan);
                 return true;
             }
-            Worth::Replaced => match slot.tier.set_aside(object) {
-                Ok(kept) => {
-                    let reason = format!(
-                        "object {object} was not yet flushed by fsync, and its name is another's now; it is kept in {kept} of {}",
-                        slot.tier.name()
-                    );
-                    self.report(path(), Errno::EEXIST, reason);
-                }
-                Err(error) => {
-                    let reason = format!("object {object} cannot be set aside: {error}");
-                    self.report(path(), (&error).into(), reason);
-                }
-            },
+            Worth::Replaced => {
+                let why = format!(
+                    "object {object} was not yet flushed by fsync, and its name is another's now"
+                );
+                self.set_orphan_aside(slot, object, path(), Errno::EEXIST, &why);
+            }
+            Worth::Torn => {
+                let why = "was not yet flushed by fsync, and is lost with the node's power";
+                self.set_orphan_aside(slot, object, path(), Errno::EIO, why);
+            }
             Worth::Unknown => {
                 let reason = format!(
                     "object {object} in {} has no record; 'forebay fsck' keeps its data on the PFS",
@@ -88,6 +87,26 @@ impl Core {
             }
         }
         false
+    }
+
+    fn set_orphan_aside(
+        &self,
+        slot: &Slot,
+        object: ObjectId,
+        path: Vec<u8>,
+        errno: Errno,
+        why: &str,
+    ) {
+        match slot.tier.set_aside(object) {
+            Ok(kept) => {
+                let reason = format!("{why}; it is kept in {kept} of {}", slot.tier.name());
+                self.report(path, errno, reason);
+            }
+            Err(error) => {
+                let reason = format!("object {object} cannot be set aside: {error}");
+                self.report(path, (&error).into(), reason);
+            }
+        }
     }
 
     fn worth_of_orphan(
@@ -121,6 +140,7 @@ impl Core {
         match (stat, taken) {
             (Some(stat), _) if stat.size == 0 => Worth::Nothing,
             (_, Some(Adopted::Taken(_))) => Worth::Replaced,
+            (_, Some(Adopted::Torn)) => Worth::Torn,
             _ => Worth::Unknown,
         }
     }
@@ -135,7 +155,9 @@ impl Core {
         if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
             return Ok(None);
         }
-        let adopted = self.ns.adopt(identity, tier).map_err(Errno::from);
+        let may_be_torn = self.boot.may_have_torn(self.tiers.kind(tier));
+        let adopted = self.ns.adopt(identity, tier, may_be_torn);
+        let adopted = adopted.map_err(Errno::from);
         let taken_over = adopted.and_then(|adopted| {
             if let Adopted::File(file) = &adopted {
                 self.take_over(file, tier)?;

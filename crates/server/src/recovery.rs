@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_namespace::{File, FileRecord, Garbage, Loaded, NsError};
-use forebay_policy::durability::{OddLength, of_odd_length};
+use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::core::Core;
@@ -76,7 +76,7 @@ impl Core {
         drop(loaded.dirs);
         self.absorb_conflicts();
         self.collect_garbage();
-        Ok(())
+        self.boot.record(&self.ns)
     }
 
     /// A record whose directory is not known: what it stands for counts, though it cannot be shown.
@@ -177,30 +177,32 @@ impl Core {
         if self.is_written_below(tier, &*object)? {
             return self.serve_outliving(file, object, tier);
         }
-        let (dirty, writing, size, flushed, sealed) = {
+        let (dirty, found) = {
             let mut state = file.lock();
             if state.residency.writing {
                 // What was written unseen is another content than the one that was last copied, and its checksum taken.
                 state.changed();
             }
-            let residency = &state.residency;
-            let flushed = residency.flushed.map(|flushed| flushed.bytes);
-            (
-                state.is_dirty(),
-                residency.writing,
-                state.meta.size,
-                flushed,
-                residency.crc.is_some(),
-            )
-        };
-        if writing || stat.size == size {
-            return match dirty {
-                true => self.record_object(file, &*object),
-                false => Ok(()),
+            let (residency, size) = (&state.residency, state.meta.size);
+            let flushed = residency.flushed;
+            let found = Found {
+                object_bytes: stat.size,
+                recorded_bytes: size,
+                flushed_bytes: flushed.map(|flushed| flushed.bytes),
+                is_flushed: flushed.is_some_and(|f| f.generation == residency.generation),
+                is_sealed: residency.crc.is_some(),
+                is_writing: residency.writing,
+                has_older: residency.published.is_some(),
+                may_be_torn: self.boot.may_have_torn(self.tiers.kind(tier)),
             };
-        }
+            (state.is_dirty(), found)
+        };
+        let size = found.recorded_bytes;
         let problem = format!("its object has {} bytes instead of {size}", stat.size);
         if !dirty {
+            if found.is_writing || stat.size == size {
+                return Ok(());
+            }
             // Nobody had it open: the object was damaged at rest.
             self.report(
                 path,
@@ -209,16 +211,18 @@ impl Core {
             );
             return Ok(self.ns.disown(file)?);
         }
-        match of_odd_length(stat.size, size, flushed, sealed) {
-            OddLength::Damaged => {}
-            OddLength::Taken => {
-                if stat.size < size {
+        match of_undrained(&found) {
+            Verdict::Damaged => {}
+            Verdict::Whole => return self.record_object(file, &*object),
+            Verdict::Taken => {
+                let cut = found.may_be_torn && Some(stat.size) != found.flushed_bytes;
+                if cut || stat.size < size {
                     let reason = "what was written after its last fsync is lost in part with the node's power";
                     self.report(path, Errno::EIO, reason.into());
                 }
                 return self.record_object(file, &*object);
             }
-            OddLength::Lost => return self.give_up_torn(file, tier, stat.size),
+            Verdict::Lost => return self.give_up_torn(file, tier, stat.size),
         }
         file.lock().error = Some(Errno::EIO);
         self.report(

@@ -207,6 +207,8 @@ pub struct Settings {
     pub wait_for_space: Duration,
     /// How long a request that needs the PFS waits for it when it does not answer.
     pub pfs_timeout: Duration,
+    /// Which start of the node this is; `None`: as the kernel says. For tests that cut the power of a part of the machine.
+    pub boot_id: Option<String>,
 }
 
 impl Settings {
@@ -228,6 +230,7 @@ impl Settings {
             overrun_bytes: None,
             wait_for_space: Duration::from_secs(2),
             pfs_timeout: Duration::from_secs(30),
+            boot_id: None,
         }
     }
 

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::fusepfs::FusePfs;
+use crate::fusepfs::{BEHIND, FusePfs};
 use crate::loopfs::LoopFs;
 use crate::process::{Output, exit_code, run_bounded, wait_bounded};
 use crate::program::program;
@@ -98,6 +99,13 @@ impl Builder {
         self
     }
 
+    /// Likewise; what it shows is a disk of its own, whose power can be cut. Needs root.
+    pub fn fuse_pfs_on_disk(mut self, size_bytes: u64) -> Builder {
+        self.fuse_pfs = true;
+        self.loop_pfs_bytes = Some(size_bytes);
+        self
+    }
+
     /// Makes the folders and starts nothing.
     pub fn prepare(self) -> Cluster {
         let folder = TempDir::with_prefix("forebay-e2e-").expect("temporary folder");
@@ -106,9 +114,11 @@ impl Builder {
         for name in ["pfs", "mnt", "ssd"] {
             std::fs::create_dir(base.join(name)).expect("mkdir");
         }
-        let loop_fs = self
-            .loop_pfs_bytes
-            .map(|bytes| LoopFs::new(&base, &base.join("pfs"), bytes));
+        let loop_fs = self.loop_pfs_bytes.map(|bytes| {
+            let point = base.join(if self.fuse_pfs { BEHIND } else { "pfs" });
+            std::fs::create_dir_all(&point).expect("mkdir");
+            LoopFs::new(&base, &point, bytes)
+        });
         let disks = self.disks.iter().map(|&(name, kind, bytes)| {
             std::fs::create_dir_all(base.join(name)).expect("mkdir");
             let fs = LoopFs::of_kind(kind, &base, &base.join(name), bytes);
@@ -142,6 +152,7 @@ impl Builder {
             fuse_pfs,
             args,
             environment: self.environment,
+            boots: AtomicU64::new(1),
             base,
             _folder: folder,
         }
@@ -192,6 +203,8 @@ pub struct Cluster {
     fuse_pfs: Option<FusePfs>,
     args: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
+    /// How often the machine has had its power on, as far as the daemon is told.
+    boots: AtomicU64,
     base: PathBuf,
     _folder: TempDir,
 }
@@ -261,6 +274,11 @@ impl Cluster {
         // Without a memory tier there is nothing to lose.
         let _ = unmount(self.state().join("dram"), UnmountFlags::DETACH);
         let _ = unmount(self.base.join("mnt"), UnmountFlags::DETACH);
+        self.power_on();
+    }
+
+    fn power_on(&self) {
+        self.boots.fetch_add(1, Ordering::Relaxed);
         for (_, disk) in &self.disks {
             disk.power_on();
         }
@@ -272,9 +290,21 @@ impl Cluster {
         self.kill9();
         let _ = unmount(self.base.join("mnt"), UnmountFlags::DETACH);
         let _ = unmount(self.state().join("dram"), UnmountFlags::DETACH);
-        for (_, disk) in &self.disks {
-            disk.power_on();
-        }
+        self.power_on();
+    }
+
+    /// Cuts the power of the PFS's server, with [`Builder::fuse_pfs_on_disk`]; answers with the folder that has what is left. The
+    /// PFS is gone then.
+    #[track_caller]
+    pub fn cut_pfs_power(&mut self) -> PathBuf {
+        let disk = self
+            .loop_fs
+            .as_ref()
+            .expect("started with fuse_pfs_on_disk");
+        disk.shut_down();
+        drop(self.fuse_pfs.take());
+        disk.power_on();
+        self.base.join(BEHIND)
     }
 
     /// The PFS as a file system that can hang.
@@ -295,6 +325,10 @@ impl Cluster {
         let child = bare_command()
             .args(&self.args)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .env(
+                "FOREBAY_BOOT_ID",
+                format!("boot {}", self.boots.load(Ordering::Relaxed)),
+            )
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(file)

@@ -14,10 +14,13 @@ use crate::exit::{Explain, Failure};
 
 /// Prefix of the variables that are settings.
 const PREFIX: &str = "FOREBAY_";
-/// Variables that are read elsewhere: the file's name, the log filter, where a test kills it.
-const OTHER_VARIABLES: [&str; 3] = [
+/// Which start of the node this is, where it is not for the kernel to say: a test that cuts the power of its disks.
+pub const BOOT_ID: &str = "FOREBAY_BOOT_ID";
+/// Variables that are read elsewhere: the file's name, the log filter, and of tests.
+const OTHER_VARIABLES: [&str; 4] = [
     "FOREBAY_CONFIG",
     "FOREBAY_LOG",
+    BOOT_ID,
     forebay_types::failpoint::VARIABLE,
 ];
 

@@ -185,7 +185,11 @@ fn settings(args: &UpArgs) -> Result<Plan, Failure> {
     let merged = args.layer().over(environment).over(file);
     forebay_types::failpoint::arm_from_environment()
         .map_err(|error| Failure::fatal(error.to_string()))?;
-    settle::settle(merged, resources::may_mount())
+    let mut plan = settle::settle(merged, resources::may_mount())?;
+    plan.settings.boot_id = std::env::var(layer::BOOT_ID)
+        .ok()
+        .filter(|id| !id.is_empty());
+    Ok(plan)
 }
 
 impl UpArgs {

@@ -42,6 +42,8 @@ pub enum Adopted {
     Taken(Option<PfsStat>),
     /// Its place is not known.
     Nowhere,
+    /// Its place is free, but it may be torn: it is lost.
+    Torn,
 }
 
 impl Namespace {
@@ -181,8 +183,13 @@ impl Namespace {
     }
 
     /// Takes over an object that was created, but whose record was not written before the daemon
-    /// died, unless its place is not known or taken.
-    pub fn adopt(&self, identity: &Identity, tier: TierId) -> Result<Adopted, NsError> {
+    /// died, unless its place is not known or taken, or it `may_be_torn` by a loss of power.
+    pub fn adopt(
+        &self,
+        identity: &Identity,
+        tier: TierId,
+        may_be_torn: bool,
+    ) -> Result<Adopted, NsError> {
         let key = DirKey {
             dev: identity.parent.dev_ordinal,
             ino: identity.parent.ino,
@@ -204,6 +211,10 @@ impl Namespace {
         };
         if let Some(stat) = self.stat_if_there(&handle, &identity.name)? {
             return Ok(Adopted::Taken(Some(stat)));
+        }
+        if may_be_torn {
+            self.lost_of_version(&dir, &identity.name)?;
+            return Ok(Adopted::Torn);
         }
         let new = NewFile {
             object: identity.object,

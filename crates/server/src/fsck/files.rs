@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_namespace::{File, Residency};
-use forebay_policy::durability::{OddLength, of_odd_length};
+use forebay_policy::durability::{Verdict, of_odd_length};
 use forebay_policy::repair::{Damage, Knowledge, Remedy};
 use forebay_tiers::{FileObject, IdentityError, Object, PfsStat, checksum};
 use forebay_types::{Errno, ObjectId, TierId};
@@ -119,7 +119,7 @@ impl Check<'_> {
         let sealed = facts.residency.crc.is_some();
         let taken = |size| {
             let odd = of_odd_length(size, facts.size, flushed, sealed);
-            !facts.residency.clean && odd == OddLength::Taken
+            !facts.residency.clean && odd == Verdict::Taken
         };
         match stat {
             // Written unseen when the daemon died: only the object knows the length.

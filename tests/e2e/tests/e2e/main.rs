@@ -8,6 +8,7 @@ mod faults;
 mod faults_disks;
 mod faults_limits;
 mod faults_power;
+mod flushes;
 mod fsync;
 mod group;
 mod hanging;
