@@ -35,6 +35,7 @@ pub struct Builder {
     environment: Vec<(&'static str, OsString)>,
     config: String,
     loop_pfs_bytes: Option<u64>,
+    backed_bytes: Option<u64>,
     disks: Vec<(&'static str, &'static str, u64)>,
     fuse_pfs: bool,
 }
@@ -87,6 +88,13 @@ impl Builder {
         self
     }
 
+    /// Likewise, on a disk that has less room than it says: see [`LoopFs::thin`].
+    pub fn thin_pfs(mut self, size_bytes: u64, backed_bytes: u64) -> Builder {
+        self.loop_pfs_bytes = Some(size_bytes);
+        self.backed_bytes = Some(backed_bytes);
+        self
+    }
+
     /// `ssd` or `state` is a file system of its own, of the kind `ext4` or `xfs`. Needs root.
     pub fn disk(mut self, name: &'static str, kind: &'static str, size_bytes: u64) -> Builder {
         self.disks.push((name, kind, size_bytes));
@@ -117,7 +125,10 @@ impl Builder {
         let loop_fs = self.loop_pfs_bytes.map(|bytes| {
             let point = base.join(if self.fuse_pfs { BEHIND } else { "pfs" });
             std::fs::create_dir_all(&point).expect("mkdir");
-            LoopFs::new(&base, &point, bytes)
+            match self.backed_bytes {
+                Some(backed) => LoopFs::thin(&base, &point, bytes, backed),
+                None => LoopFs::new(&base, &point, bytes),
+            }
         });
         let disks = self.disks.iter().map(|&(name, kind, bytes)| {
             std::fs::create_dir_all(base.join(name)).expect("mkdir");
@@ -219,6 +230,7 @@ impl Cluster {
             environment: Vec::new(),
             config: String::new(),
             loop_pfs_bytes: None,
+            backed_bytes: None,
             disks: Vec::new(),
             fuse_pfs: false,
         }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::StatVfsMountFlags;
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::mount::{MountFlags, UnmountFlags, unmount};
 
 use crate::process::run_bounded;
 
@@ -22,12 +22,33 @@ pub struct LoopFs {
     image: PathBuf,
     kind: &'static str,
     point: PathBuf,
+    /// Where the memory is mounted that its image is in, if it is.
+    memory: Option<PathBuf>,
 }
 
 impl LoopFs {
     /// Makes one in `folder`, mounted on `point`, which exists.
     pub fn new(folder: &Path, point: &Path, size_bytes: u64) -> LoopFs {
         LoopFs::of_kind("ext4", folder, point, size_bytes)
+    }
+
+    /// A disk that has less room than it says: what goes beyond `backed_bytes` is taken by the page cache and fails when it is
+    /// written back.
+    pub fn thin(folder: &Path, point: &Path, size_bytes: u64, backed_bytes: u64) -> LoopFs {
+        let memory = folder.join("thin");
+        std::fs::create_dir(&memory).expect("mkdir");
+        let options = std::ffi::CString::new(format!("size={backed_bytes}")).expect("options");
+        rustix::mount::mount(
+            "thin",
+            &memory,
+            "tmpfs",
+            MountFlags::empty(),
+            options.as_c_str(),
+        )
+        .expect("mount of memory");
+        let mut disk = LoopFs::new(&memory, point, size_bytes);
+        disk.memory = Some(memory);
+        disk
     }
 
     /// The same of the kind `ext4` or `xfs`; the latter takes 300 MiB at least.
@@ -47,6 +68,7 @@ impl LoopFs {
             image,
             kind,
             point: point.to_path_buf(),
+            memory: None,
         };
         fs.mount();
         // XFS has none.
@@ -131,5 +153,8 @@ impl Drop for LoopFs {
     fn drop(&mut self) {
         // It may be unmounted already; the image goes with its folder.
         let _ = unmount(&self.point, UnmountFlags::DETACH);
+        if let Some(memory) = &self.memory {
+            let _ = unmount(memory, UnmountFlags::DETACH);
+        }
     }
 }

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_testkit::{
-    Cluster, Output, Pattern, Seed, all_files, listing, needs_root, pattern, wait_until, write_file,
+    Cluster, Output, Seed, all_files, listing, needs_root, pattern, wait_until, write_file,
 };
 use rand::Rng;
+use rustix::process::{Signal, kill_process};
 
 const MIB: usize = 1 << 20;
 
@@ -18,7 +19,9 @@ const MIB: usize = 1 << 20;
 fn fault_01_a_killed_program_harms_only_what_it_wrote() {
     let mut cluster = Cluster::builder().lazy().flag("--durability=memory").up();
     write_file(&cluster.mnt("other"), pattern(1200, MIB));
-    let line = "head -c 1000000 /dev/zero > synced && sync synced && exec cat /dev/zero > endless";
+    let source = cluster.base().join("source");
+    write_file(&source, pattern(1201, MIB));
+    let line = "cat ../source > synced && sync synced && exec seq 1000000000 9999999999 > endless";
     let mut writer = Command::new("sh")
         .args(["-c", line])
         .current_dir(cluster.mnt(""))
@@ -29,39 +32,29 @@ fn fault_01_a_killed_program_harms_only_what_it_wrote() {
     });
     writer.kill().expect("kill");
     writer.wait().expect("wait");
-    assert_eq!(
-        fs::metadata(cluster.mnt("synced")).expect("metadata").len(),
-        1_000_000
-    );
+    pattern(1201, MIB).assert_in(&cluster.mnt("synced"));
     pattern(1200, MIB).assert_in(&cluster.mnt("other"));
     // What it has written of the other is a file as any.
-    let len = fs::metadata(cluster.mnt("endless"))
-        .expect("metadata")
-        .len();
+    let written = fs::read(cluster.mnt("endless")).expect("read");
+    let counted = (1_000_000_000_u64..).flat_map(|n| format!("{n}\n").into_bytes());
+    assert!(
+        written.iter().copied().eq(counted.take(written.len())),
+        "not what it wrote"
+    );
     cluster.restart();
     cluster.drain("");
-    assert_eq!(
-        fs::metadata(cluster.pfs("endless"))
-            .expect("metadata")
-            .len(),
-        len
-    );
-    assert_eq!(
-        fs::metadata(cluster.pfs("synced")).expect("metadata").len(),
-        1_000_000
-    );
+    assert!(fs::read(cluster.pfs("endless")).expect("read") == written);
+    pattern(1201, MIB).assert_in(&cluster.pfs("synced"));
     pattern(1200, MIB).assert_in(&cluster.pfs("other"));
 }
 
-/// Writes files until the mount is gone; answers with those whose close had returned.
-fn load(cluster: &Cluster, writer: u64) -> Vec<(String, Pattern)> {
+/// Writes files until the mount is gone; answers with those whose rename had returned, and the numbers of their contents, which grow.
+fn load(cluster: &Cluster, writer: u64) -> Vec<(String, u64)> {
     let mut done = Vec::new();
     for at in 0.. {
-        let name = format!("w{writer}-{}", at % 12);
-        let content = pattern(
-            writer * 1_000_000 + at,
-            100_000 + (at as usize % 7) * 150_000,
-        );
+        let name = format!("w{writer}-{}", at % NAMES);
+        let number = writer * 1_000_000 + at;
+        let content = pattern(number, 100_000 + (at as usize % 7) * 150_000);
         let written = (|| -> std::io::Result<()> {
             let temporary = cluster.mnt(format!("{name}.tmp"));
             fs::write(&temporary, content.bytes())?;
@@ -71,7 +64,7 @@ fn load(cluster: &Cluster, writer: u64) -> Vec<(String, Pattern)> {
             break;
         }
         done.retain(|(old, _)| *old != name);
-        done.push((name, content));
+        done.push((name, number));
     }
     done
 }
@@ -81,6 +74,7 @@ fn fault_04_kill_9_at_random_times_under_load_loses_nothing_that_was_closed() {
     let seed = Seed::new("fault_04");
     let mut rng = seed.rng();
     let mut cluster = Cluster::builder().dram("48MiB").eager().up();
+    let mut versions = Vec::new();
     for round in 0..4 {
         let after_ms = rng.random_range(20..600);
         let done: Vec<_> = std::thread::scope(|scope| {
@@ -95,28 +89,33 @@ fn fault_04_kill_9_at_random_times_under_load_loses_nothing_that_was_closed() {
                 .collect()
         });
         cluster.start();
-        for (name, content) in &done {
-            // The last rename may have happened although its answer was lost; then the next
-            // content is there, which cannot be told from here: only what is whole is looked for.
-            let found = content.difference(&cluster.mnt(name));
-            let newer = fs::read(cluster.mnt(name)).is_ok_and(|bytes| is_whole(&bytes));
+        for (name, number) in &done {
+            let found = version_of(&fs::read(cluster.mnt(name)).expect("read"));
+            // The last rename may have happened although its answer was lost; then the next content is there.
+            let next = number + NAMES;
             assert!(
-                found.is_none() || newer,
-                "round {round}, {after_ms} ms: {found:?}"
+                found == Some(*number) || found == Some(next),
+                "round {round}, {after_ms} ms: {name} is {found:?}, was {number}"
             );
         }
+        versions.extend(done);
         for path in all_files(&cluster.pfs("")) {
             let temporary = path.to_string_lossy().contains("/.forebay-");
             let bytes = fs::read(&path).unwrap_or_default();
             let unfinished = path.extension().is_some_and(|e| e == "tmp") || bytes.is_empty();
             let name = path.display();
             assert!(
-                temporary || unfinished || is_whole(&bytes),
+                temporary || unfinished || version_of(&bytes).is_some(),
                 "{name} is not whole on the PFS"
             );
         }
     }
     cluster.down(&["--drain", "--timeout", "50s"]);
+    for (name, number) in versions {
+        let found = version_of(&fs::read(cluster.pfs(&name)).expect("read"));
+        let newest = found.is_some_and(|found| found == number || found == number + NAMES);
+        assert!(newest, "{name} is {found:?} on the PFS, was {number}");
+    }
     cluster.start();
     let names = listing(&cluster.pfs(""));
     assert!(
@@ -127,21 +126,22 @@ fn fault_04_kill_9_at_random_times_under_load_loses_nothing_that_was_closed() {
     );
 }
 
-/// Whether bytes are one of the contents of `load`, whichever it is.
-fn is_whole(bytes: &[u8]) -> bool {
-    let lens = (0..7).map(|n| 100_000 + n * 150_000);
-    let (Some(first), true) = (
-        bytes.first_chunk::<8>(),
-        lens.into_iter().any(|l| l == bytes.len()),
-    ) else {
-        return false;
-    };
+/// Names that each writer of `load` uses, in turn.
+const NAMES: u64 = 12;
+
+/// Which of the contents of `load` bytes are; `None` if they are not one as a whole.
+fn version_of(bytes: &[u8]) -> Option<u64> {
+    let mut lens = (0..7).map(|n| 100_000 + n * 150_000);
+    let first = bytes.first_chunk::<8>()?;
+    if !lens.any(|len| len == bytes.len()) {
+        return None;
+    }
     // The first word tells which content it is.
     let inverse = 0xf1de_83e1_9937_733d_u64;
     let id = u64::from_le_bytes(*first)
         .wrapping_mul(inverse)
         .rotate_right(40);
-    pattern(id, bytes.len()).bytes() == bytes
+    (pattern(id, bytes.len()).bytes() == bytes).then_some(id)
 }
 
 #[test]
@@ -152,11 +152,17 @@ fn fault_18_kill_9_during_a_demotion_leaves_the_old_file_or_the_new_one() {
     let content = |round: u64| pattern(1300 + round, 16 * MIB + round as usize);
     write_file(&cluster.mnt("f"), content(0));
     cluster.drain("f");
+    let mut overlapped = 0;
     for round in 1..6 {
         write_file(&cluster.mnt("f"), content(round));
         std::thread::scope(|scope| {
             let drain = scope.spawn(|| cluster.on_path(&["stage-out", "--wait"], "f"));
-            std::thread::sleep(Duration::from_millis(rng.random_range(1..60)));
+            wait_until("its copy has begun", || {
+                is_copying(&cluster) || drain.is_finished()
+            });
+            std::thread::sleep(Duration::from_micros(rng.random_range(0..20_000)));
+            kill_process(cluster.pid(), Signal::STOP).expect("stop");
+            overlapped += u32::from(is_copying(&cluster));
             cluster.kill9();
             drain.join().expect("drain");
         });
@@ -169,6 +175,21 @@ fn fault_18_kill_9_during_a_demotion_leaves_the_old_file_or_the_new_one() {
         content(round).assert_in(&cluster.pfs("f"));
         assert_eq!(listing(&cluster.pfs("")), ["f"]);
     }
+    assert!(overlapped > 0, "no kill met a demotion");
+}
+
+/// Whether the daemon has a copy on the PFS open: one that has no name yet.
+fn is_copying(cluster: &Cluster) -> bool {
+    let folder = format!("/proc/{}/fd", cluster.pid().as_raw_nonzero());
+    let pfs = cluster.pfs("");
+    let is_copy = |entry: std::io::Result<fs::DirEntry>| {
+        let target = entry.and_then(|entry| fs::read_link(entry.path()));
+        target.is_ok_and(|target| {
+            target.starts_with(&pfs) && target.to_string_lossy().ends_with(" (deleted)")
+        })
+    };
+    // It may have ended.
+    fs::read_dir(folder).is_ok_and(|mut entries| entries.any(is_copy))
 }
 
 /// A burst buffer that is down, with clean and dirty files on flash; the objects of two of them.
@@ -383,6 +404,7 @@ fn fault_17_a_pfs_that_dies_takes_nothing_with_it() {
 fn fault_19_files_renamed_and_unlinked_while_they_drain_do_not_come_back() {
     let cluster = Cluster::builder().lazy().up();
     fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    let mut overlapped = 0;
     for round in 0..6_u64 {
         for (at, name) in ["moves", "goes", "stays"].iter().enumerate() {
             write_file(
@@ -399,9 +421,14 @@ fn fault_19_files_renamed_and_unlinked_while_they_drain_do_not_come_back() {
                 assert!(matches!(output.code, 0 | 3), "{output:?}");
                 ended.store(true, Ordering::Release);
             });
-            std::thread::sleep(Duration::from_millis(1 + round * 6));
+            wait_until("a copy has begun", || {
+                is_copying(&cluster) || ended.load(Ordering::Acquire)
+            });
+            std::thread::sleep(Duration::from_millis(round * 4));
+            let before = is_copying(&cluster);
             fs::rename(cluster.mnt("moves"), cluster.mnt("d/moved")).expect("rename");
             fs::remove_file(cluster.mnt("goes")).expect("unlink");
+            overlapped += u32::from(before && is_copying(&cluster));
         });
         assert!(ended.load(Ordering::Acquire));
         cluster.drain("");
@@ -410,5 +437,6 @@ fn fault_19_files_renamed_and_unlinked_while_they_drain_do_not_come_back() {
         pattern(1700 + 3 * round, 6 * MIB).assert_in(&cluster.pfs("d/moved"));
         pattern(1702 + 3 * round, 6 * MIB).assert_in(&cluster.pfs("stays"));
     }
+    assert!(overlapped > 0, "nothing was renamed during a demotion");
     drop(File::open(cluster.mnt("stays")).expect("open"));
 }

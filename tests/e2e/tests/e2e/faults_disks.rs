@@ -147,6 +147,35 @@ fn fault_09_an_error_of_a_flush_below_reaches_the_program() {
 }
 
 #[test]
+fn fault_09_an_error_of_a_flush_of_the_pfs_keeps_the_files_undrained() {
+    if needs_root() {
+        return;
+    }
+    const FILES: u64 = 12;
+    let builder = Cluster::builder().lazy().ssd("96MiB");
+    let cluster = builder.thin_pfs(160 * MIB, 24 * MIB).up();
+    for at in 0..FILES {
+        write_file(&cluster.mnt(format!("f{at}")), pattern(2080 + at, 12 * LEN));
+    }
+    // They are all in one batch, and its copies fit into the page cache.
+    let output = cluster.on_path(&["stage-out", "--wait"], "");
+    assert_eq!(output.code, 3, "{output:?}");
+    let errors = cluster.status()["errors"].to_string();
+    assert!(
+        errors.contains("flush on the PFS") || errors.contains("flush of the PFS"),
+        "{errors}"
+    );
+    for at in 0..FILES {
+        let name = format!("f{at}");
+        pattern(2080 + at, 12 * LEN).assert_in(&cluster.mnt(&name));
+        if cluster.where_state(&name) != "dirty" {
+            pattern(2080 + at, 12 * LEN).assert_in(&cluster.pfs(&name));
+        }
+    }
+    assert!(cluster.dirty_bytes() > 0, "nothing was kept");
+}
+
+#[test]
 fn fault_10_an_error_of_a_read_gives_the_good_copy_or_an_error() {
     if needs_root() {
         return;

@@ -124,7 +124,9 @@ fn promise_3_a_copy_that_was_changed_is_not_called_drained() {
     cluster.drain("");
     let drained = fs::read(cluster.pfs("f")).expect("read");
     assert!(shown == drained, "the PFS has something else");
-    assert!(shown == pattern(2132, LEN).bytes(), "what was flushed");
+    assert!(shown == pattern(2130, LEN).bytes(), "what was fsynced");
+    let errors = cluster.status()["errors"].to_string();
+    assert!(errors.contains("/f\""), "{errors}");
 }
 
 #[test]
