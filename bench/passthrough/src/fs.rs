@@ -576,6 +576,7 @@ impl Filesystem for PassThrough {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
+        check!(reply, self.faults.before("fsyncdir", OsStr::new("")));
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = check!(reply, self.table.dir(ino));
         let dir = check!(reply, sys::openat(dir, ".", flags, Mode::empty()));

@@ -105,6 +105,14 @@ impl Namespace {
         Ok(Some(expected))
     }
 
+    /// An object has become the file itself, but whether that outlasts a loss of the PFS's power is not known: the file is undrained,
+    /// and what has become of its copy is looked for before the next try.
+    pub fn unsettle(&self, demotion: &Demotion) {
+        let mut state = demotion.file.lock();
+        state.unsettled = true;
+        state.residency.clean = false;
+    }
+
     /// The PFS may have done it all the same: the copy is known by what it is.
     fn after_failed_placement(
         &self,

@@ -107,7 +107,7 @@ impl FusePfs {
         assert!(gone.is_ok(), "{name} was not under way: {gone:?}");
     }
 
-    /// Stops in the next `operation` (link, rename, fsync, unlink, create, lookup, getattr) on this name, or any if it is
+    /// Stops in the next `operation` (link, rename, fsync, fsyncdir, unlink, create, lookup, getattr) on this name, or any if it is
     /// empty.
     pub fn hold(&self, operation: &str, when: When, name: &str) {
         self.order(

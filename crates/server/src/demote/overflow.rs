@@ -77,8 +77,8 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
         placed => {
             core.ns.put_times_back(&demotion.dir, &demotion.handle);
             if let Err(error) = pfs.sync_dir(&demotion.handle) {
-                let reason = format!("flush of the directory on the PFS: {error}");
-                core.report(demotion.dir.path(), (&error).into(), reason);
+                core.ns.unsettle(demotion);
+                return Err(on_pfs("flush of its directory")(error));
             }
             settle(core, &[(demotion, &report, &placed)]);
         }

@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 
-use forebay_testkit::{Cluster, Pattern, listing, needs_root, pattern, wait_until, write_file};
+use forebay_testkit::{
+    Cluster, Pattern, When, listing, needs_root, pattern, wait_until, write_file,
+};
 
 const MIB: u64 = 1 << 20;
 const LEN: usize = 300_000;
@@ -173,6 +175,69 @@ fn fault_09_an_error_of_a_flush_of_the_pfs_keeps_the_files_undrained() {
         }
     }
     assert!(cluster.dirty_bytes() > 0, "nothing was kept");
+}
+
+/// Also of one that went straight to the PFS, and becomes the file there by a rename; and of many in one batch.
+#[test]
+fn fault_09_an_error_of_a_flush_of_a_directory_of_the_pfs_keeps_the_files_undrained() {
+    if needs_root() {
+        return;
+    }
+    const LARGE: usize = 40 << 20;
+    let builder = Cluster::builder().config("wait_for_space = \"100ms\"\n");
+    let builder = builder.lazy().dram("16MiB").fuse_pfs();
+    let cluster = builder.flag("--no-passthrough").up();
+    write_file(&cluster.mnt("large"), pattern(2095, LARGE));
+    let tiers = cluster.where_is("large")["tiers"].to_string();
+    assert!(tiers.contains("pfs"), "not in the overflow: {tiers}");
+    for at in 0..10 {
+        write_file(&cluster.mnt(format!("f{at}")), pattern(2096 + at, LEN));
+    }
+    cluster
+        .fuse_pfs()
+        .fail("fsyncdir", When::Before, libc::EIO, "");
+    let output = cluster.on_path(&["stage-out", "--wait"], "");
+    assert_eq!(output.code, 3, "{output:?}");
+    let errors = cluster.status()["errors"].to_string();
+    assert!(
+        errors.contains("flush of its directory on the PFS"),
+        "{errors}"
+    );
+    assert!(errors.contains("its directory was not flushed"), "{errors}");
+    for name in ["large", "f0", "f9"] {
+        assert_eq!(cluster.where_state(name), "dirty", "{name}");
+    }
+    cluster.fuse_pfs().heal("fsyncdir");
+    cluster.drain("");
+    assert_eq!(cluster.dirty_bytes(), 0);
+    assert_eq!(cluster.status()["conflicts_total"], 0);
+    pattern(2095, LARGE).assert_in(&cluster.mnt("large"));
+    pattern(2095, LARGE).assert_in(&cluster.pfs("large"));
+    pattern(2096, LEN).assert_in(&cluster.pfs("f0"));
+    assert_eq!(listing(&cluster.mnt("")).len(), 11);
+}
+
+/// The same of the files themselves, which this PFS is told one by one.
+#[test]
+fn fault_09_an_error_of_a_flush_on_a_fuse_pfs_is_heard_for_many_files() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().ssd("64MiB").fuse_pfs().up();
+    for at in 0..10 {
+        write_file(&cluster.mnt(format!("f{at}")), pattern(2110 + at, 10_000));
+    }
+    cluster
+        .fuse_pfs()
+        .fail("fsync", When::Before, libc::EIO, "");
+    let output = cluster.on_path(&["stage-out", "--wait"], "");
+    assert_eq!(output.code, 3, "{output:?}");
+    assert!(listing(&cluster.pfs("")).is_empty(), "a copy has its name");
+    cluster.fuse_pfs().heal("fsync");
+    cluster.drain("");
+    for at in 0..10 {
+        pattern(2110 + at, 10_000).assert_in(&cluster.pfs(format!("f{at}")));
+    }
 }
 
 #[test]
