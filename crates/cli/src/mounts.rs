@@ -86,6 +86,15 @@ pub fn of_state<'a>(table: &'a [MountEntry], state: &Path) -> Vec<&'a MountEntry
         .collect()
 }
 
+/// Takes the mount at `point` out of the tree at once, if it is a burst buffer's. If it fails, the next `up` or `down`
+/// does it.
+pub fn detach_ours(point: &Path) {
+    let ours = |entry: &MountEntry| entry.is_forebay() && entry.point == point;
+    if read().is_ok_and(|table| table.iter().any(ours)) {
+        drop(detach(point));
+    }
+}
+
 /// Takes a mount out of the tree without waiting for those who still use it.
 pub fn detach(point: &Path) -> io::Result<()> {
     use rustix::mount::{UnmountFlags, unmount};

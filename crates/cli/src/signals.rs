@@ -22,7 +22,7 @@ impl Signals {
             shared: Arc::new((Mutex::new(0), Condvar::new())),
         };
         let theirs = signals.clone();
-        watch(move |signal, nth| {
+        watch(Hangup::Stops, move |signal, nth| {
             if nth > 1 {
                 std::process::exit(128 + signal);
             }
@@ -42,9 +42,20 @@ impl Signals {
     }
 }
 
+/// What SIGHUP means.
+pub enum Hangup {
+    /// The same as Ctrl-C: the terminal has gone.
+    Stops,
+    /// Something that a service is asked for in this way.
+    Calls(Box<dyn FnMut() + Send>),
+}
+
 /// Calls `on_signal` with the signal's number and a count from 1 on, on a thread of its own. Must be
 /// called before other threads exist: they inherit the mask that leaves the signals to this one.
-pub fn watch(mut on_signal: impl FnMut(i32, u32) + Send + 'static) -> io::Result<()> {
+pub fn watch(
+    mut hangup: Hangup,
+    mut on_signal: impl FnMut(i32, u32) + Send + 'static,
+) -> io::Result<()> {
     let set = blocked()?;
     std::thread::Builder::new()
         .name("fb-signals".into())
@@ -53,15 +64,31 @@ pub fn watch(mut on_signal: impl FnMut(i32, u32) + Send + 'static) -> io::Result
             loop {
                 let mut signal = 0;
                 // SAFETY: both pointers are to live values of the right types.
-                if unsafe { libc::sigwait(&set, &mut signal) } != 0
-                    || last.is_some_and(|last| last.elapsed() < SAME_REQUEST)
-                {
+                if unsafe { libc::sigwait(&set, &mut signal) } != 0 {
+                    continue;
+                }
+                if let (libc::SIGHUP, Hangup::Calls(act)) = (signal, &mut hangup) {
+                    act();
+                    continue;
+                }
+                if last.is_some_and(|last| last.elapsed() < SAME_REQUEST) {
                     continue;
                 }
                 (nth, last) = (nth + 1, Some(Instant::now()));
                 on_signal(signal, nth);
             }
         })?;
+    Ok(())
+}
+
+/// SIGUSR1 and SIGUSR2 mean nothing here; by default they would end the program.
+pub fn ignore_user_signals() -> io::Result<()> {
+    for signal in [libc::SIGUSR1, libc::SIGUSR2] {
+        // SAFETY: the signal numbers are valid, and no code is to run on them.
+        if unsafe { libc::signal(signal, libc::SIG_IGN) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+    }
     Ok(())
 }
 

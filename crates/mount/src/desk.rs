@@ -8,8 +8,8 @@
 
 use std::cell::OnceCell;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use forebay_client::Client;
@@ -118,8 +118,27 @@ struct Slot {
 }
 
 thread_local! {
-    static SLOT: OnceCell<Arc<Slot>> = const { OnceCell::new() };
+    static SLOT: OnceCell<Seat> = const { OnceCell::new() };
 }
+
+/// A thread's hold of its slot: it goes when the thread ends.
+struct Seat {
+    slot: Arc<Slot>,
+    desk: Weak<Desk>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if self.slot.reads
+            && let Some(desk) = self.desk.upgrade()
+        {
+            desk.reader_ended();
+        }
+    }
+}
+
+/// Told which thread has died.
+pub(crate) type OnDeath = Box<dyn Fn(String) + Send + Sync>;
 
 #[derive(Default)]
 struct Parked {
@@ -140,6 +159,10 @@ pub(crate) struct Desk {
     parked: Mutex<Parked>,
     unparked: Condvar,
     nudged: Condvar,
+    /// The connection to the kernel: readers end when it does.
+    device: OnceLock<OwnedFd>,
+    on_death: OnceLock<OnDeath>,
+    me: Weak<Desk>,
 }
 
 /// A request under way on this thread.
@@ -170,8 +193,11 @@ impl Drop for Turn<'_> {
 
 impl Desk {
     /// So many readers serve as a rule; the session has [`SPARES`] more.
-    pub(crate) fn new(readers: usize) -> Desk {
-        Desk {
+    pub(crate) fn new(readers: usize) -> Arc<Desk> {
+        Arc::new_cyclic(|me| Desk {
+            me: me.clone(),
+            device: OnceLock::new(),
+            on_death: OnceLock::new(),
             slots: Mutex::default(),
             tick: AtomicU64::new(1),
             readers,
@@ -180,6 +206,28 @@ impl Desk {
             parked: Mutex::default(),
             unparked: Condvar::new(),
             nudged: Condvar::new(),
+        })
+    }
+
+    /// Readers read from this device.
+    pub(crate) fn serves(&self, device: OwnedFd) {
+        // There is one device.
+        let _ = self.device.set(device);
+    }
+
+    /// Calls `f` when a thread ends before the mount does. Of several such calls the first counts.
+    pub(crate) fn on_death(&self, f: OnDeath) {
+        let _ = self.on_death.set(f);
+    }
+
+    fn reader_ended(&self) {
+        if self.parked.lock().ended || self.device.get().is_none_or(is_gone) {
+            return;
+        }
+        if let Some(tell) = self.on_death.get() {
+            let name = std::thread::current();
+            let name = name.name().unwrap_or("of the mount");
+            tell(format!("thread {name} ended"));
         }
     }
 
@@ -194,7 +242,11 @@ impl Desk {
     }
 
     fn begin(&self, reply: Pending, reads: bool) -> Turn<'_> {
-        let slot = SLOT.with(|slot| slot.get_or_init(|| self.new_slot(reads)).clone());
+        let seat = || Seat {
+            slot: self.new_slot(reads),
+            desk: self.me.clone(),
+        };
+        let slot = SLOT.with(|held| held.get_or_init(seat).slot.clone());
         let mut pending = slot.pending.lock();
         *pending = Some(reply);
         let now = self.tick.load(Ordering::Relaxed);
@@ -282,13 +334,7 @@ impl Desk {
 }
 
 /// The watchdog thread; ends with the mount, which `device` tells.
-pub(crate) fn watch(
-    desk: &Arc<Desk>,
-    client: &Client,
-    pool: &Pool,
-    belief: &Arc<Belief>,
-    device: &OwnedFd,
-) {
+pub(crate) fn watch(desk: &Arc<Desk>, client: &Client, pool: &Pool, belief: &Arc<Belief>) {
     loop {
         {
             let mut parked = desk.parked.lock();
@@ -299,7 +345,7 @@ pub(crate) fn watch(
                 return;
             }
         }
-        if is_gone(device) {
+        if desk.device.get().is_some_and(is_gone) {
             return desk.end();
         }
         let now = desk.tick.fetch_add(1, Ordering::Relaxed) + 1;
@@ -420,8 +466,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_reader_that_ends_before_its_mount_is_told_of() {
+        let (said, heard) = std::sync::mpsc::channel();
+        let desk = Desk::new(1);
+        desk.on_death(Box::new(move |what| said.send(what).expect("heard")));
+        let (ours, kernels) = std::os::unix::net::UnixStream::pair().expect("pair");
+        desk.serves(ours.into());
+        let serve = |name: &str, reads: bool| {
+            let desk = desk.clone();
+            let body = move || {
+                let seat = Seat {
+                    slot: desk.new_slot(reads),
+                    desk: desk.me.clone(),
+                };
+                assert!(SLOT.with(|held| held.set(seat).is_ok()));
+            };
+            let thread = std::thread::Builder::new().name(name.into()).spawn(body);
+            thread.expect("thread").join().expect("no panic");
+        };
+        serve("of-the-pool", false);
+        serve("early", true);
+        assert_eq!(heard.try_recv().as_deref(), Ok("thread early ended"));
+        drop(kernels);
+        serve("with-the-mount", true);
+        assert!(heard.try_recv().is_err(), "nothing else was told");
+    }
+
+    #[test]
     fn readers_beyond_the_usual_park_and_come_back_for_those_that_block() {
-        let desk = Arc::new(Desk::new(1));
+        let desk = Desk::new(1);
         desk.running.store(2, Ordering::Release);
         let parks = {
             let desk = desk.clone();

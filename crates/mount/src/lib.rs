@@ -91,7 +91,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     };
     let readers = options.threads.max(1);
     config.n_threads = Some(readers + desk::SPARES);
-    let (desk, pool) = (Arc::new(Desk::new(readers)), Pool::default());
+    let (desk, pool) = (Desk::new(readers), Pool::default());
     let passthrough = options.passthrough;
     let belief = Arc::new(Belief::default());
     let adapter = adapter::Adapter::new(
@@ -107,13 +107,13 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         None => Session::new(adapter, &options.mount_point, &config)?,
     };
     belief.tell_by(session.notifier());
-    let device = session.as_fd().try_clone_to_owned()?;
+    desk.serves(session.as_fd().try_clone_to_owned()?);
     keep_buffers_lazy();
     let session = session.spawn()?;
     let watched = desk.clone();
     std::thread::Builder::new()
         .name("fb-watchdog".into())
-        .spawn(move || desk::watch(&watched, &client, &pool, &belief, &device))?;
+        .spawn(move || desk::watch(&watched, &client, &pool, &belief))?;
     // Asks the new mount itself, so it also shows that it answers.
     let dev = std::fs::metadata(&options.mount_point)?.dev();
     Ok(Mounted {
@@ -160,6 +160,11 @@ impl Mounted {
     /// Calls `f` when the mount ends, whoever ends it.
     pub fn on_unmounted(&self, f: Box<dyn FnOnce() + Send>) {
         *self.ended.lock() = Some(f);
+    }
+
+    /// Calls `f` with what happened when a thread that serves requests ends before the mount does.
+    pub fn on_thread_death(&self, f: Box<dyn Fn(String) + Send + Sync>) {
+        self.desk.on_death(f);
     }
 
     /// Unmounts. `EBUSY` while it is in use, unless `lazily`: then it vanishes from the tree at once

@@ -177,6 +177,8 @@ pub struct Core {
     pub stop: Mutex<Option<StopOrder>>,
     /// Signalled with it.
     pub stop_given: Condvar,
+    /// A thread that everything depends on has died: which, and of what.
+    pub broken: Mutex<Option<String>>,
     /// Serialises the making of space, so that two writers do not evict for the same need.
     pub making_space: Mutex<()>,
     /// Who has nothing to do for a while is here: see [`Core::rest`].
@@ -249,7 +251,21 @@ impl Core {
 
     /// Remembers an error and says it in the log.
     pub fn report(&self, path: Vec<u8>, errno: Errno, reason: String) {
-        tracing::warn!("{}: {reason}", path.escape_ascii());
+        // The log bounds lines by the place that says them: many files shall not hide what is below them all.
+        match path.starts_with(b"(") {
+            true => tracing::warn!("{}: {reason}", path.escape_ascii()),
+            false => tracing::warn!("{}: {reason}", path.escape_ascii()),
+        }
+        self.remember(path, errno, reason);
+    }
+
+    /// The same for bytes that are lost: the log names more of those.
+    pub fn report_loss(&self, path: Vec<u8>, errno: Errno, reason: String) {
+        tracing::error!("{}: {reason}", path.escape_ascii());
+        self.remember(path, errno, reason);
+    }
+
+    fn remember(&self, path: Vec<u8>, errno: Errno, reason: String) {
         self.counters.errors.fetch_add(1, Ordering::Relaxed);
         self.errors.add(path, errno, reason);
     }

@@ -32,14 +32,13 @@ use crate::service::Server;
 use crate::settings::Settings;
 use crate::starterror::{StartError, failed};
 use crate::statefolder::open_store;
+use crate::threads::{Watched, join_all};
 use crate::tierset::{SSDS_MAX, TierSet};
 use crate::writers::Writers;
 use crate::{demote, discard, engine, guard, monitor, unseen};
 
 /// After the mount is gone, a drain that was asked for gets this long for the last files.
 const LAST_DRAIN: Duration = Duration::from_secs(60);
-/// At the end, threads that wait for a silent PFS are waited for so long.
-const LAST_CALLS: Duration = Duration::from_secs(1);
 
 /// Why [`Instance::wait_stop`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +47,8 @@ pub enum StopReason {
     Ordered,
     /// Ordered with a drain, and all is on the PFS.
     Drained,
+    /// A thread has died: see [`Instance::broken`].
+    Broken,
 }
 
 /// What an instance leaves behind.
@@ -289,6 +290,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         ending: AtomicBool::new(false),
         stop: Mutex::new(None),
         stop_given: Condvar::new(),
+        broken: Mutex::new(None),
         resting: Default::default(),
         making_space: Mutex::new(()),
         removed: Mutex::default(),
@@ -331,28 +333,33 @@ impl Instance {
             drained: AtomicBool::new(false),
         });
         for i in 0..workers {
-            instance.spawn(format!("fb-demote-{i}"), demote::run)?;
+            instance.spawn(&format!("fb-demote-{i}"), false, demote::run)?;
         }
         monitor::look_below(&instance.core);
-        instance.spawn("fb-guard".into(), guard::run)?;
-        instance.spawn("fb-room".into(), guard::make_room)?;
-        instance.spawn("fb-writers".into(), unseen::watch_writers)?;
-        instance.spawn("fb-compare".into(), unseen::compare)?;
-        instance.spawn("fb-monitor".into(), monitor::run)?;
-        instance.spawn("fb-engine".into(), engine::run)?;
-        instance.spawn("fb-discard".into(), discard::run)?;
-        instance.spawn("fb-publish".into(), crate::publication::run)?;
-        instance.spawn("fb-scrub".into(), crate::scrub::run)?;
-        instance.spawn("fb-seal".into(), crate::seal::run)?;
-        instance.spawn("fb-collect".into(), monitor::collect)?;
+        instance.spawn("fb-guard", false, guard::run)?;
+        instance.spawn("fb-room", false, guard::make_room)?;
+        instance.spawn("fb-writers", false, unseen::watch_writers)?;
+        instance.spawn("fb-compare", false, unseen::compare)?;
+        instance.spawn("fb-monitor", false, monitor::run)?;
+        instance.spawn("fb-engine", false, engine::run)?;
+        instance.spawn("fb-discard", true, discard::run)?;
+        instance.spawn("fb-publish", false, crate::publication::run)?;
+        instance.spawn("fb-scrub", true, crate::scrub::run)?;
+        instance.spawn("fb-seal", true, crate::seal::run)?;
+        instance.spawn("fb-collect", false, monitor::collect)?;
         Ok(instance)
     }
 
-    fn spawn(&self, name: String, body: fn(&Arc<Core>)) -> Result<(), StartError> {
+    /// Starts a thread; unless it `may_end` by itself, its end is the end of the server. A panic always is.
+    fn spawn(&self, name: &str, may_end: bool, body: fn(&Arc<Core>)) -> Result<(), StartError> {
         let core = self.core.clone();
+        let watched = Watched::new(&core, name, may_end);
         let thread = std::thread::Builder::new()
-            .name(name.clone())
-            .spawn(move || body(&core))
+            .name(name.to_string())
+            .spawn(move || {
+                let _watched = watched;
+                body(&core);
+            })
             .map_err(failed(format!("thread {name}")))?;
         self.threads.lock().push(thread);
         Ok(())
@@ -371,6 +378,16 @@ impl Instance {
         });
     }
 
+    /// A thread outside of the server that it cannot do without has died: begins a stop that leaves everything as it is.
+    pub fn end_broken(&self, what: String) {
+        self.core.broke(what);
+    }
+
+    /// Which thread has died, if one has.
+    pub fn broken(&self) -> Option<String> {
+        self.core.broken.lock().clone()
+    }
+
     /// Blocks until the server is to stop. A drain whose deadline passes takes the order back: the
     /// server goes on.
     pub fn wait_stop(&self) -> StopReason {
@@ -383,6 +400,7 @@ impl Instance {
                 *stop
             };
             match order {
+                _ if self.core.is_broken() => return StopReason::Broken,
                 Some(StopOrder { drain: false, .. }) | None => return StopReason::Ordered,
                 Some(StopOrder {
                     drain: true,
@@ -443,6 +461,9 @@ impl Instance {
         let threads = std::mem::take(&mut *self.threads.lock());
         join_all(core, threads);
         failpoint::hit(failpoint::Point::StopThreads);
+        if core.is_broken() {
+            return self.leave_as_it_is();
+        }
         self.leave_memory();
         core.flush_undrained();
         failpoint::hit(failpoint::Point::StopMoved);
@@ -471,6 +492,14 @@ impl Instance {
             core.tiers.tidy_overflow(core.ns.pfs());
         }
         summary
+    }
+
+    /// The end after a thread has died: what is on record is what the next start goes by, as after a kill.
+    fn leave_as_it_is(&self) -> StopSummary {
+        if let Err(error) = self.core.ns.sync() {
+            tracing::error!("metadata store: {error}");
+        }
+        self.undrained()
     }
 
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in memory:
@@ -559,23 +588,6 @@ impl Instance {
         });
         if let Err(error) = saved {
             tracing::warn!("totals are not kept: {error}");
-        }
-    }
-}
-
-/// Waits for the end of threads. One that blocks in a call on a PFS that does not answer is left behind:
-/// what it has not done yet the next start does.
-fn join_all(core: &Core, threads: Vec<JoinHandle<()>>) {
-    let begun = Instant::now();
-    for thread in threads {
-        let is_hopeless = || core.pulse().is_silent() && begun.elapsed() > LAST_CALLS;
-        while !thread.is_finished() && !is_hopeless() {
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        if !thread.is_finished() {
-            tracing::warn!("a thread waits for the PFS and is left behind");
-        } else if thread.join().is_err() {
-            tracing::error!("a thread of the server panicked");
         }
     }
 }

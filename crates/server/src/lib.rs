@@ -52,6 +52,7 @@ mod statefolder;
 mod status;
 #[cfg(test)]
 mod testing;
+mod threads;
 mod tierset;
 mod unhurried;
 mod unseen;

@@ -218,7 +218,7 @@ impl Core {
                 let cut = found.may_be_torn && Some(stat.size) != found.flushed_bytes;
                 if cut || stat.size < size {
                     let reason = "what was written after its last fsync is lost in part with the node's power";
-                    self.report(path, Errno::EIO, reason.into());
+                    self.report_loss(path, Errno::EIO, reason.into());
                 }
                 return self.record_object(file, &*object);
             }
@@ -259,7 +259,7 @@ impl Core {
             true => "; the PFS has the version before it",
             false => "",
         };
-        self.report(path, Errno::EIO, format!("{reason}{older}{kept}"));
+        self.report_loss(path, Errno::EIO, format!("{reason}{older}{kept}"));
         for (dir, name) in names {
             self.ns.lost_of_version(&dir, &name)?;
         }

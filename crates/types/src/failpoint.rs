@@ -2,10 +2,10 @@
 //! after the other, and looks at what a restart makes of it.
 //!
 //! A point is armed by [`arm_from_environment`] or, in tests, [`arm`]: the process gets `SIGKILL` when
-//! it is hit for the n-th time. Builds without debug assertions have no points at all.
+//! it is hit for the n-th time, or the thread that hits it panics. Builds without debug assertions have no points at all.
 //! `crates/server/tests/failpoints.rs` goes through [`Point::ALL`]; a variant that nothing hits fails it.
 
-/// The environment variable: `NAME` or `NAME:N`, a variant of [`Point`] and a count from 1.
+/// The environment variable: `NAME`, `NAME:N` or `NAME:N:panic`, a variant of [`Point`] and a count from 1.
 pub const VARIABLE: &str = "FOREBAY_FAILPOINT";
 
 macro_rules! points {
@@ -215,7 +215,7 @@ points! {
 /// What [`VARIABLE`] holds is no point, or this build has none.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FailpointError {
-    /// Not `NAME` or `NAME:N`.
+    /// Not `NAME`, `NAME:N` or `NAME:N:panic`.
     #[error("{VARIABLE}: '{0}' names no failpoint")]
     Unknown(String),
     /// A build without debug assertions.
@@ -223,18 +223,32 @@ pub enum FailpointError {
     NotBuilt,
 }
 
-/// The point and count that a text names.
-fn parse(text: &str) -> Result<(Point, u64), FailpointError> {
+/// What ends when a point is hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Ends {
+    /// The process, by SIGKILL.
+    Process,
+    /// The thread, by a panic.
+    Thread,
+}
+
+/// The point, count and end that a text names.
+fn parse(text: &str) -> Result<(Point, u64, Ends), FailpointError> {
     let unknown = || FailpointError::Unknown(text.to_string());
-    let (name, nth) = match text.split_once(':') {
+    let (text_of_point, ends) = match text.strip_suffix(":panic") {
+        Some(rest) => (rest, Ends::Thread),
+        None => (text, Ends::Process),
+    };
+    let (name, nth) = match text_of_point.split_once(':') {
         Some((name, nth)) => (
             name,
             nth.parse().ok().filter(|&n| n > 0).ok_or_else(unknown)?,
         ),
-        None => (text, 1),
+        None => (text_of_point, 1),
     };
     let point = Point::ALL.iter().find(|point| point.name() == name);
-    Ok((*point.ok_or_else(unknown)?, nth))
+    Ok((*point.ok_or_else(unknown)?, nth, ends))
 }
 
 /// Arms what [`VARIABLE`] names; nothing where it is not set or empty.
@@ -246,8 +260,8 @@ pub fn arm_from_environment() -> Result<(), FailpointError> {
     if !cfg!(debug_assertions) {
         return Err(FailpointError::NotBuilt);
     }
-    let (point, nth) = parse(&text)?;
-    arm(point, nth);
+    let (point, nth, ends) = parse(&text)?;
+    arm(point, nth, ends);
     Ok(())
 }
 
@@ -255,12 +269,14 @@ pub fn arm_from_environment() -> Result<(), FailpointError> {
 mod armed {
     use std::cell::Cell;
     use std::sync::RwLock;
-    use std::sync::atomic::{AtomicU64, AtomicUsize};
+    use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
     /// Place of the armed point in [`super::Point::ALL`], plus one; 0: none.
     pub static POINT: AtomicUsize = AtomicUsize::new(0);
     /// Hits until the kill.
     pub static LEFT: AtomicU64 = AtomicU64::new(0);
+    /// Whether only the thread ends.
+    pub static PANICS: AtomicBool = AtomicBool::new(false);
 
     type Act = Box<dyn FnOnce()>;
     type ActOfAll = Box<dyn Fn() + Send + Sync>;
@@ -273,13 +289,14 @@ mod armed {
     pub static EVERYWHERE: RwLock<Vec<(super::Point, ActOfAll)>> = RwLock::new(Vec::new());
 }
 
-/// From now on the `nth` hit (from 1) of `point` kills this process. Nothing in builds without
+/// From now on the `nth` hit (from 1) of `point` ends this process, or the thread. Nothing in builds without
 /// debug assertions.
 #[cfg_attr(not(debug_assertions), expect(unused_variables))]
-pub fn arm(point: Point, nth: u64) {
+pub fn arm(point: Point, nth: u64, ends: Ends) {
     #[cfg(debug_assertions)]
     {
         use std::sync::atomic::Ordering;
+        armed::PANICS.store(ends == Ends::Thread, Ordering::SeqCst);
         armed::LEFT.store(nth, Ordering::SeqCst);
         armed::POINT.store(point as usize + 1, Ordering::SeqCst);
     }
@@ -316,6 +333,11 @@ pub fn hit(point: Point) {
         if armed::POINT.load(Ordering::Relaxed) == point as usize + 1
             && armed::LEFT.fetch_sub(1, Ordering::SeqCst) == 1
         {
+            assert!(
+                !armed::PANICS.load(Ordering::SeqCst),
+                "failpoint {}",
+                point.name()
+            );
             // SAFETY: getpid and kill take and give plain numbers.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
             loop {
@@ -343,9 +365,21 @@ mod tests {
 
     #[test]
     fn names_are_parsed() {
-        assert_eq!(parse("CreateObject"), Ok((Point::CreateObject, 1)));
-        assert_eq!(parse("StopSynced:7"), Ok((Point::StopSynced, 7)));
-        for wrong in ["", "Nothing", "CreateObject:", "CreateObject:0", ":1"] {
+        let process = |point, nth| Ok((point, nth, Ends::Process));
+        assert_eq!(parse("CreateObject"), process(Point::CreateObject, 1));
+        assert_eq!(parse("StopSynced:7"), process(Point::StopSynced, 7));
+        assert_eq!(
+            parse("StopSynced:7:panic"),
+            Ok((Point::StopSynced, 7, Ends::Thread))
+        );
+        for wrong in [
+            "",
+            "Nothing",
+            "CreateObject:",
+            "CreateObject:0",
+            ":1",
+            ":panic",
+        ] {
             assert_eq!(parse(wrong), Err(FailpointError::Unknown(wrong.into())));
         }
     }

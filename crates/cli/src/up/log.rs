@@ -1,39 +1,258 @@
-//! Where the log goes.
+//! Where the log goes, and how much of it there is.
+//!
+//! A log that cannot be written takes nothing else down: a line is lost, and counted. Neither is there ever more of it than
+//! two files of [`file::BYTES_MAX`], nor more than a few lines a minute of one kind ([`limit`]).
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use rustix::fs::OFlags;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::exit::{Explain, Failure};
 use crate::state;
 
-/// Starts logging, with times in UTC: to standard error, or to the log file of `state`, which
-/// standard error then is, too.
-pub fn start(state: Option<&Path>) -> Result<(), Failure> {
+mod file;
+mod limit;
+
+use file::LogFile;
+use limit::{Kind, Limits, Surplus};
+
+/// Starts logging, with times in UTC: to standard error, or to the log file of `state`.
+pub fn start(state: Option<&Path>) -> Result<Log, Failure> {
     let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let sink = match state {
+        None => Sink::Stderr,
+        Some(state) => {
+            let path = state.join(state::LOG);
+            let file = LogFile::new(&path, open_log)
+                .explain(path.display(), "the log is written there")?;
+            Sink::File(file)
+        }
+    };
+    let log = Log::new(sink);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_target(false)
-        .with_ansi(false);
-    let set = match state {
-        None => builder.with_writer(io::stderr).try_init(),
-        Some(state) => {
-            let path = state.join(state::LOG);
-            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
-            let file = state::open(state, state::LOG, flags, 0o600)
-                .explain(path.display(), "the log is written there")?;
-            builder.with_writer(Arc::new(file)).try_init()
-        }
-    };
-    set.map_err(|error| Failure::fatal(format!("log: {error}")))
+        .with_ansi(false)
+        // It would say so on standard error, and panic where that cannot be written either.
+        .log_internal_errors(false)
+        .with_writer(log.clone());
+    builder
+        .try_init()
+        .map_err(|error| Failure::fatal(format!("log: {error}")))?;
+    Ok(log)
 }
 
-/// Standard error goes to the log file, so that a panic is found there.
-pub fn take_stderr(state: &Path) -> io::Result<()> {
-    let file = state::open(state, state::LOG, OFlags::WRONLY | OFlags::APPEND, 0)?;
-    rustix::stdio::dup2_stderr(file)?;
-    Ok(())
+fn open_log(path: &Path) -> io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
+    let state = path.parent().ok_or(io::ErrorKind::NotFound)?;
+    state::open(state, state::LOG, flags, 0o600)
+}
+
+/// What lines are written to.
+#[derive(Debug)]
+enum Sink {
+    Stderr,
+    File(LogFile),
+}
+
+impl Sink {
+    fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
+        match self {
+            Sink::Stderr => io::stderr().lock().write_all(line),
+            Sink::File(file) => file.write_line(line),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    sink: Sink,
+    limits: Limits,
+    /// Lines that could not be written since one could.
+    lost: u64,
+}
+
+/// The log of this process. Clones are the same log.
+#[derive(Clone, Debug)]
+pub struct Log {
+    inner: Arc<Mutex<Inner>>,
+}
+
+impl Log {
+    fn new(sink: Sink) -> Log {
+        let inner = Inner {
+            sink,
+            limits: Limits::default(),
+            lost: 0,
+        };
+        Log {
+            inner: Arc::new(Mutex::new(inner)),
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Standard error goes to the log file, so that a panic is found there.
+    pub fn take_stderr(&self) -> io::Result<()> {
+        match &mut self.inner().sink {
+            Sink::Stderr => Ok(()),
+            Sink::File(file) => file.take_stderr(),
+        }
+    }
+
+    /// Opens the log file again: somebody has renamed it. `false` where there is none.
+    pub fn reopen(&self) -> io::Result<bool> {
+        match &mut self.inner().sink {
+            Sink::Stderr => Ok(false),
+            Sink::File(file) => file.reopen().map(|()| true),
+        }
+    }
+
+    /// Says what was held back, once its minute is over. To be called now and then.
+    pub fn tell_surplus(&self) {
+        let mut inner = self.inner();
+        for surplus in inner.limits.due(Instant::now()) {
+            inner.tell(&surplus);
+        }
+    }
+}
+
+impl Inner {
+    fn line(&mut self, kind: Option<Kind>, line: &[u8]) {
+        if let Some(kind) = kind {
+            let (admitted, before) = self.limits.admit(kind, Instant::now(), line);
+            if let Some(surplus) = before {
+                self.tell(&surplus);
+            }
+            if !admitted {
+                return;
+            }
+        }
+        self.write(line);
+    }
+
+    fn write(&mut self, line: &[u8]) {
+        if self.lost > 0 {
+            let note = stamped(&format!(
+                "{} lines before this one could not be written",
+                self.lost
+            ));
+            if self.sink.write_line(note.as_bytes()).is_err() {
+                self.lost += 1;
+                return;
+            }
+            self.lost = 0;
+        }
+        if self.sink.write_line(line).is_err() {
+            self.lost += 1;
+        }
+    }
+
+    fn tell(&mut self, surplus: &Surplus) {
+        let text = format!(
+            "{} more lines of one kind in a minute; the last of them: {}",
+            surplus.lines,
+            String::from_utf8_lossy(&surplus.last).trim_end()
+        );
+        self.write(stamped(&text).as_bytes());
+    }
+}
+
+/// A line of the log about the log itself.
+fn stamped(text: &str) -> String {
+    let mut line = String::new();
+    // A time that cannot be formatted leaves a line without one.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut line));
+    line.push_str(&format!("  WARN {text}\n"));
+    line
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line {
+            log: self,
+            kind: None,
+        }
+    }
+
+    fn make_writer_for(&'a self, meta: &tracing::Metadata<'_>) -> Line<'a> {
+        Line {
+            log: self,
+            kind: Kind::of(meta),
+        }
+    }
+}
+
+/// Takes one line.
+pub struct Line<'a> {
+    log: &'a Log,
+    kind: Option<Kind>,
+}
+
+impl Write for Line<'_> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.log.inner().line(self.kind.clone(), line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_cannot_be_written_loses_lines_and_says_how_many() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let full = LogFile::new(Path::new("/dev/full"), file::plain).expect("open");
+        let log = Log::new(Sink::File(full));
+        for _ in 0..3 {
+            log.make_writer().write_all(b"lost\n").expect("no error");
+        }
+        assert_eq!(log.inner().lost, 3, "the device took lines");
+        let path = folder.path().join("log");
+        log.inner().sink = Sink::File(LogFile::new(&path, file::plain).expect("open"));
+        log.make_writer().write_all(b"kept\n").expect("no error");
+        let text = std::fs::read_to_string(&path).expect("read");
+        assert!(text.contains("3 lines before this one"), "{text}");
+        assert!(text.ends_with("kept\n"), "{text}");
+    }
+
+    #[test]
+    fn what_is_held_back_is_summed_up_in_one_line() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("log");
+        let log = Log::new(Sink::File(LogFile::new(&path, file::plain).expect("open")));
+        tracing::subscriber::with_default(
+            tracing_subscriber::fmt().with_writer(log.clone()).finish(),
+            || {
+                for at in 0..1000 {
+                    tracing::warn!("of one kind, number {at}");
+                }
+            },
+        );
+        let ended = log.inner().limits.end_all();
+        for surplus in ended {
+            log.inner().tell(&surplus);
+        }
+        let text = std::fs::read_to_string(&path).expect("read");
+        assert_eq!(text.lines().count(), limit::WARNINGS_MAX as usize + 1);
+        assert!(text.contains("980 more lines"), "{text}");
+        assert!(text.contains("number 999"), "{text}");
+    }
 }

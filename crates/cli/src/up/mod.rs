@@ -7,6 +7,7 @@ mod preflight;
 pub mod resources;
 pub mod run;
 mod settle;
+mod supervisor;
 mod values;
 
 use std::ffi::OsString;
@@ -136,7 +137,7 @@ fn serve(
     let state = &plan.settings.state;
     let _lock = lock(state)?;
     preflight::clear_dead_mounts(&plan.settings)?;
-    log::start(detached.then_some(state.as_path()))?;
+    let log = log::start(detached.then_some(state.as_path()))?;
     if let Some(most) = resources::raise_open_files() {
         tracing::info!("up to {most} descriptors, one for each open file");
     }
@@ -148,7 +149,7 @@ fn serve(
         }
     }
     let line = announcement(plan);
-    run::serve(plan, detached, &mut || readiness.announce(&line))
+    run::serve(plan, detached, &log, &mut || readiness.announce(&line))
 }
 
 /// Takes the lock of a state folder.

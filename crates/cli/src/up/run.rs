@@ -1,7 +1,8 @@
 //! The life of a burst buffer in this process: start, mount, serve, unmount, stop.
 
+use std::io::IsTerminal;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use forebay_client::Client;
 use forebay_mount::{MountOptions, Mounted};
@@ -10,31 +11,43 @@ use forebay_types::format_size;
 use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
 use forebay_wire::{InMemory, Peer, Request, Response, Service, UnixServer};
 
-use super::log;
+use super::log::Log;
 use super::settle::Plan;
+use super::supervisor::Supervisor;
 use crate::control::files_and_bytes;
 use crate::exit::{Exit, Explain, Failure, reason};
+use crate::signals::Hangup;
 use crate::state::{self, SocketPath};
 use crate::{mounts, out, signals};
 
-/// The instance, once there is one, for the thread that hears signals.
-type Served = Arc<Mutex<Option<Arc<Instance>>>>;
+/// The instance, once there is one, for threads that are there before it.
+pub type Served = Arc<OnceLock<Arc<Instance>>>;
 
 /// Serves until it is told to stop; the caller holds the lock of the state folder. `announce` is
 /// called when the mount answers; if it fails, nobody wants the mount any more.
 pub fn serve(
     plan: &Plan,
     detached: bool,
+    log: &Log,
     announce: &mut dyn FnMut() -> Result<(), Failure>,
 ) -> Result<Exit, Failure> {
     let served = Served::default();
-    watch_signals(plan, detached, served.clone()).explain("up: signals", "")?;
+    watch_signals(plan, detached, log, served.clone()).explain("up: signals", "")?;
+    let supervisor = Supervisor::start(log.clone(), served.clone(), &plan.settings.mount)
+        .explain("up: cannot start a thread", "")?;
     tracing::info!("forebay {} starts", env!("CARGO_PKG_VERSION"));
     tracing::debug!("{:?}", plan.settings);
     let instance =
         Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
-    *served.lock().unwrap_or_else(PoisonError::into_inner) = Some(instance.clone());
-    let outcome = mount_and_wait(plan, detached, &instance, announce);
+    // Nobody else sets it.
+    let _ = served.set(instance.clone());
+    let mut announce = || {
+        if detached {
+            log.take_stderr().explain("standard error", "")?;
+        }
+        announce()
+    };
+    let outcome = mount_and_wait(plan, &instance, &supervisor, &mut announce);
     let summary = instance.stop();
     for file in [state::PID, state::SOCKET] {
         // Both only say what the lock says better.
@@ -43,13 +56,20 @@ pub fn serve(
     if outcome.is_ok() {
         tell(detached, &farewell(plan, &summary));
     }
-    outcome.map(|()| Exit::Complete)
+    log.tell_surplus();
+    match (outcome, instance.broken()) {
+        (Ok(()), Some(what)) => Err(Failure::fatal(format!(
+            "{}: ended, because {what}; the log says more",
+            plan.settings.mount.display()
+        ))),
+        (outcome, _) => outcome.map(|()| Exit::Complete),
+    }
 }
 
 fn mount_and_wait(
     plan: &Plan,
-    detached: bool,
     instance: &Arc<Instance>,
+    supervisor: &Supervisor,
     announce: &mut dyn FnMut() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let settings = &plan.settings;
@@ -59,7 +79,9 @@ fn mount_and_wait(
         "",
     )?;
     let mounted = mount(plan, instance)?;
-    let ready = answer(plan, detached).and_then(|()| announce());
+    let supervisor = supervisor.clone();
+    mounted.on_thread_death(Box::new(move |what| supervisor.died(what)));
+    let ready = answer(plan).and_then(|()| announce());
     if ready.is_ok() {
         tracing::info!("{} answers", settings.mount.display());
         let why = instance.wait_stop();
@@ -88,7 +110,7 @@ fn mount(plan: &Plan, instance: &Arc<Instance>) -> Result<Mounted, Failure> {
 }
 
 /// Waits for the first answer through the kernel, and says who serves.
-fn answer(plan: &Plan, detached: bool) -> Result<(), Failure> {
+fn answer(plan: &Plan) -> Result<(), Failure> {
     let settings = &plan.settings;
     std::fs::metadata(&settings.mount).explain(
         format_args!(
@@ -99,11 +121,7 @@ fn answer(plan: &Plan, detached: bool) -> Result<(), Failure> {
     )?;
     let pid = format!("{}\n", std::process::id());
     state::write(&settings.state, state::PID, &pid)
-        .explain(settings.state.join(state::PID).display(), "")?;
-    if detached {
-        log::take_stderr(&settings.state).explain("standard error", "")?;
-    }
-    Ok(())
+        .explain(settings.state.join(state::PID).display(), "")
 }
 
 /// Takes the mount out of the tree; if programs still use it, without waiting for them.
@@ -121,35 +139,32 @@ fn unmount(mounted: &Mounted, point: &Path) {
     }
 }
 
-/// The first signal stops in order, the second at once; what fsync promised is safe either way.
-fn watch_signals(plan: &Plan, detached: bool, served: Served) -> std::io::Result<()> {
+/// The first signal stops in order, the second at once; what fsync promised is safe either way. SIGHUP opens the log
+/// again, unless somebody's terminal goes away with this process in its foreground.
+fn watch_signals(plan: &Plan, detached: bool, log: &Log, served: Served) -> std::io::Result<()> {
     let state = plan.settings.state.clone();
     let mount = plan.settings.mount.clone();
-    signals::watch(move |signal, nth| {
-        let instance = served
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        match instance {
-            Some(instance) if nth == 1 => {
-                tell(
-                    detached,
-                    &stopping_line(&state, status(&*instance.service())),
-                );
-                instance.request_stop();
+    signals::ignore_user_signals()?;
+    let log = log.clone();
+    let hangup = match !detached && std::io::stdin().is_terminal() {
+        true => Hangup::Stops,
+        false => Hangup::Calls(Box::new(move || match log.reopen() {
+            Ok(true) => tracing::info!("the log was opened again"),
+            Ok(false) => {}
+            Err(error) => {
+                tracing::warn!("the log cannot be opened again: {}", reason(&error));
             }
-            _ => {
-                let ours = mounts::read().map(|table| {
-                    table
-                        .iter()
-                        .any(|entry| entry.is_forebay() && entry.point == mount)
-                });
-                if ours.unwrap_or(false) {
-                    // If it fails, the next `up` or `down` takes the mount away.
-                    drop(mounts::detach(&mount));
-                }
-                std::process::exit(128 + signal);
-            }
+        })),
+    };
+    signals::watch(hangup, move |signal, nth| match served.get() {
+        Some(instance) if nth == 1 => {
+            let line = stopping_line(&state, status(&*instance.service()));
+            tell(detached, &line);
+            instance.request_stop();
+        }
+        _ => {
+            mounts::detach_ours(&mount);
+            std::process::exit(128 + signal);
         }
     })
 }

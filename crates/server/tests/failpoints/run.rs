@@ -261,7 +261,11 @@ fn child_is_killed_at_a_point() {
             act(&server, &pfs, op).unwrap_or_else(|e| panic!("before: {op:?}: {e:?}"));
         }
         let mut journal = File::create(dir.join("journal")).expect("journal");
-        failpoint::arm(work.first.unwrap_or(case.point), 1);
+        failpoint::arm(
+            work.first.unwrap_or(case.point),
+            1,
+            failpoint::Ends::Process,
+        );
         for op in &work.ops {
             journal.write_all(b"begun\n").expect("journal");
             act(&server, &pfs, op).unwrap_or_else(|e| panic!("{op:?}: {e:?}"));

@@ -8,6 +8,7 @@ use forebay_testkit::{
     Cluster, LONG, listing, needs_root, pattern, run_bounded, snapshot, wait_until, write_file,
 };
 use rustix::fs::{XattrFlags, getxattr, setxattr};
+use rustix::process::{Pid, Signal, kill_process};
 
 const MIB: usize = 1 << 20;
 
@@ -191,9 +192,7 @@ fn promise_8_an_unmount_from_outside_ends_it_in_order() {
 #[test]
 fn promise_8_a_detached_one_is_stopped_the_same_way() {
     let cluster = Cluster::builder().eager().prepare();
-    let mut args = cluster.up_args().to_vec();
-    args.push("--detach".into());
-    cluster.cli(&args).ok();
+    up_detached(&cluster);
     write_file(&cluster.mnt("f"), pattern(1095, 1000));
     assert!(cluster.state().join("forebay.pid").exists());
     assert!(cluster.state().join("forebay.log").exists());
@@ -235,4 +234,66 @@ fn promise_8_data_whose_directory_is_gone_is_undrained_until_fsck_puts_it_on_the
     assert_eq!(mode & 0o7777, 0o640);
     pattern(850, 1000).assert_in(&entries[0]);
     cluster.down(&["--drain"]);
+}
+
+/// Starts it detached, without what its environment was to be.
+fn up_detached(cluster: &Cluster) {
+    let mut args = cluster.up_args().to_vec();
+    args.push("--detach".into());
+    cluster.cli(&args).ok();
+}
+
+#[test]
+fn promise_8_sighup_opens_the_log_again_and_user_signals_are_ignored() {
+    let cluster = Cluster::builder().eager().prepare();
+    up_detached(&cluster);
+    let text = fs::read_to_string(cluster.state().join("forebay.pid")).expect("pid");
+    let pid = Pid::from_raw(text.trim().parse().expect("number")).expect("not 0");
+    let (log, kept) = ("forebay.log", "forebay.log.kept");
+    fs::rename(cluster.state().join(log), cluster.state().join(kept)).expect("rename");
+    for signal in [Signal::USR1, Signal::USR2, Signal::HUP] {
+        kill_process(pid, signal).expect("kill");
+    }
+    wait_until("there is a new log", || {
+        let text = fs::read_to_string(cluster.state().join(log)).unwrap_or_default();
+        text.contains("opened again")
+    });
+    write_file(&cluster.mnt("f"), pattern(1096, 1000));
+    cluster.on_state(&["down", "--drain"]).ok();
+    let text = fs::read_to_string(cluster.state().join(log)).expect("log");
+    assert!(text.contains("all data is on the PFS"), "{text}");
+    pattern(1096, 1000).assert_in(&cluster.pfs("f"));
+}
+
+#[test]
+fn promise_8_a_thread_that_dies_ends_the_burst_buffer_in_order_and_nothing_is_lost() {
+    // A demoter, and a thread that serves requests.
+    for (point, named) in [("DemoteCopied", "fb-demote-"), ("RenameBuffer", "fuser-")] {
+        let builder = Cluster::builder().lazy().ssd("64MiB");
+        let failpoint = format!("{point}:1:panic");
+        let cluster = builder.environment("FOREBAY_FAILPOINT", failpoint).up();
+        write_file(&cluster.mnt("f"), pattern(1097, 300_000));
+        write_file(&cluster.mnt("g"), pattern(1098, 300_000));
+        // The one that brings it about gets an answer, whatever it is.
+        let _ = fs::rename(cluster.mnt("f"), cluster.mnt("h"));
+        if cluster.ended().is_none() {
+            let _ = cluster.on_path(&["stage-out"], "");
+        }
+        assert_eq!(cluster.wait_ended(), 1);
+        let text = fs::read_to_string(cluster.base().join("up.log")).expect("log");
+        assert!(
+            text.contains("ends, and what is not on the PFS yet"),
+            "{text}"
+        );
+        assert!(text.contains(named) && text.contains(point), "{text}");
+        let left = cluster.mounts().iter().any(|line| line.contains("/mnt "));
+        assert!(!left, "a dead mount: {:?}", cluster.mounts());
+        up_detached(&cluster);
+        let names = listing(&cluster.mnt(""));
+        assert!(names == ["f", "g"] || names == ["g", "h"], "{names:?}");
+        cluster.on_state(&["down", "--drain"]).ok();
+        let first = names.iter().find(|name| *name != "g").expect("two");
+        pattern(1097, 300_000).assert_in(&cluster.pfs(first));
+        pattern(1098, 300_000).assert_in(&cluster.pfs("g"));
+    }
 }
