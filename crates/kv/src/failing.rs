@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 
-use crate::{Batch, Durability, Error, Store};
+use crate::{Batch, Durability, Entry, Error, Store};
 
 /// Which calls a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub enum Call {
     Commit,
     /// [`Store::sync`]; not the flush within a synced commit.
     Sync,
+    /// [`Store::mend`] of a poisoned store.
+    Mend,
 }
 
 /// What a failed commit leaves behind. A real one may leave either, and its caller cannot tell.
@@ -41,6 +43,8 @@ struct State {
     faults: Vec<Fault>,
     fired: u64,
     poisoned: bool,
+    /// What the keys of failed commits that were kept held before.
+    before: Vec<Entry>,
 }
 
 /// Passes every call to the store inside, except those it was told to fail.
@@ -154,6 +158,10 @@ impl<S: Store> Store for Failing<S> {
             return self.inner.commit(batch, durability);
         };
         if fault.outcome == Outcome::Kept {
+            for (key, _) in &batch.ops {
+                let held = self.inner.get(key)?;
+                self.state.lock().before.push((key.clone(), held));
+            }
             self.inner.commit(batch, durability)?;
         }
         Err(fault.error())
@@ -162,6 +170,18 @@ impl<S: Store> Store for Failing<S> {
     fn sync(&self) -> Result<(), Error> {
         self.fail_if_due(Call::Sync)?;
         self.inner.sync()
+    }
+
+    fn mend(&self) -> Result<bool, Error> {
+        if !self.state.lock().poisoned {
+            return Ok(false);
+        }
+        self.fail_if_due(Call::Mend)?;
+        let mut batch = Batch::new();
+        batch.ops = std::mem::take(&mut self.state.lock().before);
+        self.inner.commit(batch, Durability::Synced)?;
+        self.state.lock().poisoned = false;
+        Ok(true)
     }
 }
 
@@ -193,6 +213,25 @@ mod tests {
             let reopened = store.into_inner();
             assert_eq!(reopened.get(b"second")?.is_some(), outcome == Outcome::Kept);
             assert!(reopened.get(b"third")?.is_none());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn mending_takes_back_what_failed() -> Result<(), Error> {
+        for outcome in [Outcome::Lost, Outcome::Kept] {
+            let store = Failing::new(Memory::new());
+            put(&store, "first")?;
+            assert!(!store.mend()?, "nothing to mend");
+            store.fail_nth_commit(1, libc::ENOSPC, outcome);
+            put(&store, "second").expect_err("armed");
+            store.fail_nth(Call::Mend, 1, libc::ENOSPC);
+            store.mend().expect_err("armed");
+            assert!(matches!(put(&store, "second"), Err(Error::Poisoned)));
+            assert!(store.mend()?);
+            assert!(store.get(b"first")?.is_some() && store.get(b"second")?.is_none());
+            put(&store, "second")?;
+            assert_eq!(store.fired(), 2);
         }
         Ok(())
     }

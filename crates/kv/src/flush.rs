@@ -11,8 +11,8 @@ pub(crate) struct SharedFlush {
 
 /// 1. `completed <= started`, and they differ by one exactly while a flush runs.
 /// 2. Flush number n covers everything written before it started.
-/// 3. `failed` is never taken back: after a failed flush the kernel may have dropped the dirty pages, and a second flush
-///    would report success without them.
+/// 3. `failed` is taken back only by [`SharedFlush::mended`]: after a failed flush the kernel may have dropped the dirty
+///    pages, and a second flush would report success without them.
 #[derive(Debug, Default)]
 struct State {
     started: u64,
@@ -55,6 +55,11 @@ impl SharedFlush {
         self.state.lock().failed
     }
 
+    /// Storage was opened again, and everything that was committed is on it.
+    pub(crate) fn mended(&self) {
+        self.state.lock().failed = false;
+    }
+
     /// Records a failure seen outside of a flush.
     pub(crate) fn poison(&self) {
         self.state.lock().failed = true;
@@ -93,6 +98,8 @@ mod tests {
         ));
         assert!(matches!(shared.run(|| Ok(())), Err(Error::Poisoned)));
         assert!(shared.has_failed());
+        shared.mended();
+        assert!(shared.run(|| Ok(())).is_ok());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A small transactional ordered key-value trait, and its engines.
 //!
-//! [`Store`] has four methods, and every engine behaves the same through them: the functions in [`conformance`] say how.
+//! [`Store`] has five methods, and every engine behaves the same through them: the functions in [`conformance`] say how.
 //!
 //! | engine | survives | for |
 //! | --- | --- | --- |
@@ -18,8 +18,10 @@ mod error;
 pub mod failing;
 mod flush;
 pub mod lsm;
+mod media;
 pub mod memory;
 mod range;
+mod tail;
 
 pub use batch::{Batch, Entry};
 pub use error::{Error, Part};
@@ -57,6 +59,7 @@ pub enum Durability {
 /// 3. What survives a crash is a prefix of the commits: no later one without every earlier one.
 /// 4. When storage fails a write or a flush with [`Error::Io`], the store is poisoned: whether that batch survives is known
 ///    only after opening the store again, and until then commits and syncs give [`Error::Poisoned`]. Reads go on.
+/// 5. [`Store::mend`] opens it again in place.
 pub trait Store: Send + Sync {
     /// The value of `key`, or `None` if it is absent.
     ///
@@ -97,6 +100,15 @@ pub trait Store: Send + Sync {
     ///
     /// [`Error::Poisoned`], or storage that fails, which poisons the store.
     fn sync(&self) -> Result<(), Error>;
+
+    /// Opens a poisoned store again, if storage takes writes again. Then everything that was committed is on stable
+    /// storage, nothing of the commits that failed is, and the store takes commits: `true`. A store that is not poisoned is
+    /// left alone: `false`.
+    ///
+    /// # Errors
+    ///
+    /// Why it stays poisoned. If opening is what failed, reads give [`Error::Poisoned`], too, until a later call succeeds.
+    fn mend(&self) -> Result<bool, Error>;
 }
 
 impl<S: Store + ?Sized> Store for Arc<S> {
@@ -119,6 +131,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn sync(&self) -> Result<(), Error> {
         (**self).sync()
+    }
+
+    fn mend(&self) -> Result<bool, Error> {
+        (**self).mend()
     }
 }
 

@@ -82,4 +82,8 @@ impl Store for Memory {
     fn sync(&self) -> Result<(), Error> {
         Ok(())
     }
+
+    fn mend(&self) -> Result<bool, Error> {
+        Ok(false)
+    }
 }

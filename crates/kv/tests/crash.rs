@@ -33,6 +33,7 @@ fn child() {
     match task.as_str() {
         "commit" => commit_forever(&*store),
         "fail" => commit_until_storage_fails(&*store),
+        "mend" => mend_when_storage_works_again(&*store),
         other => panic!("no task {other}"),
     }
 }
@@ -164,12 +165,13 @@ fn acknowledged_commits_survive_kill() {
     );
 }
 
-/// Lets the kernel refuse to extend files past a size, as a full disk would, until a commit fails.
-fn commit_until_storage_fails(store: &dyn Store) {
-    const FILE_BYTES: u64 = 1024 * 1024;
+const FILE_BYTES: u64 = 1024 * 1024;
+
+/// From now on the kernel refuses to extend files past a size, as a full disk would.
+fn limit_files(bytes: u64) {
     let limit = libc::rlimit {
-        rlim_cur: FILE_BYTES,
-        rlim_max: FILE_BYTES,
+        rlim_cur: bytes,
+        rlim_max: libc::RLIM_INFINITY,
     };
     // SAFETY: ignoring a signal installs no handler; setrlimit reads a struct that lives across the call.
     let limited = unsafe {
@@ -177,6 +179,11 @@ fn commit_until_storage_fails(store: &dyn Store) {
         libc::setrlimit(libc::RLIMIT_FSIZE, &limit)
     };
     assert_eq!(limited, 0);
+}
+
+/// Commits until a commit fails because storage does.
+fn commit_until_storage_fails(store: &dyn Store) {
+    limit_files(FILE_BYTES);
     let mut count = 0;
     let error = loop {
         count += 1;
@@ -201,6 +208,56 @@ fn commit_until_storage_fails(store: &dyn Store) {
     assert_eq!(check_holds_a_prefix(store), count - 1, "reads go on");
     let mut out = std::io::stdout().lock();
     writeln!(out, "\nack {}", count - 1).expect("the parent listens");
+}
+
+/// Storage fails, works again, and fails and works again: the store is the same one all the time.
+fn mend_when_storage_works_again(store: &dyn Store) {
+    let mut count = 0;
+    for file_bytes in [FILE_BYTES, 2 * FILE_BYTES] {
+        limit_files(file_bytes);
+        let error = loop {
+            let durability = match count % SYNCED_EVERY {
+                0 => Durability::Synced,
+                _ => Durability::Buffered,
+            };
+            match store.commit(batch(count + 1), durability) {
+                Ok(()) => count += 1,
+                Err(error) => break error,
+            }
+            assert!(count * (VALUE_BYTES as u64) < 4 * FILE_BYTES, "no limit");
+        };
+        assert_eq!(error.errno(), libc::EFBIG, "{error:?}");
+        store.mend().expect_err("there is no room yet");
+        assert_eq!(check_holds_a_prefix(store), count, "reads go on");
+        limit_files(libc::RLIM_INFINITY);
+        assert!(store.mend().expect("there is room"));
+        assert!(!store.mend().expect("nothing to mend"));
+        assert_eq!(
+            check_holds_a_prefix(store),
+            count,
+            "what failed is not there"
+        );
+    }
+    store
+        .commit(batch(count + 1), Durability::Synced)
+        .expect("it takes commits again");
+    // Said before the end, which is a kill.
+    println!("\nack {}", count + 1);
+    std::io::stdout().flush().expect("flush");
+    // SAFETY: getpid and kill take and give plain numbers.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+}
+
+#[test]
+fn a_poisoned_store_is_mended_in_place_and_holds_what_was_acknowledged() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let mut child = spawn("mend", dir.path());
+    let acknowledged = last_acknowledged(&mut child);
+    let status = child.wait().expect("the child ends");
+    assert!(!status.success() && status.code().is_none(), "{status}");
+    assert!(acknowledged > 0);
+    let store = open_default(dir.path()).expect("the store opens");
+    assert_eq!(check_holds_a_prefix(&*store), acknowledged);
 }
 
 #[test]

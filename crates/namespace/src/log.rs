@@ -4,7 +4,7 @@
 //! record of the file must be among those that are kept: else a start would find an older record, and take our own change
 //! for an outsider's.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_kv::{Durability, Error, Store};
@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 pub(crate) struct Batch {
     changes: forebay_kv::Batch,
     records: Vec<ObjectId>,
+    removed: Vec<ObjectId>,
 }
 
 impl Batch {
@@ -35,6 +36,11 @@ impl Batch {
     pub(crate) fn records(&mut self, file: ObjectId) {
         self.records.push(file);
     }
+
+    /// The batch removes the record of this file.
+    pub(crate) fn removes(&mut self, file: ObjectId) {
+        self.removed.push(file);
+    }
 }
 
 /// A store that counts its commits.
@@ -46,6 +52,8 @@ pub(crate) struct Log {
     stable: AtomicU64,
     /// Positions of the last records of files, beyond what was stable at the last flush.
     recorded: Mutex<HashMap<ObjectId, u64>>,
+    /// Files of which a record could not be written.
+    unwritten: Mutex<HashSet<ObjectId>>,
 }
 
 impl Log {
@@ -55,6 +63,7 @@ impl Log {
             committed: AtomicU64::new(0),
             stable: AtomicU64::new(0),
             recorded: Mutex::default(),
+            unwritten: Mutex::default(),
         }
     }
 
@@ -77,6 +86,10 @@ impl Log {
         // Also after an error: whether it was applied is not known then.
         let position = self.committed.fetch_add(1, Ordering::AcqRel) + 1;
         let survives = durability == Durability::Synced && outcome.is_ok();
+        if outcome.is_err() {
+            let files = batch.records.iter().chain(&batch.removed);
+            self.unwritten.lock().extend(files);
+        }
         if !batch.records.is_empty() {
             let mut recorded = self.recorded.lock();
             for file in batch.records {
@@ -102,6 +115,17 @@ impl Log {
         Ok(())
     }
 
+    /// Opens a store again that storage has failed. Returns the files whose records in it may not be what they are in
+    /// memory; nothing if there was nothing to mend.
+    pub(crate) fn mend(&self) -> Result<Option<HashSet<ObjectId>>, Error> {
+        let before = self.committed.load(Ordering::Acquire);
+        if !self.store.mend()? {
+            return Ok(None);
+        }
+        self.stable.fetch_max(before, Ordering::AcqRel);
+        Ok(Some(std::mem::take(&mut *self.unwritten.lock())))
+    }
+
     /// Whether the last record of a file survives a loss of power.
     pub(crate) fn is_stable(&self, file: ObjectId) -> bool {
         let position = self.recorded.lock().get(&file).copied().unwrap_or(0);
@@ -121,6 +145,25 @@ mod tests {
         batch.put(*b"f", *b"v");
         batch.records(file);
         log.commit(batch, durability).expect("commit");
+    }
+
+    #[test]
+    fn a_mended_store_names_the_files_whose_records_failed() {
+        let store = forebay_kv::failing::Failing::new(forebay_kv::memory::Memory::new());
+        store.fail_nth_commit(2, libc::ENOSPC, forebay_kv::failing::Outcome::Kept);
+        let log = Log::new(Box::new(store));
+        assert_eq!(log.mend().expect("nothing"), None);
+        record(&log, A, Durability::Buffered);
+        let mut batch = Batch::new();
+        batch.put(*b"f", *b"w");
+        batch.records(B);
+        log.commit(batch, Durability::Buffered).expect_err("armed");
+        assert!(!log.is_stable(A) && !log.is_stable(B));
+        assert_eq!(log.mend().expect("mended"), Some(HashSet::from([B])));
+        assert_eq!(log.get(b"f").expect("read"), Some(b"v".to_vec()));
+        assert!(log.is_stable(A));
+        record(&log, B, Durability::Synced);
+        assert!(log.is_stable(B));
     }
 
     #[test]

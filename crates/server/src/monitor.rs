@@ -14,6 +14,10 @@ const LOOK: Duration = Duration::from_millis(50);
 const SPACE_LOOK: Duration = Duration::from_millis(500);
 /// Records reach stable storage at most this long after they were made, fsync or not.
 const SYNC_EVERY: Duration = Duration::from_secs(5);
+/// Between two tries to open a store again that storage has failed.
+const MEND_EVERY: Duration = Duration::from_secs(1);
+/// What errors of the records are reported under.
+const STORE: &[u8] = b"(metadata store)";
 
 /// The collector waits this long for more before it begins.
 const GATHER: Duration = Duration::from_millis(20);
@@ -22,39 +26,52 @@ const GATHER: Duration = Duration::from_millis(20);
 pub fn run(core: &Arc<Core>) {
     let mut space_at = Instant::now();
     let mut sync_at = Instant::now() + SYNC_EVERY;
+    let mut mend_at = Instant::now();
     let mut was_given_up = false;
     while !core.is_ending() {
         was_given_up = watch_pulse(core, was_given_up);
         if let Err(error) = core.ns.save_deferred() {
-            core.report(
-                b"(metadata store)".to_vec(),
-                error.errno(),
-                error.to_string(),
-            );
+            core.report(STORE.to_vec(), error.errno(), error.to_string());
         }
         let now = Instant::now();
         if now >= space_at {
             look_below(core);
             space_at = now + SPACE_LOOK;
         }
+        if now >= mend_at {
+            mend_store(core);
+            mend_at = Instant::now() + MEND_EVERY;
+        }
         if now >= sync_at {
             if let Err(errno) = core.forget_removed() {
                 core.report(
-                    b"(metadata store)".to_vec(),
+                    STORE.to_vec(),
                     errno,
                     format!("removed objects stay on record: {errno}"),
                 );
             }
             if let Err(error) = core.ns.sync() {
-                core.report(
-                    b"(metadata store)".to_vec(),
-                    error.errno(),
-                    error.to_string(),
-                );
+                core.report(STORE.to_vec(), error.errno(), error.to_string());
             }
             sync_at = Instant::now() + SYNC_EVERY;
         }
         std::thread::sleep(LOOK);
+    }
+}
+
+/// Opens the store again if storage has failed it and takes writes again. Records that failed are in memory.
+fn mend_store(core: &Core) {
+    let find = |object| core.files.read().get(&object).cloned();
+    match core.ns.mend(&find) {
+        Ok(false) => {}
+        Ok(true) => {
+            tracing::info!("the metadata store was opened again, and has all records");
+            core.errors.clear(STORE);
+        }
+        Err(error) => {
+            let reason = format!("it takes no changes: {error}; tried again until there is room");
+            core.report(STORE.to_vec(), error.errno(), reason);
+        }
     }
 }
 

@@ -71,6 +71,10 @@ impl Store for Shared {
     fn sync(&self) -> Result<(), Error> {
         self.0.inner.sync()
     }
+
+    fn mend(&self) -> Result<bool, Error> {
+        self.0.inner.mend()
+    }
 }
 
 /// Directories, a core on them, and its store.

@@ -93,6 +93,7 @@ impl Namespace {
         };
         tracing::trace!(file = %file.object, names = %state.told_names(), "record goes");
         batch.delete(record::file_key(file.object));
+        batch.removes(file.object);
         if residency.has_sums {
             batch.delete(record::sums_key(file.object));
         }
@@ -223,6 +224,27 @@ impl Namespace {
             at += held.len();
         }
         failures
+    }
+
+    /// Opens a store again that storage has failed, once that takes writes; whether there was anything to mend. `find`
+    /// knows files by their objects. Records that could not be written meanwhile are written as the files are now.
+    pub fn mend(&self, find: &dyn Fn(ObjectId) -> Option<Arc<File>>) -> Result<bool, NsError> {
+        let Some(objects) = self.store.mend()? else {
+            return Ok(false);
+        };
+        let mut batch = Batch::new();
+        let mut garbage = Vec::new();
+        for file in objects.into_iter().filter_map(find) {
+            let mut state = file.lock();
+            match state.is_unlinked() {
+                true => garbage.push(self.drop_file(&mut batch, &file, &state)?),
+                false => self.save_later(&file, &mut state),
+            }
+        }
+        self.commit(batch)?;
+        garbage.into_iter().for_each(|one| self.add_garbage(one));
+        self.sync()?;
+        Ok(true)
     }
 
     /// Everything recorded so far survives power loss.

@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use forebay_testkit::{
@@ -337,4 +338,63 @@ fn fault_15_a_full_disk_below_the_records_is_a_clean_error_and_passes() {
     cluster.drain("");
     assert_eq!(listing(&cluster.pfs("")), listing(&cluster.mnt("")));
     pattern(2071, LEN).assert_in(&cluster.pfs("after"));
+}
+
+#[test]
+fn fault_15_a_full_disk_below_records_and_log_passes_without_a_restart() {
+    if needs_root() {
+        return;
+    }
+    let builder = Cluster::builder().lazy().dram("").ssd("64MiB");
+    let cluster = builder.disk("state", "ext4", 96 * MIB).prepare();
+    let mut args = cluster.up_args().to_vec();
+    // The log is on that disk, too.
+    args.push("--detach".into());
+    cluster.cli(&args).ok();
+    drop(fsynced(&cluster, "before", pattern(2080, LEN)));
+    let ballast = cluster.disk("state").fill(0);
+    let error = (0..200_000).find_map(|at| {
+        let (from, to) = [("before", "other"), ("other", "before")][at % 2];
+        fs::rename(cluster.mnt(from), cluster.mnt(to)).err()
+    });
+    error.expect("the disk is full");
+    // Every one of these is worth a line in the log, which cannot be written.
+    let written: Vec<bool> = (0..300)
+        .map(|at| {
+            let mut file = File::create(cluster.mnt(format!("f{at}"))).expect("create");
+            let written = file.write_all(&pattern(2100 + at, 1000).bytes());
+            file.sync_all()
+                .expect_err("there is no room for its record");
+            written.is_ok()
+        })
+        .collect();
+    let names = listing(&cluster.mnt(""));
+    assert_eq!(names.len(), 301, "{names:?}");
+    fs::remove_file(ballast).expect("remove");
+    wait_until("records are written again", || {
+        let probe = File::create(cluster.mnt("probe"));
+        probe.and_then(|probe| probe.sync_all()).is_ok()
+    });
+    let log = || fs::read_to_string(cluster.state().join("forebay.log")).expect("log");
+    wait_until("the log says so", || log().contains("was opened again"));
+    let log = log();
+    assert!(
+        log.contains("lines before this one could not be written"),
+        "{log}"
+    );
+    assert!(log.lines().count() < 200, "{log}");
+    let first = names
+        .iter()
+        .find(|name| !name.as_bytes().starts_with(b"f"))
+        .expect("it");
+    fs::rename(cluster.mnt(first), cluster.mnt("renamed")).expect("rename");
+    pattern(2080, LEN).assert_in(&cluster.mnt("renamed"));
+    drop(fsynced(&cluster, "after", pattern(2081, LEN)));
+    cluster.on_state(&["down", "--drain"]).ok();
+    assert_eq!(listing(&cluster.pfs("")).len(), 303);
+    pattern(2080, LEN).assert_in(&cluster.pfs("renamed"));
+    pattern(2081, LEN).assert_in(&cluster.pfs("after"));
+    for (at, _) in written.iter().enumerate().filter(|(_, written)| **written) {
+        pattern(2100 + at as u64, 1000).assert_in(&cluster.pfs(format!("f{at}")));
+    }
 }

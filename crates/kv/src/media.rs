@@ -1,0 +1,129 @@
+//! Files of a store that is closed, below the engine.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+const JOURNAL: &str = "jnl";
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// Fails unless a file of so many bytes can be written and flushed in `dir`. Nothing is left behind, not by a crash
+/// either.
+pub(crate) fn need_room(dir: &Path, bytes: u64) -> Result<(), Error> {
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(libc::O_TMPFILE);
+    let probe = match options.open(dir) {
+        Ok(probe) => probe,
+        // Then trying is all there is.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let len = libc::off_t::try_from(bytes).unwrap_or(libc::off_t::MAX);
+    // SAFETY: it takes plain numbers, and the descriptor is open.
+    if unsafe { libc::fallocate(probe.as_raw_fd(), 0, 0, len) } != 0 {
+        let error = io::Error::last_os_error();
+        if error.raw_os_error() != Some(libc::EOPNOTSUPP) {
+            return Err(error.into());
+        }
+    }
+    probe.write_all_at(&[1; 4096], 0)?;
+    probe.sync_all()?;
+    Ok(())
+}
+
+/// Writes the journals of a closed store to new files, flushed, under the same names. After a flush that failed the kernel
+/// takes pages that it could not write for clean: neither would another flush of that file write them, nor is it known
+/// how long they will be there to be read.
+pub(crate) fn write_anew(dir: &Path) -> Result<(), Error> {
+    for path in journals(dir)? {
+        // Not a name that the engine would take for one of its own.
+        let beside = dir.with_extension("journal");
+        copy(&path, &beside)?;
+        std::fs::rename(&beside, &path)?;
+    }
+    File::open(dir)?.sync_all()?;
+    Ok(())
+}
+
+/// Room that copies of the journals take.
+pub(crate) fn journal_bytes(dir: &Path) -> Result<u64, Error> {
+    let mut bytes = 0;
+    for path in journals(dir)? {
+        bytes += std::fs::metadata(path)?.blocks() * 512;
+    }
+    Ok(bytes)
+}
+
+fn journals(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let is_journal = |path: &PathBuf| path.extension().is_some_and(|kind| kind == JOURNAL);
+    let entries = std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path()));
+    let paths = entries.collect::<io::Result<Vec<_>>>()?;
+    Ok(paths.into_iter().filter(is_journal).collect())
+}
+
+/// Copies a journal, whose end is zeros for the most part: those stay a hole.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    let mut source = File::open(from)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.custom_flags(libc::O_NOFOLLOW);
+    let target = options.open(to)?;
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut at = 0;
+    loop {
+        let len = match source.read(&mut piece) {
+            Ok(0) => break,
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        if piece[..len].iter().any(|byte| *byte != 0) {
+            target.write_all_at(&piece[..len], at)?;
+        }
+        at += len as u64;
+    }
+    target.set_len(at)?;
+    target.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journals_are_other_files_with_the_same_bytes_afterwards() -> Result<(), Error> {
+        let folder = tempfile::tempdir()?;
+        let dir = folder.path().join("kv");
+        std::fs::create_dir(&dir)?;
+        let (journal, other) = (dir.join("3.jnl"), dir.join("lock"));
+        std::fs::write(&journal, b"bytes")?;
+        File::options()
+            .write(true)
+            .open(&journal)?
+            .set_len(1 << 20)?;
+        std::fs::write(&other, b"")?;
+        let inode = |path: &Path| std::fs::metadata(path).map(|meta| meta.ino());
+        let (before, kept) = (inode(&journal)?, inode(&other)?);
+        write_anew(&dir)?;
+        assert_ne!(inode(&journal)?, before);
+        assert_eq!(inode(&other)?, kept);
+        let bytes = std::fs::read(&journal)?;
+        assert_eq!((bytes.len(), &bytes[..6]), (1 << 20, &b"bytes\0"[..]));
+        assert!(std::fs::metadata(&journal)?.blocks() * 512 <= PIECE_BYTES as u64);
+        assert_eq!(std::fs::read_dir(&dir)?.count(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn room_is_asked_for_and_nothing_stays() -> Result<(), Error> {
+        let folder = tempfile::tempdir()?;
+        need_room(folder.path(), 1 << 20)?;
+        assert!(need_room(folder.path(), u64::MAX).is_err());
+        assert_eq!(std::fs::read_dir(folder.path())?.count(), 0);
+        Ok(())
+    }
+}
