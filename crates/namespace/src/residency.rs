@@ -163,15 +163,23 @@ impl Namespace {
             true => Durability::Synced,
             false => Durability::Buffered,
         };
-        if let Some(xattrs) = xattrs.filter(|_| state.residency.clean) {
-            state.xattrs = xattrs;
-        }
+        let before = state.residency;
+        let loaded = xattrs.filter(|_| state.residency.clean);
+        let xattrs_before = loaded.map(|xattrs| std::mem::replace(&mut state.xattrs, xattrs));
         state.changed();
         state.residency.writing |= writing;
-        if persist {
-            self.save(file, &state, durability)?;
-            failpoint::hit(failpoint::Point::ChangeRecorded);
+        if !persist {
+            return Ok(());
         }
+        if let Err(error) = self.save(file, &state, durability) {
+            // Else the next change would be made without a record of any: a start would call the file clean, or damaged.
+            state.residency = before;
+            if let Some(xattrs) = xattrs_before {
+                state.xattrs = xattrs;
+            }
+            return Err(error);
+        }
+        failpoint::hit(failpoint::Point::ChangeRecorded);
         Ok(())
     }
 

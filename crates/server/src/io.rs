@@ -580,3 +580,44 @@ fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Er
 fn is_full(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::OpenFlags;
+
+    use crate::testing::{Lab, create, drain};
+
+    #[test]
+    fn nothing_changes_a_file_whose_record_cannot_say_so() {
+        let lab = Lab::new();
+        let core = lab.core();
+        let handle = create(core, b"f", b"content");
+        core.release(handle).expect("close");
+        let object = core.drain.waiting()[0];
+        drain(core);
+        let file = core.file(object).expect("file");
+        assert!(!file.lock().is_dirty());
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = core.open(file.ino, flags, false).expect("open");
+        lab.store.fail_from(lab.pfs("f"));
+        // A second try would be the first to do it if it took the record for written.
+        for try_ in 1..=3 {
+            let written = core.write(opened.handle, 0, b"CONTENT", false, true);
+            assert!(written.is_err(), "try {try_}: {written:?}");
+        }
+        assert!(lab.store.fired() >= 3);
+        let state = file.lock();
+        assert!(!state.is_dirty() && state.residency.crc.is_some());
+        let held = core.tiers.open_object(state.residency.tier, object);
+        drop(state);
+        let mut found = [0; 7];
+        held.expect("object").read_at(&mut found, 0).expect("read");
+        assert_eq!(&found, b"content");
+        lab.store.heal();
+        let written = core.write(opened.handle, 0, b"CONTENT", false, true);
+        assert_eq!(written, Ok(Some(7)));
+        core.release(opened.handle).expect("close");
+        drain(core);
+        assert_eq!(lab.on_pfs("f"), b"CONTENT");
+    }
+}
