@@ -26,9 +26,9 @@ test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx
 	python3 tests/posix/main.py --forebay $(BIN)
 
 SECONDS ?= 600
-soak: setup-build setup-run setup-test ## kills, power cuts, full disks, damage under load, judged from outside; SECONDS=600 [SEED=n] [FAULTS=list]
-	$(CARGO) build --release --locked -p forebay
-	python3 tests/soak/soak.py --forebay $(BIN) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS))
+soak: setup-build setup-run setup-test ## kills, power cuts, full disks, damage, a failing PFS, unseen writers under load, judged from outside; SECONDS=600 [SEED=n] [FAULTS=list]
+	$(CARGO) build --release --locked -p forebay -p bare-passthrough
+	python3 tests/soak/soak.py --forebay $(BIN) --passthrough target/release/bare-passthrough --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS))
 
 check: lint deny test ## rustfmt, clippy with warnings denied, cargo-deny, tests
 

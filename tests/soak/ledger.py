@@ -35,8 +35,8 @@ class Loss(Exception):
 class File:
     """One file of a worker, with all states that a power cut may leave."""
 
-    def __init__(self, number, names):
-        self.number = number
+    def __init__(self, worker, number, names):
+        self.worker, self.number = worker, number
         self.now = []  # versions of its blocks
         self.synced = None  # the same when it was last fsynced
         self.pending = {}  # block: versions written since
@@ -86,6 +86,8 @@ class Ledger:
         self.worker, self.files, self.next_file, self.next_version = worker, {}, 1, 1
         self.appended, self.appended_synced, self.append_unsure = 0, 0, False
         self.operations = 0
+        self.fired = collections.Counter()  # what the workers did of the faults that are theirs
+        self.unflushed = set()  # files that were stored into since it was last judged, without msync
 
     def version(self):
         self.next_version += 1
@@ -93,8 +95,13 @@ class Ledger:
 
     def new_file(self, names):
         number, self.next_file = self.next_file, self.next_file + 1
-        self.files[number] = File(number, names)
+        self.files[number] = File(self.worker, number, names)
         return self.files[number]
+
+    def doubt_unflushed(self):
+        """Only msync would have told the program that a store met an error."""
+        for number in self.unflushed & self.files.keys():
+            self.files[number].unsure = True
 
     def living(self):
         return [file for file in self.files.values() if file.alive and file.names and not file.unsure]
@@ -180,6 +187,8 @@ class Ledger:
         for folder, _, names in os.walk(root):
             for name in names:
                 path = os.path.join(folder, name)
+                if self.is_recovered(path, name):
+                    continue
                 short = os.path.relpath(path, root)
                 if ".forebay-conflict-" in name:
                     raise Loss(f"{short}: a conflict without an outsider")
@@ -189,6 +198,15 @@ class Ledger:
                     raw = data.read()
                 found[short] = self._blocks(short, raw)
         return found
+
+    def is_recovered(self, path, name):
+        """What fsck found without a record, after a power cut, is beside what we know: ours at least."""
+        if ".forebay-recovered-" not in name:
+            return False
+        with open(path, "rb") as data:
+            self._blocks(name, data.read())
+        os.unlink(path)
+        return True
 
     def _blocks(self, name, raw):
         """The file that the blocks belong to, and their versions: None for zeros, "torn" for what is no block."""
@@ -208,6 +226,7 @@ class Ledger:
 
     def rebase(self, root, found, by_file):
         """What was found is what the next round starts from; what is not whole is taken away."""
+        self.unflushed = set()
         for number, file in list(self.files.items()):
             names = by_file.get(number, {})
             blocks = next(iter(names.values()), None)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A random campaign against a burst buffer: load, kills, power cuts, full disks, damage at rest, outsiders.
+"""A random campaign against a burst buffer: load, kills, power cuts, full disks, damage at rest, outsiders, a PFS that
+hangs and fails, programs that write behind the daemon's back.
 
     make soak SECONDS=600 [SEED=n] [FAULTS=kill,cut,...]
 
@@ -7,279 +8,158 @@ Programs work on the mount and keep account of what they asked for and were answ
 buffer is started again, and all that it shows is judged by that account: what was answered survives the daemon, what
 was fsynced survives the machine, what was not may be old or new, nothing is damaged and nothing comes back. The seed
 decides faults, their times and what every program does; what the scheduler makes of it differs from run to run.
+In one half of the time the tiers are so small that files have to move, in the other so large that the kernel writes
+files by itself; in the second half the PFS is a FUSE file system that can hang and fail, if it is to.
 Needs root: it mounts loop file systems. Exits 1 at the first loss, and keeps the folder.
 """
 
 import argparse
-import errno
-import fcntl
+import collections
 import json
 import multiprocessing
 import os
 import random
 import shutil
-import signal
-import struct
-import subprocess
 import sys
 import tempfile
 import time
+import typing
 from pathlib import Path
 
-from ledger import BLOCK, Ledger, Loss
-from worker import RECORD_BYTES, parse_record, work
+from buffer import LARGE, PATIENCE_S, SMALL, Buffer, run
+from damage import Damage
+from ledger import Ledger, Loss
+from links import Links
+from misbehave import Misbehave
+from outlive import Outlive
+from worker import RECORD_BYTES, SHARED, How, parse_record, work
 
-MIB = 1 << 20
-SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN: _IOR('X', 125, u32)
-NO_LOG_FLUSH = 2
-PATIENCE_S = 120
 WORKERS = 3
-FAULTS = ("kill", "cut", "full-ssd", "full-state", "full-pfs", "damage", "outside", "restart")
-CONFIG = """
-wait_for_space = "500ms"
-[demotion]
-idle_after = "100ms"
-retry_after = "100ms"
-[scrub]
-pass = "1s"
-seal_after = "0s"
-calm = "0s"
-[[rule]]
-path = "/*/safe/**"
-durability = "pfs"
-[[rule]]
-path = "/*/mem/**"
-durability = "memory"
-"""
-
-
-def run(*words, check=True):
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=PATIENCE_S)
-    if check and done.returncode != 0:
-        raise RuntimeError(f"{words}: {done.returncode} {done.stdout} {done.stderr}")
-    return done
-
-
-def flip(path, at, bit):
-    """As a medium does it: without a trace in the times."""
-    times = path.stat()
-    with open(path, "r+b") as data:
-        data.seek(at)
-        old = data.read(1)
-        data.seek(at)
-        data.write(bytes([old[0] ^ (1 << bit)]))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-class Disk:
-    """A small file system in a file, whose power can be cut."""
-
-    def __init__(self, base, name, size, kind):
-        self.image, self.point, self.kind = base / f"{name}.img", base / name, kind
-        self.point.mkdir()
-        with open(self.image, "wb") as image:
-            image.truncate(size)
-        options = ["-q", "-m", "0"] if kind == "ext4" else ["-q"]
-        run(f"mkfs.{kind}", *options, self.image)
-        self.mount()
-
-    def mount(self):
-        run("mount", "-t", self.kind, "-o", "loop", self.image, self.point)
-        shutil.rmtree(self.point / "lost+found", ignore_errors=True)
-
-    def cut(self):
-        fd = os.open(self.point, os.O_RDONLY)
-        try:
-            fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
-        finally:
-            os.close(fd)
-
-    def unmount(self):
-        # A dying process may hold it for a moment.
-        deadline = time.monotonic() + PATIENCE_S
-        while run("umount", self.point, check=False).returncode != 0:
-            # Not os.path.ismount: it takes the errors of a file system that was cut for an answer.
-            if f" {self.point} " not in Path("/proc/self/mountinfo").read_text():
-                return
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.point} is busy")
-            time.sleep(0.05)
-
-    def fill(self, left):
-        """Takes all but about `left` bytes, while others take some too."""
-        ballast = self.point / "ballast"
-        with open(ballast, "wb") as file:
-            held = 0
-            for _ in range(20):
-                free = os.statvfs(self.point)
-                take = free.f_bavail * free.f_frsize - left
-                if take < BLOCK:
-                    break
-                try:
-                    os.posix_fallocate(file.fileno(), held, take)
-                    held += take
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                    left += take // 16
-        return ballast
-
-
-class Buffer:
-    """The burst buffer under test."""
-
-    def __init__(self, forebay, base, kind):
-        self.forebay, self.base = forebay, base
-        self.disks = {"pfs": Disk(base, "pfs", 512 * MIB, "ext4"), "ssd": Disk(base, "ssd", 384 * MIB, kind),
-                      "state": Disk(base, "state", 384 * MIB, "ext4")}
-        self.mnt, self.pfs, self.state = base / "mnt", base / "pfs" / "data", base / "state" / "forebay"
-        self.mnt.mkdir()
-        self.pfs.mkdir()
-        (base / "ssd" / "tier").mkdir()
-        (base / "bb.toml").write_text(CONFIG)
-        self.process, self.starts, self.boots = None, 0, 1
-
-    def start(self):
-        log = self.base / f"up-{self.starts}.log"
-        self.starts += 1
-        # Every other time whatever is read is compared piece by piece.
-        env = os.environ | ({"FOREBAY_SCRUB_VERIFY_ON_OPEN": "0"} if self.starts % 2 else {})
-        # The kernel does not start anew when only the disks lose their power.
-        env["FOREBAY_BOOT_ID"] = f"boot {self.boots}"
-        with open(log, "wb") as stderr:
-            self.process = subprocess.Popen(
-                [self.forebay, "up", "--pfs", self.pfs, "--mount", self.mnt, "--state", self.state, "--dram", "24MiB",
-                 "--ssd", f"{self.base}/ssd/tier:64MiB", "--config", self.base / "bb.toml"],
-                env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr)
-        deadline = time.monotonic() + PATIENCE_S
-        while b" is up in front of " not in log.read_bytes():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise Loss(f"it does not start: {log.read_text()}")
-            time.sleep(0.02)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait(PATIENCE_S)
-
-    def cut(self):
-        """The machine loses its power; the PFS is elsewhere."""
-        self.boots += 1
-        # Nothing goes on between one disk's end and the other's.
-        self.process.send_signal(signal.SIGSTOP)
-        for name in ("ssd", "state"):
-            self.disks[name].cut()
-        self.kill()
-        run("umount", "-l", self.mnt, check=False)
-        run("umount", "-l", self.state / "dram", check=False)
-        for name in ("ssd", "state"):
-            self.disks[name].unmount()
-            self.disks[name].mount()
-
-    def command(self, *words, check=True):
-        return run(self.forebay, *words, "--state", self.state, check=check)
-
-    def down(self, *flags):
-        self.command("down", *flags)
-        self.process.wait(PATIENCE_S)
-
-    def where(self, path):
-        return json.loads(run(self.forebay, "where", "--json", path).stdout)
-
-    def objects(self):
-        found = (self.base / "ssd/tier/objects").rglob("*")
-        return [path for path in found if path.is_file() and path.suffix == ""]
-
-    def errors(self):
-        return json.loads(self.command("status", "--json").stdout)["errors"]
-
-    def clean_up(self):
-        if self.process and self.process.poll() is None:
-            self.kill()
-        run("umount", "-l", self.mnt, check=False)
-        run("umount", "-l", self.state / "dram", check=False)
-        for disk in self.disks.values():
-            run("umount", "-l", disk.point, check=False)
+OF_THE_PFS = ("hang", "eio")
+# In rounds of their own, and in the load of all others.
+OF_WORKERS = {"store": "store", "mapping": "hold"}
+FAULTS = ("kill", "cut", "full-ssd", "full-state", "full-pfs", "damage", "outside", "restart", *OF_WORKERS, "outlive", "links", *OF_THE_PFS)
+QUIET = ("damage", "outside", "restart", "links", *OF_WORKERS)
 
 
 class Campaign:
-    def __init__(self, args, base):
-        self.args, self.random = args, random.Random(args.seed)
+    def __init__(self, args, base, phase):
+        self.args, self.seconds, self.faults = args, phase.seconds, phase.faults
+        self.random = random.Random(f"{args.seed} {phase.sizes}")
         kind = self.random.choice(["ext4", "xfs"])
-        self.buffer = Buffer(args.forebay, base, kind)
+        self.buffer = Buffer(args.forebay, base, kind, phase.sizes, phase.hanging)
         self.ledgers = [Ledger(worker) for worker in range(1, WORKERS + 1)]
-        self.counts = {name: 0 for name in args.faults}
+        self.counts = collections.Counter()
+        # What shows that a fault has met something.
+        self.fired = collections.Counter()
+        self.damage, self.links, self.outlive = Damage(self), Links(self), Outlive(self)
+        self.misbehave = Misbehave(self)
         self.outside, self.failed_operations, self.rounds = {}, 0, 0
-        print(f"soak: seed {args.seed}, {args.seconds} s, faults {','.join(args.faults)}, flash on {kind}", flush=True)
+        print(f"soak: seed {args.seed}, {phase.seconds} s, faults {','.join(phase.faults)}; {phase.sizes[0]} of memory, "
+              f"{phase.sizes[1]} of flash on {kind}, the PFS {'behind FUSE' if phase.hanging else 'on ext4'}", flush=True)
 
     def go(self):
         begun = time.monotonic()
         self.buffer.start()
-        while time.monotonic() - begun < self.args.seconds:
+        while time.monotonic() - begun < self.seconds:
             self.rounds += 1
-            fault = self.random.choice(self.args.faults)
+            fault = self.random.choice(self.faults)
+            before = self.all_fired()
             self.round(fault)
             self.counts[fault] += 1
-            operations = sum(ledger.operations for ledger in self.ledgers)
-            elapsed = time.monotonic() - begun
-            print(f"{elapsed:6.0f} s  round {self.rounds}: {fault}; {operations} operations so far, "
-                  f"{sum(len(ledger.living()) for ledger in self.ledgers)} files", flush=True)
+            met = self.all_fired() - before
+            print(f"{time.monotonic() - begun:6.0f} s  round {self.rounds}: {fault}; {self.operations()} operations so far, "
+                  f"{sum(len(ledger.living()) for ledger in self.ledgers)} files; {told(met)}", flush=True)
         self.end()
-        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
-        print(f"soak: no loss in {time.monotonic() - begun:.0f} s, seed {self.args.seed}: "
-              f"{sum(ledger.operations for ledger in self.ledgers)} operations, {self.rounds} rounds ({counts}), "
-              f"{self.failed_operations} programs met an error", flush=True)
+        fired = self.all_fired()
+        print(f"soak: no loss in {time.monotonic() - begun:.0f} s, seed {self.args.seed}: {self.operations()} operations, "
+              f"{self.rounds} rounds ({told(self.counts)}), {self.failed_operations} programs met an error; {told(fired)}", flush=True)
+
+    def operations(self):
+        return sum(ledger.operations for ledger in self.ledgers)
+
+    def all_fired(self):
+        return sum((ledger.fired for ledger in self.ledgers), start=+self.fired)
 
     def round(self, fault):
-        workers = self.start_workers()
-        time.sleep(self.random.uniform(0.3, 2.5))
-        strict, ballast = True, None
+        if fault in OF_WORKERS:
+            # What is clean is what a store could be lost in.
+            self.buffer.drain()
+        workers = self.start_workers(fault)
+        until = time.monotonic() + self.random.uniform(0.3, 2.5)
+        while fault in OF_WORKERS and time.monotonic() < until:
+            # What is called clean leaves while it may be mapped.
+            run(self.args.forebay, "release", self.buffer.mnt, check=False)
+        time.sleep(max(until - time.monotonic(), 0))
+        strict, ballast, must_start = True, None, fault in ("kill", "cut", "full-state")
+        self.fired[fault] += fault in ("kill", "restart")
         if fault == "kill":
             self.buffer.kill()
         elif fault == "cut":
             self.buffer.cut()
             strict = False
+            self.fired[fault] += 1
         elif fault.startswith("full-"):
             disk = self.buffer.disks[fault.removeprefix("full-")]
             ballast = disk.fill(self.random.choice([0, 64 << 10, 1 << 20]))
+            self.fired[fault] += 1
             time.sleep(self.random.uniform(0.5, 2.0))
         elif fault == "outside":
             self.write_outside()
-        quiet = fault in ("damage", "outside", "restart")
-        self.stop_workers(workers, may_fail=not quiet)
+        elif fault == "links":
+            must_start = self.links.begin()
+        elif fault == "outlive":
+            self.outlive.begin()
+            self.outlive.daemon_ends()
+            must_start = True
+        elif fault == "hang":
+            noticed, must_start = self.misbehave.hang()
+            self.fired[fault] += noticed
+        elif fault == "eio":
+            self.fired[fault] += self.misbehave.fail()
+        self.stop_workers(workers, may_fail=must_start or fault not in QUIET)
+        if fault.startswith("full-") or fault in OF_THE_PFS:
+            for ledger in self.ledgers:
+                ledger.doubt_unflushed()
         if ballast:
             ballast.unlink(missing_ok=True)
-        if fault in ("kill", "cut"):
-            self.buffer.start()
-        elif fault == "full-state":
+        if fault == "full-state":
             # A store that could not write is read-only until it is opened again.
             self.buffer.kill()
+        if must_start:
             self.buffer.start()
-        elif fault == "full-pfs":
+        self.after(fault)
+        self.judge(strict)
+
+    def after(self, fault):
+        """What belongs to a fault once the programs have ended, and the daemon is up again."""
+        if fault in ("full-pfs", *OF_THE_PFS):
             # An error of a drain reaches the next fsync of the file; what has been drained since has none.
-            self.drain()
+            self.buffer.drain()
         elif fault == "restart":
             self.buffer.down()
             self.buffer.start()
         elif fault == "damage":
-            self.damage()
-        self.judge(strict)
+            self.fired[fault] += self.damage.happen()
+        elif fault == "outlive":
+            self.fired[fault] += self.outlive.go_on()
+        elif fault == "links":
+            self.fired[fault] += self.links.judge()
+        elif fault in OF_WORKERS:
+            # What the PFS has is what is read.
+            self.buffer.drain()
+            run(self.args.forebay, "release", self.buffer.mnt)
 
-    def drain(self):
-        """Some file systems give room back only after a while."""
-        deadline = time.monotonic() + PATIENCE_S
-        while run(self.args.forebay, "stage-out", "--wait", self.buffer.mnt, check=False).returncode != 0:
-            if time.monotonic() > deadline:
-                raise Loss("it does not drain")
-            time.sleep(0.2)
-
-    def start_workers(self):
+    def start_workers(self, fault):
+        more = {OF_WORKERS[name]: 30 if name == fault else 4 for name in self.args.faults if name in OF_WORKERS}
+        how = How(self.args.large_blocks, str(self.args.forebay), more)
         workers = []
+        (self.buffer.mnt / SHARED).parent.mkdir(exist_ok=True)
         for ledger in self.ledgers:
             ours, theirs = multiprocessing.Pipe()
             root = self.buffer.mnt / f"w{ledger.worker}"
             root.mkdir(exist_ok=True)
-            args = (ledger, str(root), str(self.buffer.pfs / root.name), self.random.getrandbits(48),
-                    self.args.large_blocks, theirs)
+            args = (ledger, str(root), str(self.buffer.pfs / root.name), self.random.getrandbits(48), how, theirs)
             process = multiprocessing.Process(target=work, args=args, daemon=True)
             process.start()
             theirs.close()
@@ -308,9 +188,11 @@ class Campaign:
             self.ledgers[at] = ledger
 
     def judge(self, strict):
-        for error in self.buffer.errors():
-            if "forebay-conflict" in json.dumps(error):
-                raise Loss(f"a conflict without an outsider: {error}")
+        status = self.buffer.status()
+        of_links = f"{self.buffer.mnt}/links-"
+        for told in status["errors"] + status["conflicts"]:
+            if "forebay-conflict" in json.dumps(told) and not told["path"].startswith(of_links):
+                raise Loss(f"a conflict without an outsider: {told}")
         for ledger in self.ledgers:
             root = self.buffer.mnt / f"w{ledger.worker}"
             found, by_file = ledger.judge(str(root), strict)
@@ -321,7 +203,7 @@ class Campaign:
                 raise Loss(f"outside/{name} is not as the outsider left it")
 
     def judge_shared(self, strict):
-        path = self.buffer.mnt / "shared"
+        path = self.buffer.mnt / SHARED
         raw = path.read_bytes() if path.exists() else b""
         seen = {ledger.worker: [] for ledger in self.ledgers}
         torn = 0
@@ -370,94 +252,15 @@ class Campaign:
             aside.write_bytes(content)
             aside.rename(folder / name)
             self.outside[name] = content
+            self.fired["outside"] += 1
         run(self.args.forebay, "stage-in", self.buffer.mnt / "outside", check=False)
         time.sleep(1.1)
 
-    def damage(self):
-        if self.random.random() < 0.5:
-            self.damage_undrained()
-        else:
-            self.damage_drained()
-
-    def damage_undrained(self):
-        """A bit flips in data that only the buffer has, for the PFS is full: neither handed out nor drained; put right, it is whole."""
-        path, drained = self.buffer.mnt / "undrained", self.buffer.pfs / "undrained"
-        content = self.random.randbytes(self.random.randrange(BLOCK, 300_000))
-        # What others give up now is free only after a while.
-        self.drain()
-        run("sync", "-f", self.buffer.pfs)
-        ballast = self.buffer.disks["pfs"].fill(0)
-        with open(path, "wb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
-        # Out of memory, to flash.
-        self.buffer.down()
-        self.buffer.start()
-        entry = lambda: self.buffer.where(path)[0]
-        self.wait_for("its checksum", lambda: entry()["crc32c"] and entry()["state"] != "demoting")
-        if entry()["state"] != "dirty":
-            # The PFS had room all the same.
-            ballast.unlink()
-            path.unlink()
-            return
-        self.buffer.kill()
-        victims = [one for one in self.buffer.objects() if one.stat().st_size == len(content) and one.read_bytes() == content]
-        if len(victims) != 1:
-            raise Loss(f"{len(victims)} objects hold what was written to {path}")
-        place, bit = self.random.randrange(len(content)), self.random.randrange(8)
-        flip(victims[0], place, bit)
-        self.buffer.start()
-        try:
-            path.read_bytes()
-            raise Loss(f"a flipped bit in {victims[0]} was handed out, undrained")
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-        ballast.unlink()
-        if run(self.args.forebay, "stage-out", "--wait", path, check=False).returncode == 0 or drained.exists():
-            raise Loss(f"a flipped bit in {victims[0]} was drained")
-        flip(victims[0], place, bit)
-        if path.read_bytes() != content:
-            raise Loss(f"{path} is not what was written, though its object is")
-        self.drain()
-        if drained.read_bytes() != content:
-            raise Loss(f"{drained} is not what was written")
-        path.unlink()
-
-    def wait_for(self, what, is_so):
-        deadline = time.monotonic() + PATIENCE_S
-        while not is_so():
-            if time.monotonic() > deadline:
-                raise Loss(f"{what}: waited for in vain")
-            time.sleep(0.05)
-
-    def damage_drained(self):
-        """Bits flip at rest in a clean copy, found by fsck, which takes the good one on the PFS."""
-        run(self.args.forebay, "stage-out", "--wait", self.buffer.mnt)
-        clean = [entry for entry in self.buffer.where(self.buffer.mnt) if entry["state"] == "clean" and entry.get("size_bytes", 0) > 0]
-        self.buffer.down()
-        objects = [path for path in self.buffer.objects() if path.stat().st_size > 0]
-        if not clean or not objects:
-            self.buffer.start()
-            return
-        victim = self.random.choice(sorted(objects))
-        at = self.random.randrange(victim.stat().st_size)
-        flip(victim, at, self.random.randrange(8))
-        if self.random.random() < 0.5:
-            # Whoever reads it first finds it.
-            self.buffer.start()
-            for path in (self.buffer.mnt / entry["path"] for entry in clean):
-                original = self.buffer.pfs / path.relative_to(self.buffer.mnt)
-                if path.read_bytes() != original.read_bytes():
-                    raise Loss(f"a flipped bit in {victim} was handed out in {path}")
-            return
-        code = self.buffer.command("fsck", "--checksums", check=False).returncode
-        if code != 5:
-            raise Loss(f"fsck did not find and mend a flipped bit in {victim}: exit {code}")
-        self.buffer.start()
-
     def end(self):
         """All drains, and the PFS alone holds what the mount showed."""
+        # A start takes away what could not be taken away while the PFS failed.
+        self.buffer.down()
+        self.buffer.start()
         self.buffer.down("--drain", "--timeout", "100s")
         for ledger in self.ledgers:
             ledger.judge(str(self.buffer.pfs / f"w{ledger.worker}"), strict=True)
@@ -466,9 +269,14 @@ class Campaign:
             raise Loss(f"left on the PFS: {left}")
 
 
+def told(counter):
+    return ", ".join(f"{count} {name}" for name, count in sorted(counter.items()) if count) or "nothing met"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forebay", type=Path, required=True, help="the program")
+    parser.add_argument("--passthrough", type=Path, help="the program bare-passthrough, which the PFS is behind when it hangs")
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--faults", default=",".join(FAULTS), help="a comma-separated list")
@@ -484,16 +292,43 @@ def main():
     args.forebay = args.forebay.resolve()
     if not args.forebay.is_file():
         parser.error(f"{args.forebay} is not there: make build")
+    if set(args.faults) & set(OF_THE_PFS) and not (args.passthrough and args.passthrough.is_file()):
+        parser.error(f"{' and '.join(OF_THE_PFS)} need --passthrough: cargo build -p bare-passthrough")
     args.seed = random.SystemRandom().getrandbits(32) if args.seed is None else args.seed
     for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
         del os.environ[name]
     if args.trace:
         os.environ["FOREBAY_LOG"] = "trace"
+    counts, fired = collections.Counter(), collections.Counter()
+    for phase in phases(args):
+        campaign = run_phase(args, phase)
+        counts, fired = counts + campaign.counts, fired + campaign.all_fired()
+    # A round or two may have had nothing to meet.
+    if idle := [fault for fault in args.faults if not fired[fault] and counts[fault] > 2]:
+        sys.exit(f"soak: these faults have met nothing: {', '.join(idle)}")
+
+
+class Phase(typing.NamedTuple):
+    faults: list
+    seconds: int
+    sizes: tuple  # of memory and flash
+    hanging: Path | None  # the program that the PFS is behind
+
+
+def phases(args):
+    sizes = random.Random(args.seed).sample([SMALL, LARGE], 2)
+    of_any = [name for name in args.faults if name not in OF_THE_PFS]
+    behind = None if of_any == args.faults else args.passthrough.resolve()
+    first = Phase(of_any, args.seconds // 2, sizes[0], None) if of_any else Phase(args.faults, args.seconds // 2, sizes[0], behind)
+    return [first, Phase(args.faults, args.seconds - args.seconds // 2, sizes[1], behind)]
+
+
+def run_phase(args, phase):
     base = Path(tempfile.mkdtemp(prefix="forebay-soak-"))
     base.chmod(0o755)
     campaign = None
     try:
-        campaign = Campaign(args, base)
+        campaign = Campaign(args, base, phase)
         campaign.go()
     except Loss as loss:
         print(f"soak: LOSS with seed {args.seed}: {loss}\nsoak: logs are in {base}", flush=True)
@@ -502,6 +337,7 @@ def main():
         if campaign:
             campaign.buffer.clean_up()
     shutil.rmtree(base, ignore_errors=True)
+    return campaign
 
 
 if __name__ == "__main__":

@@ -5,13 +5,16 @@ import mmap
 import os
 import random
 import struct
+import typing
 import zlib
 
 from ledger import BLOCK, Loss, block, parse
+from mapped import Mappings
 
 FOLDERS = ("", "safe", "mem", "deep/er")
 RECORD = struct.Struct("<4sIII")  # of the file that all append to: magic, worker, count, checksum
 RECORD_BYTES = 64
+SHARED = "all/shared"  # in a directory: where nothing is mounted, there is none
 FILES_MAX = 40
 
 
@@ -28,17 +31,24 @@ def parse_record(data):
     return (worker, count) if record(worker, count) == data else None
 
 
-class Worker:
-    def __init__(self, ledger, root, pfs, seed, large_blocks):
+class Worker(Mappings):
+    files_max = FILES_MAX
+
+    def __init__(self, ledger, root, pfs, seed, how):
         self.ledger, self.root, self.pfs = ledger, root, pfs
-        self.random, self.large_blocks = random.Random(seed), large_blocks
+        self.random, self.large_blocks = random.Random(seed), how.large_blocks
+        self.forebay, self.more = how.forebay, how.more
+        self.held = []
 
     def path(self, name):
         return os.path.join(self.root, name)
 
     def name(self):
-        folder = self.random.choice(FOLDERS)
-        return os.path.join(folder, f"f{self.random.randrange(24)}")
+        """One that no held mapping has."""
+        while True:
+            name = os.path.join(self.random.choice(FOLDERS), f"f{self.random.randrange(24)}")
+            if all(name not in held.file.names for held in self.held):
+                return name
 
     def run(self, ending):
         """Works until `ending()`; answers with the error that ended it, or None."""
@@ -46,14 +56,19 @@ class Worker:
             os.makedirs(self.path(folder), exist_ok=True)
         weights = {self.create: 30, self.overwrite: 14, self.append: 10, self.rename: 10, self.unlink: 8, self.link: 6,
                    self.fsync: 8, self.map: 5, self.shared_append: 8, self.sync_folder: 4, self.read: 10}
+        weights |= {getattr(self, what): odds for what, odds in self.more.items()}
         acts, odds = list(weights), list(weights.values())
-        while not ending():
-            try:
-                self.random.choices(acts, odds)[0]()
-                self.ledger.operations += 1
-            except OSError as error:
-                return f"{type(error).__name__}: {error}"
-        return None
+        error = None
+        try:
+            while not ending() and not error:
+                try:
+                    self.random.choices(acts, odds)[0]()
+                    self.ledger.operations += 1
+                except OSError as found:
+                    error = found
+        finally:
+            error = self.let_all_go() or error
+        return error and f"{type(error).__name__}: {error}"
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -186,9 +201,7 @@ class Worker:
                 code = 0
             finally:
                 os._exit(code)
-        _, status = os.waitpid(child, 0)
-        if status != 0:
-            raise OSError(f"the program with the mapping ended with {status}")
+        self.wait_for(child)
         file.unsure = False
         self.synced(file)
 
@@ -245,7 +258,7 @@ class Worker:
                 file.sync_names()
 
     def shared_append(self):
-        fd = os.open(os.path.join(os.path.dirname(self.root), "shared"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        fd = os.open(os.path.join(os.path.dirname(self.root), SHARED), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             for _ in range(self.random.randrange(1, 8)):
                 self.ledger.append_unsure = True
@@ -276,9 +289,16 @@ class Worker:
         return f"it has blocks of (worker, file) {files}"
 
 
-def work(ledger, root, pfs, seed, large_blocks, pipe):
+class How(typing.NamedTuple):
+    """What workers do."""
+    large_blocks: int
+    forebay: str
+    more: dict  # operations and their odds beside the usual ones
+
+
+def work(ledger, root, pfs, seed, how, pipe):
     """Body of a worker's process."""
-    worker = Worker(ledger, root, pfs, seed, large_blocks)
+    worker = Worker(ledger, root, pfs, seed, how)
     loss = error = None
     try:
         error = worker.run(pipe.poll)

@@ -4,13 +4,15 @@
 //! hang               while it is there, no operation begins
 //! OPERATION.hold     "before|after NAME": the next such operation on NAME (any, if empty) stops before or after it has been
 //!                    done; the file is called OPERATION.held meanwhile, and it goes on when that is removed
-//! OPERATION.error    "before|after ERRNO NAME": while it is there, such operations fail, not done or done
+//! OPERATION.error    "before|after ERRNO NAME": while it is there, such operations fail, not done or done;
+//!                    OPERATION.failed gets a byte for each
 //! ```
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 /// How often a held operation looks whether it may go on.
@@ -70,6 +72,9 @@ impl Faults {
             && is_meant(meant)
             && let Ok(errno) = errno.parse()
         {
+            let told = folder.join(format!("{operation}.failed"));
+            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
+            rustix::io::write(rustix::fs::open(told, flags, Mode::RUSR)?, b".")?;
             return Err(Errno::from_raw_os_error(errno));
         }
         Ok(())

@@ -422,6 +422,7 @@ impl Filesystem for PassThrough {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        check!(reply, self.faults.before("write", OsStr::new("")));
         let open = check!(reply, self.table.file(handle));
         check!(reply, open.file.write_all_at(data, offset));
         reply.written(data.len() as u32);
