@@ -132,6 +132,8 @@ struct Wait<'a> {
     moved: Instant,
     /// Errors already shown, counted since the daemon's start.
     errors_shown: u64,
+    /// Tries that failed since this command began.
+    failures_said: usize,
 }
 
 impl<'a> Wait<'a> {
@@ -146,6 +148,7 @@ impl<'a> Wait<'a> {
             last: before,
             mounted: is_mounted(state),
             noticed: false,
+            failures_said: 0,
             moved: now,
         }
     }
@@ -183,16 +186,9 @@ impl<'a> Wait<'a> {
         }
         self.most_bytes = self.most_bytes.max(bits.dirty_bytes);
         if self.args.drain {
-            let new = usize::try_from(bits.errors_total.saturating_sub(self.errors_shown))
-                .unwrap_or(usize::MAX);
-            let skip = bits.errors.len().saturating_sub(new);
-            for failure in &bits.errors[skip..] {
-                progress.say(&format!(
-                    "{}; trying again",
-                    failure_line(mount_of(&bits), failure)
-                ));
+            for line in self.new_failures(&bits) {
+                progress.say(&line);
             }
-            self.errors_shown = self.errors_shown.max(bits.errors_total);
             progress.show(&Amount {
                 done: self.most_bytes - bits.dirty_bytes,
                 total: self.most_bytes,
@@ -200,6 +196,25 @@ impl<'a> Wait<'a> {
             });
         }
         self.last = bits;
+    }
+
+    /// Lines about tries that have failed since the last look; in all a screenful at most.
+    fn new_failures(&mut self, bits: &StatusBits) -> Vec<String> {
+        let new = bits.errors_total.saturating_sub(self.errors_shown);
+        let new = usize::try_from(new).unwrap_or(usize::MAX);
+        self.errors_shown = self.errors_shown.max(bits.errors_total);
+        let skip = bits.errors.len().saturating_sub(new);
+        let mut lines = Vec::new();
+        for failure in &bits.errors[skip..] {
+            self.failures_said += 1;
+            if self.failures_said <= NAMED_MAX {
+                let line = failure_line(mount_of(bits), failure);
+                lines.push(format!("{line}; trying again"));
+            } else if self.failures_said == NAMED_MAX + 1 {
+                lines.push("more tries fail; `forebay status` names the last of them".into());
+            }
+        }
+        lines
     }
 
     fn given_up(&self) -> Option<End> {
@@ -475,6 +490,9 @@ fn has_files(folder: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use forebay_types::Errno;
+    use forebay_wire::control::PathFailure;
+
     use super::*;
 
     fn args(drain: bool, timeout: Option<Duration>) -> DownArgs {
@@ -515,6 +533,27 @@ mod tests {
         assert_eq!(wait.given_up(), None);
         wait.begun = long_ago;
         assert_eq!(wait.given_up(), Some(End::TimedOut));
+    }
+
+    #[test]
+    fn failures_fill_a_screen_at_most() {
+        let drain = args(true, None);
+        let mut wait = Wait::new(&drain, Path::new("/s"), dirty(5));
+        let mut lines = Vec::new();
+        for round in 1..=10 {
+            let mut bits = dirty(5);
+            bits.errors_total = round * 100;
+            let failed = |at: u64| PathFailure {
+                path: format!("{round}-{at}").into_bytes(),
+                errno: Errno::ENOSPC,
+                reason: String::new(),
+            };
+            bits.errors = (0..100).map(failed).collect();
+            lines.extend(wait.new_failures(&bits));
+        }
+        assert_eq!(lines.len(), NAMED_MAX + 1, "{lines:?}");
+        assert!(lines[0].contains("/bb/1-0"), "{lines:?}");
+        assert!(lines[NAMED_MAX].contains("more tries fail"), "{lines:?}");
     }
 
     #[test]

@@ -60,8 +60,11 @@ pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
     Ok(Exit::Complete)
 }
 
-/// Seconds until all is drained at the present rate: 0 when it is, `None` when nothing moves.
+/// Seconds until all is drained at the present rate: 0 when it is, `None` when nothing moves or some of it fails.
 pub fn drain_eta_s(bits: &StatusBits) -> Option<f64> {
+    if bits.dirty_bytes > 0 && (bits.drain_failing_files > 0 || bits.pfs_silent_ms.is_some()) {
+        return None;
+    }
     match (bits.dirty_bytes, bits.drain_rate_bytes_per_s) {
         (0, _) => Some(0.0),
         (_, 0) => None,
@@ -98,6 +101,8 @@ pub fn to_json(bits: &StatusBits) -> Value {
             "rate_bytes_per_s": bits.drain_rate_bytes_per_s,
             "eta_s": drain_eta_s(bits),
             "queued_files": bits.drain_queued_files,
+            "failing_files": bits.drain_failing_files,
+            "next_try_s": bits.drain_next_try_ms.map(json::seconds),
         },
         "demoted_bytes_total": bits.demoted_bytes_total,
         "demoted_files_total": bits.demoted_files_total,
@@ -118,6 +123,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "unpublished": bits.unpublished.iter().map(|v| version_json(mount_of(bits), v)).collect::<Value>(),
         "scrub": scrub_json(&bits.scrub),
         "applications": bits.applications.iter().map(application_json).collect::<Value>(),
+        "applications_total": bits.applications_total,
         "names_hidden": bits.names_hidden,
     });
     if let Value::Object(facts) = facts {
@@ -335,7 +341,22 @@ fn undrained_line(bits: &StatusBits) -> String {
             line.push_str(&format!("; draining at {speed}, done in {}", eta(seconds)));
         }
         Some(_) => {}
+        None if bits.drain_rate_bytes_per_s > 0 => {
+            let speed = rate(bits.drain_rate_bytes_per_s as f64);
+            line.push_str(&format!("; draining at {speed}"));
+        }
         None => line.push_str("; not draining now"),
+    }
+    if bits.drain_failing_files > 0 {
+        let next = bits.drain_next_try_ms.unwrap_or(0);
+        line.push_str(&format!(
+            "; {} failed, next try in {}",
+            match bits.drain_failing_files {
+                1 => "1 file".into(),
+                many => format!("{many} files"),
+            },
+            eta(next as f64 / 1e3)
+        ));
     }
     line
 }
@@ -387,8 +408,14 @@ fn applications(bits: &StatusBits) -> String {
         ]);
     }
     let mut text = format!("\n{}", table.render());
-    if let Some(more @ 1..) = bits.applications.len().checked_sub(ROWS_MAX) {
-        text.push_str(&format!("and {more} more (--json has all)\n"));
+    let listed = bits.applications.len() as u64;
+    let total = bits.applications_total.max(listed);
+    if let Some(more @ 1..) = total.checked_sub(ROWS_MAX as u64) {
+        let all = match total > listed {
+            true => format!("the {listed} largest"),
+            false => "all".into(),
+        };
+        text.push_str(&format!("and {more} more (--json has {all})\n"));
     }
     text
 }
@@ -436,12 +463,16 @@ fn conflicts(bits: &StatusBits) -> String {
 }
 
 fn errors(bits: &StatusBits) -> String {
-    if bits.errors_total == 0 && bits.errors.is_empty() {
+    if bits.names_hidden || bits.errors_total == 0 && bits.errors.is_empty() {
         return String::new();
     }
     let shown = bits.errors.len().min(ROWS_MAX);
+    if shown == 0 {
+        let total = bits.errors_total;
+        return format!("\nerrors     {total} since the start, none of them still there\n");
+    }
     let mut text = format!(
-        "\nerrors     {} since the start; the last {shown}:\n",
+        "\nerrors     {} since the start; the last {shown} that are still there:\n",
         bits.errors_total
     );
     for failure in &bits.errors[bits.errors.len() - shown..] {
@@ -516,7 +547,13 @@ mod tests {
         for field in ["dwsf_bytes", "dwpp_bytes", "demoted_bytes_total"] {
             assert!(value[field].is_u64(), "{field}");
         }
-        let drain = json!({"rate_bytes_per_s": 512 << 20, "eta_s": 2.0, "queued_files": 3});
+        let drain = json!({
+            "rate_bytes_per_s": 512 << 20,
+            "eta_s": 2.0,
+            "queued_files": 3,
+            "failing_files": 0,
+            "next_try_s": null,
+        });
         assert_eq!(value["drain"], drain);
         assert_eq!(value["errors"][0]["path"], "/bb/a");
         for field in ["checked_objects", "checked_bytes", "found"] {
@@ -549,6 +586,23 @@ mod tests {
         (quiet.dirty_bytes, quiet.drain_queued_files) = (0, 0);
         assert!(render(&quiet).contains("nothing; all is on the PFS"));
         assert_eq!(to_json(&quiet)["drain"]["eta_s"], 0.0);
+        let mut failing = busy();
+        (failing.drain_failing_files, failing.drain_next_try_ms) = (2, Some(4000));
+        let page = render(&failing);
+        assert!(page.contains("2 files failed, next try in 4 s"), "{page}");
+        assert!(!page.contains("done in"), "{page}");
+        assert_eq!(to_json(&failing)["drain"]["eta_s"], Value::Null);
+        failing.errors.clear();
+        let page = render(&failing);
+        assert!(
+            page.contains("1 since the start, none of them still there\n"),
+            "{page}"
+        );
+        let mut many = busy();
+        many.applications = vec![many.applications[0].clone(); 100];
+        assert!(render(&many).contains("and 80 more (--json has all)"));
+        many.applications_total = 130;
+        assert!(render(&many).contains("and 110 more (--json has the 100 largest)"));
         let mut stuck = busy();
         stuck.drain_rate_bytes_per_s = 0;
         assert!(render(&stuck).contains("not draining now"));

@@ -52,6 +52,8 @@ struct Inner {
     /// Of those, somebody waits for.
     urged_in_flight: HashSet<ObjectId>,
     recent: VecDeque<(Instant, u64)>,
+    /// When a file last arrived.
+    arrived: Option<Instant>,
     /// How far large files under way have come.
     copied: HashMap<ObjectId, u64>,
 }
@@ -127,6 +129,7 @@ impl DrainQueue {
                 in_flight: 0,
                 urged_in_flight: HashSet::new(),
                 recent: VecDeque::new(),
+                arrived: None,
                 copied: HashMap::new(),
             }),
             wake: Condvar::new(),
@@ -250,10 +253,23 @@ impl DrainQueue {
             .any(|object| core.file(*object).is_some_and(|file| file.ino != writer))
     }
 
-    /// Bytes per second demoted lately.
+    /// Files whose last try failed, and when the next of them is tried.
+    pub fn failing(&self) -> (u64, Option<Duration>) {
+        let inner = self.inner.lock();
+        let next = inner.retries.values().map(|retry| retry.at).min();
+        let until = next.map(|at| at.saturating_duration_since(Instant::now()));
+        (inner.retries.len() as u64, until)
+    }
+
+    /// Bytes per second demoted lately; 0 while all that is tried fails, however much is copied for that.
     pub fn rate_bytes_per_s(&self) -> u64 {
         let mut inner = self.inner.lock();
         let now = Instant::now();
+        let arrives = inner.arrived.is_some_and(|at| now - at <= RATE_WINDOW)
+            || (inner.copied.keys()).any(|object| !inner.retries.contains_key(object));
+        if !inner.retries.is_empty() && !arrives {
+            return 0;
+        }
         while inner
             .recent
             .front()
@@ -305,6 +321,9 @@ impl DrainQueue {
                 inner.retries.insert(end.object, Retry { at, after });
             } else {
                 inner.retries.remove(&end.object);
+                if !end.again {
+                    inner.arrived = Some(now);
+                }
             }
             if end.again {
                 inner.waiting.insert(end.object);

@@ -74,12 +74,7 @@ impl Core {
         let mut tiers: Vec<TierStatus> = own
             .map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes))
             .collect();
-        // The PFS's own capacity, and what is on its way there without a stay in the burst buffer.
-        let pfs_bytes = self
-            .pulse()
-            .totals()
-            .map_or(0, |s| s.blocks * u64::from(s.block_bytes));
-        tiers.push(self.tier_status("pfs", OVERFLOW, pfs_bytes));
+        tiers.push(self.pfs_status());
         let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let (dwsf_bytes, dwpp_bytes) = self.learning.figures();
@@ -88,6 +83,8 @@ impl Core {
         let files = self.files.read().len() as u64;
         let unpublished = self.version_status();
         let (conflicts_total, conflicts) = self.conflicts.all();
+        let (failing, next_try) = self.drain.failing();
+        let (applications_total, applications) = self.application_status();
         StatusBits {
             version: env!("CARGO_PKG_VERSION").into(),
             pfs: bytes(&self.settings.pfs),
@@ -108,8 +105,13 @@ impl Core {
             direct_files_total: load(&self.counters.direct_files),
             dirty_cap_bytes: self.ledger.dirty_cap_bytes(),
             dirty_bytes,
-            drain_rate_bytes_per_s: self.drain.rate_bytes_per_s(),
+            drain_rate_bytes_per_s: match self.pulse().is_silent() {
+                true => 0,
+                false => self.drain.rate_bytes_per_s(),
+            },
             drain_queued_files: undrained.undrained_files,
+            drain_failing_files: failing,
+            drain_next_try_ms: next_try.map(|time| time.as_millis() as u64),
             demoted_bytes_total: load(&self.counters.demoted_bytes),
             demoted_files_total: load(&self.counters.demoted_files),
             evicted_bytes_total: load(&self.counters.evicted_bytes),
@@ -125,7 +127,8 @@ impl Core {
             conflicts_total,
             unpublished,
             scrub: self.scrub_status(),
-            applications: self.application_status(),
+            applications,
+            applications_total,
             names_hidden: false,
         }
     }
@@ -139,6 +142,7 @@ impl Core {
             bits.conflicts.clear();
             bits.unpublished.clear();
             bits.applications.clear();
+            bits.applications_total = 0;
         }
         bits
     }
@@ -184,7 +188,20 @@ impl Core {
         }
     }
 
-    fn application_status(&self) -> Vec<ApplicationStatus> {
+    /// The PFS's own figures, as `df` has them: what only root may use is not there. Undrained is what is on its way without a
+    /// stay in the burst buffer.
+    fn pfs_status(&self) -> TierStatus {
+        let mut status = self.tier_status("pfs", OVERFLOW, 0);
+        if let Some(totals) = self.pulse().totals() {
+            let bytes = |blocks: u64| blocks * u64::from(totals.block_bytes);
+            status.used_bytes = bytes(totals.blocks.saturating_sub(totals.blocks_free));
+            status.capacity_bytes = status.used_bytes + bytes(totals.blocks_available);
+        }
+        status
+    }
+
+    /// How many applications have something here, and those with most.
+    fn application_status(&self) -> (u64, Vec<ApplicationStatus>) {
         #[derive(Default)]
         struct Sum {
             resident: u64,
@@ -225,8 +242,9 @@ impl Core {
             })
             .collect();
         list.sort_by_key(|a| std::cmp::Reverse(a.resident_bytes));
+        let total = list.len() as u64;
         list.truncate(APPLICATIONS_MAX);
-        list
+        (total, list)
     }
 
     /// Residency of the files at and below `paths` that a user may find, continuing behind `after`.

@@ -115,6 +115,10 @@ pub struct Calibrated {
     pub bandwidths: Option<[u64; 4]>,
     /// After the last step: slope of the interference line in millionths, and its bytes/s without demotion.
     pub line: Option<(i64, u64)>,
+    /// How far tries lie apart, in thousandths of the rate.
+    pub spread_permille: u64,
+    /// Lowest and highest of tries that lie too far apart, bytes/s: nothing was measured, and nothing changed.
+    pub unsettled: Option<(u64, u64)>,
 }
 
 /// A path that could not be served, and why.
@@ -342,6 +346,10 @@ pub struct StatusBits {
     pub drain_rate_bytes_per_s: u64,
     /// Files waiting for it.
     pub drain_queued_files: u64,
+    /// Of those, files whose last try failed.
+    pub drain_failing_files: u64,
+    /// When the next of them is tried, milliseconds from now.
+    pub drain_next_try_ms: Option<u64>,
     /// Written to the PFS and verified since the state was made, bytes.
     pub demoted_bytes_total: u64,
     /// Files likewise.
@@ -378,8 +386,10 @@ pub struct StatusBits {
     pub unpublished: Vec<VersionStatus>,
     /// What was found out about objects at rest.
     pub scrub: ScrubStatus,
-    /// Applications.
+    /// Applications: those with most bytes in the burst buffer.
     pub applications: Vec<ApplicationStatus>,
+    /// How many have any.
+    pub applications_total: u64,
     /// Names of files are left out: who asks is neither root nor the user who runs the server.
     pub names_hidden: bool,
 }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use forebay_testkit::{Cluster, LONG, pattern, run_bounded, wait_until, write_file};
+use forebay_testkit::{Cluster, LONG, needs_root, pattern, run_bounded, wait_until, write_file};
 use rustix::fs::{XattrFlags, setxattr};
 
 #[test]
@@ -259,7 +259,18 @@ fn command_policy_changes_it_while_running_and_calibrate_gives_a_plan() {
         (&"maxeff".into(), &"lru".into())
     );
     assert_eq!(cluster.status()["policy"], "maxeff");
-    let measured = run(&["calibrate", "--time", "200ms", "--json"]);
+    // On a machine that does much else tries may lie too far apart; that is said, and nothing changes.
+    let refused = |output: &forebay_testkit::Output| {
+        let line = output.stderr.contains("no bandwidth to plan with");
+        output.code == 1 && line && cluster.status()["plan"]["bandwidths"].is_null()
+    };
+    let mut output = cluster.on_state(&["calibrate", "--time", "200ms", "--json"]);
+    while refused(&output) {
+        output = cluster.on_state(&["calibrate", "--time", "200ms", "--json"]);
+    }
+    assert_eq!(output.code, 0, "{}", output.stderr);
+    let measured: serde_json::Value = serde_json::from_str(&output.stdout).expect("JSON");
+    assert!(measured["spread"].as_f64().expect("a share") <= 0.5);
     let rate = |name: &str| measured[name].as_f64().expect("a rate");
     assert!(
         rate("bw_max_bytes_per_s") >= rate("bw_min_bytes_per_s")
@@ -327,4 +338,37 @@ fn command_status_says_how_many_files_may_be_open() {
         let allowed = read("/proc/sys/fs/nr_open".into());
         assert_eq!(most.to_string(), allowed.trim());
     }
+}
+
+#[test]
+fn command_status_gives_no_eta_while_retries_fail_and_shows_a_full_pfs_as_full() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().loop_pfs(64 << 20).up();
+    let ballast = cluster.loop_fs().fill(0);
+    write_file(&cluster.mnt("f"), pattern(560, 3 << 20));
+    cluster.on_path(&["stage-out"], "f").ok();
+    wait_until("its drain fails", || {
+        let status = cluster.status();
+        status["drain"]["failing_files"] == 1 && status["drain"]["rate_bytes_per_s"] == 0
+    });
+    let status = cluster.status();
+    assert!(status["drain"]["eta_s"].is_null(), "{status}");
+    assert!(status["drain"]["next_try_s"].is_number(), "{status}");
+    let page = cluster.on_state(&["status"]).ok().stdout;
+    assert!(page.contains("1 file failed, next try in"), "{page}");
+    let pfs = |status: &serde_json::Value| {
+        let tiers = status["tiers"].as_array().expect("tiers").clone();
+        let pfs = tiers.into_iter().find(|tier| tier["name"] == "pfs");
+        let pfs = pfs.expect("pfs");
+        let bytes = |field: &str| pfs[field].as_f64().expect("bytes");
+        bytes("used_bytes") / bytes("capacity_bytes")
+    };
+    wait_until("the PFS is shown as full", || pfs(&cluster.status()) > 0.97);
+    fs::remove_file(ballast).expect("remove");
+    cluster.drain("f");
+    let page = cluster.on_state(&["status"]).ok().stdout;
+    assert!(page.contains("none of them still there"), "{page}");
+    assert_eq!(cluster.status()["drain"]["failing_files"], 0);
 }
