@@ -21,16 +21,19 @@ use crate::{instance, out, usage};
     after_long_help = concat!(
         "Writes to the first flash directory (memory where there is none) and copies to the PFS, each\n",
         "alone and both at once, into files without names. Run it when little else does I/O. The outcome\n",
-        "is kept in the state folder; bandwidths in the configuration go before it.\n\n",
+        "is kept in the state folder; bandwidths in the configuration go before it. Each measurement is\n",
+        "three tries or more (nine at most), until they agree; how far they lie apart is said. If they lie\n",
+        "too far apart there is no such bandwidth: that is said instead, and nothing changes.\n\n",
         "Examples:\n  forebay calibrate --state /var/lib/forebay\n  forebay calibrate --json --time 10s\n\n",
-        "Exit codes: 0 measured; 1 nothing runs there, no room, or it is another user's."
+        "Exit codes: 0 measured; 1 nothing runs there, no room, tries too far apart, or it is\n",
+        "another user's."
     )
 )]
 pub struct CalibrateArgs {
     /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Longest time of each of the three measurements, up to a minute
+    /// Time of three tries of each measurement, up to a minute
     #[arg(long, value_name = "DUR", default_value = "3s", value_parser = parse_duration)]
     time: Duration,
     /// Print one JSON object
@@ -48,11 +51,16 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
         (CalibrationStep::Both, "3/3 both at once"),
     ];
     let mut last = Calibrated::default();
+    let mut spread_permille = 0;
     for (step, what) in steps {
         if !args.json {
             out::print(&format!("{what} ...\n"));
         }
         last = ask(&daemon, step, args.time).map_err(|e| daemon.failure(e, "measure it"))?;
+        if let Some((low, high)) = last.unsettled {
+            return Err(Failure::fatal(unsettled(what, low, high)));
+        }
+        spread_permille = spread_permille.max(last.spread_permille);
     }
     let Some([bw_max, bw_min, br_max, br_min]) = last.bandwidths else {
         return Err(Failure::fatal(
@@ -65,6 +73,7 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
             "bw_min_bytes_per_s": bw_min,
             "br_max_bytes_per_s": br_max,
             "br_min_bytes_per_s": br_min,
+            "spread": spread_permille as f64 / 1e3,
             "line": last.line.map(|(m, b)| json!({"m": m as f64 / 1e6, "b_bytes_per_s": b})),
         }));
         return Ok(Exit::Complete);
@@ -76,13 +85,23 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
     };
     out::print(&format!(
         "Bwmax {}  writes alone\nBwmin {}  writes beside demotion at full speed\nBrmax {}  demotion alone\n\
-         Brmin {}  demotion that does not disturb\nline  {line}\n",
+         Brmin {}  demotion that does not disturb\nline  {line}\ntries lie within {:.0} % of each other\n",
         rate(bw_max),
         rate(bw_min),
         rate(br_max),
-        rate(br_min)
+        rate(br_min),
+        spread_permille as f64 / 10.0
     ));
     Ok(Exit::Complete)
+}
+
+fn unsettled(what: &str, low: u64, high: u64) -> String {
+    format!(
+        "calibrate: {what}: tries from {} to {}: no bandwidth to plan with, and nothing was changed; run it when little \
+         else does I/O, or with a longer --time",
+        rate(low as f64),
+        rate(high as f64)
+    )
 }
 
 fn ask(daemon: &Daemon, step: CalibrationStep, time: Duration) -> Result<Calibrated, AskError> {

@@ -23,6 +23,7 @@
 //! | When are objects at rest looked at, and how closely? | [`scrub`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
 
+pub mod calibration;
 pub mod demotion;
 pub mod durability;
 pub mod engine;
