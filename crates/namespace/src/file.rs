@@ -147,6 +147,11 @@ impl FileState {
         !self.residency.clean
     }
 
+    /// Whether the PFS has a version of it under all its names.
+    pub fn is_published(&self) -> bool {
+        self.residency.published.is_some() && self.unplaced.is_empty()
+    }
+
     /// Whether the file has been unlinked.
     pub fn is_unlinked(&self) -> bool {
         self.names.is_empty()

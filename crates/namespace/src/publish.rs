@@ -238,7 +238,7 @@ fn confirm_one(state: &mut FileState, demotion: &Demotion, sums: &Sums) -> Confi
     let current = state.residency.generation == demotion.generation;
     if current {
         let written = state.residency.writing;
-        let placed = state.residency.published.is_some() && state.unplaced.is_empty();
+        let placed = state.is_published();
         state.residency.clean = placed && !written;
         state.safe = Some(demotion.generation);
         state.residency.vouch(sums);

@@ -221,8 +221,8 @@ impl Namespace {
         crc: u32,
     ) -> Result<bool, NsError> {
         let mut state = file.lock();
+        let same = state.generation() == generation && state.is_published();
         let residency = &mut state.residency;
-        let same = residency.generation == generation && residency.published.is_some();
         if !same || residency.writing || residency.clean {
             return Ok(false);
         }

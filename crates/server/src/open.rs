@@ -517,7 +517,7 @@ impl Core {
                 state.residency.writing = false;
                 // What requests wrote is counted: the PFS may have just this.
                 let safe = !open.passthrough && state.safe == Some(state.generation());
-                if safe && state.residency.published.is_some() {
+                if safe && state.is_published() {
                     state.residency.clean = true;
                 } else {
                     state.changed();
