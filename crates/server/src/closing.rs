@@ -1,4 +1,4 @@
-//! Closes that cannot be finished when they happen, and what a stop does for what is undrained.
+//! Closes, also those that cannot be finished when they happen, and what a stop does for what is undrained.
 
 use std::io;
 use std::sync::Arc;
@@ -6,14 +6,145 @@ use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{File, Flushed};
-use forebay_tiers::{TierKind, start_writeback};
-use forebay_types::{Errno, TierId};
+use forebay_policy::demotion::PlacementPolicy;
+use forebay_policy::schedule::Rest;
+use forebay_tiers::{Object, TierKind, start_writeback};
+use forebay_types::{Errno, Handle, OpenFlags, TierId};
 
 use crate::core::Core;
 use crate::open::ctime_after;
-use crate::opens::OpenFile;
+use crate::opens::{Claim, OpenFile, Target};
+use crate::unseen::Untouched;
 
 impl Core {
+    /// Closes a handle. A file that the kernel wrote by itself stays open for as long as somebody can write it.
+    pub fn release(&self, handle: Handle) -> Result<(), Errno> {
+        let (open, flags) = self.opens.remove(handle)?;
+        let claim = self.opens.claim(open.ino);
+        if flags.writes()
+            && open.passthrough
+            && open.counts.lock().writers == 1
+            && self.can_be_written(&open)
+        {
+            self.unseen.keep(self.opens.put_back(open, flags));
+            return Ok(());
+        }
+        self.close(claim, &open, flags)
+    }
+
+    /// The end of a handle that has been removed from the table.
+    pub fn close(
+        &self,
+        claim: Claim<'_>,
+        open: &Arc<OpenFile>,
+        flags: OpenFlags,
+    ) -> Result<(), Errno> {
+        let left = self.opens.drop_count(&claim, open, flags);
+        let target = open.target.read().clone();
+        let Target::Buffer { file, object, .. } = target else {
+            return Ok(());
+        };
+        let mut result = Ok(());
+        if flags.writes() && left.writers == 0 {
+            result = self.last_writer_closed(open, &file, &*object);
+        }
+        drop(claim);
+        if left.opens == 0 {
+            if self.engine.placement() == PlacementPolicy::Coolness {
+                self.apps.released(file.object);
+            }
+            self.leave_overflow(&file);
+            if file.lock().is_unlinked() {
+                self.wake_collector();
+            } else if open.fsynced.load(Ordering::Acquire) {
+                self.settle_shadow(&file)?;
+            }
+        }
+        result
+    }
+
+    fn last_writer_closed(
+        &self,
+        open: &Arc<OpenFile>,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<(), Errno> {
+        let stat = match object.stat() {
+            Ok(stat) => stat,
+            Err(error) => return Err(self.close_later(open, file, &error)),
+        };
+        let before = open.before.lock().take();
+        let touched = open.touched.swap(false, Ordering::AcqRel);
+        open.lease_bytes.store(0, Ordering::Release);
+        open.budget_bytes.store(0, Ordering::Release);
+        self.activity.note();
+        if let Some(before) = before
+            && !touched
+            && before.looks_like(&stat)
+            && let Some(generation) = self.end_unseen(file, &before)
+        {
+            self.book(file, stat.allocated_bytes);
+            self.unseen.compare(Untouched {
+                file: file.clone(),
+                before,
+                generation,
+                series: open.series.load(Ordering::Acquire),
+                fsynced: open.fsynced.load(Ordering::Acquire),
+            });
+            return Ok(());
+        }
+        let (dirty, unlinked) = {
+            let mut state = file.lock();
+            if state.residency.writing {
+                state.residency.writing = false;
+                // What requests wrote is counted: the PFS may have just this.
+                let safe = !open.passthrough && state.safe == Some(state.generation());
+                if safe && state.is_published() {
+                    state.residency.clean = true;
+                } else {
+                    state.changed();
+                }
+            }
+            state.meta.size = stat.size;
+            state.meta.allocated_bytes = stat.allocated_bytes;
+            state.meta.atime = state.meta.atime.max(stat.atime);
+            if state.is_dirty() {
+                state.meta.mtime = stat.mtime;
+                state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
+            }
+            // Until then the record says that the object knows the size, which is as good.
+            self.ns.save_later(file, &mut state);
+            let dirty = self.book_held(file, &state, stat.allocated_bytes);
+            (dirty, state.is_unlinked())
+        };
+        if dirty && !unlinked {
+            let series = open.series.load(Ordering::Acquire);
+            let fsynced = open.fsynced.load(Ordering::Acquire);
+            self.note_written(file, stat.written_bytes(), series, fsynced);
+            self.drain.add(file.object);
+        }
+        Ok(())
+    }
+
+    /// What is learned from a file that has been written and closed.
+    pub fn note_written(&self, file: &File, bytes: u64, series: u64, fsynced: bool) {
+        self.counters
+            .written_bytes
+            .fetch_add(bytes, Ordering::Relaxed);
+        let series = match series {
+            0 => self.rules.identify(&file.path()).series_hash(),
+            // Also if it was renamed since: the next one will be created under the old name, too.
+            known => known,
+        };
+        self.apps.closed(file.object, series, bytes, fsynced);
+        self.learning.closed(file.object, bytes);
+        if self.engine.is_throttled()
+            && let Some((application, _)) = self.apps.of(file.object)
+        {
+            self.engine.rests(application, Rest::Closed);
+        }
+    }
+
     /// The last writer has closed a file whose object does not say what it has become. The file stays one that is written unseen, so
     /// that the object knows the size, and waits for its drain like others: that asks again.
     pub fn close_later(&self, open: &OpenFile, file: &Arc<File>, error: &io::Error) -> Errno {
@@ -70,6 +201,73 @@ impl Core {
         if size == 0 && here && state.residency.flushed.take().is_some() {
             self.ns.save_later(file, &mut state);
         }
+    }
+
+    /// Moves what is only in memory to flash, where there is room, and drops clean copies in memory:
+    /// after a stop nothing depends on the node staying up.
+    pub fn leave_memory(&self) {
+        let files: Vec<_> = self.files.read().values().cloned().collect();
+        for file in files {
+            let tier = file.tier();
+            if self.tiers.kind(tier) != TierKind::Dram || file.lock().is_unlinked() {
+                continue;
+            }
+            if !file.lock().is_dirty() && self.evict(&file).is_some() {
+                continue;
+            }
+            if let Err(errno) = self.move_to_flash(&file, tier) {
+                let why = match errno {
+                    Errno::ETXTBSY => "a program can still write it".to_string(),
+                    errno => errno.to_string(),
+                };
+                tracing::warn!("{}: stays in memory: {why}", file.path().escape_ascii());
+            }
+        }
+    }
+
+    fn move_to_flash(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+        // Nobody opens or closes it meanwhile.
+        let claim = self.opens.claim(file.ino);
+        let source = self.tiers.open_object(tier, file.object)?;
+        let open = claim.open();
+        let by_kernel = |open: &Arc<OpenFile>| open.passthrough && open.is_written();
+        if open.as_ref().is_some_and(by_kernel) || self.is_written_below(tier, &*source)? {
+            // The next start goes on with it where it is.
+            return Err(Errno::ETXTBSY);
+        }
+        let mut target = open.as_ref().map(|open| open.target.write());
+        let stat = source.stat()?;
+        let bytes = stat.allocated_bytes;
+        let to = self.flash_for(bytes).ok_or(Errno::ENOSPC)?;
+        let generation = self.generation(file);
+        let shadow = {
+            let mut state = file.lock();
+            state.residency.writing = false;
+            state.residency.shadow
+        };
+        let object = self.copy_object(file, &*source, to)?;
+        if self
+            .ns
+            .migrated(file, generation, to, true, Some(stat.size))?
+        {
+            if let Some(target) = target.as_deref_mut() {
+                // Who has it open on a mount that was taken away under them may ask for it to the end.
+                let (file, tier) = (file.clone(), to);
+                *target = Target::Buffer { file, object, tier };
+            }
+            self.book(file, bytes);
+            self.remove_left_behind(file, tier);
+            self.leave_shadow(file, shadow, to);
+        }
+        Ok(())
+    }
+
+    /// Whether something is left in memory.
+    pub fn memory_in_use(&self) -> bool {
+        self.tiers.iter().any(|(_, slot)| {
+            let mut any = false;
+            slot.kind == TierKind::Dram && (slot.tier.list(&mut |_| any = true).is_err() || any)
+        })
     }
 
     /// What stays here undrained after an orderly stop does not depend on the node staying up: a start after a reboot believes only

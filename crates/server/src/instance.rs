@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::Namespace;
-use forebay_tiers::{PfsTree, TierKind};
-use forebay_types::{Errno, failpoint};
+use forebay_tiers::PfsTree;
+use forebay_types::failpoint;
 use forebay_wire::Service;
 use forebay_wire::control::FsckReport;
 use parking_lot::{Condvar, Mutex};
@@ -25,7 +25,7 @@ use crate::facts::Facts;
 use crate::jobs::Jobs;
 use crate::learning::Learning;
 use crate::ledger::Ledger;
-use crate::opens::{OpenTable, Target};
+use crate::opens::OpenTable;
 use crate::rules::Rules;
 use crate::scrub::Scrub;
 use crate::service::Server;
@@ -464,7 +464,7 @@ impl Instance {
         if core.is_broken() {
             return self.leave_as_it_is();
         }
-        self.leave_memory();
+        core.leave_memory();
         core.flush_undrained();
         failpoint::hit(failpoint::Point::StopMoved);
         core.collect_garbage();
@@ -483,7 +483,7 @@ impl Instance {
         }
         failpoint::hit(failpoint::Point::StopSynced);
         if summary.in_memory_bytes == 0
-            && !self.memory_in_use()
+            && !core.memory_in_use()
             && let Err(error) = core.tiers.drop_dram(&core.settings.state)
         {
             tracing::warn!("the memory tier stays mounted: {error}");
@@ -500,79 +500,6 @@ impl Instance {
             tracing::error!("metadata store: {error}");
         }
         self.undrained()
-    }
-
-    /// Moves what is only in memory to flash, where there is room, and drops clean copies in memory:
-    /// after a stop nothing depends on the node staying up.
-    fn leave_memory(&self) {
-        let core = &self.core;
-        let files: Vec<_> = core.files.read().values().cloned().collect();
-        for file in files {
-            let tier = file.tier();
-            if core.tiers.kind(tier) != TierKind::Dram || file.lock().is_unlinked() {
-                continue;
-            }
-            if !file.lock().is_dirty() && core.evict(&file).is_some() {
-                continue;
-            }
-            if let Err(errno) = self.move_to_flash(&file, tier) {
-                let why = match errno {
-                    Errno::ETXTBSY => "a program can still write it".to_string(),
-                    errno => errno.to_string(),
-                };
-                tracing::warn!("{}: stays in memory: {why}", file.path().escape_ascii());
-            }
-        }
-    }
-
-    fn move_to_flash(
-        &self,
-        file: &Arc<forebay_namespace::File>,
-        tier: forebay_types::TierId,
-    ) -> Result<(), Errno> {
-        let core = &self.core;
-        // Nobody opens or closes it meanwhile.
-        let claim = core.opens.claim(file.ino);
-        let source = core.tiers.open_object(tier, file.object)?;
-        let open = claim.open();
-        let is_passed_through = open.as_ref().is_some_and(|open| open.passthrough);
-        if is_passed_through || core.is_written_below(tier, &*source)? {
-            // The next start goes on with it where it is.
-            return Err(Errno::ETXTBSY);
-        }
-        let mut target = open.as_ref().map(|open| open.target.write());
-        let stat = source.stat()?;
-        let bytes = stat.allocated_bytes;
-        let to = core.flash_for(bytes).ok_or(Errno::ENOSPC)?;
-        let generation = core.generation(file);
-        let shadow = {
-            let mut state = file.lock();
-            state.residency.writing = false;
-            state.residency.shadow
-        };
-        let object = core.copy_object(file, &*source, to)?;
-        if core
-            .ns
-            .migrated(file, generation, to, true, Some(stat.size))?
-        {
-            if let Some(target) = target.as_deref_mut() {
-                // Who has it open on a mount that was taken away under them may ask for it to the end.
-                let (file, tier) = (file.clone(), to);
-                *target = Target::Buffer { file, object, tier };
-            }
-            core.book(file, bytes);
-            core.remove_left_behind(file, tier);
-            core.leave_shadow(file, shadow, to);
-        }
-        Ok(())
-    }
-
-    fn memory_in_use(&self) -> bool {
-        let core = &self.core;
-        core.tiers.iter().any(|(_, slot)| {
-            let mut any = false;
-            slot.kind == TierKind::Dram && (slot.tier.list(&mut |_| any = true).is_err() || any)
-        })
     }
 
     fn save_totals(&self) {

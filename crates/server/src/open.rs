@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
-use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
-use forebay_policy::schedule::Rest;
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
 use forebay_types::{
     Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId, TimeSpec,
@@ -18,7 +16,6 @@ use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 use crate::atrest::Purpose;
 use crate::core::Core;
 use crate::opens::{Before, Claim, OpenFile, Target};
-use crate::unseen::Untouched;
 
 /// An object's descriptor to hand over, if it may be.
 pub type Handed = Option<Arc<dyn Descriptor>>;
@@ -433,134 +430,6 @@ impl Core {
         let held = lease.bytes.max(used);
         self.ledger.try_hold(object, tier, used, held, true).ok()?;
         Some(held)
-    }
-
-    /// Closes a handle. A file that the kernel wrote by itself stays open for as long as somebody can write it.
-    pub fn release(&self, handle: Handle) -> Result<(), Errno> {
-        let (open, flags) = self.opens.remove(handle)?;
-        let claim = self.opens.claim(open.ino);
-        if flags.writes()
-            && open.passthrough
-            && open.counts.lock().writers == 1
-            && self.can_be_written(&open)
-        {
-            self.unseen.keep(self.opens.put_back(open, flags));
-            return Ok(());
-        }
-        self.close(claim, &open, flags)
-    }
-
-    /// The end of a handle that has been removed from the table.
-    pub fn close(
-        &self,
-        claim: Claim<'_>,
-        open: &Arc<OpenFile>,
-        flags: OpenFlags,
-    ) -> Result<(), Errno> {
-        let left = self.opens.drop_count(&claim, open, flags);
-        let target = open.target.read().clone();
-        let Target::Buffer { file, object, .. } = target else {
-            return Ok(());
-        };
-        let mut result = Ok(());
-        if flags.writes() && left.writers == 0 {
-            result = self.last_writer_closed(open, &file, &*object);
-        }
-        drop(claim);
-        if left.opens == 0 {
-            if self.engine.placement() == PlacementPolicy::Coolness {
-                self.apps.released(file.object);
-            }
-            self.leave_overflow(&file);
-            if file.lock().is_unlinked() {
-                self.wake_collector();
-            } else if open.fsynced.load(Ordering::Acquire) {
-                self.settle_shadow(&file)?;
-            }
-        }
-        result
-    }
-
-    fn last_writer_closed(
-        &self,
-        open: &Arc<OpenFile>,
-        file: &Arc<File>,
-        object: &dyn Object,
-    ) -> Result<(), Errno> {
-        let stat = match object.stat() {
-            Ok(stat) => stat,
-            Err(error) => return Err(self.close_later(open, file, &error)),
-        };
-        let before = open.before.lock().take();
-        let touched = open.touched.swap(false, Ordering::AcqRel);
-        open.lease_bytes.store(0, Ordering::Release);
-        open.budget_bytes.store(0, Ordering::Release);
-        self.activity.note();
-        if let Some(before) = before
-            && !touched
-            && before.looks_like(&stat)
-            && let Some(generation) = self.end_unseen(file, &before)
-        {
-            self.book(file, stat.allocated_bytes);
-            self.unseen.compare(Untouched {
-                file: file.clone(),
-                before,
-                generation,
-                series: open.series.load(Ordering::Acquire),
-                fsynced: open.fsynced.load(Ordering::Acquire),
-            });
-            return Ok(());
-        }
-        let (dirty, unlinked) = {
-            let mut state = file.lock();
-            if state.residency.writing {
-                state.residency.writing = false;
-                // What requests wrote is counted: the PFS may have just this.
-                let safe = !open.passthrough && state.safe == Some(state.generation());
-                if safe && state.is_published() {
-                    state.residency.clean = true;
-                } else {
-                    state.changed();
-                }
-            }
-            state.meta.size = stat.size;
-            state.meta.allocated_bytes = stat.allocated_bytes;
-            state.meta.atime = state.meta.atime.max(stat.atime);
-            if state.is_dirty() {
-                state.meta.mtime = stat.mtime;
-                state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
-            }
-            // Until then the record says that the object knows the size, which is as good.
-            self.ns.save_later(file, &mut state);
-            let dirty = self.book_held(file, &state, stat.allocated_bytes);
-            (dirty, state.is_unlinked())
-        };
-        if dirty && !unlinked {
-            let series = open.series.load(Ordering::Acquire);
-            let fsynced = open.fsynced.load(Ordering::Acquire);
-            self.note_written(file, stat.written_bytes(), series, fsynced);
-            self.drain.add(file.object);
-        }
-        Ok(())
-    }
-
-    /// What is learned from a file that has been written and closed.
-    pub fn note_written(&self, file: &File, bytes: u64, series: u64, fsynced: bool) {
-        self.counters
-            .written_bytes
-            .fetch_add(bytes, Ordering::Relaxed);
-        let series = match series {
-            0 => self.rules.identify(&file.path()).series_hash(),
-            // Also if it was renamed since: the next one will be created under the old name, too.
-            known => known,
-        };
-        self.apps.closed(file.object, series, bytes, fsynced);
-        self.learning.closed(file.object, bytes);
-        if self.engine.is_throttled()
-            && let Some((application, _)) = self.apps.of(file.object)
-        {
-            self.engine.rests(application, Rest::Closed);
-        }
     }
 
     /// Attributes of a file that may be open: the object knows the size.
