@@ -2,6 +2,9 @@
 //! changes nothing, mended where that is safe, and never at the cost of the only copy.
 
 mod common;
+#[cfg(debug_assertions)]
+#[path = "fsck/killed.rs"]
+mod killed;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -261,6 +264,18 @@ fn try_out(damage: Damage) {
     assert!(kinds(&found).contains(&damage), "{damage}: {found:?}");
     let mended = found.findings.iter().all(|f| f.repaired);
     assert_eq!(mended, is_mended(damage), "{damage}: {found:?}");
+    keeps(&lab, damage, &before, &found);
+    let again = lab.fsck(false);
+    assert_eq!(
+        again.findings.is_empty(),
+        is_mended(damage),
+        "{damage}: {again:?}"
+    );
+    serves(&lab, damage);
+}
+
+/// No content that there was before is lost.
+fn keeps(lab: &Lab, damage: Damage, before: &BTreeSet<Vec<u8>>, found: &FsckReport) {
     let after = lab.contents();
     for data in [CLEAN, DIRTY, STRAY].map(<[u8]>::to_vec) {
         // What somebody replaced on the PFS, where it was the file, is wanted no more.
@@ -272,13 +287,6 @@ fn try_out(damage: Damage) {
             );
         }
     }
-    let again = lab.fsck(false);
-    assert_eq!(
-        again.findings.is_empty(),
-        is_mended(damage),
-        "{damage}: {again:?}"
-    );
-    serves(&lab, damage);
 }
 
 /// What is left can be started on, drained and read.

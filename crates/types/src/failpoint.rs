@@ -46,6 +46,10 @@ points! {
     TruncateObject,
     /// unlink of one of several names: the intent is on record.
     UnlinkIntent,
+    /// unlink of an older version, which a newer one in the buffer would have replaced: the record says that it goes.
+    OlderGoing,
+    /// unlink of an older version that somebody has open, after a rename over it: the PFS has lost it.
+    OlderGone,
     /// unlink: the PFS has lost the name.
     UnlinkPfs,
     /// unlink: the record says so.
@@ -204,6 +208,20 @@ points! {
     RecoverOrphan,
     /// start: a directory is swept of unfinished copies.
     RecoverSwept,
+    /// fsck: an object that is not trusted lies aside.
+    FsckSetAside,
+    /// fsck: an object carries its identity again.
+    FsckIdentified,
+    /// fsck: the bytes of a record that does not decode are kept.
+    FsckRecordKept,
+    /// fsck: an object that was to go is gone.
+    FsckGarbage,
+    /// fsck: data without a place is copied to the PFS, under a temporary name.
+    FsckCopied,
+    /// fsck: the copy has its name.
+    FsckNamed,
+    /// fsck: the object of which that is a copy is gone.
+    FsckRemoved,
     /// stop: all threads have ended.
     StopThreads,
     /// stop: memory is left.

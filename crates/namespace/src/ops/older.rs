@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use forebay_kv::Durability;
 use forebay_tiers::PfsDir;
+use forebay_types::failpoint;
 
 use crate::dir::Dir;
 use crate::file::{FileState, Name};
@@ -34,6 +35,7 @@ impl Namespace {
         if found.is_some_and(|stat| stat.id.ino == older.ino) {
             self.begin_unlink_of_older(file)?;
             self.unlink_if_there(&handle, &name)?;
+            failpoint::hit(failpoint::Point::OlderGone);
         }
         let mut state = file.lock();
         state.residency.published = None;

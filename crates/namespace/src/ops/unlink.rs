@@ -152,7 +152,9 @@ impl Namespace {
     pub(crate) fn begin_unlink_of_older(&self, file: &File) -> Result<(), NsError> {
         let mut state = file.lock();
         state.residency.published = Some(Published::GOING);
-        self.save(file, &state, Durability::Synced)
+        self.save(file, &state, Durability::Synced)?;
+        failpoint::hit(failpoint::Point::OlderGoing);
+        Ok(())
     }
 
     /// Writes down what the PFS has of a file.

@@ -6,7 +6,7 @@ use forebay_namespace::{File, Residency};
 use forebay_policy::durability::{Verdict, of_odd_length};
 use forebay_policy::repair::{Damage, Knowledge, Remedy};
 use forebay_tiers::{FileObject, IdentityError, Object, PfsStat, checksum};
-use forebay_types::{Errno, ObjectId, TierId};
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use super::recover::Hint;
 use super::{Check, Wrong};
@@ -303,12 +303,17 @@ impl Core {
             Remedy::DropRecord => self.let_go(file),
             Remedy::SetAside => {
                 let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
-                let kept = slot.tier.set_aside(file.object)?;
-                tracing::info!(
-                    "object {} is kept as {kept} in {}",
-                    file.object,
-                    slot.tier.name()
-                );
+                match slot.tier.set_aside(file.object) {
+                    Ok(kept) => tracing::info!(
+                        "object {} is kept as {kept} in {}",
+                        file.object,
+                        slot.tier.name()
+                    ),
+                    // It lies there since a check that was killed before the record went.
+                    Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                    Err(e) => return Err(e.into()),
+                }
+                failpoint::hit(failpoint::Point::FsckSetAside);
                 self.let_go(file)
             }
             Remedy::DrainAgain => {
@@ -320,6 +325,7 @@ impl Core {
             Remedy::Identify => {
                 let object = self.tiers.open_object(tier, file.object)?;
                 object.set_identity(&self.identity(file, false))?;
+                failpoint::hit(failpoint::Point::FsckIdentified);
                 Ok(object.sync(false)?)
             }
             Remedy::ForgetShadow => Ok(self.ns.forget_shadow(file)?),

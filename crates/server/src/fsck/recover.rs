@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_namespace::{File, FileRecord};
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, PfsDir, PfsTree, RenameMode, copy};
-use forebay_types::{Errno, ObjectId, SetAttr, TierId, limits};
+use forebay_types::{Errno, ObjectId, SetAttr, TierId, failpoint, limits};
 
 use super::{Check, Wrong};
 use crate::core::Core;
@@ -160,7 +160,17 @@ impl Core {
         }
         file.sync(false)?;
         forebay_tiers::verify(&file, &report, &|| false).map_err(|e| e.errno())?;
-        pfs.rename(&dir, &temporary, &dir, &name, RenameMode::NoReplace)?;
+        failpoint::hit(failpoint::Point::FsckCopied);
+        match pfs.rename(&dir, &temporary, &dir, &name, RenameMode::NoReplace) {
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
+                // A check that was killed had put it there.
+                let there = FileObject::new(pfs.open_file(&dir, &name, false)?);
+                forebay_tiers::verify(&there, &report, &|| false).map_err(|_| Errno::EEXIST)?;
+                pfs.unlink(&dir, &temporary)?;
+            }
+            renamed => renamed?,
+        }
+        failpoint::hit(failpoint::Point::FsckNamed);
         pfs.sync_dir(&dir)?;
         Ok([&above[..], &name].concat())
     }
@@ -169,6 +179,7 @@ impl Core {
     pub(super) fn remove_recovered(&self, tier: TierId, object: ObjectId) -> Result<(), Errno> {
         let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
         slot.tier.remove(object)?;
+        failpoint::hit(failpoint::Point::FsckRemoved);
         self.ledger.depart(object);
         self.stranded.lock().retain(|(other, _)| *other != object);
         Ok(())

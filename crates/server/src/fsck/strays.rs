@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use forebay_namespace::{Garbage, RecordTrouble};
 use forebay_policy::repair::{Damage, Knowledge};
-use forebay_types::{Errno, ObjectId, TierId};
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use super::recover::Hint;
 use super::{Check, Listed, Wrong, keep_record};
@@ -42,6 +42,7 @@ impl Check<'_> {
                     let wrong = stray(Damage::RecordUnreadable, subject, problem);
                     self.found(wrong, |core, _| {
                         keep_record(core, &key, &value)?;
+                        failpoint::hit(failpoint::Point::FsckRecordKept);
                         Ok(core.ns.remove_record(&key)?)
                     });
                 }
@@ -54,8 +55,9 @@ impl Check<'_> {
                     let hint = self.core.hint_of_record(tier, object, &record);
                     self.recovered(wrong, &hint, |core| {
                         let place = core.recover_object(tier, object, &hint)?;
-                        core.remove_recovered(tier, object)?;
+                        // The record first: an object without one is an orphan, and a record without an object is in the way for good.
                         core.ns.remove_file_record(object)?;
+                        core.remove_recovered(tier, object)?;
                         Ok(place)
                     });
                 }
@@ -140,6 +142,7 @@ impl Check<'_> {
             let wrong = stray(Damage::Garbage, in_tier(object, slot), problem);
             return self.found(wrong, move |core, remedy| {
                 remove(core, remedy)?;
+                failpoint::hit(failpoint::Point::FsckGarbage);
                 Ok(core.ns.garbage_removed(&[object])?)
             });
         }

@@ -20,6 +20,8 @@ pub enum Op {
     WriteDrain(&'static str, u8, usize),
     Truncate(&'static str, usize),
     Rename(&'static str, &'static str),
+    /// The same over a file that somebody reads on the PFS.
+    RenameOverOpen(&'static str, &'static str),
     Exchange(&'static str, &'static str),
     Unlink(&'static str),
     Link(&'static str, &'static str),
@@ -126,7 +128,7 @@ impl Model {
                 self.write(path, content(version, len), 0o600)
             }
             Op::Truncate(path, len) => self.inode(path).data.resize(len, 0),
-            Op::Rename(from, to) => self.rename(from, to),
+            Op::Rename(from, to) | Op::RenameOverOpen(from, to) => self.rename(from, to),
             Op::Exchange(a, b) => {
                 self.rename(a, "(aside)");
                 self.rename(b, a);

@@ -130,6 +130,11 @@ fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
             client.setattr(look(path)?, None, set, me()).map(drop)
         }
         Op::Rename(from, to) => client.rename(at(from)?, at(to)?, RenameMode::Replace, me()),
+        Op::RenameOverOpen(from, to) => {
+            let reader = client.open(look(to)?, OpenFlags(libc::O_RDONLY as u32), me())?;
+            client.rename(at(from)?, at(to)?, RenameMode::Replace, me())?;
+            client.release(reader.opened.handle)
+        }
         Op::Exchange(a, b) => client.rename(at(a)?, at(b)?, RenameMode::Exchange, me()),
         Op::Unlink(path) => at(path).and_then(|(dir, name)| client.unlink(dir, name, me())),
         Op::Rmdir(path) => at(path).and_then(|(dir, name)| client.rmdir(dir, name, me())),
@@ -486,7 +491,10 @@ fn check_objects(dir: &Path, server: &Running) -> Result<(), String> {
 #[test]
 fn fault_03_kill_9_at_every_failpoint_leaves_the_old_state_or_the_new_one() {
     let only = std::env::var("FAILPOINTS_ONLY").unwrap_or_default();
-    let points = Point::ALL.iter().filter(|p| p.name().contains(&only));
+    // Those of fsck are gone through by its own tests.
+    let points = Point::ALL
+        .iter()
+        .filter(|p| p.name().contains(&only) && !p.name().starts_with("Fsck"));
     let cases: Vec<Case> = points
         .flat_map(|&point| {
             let count = workloads(point).len();
@@ -519,5 +527,5 @@ fn fault_03_kill_9_at_every_failpoint_leaves_the_old_state_or_the_new_one() {
         cases.len(),
         failures.join("\n")
     );
-    println!("{} cases at {} points", cases.len(), Point::ALL.len());
+    println!("{} cases", cases.len());
 }

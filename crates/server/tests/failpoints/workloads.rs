@@ -90,6 +90,15 @@ fn unlinks() -> Vec<Workload> {
     all
 }
 
+/// Renames over what the PFS has, which somebody reads there.
+fn renames_over_open() -> Vec<Workload> {
+    let states = [
+        vec![Outside("b", 3, SMALL), w("a", 1)],
+        vec![w("b", 3), Drain, Release("b"), w("a", 1)],
+    ];
+    in_each(states, &[RenameOverOpen("a", "b")])
+}
+
 /// Of several names.
 fn unlinks_of_one() -> Vec<Workload> {
     let links = vec![w("a", 1), Link("a", "b"), Drain];
@@ -355,6 +364,11 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         Point::ChangeRecorded => first_changes(),
         Point::TruncateObject => truncations(),
         Point::UnlinkIntent => unlinks_of_one(),
+        Point::OlderGoing => each([
+            in_each(states_of_a()[1..2].to_vec(), &[Unlink("a")]),
+            renames_over_open(),
+        ]),
+        Point::OlderGone => renames_over_open(),
         Point::UnlinkPfs | Point::UnlinkRecord => unlinks(),
         Point::RmdirPfs => vec![work([Mkdir("d"), w("d/a", 1), Unlink("d/a")], [Rmdir("d")])],
         Point::GarbageObjects => vec![work([w("a", 1)], [Unlink("a")])],
@@ -440,5 +454,12 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         }
         Point::RecoverSwept => vec![work([w("a", 1)], [Drain]).after(Point::DemoteTemporary)],
         Point::StopThreads | Point::StopMoved | Point::StopSynced => stops(),
+        Point::FsckSetAside
+        | Point::FsckIdentified
+        | Point::FsckRecordKept
+        | Point::FsckGarbage
+        | Point::FsckCopied
+        | Point::FsckNamed
+        | Point::FsckRemoved => Vec::new(),
     }
 }
