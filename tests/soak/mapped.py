@@ -38,7 +38,9 @@ class Held:
                 if flush:
                     pages.flush()
                 pages.close()
-                ended = 0 if len(seen) == blocks * BLOCK else 2
+                ended = 0 if len(seen) == blocks * BLOCK else 1
+            except OSError as error:
+                ended = error.errno
             finally:
                 os._exit(ended)
         os.close(told_ready)
@@ -54,6 +56,14 @@ class Held:
             pass  # its status says why
         os.close(self.pipe)
         return os.waitpid(self.child, 0)[1]
+
+
+def failed(status):
+    """Raises what such a program ended with, unless it did all."""
+    if os.WIFSIGNALED(status):
+        raise OSError(f"the program with the mapping got signal {os.WTERMSIG(status)}")
+    if errno := os.WEXITSTATUS(status):
+        raise OSError(errno, os.strerror(errno), "the program with the mapping")
 
 
 class Mappings:
@@ -89,6 +99,8 @@ class Mappings:
                 if not close_first:
                     os.close(fd)
                 code = 0
+            except OSError as error:
+                code = error.errno
             finally:
                 os._exit(code)
         self.wait_for(child)
@@ -108,9 +120,7 @@ class Mappings:
         return done.returncode == 0 and json.loads(done.stdout)[0]["state"] == "clean"
 
     def wait_for(self, child):
-        _, status = os.waitpid(child, 0)
-        if status != 0:
-            raise OSError(f"the program with the mapping ended with {status}")
+        failed(os.waitpid(child, 0)[1])
 
     def hold(self):
         """Maps a file, new or not, and closes it; the stores come later."""
@@ -133,7 +143,8 @@ class Mappings:
         file.note(f"mapped, closed, to store into blocks {ats[0]}..={ats[-1]}; new: {make}")
         held = Held(file, name, ats, self.path(name), make, blocks)
         if not held.is_there:
-            raise OSError(f"the program with the mapping ended with {held.store(0, False)}")
+            failed(held.store(0, False))
+            raise OSError("the program with the mapping has none")
         self.held.append(held)
 
     def let_go(self):
@@ -143,9 +154,7 @@ class Mappings:
             held.file.write(at, version)
         held.file.note(f"version {version} stored, unmapped")
         flush = self.random.random() < 0.3
-        status = held.store(version, flush)
-        if status != 0:
-            raise OSError(f"the program with the mapping ended with {status}")
+        failed(held.store(version, flush))
         self.stored(held.file, self.path(held.name), flush)
         self.ledger.fired["mapping"] += 1
 

@@ -199,6 +199,8 @@ class Worker(Mappings):
                 os.fsync(fd)
                 os.close(fd)
                 code = 0
+            except OSError as error:
+                code = error.errno
             finally:
                 os._exit(code)
         self.wait_for(child)
