@@ -15,6 +15,7 @@ Needs root: it mounts loop file systems. Exits 1 at the first loss, and keeps th
 
 import argparse
 import collections
+import contextlib
 import json
 import multiprocessing
 import os
@@ -136,6 +137,7 @@ class Campaign:
         if fault in ("full-pfs", *OF_THE_PFS):
             # An error of a drain reaches the next fsync of the file; what has been drained since has none.
             self.buffer.drain()
+            self.take_errors()
         elif fault == "restart":
             self.buffer.down()
             self.buffer.start()
@@ -149,6 +151,14 @@ class Campaign:
             # What the PFS has is what is read.
             self.buffer.drain()
             run(self.args.forebay, "release", self.buffer.mnt)
+
+    def take_errors(self):
+        """An error that a store met and no msync asked for is the next fsync's, whoever calls that."""
+        for ledger in self.ledgers:
+            files = [ledger.files[number] for number in ledger.unflushed & ledger.files.keys()]
+            for name in [name for file in files for name in file.names]:
+                with contextlib.suppress(OSError), open(self.buffer.mnt / f"w{ledger.worker}" / name, "rb+") as file:
+                    os.fsync(file.fileno())
 
     def start_workers(self, fault):
         more = {OF_WORKERS[name]: 30 if name == fault else 4 for name in self.args.faults if name in OF_WORKERS}
