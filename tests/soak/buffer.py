@@ -222,10 +222,18 @@ class Buffer:
     def drain(self):
         """Some file systems give room back only after a while."""
         deadline = time.monotonic() + PATIENCE_S
-        while (done := run(self.forebay, "stage-out", "--wait", self.mnt, check=False)).returncode != 0:
-            if time.monotonic() > deadline:
-                raise Loss(f"it does not drain: {done.stderr}")
-            time.sleep(0.2)
+        try:
+            while (done := run(self.forebay, "stage-out", "--wait", self.mnt, check=False)).returncode != 0:
+                if time.monotonic() > deadline:
+                    raise Loss(f"it does not drain: {done.stderr}")
+                time.sleep(0.2)
+        except subprocess.TimeoutExpired:
+            raise Loss(f"a drain hangs, status {self.status()}, threads: {self.threads()}") from None
+
+    def threads(self):
+        """Where the threads of the daemon are."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return [" ".join((task / name).read_text().strip() for name in ("comm", "wchan", "syscall")) for task in tasks]
 
     def wait_for(self, what, is_so, patience_s=PATIENCE_S):
         deadline = time.monotonic() + patience_s
