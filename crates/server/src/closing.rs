@@ -95,7 +95,8 @@ impl Core {
         }
         let (dirty, unlinked) = {
             let mut state = file.lock();
-            if state.residency.writing {
+            // What the kernel wrote is a change whatever was taken for known of it meanwhile.
+            if state.residency.writing || open.passthrough {
                 state.residency.writing = false;
                 // What requests wrote is counted: the PFS may have just this.
                 let safe = !open.passthrough && state.safe == Some(state.generation());
@@ -236,6 +237,7 @@ impl Core {
             return Err(Errno::ETXTBSY);
         }
         let mut target = open.as_ref().map(|open| open.target.write());
+        let _copying = file.copying();
         let stat = source.stat()?;
         let bytes = stat.allocated_bytes;
         let to = self.flash_for(bytes).ok_or(Errno::ENOSPC)?;

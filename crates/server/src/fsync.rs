@@ -15,6 +15,14 @@ use crate::core::Core;
 use crate::ledger::Refused;
 use crate::opens::{OpenFile, Target};
 
+/// What a file is itself is never written over by a copy of what it was.
+pub fn refuse_primary(file: &File, to: TierId) -> Result<(), Errno> {
+    match file.tier() == to {
+        true => Err(Errno::EBUSY),
+        false => Ok(()),
+    }
+}
+
 impl Core {
     /// Makes what was written so far as durable as the file's rung says.
     pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
@@ -52,11 +60,13 @@ impl Core {
                 self.demote_written(&open, &file, &*object)
             }
             Durability::Ssd | Durability::Replica => {
-                if self.tiers.kind(tier) == TierKind::Dram {
-                    self.flush_to_flash(&open, &file, &*object)?;
-                } else {
-                    object.sync(data_only)?;
-                }
+                let object = match self.tiers.kind(tier) {
+                    TierKind::Dram => self.flush_to_flash(&open, &file)?,
+                    _ => {
+                        object.sync(data_only)?;
+                        object
+                    }
+                };
                 self.save_live(&file, &*object, generation)
             }
         }
@@ -99,14 +109,28 @@ impl Core {
     }
 
     /// Copies an object in memory to flash: what was written before is then safe there.
-    fn flush_to_flash(
+    fn flush_to_flash(&self, open: &OpenFile, file: &Arc<File>) -> Result<Arc<dyn Object>, Errno> {
+        let _one = open.growing.lock();
+        let _copying = file.copying();
+        // It may have moved while this waited: what it was then is no source any more.
+        let Target::Buffer { object, tier, .. } = open.target.read().clone() else {
+            return Err(Errno::EIO);
+        };
+        if self.tiers.kind(tier) == TierKind::Dram {
+            self.refresh_shadow(open, file, &*object)?;
+        } else {
+            object.sync(false)?;
+        }
+        Ok(object)
+    }
+
+    /// The same for who keeps it from being moved or copied meanwhile.
+    fn refresh_shadow(
         &self,
         open: &OpenFile,
         file: &Arc<File>,
         object: &dyn Object,
     ) -> Result<(), Errno> {
-        let _one = open.growing.lock();
-        let _copying = file.copying();
         let generation = self.generation(file);
         if file.lock().is_unlinked() {
             // Nobody can ask for it after a crash.
@@ -149,6 +173,7 @@ impl Core {
     /// Copies an object to another tier as it is now, flushed, beside the primary.
     fn copy_shadow(&self, file: &File, object: &dyn Object, flash: TierId) -> Result<(), Errno> {
         let slot = self.tiers.get(flash).ok_or(Errno::ENODEV)?;
+        refuse_primary(file, flash)?;
         let identity = self.identity(file, true);
         let shadow = match slot.tier.create(file.object, &identity) {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
@@ -281,10 +306,13 @@ impl Core {
                 Target::Buffer { file, object, tier } => {
                     open.fsynced.store(true, Ordering::Release);
                     let generation = self.generation(&file);
-                    match self.tiers.kind(tier) {
-                        TierKind::Dram => self.flush_to_flash(&open, &file, &*object)?,
-                        _ => object.sync(false)?,
-                    }
+                    let object = match self.tiers.kind(tier) {
+                        TierKind::Dram => self.flush_to_flash(&open, &file)?,
+                        _ => {
+                            object.sync(false)?;
+                            object
+                        }
+                    };
                     self.save_live(&file, &*object, generation)
                 }
             };

@@ -9,7 +9,9 @@ use forebay_namespace::{AttrPlan, File, Node, PlainNode};
 use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
 use forebay_policy::schedule::Class;
 use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind, start_writeback};
-use forebay_types::{Attr, Cred, Errno, Handle, Ino, SetAttr, SetTime, failpoint, limits};
+use forebay_types::{
+    Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, SetTime, failpoint, limits,
+};
 use forebay_wire::{SeekWhat, SpaceChange};
 
 use crate::atrest::{Looked, Purpose};
@@ -355,8 +357,17 @@ impl Core {
             let (_, object, _) = opened.ok_or(Errno::ENOENT)?;
             return self.change_closed(file, &*object, set);
         };
+        // As long as a handle is counted, what is changed here is not moved elsewhere.
+        let flags = OpenFlags(libc::O_RDONLY as u32);
+        let handle = self.opens.add(&claim, &open, flags);
         drop(claim);
-        self.prepare_change(&open, set.size == Some(0))?;
+        let changed = self.change_open(&open, file, set);
+        let closed = self.release(handle);
+        changed.and(closed)
+    }
+
+    fn change_open(&self, open: &OpenFile, file: &Arc<File>, set: &SetAttr) -> Result<(), Errno> {
+        self.prepare_change(open, set.size == Some(0))?;
         if set.size.is_some() {
             self.activity.note();
         }
@@ -367,20 +378,16 @@ impl Core {
                 // Whatever is in it goes.
                 open.believe();
             }
-            self.note_change(&open, &target)?;
+            self.note_change(open, &target)?;
             self.forget_flushed(file, size);
             target.object().set_len(size)?;
         }
-        if times {
+        if set.atime.is_some() || set.mtime.is_some() {
             open.touched.store(true, Ordering::Release);
             target.object().set_times(set.atime, set.mtime)?;
         }
-        let written = open.is_written();
         drop(target);
-        if !written {
-            self.absorb_change(file)?;
-        }
-        Ok(())
+        self.absorb_change(file)
     }
 
     fn change_closed(
@@ -407,11 +414,16 @@ impl Core {
     /// A change through a handle that does not count as a writer (truncate(2) on a file that
     /// somebody reads).
     fn absorb_change(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let claim = self.opens.claim(file.ino);
+        if claim.open().is_some_and(|open| open.is_written()) {
+            // The close of who writes it takes that in.
+            return Ok(());
+        }
         let object = self.tiers.open_object(file.tier(), file.object)?;
         self.record_object(file, &*object)
     }
 
-    /// Takes size and times of an object into its record.
+    /// Takes size and times of an object into its record. The caller has claimed the file, and nobody writes it.
     pub fn record_object(&self, file: &Arc<File>, object: &dyn Object) -> Result<(), Errno> {
         let stat = object.stat()?;
         let (dirty, unlinked) = {
@@ -464,12 +476,13 @@ impl Core {
                 Err(errno) if is_overtaken(errno) => return Err(Errno::ESTALE),
                 Err(errno) if can_stay(errno) => {}
                 arrived => {
-                    let (file, object, _) = arrived?;
+                    // Somebody may have opened it since it came in.
+                    let (file, _, _) = arrived?;
                     let set = SetAttr {
                         size: Some(size),
                         ..SetAttr::default()
                     };
-                    return self.change_closed(&file, &*object, &set);
+                    return self.setattr_object(&file, &set);
                 }
             }
         }

@@ -74,7 +74,10 @@ impl Core {
             gid,
         };
         let carried = self.identity_of_new(&dir, fresh);
-        let shared = local && foreseen.bytes.is_some() && self.may_pass_through(foreseen.tier);
+        let shared = local
+            && flags.writes()
+            && foreseen.bytes.is_some()
+            && self.may_pass_through(foreseen.tier);
         let (tier, object) = self.create_object(foreseen.tier, &carried, shared)?;
         failpoint::hit(failpoint::Point::CreateObject);
         self.ledger.arrive(object_id, tier, 0, true);
@@ -108,6 +111,10 @@ impl Core {
         let target = Target::Buffer { file, object, tier };
         let known = (identity.series_hash(), foreseen.bytes);
         let (opened, descriptor) = self.open_created(attr.ino, target, lease, known, flags);
+        if !flags.writes() {
+            // No writer's close will say that it is to be drained.
+            self.drain.add(object_id);
+        }
         Ok((attr, opened, descriptor))
     }
 

@@ -18,6 +18,7 @@ use forebay_tiers::{CopyControl, TierKind, copy, refresh};
 use forebay_types::{Errno, Ino, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES};
 
 use crate::core::Core;
+use crate::fsync::refuse_primary;
 use crate::ledger::Refused;
 use crate::opens::{OpenFile, Target};
 
@@ -397,6 +398,7 @@ impl Core {
         to: TierId,
     ) -> Result<Arc<dyn forebay_tiers::Object>, Errno> {
         let slot = self.tiers.get(to).ok_or(Errno::ENODEV)?;
+        refuse_primary(file, to)?;
         let identity = self.identity(file, false);
         let before = source.stat()?;
         let expected = self.content_on_flash(file);

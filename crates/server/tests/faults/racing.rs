@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_policy::durability::Durability;
 use forebay_testkit::needs_root;
 use forebay_types::failpoint::{self, Point};
-use forebay_types::{Errno, Ino, OpenFlags};
+use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
 use forebay_wire::RenameMode;
 use forebay_wire::control::{Control, Movement};
 use rand::rngs::StdRng;
@@ -324,5 +324,99 @@ fn space_of_what_was_unlinked_is_waited_for() {
     });
     server.client.release(second).expect("close");
     server.drain();
+    server.instance.stop();
+}
+
+/// A file outgrows memory while others fsync it: what they flush is what it is, wherever that is by then.
+#[test]
+fn an_fsync_beside_a_move_to_flash_flushes_what_is_there() {
+    const PIECE: usize = 256 << 10;
+    const PIECES: usize = 64;
+    for round in 0..6 {
+        let scratch = Scratch::in_memory();
+        let mut settings = settings(scratch.path(), 64 << 20);
+        settings.dram_bytes = Some(8 << 20);
+        settings.demotion.idle = false;
+        settings.wait_for_space = Duration::from_millis(50);
+        let server = Running::start(&settings, false);
+        server.put(b"other", &vec![9; 4 << 20]);
+        let (_, handle) = server.create(b"grows").expect("create");
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Acquire) {
+                        server.client.fsync(handle, false).expect("fsync");
+                    }
+                });
+            }
+            for piece in 0..PIECES {
+                let data = vec![piece as u8 + 1; PIECE];
+                let at = (piece * PIECE) as u64;
+                server.write(handle, at, &data).expect("write");
+            }
+            done.store(true, Ordering::Release);
+        });
+        server.client.release(handle).expect("close");
+        let found = server.read_all(b"grows").expect("read");
+        assert_eq!(found.len(), PIECES * PIECE);
+        for (piece, found) in found.chunks(PIECE).enumerate() {
+            assert!(
+                found.iter().all(|b| *b == piece as u8 + 1),
+                "round {round}, piece {piece}"
+            );
+        }
+        server.instance.stop();
+    }
+}
+
+/// Truncation by path beside an open for writing by the kernel: what the kernel writes is never called clean.
+#[test]
+fn a_truncation_beside_an_open_leaves_the_file_written() {
+    let scratch = Scratch::in_memory();
+    let mut settings = settings(scratch.path(), 64 << 20);
+    settings.demotion.idle = false;
+    let server = Running::start(&settings, true);
+    for name in [&b"f-1"[..], b"f-2"] {
+        server.put(name, &[1; 4096]);
+    }
+    let name = b"f-2";
+    for round in 0..400_u64 {
+        server.drain();
+        let attr = server.client.lookup(Ino::ROOT, name).expect("lookup");
+        let read = OpenFlags(libc::O_RDONLY as u32);
+        let reader = server.client.open(attr.ino, read, me()).expect("open");
+        let size = 4000 + round % 90;
+        let open = std::thread::scope(|scope| {
+            let truncation = scope.spawn(|| {
+                let set = SetAttr {
+                    size: Some(size),
+                    ..SetAttr::default()
+                };
+                server.client.setattr(attr.ino, None, set, me())
+            });
+            let flags = OpenFlags(libc::O_RDWR as u32);
+            let open = server.client.open(attr.ino, flags, me()).expect("open");
+            truncation.join().expect("thread").expect("truncate");
+            open
+        });
+        if open.descriptor.is_some() {
+            kernels_own(&open)
+                .write_all_at(&round.to_le_bytes(), 0)
+                .expect("write");
+        } else {
+            let handle = open.opened.handle;
+            server
+                .write(handle, 0, &round.to_le_bytes())
+                .expect("write");
+        }
+        server.client.release(reader.opened.handle).expect("close");
+        server.client.release(open.opened.handle).expect("close");
+        server.drain();
+        let there = fs::read(scratch.pfs().join("f-2")).expect("read");
+        assert_eq!(there[..8], round.to_le_bytes(), "round {round}");
+        assert_eq!(there.len() as u64, size, "round {round}");
+        server.client.forget(vec![(attr.ino, 1)]);
+    }
     server.instance.stop();
 }

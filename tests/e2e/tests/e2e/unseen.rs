@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use forebay_testkit::{Builder, Cluster, LONG, needs_root, pattern, run_bounded, write_file};
+use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// Files of a burst buffer on memory, and on flash alone: large enough to lend each open file what it may grow by.
@@ -204,6 +205,25 @@ fn promise_3_what_is_stored_through_a_mapping_after_an_fsync_is_drained_too() {
         assert!(std::fs::read(cluster.pfs("map-3")).expect("read") == expected);
         assert!(std::fs::read(&path).expect("read") == expected);
     }
+}
+
+#[test]
+fn promise_6_a_file_that_is_made_without_being_written_is_drained() {
+    let cluster = Cluster::builder().lazy().up();
+    for run in 1..=2 {
+        write_file(&cluster.mnt(format!("lock-{run}")), pattern(run, 10));
+    }
+    let path = cluster.mnt("lock-3");
+    let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::EXCL;
+    drop(rustix::fs::open(path, flags, Mode::from_raw_mode(0o644)).expect("create"));
+    cluster.drain("");
+    assert_eq!(
+        std::fs::metadata(cluster.pfs("lock-3"))
+            .expect("drained")
+            .len(),
+        0
+    );
+    assert_eq!(cluster.where_state("lock-3"), "clean");
 }
 
 /// Writes lines until `count`; those that were written without an error.
