@@ -16,6 +16,7 @@ use crate::activity::Activity;
 use crate::apps::Applications;
 use crate::conflicts::Conflicts;
 use crate::dedicated::Dedicated;
+use crate::demote::Leftover;
 use crate::drain::DrainQueue;
 use crate::engine::Engine;
 use crate::guard::GuardPost;
@@ -163,6 +164,8 @@ pub struct Core {
     pub boot: crate::boot::Boot,
     /// Files whose last close could not ask their object what it has become.
     pub unclosed: Mutex<HashSet<ObjectId>>,
+    /// Temporary files on the PFS that could not be removed; their files' next demotions, or the next start, do.
+    pub leftovers: Mutex<HashMap<ObjectId, Vec<Leftover>>>,
     /// Versions that are not published.
     pub versions: crate::publication::Versions,
     /// Conflicts with changes made on the PFS.

@@ -284,6 +284,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         scrub,
         boot,
         unclosed: Mutex::default(),
+        leftovers: Mutex::default(),
         versions: Default::default(),
         conflicts: Conflicts::load(&ns),
         started,

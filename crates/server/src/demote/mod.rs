@@ -72,6 +72,7 @@ pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
         let Some(demotion) = begin(core, object) else {
             continue;
         };
+        sweep(core, object);
         if core.tiers.kind(demotion.tier) == TierKind::Pfs && overflow::may_move(core, &demotion) {
             overflow::finish(core, &demotion);
             continue;
@@ -301,23 +302,47 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
 
 fn give_up(core: &Core, demotion: &Demotion, failure: Failure) {
     if core.ns.is_settled(demotion) {
-        unlink_temporary(core, demotion);
+        let left = Leftover {
+            dir: demotion.dir.clone(),
+            handle: demotion.handle.clone(),
+            temporary: demotion.temporary.clone(),
+        };
+        unlink_temporary(core, demotion.file.object, left);
     }
     failpoint::hit(failpoint::Point::DemoteGivenUp);
     give_up_keeping(core, demotion, failure);
 }
 
+/// A temporary file of a demotion that was given up.
+pub struct Leftover {
+    dir: Arc<Dir>,
+    handle: PfsDir,
+    temporary: Vec<u8>,
+}
+
 /// Where it is not known what has become of the copy, what has that name may be an outsider's.
-fn unlink_temporary(core: &Core, demotion: &Demotion) {
-    let (dir, handle) = (&demotion.dir, &demotion.handle);
-    let unlink = || core.ns.pfs().unlink(handle, &demotion.temporary);
+fn unlink_temporary(core: &Core, object: ObjectId, left: Leftover) {
+    let (dir, handle) = (&left.dir, &left.handle);
+    let unlink = || core.ns.pfs().unlink(handle, &left.temporary);
     match core.ns.change_unseen(dir, handle, unlink) {
         Ok(()) => core.ns.put_times_back(dir, handle),
         Err(e) if e.errno() == Errno::ENOENT => {}
-        Err(e) => tracing::warn!(
-            "temporary file {} stays on the PFS: {e}",
-            demotion.temporary.escape_ascii()
-        ),
+        Err(e) => {
+            tracing::warn!(
+                "temporary file {} stays on the PFS for now: {e}",
+                left.temporary.escape_ascii()
+            );
+            core.leftovers.lock().entry(object).or_default().push(left);
+        }
+    }
+}
+
+/// Removes what could not be removed when demotions of a file were given up. The caller demotes the file: nobody else has a
+/// temporary file of it.
+fn sweep(core: &Core, object: ObjectId) {
+    let left = core.leftovers.lock().remove(&object);
+    for one in left.into_iter().flatten() {
+        unlink_temporary(core, object, one);
     }
 }
 
