@@ -258,6 +258,8 @@ impl Namespace {
         }
         state.residency.published = Some((&stat).into());
         state.meta.ctime = stat.ctime;
+        // An access list is a mode, too.
+        state.meta.perm = stat.perm();
         if state.is_dirty() {
             state.residency.generation = state.residency.generation.next();
         }

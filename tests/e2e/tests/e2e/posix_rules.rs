@@ -377,6 +377,14 @@ fn promise_2_access_control_lists_count_and_are_kept() {
         )
         .ok();
         bring(&cluster, kind, kind);
+        // And once more where it is now: a list is a mode, too.
+        let again =
+            format!("setfacl -b {kind} && chmod 600 {kind} && setfacl -m u:{NOBODY}:r {kind}");
+        root(&mnt, &again).ok();
+        assert_eq!(
+            root(&mnt, &format!("stat -c %a {kind}")).ok().stdout,
+            "640\n"
+        );
         as_user(&mnt, NOBODY, "", &format!("cat {kind} > /dev/null")).ok();
         let denied = [
             (NOBODY, format!("echo x >> {kind}")),
