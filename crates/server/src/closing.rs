@@ -237,7 +237,6 @@ impl Core {
             return Err(Errno::ETXTBSY);
         }
         let mut target = open.as_ref().map(|open| open.target.write());
-        let _copying = file.copying();
         let stat = source.stat()?;
         let bytes = stat.allocated_bytes;
         let to = self.flash_for(bytes).ok_or(Errno::ENOSPC)?;
