@@ -39,6 +39,14 @@ pub struct PendingChange {
     intent: Intent,
 }
 
+/// A change of names that the PFS and memory have, and whose record the store has refused. Its intent stays on record, so that a
+/// start would end it; once the store takes writes again, it is ended by the records.
+struct Unrecorded {
+    sequence: u64,
+    /// Directories that have moved.
+    dirs: Vec<Arc<Dir>>,
+}
+
 /// What was found in the store at opening.
 pub struct Loaded {
     /// All files in the burst buffer.
@@ -82,6 +90,8 @@ pub struct Namespace {
     unsaved: Mutex<Vec<Arc<File>>>,
     /// Held while they are written.
     saving: Mutex<()>,
+    /// Changes of names that are done, and not recorded.
+    unrecorded: Mutex<Vec<Unrecorded>>,
 }
 
 impl Namespace {
@@ -123,6 +133,7 @@ impl Namespace {
             conflicts: Mutex::default(),
             unsaved: Mutex::new(Vec::new()),
             saving: Mutex::new(()),
+            unrecorded: Mutex::default(),
         };
         let loaded = namespace.load()?;
         // What was read may be what a killed process left to the kernel.
@@ -466,6 +477,7 @@ impl Namespace {
         let mut batch = Batch::new();
         batch.delete(record::intent_key(sequence));
         self.commit(batch)
+            .inspect_err(|error| self.leave_unrecorded(Some(sequence), None, error))
     }
 
     pub(crate) fn new_sequence(&self) -> u64 {

@@ -190,6 +190,8 @@ pub struct Core {
     pub removed: Mutex<Vec<ObjectId>>,
     /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS they are undrained.
     pub stranded: Mutex<Vec<(ObjectId, TierId)>>,
+    /// Tiers of files whose objects this start could not look at, one entry for each.
+    pub unreadable: Mutex<Vec<TierId>>,
     /// So many remove unused objects now.
     pub collecting: AtomicU64,
     /// The collector of unused objects sleeps here.

@@ -188,7 +188,10 @@ fn finish_core(
     core.restore_bandwidths();
     let recovered = match mode {
         OpenMode::Serve => core.recover(loaded),
-        OpenMode::Check { dry_run, .. } => core.open_for_check(loaded, dry_run),
+        OpenMode::Check { dry_run, .. } => {
+            let opened = core.open_for_check(loaded, dry_run);
+            opened.map_err(failed("recovery"))
+        }
     };
     match recovered {
         Ok(()) => {
@@ -200,7 +203,7 @@ fn finish_core(
             }
             Ok(core)
         }
-        Err(error) => Err(Box::new((failed("recovery")(error), core.tiers))),
+        Err(error) => Err(Box::new((error, core.tiers))),
     }
 }
 
@@ -296,6 +299,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         making_space: Mutex::new(()),
         removed: Mutex::default(),
         stranded: Mutex::default(),
+        unreadable: Mutex::default(),
         collecting: Default::default(),
         collector: Default::default(),
         settings,

@@ -318,7 +318,11 @@ impl Core {
                 match self.lease(file.object, tier, stat.allocated_bytes, predicted) {
                     Some(bytes) => {
                         lease = bytes;
-                        before = self.begin_unseen(file, &*object)?;
+                        let begun = self.begin_unseen(file, &*object);
+                        before = begun.inspect_err(|_| {
+                            // Nobody will close it, and give back what was set aside.
+                            self.book(file, stat.allocated_bytes);
+                        })?;
                     }
                     None => passthrough = false,
                 }
@@ -519,4 +523,44 @@ fn hand_over(target: &Target) -> Handed {
     };
     object.descriptor()?;
     Some(Arc::new(Local(object.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use forebay_types::OpenFlags;
+
+    use crate::testing::{FLASH, Lab, create, drain};
+
+    #[test]
+    fn an_open_that_cannot_be_recorded_sets_no_space_aside() {
+        let lab = Lab::new();
+        let core = lab.core();
+        for name in ["a-1", "a-2", "a-3"] {
+            let handle = create(core, name.as_bytes(), &[7; 5000]);
+            core.release(handle).expect("close");
+        }
+        drain(core);
+        crate::monitor::look_below(core);
+        let files: Vec<_> = core.files.read().values().cloned().collect();
+        let file = files.iter().find(|f| f.path().ends_with(b"a-3"));
+        let file = file.expect("file");
+        let open = || {
+            let object = core.tiers.open_object(FLASH, file.object);
+            let target = (FLASH, object.expect("object"));
+            core.open_buffer(file, target, OpenFlags(libc::O_RDWR as u32), true)
+        };
+        lab.store.fail_from(lab.pfs("a-3"));
+        assert!(open().is_err());
+        assert!(lab.store.fired() > 0);
+        let reserved_bytes = || core.ledger.entries()[&file.object].reserved_bytes;
+        assert_eq!(reserved_bytes(), 0, "nobody will give it back");
+        assert!(!core.ledger.entries()[&file.object].dirty);
+        lab.store.heal();
+        let opened = open().expect("open");
+        let lease_bytes = opened.lease_bytes.load(Ordering::Acquire);
+        assert!(lease_bytes > 5000, "no lease: nothing was tested");
+        assert!(reserved_bytes() > 0);
+    }
 }

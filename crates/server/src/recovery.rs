@@ -2,6 +2,7 @@
 //! what is.
 
 use std::collections::HashSet;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,15 +11,31 @@ use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::core::Core;
+use crate::starterror::{StartError, failed};
 
 /// Objects by tier.
 pub(crate) type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
+/// Objects that belong to something on record.
+type Claimed = HashSet<(TierId, ObjectId)>;
+
+/// Where not one object of a tier can be looked at, and it has so many, it is the tier that is broken.
+const BROKEN_OBJECTS_MIN: usize = 8;
 
 impl Core {
     /// Finishes what was under way and takes all files over. Clean copies that turn out damaged are
     /// dropped where the PFS has the file whole.
-    pub fn recover(&self, loaded: Loaded) -> Result<(), NsError> {
+    pub fn recover(&self, mut loaded: Loaded) -> Result<(), StartError> {
         failpoint::hit(failpoint::Point::StartFacts);
+        let (inventory, claimed) = self
+            .recover_files(&mut loaded)
+            .map_err(failed("recovery"))?;
+        self.refuse_broken_tiers()?;
+        self.recover_rest(loaded, &inventory, claimed)
+            .map_err(failed("recovery"))
+    }
+
+    /// Finishes changes of names, and takes over what is on record.
+    fn recover_files(&self, loaded: &mut Loaded) -> Result<(Inventory, Claimed), NsError> {
         for key in &loaded.unreadable {
             let path = format!("(record {})", key.escape_ascii()).into_bytes();
             let reason = "it does not decode; run 'forebay fsck'".to_string();
@@ -28,18 +45,28 @@ impl Core {
             let reason = format!("versions could not be looked after: {error}");
             self.report(b"(PFS)".to_vec(), error.errno(), reason);
         }
-        for pending in loaded.changes {
+        for pending in std::mem::take(&mut loaded.changes) {
             self.ns.settle_change(pending)?;
         }
         let inventory = self.inventory()?;
-        let mut claimed: HashSet<(TierId, ObjectId)> = HashSet::new();
-        for file in loaded.files {
+        let mut claimed = Claimed::new();
+        for file in std::mem::take(&mut loaded.files) {
             if file.lock().is_unlinked() {
                 continue;
             }
             self.recover_file(&file, &inventory, &mut claimed)?;
             failpoint::hit(failpoint::Point::RecoverFile);
         }
+        Ok((inventory, claimed))
+    }
+
+    /// What no file that is shown stands for: stranded files, garbage, orphans, unfinished copies.
+    fn recover_rest(
+        &self,
+        loaded: Loaded,
+        inventory: &Inventory,
+        mut claimed: Claimed,
+    ) -> Result<(), NsError> {
         for (object, record) in loaded.lost {
             claimed.insert((record.residency.tier, object));
             self.book_stranded(object, &record);
@@ -62,7 +89,7 @@ impl Core {
             claimed.extend(garbage.tiers.iter().flatten().map(|t| (*t, garbage.object)));
             self.ns.add_garbage(garbage);
         }
-        self.recover_orphans(&inventory, &claimed);
+        self.recover_orphans(inventory, &claimed);
         for dir in loaded.dirs.iter().chain([self.ns.root()]) {
             match self.ns.sweep_dir(dir) {
                 Ok(0) => {}
@@ -107,7 +134,7 @@ impl Core {
         &self,
         file: &Arc<File>,
         inventory: &Inventory,
-        claimed: &mut HashSet<(TierId, ObjectId)>,
+        claimed: &mut Claimed,
     ) -> Result<(), Errno> {
         let holds = |tier: TierId| {
             inventory
@@ -169,8 +196,15 @@ impl Core {
         self.files.write().insert(file.object, file.clone());
         self.apps.arrived(file.object, &self.rules.identify(&path));
         self.name_by_xattrs(file);
-        let object = self.tiers.open_object(tier, file.object)?;
-        let stat = object.stat()?;
+        let opened = self.tiers.open_object(tier, file.object);
+        let looked = opened.and_then(|object| object.stat().map(|stat| (object, stat)));
+        let (object, stat) = match looked {
+            Err(error) if is_of_one_object(&error) => {
+                self.leave_unreadable(file, tier, &error);
+                return Ok(());
+            }
+            looked => looked?,
+        };
         let dirty = file.lock().is_dirty();
         self.ledger
             .arrive(file.object, tier, stat.allocated_bytes, dirty);
@@ -233,6 +267,47 @@ impl Core {
         Ok(())
     }
 
+    /// Its object cannot be looked at: it stays as it is on record, and who opens it gets an error, or what the PFS has. All others
+    /// are served.
+    fn leave_unreadable(&self, file: &Arc<File>, tier: TierId, error: &io::Error) {
+        let (bytes, dirty) = {
+            let mut state = file.lock();
+            let dirty = state.is_dirty();
+            if dirty {
+                state.error = Some(error.into());
+            }
+            (state.meta.allocated_bytes, dirty)
+        };
+        self.ledger.arrive(file.object, tier, bytes, dirty);
+        self.unreadable.lock().push(tier);
+        let what = match dirty {
+            true => "its data is not on the PFS; it is set aside where it is, and tried again",
+            false => "the PFS has it whole",
+        };
+        let object = file.object;
+        let reason = format!("its object {object} cannot be looked at: {error}; {what}");
+        self.report(file.path(), error.into(), reason);
+    }
+
+    /// One object that cannot be read is no reason not to serve the others; a device of which none can be is.
+    pub(crate) fn refuse_broken_tiers(&self) -> Result<(), StartError> {
+        let unreadable = self.unreadable.lock();
+        for (tier, slot) in self.tiers.iter() {
+            let count = unreadable.iter().filter(|of| **of == tier).count();
+            let files = self.files.read();
+            let all = files.values().filter(|file| file.tier() == tier).count();
+            if count >= BROKEN_OBJECTS_MIN && count == all {
+                return Err(StartError::Failed {
+                    what: format!("tier {}", slot.tier.name()),
+                    why: format!(
+                        "none of its {count} objects can be looked at; is its device broken? Nothing was changed"
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
     /// It was never fsynced, and the node lost its power: as in memory, it is lost. What there is of it is kept where an
     /// administrator finds it.
     fn give_up_torn(&self, file: &Arc<File>, tier: TierId, bytes: u64) -> Result<(), Errno> {
@@ -271,7 +346,7 @@ impl Core {
         &self,
         file: &Arc<File>,
         holds: impl Fn(TierId) -> bool,
-        claimed: &mut HashSet<(TierId, ObjectId)>,
+        claimed: &mut Claimed,
     ) -> Result<(), Errno> {
         let residency = file.lock().residency;
         if residency.clean {
@@ -327,5 +402,68 @@ impl Core {
         self.counters
             .evicted_bytes
             .store(facts.evicted_bytes, Ordering::Relaxed);
+    }
+}
+
+/// Whether an error says that this object is damaged, rather than that the tier does not work or that something is used up.
+fn is_of_one_object(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            // Sectors that cannot be read, or metadata of the file that is not what it should be.
+            libc::EIO | libc::EUCLEAN | libc::EBADMSG | libc::ENODATA | libc::EILSEQ
+                // Something else lies in its place, or somebody has taken the right to open it away.
+                | libc::ENOENT | libc::EISDIR | libc::EINVAL | libc::ELOOP | libc::EACCES | libc::EPERM
+        )
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_tiers::testing::{Effect, Operation, When};
+    use forebay_types::Errno;
+
+    use super::BROKEN_OBJECTS_MIN;
+    use crate::testing::{FLASH, Lab, create};
+
+    /// As a start looks at so many files, of which the objects `when` give an error.
+    fn look_at_all(files: usize, when: When) -> Result<usize, String> {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let core = lab.core();
+        for n in 0..files {
+            let handle = create(core, format!("f{n}").as_bytes(), b"content");
+            core.release(handle).expect("close");
+        }
+        let fault = flash.inject(Operation::Open, when, Effect::Fail(Errno::EIO));
+        let all: Vec<_> = core.files.read().values().cloned().collect();
+        for file in all {
+            core.take_over(&file, FLASH).map_err(|e| e.to_string())?;
+        }
+        assert!(flash.fired(fault) > 0);
+        core.refuse_broken_tiers().map_err(|e| e.to_string())?;
+        let with_errors = core.files.read();
+        let with_errors = with_errors.values().filter(|f| f.lock().error.is_some());
+        assert!(core.ledger.dirty_and_capacity().0 > 0, "they count");
+        assert!(!core.errors.is_empty(), "and are named");
+        Ok(with_errors.count())
+    }
+
+    #[test]
+    fn one_object_that_cannot_be_read_does_not_keep_the_others_from_being_served() {
+        assert_eq!(look_at_all(3, When::Nth(2)), Ok(1));
+        assert_eq!(look_at_all(1, When::Every), Ok(1));
+        assert_eq!(
+            look_at_all(BROKEN_OBJECTS_MIN + 1, When::From(2)),
+            Ok(BROKEN_OBJECTS_MIN)
+        );
+    }
+
+    #[test]
+    fn a_tier_of_which_no_object_can_be_read_is_no_tier_to_start_with() {
+        let refused = look_at_all(BROKEN_OBJECTS_MIN, When::Every).expect_err("served");
+        assert!(
+            refused.starts_with("tier ssd: none of its 8 objects"),
+            "{refused}"
+        );
     }
 }

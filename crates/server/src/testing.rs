@@ -5,13 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_kv::{Batch, Durability, Error, Store, memory::Memory};
-use forebay_types::{Cred, Handle, Ino, OpenFlags};
+use forebay_tiers::testing::FaultyTier;
+use forebay_types::{Cred, Handle, Ino, OpenFlags, TierId};
 use forebay_wire::Link;
 use parking_lot::Mutex;
 
 use crate::core::Core;
 use crate::demote;
 use crate::settings::{Settings, SsdSetting};
+use crate::tierset::FIRST_SSD;
+
+/// Its flash directory.
+pub const FLASH: TierId = TierId(FIRST_SSD);
 
 /// A store whose commits fail from the moment that a file appears.
 pub struct FailingStore {
@@ -95,6 +100,7 @@ impl Lab {
         let at = |name: &str| dir.path().join(name);
         let mut settings = Settings::new(at("pfs"), at("mnt"), at("state"));
         settings.passthrough = false;
+        settings.overrun_bytes = Some(0);
         settings.ssd = vec![SsdSetting {
             dir: at("ssd"),
             capacity_bytes: Some(64 << 20),
@@ -108,6 +114,18 @@ impl Lab {
         let core = crate::instance::open_on(settings, Box::new(Shared(store.clone())));
         let core = core.unwrap_or_else(|error| panic!("start: {error}"));
         Lab { dir, core, store }
+    }
+
+    /// The same with a flash directory that fails when it is told to, and loses what it was not told to flush.
+    pub fn with_faulty_flash() -> (Lab, Arc<FaultyTier>) {
+        let mut lab = Lab::new();
+        let mut faulty = None;
+        lab.core.tiers.wrap(FLASH, |tier| {
+            let tier = Arc::new(FaultyTier::with_crashes(tier));
+            faulty = Some(tier.clone());
+            tier
+        });
+        (lab, faulty.expect("wrapped"))
     }
 
     /// The core.

@@ -142,6 +142,13 @@ impl TierSet {
         self.slots.iter().map(limit).collect()
     }
 
+    /// Puts another tier in the place of one, which that wraps.
+    #[cfg(test)]
+    pub(crate) fn wrap(&mut self, id: TierId, wrap: impl FnOnce(Arc<dyn Tier>) -> Arc<dyn Tier>) {
+        let slot = self.slots[id.0 as usize].as_mut().expect("a tier");
+        slot.tier = wrap(slot.tier.clone());
+    }
+
     /// All tiers with their ids: memory, flash, overflow.
     pub fn iter(&self) -> impl Iterator<Item = (TierId, &Slot)> {
         let ids = std::iter::once(0)

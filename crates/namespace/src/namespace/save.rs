@@ -1,13 +1,15 @@
 //! Writing the records of files, and of what is to be collected.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability;
 use forebay_tiers::{PIECE_BYTES_MIN, Sums};
 use forebay_types::{Ino, ObjectId, failpoint};
 
-use super::{Garbage, Namespace};
+use super::{Garbage, Namespace, Unrecorded};
 use crate::NsError;
+use crate::dir::Dir;
 use crate::file::{File, FileState};
 use crate::log::Batch;
 use crate::record::{self, SumsRecord};
@@ -244,7 +246,41 @@ impl Namespace {
         self.commit(batch)?;
         garbage.into_iter().for_each(|one| self.add_garbage(one));
         self.sync()?;
+        self.end_unrecorded()?;
         Ok(true)
+    }
+
+    /// The PFS has done what cannot be recorded now. That is done, for there is no way back; what a start would make of it is the
+    /// same: with an intent on record (`sequence`), by that, else because the PFS has lost the name.
+    pub(crate) fn leave_unrecorded(
+        &self,
+        sequence: Option<u64>,
+        dirs: impl IntoIterator<Item = Arc<Dir>>,
+        error: &NsError,
+    ) {
+        tracing::warn!("a change of names is not on record for now: {error}");
+        if let Some(sequence) = sequence {
+            let dirs = dirs.into_iter().collect();
+            self.unrecorded.lock().push(Unrecorded { sequence, dirs });
+        }
+    }
+
+    /// The records of files are what memory has: what is left of changes of names is those of directories, and the intents.
+    fn end_unrecorded(&self) -> Result<(), NsError> {
+        let ended = std::mem::take(&mut *self.unrecorded.lock());
+        let mut batch = Batch::new();
+        for one in &ended {
+            batch.delete(record::intent_key(one.sequence));
+            let dirs = one.dirs.iter();
+            for dir in dirs.filter(|dir| !dir.removed.load(Ordering::Acquire)) {
+                self.put_dir(&mut batch, dir)?;
+                if let Some((above, _)) = dir.place() {
+                    self.put_dirs(&mut batch, &above)?;
+                }
+            }
+        }
+        self.commit(batch)
+            .inspect_err(|_| self.unrecorded.lock().extend(ended))
     }
 
     /// Everything recorded so far survives power loss.

@@ -157,15 +157,36 @@ impl Namespace {
         failpoint::hit(failpoint::Point::CreateNamed);
         // The object carries the same facts, and a start without this record adopts it by them.
         let mut state = file.lock();
-        match state.xattrs.is_empty() {
-            true => self.save_later(&file, &mut state),
+        let saved = match state.xattrs.is_empty() {
+            true => {
+                self.save_later(&file, &mut state);
+                Ok(())
+            }
             // An access control list is in the record only.
-            false => self.save(&file, &state, Durability::Buffered)?,
-        }
+            false => self.save(&file, &state, Durability::Buffered),
+        };
         drop(state);
+        if let Err(error) = saved {
+            self.take_new_back(&file);
+            return Err(error);
+        }
         dir.times.touch();
         self.table.lock().remember(ino, Node::File(file.clone()));
         Ok((file.attr(), file))
+    }
+
+    /// A new file that could not be recorded was never there.
+    fn take_new_back(&self, file: &Arc<File>) {
+        let names = std::mem::take(&mut file.lock().names);
+        for (dir, name) in names {
+            let mut children = dir.lock();
+            if children
+                .get(&name)
+                .is_some_and(|now| Arc::ptr_eq(now, file))
+            {
+                children.remove(&name);
+            }
+        }
     }
 
     fn insert_new(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {

@@ -1,10 +1,12 @@
 //! rename with `RENAME_EXCHANGE`: two names are swapped, in every mix of burst buffer and PFS.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_tiers::RenameMode as PfsRename;
 use forebay_types::{FileKind, failpoint};
 
+use crate::dir::Dir;
 use crate::log::Batch;
 use crate::ops::rename::{End, Locked};
 use crate::record::{self, ExchangeIntent, Intent, Published};
@@ -66,14 +68,27 @@ impl Namespace {
             (end, other, published)
         });
         let mut locked = Locked::new(&from.dir, &to.dir);
+        let state_of = |end: &End| end.file.as_ref().map(|file| file.lock().clone());
+        let before = [state_of(from), state_of(to)];
         let mut batch = Batch::new();
         if let Some(sequence) = sequence {
             batch.delete(record::intent_key(sequence));
         }
         self.put_dirs(&mut batch, &from.dir)?;
         self.put_dirs(&mut batch, &to.dir)?;
+        let mut moved = Vec::new();
         for (end, other, published) in ends {
-            self.exchange_end(&mut batch, end, other, published)?;
+            moved.push(self.exchange_end(&mut batch, end, other, published)?);
+        }
+        let recorded = self.commit(batch);
+        if let (Err(_), None) = (&recorded, sequence) {
+            // Both are in the burst buffer only: nothing has happened.
+            for (end, before) in [from, to].into_iter().zip(before) {
+                if let (Some(file), Some(before)) = (&end.file, before) {
+                    *file.lock() = before;
+                }
+            }
+            return recorded;
         }
         locked.from.remove(&from.name);
         locked.to().remove(&to.name);
@@ -83,20 +98,26 @@ impl Namespace {
         if let Some(file) = &to.file {
             locked.from.insert(from.name.clone(), file.clone());
         }
-        self.commit(batch)?;
+        if let Err(error) = recorded {
+            // What the PFS has changed stays so, and memory follows.
+            let dirs = moved.into_iter().flatten();
+            self.leave_unrecorded(sequence, dirs, &error);
+            return Ok(());
+        }
         failpoint::hit(failpoint::Point::ExchangeRecord);
         self.dirs_written(&from.dir);
         self.dirs_written(&to.dir);
         Ok(())
     }
 
+    /// Answers with the directory that is at the other end now.
     fn exchange_end(
         &self,
         batch: &mut Batch,
         end: &End,
         other: &End,
         published: Option<Published>,
-    ) -> Result<(), NsError> {
+    ) -> Result<Option<Arc<Dir>>, NsError> {
         if let Some(file) = &end.file {
             let mut state = file.lock();
             state.rename_name(&end.place(), other.place());
@@ -109,10 +130,11 @@ impl Namespace {
             if state.is_dirty() {
                 state.residency.generation = state.residency.generation.next();
             }
-            return self.put_file(batch, file, &state);
+            self.put_file(batch, file, &state)?;
+            return Ok(None);
         }
         let Some(stat) = &end.stat else {
-            return Ok(());
+            return Ok(None);
         };
         if stat.kind() == FileKind::Directory {
             let dir = self.intern_dir(stat.id, &end.dir, &end.name);
@@ -120,10 +142,11 @@ impl Namespace {
             if dir.persisted.load(Ordering::Acquire) {
                 self.put_dir(batch, &dir)?;
             }
+            return Ok(Some(dir));
         } else if let Some(plain) = self.table.lock().plain_by_id(stat.id) {
             plain.parent = other.dir.clone();
             plain.name = other.name.clone();
         }
-        Ok(())
+        Ok(None)
     }
 }

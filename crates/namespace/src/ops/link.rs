@@ -71,7 +71,7 @@ impl Namespace {
         let before = state.clone();
         state.names.push((dir.clone(), name.into()));
         match linked {
-            Some(_) => state.residency.published = linked,
+            Some((published, _)) => state.residency.published = Some(published),
             None if state.residency.published.is_some() => state.set_unplaced(&dir, name, None),
             None => {}
         }
@@ -87,7 +87,9 @@ impl Namespace {
         if let Err(error) = recorded {
             *state = before;
             drop((state, children));
-            self.unlink_unrecorded(file, &to, name, linked.is_some());
+            if let Some((_, sequence)) = linked {
+                self.unlink_unrecorded(file, (&to, name), sequence, &error);
+            }
             return Err(error);
         }
         failpoint::hit(failpoint::Point::LinkRecord);
@@ -104,14 +106,14 @@ impl Namespace {
         Ok(attr)
     }
 
-    /// Gives the file the name on the PFS too, if it is there: what that shows of it then. `batch` gets the end
+    /// Gives the file the name on the PFS too, if it is there: what that shows of it then, and the intent. `batch` gets the end
     /// of the change.
     fn link_published(
         &self,
         file: &Arc<File>,
         (dir, to, name): (&Arc<Dir>, &PfsDir, &[u8]),
         batch: &mut Batch,
-    ) -> Result<Option<Published>, NsError> {
+    ) -> Result<Option<(Published, u64)>, NsError> {
         let (first, names, published) = {
             let state = file.lock();
             let placed = |(dir, name): &&Name| state.is_placed(dir, name);
@@ -153,7 +155,7 @@ impl Namespace {
         dir.vacancy.end();
         failpoint::hit(failpoint::Point::LinkPfs);
         batch.delete(record::intent_key(sequence));
-        Ok(Some(self.follow(published, to, name)))
+        Ok(Some((self.follow(published, to, name), sequence)))
     }
 
     /// After an error: whether the PFS has done it all the same, as where a request was sent twice. Where it does not
@@ -176,12 +178,16 @@ impl Namespace {
 
     /// A link that could not be recorded goes from the PFS too; if that fails now, the next start finds
     /// its intent.
-    fn unlink_unrecorded(&self, file: &File, dir: &PfsDir, name: &[u8], linked: bool) {
-        if !linked {
-            return;
-        }
-        if let Err(error) = self.pfs.unlink(dir, name) {
-            tracing::warn!("link {}: {error}", name.escape_ascii());
+    fn unlink_unrecorded(
+        &self,
+        file: &File,
+        (dir, name): (&PfsDir, &[u8]),
+        sequence: u64,
+        why: &NsError,
+    ) {
+        match self.pfs.unlink(dir, name) {
+            Ok(()) => self.leave_unrecorded(Some(sequence), None, why),
+            Err(error) => tracing::warn!("link {}: {error}", name.escape_ascii()),
         }
         self.follow_links(&mut file.lock());
     }

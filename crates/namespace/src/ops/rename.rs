@@ -307,6 +307,7 @@ impl Namespace {
             return Err(Errno::EAGAIN.into());
         }
         let before = state.clone();
+        let replaced_before = to.file.as_ref().map(|old| old.lock().clone());
         state.rename_name(&from.place(), to.place());
         // What is published is so under all names: of several, one cannot take an older version over.
         let several = state.names.len() > 1;
@@ -339,11 +340,8 @@ impl Namespace {
             Ok(garbage) => garbage,
             Err(error) => {
                 *state = before;
-                if let Some(old) = &to.file {
-                    let mut old = old.lock();
-                    if old.names.is_empty() {
-                        old.names.push(to.place());
-                    }
+                if let (Some(old), Some(before)) = (&to.file, replaced_before) {
+                    *old.lock() = before;
                 }
                 return Err(error);
             }
@@ -383,7 +381,10 @@ impl Namespace {
                 self.put_file(&mut batch, old, &state)?;
             }
         }
-        self.commit(batch)?;
+        if let Err(error) = self.commit(batch) {
+            self.leave_unrecorded(Some(sequence), None, &error);
+            return Ok(());
+        }
         failpoint::hit(failpoint::Point::RenamePartedRecord);
         Ok(())
     }
@@ -544,16 +545,19 @@ impl Namespace {
             plain.name = to.name.clone();
         }
         let garbage = self.drop_replaced(&mut batch, to, left)?;
-        // The PFS has it: memory follows even if the record could not be written (the intent will).
+        // The PFS has it: memory follows even if the record cannot be written now. The intent is on record.
         locked.from.remove(&from.name);
         locked.to().remove(&to.name);
         if let Some(file) = &from.file {
             locked.to().insert(to.name.clone(), file.clone());
         }
+        if let Err(error) = self.commit(batch) {
+            self.leave_unrecorded(sequence, moved_dir, &error);
+            return Ok(());
+        }
         garbage
             .into_iter()
             .for_each(|garbage| self.add_garbage(garbage));
-        self.commit(batch)?;
         failpoint::hit(failpoint::Point::RenameRecord);
         if from.file.is_some() {
             self.dirs_written(&to.dir);

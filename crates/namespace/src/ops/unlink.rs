@@ -56,8 +56,8 @@ impl Namespace {
             (state.expected_at(dir, name), several, state.is_dirty())
         };
         let mut batch = Batch::new();
+        let (mut sequence, mut lost) = (None, false);
         if let Some(published) = published {
-            let mut sequence = None;
             let synced = self.must_be_synced(&[Some(file)])?;
             if synced && !several && !dirty {
                 self.sync()?;
@@ -75,11 +75,14 @@ impl Namespace {
                 sequence = Some(begun);
                 failpoint::hit(failpoint::Point::UnlinkIntent);
             }
-            if let Err(error) = self.unlink_older(dir, name, file, published) {
-                if let Some(sequence) = sequence {
-                    self.take_intent_back(sequence)?;
+            match self.unlink_older(dir, name, file, published) {
+                Ok(removed) => lost = removed,
+                Err(error) => {
+                    if let Some(sequence) = sequence {
+                        self.take_intent_back(sequence)?;
+                    }
+                    return Err(error);
                 }
-                return Err(error);
             }
         }
         failpoint::hit(failpoint::Point::UnlinkPfs);
@@ -87,6 +90,7 @@ impl Namespace {
         let left = self.published_without(file, dir, name);
         let mut children = dir.lock();
         let mut state = file.lock();
+        let mut before = state.clone();
         let garbage = if state.names.len() > 1 {
             state.drop_name(dir, name);
             state.residency.published = left.or(state.residency.published);
@@ -98,8 +102,20 @@ impl Namespace {
             Some(garbage)
         };
         state.meta.ctime = TimeSpec::now();
+        if let Err(error) = self.commit(batch) {
+            // With an intent, or where the record says that the PFS has it, a start finds that it has not, and ends it, too.
+            if sequence.is_some() || (lost && !dirty) {
+                children.remove(name);
+                self.leave_unrecorded(sequence, None, &error);
+                return Ok(());
+            }
+            if lost {
+                before.residency.published = None;
+            }
+            *state = before;
+            return Err(error);
+        }
         children.remove(name);
-        self.commit(batch)?;
         failpoint::hit(failpoint::Point::UnlinkRecord);
         if let Some(garbage) = garbage {
             self.add_garbage(garbage);
@@ -107,7 +123,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// The PFS loses the version that it has of a file about to be unlinked. What an outsider put in
+    /// The PFS loses the version that it has of a file about to be unlinked; whether it has. What an outsider put in
     /// its place while a newer one was in the burst buffer was never shown here, and stays.
     fn unlink_older(
         &self,
@@ -115,7 +131,7 @@ impl Namespace {
         name: &[u8],
         file: &Arc<File>,
         published: Published,
-    ) -> Result<(), NsError> {
+    ) -> Result<bool, NsError> {
         let handle = self.open_dir(dir)?;
         let (dirty, several) = {
             let state = file.lock();
@@ -124,8 +140,10 @@ impl Namespace {
         if dirty {
             let known = published == Published::GOING;
             match self.look(&handle, name, published)? {
-                Seen::Nothing => return Ok(()),
-                Seen::Foreign(stat) if !known && !published.same_content(&stat) => return Ok(()),
+                Seen::Nothing => return Ok(false),
+                Seen::Foreign(stat) if !known && !published.same_content(&stat) => {
+                    return Ok(false);
+                }
                 _ => {}
             }
             if !several {
@@ -137,14 +155,14 @@ impl Namespace {
             file.lock().residency.published = Some(published);
         }
         match removed {
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(true),
             Err(e) => {
                 if !several {
                     self.set_published(file, published)?;
                 }
                 Err(e.into())
             }
-            Ok(()) => Ok(()),
+            Ok(()) => Ok(true),
         }
     }
 
@@ -204,13 +222,18 @@ impl Namespace {
         dir.times.touch();
         if let (Some(child), Some(open)) = (&known, open) {
             self.handles.keep_removed(child, open);
+            let mut forgotten = Ok(());
             if let Some(version) = &version {
-                self.forget_unpublished(dir, version, name)?;
+                forgotten = self.forget_unpublished(dir, version, name);
             }
             if child.persisted.load(Ordering::Acquire) {
                 let mut batch = Batch::new();
                 batch.delete(record::dir_key(child.key));
-                self.store.commit(batch, Durability::Buffered)?;
+                forgotten = forgotten.and(self.commit(batch));
+            }
+            if let Err(error) = forgotten {
+                // The PFS has lost it: whoever finds the record, finds that.
+                tracing::warn!("the record of a removed directory stays for now: {error}");
             }
         }
         Ok(true)

@@ -56,7 +56,7 @@ impl Namespace {
         }
         let dir = self.dir(parent)?;
         let handle = self.open_dir(&dir)?;
-        let hidden = PfsTree::version_name(self.instance, self.new_object()?);
+        let hidden_name = PfsTree::version_name(self.instance, self.new_object()?);
         let order = dir.order(&self.pfs)?;
         if dir.is_taken(name) {
             return Err(Errno::EEXIST.into());
@@ -74,13 +74,14 @@ impl Namespace {
         let has_default_acl = self.default_acl(&dir, &handle)?.is_some();
         let mode = u32::from(perm) & !umask(cred, has_default_acl);
         as_owner(cred, || {
-            self.pfs.mkdir(&handle, &hidden, mode, cred.uid, cred.gid)
+            self.pfs
+                .mkdir(&handle, &hidden_name, mode, cred.uid, cred.gid)
         })?;
         failpoint::hit(failpoint::Point::VersionMade);
-        let stat = self.pfs.stat(&handle, &hidden)?;
+        let stat = self.pfs.stat(&handle, &hidden_name)?;
         let child = self.intern_dir(stat.id, &dir, name);
         child.hide(Some(Hidden {
-            name: hidden.into(),
+            name: hidden_name.clone().into(),
             committed: false,
             since_s: TimeSpec::now().sec,
             lost: Vec::new(),
@@ -90,7 +91,14 @@ impl Namespace {
         self.put_dir(&mut batch, &child)?;
         self.put_unpublished(&mut batch, &child)?;
         // Without it a loss of power would leave what drains into it where nobody looks.
-        self.store.commit(batch, Durability::Synced)?;
+        if let Err(error) = self.store.commit(batch, Durability::Synced) {
+            child.hide(None);
+            if let Err(left) = self.pfs.rmdir(&handle, &hidden_name) {
+                // The next start looks for it.
+                tracing::warn!("{}: {left}", hidden_name.escape_ascii());
+            }
+            return Err(error.into());
+        }
         failpoint::hit(failpoint::Point::VersionRecorded);
         dir.add_unpublished(name, child.clone());
         dir.vacancy.end();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_namespace::{Copy, Demotion};
 use forebay_tiers::{
     ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsStat,
-    PfsTree, WriteBehind, apply_metadata, copy_to_new, verify, wait_writeback,
+    PfsTree, WriteBehind, apply_metadata, copy_to_new, start_writeback, verify, wait_writeback,
 };
 use forebay_types::{Errno, failpoint};
 
@@ -47,6 +47,11 @@ impl Made {
     pub(super) fn check_flushed(&self) -> Result<(), Failure> {
         self.behind.check().map_err(on_pfs("flush"))?;
         wait_writeback(&self.file).map_err(on_pfs("flush"))
+    }
+
+    /// What was copied is on its way to its device.
+    pub(super) fn start_source(&self) {
+        start_writeback(&*self.source, 0, 0);
     }
 
     /// Puts what was copied on stable storage.

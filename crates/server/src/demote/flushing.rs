@@ -1,9 +1,10 @@
 //! The flush of a batch: all that is about to be named, or called clean, is on stable storage first.
 
-use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
+use forebay_namespace::File;
 use forebay_tiers::{FlushTogether, TierKind};
-use forebay_types::TierId;
 
 use super::{Copying, Failure, give_up, on_pfs};
 use crate::core::Core;
@@ -22,13 +23,12 @@ pub(super) fn together(core: &Core, files: usize) -> Option<FlushTogether> {
     }
 }
 
-/// Puts copies and their sources on stable storage; answers with the copies that are.
+/// Puts copies on stable storage; answers with those that are.
 pub(super) fn flush(
     core: &Core,
     copied: Vec<Copying>,
     together: Option<&FlushTogether>,
 ) -> Vec<Copying> {
-    flush_objects(core, &copied);
     let together = together.filter(|_| copied.len() >= TOGETHER_FILES);
     let (covered, single): (Vec<_>, Vec<_>) = copied
         .into_iter()
@@ -69,34 +69,47 @@ fn flush_covered(core: &Core, copied: Vec<Copying>, together: &FlushTogether) ->
 
 fn flush_single(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
     let pfs = core.ns.pfs();
-    let each = |some: &[Copying]| -> Vec<_> { some.iter().map(|one| one.made.sync(pfs)).collect() };
-    let outcomes: Vec<Result<(), Failure>> = match copied.len() < TOGETHER_FILES {
-        true => each(&copied),
-        false => std::thread::scope(|scope| {
-            let share = copied.len().div_ceil(SIDE_BY_SIDE);
-            let threads: Vec<_> = copied
-                .chunks(share)
-                .map(|some| (some.len(), scope.spawn(move || each(some))))
-                .collect();
-            let ended = |(files, thread): (usize, std::thread::ScopedJoinHandle<'_, Vec<_>>)| {
-                let died = |_| {
-                    let error = || on_pfs("flush")(std::io::Error::other("its thread died"));
-                    (0..files).map(|_| Err(error())).collect()
-                };
-                thread.join().unwrap_or_else(died)
-            };
-            threads.into_iter().flat_map(ended).collect()
-        }),
-    };
+    let flush = |one: &Copying| one.made.sync(pfs);
+    let died = || on_pfs("flush")(thread_died());
+    let outcomes = side_by_side(&copied, &flush, &died);
     let pairs = copied.into_iter().zip(outcomes);
     pairs
         .filter_map(|(one, outcome)| kept(core, one, outcome))
         .collect()
 }
 
+fn thread_died() -> std::io::Error {
+    std::io::Error::other("its thread died")
+}
+
+/// Flushes each by itself, several at a time where there are many. Answers in their order.
+fn side_by_side<T: Sync, E: Send>(
+    all: &[T],
+    flush: &(dyn Fn(&T) -> Result<(), E> + Sync),
+    died: &dyn Fn() -> E,
+) -> Vec<Result<(), E>> {
+    let each = |some: &[T]| -> Vec<_> { some.iter().map(flush).collect() };
+    if all.len() < TOGETHER_FILES {
+        return each(all);
+    }
+    std::thread::scope(|scope| {
+        let share = all.len().div_ceil(SIDE_BY_SIDE);
+        let threads: Vec<_> = all
+            .chunks(share)
+            .map(|some| (some.len(), scope.spawn(move || each(some))))
+            .collect();
+        let ended = |(files, thread): (usize, ScopedJoinHandle<'_, Vec<_>>)| {
+            let died = |_| (0..files).map(|_| Err(died())).collect();
+            thread.join().unwrap_or_else(died)
+        };
+        threads.into_iter().flat_map(ended).collect()
+    })
+}
+
 /// Puts the objects on flash that are about to be called clean on stable storage there: a loss of power must not leave a torn
-/// one behind a record that says so. Where it fails the copies on the PFS are good all the same.
-fn flush_objects(core: &Core, copied: &[Copying]) {
+/// one behind a record that says so. One flush of the whole file system would wait for what programs are writing there now, and
+/// that of the tier is of names only. Where it fails the copies on the PFS are good all the same; answers with the files.
+pub(super) fn flush_objects(core: &Core, copied: &[Copying]) -> Vec<Arc<File>> {
     let on_flash = |one: &&Copying| {
         let demotion = &one.demotion;
         let flushed = demotion.file.lock().residency.flushed;
@@ -104,20 +117,20 @@ fn flush_objects(core: &Core, copied: &[Copying]) {
             && flushed.is_none_or(|flushed| flushed.generation != demotion.generation)
     };
     let objects: Vec<_> = copied.iter().filter(on_flash).collect();
-    if objects.len() < TOGETHER_FILES {
-        for one in objects {
-            if let Err(error) = one.made.sync_source() {
-                let path = one.demotion.file.path();
-                core.report(path, (&error).into(), format!("flush on flash: {error}"));
-            }
-        }
-        return;
+    for one in &objects {
+        // All of them are on their way before the first is waited for.
+        one.made.start_source();
     }
-    let tiers: BTreeSet<TierId> = objects.iter().map(|one| one.demotion.tier).collect();
-    for slot in tiers.into_iter().filter_map(|tier| core.tiers.get(tier)) {
-        if let Err(error) = slot.tier.sync_all() {
-            let path = format!("({})", slot.tier.name()).into_bytes();
-            core.report(path, (&error).into(), format!("flush: {error}"));
-        }
-    }
+    let outcomes = side_by_side(&objects, &|one| one.made.sync_source(), &thread_died);
+    let failed = objects.iter().zip(outcomes).filter_map(|(one, outcome)| {
+        let error = outcome.err()?;
+        let file = &one.demotion.file;
+        core.report(
+            file.path(),
+            (&error).into(),
+            format!("flush on flash: {error}"),
+        );
+        Some(file.clone())
+    });
+    failed.collect()
 }

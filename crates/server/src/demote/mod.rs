@@ -87,13 +87,29 @@ pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
         }
     }
     let noted = note(core, copied);
+    let doubtful = flushing::flush_objects(core, &noted);
     let flushed = flushing::flush(core, noted, together.as_ref());
     if !flushed.is_empty() {
         failpoint::hit(failpoint::Point::DemoteFlushed);
     }
     let verified = verify(core, flushed);
     publish(core, verified);
+    for file in &doubtful {
+        leave_doubtful(core, file);
+    }
     core.absorb_conflicts();
+}
+
+/// Nobody knows what its device has of an object that could not be flushed: it goes as soon as the PFS has its content.
+fn leave_doubtful(core: &Core, file: &Arc<File>) {
+    if !file.lock().residency.clean {
+        return;
+    }
+    match core.evict(file) {
+        Some(_) => core.wake_collector(),
+        // Somebody has it open, and what they read of it is good for as long as it is in memory.
+        None => core.rest.suspect(file.object),
+    }
 }
 
 /// Gives up those for which `failures` has a reason, by position; answers with the others.
@@ -373,7 +389,63 @@ fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::{Lab, create, drain};
+    use forebay_tiers::Tier;
+    use forebay_tiers::testing::{Effect, Operation, When};
+    use forebay_types::{Errno, ObjectId, TierId};
+
+    use crate::core::Core;
+    use crate::testing::{FLASH, Lab, create, drain};
+
+    fn close_new(core: &Core, names: &[&str]) {
+        for name in names {
+            let handle = create(core, name.as_bytes(), name.as_bytes());
+            core.release(handle).expect("close");
+        }
+    }
+
+    #[test]
+    fn many_files_that_are_called_clean_are_whole_on_flash_after_a_power_cut() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let core = lab.core();
+        let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+        close_new(core, &names);
+        // Their names are there: only the content may be lost.
+        flash.sync_all().expect("names");
+        drain(core);
+        let clean: Vec<(ObjectId, TierId)> = core
+            .files
+            .read()
+            .values()
+            .map(|file| (file.object, file.lock().residency))
+            .filter(|(_, residency)| residency.clean)
+            .map(|(object, residency)| (object, residency.tier))
+            .collect();
+        assert_eq!(clean.len(), names.len(), "{:?}", core.errors.all());
+        flash.crash(1, 0).expect("power cut");
+        for (object, tier) in clean {
+            assert_eq!(tier, FLASH);
+            let found = flash.open(object).expect("object").stat().expect("stat");
+            assert_eq!(found.size, 1, "what is called clean is torn");
+        }
+    }
+
+    #[test]
+    fn an_object_that_could_not_be_flushed_goes_when_the_pfs_has_its_content() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let core = lab.core();
+        close_new(core, &["a", "b"]);
+        let fault = flash.inject(Operation::Sync, When::Nth(1), Effect::Fail(Errno::EIO));
+        drain(core);
+        assert_eq!(flash.fired(fault), 1);
+        assert_eq!(
+            (lab.on_pfs("a"), lab.on_pfs("b")),
+            (b"a".into(), b"b".into())
+        );
+        assert_eq!(core.ledger.dirty_and_capacity().0, 0);
+        core.collect_garbage();
+        assert_eq!(core.files.read().len(), 1, "what may be torn is believed");
+        assert_eq!(core.audit_books(), Vec::<String>::new());
+    }
 
     #[test]
     fn a_file_whose_record_cannot_say_clean_is_undrained_in_every_book_and_tried_again() {
