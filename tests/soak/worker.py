@@ -5,6 +5,7 @@ import mmap
 import os
 import random
 import struct
+import traceback
 import typing
 import zlib
 
@@ -68,7 +69,7 @@ class Worker(Mappings):
                     error = found
         finally:
             error = self.let_all_go() or error
-        return error and f"{type(error).__name__}: {error}"
+        return error and f"{type(error).__name__}: {error}{where(error)}"
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -164,6 +165,9 @@ class Worker(Mappings):
             fsynced = self.random.random() < 0.4
             if fsynced:
                 os.fsync(fd)
+        except OSError as error:
+            error.add_note(f"{sorted(file.names)}{file.told()}")
+            raise
         finally:
             os.close(fd)
         file.note("changed, closed")
@@ -296,6 +300,13 @@ class How(typing.NamedTuple):
     large_blocks: int
     forebay: str
     more: dict  # operations and their odds beside the usual ones
+
+
+def where(error):
+    """The calls that led to an error, innermost last."""
+    calls = traceback.extract_tb(error.__traceback__)
+    notes = "".join(getattr(error, "__notes__", ()))
+    return f" {notes} ({', '.join(f'{call.name}: {call.line}' for call in calls[-3:])})"
 
 
 def work(ledger, root, pfs, seed, how, pipe):

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use forebay_types::parse_duration;
+use forebay_types::{Errno, parse_duration};
 use forebay_wire::control::{Calibrated, CalibrationStep, Control, ControlResponse};
 use serde_json::json;
 
@@ -13,6 +13,10 @@ use crate::exit::{Exit, Failure};
 use crate::show::json;
 use crate::show::text::rate;
 use crate::{instance, out, usage};
+
+/// Shorter ones say little, longer ones hold up what the burst buffer is for.
+const SPANS: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(60);
 
 /// Measures Bwmax, Bwmin, Brmax and Brmin of the tiers at hand and plans with them from then on
 #[derive(Args)]
@@ -33,8 +37,8 @@ pub struct CalibrateArgs {
     /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Time of three tries of each measurement, up to a minute
-    #[arg(long, value_name = "DUR", default_value = "3s", value_parser = parse_duration)]
+    /// Time of three tries of each measurement, 0.1 s to a minute
+    #[arg(long, value_name = "DUR", default_value = "3s", value_parser = parse_span)]
     time: Duration,
     /// Print one JSON object
     #[arg(long)]
@@ -56,7 +60,12 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
         if !args.json {
             out::print(&format!("{what} ...\n"));
         }
-        last = ask(&daemon, step, args.time).map_err(|e| daemon.failure(e, "measure it"))?;
+        last = ask(&daemon, step, args.time).map_err(|e| match e {
+            AskError::Refused(Errno::EBUSY) => Failure::fatal(
+                "calibrate: somebody else measures this burst buffer now; try again when that has ended",
+            ),
+            e => daemon.failure(e, "measure it"),
+        })?;
         if let Some((low, high)) = last.unsettled {
             return Err(Failure::fatal(unsettled(what, low, high)));
         }
@@ -95,6 +104,14 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
     Ok(Exit::Complete)
 }
 
+fn parse_span(text: &str) -> Result<Duration, String> {
+    let span = parse_duration(text).map_err(|e| e.to_string())?;
+    match SPANS.contains(&span) {
+        true => Ok(span),
+        false => Err("a measurement takes 100ms to 60s".into()),
+    }
+}
+
 fn unsettled(what: &str, low: u64, high: u64) -> String {
     format!(
         "calibrate: {what}: tries from {} to {}: no bandwidth to plan with, and nothing was changed; run it when little \
@@ -109,5 +126,18 @@ fn ask(daemon: &Daemon, step: CalibrationStep, time: Duration) -> Result<Calibra
     match daemon.ask(Control::Calibrate { step, time_ms })? {
         ControlResponse::Calibrated(calibrated) => Ok(calibrated),
         _ => Err(AskError::Protocol("it answered another question".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_takes_a_sane_time() {
+        assert_eq!(parse_span("10s"), Ok(Duration::from_secs(10)));
+        for text in ["0", "5m", "99ms", "61", "soon"] {
+            assert!(parse_span(text).is_err(), "{text}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use forebay_wire::{FrameError, Request, Response, UnixConnection};
 
 use crate::exit::{Failure, reason};
 use crate::mounts;
-use crate::show::text::show_path;
+use crate::show::text::{self, show_path};
 use crate::state::SocketPath;
 
 /// Paths in one message take at most this much of it, bytes; the rest is for their lengths and the
@@ -272,8 +272,7 @@ pub fn failure_line(mount: &Path, failure: &PathFailure) -> String {
 
 /// `3 files (1.5 GiB)`.
 pub fn files_and_bytes(files: u64, bytes: u64) -> String {
-    let noun = if files == 1 { "file" } else { "files" };
-    format!("{files} {noun} ({})", format_size(bytes))
+    format!("{} ({})", text::files(files), format_size(bytes))
 }
 
 #[cfg(test)]

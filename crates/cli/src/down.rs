@@ -1,10 +1,11 @@
 //! `forebay down`: ends a burst buffer, if asked to with all its data on the PFS.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay_types::{format_duration, format_size, parse_duration};
+use forebay_types::{Errno, format_duration, format_size, parse_duration};
 use forebay_wire::control::StatusBits;
 use serde_json::{Value, json};
 
@@ -16,7 +17,7 @@ use crate::movement::{NAMED_MAX, name_left};
 use crate::paths::in_mount;
 use crate::show::json;
 use crate::show::progress::{Amount, Progress};
-use crate::show::text::show_path;
+use crate::show::text::{files, show_path};
 use crate::signals::Signals;
 use crate::state::{self, Holder};
 use crate::status::mount_of;
@@ -90,9 +91,9 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let before = daemon.status().map_err(fail)?;
     if before.open_files > 0 && !args.drain {
         out::complain(&format!(
-            "{}: {} files are open; programs that use them will get errors",
+            "{}: {} open; programs that use them will get errors",
             mount_of(&before).display(),
-            before.open_files
+            files(before.open_files)
         ));
     }
     let timeout_ms = args.timeout.map_or(0, |t| {
@@ -132,8 +133,8 @@ struct Wait<'a> {
     moved: Instant,
     /// Errors already shown, counted since the daemon's start.
     errors_shown: u64,
-    /// Tries that failed since this command began.
-    failures_said: usize,
+    /// Tries that were named since this command began.
+    failures_said: HashSet<(Vec<u8>, Errno)>,
 }
 
 impl<'a> Wait<'a> {
@@ -148,7 +149,7 @@ impl<'a> Wait<'a> {
             last: before,
             mounted: is_mounted(state),
             noticed: false,
-            failures_said: 0,
+            failures_said: HashSet::new(),
             moved: now,
         }
     }
@@ -192,13 +193,13 @@ impl<'a> Wait<'a> {
             progress.show(&Amount {
                 done: self.most_bytes - bits.dirty_bytes,
                 total: self.most_bytes,
-                detail: format!("{} files queued", bits.drain_queued_files),
+                detail: format!("{} queued", files(bits.drain_queued_files)),
             });
         }
         self.last = bits;
     }
 
-    /// Lines about tries that have failed since the last look; in all a screenful at most.
+    /// Lines about tries that have failed since the last look: each file once, and in all a screenful at most.
     fn new_failures(&mut self, bits: &StatusBits) -> Vec<String> {
         let new = bits.errors_total.saturating_sub(self.errors_shown);
         let new = usize::try_from(new).unwrap_or(usize::MAX);
@@ -206,11 +207,13 @@ impl<'a> Wait<'a> {
         let skip = bits.errors.len().saturating_sub(new);
         let mut lines = Vec::new();
         for failure in &bits.errors[skip..] {
-            self.failures_said += 1;
-            if self.failures_said <= NAMED_MAX {
+            let said = self.failures_said.len();
+            let is_new = said <= NAMED_MAX
+                && (self.failures_said).insert((failure.path.clone(), failure.errno));
+            if is_new && said < NAMED_MAX {
                 let line = failure_line(mount_of(bits), failure);
                 lines.push(format!("{line}; trying again"));
-            } else if self.failures_said == NAMED_MAX + 1 {
+            } else if is_new {
                 lines.push("more tries fail; `forebay status` names the last of them".into());
             }
         }
@@ -334,7 +337,7 @@ impl<'a> Wait<'a> {
             _ => format!(
                 "{mount}: stopped; {}{} not yet on the PFS stay with {}; `forebay up` with the same --state goes on",
                 files_and_bytes(bits.drain_queued_files, bits.dirty_bytes),
-                match in_memory_bytes(self.state) {
+                match self.in_memory_bytes() {
                     0 => String::new(),
                     n => format!(
                         ", of them {} in memory (lost if this machine restarts),",
@@ -344,6 +347,11 @@ impl<'a> Wait<'a> {
                 self.state.display()
             ),
         }
+    }
+
+    /// Bytes that are not on the PFS and that a restart of the machine would take. Clean copies may be in memory, too.
+    fn in_memory_bytes(&self) -> u64 {
+        in_memory_bytes(self.state).min(self.last.dirty_bytes)
     }
 
     fn to_json(&self, end: End, left: &[Vec<u8>]) -> Value {
@@ -358,7 +366,7 @@ impl<'a> Wait<'a> {
             "outcome": outcome,
             "undrained_bytes": if drained { 0 } else { self.last.dirty_bytes },
             "undrained_files": if drained { 0 } else { self.last.drain_queued_files },
-            "in_memory_bytes": if drained { 0 } else { in_memory_bytes(self.state) },
+            "in_memory_bytes": if drained { 0 } else { self.in_memory_bytes() },
             "elapsed_s": self.begun.elapsed().as_secs_f64(),
             "left": json::path_list(mount_of(&self.last), left),
         })
@@ -385,7 +393,7 @@ fn memory_in_use(state: &Path, table: &[MountEntry]) -> Vec<(PathBuf, u64)> {
     .collect()
 }
 
-/// Bytes that a restart of the machine would take.
+/// Bytes in memory tiers.
 fn in_memory_bytes(state: &Path) -> u64 {
     let table = mounts::read().unwrap_or_default();
     memory_in_use(state, &table)
@@ -544,15 +552,16 @@ mod tests {
             let mut bits = dirty(5);
             bits.errors_total = round * 100;
             let failed = |at: u64| PathFailure {
-                path: format!("{round}-{at}").into_bytes(),
+                path: format!("{at}").into_bytes(),
                 errno: Errno::ENOSPC,
                 reason: String::new(),
             };
-            bits.errors = (0..100).map(failed).collect();
+            // The same few in the first rounds: each is named once.
+            bits.errors = (0..if round < 5 { 3 } else { 100 }).map(failed).collect();
             lines.extend(wait.new_failures(&bits));
         }
         assert_eq!(lines.len(), NAMED_MAX + 1, "{lines:?}");
-        assert!(lines[0].contains("/bb/1-0"), "{lines:?}");
+        assert!(lines[0].contains("/bb/0"), "{lines:?}");
         assert!(lines[NAMED_MAX].contains("more tries fail"), "{lines:?}");
     }
 

@@ -10,6 +10,7 @@ use crate::control::{AskError, Daemon, batches, failure_line};
 use crate::exit::Failure;
 use crate::paths::Target;
 use crate::show::progress::{Amount, Progress};
+use crate::show::text::files;
 use crate::signals::Signals;
 
 /// Time between two looks at a job: short jobs end at once, long ones are not disturbed.
@@ -195,6 +196,7 @@ fn sum(parts: Vec<JobProgress>) -> JobProgress {
         all.cancelled |= part.cancelled;
         all.files_total += part.files_total;
         all.files_done += part.files_done;
+        all.files_failed += part.files_failed;
         all.files_skipped += part.files_skipped;
         all.bytes_total += part.bytes_total;
         all.bytes_done += part.bytes_done;
@@ -217,8 +219,9 @@ fn amount(job: &JobProgress) -> Amount {
         done: job.bytes_done,
         total: job.bytes_total,
         detail: format!(
-            "{} of {} files{counting}{failed}",
-            job.files_done, job.files_total
+            "{} of {}{counting}{failed}",
+            job.files_done,
+            files(job.files_total)
         ),
     }
 }

@@ -14,7 +14,7 @@ use crate::job::{self, End, Until};
 use crate::out;
 use crate::paths::{PathArgs, in_mount};
 use crate::show::json;
-use crate::show::text::{rate, show_path};
+use crate::show::text::{files, rate, show_path};
 use crate::signals::Signals;
 
 /// Paths named when time is up; more are only counted.
@@ -113,9 +113,9 @@ fn summary(movement: Movement, end: End, job: &JobProgress, took: Duration) -> S
             )
         ),
         _ => format!(
-            "{name}: {} of {} files, {} in {}{}",
-            job.files_done,
-            job.files_total,
+            "{name}: {} of {}, {} in {}{}",
+            moved(job),
+            files(job.files_total),
             format_size(job.bytes_done),
             format_duration(took),
             speed(job.bytes_done, took)
@@ -128,6 +128,11 @@ fn summary(movement: Movement, end: End, job: &JobProgress, took: Duration) -> S
         line.push_str(&format!("; {} failed", job.failed));
     }
     line
+}
+
+/// Files that are where they should be.
+fn moved(job: &JobProgress) -> u64 {
+    job.files_done.saturating_sub(job.files_failed)
 }
 
 fn speed(bytes: u64, took: Duration) -> String {
@@ -149,7 +154,7 @@ fn to_json(movement: Movement, mount: &Path, end: End, job: &JobProgress, took: 
         "movement": job::name(movement),
         "outcome": outcome,
         "files_total": job.files_total,
-        "files_done": job.files_done,
+        "files_done": moved(job),
         "files_skipped": job.files_skipped,
         "files_failed": job.failed,
         "bytes_total": job.bytes_total,
@@ -223,6 +228,13 @@ mod tests {
         assert_eq!(
             line,
             "stage-out: 3 of 3 files, 3.0 MiB in 2.0 s (1.5 MiB/s); 1 failed"
+        );
+        let mut some = job(3, 3, &[Errno::EIO]);
+        some.files_failed = 1;
+        let line = summary(Movement::StageOut, End::Finished, &some, took);
+        assert!(
+            line.starts_with("stage-out: 2 of 3 files") && line.ends_with("; 1 failed"),
+            "{line}"
         );
         let line = summary(Movement::StageOut, End::Queued, &job(3, 0, &[]), took);
         assert!(

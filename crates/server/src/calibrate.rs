@@ -70,8 +70,30 @@ fn nameless(dir: &Path) -> io::Result<File> {
     }
 }
 
+/// Whether somebody still waits for the outcome.
+struct Asked<'a> {
+    has_left: &'a (dyn Fn() -> bool + Sync),
+}
+
+impl Asked<'_> {
+    /// # Errors
+    /// `ECANCELED`: nobody does.
+    fn go_on(&self) -> io::Result<()> {
+        match (self.has_left)() {
+            true => Err(io::Error::from_raw_os_error(libc::ECANCELED)),
+            false => Ok(()),
+        }
+    }
+}
+
 /// Writes into files in `dir`, from `from` where there is one, until `until`; the rate in bytes/s, flushes included.
-fn pump(from: Option<&File>, dir: &Path, file_bytes: u64, until: Instant) -> io::Result<f64> {
+fn pump(
+    from: Option<&File>,
+    dir: &Path,
+    file_bytes: u64,
+    until: Instant,
+    asked: &Asked<'_>,
+) -> io::Result<f64> {
     let mut to = nameless(dir)?;
     // Not zeros, which some devices do not store.
     let mut chunk: Vec<u8> = (0..CHUNK_BYTES)
@@ -81,6 +103,7 @@ fn pump(from: Option<&File>, dir: &Path, file_bytes: u64, until: Instant) -> io:
     let (mut at, mut moved, mut flushed) = (0, 0u64, 0);
     // One chunk at least: on a busy machine the time may be over before the first.
     while moved == 0 || Instant::now() < until {
+        asked.go_on()?;
         if let Some(from) = from {
             from.read_exact_at(&mut chunk, at)?;
         }
@@ -199,8 +222,17 @@ impl Core {
     }
 
     /// One step of a calibration, of tries of a third of `span` each; the last takes its outcome into force and on record.
-    pub fn calibrate(&self, step: CalibrationStep, span: Duration) -> Result<Calibrated, Errno> {
-        match self.calibrate_step(step, span / 3) {
+    ///
+    /// # Errors
+    /// `EBUSY`: another step is under way. `ECANCELED`: `has_left` says that nobody waits for it any more.
+    pub fn calibrate(
+        &self,
+        step: CalibrationStep,
+        span: Duration,
+        has_left: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Calibrated, Errno> {
+        let _alone = self.engine.calibrating.try_lock().ok_or(Errno::EBUSY)?;
+        match self.calibrate_step(step, span / 3, &Asked { has_left }) {
             Ok(calibrated) => Ok(calibrated),
             Err(Trouble::Io(error)) => Err((&error).into()),
             Err(Trouble::Unsettled(low, high)) => Ok(Calibrated {
@@ -210,7 +242,12 @@ impl Core {
         }
     }
 
-    fn calibrate_step(&self, step: CalibrationStep, span: Duration) -> Result<Calibrated, Trouble> {
+    fn calibrate_step(
+        &self,
+        step: CalibrationStep,
+        span: Duration,
+        asked: &Asked<'_>,
+    ) -> Result<Calibrated, Trouble> {
         let errno = |number| Trouble::Io(io::Error::from_raw_os_error(number));
         let dir = self.calibrated_tier().ok_or(errno(libc::ENODEV))?;
         let pfs = &self.settings.pfs;
@@ -230,19 +267,19 @@ impl Core {
                 let Measured {
                     rates: [bw],
                     spread,
-                } = settle(|| Ok([pump(None, &dir, file_bytes, until())?]))?;
+                } = settle(|| Ok([pump(None, &dir, file_bytes, until(), asked)?]))?;
                 samples.bw_alone = bw;
                 calibrated.write_bytes_per_s = Some(bw as u64);
                 spread
             }
             CalibrationStep::Demote => {
-                let source = filled(&dir, file_bytes)?;
+                let source = filled(&dir, file_bytes, asked)?;
                 let Measured {
                     rates: [br],
                     spread,
                 } = settle(|| {
                     forget_pages(&source);
-                    Ok([pump(Some(&source), pfs, file_bytes, until())?])
+                    Ok([pump(Some(&source), pfs, file_bytes, until(), asked)?])
                 })?;
                 samples.br_alone = br;
                 calibrated.demotion_bytes_per_s = Some(br as u64);
@@ -253,11 +290,11 @@ impl Core {
                     return Err(errno(libc::EINVAL));
                 }
                 let half = file_bytes / 2 / CHUNK_BYTES as u64 * CHUNK_BYTES as u64;
-                let source = filled(&dir, half)?;
+                let source = filled(&dir, half, asked)?;
                 let Measured {
                     rates: [bw, br],
                     spread,
-                } = settle(|| both(&source, &dir, pfs, half, until()))?;
+                } = settle(|| both(&source, &dir, pfs, half, until(), asked))?;
                 let beside = Beside { bw, br };
                 self.take_bandwidths(&samples, beside, &mut calibrated)
                     .map_err(|e| errno(e.0))?;
@@ -300,11 +337,18 @@ impl Core {
 }
 
 /// Writes and copies at once: their rates.
-fn both(source: &File, dir: &Path, pfs: &Path, bytes: u64, until: Instant) -> io::Result<[f64; 2]> {
+fn both(
+    source: &File,
+    dir: &Path,
+    pfs: &Path,
+    bytes: u64,
+    until: Instant,
+    asked: &Asked<'_>,
+) -> io::Result<[f64; 2]> {
     forget_pages(source);
     std::thread::scope(|scope| {
-        let demotion = scope.spawn(|| pump(Some(source), pfs, bytes, until));
-        let bw = pump(None, dir, bytes, until)?;
+        let demotion = scope.spawn(|| pump(Some(source), pfs, bytes, until, asked));
+        let bw = pump(None, dir, bytes, until, asked)?;
         let br = demotion.join();
         let br = br.map_err(|_| io::Error::other("a thread panicked"))??;
         Ok([bw, br])
@@ -312,11 +356,12 @@ fn both(source: &File, dir: &Path, pfs: &Path, bytes: u64, until: Instant) -> io
 }
 
 /// A nameless file of so many bytes, flushed.
-fn filled(dir: &Path, bytes: u64) -> io::Result<File> {
+fn filled(dir: &Path, bytes: u64, asked: &Asked<'_>) -> io::Result<File> {
     let file = nameless(dir)?;
     let chunk = vec![0x5a; CHUNK_BYTES];
     let mut at = 0;
     while at < bytes {
+        asked.go_on()?;
         file.write_all_at(&chunk, at)?;
         at += CHUNK_BYTES as u64;
     }
@@ -336,8 +381,21 @@ mod tests {
     #[test]
     fn a_measurement_that_is_late_still_measures() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let rate = pump(None, dir.path(), 4 << 20, Instant::now()).expect("pump");
+        let asked = Asked {
+            has_left: &|| false,
+        };
+        let rate = pump(None, dir.path(), 4 << 20, Instant::now(), &asked).expect("pump");
         assert!(rate > 0.0, "{rate}");
+    }
+
+    #[test]
+    fn a_measurement_that_nobody_waits_for_ends() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let gone = Asked { has_left: &|| true };
+        let for_ever = Instant::now() + Duration::from_secs(3600);
+        let ended = pump(None, dir.path(), 4 << 20, for_ever, &gone).expect_err("cancelled");
+        assert_eq!(ended.raw_os_error(), Some(libc::ECANCELED));
+        filled(dir.path(), u64::MAX, &gone).expect_err("cancelled");
     }
 
     #[test]

@@ -275,6 +275,16 @@ impl Core {
         self.errors.add(path, errno, reason);
     }
 
+    /// Of a file that was removed there is nothing left to be done.
+    pub fn forget_error(&self, parent: forebay_types::Ino, name: &[u8]) {
+        if self.errors.is_empty() {
+            return;
+        }
+        if let Ok(forebay_namespace::Node::Dir(dir)) = self.ns.node(parent) {
+            self.errors.clear(&dir.path_of(name));
+        }
+    }
+
     /// What an object carries beside its data.
     pub fn identity(&self, file: &File, shadow: bool) -> Identity {
         let state = file.lock();

@@ -84,6 +84,8 @@ pub struct Engine {
     moved_bytes: AtomicU64,
     correction: Mutex<Correction>,
     samples: Mutex<Samples>,
+    /// Held while bandwidths are measured: two measurements at once would measure each other.
+    pub calibrating: Mutex<()>,
     block_io: BlockIo,
     origin: Instant,
     period_s: f64,
@@ -147,6 +149,7 @@ impl Engine {
                 moved_bytes: 0,
             }),
             samples: Mutex::default(),
+            calibrating: Mutex::default(),
             block_io: BlockIo::new(settings),
             origin,
             period_s: engine.period.as_secs_f64(),

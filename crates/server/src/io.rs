@@ -341,6 +341,7 @@ impl Core {
     }
 
     fn setattr_object(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), Errno> {
+        let set = &file.lock().as_taken(set);
         let times = set.atime.is_some() || set.mtime.is_some();
         if set.size.is_none() && !times {
             return Ok(());

@@ -292,6 +292,14 @@ pub fn fail(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
     }
 }
 
+/// The same of a file that counts as one to move.
+fn fail_file(job: &Job, visited: &Visited, errno: Errno, reason: String) {
+    fail(job, visited.path(), errno, reason);
+    let mut progress = job.progress.lock();
+    progress.files_failed += 1;
+    progress.files_done += 1;
+}
+
 /// Names what was not done.
 pub fn left(job: &Job, path: Vec<u8>) {
     let mut progress = job.progress.lock();
@@ -322,10 +330,10 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
             _ => Ok(()),
         };
         drop(turn);
-        if let Err((errno, reason)) = done {
-            fail(job, visited.path(), errno, reason);
+        match done {
+            Ok(()) => job.progress.lock().files_done += 1,
+            Err((errno, reason)) => fail_file(job, &visited, errno, reason),
         }
-        job.progress.lock().files_done += 1;
     }
 }
 
@@ -417,8 +425,7 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
             Outcome::Pending if given_up.is_some() => {
                 let why = given_up.as_deref().unwrap_or_default();
                 let reason = format!("not demoted: {why}; it is kept and tried again");
-                fail(job, visited.path(), Errno::ETIMEDOUT, reason);
-                job.progress.lock().files_done += 1;
+                fail_file(job, visited, Errno::ETIMEDOUT, reason);
                 false
             }
             Outcome::Done(bytes) => {
@@ -427,8 +434,7 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
                 false
             }
             Outcome::Failed(errno, reason) => {
-                fail(job, visited.path(), errno, reason);
-                job.progress.lock().files_done += 1;
+                fail_file(job, visited, errno, reason);
                 false
             }
             Outcome::Pending if cancelled => {
@@ -511,6 +517,7 @@ mod tests {
             groups: &[],
             local: true,
             mount: false,
+            socket: None,
         })
     }
 

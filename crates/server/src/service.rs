@@ -229,6 +229,7 @@ impl Server {
                 if ns.unlink(link.parent, &link.name)?.is_some() {
                     core.wake_collector();
                 }
+                core.forget_error(link.parent, &link.name);
             }
             Request::Rmdir { link, .. } => ns.rmdir(link.parent, &link.name)?,
             Request::Rename {
@@ -372,7 +373,8 @@ impl Server {
             }
             Control::Calibrate { step, time_ms } => {
                 let time = Duration::from_millis(time_ms.clamp(100, 60_000));
-                core.calibrate(step, time).map(ControlResponse::Calibrated)
+                let calibrated = core.calibrate(step, time, &|| peer.has_left());
+                calibrated.map(ControlResponse::Calibrated)
             }
             Control::Policy { policy, placement } => {
                 core.choose_policy(policy.as_deref(), placement.as_deref())?;

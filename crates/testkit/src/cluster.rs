@@ -560,7 +560,7 @@ impl Drop for Cluster {
 }
 
 /// The program without settings from the environment.
-fn bare_command() -> Command {
+pub fn bare_command() -> Command {
     let mut command = Command::new(program());
     without_settings(&mut command);
     command

@@ -16,7 +16,7 @@ mod skip;
 mod tree;
 mod wait;
 
-pub use cluster::{Builder, Cluster, without_settings};
+pub use cluster::{Builder, Cluster, bare_command, without_settings};
 pub use data::{Pattern, pattern, read_all_at, write_file};
 pub use fusepfs::{FusePfs, When};
 pub use loopfs::LoopFs;

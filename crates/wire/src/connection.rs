@@ -9,7 +9,7 @@ use forebay_types::Errno;
 use crate::{Request, Response};
 
 /// Who is at the other end, as the transport knows it (not as they say).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Peer<'a> {
     /// Effective user id of the peer's process.
     pub uid: u32,
@@ -22,9 +22,22 @@ pub struct Peer<'a> {
     /// The peer is the mount in this very process: it may speak for the users whom the kernel
     /// named to it.
     pub mount: bool,
+    /// The socket to the peer, where there is one.
+    pub socket: Option<BorrowedFd<'a>>,
 }
 
 impl Peer<'_> {
+    /// Whether nobody waits for the answer any more: long work need not go on.
+    pub fn has_left(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let Some(socket) = self.socket else {
+            return false;
+        };
+        let mut looked = [PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+        // A look that fails says nothing about the peer.
+        poll(&mut looked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
     /// Root and the user who runs the server may do everything and see everything.
     pub fn is_trusted(&self) -> bool {
         self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
@@ -111,6 +124,7 @@ impl Connection for InMemory {
             groups: &[],
             local: self.hands_over_descriptors(),
             mount: true,
+            socket: None,
         };
         let reply = self.service.handle(peer, request, payload, into);
         match reply.response {

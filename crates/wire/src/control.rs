@@ -156,8 +156,10 @@ pub struct JobProgress {
     pub cancelled: bool,
     /// Files to move, done, and already where they should be.
     pub files_total: u64,
-    /// Files done, failures included.
+    /// Files done with, also those that failed.
     pub files_done: u64,
+    /// Of these, files that failed.
+    pub files_failed: u64,
     /// Files that needed nothing.
     pub files_skipped: u64,
     /// Bytes to move.

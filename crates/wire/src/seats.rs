@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 
@@ -34,13 +34,14 @@ impl Caller {
     }
 
     /// The same for the service.
-    pub fn peer(&self) -> Peer<'_> {
+    pub fn peer<'a>(&'a self, socket: Option<BorrowedFd<'a>>) -> Peer<'a> {
         Peer {
             uid: self.uid,
             gid: self.gid,
             groups: &self.groups,
             local: true,
             mount: false,
+            socket,
         }
     }
 }

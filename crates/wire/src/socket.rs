@@ -1,6 +1,7 @@
 //! Frames over Unix sockets: the command line's way to a running server.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -133,7 +134,7 @@ fn accept_loop(listener: &UnixListener, service: &Arc<dyn Service>, stopping: &A
         let Ok(who) = Caller::of(&stream) else {
             continue;
         };
-        let Some(seat) = Seats::take(&seats, who.uid, who.peer().is_trusted()) else {
+        let Some(seat) = Seats::take(&seats, who.uid, who.peer(None).is_trusted()) else {
             refuse(stream);
             continue;
         };
@@ -159,7 +160,8 @@ fn refuse(mut stream: UnixStream) {
 }
 
 fn serve(mut stream: UnixStream, who: &Caller, service: &dyn Service) -> Result<(), FrameError> {
-    let peer = who.peer();
+    let other_end = stream.try_clone()?;
+    let peer = who.peer(Some(other_end.as_fd()));
     stream.set_read_timeout(Some(GREETING_LIMIT))?;
     stream.set_write_timeout(Some(IDLE_LIMIT))?;
     frame::greet(&mut stream)?;

@@ -56,6 +56,12 @@ pub fn percent(part: u64, whole: u64) -> String {
     }
 }
 
+/// `1 file`, `2 files`.
+pub fn files(count: u64) -> String {
+    let noun = if count == 1 { "file" } else { "files" };
+    format!("{count} {noun}")
+}
+
 /// Bytes per second.
 pub fn rate(bytes_per_s: f64) -> String {
     format!("{}/s", format_size(bytes_per_s.max(0.0) as u64))

@@ -185,6 +185,7 @@ fn status(service: &dyn Service) -> Option<StatusBits> {
         groups: &[],
         local: true,
         mount: false,
+        socket: None,
     };
     let reply = service.handle(peer, Request::Control(Control::Status), &[], &mut []);
     match reply.response {

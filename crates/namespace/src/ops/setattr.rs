@@ -62,29 +62,33 @@ impl Namespace {
     }
 
     fn setattr_file(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), NsError> {
+        let mut set = *set;
         self.revalidate(file)?;
         // It keeps a demotion from publishing between the two changes.
         let _naming = file.naming(&self.pfs)?;
         let mut state = file.lock();
         let Some((dir, name)) = state.names.first().cloned() else {
-            state.apply(set);
+            state.apply(&set);
             return Ok(());
         };
         if state.residency.clean {
             drop(state);
             let handle = self.open_dir(&dir)?;
-            self.pfs.set_attr(&handle, &name, FileKind::Regular, set)?;
+            self.pfs.set_attr(&handle, &name, FileKind::Regular, &set)?;
             failpoint::hit(failpoint::Point::SetattrPfs);
             let stat = self.pfs.stat(&handle, &name)?;
             state = file.lock();
             state.residency.published = Some(Published::from(&stat));
+            // "Now" is what the PFS took for it.
+            set.atime = set.atime.map(|_| SetTime::At(stat.atime));
+            set.mtime = set.mtime.map(|_| SetTime::At(stat.mtime));
         }
         if state.is_dirty() {
             // A copy under way would carry the old attributes.
             let residency = &mut state.residency;
             residency.generation = residency.generation.next();
         }
-        state.apply(set);
+        state.apply(&set);
         self.save(file, &state, Durability::Buffered)?;
         failpoint::hit(failpoint::Point::SetattrRecord);
         Ok(())
@@ -92,6 +96,21 @@ impl Namespace {
 }
 
 impl crate::FileState {
+    /// A change that was applied, with the times that the record has for "now": so that object, record and PFS agree.
+    pub fn as_taken(&self, set: &SetAttr) -> SetAttr {
+        let taken = |time: Option<SetTime>, recorded| {
+            time.map(|time| match time {
+                SetTime::Now => SetTime::At(recorded),
+                at => at,
+            })
+        };
+        SetAttr {
+            atime: taken(set.atime, self.meta.atime),
+            mtime: taken(set.mtime, self.meta.mtime),
+            ..*set
+        }
+    }
+
     pub(crate) fn apply(&mut self, set: &SetAttr) {
         let now = TimeSpec::now();
         let time = |t: SetTime| match t {

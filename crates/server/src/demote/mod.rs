@@ -299,7 +299,7 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
                 let counters = &core.counters;
                 counters
                     .demoted_bytes
-                    .fetch_add(report.sums.bytes, Ordering::Relaxed);
+                    .fetch_add(report.data_bytes, Ordering::Relaxed);
                 counters.demoted_files.fetch_add(1, Ordering::Relaxed);
                 finished.push(Finished {
                     object,

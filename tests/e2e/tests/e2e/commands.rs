@@ -1,9 +1,13 @@
 //! The commands that show and move files: what they do and their exit codes.
 
 use std::fs;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use forebay_testkit::{Cluster, LONG, needs_root, pattern, run_bounded, wait_until, write_file};
+use forebay_testkit::{
+    Cluster, LONG, Output, bare_command, needs_root, pattern, run_bounded, wait_until,
+    wait_until_for, write_file,
+};
 use rustix::fs::{XattrFlags, setxattr};
 
 #[test]
@@ -260,7 +264,7 @@ fn command_policy_changes_it_while_running_and_calibrate_gives_a_plan() {
     );
     assert_eq!(cluster.status()["policy"], "maxeff");
     // On a machine that does much else tries may lie too far apart; that is said, and nothing changes.
-    let refused = |output: &forebay_testkit::Output| {
+    let refused = |output: &Output| {
         let line = output.stderr.contains("no bandwidth to plan with");
         output.code == 1 && line && cluster.status()["plan"]["bandwidths"].is_null()
     };
@@ -291,6 +295,34 @@ fn command_policy_changes_it_while_running_and_calibrate_gives_a_plan() {
         left.is_empty(),
         "calibration leaves nothing behind: {left:?}"
     );
+}
+
+#[test]
+fn command_calibrate_measures_alone_and_ends_with_who_asked() {
+    let cluster = Cluster::builder().ssd("64MiB").up();
+    let mut command = bare_command();
+    let asked = command
+        .args(["calibrate", "--time", "60s", "--state"])
+        .arg(cluster.state());
+    let mut long = asked.stdout(Stdio::null()).spawn().expect("spawn");
+    let short = || cluster.on_state(&["calibrate", "--time", "100ms"]);
+    let is_refused = |output: &Output| output.stderr.contains("somebody else measures");
+    wait_until("the second is refused", || is_refused(&short()));
+    long.kill().expect("kill");
+    long.wait().expect("wait");
+    // Its tries would have taken minutes more.
+    wait_until_for(
+        Duration::from_secs(30),
+        "the daemon has ended it, too",
+        || !is_refused(&short()),
+    );
+    for wrong in ["0", "5m"] {
+        let output = cluster.on_state(&["calibrate", "--time", wrong]);
+        assert!(
+            output.code == 2 && output.stderr.contains("100ms to 60s"),
+            "{output:?}"
+        );
+    }
 }
 
 #[test]

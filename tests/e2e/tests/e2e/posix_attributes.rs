@@ -121,6 +121,27 @@ fn promise_2_times_of_a_directory_are_those_that_programs_gave_it() {
 }
 
 #[test]
+fn promise_2_now_is_the_same_moment_here_and_on_the_pfs() {
+    for flags in [&[][..], &["--no-passthrough"]] {
+        let cluster = flags
+            .iter()
+            .fold(Cluster::builder().lazy(), |b, f| b.flag(f));
+        let cluster = cluster.up();
+        let path = cluster.mnt("f");
+        write_file(&path, pattern(605, 3000));
+        cluster.drain("f");
+        let before = times(&path).0;
+        run_bounded(Command::new("touch").arg(&path), LONG).ok();
+        let touched = times(&path).0;
+        assert!(touched > before, "{touched:?}");
+        assert_eq!(times(&cluster.pfs("f")).0, touched, "{flags:?}");
+        assert_eq!(cluster.where_state("f"), "clean");
+        cluster.on_path(&["release"], "f").ok();
+        assert_eq!(times(&path).0, touched, "{flags:?}");
+    }
+}
+
+#[test]
 fn promise_2_directories_of_an_archive_keep_their_times() {
     let cluster = Cluster::builder().eager().up();
     let line = "mkdir -p src/a/b && echo 1 > src/a/b/f && echo 2 > src/a/g && \
