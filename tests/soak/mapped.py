@@ -103,7 +103,7 @@ class Mappings:
                 code = error.errno
             finally:
                 os._exit(code)
-        self.wait_for(child)
+        self.ended(file, os.waitpid(child, 0)[1])
         self.stored(file, path, flush)
         self.ledger.fired["store"] += 1
         self.ledger.fired["store into clean"] += was_clean
@@ -114,6 +114,14 @@ class Mappings:
         file.unsure = False
         if not flush:
             self.ledger.unflushed.add(file.number)
+
+    def ended(self, file, status):
+        try:
+            failed(status)
+        except OSError:
+            # What the kernel could not write afterwards is the next fsync's to tell.
+            self.ledger.unflushed.add(file.number)
+            raise
 
     def is_clean(self, path):
         done = subprocess.run([self.forebay, "where", "--json", path], capture_output=True, text=True, timeout=120)
@@ -154,7 +162,7 @@ class Mappings:
             held.file.write(at, version)
         held.file.note(f"version {version} stored, unmapped")
         flush = self.random.random() < 0.3
-        failed(held.store(version, flush))
+        self.ended(held.file, held.store(version, flush))
         self.stored(held.file, self.path(held.name), flush)
         self.ledger.fired["mapping"] += 1
 

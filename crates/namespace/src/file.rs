@@ -234,6 +234,13 @@ impl FileState {
         residency.crc = None;
     }
 
+    /// The PFS has the content: whatever kept it from getting there is over.
+    pub fn settled(&mut self) {
+        self.residency.clean = true;
+        self.error = None;
+        self.error_unreported = false;
+    }
+
     /// All names, for whoever reads the log.
     pub(crate) fn told_names(&self) -> String {
         let paths = self.names.iter().map(|(dir, name)| dir.path_of(name));

@@ -226,8 +226,8 @@ impl Namespace {
         if !same || residency.writing || residency.clean {
             return Ok(false);
         }
-        residency.clean = true;
         residency.crc = Some(crc);
+        state.settled();
         state.xattrs = Vec::new();
         self.save(file, &state, Durability::Buffered)?;
         Ok(true)

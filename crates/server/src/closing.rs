@@ -101,7 +101,7 @@ impl Core {
                 // What requests wrote is counted: the PFS may have just this.
                 let safe = !open.passthrough && state.safe == Some(state.generation());
                 if safe && state.is_published() {
-                    state.residency.clean = true;
+                    state.settled();
                 } else {
                     state.changed();
                 }

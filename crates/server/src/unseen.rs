@@ -258,6 +258,9 @@ impl Core {
         let _claim = self.opens.claim(file.ino);
         let stat = object.stat()?;
         if one.before.looks_like(&stat) && self.ns.unchanged(file, one.generation, crc)? {
+            if !self.errors.is_empty() {
+                self.errors.clear(&file.path());
+            }
             self.rest.seal(file.object, one.generation, &stat);
             self.book(file, stat.allocated_bytes);
         }
@@ -275,5 +278,36 @@ impl Core {
             self.note_written(file, before.stat.written_bytes(), one.series, one.fsynced);
             self.drain.add(file.object);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Lab, create, drain};
+
+    #[test]
+    fn an_error_of_a_drain_ends_with_its_reason() {
+        let lab = Lab::new();
+        let core = lab.core();
+        core.release(create(core, b"f", b"content")).expect("close");
+        let object = core.drain.waiting()[0];
+        drain(core);
+        let file = core.file(object).expect("file");
+        let (generation, crc) = {
+            let mut state = file.lock();
+            let crc = state.residency.crc.expect("verified");
+            // Opened for unseen writing; a demotion that was tried meanwhile met a full PFS.
+            state.changed();
+            state.error = Some(Errno::ENOSPC);
+            state.error_unreported = true;
+            (state.generation(), crc)
+        };
+        let unchanged = core.ns.unchanged(&file, generation, crc);
+        assert!(unchanged.expect("recorded"));
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = core.open(file.ino, flags, false).expect("open");
+        assert_eq!(core.fsync(opened.handle, false), Ok(()));
+        core.release(opened.handle).expect("close");
     }
 }
