@@ -21,7 +21,7 @@ GIVEN_UP_AFTER = "5s"  # a PFS that hangs
 # Of memory and flash: files have to move, or the kernel writes them by itself, for which room is set aside.
 SMALL, LARGE = ("24MiB", "64MiB"), ("96MiB", "192MiB")
 CONFIG = """
-wait_for_space = "500ms"
+wait_for_space = "3s"
 overrun = "64MiB"
 [demotion]
 idle_after = "100ms"

@@ -304,10 +304,17 @@ fn command_calibrate_measures_alone_and_ends_with_who_asked() {
     let asked = command
         .args(["calibrate", "--time", "60s", "--state"])
         .arg(cluster.state());
-    let mut long = asked.stdout(Stdio::null()).spawn().expect("spawn");
+    asked.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut long = asked.spawn().expect("spawn");
     let short = || cluster.on_state(&["calibrate", "--time", "100ms"]);
     let is_refused = |output: &Output| output.stderr.contains("somebody else measures");
-    wait_until("the second is refused", || is_refused(&short()));
+    wait_until("the second is refused", || {
+        if long.try_wait().expect("child").is_some() {
+            // It came while a short one was under way.
+            long = asked.spawn().expect("spawn");
+        }
+        is_refused(&short())
+    });
     long.kill().expect("kill");
     long.wait().expect("wait");
     // Its tries would have taken minutes more.
@@ -319,7 +326,7 @@ fn command_calibrate_measures_alone_and_ends_with_who_asked() {
     for wrong in ["0", "5m"] {
         let output = cluster.on_state(&["calibrate", "--time", wrong]);
         assert!(
-            output.code == 2 && output.stderr.contains("100ms to 60s"),
+            output.code == 1 && output.stderr.contains("100ms to 60s"),
             "{output:?}"
         );
     }
@@ -380,7 +387,8 @@ fn command_status_gives_no_eta_while_retries_fail_and_shows_a_full_pfs_as_full()
     let cluster = Cluster::builder().lazy().loop_pfs(64 << 20).up();
     let ballast = cluster.loop_fs().fill(0);
     write_file(&cluster.mnt("f"), pattern(560, 3 << 20));
-    cluster.on_path(&["stage-out"], "f").ok();
+    // It may have failed before the command ends, or not.
+    cluster.on_path(&["stage-out"], "f");
     // Between two tries, which are all the time: one answer says all of it.
     wait_until("its drain fails", || {
         let status = cluster.status();

@@ -122,6 +122,7 @@ fn promise_2_times_of_a_directory_are_those_that_programs_gave_it() {
 
 #[test]
 fn promise_2_now_is_the_same_moment_here_and_on_the_pfs() {
+    const UTIME: &str = "import os, sys; os.utime(sys.argv[1])";
     for flags in [&[][..], &["--no-passthrough"]] {
         let cluster = flags
             .iter()
@@ -130,12 +131,25 @@ fn promise_2_now_is_the_same_moment_here_and_on_the_pfs() {
         let path = cluster.mnt("f");
         write_file(&path, pattern(605, 3000));
         cluster.drain("f");
-        let before = times(&path).0;
-        run_bounded(Command::new("touch").arg(&path), LONG).ok();
+        for by_path in [true, false] {
+            let before = times(&path).0;
+            match by_path {
+                true => {
+                    run_bounded(Command::new("python3").args(["-c", UTIME]).arg(&path), LONG).ok()
+                }
+                false => run_bounded(Command::new("touch").arg(&path), LONG).ok(),
+            };
+            let touched = times(&path).0;
+            assert!(touched > before, "{touched:?}");
+            if !by_path {
+                // Through a descriptor that could write: it is drained again.
+                cluster.drain("f");
+            }
+            assert_eq!(cluster.where_state("f"), "clean");
+            assert_eq!(times(&cluster.pfs("f")).0, touched, "{flags:?}");
+            assert_eq!(times(&path).0, touched, "{flags:?}");
+        }
         let touched = times(&path).0;
-        assert!(touched > before, "{touched:?}");
-        assert_eq!(times(&cluster.pfs("f")).0, touched, "{flags:?}");
-        assert_eq!(cluster.where_state("f"), "clean");
         cluster.on_path(&["release"], "f").ok();
         assert_eq!(times(&path).0, touched, "{flags:?}");
     }
