@@ -1,0 +1,159 @@
+//! The status as one JSON object.
+
+use std::path::Path;
+
+use forebay_wire::control::{
+    ApplicationStatus, ConflictEntry, PlanStatus, ScrubStatus, StatusBits, TierStatus,
+    VersionStatus,
+};
+use serde_json::{Map, Value, json};
+
+use super::{drain_eta_s, mount_of};
+use crate::paths::in_mount;
+use crate::show::json::{self, insert_path};
+
+/// The object that `--json` prints.
+pub fn to_json(bits: &StatusBits) -> Value {
+    let mut object = Map::new();
+    object.insert("version".into(), bits.version.clone().into());
+    insert_path(&mut object, "pfs", &bits.pfs);
+    insert_path(&mut object, "mount", &bits.mount);
+    insert_path(&mut object, "state", &bits.state);
+    let facts = json!({
+        "pid": bits.pid,
+        "uptime_s": json::seconds(bits.uptime_ms),
+        "durability": bits.durability,
+        "policy": bits.policy,
+        "placement": bits.placement,
+        "plan": plan_json(&bits.plan),
+        "passthrough": bits.passthrough,
+        "tiers": bits.tiers.iter().map(tier_json).collect::<Value>(),
+        "dwsf_bytes": bits.dwsf_bytes,
+        "dwpp_bytes": bits.dwpp_bytes,
+        "dirty_bytes": bits.dirty_bytes,
+        "dirty_cap_bytes": bits.dirty_cap_bytes,
+        "drain": {
+            "rate_bytes_per_s": bits.drain_rate_bytes_per_s,
+            "eta_s": drain_eta_s(bits),
+            "queued_files": bits.drain_queued_files,
+            "failing_files": bits.drain_failing_files,
+            "next_try_s": bits.drain_next_try_ms.map(json::seconds),
+        },
+        "demoted_bytes_total": bits.demoted_bytes_total,
+        "demoted_files_total": bits.demoted_files_total,
+        "evicted_bytes_total": bits.evicted_bytes_total,
+        "waited_writes_total": bits.waited_writes_total,
+        "space_wait_s_total": json::seconds(bits.space_wait_ms_total),
+        "restarts_total": bits.restarts_total,
+        "restart_hits_total": bits.restart_hits_total,
+        "direct_files_total": bits.direct_files_total,
+        "pfs_silent_s": bits.pfs_silent_ms.map(json::seconds),
+        "files": bits.files,
+        "open_files": bits.open_files,
+        "descriptors_max": bits.descriptors_max,
+        "errors": json::failures(mount_of(bits), &bits.errors),
+        "errors_total": bits.errors_total,
+        "conflicts": bits.conflicts.iter().map(|c| conflict_json(mount_of(bits), c)).collect::<Value>(),
+        "conflicts_total": bits.conflicts_total,
+        "unpublished": bits.unpublished.iter().map(|v| version_json(mount_of(bits), v)).collect::<Value>(),
+        "scrub": scrub_json(&bits.scrub),
+        "applications": bits.applications.iter().map(application_json).collect::<Value>(),
+        "applications_total": bits.applications_total,
+        "names_hidden": bits.names_hidden,
+    });
+    if let Value::Object(facts) = facts {
+        object.extend(facts);
+    }
+    Value::Object(object)
+}
+
+/// The plan in force.
+pub fn plan_json(plan: &PlanStatus) -> Value {
+    let bandwidths = plan.bandwidths.map(|[bw_max, bw_min, br_max, br_min]| {
+        json!({
+            "bw_max_bytes_per_s": bw_max,
+            "bw_min_bytes_per_s": bw_min,
+            "br_max_bytes_per_s": br_max,
+            "br_min_bytes_per_s": br_min,
+        })
+    });
+    json!({
+        "why": plan.why,
+        "pattern": plan.pattern,
+        "start_dwsf_bytes": plan.start_dwsf_bytes,
+        "full_dwsf_bytes": plan.full_dwsf_bytes,
+        "feasible": plan.feasible,
+        "checkpoint_limit_bytes_per_s": plan.checkpoint_limit_bytes_per_s,
+        "demotion_limit_bytes_per_s": plan.demotion_limit_bytes_per_s,
+        "period_s": json::seconds(plan.period_ms),
+        "bandwidths": bandwidths,
+    })
+}
+
+fn tier_json(tier: &TierStatus) -> Value {
+    json!({
+        "name": tier.name,
+        "capacity_bytes": tier.capacity_bytes,
+        "used_bytes": tier.used_bytes,
+        "dirty_bytes": tier.dirty_bytes,
+        "reserved_bytes": tier.reserved_bytes,
+    })
+}
+
+fn version_json(mount: &Path, version: &VersionStatus) -> Value {
+    let mut object = Map::new();
+    insert_path(&mut object, "path", &in_mount(mount, &version.path));
+    let facts = json!({
+        "files": version.files,
+        "undrained_files": version.undrained_files,
+        "undrained_bytes": version.undrained_bytes,
+        "written_files": version.written_files,
+        "committed": version.committed,
+        "interrupted": version.interrupted,
+        "lost_files": version.lost_files,
+        "since_s": version.since_s,
+        "error": version.error,
+    });
+    if let Value::Object(facts) = facts {
+        object.extend(facts);
+    }
+    Value::Object(object)
+}
+
+fn scrub_json(scrub: &ScrubStatus) -> Value {
+    json!({
+        "enabled": scrub.enabled,
+        "checked_objects": scrub.checked_objects,
+        "checked_bytes": scrub.checked_bytes,
+        "found": scrub.found,
+        "passes": scrub.passes,
+        "last_pass_end_s": scrub.last_pass_end_s,
+        "pass_begun_s": scrub.pass_begun_s,
+        "left_objects": scrub.left_objects,
+        "compared_at_open": scrub.compared_at_open,
+        "compared_pieces": scrub.compared_pieces,
+        "sealed": scrub.sealed,
+    })
+}
+
+fn conflict_json(mount: &Path, conflict: &ConflictEntry) -> Value {
+    let mut object = Map::new();
+    insert_path(&mut object, "path", &in_mount(mount, &conflict.path));
+    insert_path(&mut object, "kept_as", &in_mount(mount, &conflict.kept_as));
+    object.insert("time_s".into(), conflict.at_s.into());
+    object.insert("reason".into(), conflict.reason.clone().into());
+    Value::Object(object)
+}
+
+fn application_json(application: &ApplicationStatus) -> Value {
+    json!({
+        "name": application.name,
+        "version": application.version,
+        "dwsf_bytes": application.dwsf_bytes,
+        "dwpp_bytes": application.dwpp_bytes,
+        "mtbf_s": application.mtbf_ms.map(json::seconds),
+        "resident_bytes": application.resident_bytes,
+        "dirty_bytes": application.dirty_bytes,
+        "files": application.files,
+    })
+}
