@@ -1,7 +1,7 @@
 //! Directories: all of them live on the PFS; some hold names of files that are only in the buffer.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::record::DirKey;
 use crate::times::DirTimes;
 use crate::vacancy::Vacancy;
 
-/// Open directory descriptors that are kept; the oldest are closed beyond that.
+/// Most open directory descriptors that are kept; the oldest are closed beyond that.
 const HANDLES_MAX: usize = 2048;
 /// For how long a directory's set-group-id bit and group are believed without asking the PFS.
 const GROUP_RULE_TTL: Duration = Duration::from_secs(1);
@@ -272,13 +272,21 @@ impl std::fmt::Debug for Dir {
 /// Opens directories by walking down from the root, and keeps a bounded number of them open.
 pub(crate) struct Handles {
     open: Mutex<VecDeque<Weak<Dir>>>,
+    /// So many are kept.
+    most: AtomicUsize,
 }
 
 impl Handles {
     pub(crate) fn new() -> Handles {
         Handles {
             open: Mutex::new(VecDeque::new()),
+            most: AtomicUsize::new(HANDLES_MAX),
         }
+    }
+
+    /// No more than so many are kept from here on.
+    pub(crate) fn keep(&self, most: usize) {
+        self.most.store(most.min(HANDLES_MAX), Ordering::Relaxed);
     }
 
     /// The directory's descriptor. `ESTALE` when an outsider has moved or replaced it.
@@ -317,7 +325,7 @@ impl Handles {
         *dir.handle.lock() = Some(opened.clone());
         let mut open = self.open.lock();
         open.push_back(Arc::downgrade(dir));
-        while open.len() > HANDLES_MAX {
+        while open.len() > self.most.load(Ordering::Relaxed) {
             if let Some(old) = open.pop_front().and_then(|w| w.upgrade()) {
                 self.forget(&old);
             }

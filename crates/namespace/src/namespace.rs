@@ -299,6 +299,12 @@ impl Namespace {
         }
     }
 
+    /// No more than so many directories of the PFS are kept open, but for those that were removed: their descriptor is all that
+    /// is left of them.
+    pub fn keep_directories(&self, most: usize) {
+        self.handles.keep(most);
+    }
+
     /// Opens a directory on the PFS.
     pub fn open_dir(&self, dir: &Arc<Dir>) -> Result<PfsDir, NsError> {
         self.handles.get(&self.pfs, self.root_dev, dir)

@@ -236,7 +236,7 @@ impl Core {
             // The next start goes on with it where it is.
             return Err(Errno::ETXTBSY);
         }
-        let mut target = open.as_ref().map(|open| open.target.write());
+        let mut held = open.as_ref().map(|open| (open, open.target.write()));
         let stat = source.stat()?;
         let bytes = stat.allocated_bytes;
         let to = self.flash_for(bytes).ok_or(Errno::ENOSPC)?;
@@ -251,10 +251,10 @@ impl Core {
             .ns
             .migrated(file, generation, to, true, Some(stat.size))?
         {
-            if let Some(target) = target.as_deref_mut() {
+            if let Some((open, target)) = &mut held {
                 // Who has it open on a mount that was taken away under them may ask for it to the end.
                 let (file, tier) = (file.clone(), to);
-                *target = Target::Buffer { file, object, tier };
+                open.put(target, Target::Buffer { file, object, tier });
             }
             self.book(file, bytes);
             self.remove_left_behind(file, tier);

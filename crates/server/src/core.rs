@@ -17,6 +17,7 @@ use crate::apps::Applications;
 use crate::conflicts::Conflicts;
 use crate::dedicated::Dedicated;
 use crate::demote::Leftover;
+use crate::descriptors::Descriptors;
 use crate::drain::DrainQueue;
 use crate::engine::Engine;
 use crate::guard::GuardPost;
@@ -128,6 +129,8 @@ pub struct Core {
     pub ledger: Ledger,
     /// Open files.
     pub opens: OpenTable,
+    /// How many descriptors they and others may have.
+    pub descriptors: Descriptors,
     /// Watches over those that the kernel writes by itself.
     pub guard: GuardPost,
     /// What the kernel has written by itself.

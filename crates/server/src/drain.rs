@@ -356,6 +356,7 @@ impl DrainQueue {
         let mut batch = Vec::new();
         let mut bytes = 0;
         let (_, capacity) = core.ledger.dirty_and_capacity();
+        let most_files = batch_files_max(core);
         let most_bytes = batch_bytes(capacity, core.engine.demotion_limit_bytes_per_s());
         while let Some(object) = inner.urgent.pop_front() {
             inner.urged.remove(&object);
@@ -363,7 +364,7 @@ impl DrainQueue {
             inner.urged_in_flight.insert(object);
             bytes += core.ledger.used_bytes(object);
             batch.push(object);
-            if batch.len() >= BATCH_FILES_MAX || bytes >= most_bytes {
+            if batch.len() >= most_files || bytes >= most_bytes {
                 break;
             }
         }
@@ -387,7 +388,8 @@ impl DrainQueue {
             inner.ordered_at = now;
         }
         let mut bytes = 0;
-        while batch.len() < BATCH_FILES_MAX && (batch.is_empty() || bytes < most_bytes) {
+        let most_files = batch_files_max(core);
+        while batch.len() < most_files && (batch.is_empty() || bytes < most_bytes) {
             let Some(object) = inner.order.pop_front() else {
                 break;
             };
@@ -430,6 +432,11 @@ impl DrainQueue {
             Drive::Paced | Drive::Full => true,
         }
     }
+}
+
+/// Copies of a batch are all open until it is flushed.
+fn batch_files_max(core: &Core) -> usize {
+    BATCH_FILES_MAX.min(core.descriptors.batch_files_max)
 }
 
 /// Victims by the policy's order, the head of them in the order that the PFS likes.

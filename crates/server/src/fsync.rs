@@ -28,7 +28,7 @@ impl Core {
     pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
         let (open, _) = self.opens.file(handle)?;
         open.fsynced.store(true, Ordering::Release);
-        let target = open.target.read().clone();
+        let target = self.target(&open)?.clone();
         let (file, object, tier) = match target {
             Target::Pfs { file, .. } => {
                 self.pulse().pass()?;
@@ -113,7 +113,7 @@ impl Core {
         let _one = open.growing.lock();
         let _copying = file.copying();
         // It may have moved while this waited: what it was then is no source any more.
-        let Target::Buffer { object, tier, .. } = open.target.read().clone() else {
+        let Target::Buffer { object, tier, .. } = self.target(open)?.clone() else {
             return Err(Errno::EIO);
         };
         if self.tiers.kind(tier) == TierKind::Dram {
@@ -297,7 +297,7 @@ impl Core {
         let claim = self.opens.claim(file.ino);
         if let Some(open) = claim.open() {
             drop(claim);
-            let target = open.target.read().clone();
+            let target = self.target(&open)?.clone();
             return match target {
                 Target::Pfs { file, .. } => {
                     self.pulse().pass()?;

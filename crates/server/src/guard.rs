@@ -183,7 +183,15 @@ impl Guard {
     fn hold_back(&mut self, core: &Core, growing: &Growing<'_>) {
         let held = self.held.entry(growing.id).or_insert_with(|| {
             core.counters.waited_writes.fetch_add(1, Ordering::Relaxed);
-            match Brake::on(growing.object) {
+            let brake = match growing.object.is_held() {
+                true => Brake::on(growing.object),
+                // It holds the file by itself.
+                false => core
+                    .tiers
+                    .open_object(growing.tier, growing.id)
+                    .and_then(|object| Brake::on(&*object)),
+            };
+            match brake {
                 Ok(brake) => Hold::Braked {
                     brake,
                     since: Instant::now(),

@@ -19,6 +19,7 @@ use crate::boot::Boot;
 use crate::conflicts::Conflicts;
 use crate::core::{Core, Counters, ErrorLog, StopOrder};
 use crate::dedicated::Dedicated;
+use crate::descriptors::Descriptors;
 use crate::drain::DrainQueue;
 use crate::engine::Engine;
 use crate::facts::Facts;
@@ -33,7 +34,7 @@ use crate::settings::Settings;
 use crate::starterror::{StartError, failed};
 use crate::statefolder::open_store;
 use crate::threads::{Watched, join_all};
-use crate::tierset::{SSDS_MAX, TierSet};
+use crate::tierset::{OVERFLOW, SSDS_MAX, TierSet};
 use crate::writers::Writers;
 use crate::{demote, discard, engine, guard, monitor, unseen};
 
@@ -254,6 +255,8 @@ impl Scheduling {
 
 fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Scheduling) -> Core {
     let has_flash = !settings.ssd.is_empty();
+    let descriptors = Descriptors::new(&settings, tiers.get(OVERFLOW).is_some());
+    ns.keep_directories(descriptors.directories_max);
     let Scheduling {
         started,
         dedicated,
@@ -277,6 +280,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         writers: Writers::default(),
         apps: Applications::new(started, settings.engine.quiet),
         opens: OpenTable::new(),
+        descriptors,
         guard: Default::default(),
         unseen: Default::default(),
         files: Default::default(),

@@ -32,7 +32,7 @@ impl Core {
             let request = self.activity.begin();
             (request, self.take_turn(&open, Class::Restart, 0))
         });
-        let target = open.target.read();
+        let target = self.target(&open)?;
         self.reach(&target)?;
         self.compare_before_read(&open, &target, offset, into.len() as u64)?;
         Ok(target.object().read_at(into, offset)?)
@@ -77,7 +77,7 @@ impl Core {
             if self.admit(&open, data.len() as u64, may_wait)? == Room::WouldWait {
                 return Ok(None);
             }
-            let target = open.target.read();
+            let target = self.target(&open)?;
             self.reach(&target)?;
             self.note_change(&open, &target)?;
             match target.object().write_at(data, offset) {
@@ -186,7 +186,7 @@ impl Core {
                 _ => break write_in_place(node, file)?,
             }
         };
-        *target = next;
+        open.put(&mut target, next);
         Ok(())
     }
 
@@ -372,7 +372,7 @@ impl Core {
         if set.size.is_some() {
             self.activity.note();
         }
-        let target = open.target.read();
+        let target = self.target(open)?;
         self.reach(&target)?;
         if let Some(size) = set.size {
             if size == 0 {
@@ -522,7 +522,7 @@ impl Core {
                 return Ok(None);
             }
         }
-        let target = open.target.read();
+        let target = self.target(&open)?;
         self.reach(&target)?;
         self.note_change(&open, &target)?;
         let mode = match change {
@@ -557,7 +557,7 @@ impl Core {
             SeekWhat::Data => Seek::Data,
             SeekWhat::Hole => Seek::Hole,
         };
-        let target = open.target.read();
+        let target = self.target(&open)?;
         self.reach(&target)?;
         let found = target.object().seek(offset, what)?;
         found.ok_or(Errno::ENXIO)

@@ -16,6 +16,7 @@ mod conflicts;
 mod core;
 mod dedicated;
 mod demote;
+mod descriptors;
 mod discard;
 mod drain;
 mod engine;

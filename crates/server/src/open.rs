@@ -78,6 +78,7 @@ impl Core {
             && flags.writes()
             && foreseen.bytes.is_some()
             && self.may_pass_through(foreseen.tier);
+        self.make_way();
         let (tier, object) = self.create_object(foreseen.tier, &carried, shared)?;
         failpoint::hit(failpoint::Point::CreateObject);
         self.ledger.arrive(object_id, tier, 0, true);
@@ -160,7 +161,7 @@ impl Core {
         flags: OpenFlags,
     ) -> (Opened, Handed) {
         let descriptor = lease.and_then(|_| hand_over(&target));
-        let open = Arc::new(OpenFile::new(ino, target, descriptor.is_some()));
+        let open = Arc::new(self.opens.make(ino, target, descriptor.is_some()));
         open.lease_bytes
             .store(lease.unwrap_or(0), Ordering::Release);
         open.series.store(series, Ordering::Release);
@@ -231,6 +232,7 @@ impl Core {
 
     /// Opens a file for whatever `flags` say.
     pub fn open(&self, ino: Ino, flags: OpenFlags, local: bool) -> OpenResult {
+        self.make_way();
         let claim = self.opens.claim(ino);
         if let Some(open) = claim.open() {
             let handle = self.opens.add(&claim, &open, flags);
@@ -333,7 +335,7 @@ impl Core {
             object,
             tier,
         };
-        let open = OpenFile::new(file.ino, target, passthrough);
+        let open = self.opens.make(file.ino, target, passthrough);
         open.lease_bytes.store(lease, Ordering::Release);
         *open.before.lock() = before;
         Ok(open)
@@ -383,7 +385,7 @@ impl Core {
         if flags.writes() {
             self.activity.note();
         }
-        Ok(OpenFile::new(ino, target, false))
+        Ok(self.opens.make(ino, target, false))
     }
 
     /// A further handle on a file that is open already.
@@ -406,10 +408,16 @@ impl Core {
                 self.guard.wake();
             }
         }
-        match open.passthrough {
-            true => Ok(hand_over(&target)),
-            false => Ok(None),
-        }
+        let handed = match (&*target, open.passthrough) {
+            // The kernel has it, and asks for one only to be sure: it need not be taken back for that.
+            (Target::Buffer { file, object, tier }, true) if !object.is_held() => {
+                let again = self.tiers.open_object(*tier, file.object)?;
+                Some(Arc::new(Local(again)) as Arc<dyn Descriptor>)
+            }
+            (target, true) => hand_over(target),
+            (_, false) => None,
+        };
+        Ok(handed)
     }
 
     /// Whether the kernel may write objects of a tier by itself: where it tells who does, and not while the server ends.

@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::pieces::Pieces;
 
 /// Locks are spread over so many shards by id.
-const SHARDS: usize = 64;
+pub const SHARDS: usize = 64;
 /// How long somebody who looks at all open files waits for one that is just being moved.
 const MOVE_LIMIT: Duration = Duration::from_secs(2);
 /// Who waits for a claim looks this often whether the PFS has been given up.
@@ -49,6 +49,14 @@ impl Target {
         match self {
             Target::Buffer { object, .. } => &**object,
             Target::Pfs { file, .. } => &**file,
+        }
+    }
+
+    /// Whether it holds a descriptor.
+    pub fn is_held(&self) -> bool {
+        match self {
+            Target::Buffer { object, .. } => object.is_held(),
+            Target::Pfs { .. } => true,
         }
     }
 }
@@ -87,7 +95,7 @@ pub struct OpenFile {
     pub ino: Ino,
     /// The kernel reads and writes the object by itself.
     pub passthrough: bool,
-    /// Where the bytes are. Writers of the lock move the file; readers do I/O.
+    /// Where the bytes are. Writers of the lock move the file; readers do I/O, on what [`crate::core::Core::target`] has opened, or look.
     pub target: RwLock<Target>,
     /// Handles.
     pub counts: Mutex<Counts>,
@@ -115,11 +123,23 @@ pub struct OpenFile {
     has_pieces: AtomicBool,
     /// What was opened without being read, until all of it has been compared.
     pieces: Mutex<Option<Arc<Pieces>>>,
+    /// Requests have used the bytes since somebody looked.
+    used: AtomicBool,
+    /// How many open files hold a descriptor, this one included if it does.
+    held: Arc<AtomicU64>,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if self.target.get_mut().is_held() {
+            self.held.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 impl OpenFile {
-    /// A file about to get its first handle.
-    pub fn new(ino: Ino, target: Target, passthrough: bool) -> OpenFile {
+    fn new(ino: Ino, target: Target, passthrough: bool, held: Arc<AtomicU64>) -> OpenFile {
+        held.fetch_add(u64::from(target.is_held()), Ordering::Relaxed);
         OpenFile {
             ino,
             passthrough,
@@ -137,7 +157,38 @@ impl OpenFile {
             behind: WriteBehind::default(),
             has_pieces: AtomicBool::new(false),
             pieces: Mutex::new(None),
+            // Of what the kernel has opened for itself nobody needs the descriptor soon.
+            used: AtomicBool::new(!passthrough),
+            held,
         }
+    }
+
+    /// From here on its bytes are there. `target` is its own, locked.
+    pub fn put(&self, target: &mut Target, now: Target) {
+        match (target.is_held(), now.is_held()) {
+            (true, false) => self.held.fetch_sub(1, Ordering::Relaxed),
+            (false, true) => self.held.fetch_add(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        *target = now;
+    }
+
+    /// Its bytes are used. To be called with its target locked.
+    pub fn note_use(&self) {
+        // Most often it is known: then nobody else's cache loses it.
+        if !self.is_used() {
+            self.used.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether they were since [`Self::take_use`].
+    pub fn is_used(&self) -> bool {
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// The same; from here on they were not.
+    pub fn take_use(&self) -> bool {
+        self.used.swap(false, Ordering::AcqRel)
     }
 
     /// The same, of a content that has not been compared with its checksum yet.
@@ -245,6 +296,7 @@ pub struct OpenTable {
     handles: Vec<Mutex<HashMap<Handle, Entry>>>,
     next: AtomicU64,
     files: AtomicU64,
+    held: Arc<AtomicU64>,
     pfs_given_up: AtomicBool,
 }
 
@@ -256,8 +308,19 @@ impl OpenTable {
             handles: (0..SHARDS).map(|_| Mutex::default()).collect(),
             next: AtomicU64::new(1),
             files: AtomicU64::new(0),
+            held: Arc::default(),
             pfs_given_up: AtomicBool::new(false),
         }
+    }
+
+    /// A file about to get its first handle.
+    pub fn make(&self, ino: Ino, target: Target, passthrough: bool) -> OpenFile {
+        OpenFile::new(ino, target, passthrough, self.held.clone())
+    }
+
+    /// Files that hold a descriptor.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
     }
 
     fn shard(&self, ino: Ino) -> &Shard {
@@ -428,9 +491,14 @@ impl OpenTable {
 
     /// Visits all open files.
     pub fn each(&self, mut visit: impl FnMut(&Arc<OpenFile>)) {
-        for shard in &self.by_ino {
-            let files: Vec<_> = shard.by_ino.lock().open.values().cloned().collect();
-            files.iter().for_each(&mut visit);
+        for shard in 0..SHARDS {
+            self.of_shard(shard).iter().for_each(&mut visit);
         }
+    }
+
+    /// The open files of one of [`SHARDS`] parts.
+    pub fn of_shard(&self, shard: usize) -> Vec<Arc<OpenFile>> {
+        let by_ino = self.by_ino[shard].by_ino.lock();
+        by_ino.open.values().cloned().collect()
     }
 }

@@ -209,6 +209,9 @@ pub struct Settings {
     pub pfs_timeout: Duration,
     /// Which start of the node this is; `None`: as the kernel says. For tests that cut the power of a part of the machine.
     pub boot_id: Option<String>,
+    /// Descriptors that open files, copies under way and directories may have together; `None`: what the process may have and
+    /// does not use at the start.
+    pub descriptors_max: Option<u64>,
 }
 
 impl Settings {
@@ -231,6 +234,7 @@ impl Settings {
             wait_for_space: Duration::from_secs(2),
             pfs_timeout: Duration::from_secs(30),
             boot_id: None,
+            descriptors_max: None,
         }
     }
 

@@ -316,6 +316,7 @@ impl Core {
     /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.
     fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Errno> {
         let mut target = open.target.write();
+        self.take_back(open, &mut target)?;
         let Target::Buffer { file, object, tier } = &*target else {
             return Ok(());
         };
@@ -341,11 +342,12 @@ impl Core {
             self.leave_copy(&file, to);
             return Err(Errno::EAGAIN);
         }
-        *target = Target::Buffer {
+        let now = Target::Buffer {
             file: file.clone(),
             object: moved.clone(),
             tier: to,
         };
+        open.put(&mut target, now);
         drop(target);
         self.book(&file, moved.stat()?.allocated_bytes);
         self.remove_left_behind(&file, from);

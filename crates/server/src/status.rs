@@ -119,6 +119,7 @@ impl Core {
             space_wait_ms_total: load(&self.counters.space_wait_us) / 1000,
             files,
             open_files: self.opens.open_files(),
+            held_files: self.opens.held(),
             descriptors_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
             pfs_silent_ms: (self.pulse().silent_for()).map(|silent| silent.as_millis() as u64),
             errors: self.errors.all(),

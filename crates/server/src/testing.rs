@@ -93,6 +93,11 @@ pub struct Lab {
 impl Lab {
     /// One flash directory; passthrough is off.
     pub fn new() -> Lab {
+        Lab::with(|_| ())
+    }
+
+    /// The same with other settings.
+    pub fn with(change: impl FnOnce(&mut Settings)) -> Lab {
         let dir = tempfile::tempdir().expect("temporary directory");
         for name in ["pfs", "state", "ssd"] {
             std::fs::create_dir(dir.path().join(name)).expect("mkdir");
@@ -105,6 +110,7 @@ impl Lab {
             dir: at("ssd"),
             capacity_bytes: Some(64 << 20),
         }];
+        change(&mut settings);
         let store = Arc::new(FailingStore {
             inner: Memory::new(),
             from: Mutex::default(),

@@ -181,7 +181,8 @@ impl Core {
             object,
             tier,
         };
-        let open = Arc::new(OpenFile::new(file.ino, target, true));
+        self.make_way();
+        let open = Arc::new(self.opens.make(file.ino, target, true));
         // The guard extends it as the file grows.
         open.lease_bytes.store(used.max(1), Ordering::Release);
         let claim = self.opens.claim(file.ino);

@@ -38,6 +38,7 @@ pub struct Builder {
     backed_bytes: Option<u64>,
     disks: Vec<(&'static str, &'static str, u64)>,
     fuse_pfs: bool,
+    descriptors: Option<u64>,
 }
 
 impl Builder {
@@ -62,6 +63,12 @@ impl Builder {
     /// Adds a variable to the environment of the daemon.
     pub fn environment(mut self, name: &'static str, value: impl Into<OsString>) -> Builder {
         self.environment.push((name, value.into()));
+        self
+    }
+
+    /// The daemon may have so many descriptors, and cannot change that. Needs root.
+    pub fn descriptors(mut self, most: u64) -> Builder {
+        self.descriptors = Some(most);
         self
     }
 
@@ -163,6 +170,7 @@ impl Builder {
             fuse_pfs,
             args,
             environment: self.environment,
+            descriptors: self.descriptors,
             boots: AtomicU64::new(1),
             base,
             _folder: folder,
@@ -214,6 +222,7 @@ pub struct Cluster {
     fuse_pfs: Option<FusePfs>,
     args: Vec<OsString>,
     environment: Vec<(&'static str, OsString)>,
+    descriptors: Option<u64>,
     /// How often the machine has had its power on, as far as the daemon is told.
     boots: AtomicU64,
     base: PathBuf,
@@ -233,6 +242,7 @@ impl Cluster {
             backed_bytes: None,
             disks: Vec::new(),
             fuse_pfs: false,
+            descriptors: None,
         }
     }
 
@@ -334,7 +344,11 @@ impl Cluster {
     pub fn start(&mut self) {
         let log = self.base.join("up.log");
         let file = File::create(&log).expect("log");
-        let child = bare_command()
+        let mut command = match self.descriptors {
+            Some(most) => limited_command(most),
+            None => bare_command(),
+        };
+        let child = command
             .args(&self.args)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .env(
@@ -562,6 +576,17 @@ impl Drop for Cluster {
 /// The program without settings from the environment.
 pub fn bare_command() -> Command {
     let mut command = Command::new(program());
+    without_settings(&mut command);
+    command
+}
+
+/// The same, with a hard limit of descriptors and without the right to raise it.
+fn limited_command(most: u64) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-sys_resource", "prlimit"]);
+    command
+        .arg(format!("--nofile={most}:{most}"))
+        .arg(program());
     without_settings(&mut command);
     command
 }

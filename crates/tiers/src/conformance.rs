@@ -24,6 +24,7 @@ pub fn all(factory: Factory<'_>) {
     many_objects(factory);
     if factory().kind() != TierKind::Null {
         shared(factory);
+        unheld(factory);
         bytes(factory);
         holes(factory);
         for seed in 1..=8 {
@@ -298,6 +299,48 @@ pub fn shared(factory: Factory<'_>) {
     tier.remove(made).expect("remove");
     object.write_at(b"!", 0).expect("write");
     assert_eq!(content(object.as_ref())[0], b'!');
+}
+
+/// An object that is not held is the one that was made, says the same of itself, and takes nothing between two calls.
+pub fn unheld(factory: Factory<'_>) {
+    let tier = factory();
+    let id = ObjectId(0x1ff);
+    let Some(object) = tier.unheld(id) else {
+        return;
+    };
+    assert!(!object.is_held() && object.descriptor().is_none());
+    assert_eq!(errno(object.stat()), Errno::ENOENT);
+    assert_eq!(errno(object.read_at(&mut [0], 0)), Errno::ENOENT);
+    let held = tier.create(id, &identity(0x1ff)).expect("create");
+    assert!(held.is_held());
+    held.write_at(b"0123456789", 1 << 20).expect("write");
+    object.sync(false).expect("sync");
+    assert_eq!(object.stat().expect("stat"), held.stat().expect("stat"));
+    assert_eq!(
+        object.seek(0, Seek::Data).expect("seek"),
+        held.seek(0, Seek::Data).expect("seek")
+    );
+    if tier.tells_writers() {
+        assert!(object.has_writers().expect("writers"));
+        drop(held);
+        assert!(!object.has_writers().expect("writers"));
+    }
+    object.write_at(b"ab", (1 << 20) + 1).expect("write");
+    object.set_len((1 << 20) + 5).expect("set_len");
+    object
+        .allocate(Allocate::Extend, 0, (1 << 20) + 6)
+        .expect("allocate");
+    let at = TimeSpec { sec: 7, nsec: 9 };
+    object
+        .set_times(None, Some(SetTime::At(at)))
+        .expect("set_times");
+    assert_eq!(object.stat().expect("stat").mtime, at);
+    assert_eq!(&content(object.as_ref())[1 << 20..], b"0ab34\0");
+    let other = identity(0x2ff);
+    object.set_identity(&other).expect("set_identity");
+    assert_eq!(tier.identity(id).expect("identity"), Some(other));
+    tier.remove(id).expect("remove");
+    assert_eq!(errno(object.stat()), Errno::ENOENT);
 }
 
 /// Every mode of [`Allocate`], and that holes are found.

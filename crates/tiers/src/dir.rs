@@ -10,6 +10,7 @@
 mod aside;
 mod marker;
 mod sidecar;
+mod unheld;
 
 use std::fs::File;
 use std::io;
@@ -30,6 +31,7 @@ pub use aside::LOST_FOUND;
 pub use marker::DirError;
 use marker::{IdentityHome, Marker};
 use sidecar::SidecarObject;
+use unheld::UnheldObject;
 
 /// One per value of an id's low byte: short directories, and no two creators in each other's way.
 const SHARDS: usize = 256;
@@ -268,17 +270,6 @@ impl DirTier {
         unmake(&self.dir)
     }
 
-    fn object(&self, id: ObjectId, fd: OwnedFd, access: OFlags) -> Arc<dyn Object> {
-        let file = match access == OFlags::RDONLY {
-            true => FileObject::shared(File::from(fd)),
-            false => FileObject::from(fd),
-        };
-        match self.shards.home {
-            IdentityHome::Attribute => Arc::new(file),
-            IdentityHome::Sidecar => Arc::new(SidecarObject::new(file, id, self.shards.clone())),
-        }
-    }
-
     fn create_as(
         &self,
         id: ObjectId,
@@ -290,7 +281,7 @@ impl DirTier {
         let flags = OBJECT_FLAGS | access | OFlags::CREATE | OFlags::EXCL;
         let mode = Mode::from_raw_mode(0o600);
         let fd = rustix::fs::openat(dir, name.as_bytes(), flags, mode)?;
-        let object = self.object(id, fd, access);
+        let object = object_of(&self.shards, id, fd, access);
         let identified = object.set_identity(identity);
         if identified.is_err() {
             // An object that nobody can be told to own is not left behind.
@@ -299,24 +290,35 @@ impl DirTier {
         self.shards.mark_changed(Shards::index(id));
         identified.map(|()| object)
     }
+}
 
-    fn open_as(&self, id: ObjectId, access: OFlags) -> io::Result<Arc<dyn Object>> {
-        let name = ObjectName::new(id);
-        let flags = match access == OFlags::RDONLY {
-            // What else may lie there in an object's place is not waited for.
-            true => OBJECT_FLAGS | access | OFlags::NONBLOCK,
-            false => OBJECT_FLAGS | access,
-        };
-        let fd = rustix::fs::openat(self.shards.dir(id), name.as_bytes(), flags, Mode::empty())?;
-        if access == OFlags::RDONLY {
-            match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
-                FileType::RegularFile => {}
-                FileType::Directory => return Err(Errno::EISDIR.into()),
-                _ => return Err(Errno::EINVAL.into()),
-            }
-        }
-        Ok(self.object(id, fd, access))
+fn object_of(shards: &Arc<Shards>, id: ObjectId, fd: OwnedFd, access: OFlags) -> Arc<dyn Object> {
+    let file = match access == OFlags::RDONLY {
+        true => FileObject::shared(File::from(fd)),
+        false => FileObject::from(fd),
+    };
+    match shards.home {
+        IdentityHome::Attribute => Arc::new(file),
+        IdentityHome::Sidecar => Arc::new(SidecarObject::new(file, id, shards.clone())),
     }
+}
+
+fn open_object(shards: &Arc<Shards>, id: ObjectId, access: OFlags) -> io::Result<Arc<dyn Object>> {
+    let name = ObjectName::new(id);
+    let flags = match access == OFlags::RDONLY {
+        // What else may lie there in an object's place is not waited for.
+        true => OBJECT_FLAGS | access | OFlags::NONBLOCK,
+        false => OBJECT_FLAGS | access,
+    };
+    let fd = rustix::fs::openat(shards.dir(id), name.as_bytes(), flags, Mode::empty())?;
+    if access == OFlags::RDONLY {
+        match FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode) {
+            FileType::RegularFile => {}
+            FileType::Directory => return Err(Errno::EISDIR.into()),
+            _ => return Err(Errno::EINVAL.into()),
+        }
+    }
+    Ok(object_of(shards, id, fd, access))
 }
 
 impl Tier for DirTier {
@@ -348,11 +350,15 @@ impl Tier for DirTier {
     }
 
     fn open(&self, id: ObjectId) -> io::Result<Arc<dyn Object>> {
-        self.open_as(id, OFlags::RDWR)
+        open_object(&self.shards, id, OFlags::RDWR)
     }
 
     fn open_shared(&self, id: ObjectId) -> io::Result<Arc<dyn Object>> {
-        self.open_as(id, OFlags::RDONLY)
+        open_object(&self.shards, id, OFlags::RDONLY)
+    }
+
+    fn unheld(&self, id: ObjectId) -> Option<Arc<dyn Object>> {
+        Some(Arc::new(UnheldObject::new(id, self.shards.clone())))
     }
 
     fn tells_writers(&self) -> bool {

@@ -141,6 +141,22 @@ pub(crate) fn timestamps(atime: Option<SetTime>, mtime: Option<SetTime>) -> Time
     }
 }
 
+/// What of it is an object's.
+pub(crate) fn object_stat(stat: &rustix::fs::Stat) -> ObjectStat {
+    ObjectStat {
+        size: stat.st_size as u64,
+        allocated_bytes: stat.st_blocks as u64 * STAT_BLOCK_BYTES,
+        atime: TimeSpec {
+            sec: stat.st_atime,
+            nsec: stat.st_atime_nsec as u32,
+        },
+        mtime: TimeSpec {
+            sec: stat.st_mtime,
+            nsec: stat.st_mtime_nsec as u32,
+        },
+    }
+}
+
 /// tmpfs and some network file systems cannot zero a range: a hole with space put under it reads
 /// the same.
 fn zero_by_hole(file: &File, keep_size: bool, offset: u64, len: u64) -> rustix::io::Result<()> {
@@ -230,19 +246,7 @@ impl Object for FileObject {
     }
 
     fn stat(&self) -> io::Result<ObjectStat> {
-        let stat = rustix::fs::fstat(&self.file)?;
-        Ok(ObjectStat {
-            size: stat.st_size as u64,
-            allocated_bytes: stat.st_blocks as u64 * STAT_BLOCK_BYTES,
-            atime: TimeSpec {
-                sec: stat.st_atime,
-                nsec: stat.st_atime_nsec as u32,
-            },
-            mtime: TimeSpec {
-                sec: stat.st_mtime,
-                nsec: stat.st_mtime_nsec as u32,
-            },
-        })
+        Ok(object_stat(&rustix::fs::fstat(&self.file)?))
     }
 
     fn set_times(&self, atime: Option<SetTime>, mtime: Option<SetTime>) -> io::Result<()> {

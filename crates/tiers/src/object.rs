@@ -92,4 +92,9 @@ pub trait Object: Send + Sync {
 
     /// The open file behind the object, for passthrough and zero copy; `None` where there is none.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Whether it holds what it needs for as long as it lives; else see [`crate::Tier::unheld`].
+    fn is_held(&self) -> bool {
+        true
+    }
 }

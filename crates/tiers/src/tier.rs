@@ -65,6 +65,14 @@ pub trait Tier: Send + Sync {
         self.open(id)
     }
 
+    /// An object that takes no descriptor while nothing is done with it; `None` where there is no such. It is looked for by its id
+    /// with every call, so it must not be removed before. To be looked at, not to be written: of an error of write-back only
+    /// who holds it open is told.
+    fn unheld(&self, id: ObjectId) -> Option<Arc<dyn Object>> {
+        let _ = id;
+        None
+    }
+
     /// Whether [`Object::has_writers`] works here: only then may others write objects through descriptors of their own.
     fn tells_writers(&self) -> bool {
         false

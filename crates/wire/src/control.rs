@@ -372,7 +372,9 @@ pub struct StatusBits {
     pub files: u64,
     /// Open files.
     pub open_files: u64,
-    /// Descriptors that the daemon may have, one for each open file; `None`: any number.
+    /// Files that the daemon holds a descriptor of: all open ones, as long as they are few.
+    pub held_files: u64,
+    /// Descriptors that the daemon may have; `None`: any number.
     pub descriptors_max: Option<u64>,
     /// For how long the PFS has not answered, milliseconds; `None` while it does.
     pub pfs_silent_ms: Option<u64>,

@@ -128,11 +128,12 @@ pub fn render(bits: &StatusBits) -> String {
     );
     let _ = writeln!(
         page,
-        "files      {} in the burst buffer, {} open{}",
+        "files      {} in the burst buffer, {} open, {} of them with a descriptor of the daemon{}",
         bits.files,
         bits.open_files,
+        bits.held_files,
         bits.descriptors_max
-            .map_or_else(String::new, |most| format!(" of at most {most}"))
+            .map_or_else(String::new, |most| format!(", which may have {most}"))
     );
     let _ = writeln!(page, "at rest    {}", scrub_line(&bits.scrub));
     page.push_str(&applications(bits));

@@ -50,6 +50,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "pfs_silent_s": bits.pfs_silent_ms.map(json::seconds),
         "files": bits.files,
         "open_files": bits.open_files,
+        "held_files": bits.held_files,
         "descriptors_max": bits.descriptors_max,
         "errors": json::failures(mount_of(bits), &bits.errors),
         "errors_total": bits.errors_total,

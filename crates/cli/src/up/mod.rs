@@ -139,7 +139,7 @@ fn serve(
     preflight::clear_dead_mounts(&plan.settings)?;
     let log = log::start(detached.then_some(state.as_path()))?;
     if let Some(most) = resources::raise_open_files() {
-        tracing::info!("up to {most} descriptors, one for each open file");
+        tracing::info!("up to {most} descriptors");
     }
     for warning in &ground.warnings {
         // Standard error is still the user's, detached or not; a log is for later.

@@ -14,8 +14,8 @@ use crate::mounts::MountEntry;
 /// Bit of CAP_SYS_ADMIN in a capability set.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 
-/// Raises the limit of open files, of which each file that a program has open here takes one: to what the kernel lets any process
-/// have where that is allowed (`CAP_SYS_RESOURCE`), else to the hard limit. Answers with what it is then.
+/// Raises the limit of descriptors, of which each file that a program has open here takes one while there are enough: to what the
+/// kernel lets any process have where that is allowed (`CAP_SYS_RESOURCE`), else to the hard limit. Answers with what it is then.
 pub fn raise_open_files() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let hard = getrlimit(Resource::Nofile).maximum;

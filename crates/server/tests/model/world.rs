@@ -57,6 +57,8 @@ pub struct Shape {
     pub seal_after: Option<Duration>,
     /// What is opened is compared when it is read.
     pub by_piece: bool,
+    /// Descriptors for open files and others.
+    pub descriptors_max: Option<u64>,
 }
 
 impl Shape {
@@ -74,6 +76,7 @@ impl Shape {
                 .random_bool(0.6)
                 .then(|| Duration::from_millis(rng.random_range(0..3))),
             by_piece: rng.random_bool(0.5),
+            descriptors_max: rng.random_bool(0.5).then(|| rng.random_range(0..8)),
         }
     }
 
@@ -83,6 +86,7 @@ impl Shape {
         settings.demotion.idle_after = self.idle_after;
         settings.wait_for_space = self.wait_for_space;
         settings.demotion.unnamed = self.unnamed;
+        settings.descriptors_max = self.descriptors_max;
         if self.by_piece {
             settings.scrub.verify_on_open_bytes = 0;
         }

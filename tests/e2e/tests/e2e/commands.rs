@@ -377,6 +377,18 @@ fn command_status_says_how_many_files_may_be_open() {
         let allowed = read("/proc/sys/fs/nr_open".into());
         assert_eq!(most.to_string(), allowed.trim());
     }
+    let file = fs::File::create(cluster.mnt("f")).expect("create");
+    let status = cluster.status();
+    let open = (&status["open_files"], &status["held_files"]);
+    assert_eq!(open, (&1.into(), &1.into()), "{status}");
+    drop(file);
+    if needs_root() {
+        return;
+    }
+    let limited = Cluster::builder().lazy().descriptors(1024).up();
+    let status = limited.on_state(&["status"]).ok().stdout;
+    let line = "0 open, 0 of them with a descriptor of the daemon, which may have 1024";
+    assert!(status.contains(line), "{status}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 mod at_rest;
 mod bad_input;
 mod commands;
+mod descriptors;
 mod errors;
 mod faults;
 mod faults_disks;
