@@ -21,6 +21,7 @@ mod publish;
 mod record;
 mod residency;
 mod table;
+mod tick;
 mod times;
 mod unsettled;
 mod vacancy;

@@ -14,13 +14,14 @@ use std::sync::Arc;
 
 use forebay_kv::Durability;
 use forebay_tiers::{PfsStat, Sums};
-use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, failpoint};
+use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, TimeSpec, failpoint};
 
 use crate::dir::Dir;
 use crate::file::{File, FileState};
 use crate::log::Batch;
 use crate::record::{Flushed, Meta, Published, Residency};
 use crate::table::{Node, PlainNode};
+use crate::tick;
 use crate::{Namespace, NsError};
 
 /// The object of a file that comes in from the PFS.
@@ -58,6 +59,20 @@ impl Arrival {
 }
 
 impl Namespace {
+    /// What the PFS says of a file whose content is about to be taken, once a change of that would show. Else who changes it in
+    /// the same tick of the PFS's clock, to the same length, would not be noticed, and be written over by the next demotion.
+    pub fn stat_settled(&self, file: &std::fs::File) -> Result<PfsStat, NsError> {
+        let stat = self.pfs.stat_file(file)?;
+        match tick::left(&stat, TimeSpec::now()) {
+            None => Ok(stat),
+            Some(left) => {
+                std::thread::sleep(left);
+                // Whoever changes it all the time has other times all the time, too.
+                Ok(self.pfs.stat_file(file)?)
+            }
+        }
+    }
+
     /// Makes a file of the PFS a file of the burst buffer. Its generation is 1.
     /// Fails with `ESTALE` if the PFS's file is no longer the one that was copied.
     pub fn attach(
@@ -249,12 +264,17 @@ impl Namespace {
         if state.residency.generation != generation || (busy && !exclusive) {
             return Ok(false);
         }
+        let before = state.residency;
         state.residency.tier = tier;
         state.residency.shadow = None;
         if let (Some(bytes), true) = (flushed_bytes, state.is_dirty()) {
             state.residency.flushed = Some(Flushed { generation, bytes });
         }
-        self.save(file, &state, Durability::Synced)?;
+        if let Err(error) = self.save(file, &state, Durability::Synced) {
+            // Who has it open goes on with the object that it had.
+            state.residency = before;
+            return Err(error);
+        }
         failpoint::hit(failpoint::Point::MoveRecord);
         Ok(true)
     }

@@ -5,17 +5,11 @@
 //! of each new name: the directory is open, and a network file system knows it without asking its server, while it
 //! would have to ask for every name that it has never heard of.
 
-use std::time::Duration;
-
 use forebay_tiers::{PfsDir, PfsStat, PfsTree};
 use forebay_types::TimeSpec;
 use parking_lot::Mutex;
 
-/// A change in the same tick of the file system's clock as the last one would not show: so long after that one, the tick
-/// is over. Linux ticks at least 100 times a second.
-const TICK: Duration = Duration::from_millis(20);
-/// The same for file systems that count whole seconds, or two.
-const COARSE_TICK: Duration = Duration::from_secs(3);
+use crate::tick;
 
 /// When a directory's names last changed.
 type Stamp = (TimeSpec, TimeSpec);
@@ -85,7 +79,7 @@ fn stamp_of(stat: &PfsStat) -> Stamp {
 /// The directory, if it is empty and any further change will show.
 fn look_through(pfs: &PfsTree, dir: &PfsDir) -> Option<PfsStat> {
     let before = pfs.stat_dir(dir).ok()?;
-    if !is_settled(&before, TimeSpec::now()) {
+    if tick::left(&before, TimeSpec::now()).is_some() {
         return None;
     }
     let mut empty = true;
@@ -94,20 +88,9 @@ fn look_through(pfs: &PfsTree, dir: &PfsDir) -> Option<PfsStat> {
     (empty && stamp_of(&before) == stamp_of(&after)).then_some(after)
 }
 
-/// Whether the tick of the last change is over.
-fn is_settled(stat: &PfsStat, now: TimeSpec) -> bool {
-    let last = stat.mtime.max(stat.ctime);
-    let tick = match stat.mtime.nsec {
-        0 => COARSE_TICK,
-        _ => TICK,
-    };
-    let nanoseconds = |t: TimeSpec| i128::from(t.sec) * 1_000_000_000 + i128::from(t.nsec);
-    nanoseconds(now) - nanoseconds(last) > tick.as_nanos() as i128
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -152,7 +135,7 @@ mod tests {
         std::fs::write(top.path().join("outsider"), b"").unwrap();
         let vacancy = Vacancy::unknown();
         vacancy.begin();
-        std::thread::sleep(2 * TICK);
+        std::thread::sleep(2 * tick::FINE);
         assert!(!vacancy.holds(&tree, tree.root()));
     }
 
@@ -164,22 +147,5 @@ mod tests {
         assert!(becomes_known(&vacancy, &tree));
         vacancy.end();
         assert!(!vacancy.holds(&tree, tree.root()));
-    }
-
-    #[test]
-    fn a_change_is_settled_when_its_tick_is_over() {
-        let (_top, tree) = tree();
-        let mut stat = tree.stat_dir(tree.root()).unwrap();
-        let at = |sec, nsec| TimeSpec { sec, nsec };
-        (stat.mtime, stat.ctime) = (at(100, 500), at(100, 500));
-        assert!(!is_settled(&stat, at(100, 10_000_000)));
-        assert!(is_settled(&stat, at(100, 30_000_000)));
-        assert!(
-            !is_settled(&stat, at(90, 0)),
-            "a clock that is ahead of ours"
-        );
-        (stat.mtime, stat.ctime) = (at(100, 0), at(100, 0));
-        assert!(!is_settled(&stat, at(102, 0)));
-        assert!(is_settled(&stat, at(104, 0)));
     }
 }

@@ -118,10 +118,13 @@ impl Core {
             let dirty = self.book_held(file, &state, stat.allocated_bytes);
             (dirty, state.is_unlinked())
         };
-        if dirty && !unlinked {
+        // What an fsync has put on the PFS is clean already, and tells as much of its series.
+        if (dirty || touched) && !unlinked {
             let series = open.series.load(Ordering::Acquire);
             let fsynced = open.fsynced.load(Ordering::Acquire);
             self.note_written(file, stat.written_bytes(), series, fsynced);
+        }
+        if dirty && !unlinked {
             self.drain.add(file.object);
         }
         Ok(())
@@ -227,6 +230,8 @@ impl Core {
     }
 
     fn move_to_flash(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+        // An fsync under way copies what the file has been: it would go on copying over what the file is by then.
+        let _copying = file.copying();
         // Nobody opens or closes it meanwhile.
         let claim = self.opens.claim(file.ino);
         let source = self.tiers.open_object(tier, file.object)?;
@@ -341,10 +346,120 @@ mod tests {
 
     use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
     use forebay_tiers::{Object, Tier};
-    use forebay_types::{Errno, ObjectId};
+    use forebay_types::{Errno, ObjectId, OpenFlags};
 
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use forebay_policy::durability::Durability;
+
+    use crate::core::Core;
     use crate::opens::Target;
-    use crate::testing::{Lab, create, drain};
+    use crate::testing::{FLASH, Lab, create, drain};
+
+    const OLD: [u8; 4096] = [1; 4096];
+    const NEW: [u8; 4096] = [2; 4096];
+
+    /// The next write to flash comes so late that whoever does not wait for it is done.
+    fn slow_write(flash: &FaultyTier) -> u64 {
+        let late = Effect::Delay(Duration::from_millis(700));
+        flash.inject(Operation::Write, When::Nth(1), late);
+        flash.calls(Operation::Write)
+    }
+
+    fn wait_for_write(flash: &FaultyTier, before: u64) {
+        while flash.calls(Operation::Write) == before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn on_flash(core: &Core, object: ObjectId) -> Vec<u8> {
+        let mut found = vec![0; NEW.len()];
+        let object = core.tiers.open_object(FLASH, object).expect("on flash");
+        assert_eq!(object.read_at(&mut found, 0).expect("read"), NEW.len());
+        found
+    }
+
+    #[test]
+    fn an_fsync_under_way_at_a_stop_writes_over_nothing() {
+        let (lab, flash) = Lab::with_memory();
+        let core = lab.core();
+        let handle = create(core, b"f", &OLD);
+        let file = core.files.read().values().next().cloned().expect("file");
+        assert_ne!(file.tier(), FLASH, "not in memory");
+        let before = slow_write(&flash);
+        std::thread::scope(|scope| {
+            let fsync = scope.spawn(|| core.fsync(handle, false));
+            wait_for_write(&flash, before);
+            core.leave_memory();
+            // By a program on a mount that was taken away under it.
+            let written = core.write(handle, 0, &NEW, false, true);
+            assert_eq!(written, Ok(Some(NEW.len())));
+            assert_eq!(fsync.join().expect("thread"), Ok(()));
+        });
+        assert_eq!(file.tier(), FLASH);
+        assert!(
+            on_flash(core, file.object) == NEW,
+            "what it was went over what it is"
+        );
+        core.release(handle).expect("close");
+        assert_eq!(core.audit_books(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_close_that_copies_to_flash_writes_over_nothing_that_was_moved_there_for_its_name() {
+        let (lab, flash) = Lab::with_memory();
+        let core = lab.core();
+        let handle = create(core, b"f", &[9; 4096]);
+        let file = core.files.read().values().next().cloned().expect("file");
+        core.fsync(handle, false).expect("fsync");
+        let written = core.write(handle, 0, &OLD, false, true);
+        assert_eq!(written, Ok(Some(OLD.len())));
+        let before = slow_write(&flash);
+        std::thread::scope(|scope| {
+            let close = scope.spawn(|| core.release(handle));
+            wait_for_write(&flash, before);
+            core.make_stable(&file).expect("as before a rename");
+            let flags = OpenFlags(libc::O_RDWR as u32);
+            let (opened, _) = core.open(file.ino, flags, false).expect("open");
+            let written = core.write(opened.handle, 0, &NEW, false, true);
+            assert_eq!(written, Ok(Some(NEW.len())));
+            assert_eq!(close.join().expect("thread"), Ok(()));
+            core.release(opened.handle).expect("close");
+        });
+        assert_eq!(file.tier(), FLASH);
+        assert!(
+            on_flash(core, file.object) == NEW,
+            "what it was went over what it is"
+        );
+        assert_eq!(core.audit_books(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_file_that_its_last_fsync_has_put_on_the_pfs_tells_of_its_series() {
+        let mut lab = Lab::new();
+        lab.core_mut().durability = Durability::Pfs;
+        let core = lab.core();
+        for name in [b"s-1", b"s-2"] {
+            let handle = create(core, name, &OLD);
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Acquire) {
+                        drain(core);
+                    }
+                });
+                let synced = core.fsync(handle, false);
+                done.store(true, Ordering::Release);
+                assert_eq!(synced, Ok(()));
+            });
+            core.release(handle).expect("close");
+            assert_eq!(core.ledger.dirty_and_capacity().0, 0);
+        }
+        let expected = core.apps.expect(&core.rules.identify(b"s-3"));
+        let enough = |bytes| bytes >= OLD.len() as u64;
+        assert!(expected.bytes.is_some_and(enough), "its size is not known");
+    }
 
     #[test]
     fn a_file_whose_close_fails_is_drained_all_the_same() {

@@ -294,9 +294,11 @@ impl Core {
     /// Puts what a file holds now, open or not, where no loss of power reaches it: on flash, or where that has
     /// no room on the PFS.
     pub fn make_stable(&self, file: &Arc<File>) -> Result<(), Errno> {
+        // A close may be copying it to flash, and would go on with that when it has moved there.
+        let copying = file.copying();
         let claim = self.opens.claim(file.ino);
         if let Some(open) = claim.open() {
-            drop(claim);
+            drop((claim, copying));
             let target = self.target(&open)?.clone();
             return match target {
                 Target::Pfs { file, .. } => {
@@ -334,14 +336,14 @@ impl Core {
         let stat = object.stat()?;
         let bytes = stat.allocated_bytes;
         let Some(flash) = self.flash_for(bytes) else {
-            drop(claim);
+            drop((claim, copying));
             return self.demote_and_wait(file);
         };
         let shadow = file.lock().residency.shadow;
         match self.copy_object(file, &*object, flash) {
             // It had less than its tier was promised.
             Err(Errno::ENOSPC | Errno::EDQUOT) => {
-                drop(claim);
+                drop((claim, copying));
                 return self.demote_and_wait(file);
             }
             copied => drop(copied?),
@@ -357,7 +359,7 @@ impl Core {
         }
         // Its attributes have changed meanwhile.
         self.leave_copy(file, flash);
-        drop(claim);
+        drop((claim, copying));
         self.demote_and_wait(file)
     }
 
@@ -430,5 +432,90 @@ impl Core {
                 return Err(Errno::EIO);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use forebay_tiers::testing::{Effect, Operation, When};
+    use forebay_types::{OpenFlags, SetAttr};
+
+    use crate::testing::{FLASH, Lab, create, me};
+
+    /// Longer than what does not wait takes.
+    const LATE: Duration = Duration::from_millis(500);
+
+    #[test]
+    fn an_fsync_that_waited_while_its_file_moved_writes_over_nothing() {
+        let (lab, flash) = Lab::with_memory();
+        let core = lab.core();
+        let handle = create(core, b"f", &[1; 4096]);
+        let (open, _) = core.opens.file(handle).expect("open");
+        let file = core.files.read().values().next().cloned().expect("file");
+        std::thread::scope(|scope| {
+            let growing = open.growing.lock();
+            let fsync = scope.spawn(|| core.fsync(handle, false));
+            while !open.fsynced.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // It knows where the file is, and waits.
+            std::thread::sleep(LATE);
+            core.leave_memory();
+            assert_eq!(file.tier(), FLASH);
+            open.budget_bytes.store(1 << 20, Ordering::Release);
+            let written = core.write(handle, 0, &[2; 4096], false, true);
+            assert_eq!(written, Ok(Some(4096)));
+            drop(growing);
+            assert_eq!(fsync.join().expect("thread"), Ok(()));
+        });
+        let mut found = [0; 4096];
+        let object = forebay_tiers::Tier::open(&*flash, file.object).expect("object");
+        assert_eq!(object.read_at(&mut found, 0).expect("read"), 4096);
+        assert!(found == [2; 4096], "what it was went over what it is");
+        core.release(handle).expect("close");
+    }
+
+    #[test]
+    fn a_truncation_that_ends_beside_an_open_leaves_the_file_written() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let core = lab.core();
+        let handle = create(core, b"f", &[1; 4096]);
+        core.release(handle).expect("close");
+        let file = core.files.read().values().next().cloned().expect("file");
+        let open = |flags: i32| core.open(file.ino, OpenFlags(flags as u32), false);
+        let (reader, _) = open(libc::O_RDONLY).expect("open");
+        flash.inject(Operation::SetLen, When::Nth(1), Effect::Delay(LATE));
+        let waits_for = |operation, calls| {
+            while flash.calls(operation) == calls {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        std::thread::scope(|scope| {
+            let cuts = flash.calls(Operation::SetLen);
+            let truncation = scope.spawn(|| {
+                let set = SetAttr {
+                    size: Some(100),
+                    ..SetAttr::default()
+                };
+                core.setattr(file.ino, None, &set, me())
+            });
+            waits_for(Operation::SetLen, cuts);
+            flash.inject(Operation::Stat, When::Nth(1), Effect::Delay(LATE));
+            let looks = flash.calls(Operation::Stat);
+            waits_for(Operation::Stat, looks);
+            // It was looked at whether anybody writes, and its size is about to be taken.
+            let (writer, _) = open(libc::O_RDWR).expect("open");
+            let written = core.write(writer.handle, 0, b"more", false, true);
+            assert_eq!(written, Ok(Some(4)));
+            truncation.join().expect("thread").expect("truncated");
+            assert!(file.lock().residency.writing, "nobody is said to write it");
+            core.release(writer.handle).expect("close");
+        });
+        core.release(reader.handle).expect("close");
+        assert!(!file.lock().residency.writing);
+        assert_eq!(file.lock().meta.size, 100);
     }
 }

@@ -315,6 +315,11 @@ impl Core {
 
     /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.
     fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Errno> {
+        let Target::Buffer { file, .. } = open.target.read().clone() else {
+            return Ok(());
+        };
+        // First: who has this may wait for a claim, and who has that for the target.
+        let _copying = file.copying();
         let mut target = open.target.write();
         self.take_back(open, &mut target)?;
         let Target::Buffer { file, object, tier } = &*target else {
@@ -326,7 +331,6 @@ impl Core {
             Refused::Tier { .. } => self.other_tier(*tier, size + len)?,
         };
         let (file, object) = (file.clone(), object.clone());
-        let _copying = file.copying();
         let moved = self.copy_object(&file, &*object, to)?;
         let flushed = (self.tiers.kind(to) != TierKind::Dram)
             .then(|| moved.stat().map(|stat| stat.size))

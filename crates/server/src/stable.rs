@@ -101,7 +101,10 @@ impl Core {
         let residency = &state.residency;
         let is_flushed = residency
             .flushed
-            .is_some_and(|flushed| flushed.generation == residency.generation && !written);
+            .is_some_and(|flushed| flushed.generation == residency.generation)
+            // Who closes it may not have said yet what was written, and is not waited for once the PFS is given up.
+            && !written
+            && !residency.writing;
         Standing {
             is_volatile: state.is_dirty() && !is_flushed,
             is_on_flash: state.is_dirty() && residency.flushed.is_some(),
@@ -120,5 +123,26 @@ impl Core {
         let done = self.fsync(opened.handle, true);
         let closed = self.release(opened.handle);
         done.and(closed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Lab, create};
+
+    #[test]
+    fn what_is_being_closed_is_not_taken_for_flushed_while_the_pfs_is_given_up() {
+        let lab = Lab::new();
+        let core = lab.core();
+        let handle = create(core, b"f", b"content");
+        core.release(handle).expect("close");
+        let file = core.files.read().values().next().cloned().expect("file");
+        core.make_stable(&file).expect("flush");
+        assert!(!core.standing(&file).is_volatile, "it is flushed");
+        core.opens.note_given_up(true);
+        // A close in its middle: out of the table, and what the kernel wrote not looked at yet.
+        let _closing = core.opens.claim(file.ino);
+        file.lock().residency.writing = true;
+        assert!(core.standing(&file).is_volatile);
     }
 }

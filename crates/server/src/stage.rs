@@ -27,7 +27,7 @@ impl Core {
         let path = dir.path_of(name);
         let handle = self.ns.open_dir(dir)?;
         let source = self.ns.pfs().open_file(&handle, name, false)?;
-        let stat = self.ns.pfs().stat_file(&source)?;
+        let stat = self.ns.stat_settled(&source)?;
         if stat.nlink > 1 {
             return Err(Errno::EMLINK);
         }
@@ -207,5 +207,37 @@ impl Core {
         } else {
             Durability::Pfs
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    use crate::testing::Lab;
+
+    #[test]
+    fn what_is_taken_from_the_pfs_is_looked_at_after_the_tick_in_which_it_was_written() {
+        let lab = Lab::new();
+        let core = lab.core();
+        std::fs::write(lab.pfs("f"), b"theirs").expect("write");
+        let brought = core.bring_in(core.ns.root(), b"f", false, &|_| ());
+        let (file, _, _) = brought.map_err(|errno| errno.to_string()).expect("in");
+        let changed = std::fs::metadata(lab.pfs("f")).expect("stat");
+        let changed = Duration::new(changed.ctime() as u64, changed.ctime_nsec() as u32);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("clock");
+        assert!(now - changed >= Duration::from_millis(20), "{changed:?}");
+        // So whoever writes now, be it the same length, leaves another time.
+        std::fs::write(lab.pfs("f"), b"THEIRS").expect("write");
+        let found = core
+            .ns
+            .lookup(forebay_types::Ino::ROOT, b"f")
+            .expect("there");
+        assert!(
+            found.file.is_none(),
+            "{:?} is shown for theirs",
+            file.path()
+        );
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::core::Core;
 use crate::demote;
 use crate::settings::{Settings, SsdSetting};
-use crate::tierset::FIRST_SSD;
+use crate::tierset::{DRAM, FIRST_SSD};
 
 /// Its flash directory.
 pub const FLASH: TierId = TierId(FIRST_SSD);
@@ -134,6 +134,26 @@ impl Lab {
         (lab, faulty.expect("wrapped"))
     }
 
+    /// The same with memory before it, which does not fail.
+    pub fn with_memory() -> (Lab, Arc<FaultyTier>) {
+        let mut lab = Lab::with(|settings| settings.dram_bytes = Some(16 << 20));
+        // Neither tells who writes it: what is open is moved all the same.
+        let mut faulty = None;
+        for tier in [DRAM, FLASH] {
+            lab.core.tiers.wrap(tier, |tier| {
+                let tier = Arc::new(FaultyTier::new(tier));
+                faulty = Some(tier.clone());
+                tier
+            });
+        }
+        (lab, faulty.expect("wrapped"))
+    }
+
+    /// The core, to be changed before it is used.
+    pub fn core_mut(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
     /// The core.
     pub fn core(&self) -> &Core {
         &self.core
@@ -150,6 +170,13 @@ impl Lab {
     }
 }
 
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // Where there is memory it is mounted; what stays is named by whoever removes the directory.
+        let _ = self.core.tiers.drop_dram(&self.core.settings.state);
+    }
+}
+
 /// Demotes what waits for it, now.
 pub fn drain(core: &Core) {
     for object in core.drain.waiting() {
@@ -159,20 +186,24 @@ pub fn drain(core: &Core) {
     demote::demote_batch(core, &batch);
 }
 
+/// Who runs the test.
+pub fn me() -> Cred {
+    Cred {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        pid: 0,
+        umask: 0,
+    }
+}
+
 /// Creates a file in the root, writes it and leaves it open.
 pub fn create(core: &Core, name: &[u8], content: &[u8]) -> Handle {
     let link = Link {
         parent: Ino::ROOT,
         name: name.to_vec(),
     };
-    let cred = Cred {
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
-        pid: 0,
-        umask: 0,
-    };
     let flags = OpenFlags(libc::O_RDWR as u32);
-    let created = core.create(&link, 0o644, flags, cred, false);
+    let created = core.create(&link, 0o644, flags, me(), false);
     let (_, opened, _) = created.expect("create");
     let written = core.write(opened.handle, 0, content, false, true);
     assert_eq!(written, Ok(Some(content.len())));

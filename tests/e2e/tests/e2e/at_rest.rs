@@ -64,6 +64,31 @@ fn promise_12_damaged_data_that_only_the_buffer_has_fails_the_open_and_is_kept()
     assert!(!cluster.pfs("dirty-b").exists());
 }
 
+#[test]
+fn promise_12_an_object_that_cannot_be_looked_at_keeps_no_other_from_being_served() {
+    let (mut cluster, [a, b]) = at_rest_with("", ["clean-a", "dirty-a"]);
+    for object in [&a, &b] {
+        fs::rename(object, object.with_extension("aside")).expect("rename");
+        // What stands for a sector that cannot be read.
+        fs::create_dir(object).expect("mkdir");
+    }
+    cluster.start();
+    let errors = cluster.status()["errors"].to_string();
+    for name in ["clean-a", "dirty-a"] {
+        assert!(errors.contains(name), "{errors}");
+    }
+    for (name, id) in [("clean-a", 1400), ("clean-b", 1401), ("dirty-b", 1403)] {
+        pattern(id, 300_000).assert_in(&cluster.mnt(name));
+    }
+    assert!(refusal(&cluster, "dirty-a").is_some());
+    assert!(!cluster.pfs("dirty-a").exists());
+    fs::remove_dir(&b).expect("rmdir");
+    fs::rename(b.with_extension("aside"), &b).expect("rename");
+    pattern(1402, 300_000).assert_in(&cluster.mnt("dirty-a"));
+    cluster.drain("dirty-a");
+    pattern(1402, 300_000).assert_in(&cluster.pfs("dirty-a"));
+}
+
 /// So large that it is not read when it is opened.
 const LARGE: usize = 20 << 20;
 
