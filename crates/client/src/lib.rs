@@ -165,7 +165,7 @@ impl Client {
         })
     }
 
-    /// Gives a file a further name.
+    /// Gives a file a further name, or one without a name its first.
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8], cred: Cred) -> Result<Attr, Errno> {
         self.attr(Request::Link {
             ino,
@@ -312,6 +312,26 @@ impl Client {
             flags,
             cred,
         };
+        self.created(request)
+    }
+
+    /// Creates a regular file without a name in a directory and opens it; [`Self::link`] gives it one.
+    pub fn create_unnamed(
+        &self,
+        parent: Ino,
+        perm: u16,
+        flags: OpenFlags,
+        cred: Cred,
+    ) -> Result<(Attr, OpenFile), Errno> {
+        self.created(Request::CreateUnnamed {
+            parent,
+            perm,
+            flags,
+            cred,
+        })
+    }
+
+    fn created(&self, request: Request) -> Result<(Attr, OpenFile), Errno> {
         match self.connection.call(request, &[], &mut [])? {
             Reply {
                 response: Response::Created(attr, opened),

@@ -2,27 +2,26 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use forebay_client::{Client, OpenFile};
+use forebay_client::Client;
 use forebay_types::{Errno, Handle, OpenFlags as Flags, SetAttr};
-use forebay_wire::{OpenMode, RenameMode};
+use forebay_wire::RenameMode;
 use fuser::{
-    BsdFileFlags, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
-    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    BsdFileFlags, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
 use parking_lot::Mutex;
 
 use crate::backing::Backings;
-use crate::belief::{Belief, REVALIDATE};
-use crate::convert::{attr, cred, errno, ino, kind, maker, set_time, xattr_mode};
+use crate::belief::Belief;
+use crate::convert::{cred, errno, ino, kind, maker, set_time, xattr_mode};
 use crate::desk::{Desk, Pending, Turn, answer_attr, answer_entry, answer_xattr, finish};
 use crate::pool::Pool;
 use crate::waiting::Waiting;
@@ -33,22 +32,13 @@ pub(crate) type EndCall = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
 pub(crate) struct Adapter {
     pub(crate) client: Client,
-    backings: Backings,
+    pub(crate) backings: Backings,
     pub(crate) pool: Pool,
     pub(crate) desk: Arc<Desk>,
     pub(crate) belief: Arc<Belief>,
     pub(crate) waiting: Arc<Waiting>,
-    passthrough: AtomicBool,
+    pub(crate) passthrough: AtomicBool,
     ended: EndCall,
-}
-
-/// What a handle may do to its file.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Writes {
-    Nothing,
-    /// To one that was there.
-    Old,
-    New,
 }
 
 pub(crate) fn handle(fh: FileHandle) -> Handle {
@@ -79,62 +69,9 @@ impl Adapter {
         self.ended.clone()
     }
 
-    fn no_passthrough(&self, why: &str) {
-        if self.passthrough.swap(false, Ordering::AcqRel) {
-            tracing::info!("passthrough is off: {why}");
-        }
-        self.client.accept_descriptors(false);
-    }
-
-    /// Registers the object with the kernel, if the server handed it over. If the kernel refuses,
-    /// the file is served by requests, and so are all others from then on.
-    fn back(
-        &self,
-        node: INodeNo,
-        open: &OpenFile,
-        writes: Writes,
-        make: impl FnOnce(BorrowedFd<'_>) -> io::Result<fuser::BackingId>,
-    ) -> Option<Arc<fuser::BackingId>> {
-        let descriptor = open.descriptor.as_ref()?;
-        if open.opened.mode != OpenMode::Passthrough {
-            return None;
-        }
-        let taken = self.backings.take(ino(node), open.opened.handle, || {
-            make(descriptor.descriptor())
-        });
-        let taken = taken
-            .inspect_err(|error| self.no_passthrough(&error.to_string()))
-            .ok()?;
-        if writes != Writes::Nothing {
-            let is_new = writes == Writes::New;
-            self.belief
-                .begin_writing(ino(node), open.opened.handle, is_new);
-        }
-        Some(taken)
-    }
-
     fn entry(&self, made: Result<forebay_types::Attr, Errno>, turn: &Turn<'_>) {
         answer_entry(&self.client, &self.belief, made, turn);
     }
-}
-
-impl Adapter {
-    /// A file was opened after its request had been answered with an error.
-    fn nobody_wants(&self, handle: Handle) {
-        if let Err(e) = self.client.release(handle) {
-            tracing::warn!("a file that nobody wants stays open: {e}");
-        }
-    }
-}
-
-fn plain_flags(mode: OpenMode) -> FopenFlags {
-    let keep = matches!(mode, OpenMode::Plain { keep_cache: true });
-    FopenFlags::FOPEN_NOFLUSH
-        | if keep {
-            FopenFlags::FOPEN_KEEP_CACHE
-        } else {
-            FopenFlags::empty()
-        }
 }
 
 impl Filesystem for Adapter {
@@ -360,52 +297,31 @@ impl Filesystem for Adapter {
             Flags(flags as u32),
             maker(request, umask),
         );
-        let (reply, (found, open)) = match (turn.reply::<ReplyCreate>(), made) {
-            (Some(reply), Ok(made)) => (reply, made),
-            (Some(reply), Err(e)) => return reply.error(errno(e)),
-            (None, Ok((found, open))) => {
-                self.client.forget(vec![(found.ino, 1)]);
-                return self.nobody_wants(open.opened.handle);
-            }
-            (None, Err(_)) => return,
-        };
-        let fh = FileHandle(open.opened.handle.0);
-        self.belief.show(&found);
-        let found = attr(&found);
-        match self.back(found.ino, &open, Writes::New, |fd| reply.open_backing(fd)) {
-            Some(id) => {
-                let flags = FopenFlags::FOPEN_NOFLUSH;
-                reply.created_passthrough(&REVALIDATE, &found, Generation(0), fh, flags, &id);
-            }
-            None => reply.created(
-                &REVALIDATE,
-                &found,
-                Generation(0),
-                fh,
-                plain_flags(open.opened.mode),
-            ),
-        }
+        self.answer_created(made, &turn);
+    }
+
+    fn tmpfile(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        mode: u32,
+        umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let perm = (mode & 0o7777) as u16;
+        let turn = self.desk.turn(reply);
+        let who = maker(request, umask);
+        let flags = Flags(flags as u32);
+        let made = self.client.create_unnamed(ino(parent), perm, flags, who);
+        self.answer_created(made, &turn);
     }
 
     fn open(&self, request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let turn = self.desk.turn(reply);
         let flags = Flags(flags.0 as u32);
         let opened = self.client.open(ino(node), flags, cred(request));
-        let (reply, open) = match (turn.reply::<ReplyOpen>(), opened) {
-            (Some(reply), Ok(open)) => (reply, open),
-            (Some(reply), Err(e)) => return reply.error(errno(e)),
-            (None, Ok(open)) => return self.nobody_wants(open.opened.handle),
-            (None, Err(_)) => return,
-        };
-        let fh = FileHandle(open.opened.handle.0);
-        let writes = match flags.writes() {
-            true => Writes::Old,
-            false => Writes::Nothing,
-        };
-        match self.back(node, &open, writes, |fd| reply.open_backing(fd)) {
-            Some(id) => reply.opened_passthrough(fh, FopenFlags::FOPEN_NOFLUSH, &id),
-            None => reply.opened(fh, plain_flags(open.opened.mode)),
-        }
+        self.answer_opened(node, flags, opened, &turn);
     }
 
     fn read(

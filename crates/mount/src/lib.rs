@@ -5,6 +5,7 @@ mod backing;
 mod belief;
 mod convert;
 mod desk;
+mod opening;
 mod pool;
 mod transfer;
 mod waiting;

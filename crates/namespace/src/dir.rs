@@ -176,6 +176,11 @@ impl Dir {
         self.children.lock().values().cloned().collect()
     }
 
+    /// Whether it was removed; who has it open goes on.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
     pub(crate) fn has_children(&self) -> bool {
         !self.children.lock().is_empty()
     }

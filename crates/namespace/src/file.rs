@@ -29,17 +29,22 @@ pub struct File {
 
 /// What changes about a file. Invariants:
 ///
-/// 1. `names` is empty exactly when the file is unlinked; then the store has no record of it.
+/// 1. `names` is empty exactly when the file is unlinked, or `unnamed`; then the store has no record of it.
 /// 2. Every `(dir, name)` in `names` maps to this file in that directory's children, and no other
 ///    child maps to it.
 /// 3. `residency.clean` implies `residency.published` and not `residency.writing`.
 /// 4. `residency.generation` never goes back.
 /// 5. Every name that is not in `unplaced` is a link of `residency.published`, if there is one; `residency.clean`
 ///    implies that `unplaced` is empty.
+/// 6. `unnamed` implies that `names` is empty, that the file is dirty, and that its object is not to be collected.
 #[derive(Clone)]
 pub struct FileState {
     /// Names, the one to publish under first.
     pub names: Vec<(Arc<Dir>, Box<[u8]>)>,
+    /// It was made without a name (`O_TMPFILE`) in this directory, and may be given its first one.
+    pub unnamed: Option<Arc<Dir>>,
+    /// It was fsynced when it had no name: an fsync of the directory that has its first one is to do what that would have done.
+    pub owes_fsync: bool,
     /// Attributes.
     pub meta: Meta,
     /// Extended attributes, while dirty.
@@ -110,9 +115,13 @@ impl File {
 
     /// Path from the root of the mount, or a description of an unlinked file.
     pub fn path(&self) -> Vec<u8> {
-        let name = self.state.lock().names.first().cloned();
+        let (name, unnamed) = {
+            let state = self.state.lock();
+            (state.names.first().cloned(), state.unnamed.is_some())
+        };
         match name {
             Some((dir, name)) => dir.path_of(&name),
+            None if unnamed => format!("(object {} without a name)", self.object).into_bytes(),
             None => format!("(unlinked object {})", self.object).into_bytes(),
         }
     }
@@ -152,7 +161,7 @@ impl FileState {
         self.residency.published.is_some() && self.unplaced.is_empty()
     }
 
-    /// Whether the file has been unlinked.
+    /// Whether the file has no name: it has been unlinked, or has not got one yet.
     pub fn is_unlinked(&self) -> bool {
         self.names.is_empty()
     }

@@ -35,6 +35,7 @@ pub use namespace::{Garbage, Loaded, Namespace, PendingChange};
 pub use ops::create::{Adopted, NewFile};
 pub use ops::lookup::{Found, Resolved};
 pub use ops::setattr::{AttrPlan, without_set_id};
+pub use ops::unnamed::FirstName;
 pub use ops::unpublished::Publication;
 pub use ops::xattr::PFS_MARK;
 pub use outside::{Conflict, ConflictKind};

@@ -226,6 +226,8 @@ impl Namespace {
         }
         let state = FileState {
             names: names.clone(),
+            unnamed: None,
+            owes_fsync: false,
             meta: file.meta,
             xattrs: file.xattrs,
             residency: file.residency,

@@ -103,6 +103,8 @@ impl Namespace {
         };
         let state = FileState {
             names: vec![(dir.clone(), name.into())],
+            unnamed: None,
+            owes_fsync: false,
             meta: Meta {
                 perm: stat.perm(),
                 uid: stat.uid,

@@ -31,6 +31,8 @@ pub struct Standing {
     pub is_on_flash: bool,
     /// The PFS has an older version under its name.
     pub has_older: bool,
+    /// It was fsynced when it had no name yet, and not since.
+    pub owes_fsync: bool,
 }
 
 /// Whether a file is flushed to flash before it is renamed, over `replaced` if there is such a file. On the rung of the PFS, too: a
@@ -54,9 +56,10 @@ pub fn can_flush_for_names(rung: Durability, is_in_memory: bool, has_room_on_fla
 }
 
 /// Whether an fsync of its directory makes a file durable too: its name is promised to stay what it is, and without the content
-/// the older version would show under it.
+/// the older version would show under it. So does one of a file that was fsynced before it had its name: what its rung means could
+/// not be done then.
 pub fn is_flushed_with_its_directory(rung: Durability, file: Standing) -> bool {
-    rung != Durability::Memory && file.is_volatile && file.has_older
+    rung != Durability::Memory && (file.owes_fsync || (file.is_volatile && file.has_older))
 }
 
 /// What a start finds of an undrained file.
@@ -148,6 +151,7 @@ mod tests {
         is_volatile: true,
         is_on_flash: false,
         has_older: false,
+        owes_fsync: false,
     };
 
     #[test]

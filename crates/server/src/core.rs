@@ -135,6 +135,8 @@ pub struct Core {
     pub guard: GuardPost,
     /// What the kernel has written by itself.
     pub unseen: Unseen,
+    /// Files that were made without a name, until they have one or are gone.
+    pub unnamed: crate::unnamed::Unnamed,
     /// Files of the burst buffer by object.
     pub files: RwLock<HashMap<ObjectId, Arc<File>>>,
     /// Whether programs write.
@@ -344,6 +346,7 @@ impl Core {
 
     fn collect_found(&self) {
         let mut removed = Vec::new();
+        self.let_go_unnamed();
         let found = self.ns.take_garbage();
         if self.is_on_flash(&found)
             && let Err(error) = self.ns.sync()

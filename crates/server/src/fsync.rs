@@ -52,22 +52,39 @@ impl Core {
             }
         }
         let generation = self.generation(&file);
-        match self.durability_of_file(&file) {
+        if let Some(rung) = self.begin_fsync_unnamed(&file) {
+            return self.fsync_to(rung, (&open, &file), object, (tier, generation), data_only);
+        }
+        let rung = self.durability_of_file(&file);
+        self.fsync_to(rung, (&open, &file), object, (tier, generation), data_only)?;
+        file.lock().owes_fsync = false;
+        Ok(())
+    }
+
+    fn fsync_to(
+        &self,
+        rung: Durability,
+        (open, file): (&OpenFile, &Arc<File>),
+        object: Arc<dyn Object>,
+        (tier, generation): (TierId, Generation),
+        data_only: bool,
+    ) -> Result<(), Errno> {
+        match rung {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
                 object.sync(data_only)?;
-                self.save_live(&file, &*object, generation)?;
-                self.demote_written(&open, &file, &*object)
+                self.save_live(file, &*object, generation)?;
+                self.demote_written(open, file, &*object)
             }
             Durability::Ssd | Durability::Replica => {
                 let object = match self.tiers.kind(tier) {
-                    TierKind::Dram => self.flush_to_flash(&open, &file)?,
+                    TierKind::Dram => self.flush_to_flash(open, file)?,
                     _ => {
                         object.sync(data_only)?;
                         object
                     }
                 };
-                self.save_live(&file, &*object, generation)
+                self.save_live(file, &*object, generation)
             }
         }
     }
@@ -132,9 +149,12 @@ impl Core {
         object: &dyn Object,
     ) -> Result<(), Errno> {
         let generation = self.generation(file);
-        if file.lock().is_unlinked() {
-            // Nobody can ask for it after a crash.
-            return Ok(());
+        {
+            let state = file.lock();
+            if state.is_unlinked() && state.unnamed.is_none() {
+                // Nobody can ask for it after a crash.
+                return Ok(());
+            }
         }
         let known = file.lock().residency.shadow;
         if known.is_some_and(|(_, g)| g == generation) && !open.is_written() {
@@ -162,7 +182,7 @@ impl Core {
         let unlinked = {
             let mut state = file.lock();
             state.residency.shadow = Some((flash, generation));
-            state.is_unlinked()
+            state.is_unlinked() && state.unnamed.is_none()
         };
         if unlinked {
             self.drop_shadow(file, flash);

@@ -283,6 +283,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         descriptors,
         guard: Default::default(),
         unseen: Default::default(),
+        unnamed: Default::default(),
         files: Default::default(),
         jobs: Jobs::default(),
         counters: Counters::default(),

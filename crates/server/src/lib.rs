@@ -56,6 +56,7 @@ mod testing;
 mod threads;
 mod tierset;
 mod unhurried;
+mod unnamed;
 mod unseen;
 mod walk;
 mod writers;

@@ -152,7 +152,7 @@ impl Core {
         Ok((attr, opened, descriptor))
     }
 
-    fn open_created(
+    pub(crate) fn open_created(
         &self,
         ino: Ino,
         target: Target,
@@ -175,7 +175,7 @@ impl Core {
 
     /// Makes an empty object, in the overflow if the file system below its tier has no room even for
     /// that. `shared`: the kernel is to write it.
-    fn create_object(
+    pub(crate) fn create_object(
         &self,
         tier: TierId,
         identity: &Identity,
@@ -200,7 +200,7 @@ impl Core {
 
     /// Application and version of a file that a process is about to create: where its path says nothing, the
     /// application is the batch job that writes it.
-    fn identify_new(&self, path: &[u8], pid: u32) -> forebay_policy::series::Identity {
+    pub(crate) fn identify_new(&self, path: &[u8], pid: u32) -> forebay_policy::series::Identity {
         let mut identity = self.rules.identify(path);
         if identity.version.is_none()
             && !self.rules.names_application(path)
@@ -309,7 +309,10 @@ impl Core {
         if flags.writes() {
             self.apps.opened_for_write(file.object);
             // The kernel's own writes would leave set-id bits standing.
-            passthrough &= file.lock().meta.perm & 0o6000 == 0;
+            passthrough &= {
+                let state = file.lock();
+                state.meta.perm & 0o6000 == 0 && state.unnamed.is_none()
+            };
             let stat = object.stat()?;
             if passthrough {
                 let predicted = self
@@ -490,7 +493,7 @@ impl Core {
 }
 
 /// When an object was made; an object that cannot tell fails its first use, not its creation.
-fn born_at(object: &dyn Object) -> TimeSpec {
+pub(crate) fn born_at(object: &dyn Object) -> TimeSpec {
     object
         .stat()
         .map_or_else(|_| TimeSpec::now(), |stat| stat.mtime)

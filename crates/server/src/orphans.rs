@@ -14,7 +14,7 @@ use crate::tierset::Slot;
 enum Worth {
     /// It is a file again.
     Adopted,
-    /// Nothing: empty, unfinished, or a copy of what is elsewhere.
+    /// Nothing: empty, unfinished, a copy of what is elsewhere, or of a file that had no name.
     Nothing,
     /// It was never fsynced, and its name is another file's: if it stayed it would be adopted when that one goes, long after.
     Replaced,
@@ -116,8 +116,9 @@ impl Core {
         object: ObjectId,
         identity: Option<&Identity>,
     ) -> Worth {
-        if self.files.read().contains_key(&object) || identity.is_some_and(Identity::is_unfinished)
-        {
+        let is_of_nothing =
+            |identity: &Identity| identity.is_unfinished() || self.is_unnamed(object, identity);
+        if self.files.read().contains_key(&object) || identity.is_some_and(is_of_nothing) {
             return Worth::Nothing;
         }
         let stat = slot.tier.open(object).and_then(|object| object.stat()).ok();

@@ -52,7 +52,9 @@ impl Server {
         into: &mut [u8],
     ) -> Result<Reply, Errno> {
         match request {
-            Request::Create { .. } | Request::Open { .. } => self.answer_open(peer, request),
+            Request::Create { .. } | Request::CreateUnnamed { .. } | Request::Open { .. } => {
+                self.answer_open(peer, request)
+            }
             Request::Release { .. }
             | Request::Read { .. }
             | Request::Write { .. }
@@ -79,6 +81,16 @@ impl Server {
                     response: Response::Created(attr, opened),
                     descriptor,
                 }
+            }
+            Request::CreateUnnamed {
+                parent,
+                perm,
+                flags,
+                cred,
+            } => {
+                let (attr, opened) = core.create_unnamed(parent, perm, flags, cred)?;
+                core.note_opened(opened.handle, flags, &cred);
+                Response::Created(attr, opened).into()
             }
             Request::Open { ino, flags, cred } => {
                 let (opened, descriptor) = core.open(ino, flags, peer.local)?;
@@ -159,6 +171,7 @@ impl Server {
                 nodes
                     .iter()
                     .for_each(|(ino, count)| ns.forget(*ino, *count));
+                core.note_forgotten(&nodes);
                 Response::Done
             }
             Request::Getattr { ino, .. } => Response::Attr(core.getattr(ino)?),
@@ -179,11 +192,7 @@ impl Server {
             Request::Symlink { link, target, cred } => {
                 Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?)
             }
-            Request::Link { ino, link, .. } => {
-                core.stabilise_for_link(ino, &link)?;
-                let linked = ns.link(ino, link.parent, &link.name)?;
-                Response::Attr(core.getattr(linked.ino)?)
-            }
+            Request::Link { ino, link, cred } => Response::Attr(core.link(ino, &link, &cred)?),
             Request::Statfs => Response::Statfs(ns.statfs()?),
             Request::Pulse => {
                 let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);

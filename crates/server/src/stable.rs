@@ -68,7 +68,7 @@ impl Core {
             for file in dir.files() {
                 let standing = self.standing(&file);
                 // Most are not, and a directory may be large: their rungs need not be known.
-                if standing.is_volatile
+                if (standing.is_volatile || standing.owes_fsync)
                     && is_flushed_with_its_directory(self.durability_of_file(&file), standing)
                 {
                     self.stabilise(&file)?;
@@ -109,6 +109,7 @@ impl Core {
             is_volatile: state.is_dirty() && !is_flushed,
             is_on_flash: state.is_dirty() && residency.flushed.is_some(),
             has_older: residency.published.is_some(),
+            owes_fsync: state.owes_fsync && state.is_dirty(),
         }
     }
 

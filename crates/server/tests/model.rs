@@ -30,7 +30,8 @@ const COMPARE_EVERY: u64 = 50;
 
 fn step(world: &mut World) {
     match world.rng.random_range(0..100) {
-        0..=13 => world.create(),
+        0..=10 => world.create(),
+        11..=13 => world.unnamed(),
         14..=23 => world.open_any(),
         24..=47 => world.use_any(),
         48..=51 => world.truncate(),

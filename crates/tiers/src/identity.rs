@@ -27,7 +27,7 @@ pub struct Identity {
     pub path: Vec<u8>,
     /// Directory of the PFS that the file belongs in.
     pub parent: ParentKey,
-    /// Name in that directory.
+    /// Name in that directory; empty where the file had none.
     pub name: Vec<u8>,
     /// File type and permission bits.
     pub mode: u32,
@@ -143,6 +143,11 @@ impl Identity {
     /// Whether the copy into the object was never finished: generations of content begin at 1.
     pub fn is_unfinished(&self) -> bool {
         self.shadow && self.generation == Generation(0)
+    }
+
+    /// Whether it was written for a file without a name: after a crash nobody can ask for that any more.
+    pub fn is_unnamed(&self) -> bool {
+        self.name.is_empty()
     }
 
     /// Longest encoding, bytes.

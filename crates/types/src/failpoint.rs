@@ -64,6 +64,8 @@ points! {
     SetattrRecord,
     /// setxattr of a clean file: the PFS has the new attribute.
     XattrPfs,
+    /// link of a file without a name: its object carries the name, and is on record as garbage.
+    LinkCarried,
     /// link: the intent is on record.
     LinkIntent,
     /// link: the PFS has the new name.

@@ -69,7 +69,7 @@ pub struct Link {
 pub enum Request {
     /// Resolves a name and takes one reference on what it finds.
     Lookup(Link),
-    /// Drops references taken by `Lookup`, `Create`, `Mkdir`, `Mknod`, `Symlink`, `Link`.
+    /// Drops references taken by `Lookup`, `Create`, `CreateUnnamed`, `Mkdir`, `Mknod`, `Symlink`, `Link`.
     Forget(Vec<(Ino, u64)>),
     /// Attributes; through the handle where there is one.
     Getattr {
@@ -208,6 +208,14 @@ pub enum Request {
     },
     /// From the command line, not from a mount.
     Control(Control),
+    /// Creates a regular file without a name in a directory and opens it (`O_TMPFILE`). `Link` gives it its first name;
+    /// without one it goes when nobody has it open or knows it any more.
+    CreateUnnamed {
+        parent: Ino,
+        perm: u16,
+        flags: OpenFlags,
+        cred: Cred,
+    },
 }
 
 /// How the mount may serve an open file.
@@ -253,7 +261,7 @@ pub enum Response {
     Done,
     /// Attributes of what was found, made or changed.
     Attr(Attr),
-    /// A new, open file.
+    /// A new, open file, with a name or without.
     Created(Attr, Opened),
     /// An open file.
     Opened(Opened),
@@ -326,6 +334,8 @@ impl Request {
                 }
                 Ok(())
             }
+            // Whoever cannot write it can neither fill nor use it.
+            Request::CreateUnnamed { flags, .. } if !flags.writes() => Err(Errno::EINVAL),
             Request::Read { len, .. } if *len as usize > limits::IO_BYTES_MAX => Err(Errno::EINVAL),
             Request::Write { offset, .. } if *offset > limits::FILE_BYTES_MAX => Err(Errno::EFBIG),
             Request::Space { offset, len, .. } => match offset.checked_add(*len) {
@@ -335,5 +345,28 @@ impl Request {
             Request::Control(control) => control.check(),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_without_a_name_is_for_who_writes_it() {
+        let request = |flags: i32| Request::CreateUnnamed {
+            parent: Ino::ROOT,
+            perm: 0o600,
+            flags: OpenFlags(flags as u32),
+            cred: Cred {
+                uid: 0,
+                gid: 0,
+                pid: 0,
+                umask: 0,
+            },
+        };
+        assert_eq!(request(libc::O_RDWR).check(), Ok(()));
+        assert_eq!(request(libc::O_WRONLY).check(), Ok(()));
+        assert_eq!(request(libc::O_RDONLY).check(), Err(Errno::EINVAL));
     }
 }

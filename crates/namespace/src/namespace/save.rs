@@ -239,7 +239,11 @@ impl Namespace {
         for file in objects.into_iter().filter_map(find) {
             let mut state = file.lock();
             match state.is_unlinked() {
-                true => garbage.push(self.drop_file(&mut batch, &file, &state)?),
+                true => {
+                    let dropped = self.drop_file(&mut batch, &file, &state)?;
+                    // One that may still get a name is in use.
+                    garbage.extend(state.unnamed.is_none().then_some(dropped));
+                }
                 false => self.save_later(&file, &mut state),
             }
         }

@@ -11,7 +11,7 @@ use forebay_types::{
 
 use crate::acl;
 use crate::dir::Dir;
-use crate::file::{File, FileState};
+use crate::file::{File, FileState, Name};
 use crate::record::{DirKey, Meta, Residency, Xattrs};
 use crate::table::Node;
 use crate::{Namespace, NsError};
@@ -46,6 +46,53 @@ pub enum Adopted {
     Torn,
 }
 
+/// A file that exists in the burst buffer only.
+pub(crate) fn born(
+    new: &NewFile,
+    gid: u32,
+    names: Vec<Name>,
+    unnamed: Option<Arc<Dir>>,
+) -> Arc<File> {
+    let state = FileState {
+        names,
+        unnamed,
+        owes_fsync: false,
+        meta: Meta {
+            perm: new.perm,
+            uid: new.cred.uid,
+            gid,
+            size: 0,
+            allocated_bytes: 0,
+            atime: new.born,
+            mtime: new.born,
+            ctime: new.born,
+        },
+        xattrs: new.xattrs.clone(),
+        residency: Residency {
+            tier: new.tier,
+            shadow: None,
+            flushed: None,
+            generation: Generation(1),
+            published: None,
+            clean: false,
+            writing: new.writing,
+            crc: None,
+            has_sums: false,
+            temporary: None,
+        },
+        unplaced: Vec::new(),
+        unsettled: false,
+        demoting: false,
+        error: None,
+        error_unreported: false,
+        drain_open: 0,
+        safe: None,
+        unsaved: false,
+    };
+    let ino = Ino(Ino::FIRST_BORN | new.object.0);
+    Arc::new(File::new(new.object, ino, state))
+}
+
 impl Namespace {
     /// Fails with `EEXIST` if the name is taken in the burst buffer or on the PFS, and otherwise
     /// answers with the group that a new file in this directory gets.
@@ -71,14 +118,25 @@ impl Namespace {
                 Err(e) => return Err(e.into()),
             }
         }
-        let gid = match dir.group_rule() {
+        let gid = self.group_of_new(&dir, &handle, cred)?;
+        Ok((dir, gid))
+    }
+
+    /// The group that a new file in this directory gets.
+    pub(crate) fn group_of_new(
+        &self,
+        dir: &Arc<Dir>,
+        handle: &PfsDir,
+        cred: &Cred,
+    ) -> Result<u32, NsError> {
+        let rule = match dir.group_rule() {
             Some(rule) => rule,
             None => {
-                dir.learn(&self.pfs.stat_dir(&handle)?);
+                dir.learn(&self.pfs.stat_dir(handle)?);
                 dir.group_rule().flatten()
             }
         };
-        Ok((dir, gid.unwrap_or(cred.gid)))
+        Ok(rule.unwrap_or(cred.gid))
     }
 
     /// The default ACL of a directory, if it has one.
@@ -115,42 +173,8 @@ impl Namespace {
         gid: u32,
         new: &NewFile,
     ) -> Result<(Attr, Arc<File>), NsError> {
-        let state = FileState {
-            names: vec![(dir.clone(), name.into())],
-            meta: Meta {
-                perm: new.perm,
-                uid: new.cred.uid,
-                gid,
-                size: 0,
-                allocated_bytes: 0,
-                atime: new.born,
-                mtime: new.born,
-                ctime: new.born,
-            },
-            xattrs: new.xattrs.clone(),
-            residency: Residency {
-                tier: new.tier,
-                shadow: None,
-                flushed: None,
-                generation: Generation(1),
-                published: None,
-                clean: false,
-                writing: new.writing,
-                crc: None,
-                has_sums: false,
-                temporary: None,
-            },
-            unplaced: Vec::new(),
-            unsettled: false,
-            demoting: false,
-            error: None,
-            error_unreported: false,
-            drain_open: 0,
-            safe: None,
-            unsaved: false,
-        };
-        let ino = Ino(Ino::FIRST_BORN | new.object.0);
-        let file = Arc::new(File::new(new.object, ino, state));
+        let names = vec![(dir.clone(), name.into())];
+        let file = born(new, gid, names, None);
         self.persist_dirs(dir)?;
         failpoint::hit(failpoint::Point::CreateDirs);
         self.insert_new(dir, name, &file)?;
@@ -171,7 +195,9 @@ impl Namespace {
             return Err(error);
         }
         dir.times.touch();
-        self.table.lock().remember(ino, Node::File(file.clone()));
+        self.table
+            .lock()
+            .remember(file.ino, Node::File(file.clone()));
         Ok((file.attr(), file))
     }
 

@@ -9,6 +9,7 @@ use forebay_types::{Attr, Errno, Ino, TimeSpec, check_name, failpoint};
 use crate::dir::Dir;
 use crate::file::Name;
 use crate::log::Batch;
+use crate::ops::unnamed::FirstName;
 use crate::outside::Seen;
 use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
 use crate::table::Node;
@@ -45,11 +46,18 @@ impl Namespace {
                 let stat = self.pfs.stat(&to, name)?;
                 Ok(self.meet(&dir, name, &stat, true))
             }
-            Node::File(file) => self.link_file(&file, parent, name),
+            Node::File(file) => self.link_file(&file, parent, name, None),
         }
     }
 
-    fn link_file(&self, file: &Arc<File>, parent: Ino, name: &[u8]) -> Result<Attr, NsError> {
+    /// `unnamed`: what is to be done before a file that was made without a name is on record with this one.
+    pub(crate) fn link_file(
+        &self,
+        file: &Arc<File>,
+        parent: Ino,
+        name: &[u8],
+        unnamed: Option<FirstName<'_>>,
+    ) -> Result<Attr, NsError> {
         let dir = self.dir(parent)?;
         let to = self.open_dir(&dir)?;
         self.revalidate(file)?;
@@ -65,10 +73,19 @@ impl Namespace {
             Err(e) => return Err(e.into()),
         }
         let mut batch = Batch::new();
-        let linked = self.link_published(file, (&dir, &to, name), &mut batch)?;
+        let is_first = self.begin_first_name(file, (&dir, name), unnamed, &mut batch)?;
+        let linked = match is_first {
+            true => None,
+            false => self.link_published(file, (&dir, &to, name), &mut batch)?,
+        };
         let mut children = dir.lock();
         let mut state = file.lock();
+        if is_first && state.unnamed.is_none() {
+            // Its last user has let it go meanwhile.
+            return Err(Errno::ENOENT.into());
+        }
         let before = state.clone();
+        state.unnamed = None;
         state.names.push((dir.clone(), name.into()));
         match linked {
             Some((published, _)) => state.residency.published = Some(published),
@@ -76,7 +93,7 @@ impl Namespace {
             None => {}
         }
         state.meta.ctime = TimeSpec::now();
-        if state.is_dirty() {
+        if state.is_dirty() && !is_first {
             // A copy under way would be published without the new name.
             state.residency.generation = state.residency.generation.next();
         }

@@ -13,6 +13,7 @@ pub(crate) mod setattr;
 pub(crate) mod settle;
 mod settle_links;
 pub(crate) mod unlink;
+pub(crate) mod unnamed;
 pub mod unpublished;
 pub(crate) mod xattr;
 mod xattr_fit;

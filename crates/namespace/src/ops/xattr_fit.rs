@@ -36,7 +36,8 @@ impl Namespace {
         before: &FileState,
         state: &FileState,
     ) -> Result<(), NsError> {
-        let Some((dir, _)) = state.names.first() else {
+        let named = state.names.first().map(|(dir, _)| dir);
+        let Some(dir) = named.or(state.unnamed.as_ref()) else {
             return Ok(());
         };
         if bytes_of(&state.xattrs) <= TAKEN_BYTES.max(bytes_of(&before.xattrs)) {

@@ -159,6 +159,11 @@ impl Check<'_> {
             return self.found(wrong, remove);
         }
         match slot.tier.identity(object) {
+            Ok(Some(i)) if self.core.is_unnamed(object, &i) => {
+                let problem = "its file had no name when the daemon ended".to_string();
+                let wrong = stray(Damage::Garbage, in_tier(object, slot), problem);
+                self.found(wrong, remove);
+            }
             Ok(Some(i)) if i.object == object && i.instance == self.core.ns.instance() => {
                 let hint = Hint::from(&i);
                 let subject = if i.path.is_empty() {

@@ -18,6 +18,8 @@ pub enum Op {
     WriteFsync(&'static str, u8, usize),
     /// The same with an fsync, and a stage-out before a reader closes it too.
     WriteDrain(&'static str, u8, usize),
+    /// Makes a file without a name, writes this many bytes of this version, fsyncs it, gives it this name, closes it.
+    Unnamed(&'static str, u8, usize),
     Truncate(&'static str, usize),
     Rename(&'static str, &'static str),
     /// The same over a file that somebody reads on the PFS.
@@ -123,7 +125,8 @@ impl Model {
         match *op {
             Op::Write(path, version, len)
             | Op::WriteFsync(path, version, len)
-            | Op::WriteDrain(path, version, len) => self.write(path, content(version, len), 0o640),
+            | Op::WriteDrain(path, version, len)
+            | Op::Unnamed(path, version, len) => self.write(path, content(version, len), 0o640),
             Op::Outside(path, version, len) | Op::OutsideAtLook(path, version, len) => {
                 self.write(path, content(version, len), 0o600)
             }

@@ -110,6 +110,20 @@ fn write(server: &Running, op: &Op, path: &str, version: u8, len: usize) -> Resu
     client.release(reader.opened.handle)
 }
 
+fn write_unnamed(server: &Running, path: &str, version: u8, len: usize) -> Result<(), Errno> {
+    let client = &server.client;
+    let (dir, name) = place(server, path)?;
+    let flags = OpenFlags(libc::O_RDWR as u32);
+    let (attr, open) = client.create_unnamed(dir, 0o640, flags, me())?;
+    let handle = open.opened.handle;
+    for (n, part) in content(version, len).chunks(1 << 20).enumerate() {
+        server.write(handle, (n as u64) << 20, part)?;
+    }
+    client.fsync(handle, false)?;
+    client.link(attr.ino, dir, name, me())?;
+    client.release(handle)
+}
+
 fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
     let client = &server.client;
     let at = |path| place(server, path);
@@ -121,6 +135,7 @@ fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
         Op::Write(path, version, len)
         | Op::WriteFsync(path, version, len)
         | Op::WriteDrain(path, version, len) => write(server, op, path, version, len),
+        Op::Unnamed(path, version, len) => write_unnamed(server, path, version, len),
         Op::Truncate(path, len) => {
             let size = Some(len as u64);
             let set = SetAttr {

@@ -110,6 +110,15 @@ fn unlinks_of_one() -> Vec<Workload> {
     all
 }
 
+/// First names, of what is in one place and of what has a copy on flash, and of what had to move.
+fn firsts() -> Vec<Workload> {
+    vec![
+        work([], [Unnamed("a", 1, SMALL)]),
+        work([Mkdir("d")], [Unnamed("d/a", 1, SMALL)]).on(Tiers::Memory),
+        work([], [Unnamed("a", 1, LARGE)]).on(Tiers::Tiny),
+    ]
+}
+
 /// Of what the PFS has.
 fn links() -> Vec<Workload> {
     in_each(states_of_a()[..2].to_vec(), &[Link("a", "b")])
@@ -360,6 +369,7 @@ pub fn workloads(point: Point) -> Vec<Workload> {
             vec![work([], [w("a", 1)])],
             vec![work([Mkdir("d")], [w("d/a", 1)])],
         ]),
+        Point::LinkCarried => firsts(),
         Point::DeferredRecord => vec![work([], [w("a", 1)])],
         Point::ChangeRecorded => first_changes(),
         Point::TruncateObject => truncations(),
@@ -376,7 +386,7 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         Point::SetattrRecord => in_each(states_of_a(), &[Chmod("a", 0o604)]),
         Point::XattrPfs => vec![work([w("a", 1), Drain], [Xattr("a", 7)])],
         Point::LinkIntent | Point::LinkPfs => links(),
-        Point::LinkRecord => in_each(states_of_a(), &[Link("a", "b")]),
+        Point::LinkRecord => each([in_each(states_of_a(), &[Link("a", "b")]), firsts()]),
         Point::RenameBuffer => each([buffer_renames(), parting_renames()]),
         Point::RenameParted | Point::RenamePartedRecord => parting_renames(),
         Point::RenameIntent | Point::RenamePfs | Point::RenameRecord => pfs_renames(),

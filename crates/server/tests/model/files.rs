@@ -48,6 +48,41 @@ impl World {
         }
     }
 
+    /// Makes a file without a name, and gives it one most of the time.
+    pub fn unnamed(&mut self) {
+        self.make_room();
+        let place = self.any_place();
+        let perm = self.any_perm(false);
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        self.note(format!("unnamed {} {perm:o}", place.path().escape_ascii()));
+        let dir = self.walk(&place.dir_path);
+        let client = self.server().client.clone();
+        let got = client.create_unnamed(dir, perm, flags, self.cred);
+        let (attr, open) = got.unwrap_or_else(|e| panic!("unnamed: {e:?}"));
+        assert_eq!((attr.nlink, attr.perm, attr.size), (0, perm, 0));
+        let id = self.tree.add_unnamed(Body::File(Vec::new()), perm);
+        let handle = open.opened.handle;
+        self.opened(id, attr.ino, flags, open);
+        let position = |world: &World| world.opens.iter().position(|open| open.handle == handle);
+        for _ in 0..self.rng.random_range(0..4) {
+            // It may be closed by that.
+            position(self).into_iter().for_each(|at| self.use_at(at));
+        }
+        if position(self).is_some() && self.rng.random_bool(0.7) {
+            self.note(format!("first name {}", place.path().escape_ascii()));
+            let got = client.link(attr.ino, dir, &place.name, self.cred);
+            let want = self.tree.link(id, place.dir, &place.name);
+            let links = got.as_ref().map(|attr| attr.nlink).map_err(|e| *e);
+            assert_eq!(links, want.map(|()| 1), "first name");
+            self.held.extend(got.map(|attr| (attr.ino, 1)));
+        }
+        if let Some(at) = position(self)
+            && self.rng.random_bool(0.6)
+        {
+            self.close(at);
+        }
+    }
+
     /// Opens a file and leaves it open; its position among the open files.
     pub fn open(&mut self, place: &Place, id: Id, mode: i32) -> usize {
         self.make_room();

@@ -197,6 +197,16 @@ impl Tree {
         Ok(id)
     }
 
+    /// Adds an inode without a name, for who opens it.
+    pub fn add_unnamed(&mut self, body: Body, perm: u16) -> Id {
+        let id = self.next;
+        self.next += 1;
+        let mut inode = Inode::new(body, perm);
+        inode.nlink = 0;
+        self.inodes.insert(id, inode);
+        id
+    }
+
     /// link(2).
     pub fn link(&mut self, id: Id, dir: Id, name: &[u8]) -> Result<(), Errno> {
         if self.child(dir, name).is_some() {

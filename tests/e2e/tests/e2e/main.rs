@@ -21,6 +21,7 @@ mod posix_attributes;
 mod posix_data;
 mod posix_names;
 mod posix_rules;
+mod posix_unnamed;
 mod posix_users;
 mod random;
 mod rights;

@@ -1,0 +1,132 @@
+//! Answers to requests that open a file: whether the kernel reads and writes it by itself.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_client::OpenFile;
+use forebay_types::{Attr, Errno, Handle, OpenFlags};
+use forebay_wire::OpenMode;
+use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyOpen};
+
+use crate::adapter::Adapter;
+use crate::belief::REVALIDATE;
+use crate::convert::{attr, errno, ino};
+use crate::desk::Turn;
+
+/// What a handle may do to its file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Writes {
+    Nothing,
+    /// To one that was there.
+    Old,
+    New,
+}
+
+impl Adapter {
+    pub(crate) fn no_passthrough(&self, why: &str) {
+        if self.passthrough.swap(false, Ordering::AcqRel) {
+            tracing::info!("passthrough is off: {why}");
+        }
+        self.client.accept_descriptors(false);
+    }
+
+    /// Registers the object with the kernel, if the server handed it over. If the kernel refuses,
+    /// the file is served by requests, and so are all others from then on.
+    fn back(
+        &self,
+        node: INodeNo,
+        open: &OpenFile,
+        writes: Writes,
+        make: impl FnOnce(BorrowedFd<'_>) -> io::Result<fuser::BackingId>,
+    ) -> Option<Arc<fuser::BackingId>> {
+        let descriptor = open.descriptor.as_ref()?;
+        if open.opened.mode != OpenMode::Passthrough {
+            return None;
+        }
+        let taken = self.backings.take(ino(node), open.opened.handle, || {
+            make(descriptor.descriptor())
+        });
+        let taken = taken
+            .inspect_err(|error| self.no_passthrough(&error.to_string()))
+            .ok()?;
+        if writes != Writes::Nothing {
+            let is_new = writes == Writes::New;
+            self.belief
+                .begin_writing(ino(node), open.opened.handle, is_new);
+        }
+        Some(taken)
+    }
+
+    /// Answers a request that has created a file, and opened it.
+    pub(crate) fn answer_created(&self, made: Result<(Attr, OpenFile), Errno>, turn: &Turn<'_>) {
+        let (reply, (found, open)) = match (turn.reply::<ReplyCreate>(), made) {
+            (Some(reply), Ok(made)) => (reply, made),
+            (Some(reply), Err(e)) => return reply.error(errno(e)),
+            (None, Ok((found, open))) => {
+                self.client.forget(vec![(found.ino, 1)]);
+                return self.nobody_wants(open.opened.handle);
+            }
+            (None, Err(_)) => return,
+        };
+        let fh = FileHandle(open.opened.handle.0);
+        self.belief.show(&found);
+        let found = attr(&found);
+        match self.back(found.ino, &open, Writes::New, |fd| reply.open_backing(fd)) {
+            Some(id) => {
+                let flags = FopenFlags::FOPEN_NOFLUSH;
+                reply.created_passthrough(&REVALIDATE, &found, Generation(0), fh, flags, &id);
+            }
+            None => reply.created(
+                &REVALIDATE,
+                &found,
+                Generation(0),
+                fh,
+                plain_flags(open.opened.mode),
+            ),
+        }
+    }
+
+    /// Answers a request that has opened a file.
+    pub(crate) fn answer_opened(
+        &self,
+        node: INodeNo,
+        flags: OpenFlags,
+        opened: Result<OpenFile, Errno>,
+        turn: &Turn<'_>,
+    ) {
+        let (reply, open) = match (turn.reply::<ReplyOpen>(), opened) {
+            (Some(reply), Ok(open)) => (reply, open),
+            (Some(reply), Err(e)) => return reply.error(errno(e)),
+            (None, Ok(open)) => return self.nobody_wants(open.opened.handle),
+            (None, Err(_)) => return,
+        };
+        let fh = FileHandle(open.opened.handle.0);
+        let writes = match flags.writes() {
+            true => Writes::Old,
+            false => Writes::Nothing,
+        };
+        match self.back(node, &open, writes, |fd| reply.open_backing(fd)) {
+            Some(id) => reply.opened_passthrough(fh, FopenFlags::FOPEN_NOFLUSH, &id),
+            None => reply.opened(fh, plain_flags(open.opened.mode)),
+        }
+    }
+
+    /// A file was opened after its request had been answered with an error.
+    fn nobody_wants(&self, handle: Handle) {
+        if let Err(e) = self.client.release(handle) {
+            tracing::warn!("a file that nobody wants stays open: {e}");
+        }
+    }
+}
+
+fn plain_flags(mode: OpenMode) -> FopenFlags {
+    let keep = matches!(mode, OpenMode::Plain { keep_cache: true });
+    FopenFlags::FOPEN_NOFLUSH
+        | if keep {
+            FopenFlags::FOPEN_KEEP_CACHE
+        } else {
+            FopenFlags::empty()
+        }
+}
