@@ -18,7 +18,7 @@ pub enum Op {
     WriteFsync(&'static str, u8, usize),
     /// The same with an fsync, and a stage-out before a reader closes it too.
     WriteDrain(&'static str, u8, usize),
-    /// Makes a file without a name, writes this many bytes of this version, fsyncs it, gives it this name, closes it.
+    /// Makes a file without a name with an attribute, writes this many bytes of this version, fsyncs it, gives it this name, closes it.
     Unnamed(&'static str, u8, usize),
     Truncate(&'static str, usize),
     Rename(&'static str, &'static str),
@@ -125,8 +125,11 @@ impl Model {
         match *op {
             Op::Write(path, version, len)
             | Op::WriteFsync(path, version, len)
-            | Op::WriteDrain(path, version, len)
-            | Op::Unnamed(path, version, len) => self.write(path, content(version, len), 0o640),
+            | Op::WriteDrain(path, version, len) => self.write(path, content(version, len), 0o640),
+            Op::Unnamed(path, version, len) => {
+                self.write(path, content(version, len), 0o640);
+                self.inode(path).attribute = Some(version);
+            }
             Op::Outside(path, version, len) | Op::OutsideAtLook(path, version, len) => {
                 self.write(path, content(version, len), 0o600)
             }

@@ -116,6 +116,7 @@ fn write_unnamed(server: &Running, path: &str, version: u8, len: usize) -> Resul
     let flags = OpenFlags(libc::O_RDWR as u32);
     let (attr, open) = client.create_unnamed(dir, 0o640, flags, me())?;
     let handle = open.opened.handle;
+    client.set_xattr(attr.ino, b"user.point", &[version], XattrMode::Set, me())?;
     for (n, part) in content(version, len).chunks(1 << 20).enumerate() {
         server.write(handle, (n as u64) << 20, part)?;
     }
