@@ -183,8 +183,7 @@ fn promise_3_an_fsync_before_the_first_name_counts_with_that_of_its_directory() 
             link(&file, &cluster.mnt(dir).join("f")).expect("link");
             let opened = File::open(cluster.mnt(dir)).expect("open");
             opened.sync_all().expect("fsync of the directory");
-            // On the PFS it is not in doubt once it is closed.
-            held.extend((dir.is_empty()).then_some(file));
+            held.push(file);
         }
         content.assert_in(&cluster.pfs("safe/f"));
         cluster.cut_power();
@@ -193,7 +192,9 @@ fn promise_3_an_fsync_before_the_first_name_counts_with_that_of_its_directory() 
         for name in ["f", "safe/f"] {
             content.assert_in(&cluster.mnt(name));
         }
-        assert_eq!(cluster.status()["errors"].to_string(), "[]");
+        // Of the one on the PFS the copy here, which may have been written since, is given up, and that is said.
+        let errors = cluster.status()["errors"].to_string();
+        assert!(!errors.contains("/mnt/f\""), "{errors}");
     }
 }
 
