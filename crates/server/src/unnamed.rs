@@ -51,6 +51,7 @@ impl Core {
         let wanted = self.place_checkpoint(&series, &kind)?;
         let object_id = self.ns.new_object()?;
         let carried = self.identity_of_unnamed(object_id, perm, cred.uid, gid);
+        self.make_way();
         let (tier, object) = self.create_object(wanted, &carried, false)?;
         failpoint::hit(failpoint::Point::CreateObject);
         self.ledger.arrive(object_id, tier, 0, true);
