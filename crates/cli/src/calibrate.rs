@@ -64,7 +64,10 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
             AskError::Refused(Errno::EBUSY) => Failure::fatal(
                 "calibrate: somebody else measures this burst buffer now; try again when that has ended",
             ),
-            e => daemon.failure(e, "measure it"),
+            AskError::Refused(Errno::ENOSPC) => Failure::fatal(
+                "calibrate: no space to write to: it takes some in the first tier and on the PFS; make room there",
+            ),
+            e => daemon.failure(e, "measure its bandwidths"),
         })?;
         if let Some((low, high)) = last.unsettled {
             return Err(Failure::fatal(unsettled(what, low, high)));

@@ -193,7 +193,14 @@ impl<'a> Wait<'a> {
             progress.show(&Amount {
                 done: self.most_bytes - bits.dirty_bytes,
                 total: self.most_bytes,
-                detail: format!("{} queued", files(bits.drain_queued_files)),
+                detail: match bits.open_files {
+                    0 => format!("{} queued", files(bits.drain_queued_files)),
+                    open => format!(
+                        "{} queued, {} open",
+                        files(bits.drain_queued_files),
+                        files(open)
+                    ),
+                },
             });
         }
         self.last = bits;
@@ -289,7 +296,14 @@ impl<'a> Wait<'a> {
                     _ => "the burst buffer goes on trying, and stops when all is drained",
                 };
                 out::complain(&format!(
-                    "{mount}: {why}: {undrained} not yet on the PFS; {then}"
+                    "{mount}: {why}: {undrained} not yet on the PFS{}; {then}",
+                    match bits.open_files {
+                        0 => String::new(),
+                        open => format!(
+                            ", {} open (what is open for writing drains when it is closed)",
+                            files(open)
+                        ),
+                    }
                 ));
                 let left = undrained_paths(daemon);
                 name_left(
@@ -327,10 +341,7 @@ impl<'a> Wait<'a> {
         let mount = mount_of(bits).display();
         if self.args.drain {
             let took = format_duration(self.begun.elapsed());
-            return format!(
-                "{mount}: stopped; all data is on the PFS ({} drained in {took})",
-                format_size(self.most_bytes)
-            );
+            return format!("{mount}: stopped after {took}; all data is on the PFS");
         }
         match (bits.drain_queued_files, bits.dirty_bytes) {
             (0, 0) => format!("{mount}: stopped; all data is on the PFS"),

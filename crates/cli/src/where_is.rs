@@ -169,7 +169,7 @@ fn notes(file: &WhereEntry) -> String {
         notes.push("in a version that is not published".into());
     }
     if let Some(error) = &file.error {
-        notes.push(format!("not drained: {error}"));
+        notes.push(format!("not demoted: {error}"));
     }
     notes.join("; ")
 }
@@ -217,7 +217,7 @@ mod tests {
             ..file()
         };
         assert!(
-            render(Path::new("/bb"), &[failed], true).contains("not drained: Disk quota exceeded")
+            render(Path::new("/bb"), &[failed], true).contains("not demoted: Disk quota exceeded")
         );
     }
 }

@@ -17,6 +17,7 @@ use crate::log::{Batch, Log};
 use crate::outside::Conflict;
 use crate::record::{self, DirKey, DirRecord, FileRecord, Intent};
 use crate::table::{Node, Table};
+use crate::times::OwedTimes;
 
 mod save;
 pub(crate) use save::Beside;
@@ -92,6 +93,7 @@ pub struct Namespace {
     saving: Mutex<()>,
     /// Changes of names that are done, and not recorded.
     unrecorded: Mutex<Vec<Unrecorded>>,
+    pub(crate) owed_times: OwedTimes,
 }
 
 impl Namespace {
@@ -134,6 +136,7 @@ impl Namespace {
             unsaved: Mutex::new(Vec::new()),
             saving: Mutex::new(()),
             unrecorded: Mutex::default(),
+            owed_times: OwedTimes::default(),
         };
         let loaded = namespace.load()?;
         // What was read may be what a killed process left to the kernel.

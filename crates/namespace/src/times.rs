@@ -5,8 +5,12 @@
 //! the drain's own: those are known by the times that they left behind, and for as long as the PFS has just these, what was
 //! shown before is shown on, and the time of modification is put back there when the drain is done. Whatever else moves the
 //! times, through the mount or by an outsider, counts as ever.
+//!
+//! Where a name came and went before any drain, or was changed on the PFS a moment before it was noted here, the PFS gets the
+//! time that is shown a little later ([`Namespace::put_owed_times`]).
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use forebay_tiers::{PfsDir, PfsStat};
 use forebay_types::{SetAttr, SetTime, TimeSpec};
@@ -45,6 +49,8 @@ struct State {
     /// When a name was last added or removed that the PFS has not seen.
     touched: Option<TimeSpec>,
     unseen: Option<Unseen>,
+    /// The PFS is to hear of that without a drain: it stands in [`OwedTimes`].
+    owed: bool,
 }
 
 impl State {
@@ -79,6 +85,12 @@ impl DirTimes {
         self.0.lock().touched = Some(TimeSpec::now());
     }
 
+    /// The same of a name that no drain follows; whether that is news.
+    fn owe(&self) -> bool {
+        self.touch();
+        !std::mem::replace(&mut self.0.lock().owed, true)
+    }
+
     /// What programs see where the PFS says this: times of modification and of change.
     pub(crate) fn shown(&self, stat: &PfsStat) -> (TimeSpec, TimeSpec) {
         let shown = self.0.lock().shown(stat);
@@ -98,7 +110,7 @@ impl DirTimes {
     fn set(&self, set: &SetAttr, before: &PfsStat, after: &PfsStat) {
         let mut state = self.0.lock();
         if set.mtime.is_some() {
-            *state = State::default();
+            (state.touched, state.unseen) = (None, None);
         } else if state.unseen.is_some_and(|u| u.left == Stamp::of(before)) {
             let mtime = state.base(before).mtime;
             let (left, ctime) = (Stamp::of(after), after.ctime);
@@ -109,14 +121,49 @@ impl DirTimes {
 
     /// The time of modification that the PFS is to have instead of this one.
     fn to_be_put_back(&self, stat: &PfsStat) -> Option<TimeSpec> {
-        let state = self.0.lock();
-        let ours = state.unseen?.left == Stamp::of(stat);
-        let shown = state.shown(stat).mtime;
-        (ours && shown != stat.mtime).then_some(shown)
+        let shown = self.0.lock().shown(stat).mtime;
+        (shown != stat.mtime).then_some(shown)
+    }
+}
+
+/// Directories in which names came or went without a drain that would tell the PFS, and since when.
+#[derive(Default)]
+pub(crate) struct OwedTimes(Mutex<Vec<(Weak<Dir>, Instant)>>);
+
+impl OwedTimes {
+    /// Those that have waited so long.
+    fn take(&self, age: Duration) -> Vec<Arc<Dir>> {
+        let mut owed = self.0.lock();
+        let due = owed.iter().take_while(|(_, since)| since.elapsed() >= age);
+        let due = due.count();
+        owed.drain(..due)
+            .filter_map(|(dir, _)| dir.upgrade())
+            .collect()
     }
 }
 
 impl Namespace {
+    /// A name has come or gone for programs, and no drain of that directory may follow.
+    pub(crate) fn touch(&self, dir: &Arc<Dir>) {
+        if dir.times.owe() {
+            let mut owed = self.owed_times.0.lock();
+            owed.push((Arc::downgrade(dir), Instant::now()));
+        }
+    }
+
+    /// The PFS gets the times of modification of directories in which names came or went at least `age` ago. To be called now and
+    /// then: many changes of one directory cost the PFS one.
+    pub fn put_owed_times(&self, age: Duration) {
+        for dir in self.owed_times.take(age) {
+            dir.times.0.lock().owed = false;
+            // One that is gone owes nothing; where the PFS does not answer, the next change or drain tries it.
+            let (Ok(handle), Ok(_order)) = (self.open_dir(&dir), dir.order(&self.pfs)) else {
+                continue;
+            };
+            self.put_times_back(&dir, &handle);
+        }
+    }
+
     /// Sets attributes of a directory on the PFS.
     pub(crate) fn setattr_dir(&self, dir: &Arc<Dir>, set: &SetAttr) -> Result<(), NsError> {
         let handle = self.open_dir(dir)?;
@@ -221,6 +268,16 @@ mod tests {
         assert_eq!(times.to_be_put_back(&stat(60, 60)), None);
         times.changed_unseen(&stat(60, 60), &stat(70, 70));
         assert_eq!(times.shown(&stat(70, 70)), (at(60), at(60)));
+    }
+
+    #[test]
+    fn a_name_that_no_drain_follows_is_owed_once() {
+        let times = DirTimes::default();
+        assert_eq!((times.owe(), times.owe()), (true, false));
+        let touched = times.0.lock().touched.expect("touched");
+        assert_eq!(times.to_be_put_back(&stat(10, 10)), Some(touched));
+        times.set(&setting(Some(3)), &stat(10, 10), &stat(3, 60));
+        assert_eq!(times.to_be_put_back(&stat(3, 60)), None);
     }
 
     #[test]

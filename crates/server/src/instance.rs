@@ -52,6 +52,16 @@ pub enum StopReason {
     Broken,
 }
 
+impl std::fmt::Display for StopReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            StopReason::Ordered => "ordered",
+            StopReason::Drained => "ordered, and all is on the PFS",
+            StopReason::Broken => "a thread has died",
+        })
+    }
+}
+
 /// What an instance leaves behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StopSummary {
@@ -476,6 +486,9 @@ impl Instance {
         }
         core.leave_memory();
         core.flush_undrained();
+        if !core.pulse().is_silent() {
+            core.ns.put_owed_times(Duration::ZERO);
+        }
         failpoint::hit(failpoint::Point::StopMoved);
         core.collect_garbage();
         let summary = self.undrained();

@@ -85,7 +85,7 @@ fn mount_and_wait(
     if ready.is_ok() {
         tracing::info!("{} answers", settings.mount.display());
         let why = instance.wait_stop();
-        tracing::info!("stopping: {why:?}");
+        tracing::info!("stopping: {why}");
     }
     unmount(&mounted, &settings.mount);
     drop(control);

@@ -93,9 +93,7 @@ value!(
     /// Name of the scheduling policy.
     PolicyName(String), "the name of a policy", |text| match text.parse::<DrainPolicy>() {
         Ok(policy) => Ok(policy.name().to_string()),
-        Err(_) => Err(format!(
-            "policy '{text}' is not one of bbos, maxbw, maxeff, dedicated"
-        )),
+        Err(unknown) => Err(unknown.to_string()),
     }
 );
 value!(

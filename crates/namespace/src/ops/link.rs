@@ -116,7 +116,7 @@ impl Namespace {
         drop(state);
         drop(children);
         self.dirs_written(&dir);
-        dir.times.touch();
+        self.touch(&dir);
         self.table
             .lock()
             .remember(file.ino, Node::File(file.clone()));

@@ -64,7 +64,7 @@ impl Namespace {
             }
             let has_default_acl = self.default_acl(&dir, &handle)?.is_some();
             make(&self.pfs, &handle, has_default_acl)?;
-            dir.times.touch();
+            self.touch(&dir);
             dir.vacancy.end();
             dir.note_present(name);
         }

@@ -173,8 +173,8 @@ impl Namespace {
         };
         to_dir.note_present(new_name);
         drop(orders);
-        from_dir.times.touch();
-        to_dir.times.touch();
+        self.touch(&from_dir);
+        self.touch(&to_dir);
         Ok(replaced)
     }
 

@@ -34,12 +34,12 @@ impl Namespace {
         let Some(file) = dir.child(name) else {
             let handle = self.open_dir(&dir)?;
             self.pfs.unlink(&handle, name)?;
-            dir.times.touch();
+            self.touch(&dir);
             return Ok(None);
         };
         self.unlink_file(&dir, name, &file)?;
         drop(order);
-        dir.times.touch();
+        self.touch(&dir);
         Ok(Some(file))
     }
 
@@ -219,7 +219,7 @@ impl Namespace {
             .transpose()?;
         self.without_temporaries(&handle, name_below, &|| self.pfs.rmdir(&handle, name_below))?;
         failpoint::hit(failpoint::Point::RmdirPfs);
-        dir.times.touch();
+        self.touch(dir);
         if let (Some(child), Some(open)) = (&known, open) {
             self.handles.keep_removed(child, open);
             let mut forgotten = Ok(());

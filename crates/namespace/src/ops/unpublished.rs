@@ -234,7 +234,7 @@ impl Namespace {
         drop(alone);
         match beside {
             None => self.put_times_back(&parent, &handle),
-            Some(_) => parent.times.touch(),
+            Some(_) => self.touch(&parent),
         }
         failpoint::hit(failpoint::Point::VersionNamed);
         // Not before that is durable: the record knows where it was.
@@ -546,7 +546,7 @@ impl Namespace {
         parent.note_present(new_name);
         failpoint::hit(failpoint::Point::VersionRenamed);
         drop(order);
-        parent.times.touch();
+        self.touch(parent);
         Ok(())
     }
 

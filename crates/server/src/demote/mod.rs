@@ -49,6 +49,9 @@ struct Copying {
     made: Made,
 }
 
+/// So long after a name came or went in it without a drain the PFS gets the time of a directory.
+const TIMES_OWED_FOR: Duration = Duration::from_secs(1);
+
 /// One demoter thread.
 pub fn run(core: &Arc<Core>) {
     while !core.is_ending() {
@@ -61,6 +64,7 @@ pub fn run(core: &Arc<Core>) {
         if !batch.is_empty() {
             demote_batch(core, &batch);
         }
+        core.ns.put_owed_times(TIMES_OWED_FOR);
     }
 }
 

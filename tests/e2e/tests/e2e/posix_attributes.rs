@@ -7,7 +7,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
-use forebay_testkit::{Cluster, LONG, Output, needs_root, pattern, run_bounded, skip, write_file};
+use forebay_testkit::{
+    Cluster, LONG, Output, needs_root, pattern, run_bounded, skip, wait_until, write_file,
+};
 use rustix::fs::{
     AtFlags, CWD, Dir, FallocateFlags, StatxFlags, Timespec, Timestamps, XattrFlags, setxattr,
     statx, utimensat,
@@ -118,6 +120,38 @@ fn promise_2_times_of_a_directory_are_those_that_programs_gave_it() {
     File::create(cluster.pfs("set/outsider")).expect("create");
     assert_eq!(times(&cluster.mnt("set")).0, times(&cluster.pfs("set")).0);
     assert!(times(&cluster.mnt("set")).0 > OLD);
+}
+
+#[test]
+fn promise_2_the_pfs_hears_of_names_that_no_drain_follows() {
+    let mut cluster = Cluster::builder().eager().up();
+    fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    write_file(&cluster.mnt("d/kept"), pattern(606, 100));
+    cluster.drain("");
+    let told = |cluster: &Cluster| times(&cluster.mnt("d")).0 == times(&cluster.pfs("d")).0;
+    let mut shown = times(&cluster.mnt("d")).0;
+    let mut newer = |cluster: &Cluster, what: &str| {
+        let now = times(&cluster.mnt("d")).0;
+        assert!(now > shown, "{what}: {now:?} after {shown:?}");
+        shown = now;
+        wait_until(what, || told(cluster));
+        assert_eq!(times(&cluster.mnt("d")).0, now, "{what}");
+    };
+    // One that never was on the PFS.
+    let held = File::create(cluster.mnt("d/new")).expect("create");
+    fs::remove_file(cluster.mnt("d/new")).expect("unlink");
+    drop(held);
+    newer(&cluster, "a file that came and went");
+    // One that is there.
+    fs::rename(cluster.mnt("d/kept"), cluster.mnt("d/moved")).expect("rename");
+    newer(&cluster, "a name on the PFS that changed");
+    // At a stop nothing is owed any more.
+    fs::remove_file(cluster.mnt("d/moved")).expect("unlink");
+    let last = times(&cluster.mnt("d")).0;
+    cluster.down(&["--drain"]);
+    assert_eq!(times(&cluster.pfs("d")).0, last);
+    cluster.start();
+    assert_eq!(times(&cluster.mnt("d")).0, last);
 }
 
 #[test]
