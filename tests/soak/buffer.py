@@ -228,7 +228,8 @@ class Buffer:
                     raise Loss(f"it does not drain: {done.stderr}")
                 time.sleep(0.2)
         except subprocess.TimeoutExpired:
-            raise Loss(f"a drain hangs, status {self.status()}, threads: {self.threads()}") from None
+            held = [one for one in json.loads(run(self.forebay, "where", "--json", self.mnt, check=False).stdout) if one["state"] != "clean"]
+            raise Loss(f"a drain hangs, of {held}, status {self.status()}, threads: {self.threads()}") from None
 
     def threads(self):
         """Where the threads of the daemon are."""

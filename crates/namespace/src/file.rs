@@ -248,6 +248,7 @@ impl FileState {
         self.residency.clean = true;
         self.error = None;
         self.error_unreported = false;
+        self.xattrs = Vec::new();
     }
 
     /// All names, for whoever reads the log.

@@ -65,7 +65,8 @@ pub enum Placed {
 /// What became of a file whose copy is durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Confirmed {
-    /// The content is still of the generation that was copied.
+    /// The content is still of the generation that was copied, and the file has no name that does not show it: nothing is left to do
+    /// but for who writes it.
     pub current: bool,
     /// The record has forgotten a copy, no newer than this one, that an fsync had left in this tier: it may be removed.
     pub outdated_shadow: Option<TierId>,
@@ -237,13 +238,15 @@ fn confirm_one(state: &mut FileState, demotion: &Demotion, sums: &Sums) -> Confi
     state.residency.temporary = None;
     let current = state.residency.generation == demotion.generation;
     if current {
-        let written = state.residency.writing;
-        let placed = state.is_published();
-        state.residency.clean = placed && !written;
         state.safe = Some(demotion.generation);
         state.residency.vouch(sums);
-        state.xattrs = Vec::new();
+        // Of a file that is not clean the record is what the next copy goes by.
+        if state.is_published() && !state.residency.writing {
+            state.settled();
+        }
     }
+    // A name that came meanwhile is not placed: it takes another copy.
+    let current = current && (state.is_published() || state.residency.writing);
     // After a crash an older copy must not stand for what the PFS has; one of the same content only takes space.
     let residency = &mut state.residency;
     let outdated = |generation| generation <= demotion.generation;

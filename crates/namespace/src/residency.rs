@@ -245,7 +245,6 @@ impl Namespace {
         }
         residency.crc = Some(crc);
         state.settled();
-        state.xattrs = Vec::new();
         self.save(file, &state, Durability::Buffered)?;
         Ok(true)
     }

@@ -92,9 +92,10 @@ impl<'a> Sight<'a> {
         }
     }
 
-    /// Whether the checksum of a file may be shown: it tells of the content.
+    /// Whether the checksum of a file may be shown: it tells of the content. Of another user's file only where group and others may
+    /// read: who is in the group is not among the others.
     pub fn may_read(&self, owner: u32, perm: u16) -> bool {
-        self.asker.trusted || self.asker.uid == owner || perm & 0o004 != 0
+        self.asker.trusted || self.asker.uid == owner || perm & 0o044 == 0o044
     }
 
     /// What is to be said of a path that does not lead anywhere: where it ends only those who may look there are told.

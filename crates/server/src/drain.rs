@@ -173,6 +173,14 @@ impl DrainQueue {
         }
     }
 
+    /// Whether a file waits for its demotion, or one that was asked for is under way.
+    pub fn knows(&self, object: ObjectId) -> bool {
+        let inner = self.inner.lock();
+        inner.waiting.contains(&object)
+            || inner.urged.contains(&object)
+            || inner.urged_in_flight.contains(&object)
+    }
+
     /// A file needs no demotion any more.
     pub fn forget(&self, object: ObjectId) {
         let mut inner = self.inner.lock();

@@ -82,6 +82,7 @@ impl Core {
             self.note_change(&open, &target)?;
             match target.object().write_at(data, offset) {
                 Ok(written) => {
+                    self.note_changed(&target)?;
                     let end = offset + written as u64;
                     if straight {
                         let ahead_bytes = self.engine.ahead_bytes(1);
@@ -119,7 +120,28 @@ impl Core {
         };
         {
             let mut state = file.lock();
-            if state.is_dirty() && (open.passthrough || state.residency.writing) {
+            // Only then the record says that the object knows the size.
+            if state.is_dirty() && state.residency.writing {
+                state.changed();
+                return Ok(());
+            }
+        }
+        self.begin_change(file)
+    }
+
+    /// The content has changed. A copy that was begun after that was noted, and before it was done, may be without it: it is
+    /// outdated.
+    fn note_changed(&self, target: &Target) -> Result<(), Errno> {
+        let Target::Buffer { file, .. } = target else {
+            return Ok(());
+        };
+        {
+            let mut state = file.lock();
+            let copied = state.safe == Some(state.generation()) || state.residency.clean;
+            if !state.demoting && !copied {
+                return Ok(());
+            }
+            if state.is_dirty() && state.residency.writing {
                 state.changed();
                 return Ok(());
             }
@@ -381,14 +403,24 @@ impl Core {
             }
             self.note_change(open, &target)?;
             self.forget_flushed(file, size);
+        }
+        let changed = self.apply(open, &target, set);
+        drop(target);
+        // Also what failed: the file was marked as being written.
+        let absorbed = self.absorb_change(file);
+        changed.and(absorbed)
+    }
+
+    fn apply(&self, open: &OpenFile, target: &Target, set: &SetAttr) -> Result<(), Errno> {
+        if let Some(size) = set.size {
             target.object().set_len(size)?;
+            self.note_changed(target)?;
         }
         if set.atime.is_some() || set.mtime.is_some() {
             open.touched.store(true, Ordering::Release);
             target.object().set_times(set.atime, set.mtime)?;
         }
-        drop(target);
-        self.absorb_change(file)
+        Ok(())
     }
 
     fn change_closed(
@@ -402,14 +434,11 @@ impl Core {
             self.begin_change(file)?;
             self.forget_flushed(file, size);
             self.activity.note();
-            object.set_len(size)?;
-            failpoint::hit(failpoint::Point::TruncateObject);
-            object.set_times(None, set.mtime.or(Some(SetTime::Now)))?;
         }
-        if set.atime.is_some() || set.mtime.is_some() {
-            object.set_times(set.atime, set.mtime)?;
-        }
-        self.record_object(file, object)
+        let changed = change_object(object, set);
+        // Also what failed: the file was marked as being written.
+        let recorded = self.record_object(file, object);
+        changed.and(recorded)
     }
 
     /// A change through a handle that does not count as a writer (truncate(2) on a file that
@@ -533,6 +562,7 @@ impl Core {
             SpaceChange::ZeroRangeKeepSize => Allocate::ZeroRangeKeepSize,
         };
         target.object().allocate(mode, offset, len)?;
+        self.note_changed(&target)?;
         Ok(Some(()))
     }
 
@@ -595,11 +625,32 @@ fn is_full(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
+fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Errno> {
+    if let Some(size) = set.size {
+        object.set_len(size)?;
+        failpoint::hit(failpoint::Point::TruncateObject);
+        object.set_times(None, set.mtime.or(Some(SetTime::Now)))?;
+    }
+    if set.atime.is_some() || set.mtime.is_some() {
+        object.set_times(set.atime, set.mtime)?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
-    use forebay_types::OpenFlags;
+    use forebay_types::{ObjectId, OpenFlags};
 
+    use crate::core::Core;
+    use crate::opens::Target;
     use crate::testing::{Lab, create, drain};
+
+    /// As an fsync does that means the PFS.
+    fn flush_to_pfs(core: &Core, object: ObjectId) {
+        core.drain.add_urgent(object);
+        let batch = core.drain.next_batch(core);
+        crate::demote::demote_batch(core, &batch);
+    }
 
     #[test]
     fn nothing_changes_a_file_whose_record_cannot_say_so() {
@@ -633,5 +684,76 @@ mod tests {
         core.release(opened.handle).expect("close");
         drain(core);
         assert_eq!(lab.on_pfs("f"), b"CONTENT");
+    }
+
+    #[test]
+    fn attributes_of_a_file_that_is_flushed_to_the_pfs_while_it_is_written_stay() {
+        let lab = Lab::new();
+        let core = lab.core();
+        let handle = create(core, b"f", b"content");
+        let (open, _) = core.opens.file(handle).expect("open");
+        let Target::Buffer { file, .. } = open.target.read().clone() else {
+            panic!("not in the burst buffer");
+        };
+        let named = |name: &[u8]| core.ns.get_xattr(file.ino, name);
+        let mode = forebay_wire::XattrMode::Set;
+        core.ns
+            .set_xattr(file.ino, b"user.a", b"1", mode)
+            .expect("set");
+        file.lock().drain_open += 1;
+        flush_to_pfs(core, file.object);
+        file.lock().drain_open -= 1;
+        assert_eq!(lab.on_pfs("f"), b"content");
+        core.write(handle, 7, b" and more", false, true)
+            .expect("write");
+        assert_eq!(named(b"user.a").expect("kept"), b"1");
+        core.release(handle).expect("close");
+        drain(core);
+        assert_eq!(named(b"user.a").expect("kept on the PFS"), b"1");
+    }
+
+    #[test]
+    fn a_change_that_a_copy_overtakes_is_copied_again() {
+        let lab = Lab::new();
+        let core = lab.core();
+        let handle = create(core, b"f", b"content");
+        let (open, _) = core.opens.file(handle).expect("open");
+        let target = core.target(&open).expect("target");
+        let Target::Buffer { file, object, .. } = &*target else {
+            panic!("not in the burst buffer");
+        };
+        // A write that has been noted, and is overtaken by the copy for somebody else's fsync.
+        core.note_change(&open, &target).expect("noted");
+        file.lock().drain_open += 1;
+        flush_to_pfs(core, file.object);
+        file.lock().drain_open -= 1;
+        object.write_at(b"CONTENT", 0).expect("write");
+        core.note_changed(&target).expect("noted");
+        drop(target);
+        core.release(handle).expect("close");
+        drain(core);
+        assert_eq!(lab.on_pfs("f"), b"CONTENT");
+    }
+
+    #[test]
+    fn a_truncation_beside_a_reader_is_on_record_before_it_is_done() {
+        let lab = Lab::with(|settings| settings.passthrough = true);
+        let core = lab.core();
+        core.release(create(core, b"f", b"content")).expect("close");
+        let object = core.drain.waiting()[0];
+        let file = core.file(object).expect("file");
+        let (opened, _) = core
+            .open(file.ino, OpenFlags(libc::O_RDONLY as u32), true)
+            .expect("open");
+        let (open, _) = core.opens.file(opened.handle).expect("open");
+        assert!(open.passthrough);
+        let target = core.target(&open).expect("target");
+        assert!(file.lock().is_dirty() && !file.lock().residency.writing);
+        core.note_change(&open, &target).expect("noted");
+        assert!(file.lock().residency.writing, "the object knows the size");
+        drop(target);
+        core.absorb_change(&file).expect("recorded");
+        assert!(!file.lock().residency.writing);
+        core.release(opened.handle).expect("close");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_namespace::File;
 use forebay_types::{Errno, Ino, limits};
@@ -27,6 +27,8 @@ const KEPT_OTHERS_MAX: usize = 256;
 /// A file that is still open for writing may be closed within this time (close(2) returns before
 /// the server hears of it).
 pub const CLOSE_GRACE: Duration = Duration::from_secs(2);
+/// A file between two places in the queue is there again much sooner.
+const IDLE_GRACE: Duration = Duration::from_secs(5);
 
 /// Least time between two looks at the files that are waited for: demotions end in swarms.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
@@ -416,12 +418,12 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
         file.lock().error = None;
         core.drain.add_urgent(file.object);
     }
-    let mut open: HashMap<u64, std::time::Instant> = HashMap::new();
+    let mut seen = Seen::default();
     let mut pending: Vec<(Arc<File>, Visited)> = files.into_iter().zip(work).collect();
     while !pending.is_empty() {
         let cancelled = job.cancelled.load(Ordering::Acquire) || core.is_ending();
         let given_up = core.given_up();
-        pending.retain(|(file, visited)| match outcome(core, file, &mut open) {
+        pending.retain(|(file, visited)| match outcome(core, file, &mut seen) {
             Outcome::Pending if given_up.is_some() => {
                 let why = given_up.as_deref().unwrap_or_default();
                 let reason = format!("not demoted: {why}; it is kept and tried again");
@@ -454,13 +456,49 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
     }
 }
 
+/// A dirty file that nobody writes belongs into the queue. One that was found outside for long is put there, so that nobody waits for it
+/// in vain, and the log says what is known of it: something else has gone wrong.
+fn put_back_idle(core: &Core, file: &Arc<File>, seen: &mut Seen) {
+    if core.drain.knows(file.object) {
+        seen.idle.remove(&file.object.0);
+        return;
+    }
+    let since = *(seen.idle.entry(file.object.0)).or_insert_with(Instant::now);
+    if since.elapsed() < IDLE_GRACE {
+        return;
+    }
+    seen.idle.remove(&file.object.0);
+    let known = {
+        let state = file.lock();
+        format!(
+            "{:?}, names {}, drained for {} waiting, safe {:?}",
+            state.residency,
+            state.names.len(),
+            state.drain_open,
+            state.safe
+        )
+    };
+    tracing::warn!(
+        "{}: was not in the queue of demotions, and is now: {known}",
+        file.path().escape_ascii()
+    );
+    core.drain.add_urgent(file.object);
+}
+
 enum Outcome {
     Done(u64),
     Failed(Errno, String),
     Pending,
 }
 
-fn outcome(core: &Core, file: &Arc<File>, open: &mut HashMap<u64, std::time::Instant>) -> Outcome {
+/// Since when files are as they are, by object.
+#[derive(Default)]
+struct Seen {
+    open: HashMap<u64, Instant>,
+    idle: HashMap<u64, Instant>,
+}
+
+fn outcome(core: &Core, file: &Arc<File>, seen: &mut Seen) -> Outcome {
     let (clean, unlinked, error, demoting, size) = {
         let state = file.lock();
         (
@@ -487,19 +525,18 @@ fn outcome(core: &Core, file: &Arc<File>, open: &mut HashMap<u64, std::time::Ins
         return Outcome::Pending;
     }
     if core.opens.by_ino(file.ino).is_some_and(|o| o.is_written()) {
-        let since = open
-            .entry(file.object.0)
-            .or_insert_with(std::time::Instant::now);
+        let since = seen.open.entry(file.object.0).or_insert_with(Instant::now);
         if since.elapsed() > CLOSE_GRACE {
             return Outcome::Failed(
                 Errno::ETXTBSY,
                 "open for writing; it is demoted when it is closed".into(),
             );
         }
-    } else if open.remove(&file.object.0).is_some() {
+    } else if seen.open.remove(&file.object.0).is_some() {
         core.drain.add_urgent(file.object);
     } else {
         core.drain.urge_again(file.object);
+        put_back_idle(core, file, seen);
     }
     Outcome::Pending
 }

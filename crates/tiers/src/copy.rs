@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use forebay_types::Errno;
@@ -26,6 +27,9 @@ const REPORT_BYTES: u64 = 1 << 20;
 const OFFLOAD_BYTES: usize = 4 << 20;
 /// Smaller files fit the buffer: reading them for the checksum is most of copying them.
 const OFFLOAD_BYTES_MIN: u64 = BUFFER_BYTES as u64;
+
+/// Blocks of zeros of a sparse object are left out from this size on, as file systems do.
+const HOLE_BYTES: u64 = 4096;
 
 /// What a copy moved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,6 +142,9 @@ fn copy_over(
         unreported: 0,
         reached: 0,
         data_bytes: 0,
+        // What the destination holds must be written over.
+        leaves_holes: !holds && stat.allocated_bytes < size,
+        left_bytes: 0,
         sums: Running::of(size),
     };
     let mut walk = Walk::new(source, stat, size);
@@ -164,14 +171,14 @@ fn copy_over(
             .set_len(end_of_data)
             .map_err(CopyError::Destination)?;
     }
-    if end_of_data != length || length != size || length == 0 {
+    if end_of_data != length || length != size || length == 0 || mover.left_bytes > 0 {
         destination
             .set_len(length)
             .map_err(CopyError::Destination)?;
     }
     mover.tell();
     Ok(CopyReport {
-        data_bytes: mover.data_bytes,
+        data_bytes: mover.data_bytes.saturating_sub(mover.left_bytes),
         sums: mover.sums.finish(),
     })
 }
@@ -387,6 +394,11 @@ struct Mover<'a> {
     /// All that was moved lies before it.
     reached: u64,
     data_bytes: u64,
+    /// Blocks of zeros of an object with holes stay holes. In memory in huge pages one byte makes 2 MiB of data; on the PFS
+    /// it shall not.
+    leaves_holes: bool,
+    /// Bytes that were left so.
+    left_bytes: u64,
     sums: Running,
 }
 
@@ -436,7 +448,17 @@ impl Mover<'_> {
             .map_err(CopyError::Source)?;
         let data = &buffer[..count];
         self.sums.data(data);
-        write_all(self.destination, data, position).map_err(CopyError::Destination)?;
+        if !self.leaves_holes {
+            write_all(self.destination, data, position).map_err(CopyError::Destination)?;
+            return Ok(count as u64);
+        }
+        let mut written = 0;
+        for run in runs_of_data(data, position) {
+            written += run.len() as u64;
+            let at = position + run.start as u64;
+            write_all(self.destination, &data[run], at).map_err(CopyError::Destination)?;
+        }
+        self.left_bytes += count as u64 - written;
         Ok(count as u64)
     }
 
@@ -474,6 +496,24 @@ impl Mover<'_> {
         }
         Ok(done)
     }
+}
+
+/// Ranges of `data`, which is at `position` of a file, without the blocks of that file that are all zeros.
+fn runs_of_data(data: &[u8], position: u64) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut start = 0;
+    while start < data.len() {
+        let in_block = ((position + start as u64) % HOLE_BYTES) as usize;
+        let end = (start + HOLE_BYTES as usize - in_block).min(data.len());
+        if data[start..end].iter().any(|byte| *byte != 0) {
+            match runs.last_mut() {
+                Some(last) if last.end == start => last.end = end,
+                _ => runs.push(start..end),
+            }
+        }
+        start = end;
+    }
+    runs
 }
 
 /// Writes all of `data`; a destination that takes nothing and gives no reason is full.

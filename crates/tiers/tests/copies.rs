@@ -118,6 +118,35 @@ fn a_sparse_object_of_16_tib_is_copied_at_once() {
     assert_eq!(&bytes, b"middle");
 }
 
+#[test]
+fn blocks_of_zeros_of_a_sparse_object_stay_holes() {
+    let (memory, disk) = (in_memory(), on_disk());
+    let source = file_in(memory.path(), "source");
+    // As a huge page: 2 MiB of data of which four bytes are any, and its end is zeros.
+    source
+        .write_at(&vec![0; 2 * MIB as usize], 6 * MIB)
+        .unwrap();
+    source.write_at(b"some", 7 * MIB + 4094).unwrap();
+    let copied = file_in(disk.path(), "copy");
+    let report = copy(&source, &copied, &CopyControl::NONE).unwrap();
+    copied.sync(false).unwrap();
+    assert_eq!((report.sums.bytes, report.data_bytes), (8 * MIB, 8192));
+    let stat = copied.stat().unwrap();
+    assert_eq!(stat.size, 8 * MIB);
+    assert!(stat.allocated_bytes <= 64 << 10, "{stat:?}");
+    verify(&copied, &report, &|| false).unwrap();
+    assert!(content(&copied) == content(&source));
+    // What a destination holds already is written over.
+    copied.write_at(&[7; 4096], 6 * MIB).unwrap();
+    copy(&source, &copied, &CopyControl::NONE).unwrap();
+    assert!(content(&copied) == content(&source));
+    // An object without holes is copied as it is.
+    let dense = file_in(memory.path(), "dense");
+    dense.write_at(&vec![0; MIB as usize], 0).unwrap();
+    let report = copy(&dense, &file_in(disk.path(), "dense"), &CopyControl::NONE).unwrap();
+    assert_eq!(report.data_bytes, MIB);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
@@ -186,7 +215,7 @@ fn an_object_is_not_copied_onto_itself() {
 }
 
 #[test]
-fn where_holes_cannot_be_found_all_is_data() {
+fn where_holes_cannot_be_found_all_is_read() {
     let dir = in_memory();
     let (tier, source) = faulty_object(dir.path(), 1);
     source.set_len(2 * MIB).unwrap();
@@ -194,7 +223,8 @@ fn where_holes_cannot_be_found_all_is_data() {
     let fault = tier.inject(Operation::Seek, When::Every, Effect::Fail(Errno::EINVAL));
     let copied = file_in(dir.path(), "copy");
     let report = copy(source.as_ref(), &copied, &CopyControl::NONE).unwrap();
-    assert_eq!(report.data_bytes, 2 * MIB);
+    // All of it is read; blocks of zeros stay holes.
+    assert_eq!(report.data_bytes, 4096);
     assert_eq!(tier.fired(fault), 1, "asked once");
     verify(&copied, &report, &|| false).unwrap();
 }
@@ -331,7 +361,7 @@ fn the_null_tier_takes_and_gives_any_amount() {
     ));
     let back = file_in(dir.path(), "back");
     let report = copy(sink.as_ref(), &back, &CopyControl::NONE).unwrap();
-    assert_eq!(report.data_bytes, 8 * MIB);
+    assert_eq!((report.sums.bytes, report.data_bytes), (8 * MIB, 0));
     verify(&back, &report, &|| false).unwrap();
 }
 

@@ -473,4 +473,27 @@ mod tests {
         assert!(core.drain.waiting().is_empty());
         assert_eq!(core.conflicts.all().0, 0);
     }
+
+    #[test]
+    fn a_name_that_comes_during_a_demotion_gets_one_of_its_own() {
+        for _ in 0..40 {
+            let lab = Lab::new();
+            let core = lab.core();
+            close_new(core, &["f"]);
+            let object = core.drain.waiting()[0];
+            let file = core.file(object).expect("file");
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let linked = core.ns.link(file.ino, forebay_types::Ino::ROOT, b"g");
+                    linked.expect("link");
+                });
+                drain(core);
+            });
+            while !core.drain.waiting().is_empty() {
+                drain(core);
+            }
+            assert!(!file.lock().is_dirty(), "nobody would ever demote it");
+            assert_eq!(lab.on_pfs("g"), b"f");
+        }
+    }
 }
