@@ -54,6 +54,17 @@ impl Core {
         if offset.saturating_add(data.len() as u64) > limits::FILE_BYTES_MAX {
             return Err(Errno::EFBIG);
         }
+        let written = self.write_to(&open, (offset, data), drop_suid, may_wait);
+        self.absorb_late(&open, written)
+    }
+
+    fn write_to(
+        &self,
+        open: &Arc<OpenFile>,
+        (offset, data): (u64, &[u8]),
+        drop_suid: bool,
+        may_wait: bool,
+    ) -> Result<Option<usize>, Errno> {
         let _request = self.activity.begin();
         let straight = match &*open.target.read() {
             Target::Pfs {
@@ -65,21 +76,21 @@ impl Core {
         if (throttled || straight || open.uncompared().is_some()) && !may_wait {
             return Ok(None);
         }
-        self.prepare_change(&open, false)?;
+        self.prepare_change(open, false)?;
         let _turn = match throttled {
-            true => self.take_turn(&open, Class::Checkpoint, data.len() as u64),
+            true => self.take_turn(open, Class::Checkpoint, data.len() as u64),
             false => None,
         };
         if drop_suid {
             self.clear_set_id(open.ino)?;
         }
         loop {
-            if self.admit(&open, data.len() as u64, may_wait)? == Room::WouldWait {
+            if self.admit(open, data.len() as u64, may_wait)? == Room::WouldWait {
                 return Ok(None);
             }
-            let target = self.target(&open)?;
+            let target = self.target(open)?;
             self.reach(&target)?;
-            self.note_change(&open, &target)?;
+            self.note_change(open, &target)?;
             match target.object().write_at(data, offset) {
                 Ok(written) => {
                     self.note_changed(&target)?;
@@ -98,11 +109,27 @@ impl Core {
                         return Ok(None);
                     }
                     // The file system below had less than its tier was promised.
-                    self.relocate(&open, data.len() as u64)?;
+                    self.relocate(open, data.len() as u64)?;
                 }
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+
+    /// A request that waited for the PFS may have been answered for, and the file closed, before it changed anything: no close
+    /// will take in what it did.
+    fn absorb_late<T>(&self, open: &OpenFile, changed: Result<T, Errno>) -> Result<T, Errno> {
+        if open.is_written() {
+            return changed;
+        }
+        let target = open.target.read().clone();
+        let absorbed = match target {
+            Target::Buffer { file, .. } if file.lock().residency.writing => {
+                self.absorb_change(&file)
+            }
+            _ => Ok(()),
+        };
+        changed.and_then(|value| absorbed.map(|()| value))
     }
 
     /// Whether it goes straight to the PFS: no faster than that takes it, so that nobody's flush waits for what others have left
@@ -536,8 +563,20 @@ impl Core {
         if !flags.writes() {
             return Err(Errno::EBADF);
         }
+        let changed = self.change_space_of(&open, change, (offset, len), drop_suid, may_wait);
+        self.absorb_late(&open, changed)
+    }
+
+    fn change_space_of(
+        &self,
+        open: &Arc<OpenFile>,
+        change: SpaceChange,
+        (offset, len): (u64, u64),
+        drop_suid: bool,
+        may_wait: bool,
+    ) -> Result<Option<()>, Errno> {
         let _request = self.activity.begin();
-        self.prepare_change(&open, false)?;
+        self.prepare_change(open, false)?;
         if !may_wait && open.uncompared().is_some() {
             return Ok(None);
         }
@@ -546,14 +585,14 @@ impl Core {
         }
         let takes_space = matches!(change, SpaceChange::Allocate | SpaceChange::Reserve);
         if takes_space {
-            self.check_pfs_has(&open, len)?;
-            if self.admit(&open, len, may_wait)? == Room::WouldWait {
+            self.check_pfs_has(open, len)?;
+            if self.admit(open, len, may_wait)? == Room::WouldWait {
                 return Ok(None);
             }
         }
-        let target = self.target(&open)?;
+        let target = self.target(open)?;
         self.reach(&target)?;
-        self.note_change(&open, &target)?;
+        self.note_change(open, &target)?;
         let mode = match change {
             SpaceChange::Allocate => Allocate::Extend,
             SpaceChange::Reserve => Allocate::Reserve,
@@ -755,5 +794,27 @@ mod tests {
         core.absorb_change(&file).expect("recorded");
         assert!(!file.lock().residency.writing);
         core.release(opened.handle).expect("close");
+    }
+
+    #[test]
+    fn what_changes_a_file_after_its_last_close_is_drained() {
+        let lab = Lab::new();
+        let core = lab.core();
+        let handle = create(core, b"f", b"content");
+        core.release(handle).expect("close");
+        let object = core.drain.waiting()[0];
+        drain(core);
+        let file = core.file(object).expect("file");
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = core.open(file.ino, flags, false).expect("open");
+        let (open, _) = core.opens.file(opened.handle).expect("open");
+        // The PFS did not answer; the program was told so, and has closed the file.
+        core.release(opened.handle).expect("close");
+        let written = core.write_to(&open, (0, b"CONTENT"), false, true);
+        assert!(file.lock().residency.writing, "nobody will close it");
+        assert_eq!(core.absorb_late(&open, written), Ok(Some(7)));
+        assert!(!file.lock().residency.writing);
+        drain(core);
+        assert_eq!(lab.on_pfs("f"), b"CONTENT");
     }
 }
