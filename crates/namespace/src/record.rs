@@ -13,7 +13,7 @@
 //! Records are written whole, so a file is always as one transaction left it.
 
 use forebay_tiers::{PIECES_MAX, PfsId, PfsStat, Sums};
-use forebay_types::{Generation, Ino, ObjectId, TierId, TimeSpec};
+use forebay_types::{Generation, Ino, ObjectId, SetTime, TierId, TimeSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::NsError;
@@ -75,6 +75,9 @@ pub struct Published {
     pub ctime: TimeSpec,
 }
 
+/// The coarsest time stamps that file systems have.
+const MTIME_GRAIN_S: i64 = 2;
+
 impl Published {
     /// Stands for a change time that a change of names of ours has moved, to what the PFS did not tell.
     const MOVED: TimeSpec = TimeSpec {
@@ -96,6 +99,23 @@ impl Published {
         let now = Published::from(stat);
         (now.ino, now.btime_ns, now.size, now.mtime)
             == (self.ino, self.btime_ns, self.size, self.mtime)
+    }
+
+    /// What the PFS has after a change of ours to attributes, if that is all that has changed; what it had before, where an outsider has
+    /// written meanwhile: the next look finds that. `mtime`: what ours has set it to.
+    pub(crate) fn after_ours(self, stat: &PfsStat, mtime: Option<SetTime>) -> Published {
+        let now = Published::from(stat);
+        let is_ours = match mtime {
+            None => now.mtime == self.mtime,
+            // Not every file system has the nanoseconds.
+            Some(SetTime::At(at)) => (now.mtime.sec - at.sec).abs() <= MTIME_GRAIN_S,
+            Some(SetTime::Now) => true,
+        };
+        let same = (now.ino, now.btime_ns, now.size) == (self.ino, self.btime_ns, self.size);
+        match same && is_ours {
+            true => now,
+            false => self,
+        }
     }
 
     /// After a change of ours that moves the ctime, of which the PFS has not told the outcome: an outsider's change of
@@ -407,4 +427,35 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, NsError> {
 
 pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, NsError> {
     postcard::from_bytes(bytes).map_err(|e| NsError::Record(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_tiers::PfsTree;
+
+    use super::*;
+
+    #[test]
+    fn a_change_of_ours_does_not_hide_an_outsiders_at_the_same_moment() {
+        let top = tempfile::tempdir().unwrap();
+        let tree = PfsTree::open(top.path()).unwrap();
+        std::fs::write(top.path().join("f"), b"ours").unwrap();
+        let mut stat = tree.stat(tree.root(), b"f").unwrap();
+        let before = Published::from(&stat);
+        let old = TimeSpec { sec: 1000, nsec: 7 };
+        let old_whole = TimeSpec { sec: 1000, nsec: 0 };
+        stat.ctime.sec += 5;
+        assert_eq!(before.after_ours(&stat, None), Published::from(&stat));
+        assert_eq!(before.after_ours(&stat, Some(SetTime::At(old))), before);
+        stat.mtime = old_whole;
+        let known = before.after_ours(&stat, Some(SetTime::At(old)));
+        assert_eq!(known, Published::from(&stat));
+        assert_eq!(before.after_ours(&stat, None), before, "somebody wrote");
+        stat.mtime.sec += 10;
+        let known = before.after_ours(&stat, Some(SetTime::Now));
+        assert_eq!(known, Published::from(&stat));
+        stat.size += 1;
+        assert_eq!(before.after_ours(&stat, Some(SetTime::Now)), before);
+        assert!(!before.is(&stat), "the next look finds it");
+    }
 }

@@ -78,7 +78,9 @@ impl Namespace {
             failpoint::hit(failpoint::Point::SetattrPfs);
             let stat = self.pfs.stat(&handle, &name)?;
             state = file.lock();
-            state.residency.published = Some(Published::from(&stat));
+            let before = state.residency.published;
+            let after = |before: Published| before.after_ours(&stat, set.mtime);
+            state.residency.published = before.map(after);
             // "Now" is what the PFS took for it.
             set.atime = set.atime.map(|_| SetTime::At(stat.atime));
             set.mtime = set.mtime.map(|_| SetTime::At(stat.mtime));

@@ -256,7 +256,8 @@ impl Namespace {
             state = file.lock();
             state.xattrs = attributes;
         }
-        state.residency.published = Some((&stat).into());
+        let before = state.residency.published;
+        state.residency.published = before.map(|before| before.after_ours(&stat, None));
         state.meta.ctime = stat.ctime;
         // An access list is a mode, too.
         state.meta.perm = stat.perm();
