@@ -28,7 +28,7 @@ test-posix: setup-build setup-run ## POSIX suites on real mounts: pjdfstest, fsx
 SECONDS ?= 600
 soak: setup-build setup-run setup-test ## kills, power cuts, full disks, damage, a failing PFS, unseen writers under load, judged from outside; SECONDS=600 [SEED=n] [FAULTS=list]
 	$(CARGO) build --release --locked -p forebay -p bare-passthrough
-	python3 tests/soak/soak.py --forebay $(BIN) --passthrough target/release/bare-passthrough --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS))
+	unshare --mount python3 tests/soak/soak.py --forebay $(BIN) --passthrough target/release/bare-passthrough --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS))
 
 check: lint deny test ## rustfmt, clippy with warnings denied, cargo-deny, tests
 

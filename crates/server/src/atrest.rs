@@ -123,6 +123,10 @@ pub enum Looked {
 /// for what the PFS has.
 pub type OpenedAtRest = Option<(TierId, Arc<dyn Object>, Option<Arc<Pieces>>)>;
 
+fn is_missing(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOENT)
+}
+
 /// What the record says, taken at one moment.
 struct Recorded {
     residency: Residency,
@@ -166,6 +170,13 @@ impl Core {
             true => self.tiers.open_to_write(tier, file.object),
             false => self.tiers.open_object(tier, file.object),
         };
+        let has_become_the_file =
+            || self.tiers.kind(tier) == TierKind::Pfs && file.lock().residency.clean;
+        if opened.as_ref().is_err_and(is_missing) && has_become_the_file() {
+            // It has the file's name on the PFS by now, and its record could not go then.
+            self.evict_unopened(file).ok_or(Errno::EIO)?;
+            return Ok(None);
+        }
         let generation = file.lock().generation();
         let pieces = match self.look(file, tier, &opened, purpose, &|| self.is_ending())? {
             Looked::Sound => None,

@@ -169,6 +169,8 @@ pub struct Core {
     pub boot: crate::boot::Boot,
     /// Files whose last close could not ask their object what it has become.
     pub unclosed: Mutex<HashSet<ObjectId>>,
+    /// Clean files whose object in the overflow could not make way for what the PFS has; tried again.
+    pub overstaying: Mutex<Vec<Arc<File>>>,
     /// Temporary files on the PFS that could not be removed; their files' next demotions, or the next start, do.
     pub leftovers: Mutex<HashMap<ObjectId, Vec<Leftover>>>,
     /// Versions that are not published.

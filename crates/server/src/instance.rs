@@ -302,6 +302,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
         scrub,
         boot,
         unclosed: Mutex::default(),
+        overstaying: Mutex::default(),
         leftovers: Mutex::default(),
         versions: Default::default(),
         conflicts: Conflicts::load(&ns),

@@ -40,6 +40,7 @@ pub fn run(core: &Arc<Core>) {
         }
         if now >= mend_at {
             mend_store(core);
+            core.leave_overflow_late();
             mend_at = Instant::now() + MEND_EVERY;
         }
         if now >= sync_at {

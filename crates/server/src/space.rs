@@ -208,13 +208,32 @@ impl Core {
 
     /// A clean file has no business in the overflow: the copy there only takes space on the PFS.
     pub fn leave_overflow(&self, file: &Arc<File>) {
-        let (tier, clean) = {
-            let state = file.lock();
-            (state.residency.tier, state.residency.clean)
-        };
-        if clean && self.tiers.kind(tier) == TierKind::Pfs && self.evict(file).is_some() {
+        if self.overstays(file) && self.evict(file).is_some() {
             self.wake_collector();
         }
+        self.note_overstay(file);
+    }
+
+    fn overstays(&self, file: &File) -> bool {
+        let (tier, clean, unlinked) = {
+            let state = file.lock();
+            let residency = &state.residency;
+            (residency.tier, residency.clean, state.is_unlinked())
+        };
+        clean && !unlinked && self.tiers.kind(tier) == TierKind::Pfs
+    }
+
+    /// What could not be evicted, as where the store or the PFS has failed just then, is tried again if its close does not.
+    pub fn note_overstay(&self, file: &Arc<File>) {
+        if self.overstays(file) && self.opens.by_ino(file.ino).is_none() {
+            self.overstaying.lock().push(file.clone());
+        }
+    }
+
+    /// Those that could not leave before.
+    pub fn leave_overflow_late(&self) {
+        let late = std::mem::take(&mut *self.overstaying.lock());
+        late.iter().for_each(|file| self.leave_overflow(file));
     }
 
     /// Admits `len` more bytes to a file that is written by requests. Waits for space if it may;

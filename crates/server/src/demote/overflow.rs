@@ -86,6 +86,7 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     failpoint::hit(failpoint::Point::OverflowSettled);
     core.evict_unopened(&demotion.file);
     drop(claim);
+    core.note_overstay(&demotion.file);
     core.wake_collector();
     Ok(())
 }
@@ -95,4 +96,68 @@ fn become_plain(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(
     give_attributes(core, demotion, file)?;
     file.clear_identity().map_err(on_pfs("attributes"))?;
     file.sync(false).map_err(on_pfs("flush"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use forebay_namespace::File;
+    use forebay_tiers::TierKind;
+    use forebay_types::{Errno, Ino, OpenFlags};
+
+    use crate::testing::{Lab, create, drain};
+    use crate::tierset::OVERFLOW;
+
+    /// A lab with a file that is clean, in the overflow, and could not leave it.
+    fn overstaying() -> (Lab, Arc<File>) {
+        let lab = Lab::with(|settings| {
+            settings.ssd[0].capacity_bytes = Some(1 << 20);
+            settings.wait_for_space = Duration::ZERO;
+        });
+        let core = lab.core();
+        core.release(create(core, b"f", &[7; 4 << 20]))
+            .expect("close");
+        let file = core.ns.lookup(Ino::ROOT, b"f").expect("found").file;
+        let file = file.expect("in the burst buffer");
+        assert_eq!(core.tiers.kind(file.tier()), TierKind::Pfs);
+        let flags = OpenFlags(libc::O_RDONLY as u32);
+        let (reader, _) = core.open(file.ino, flags, false).expect("open");
+        drain(core);
+        assert!(file.lock().residency.clean);
+        lab.store.fail_from(lab.pfs("f"));
+        core.release(reader.handle).expect("close");
+        assert!(lab.store.fired() > 0 && !file.lock().is_unlinked());
+        (lab, file)
+    }
+
+    #[test]
+    fn what_could_not_leave_the_overflow_leaves_it_later() {
+        let (lab, file) = overstaying();
+        let core = lab.core();
+        core.leave_overflow_late();
+        assert!(!file.lock().is_unlinked());
+        lab.store.heal();
+        core.leave_overflow_late();
+        assert!(file.lock().is_unlinked());
+        assert!(core.overstaying.lock().is_empty());
+        assert_eq!(lab.on_pfs("f"), vec![7; 4 << 20]);
+    }
+
+    #[test]
+    fn what_has_become_the_file_on_the_pfs_opens_though_its_record_could_not_go() {
+        let (lab, file) = overstaying();
+        let core = lab.core();
+        // As a rename to its name does.
+        let overflow = core.tiers.get(OVERFLOW).expect("overflow");
+        overflow.tier.remove(file.object).expect("remove");
+        let open = || core.open(file.ino, OpenFlags(libc::O_RDONLY as u32), false);
+        assert_eq!(open().err(), Some(Errno::EIO));
+        lab.store.heal();
+        let (opened, _) = open().expect("open");
+        let mut found = [0; 8];
+        assert_eq!(core.read(opened.handle, 0, &mut found), Ok(8));
+        assert_eq!(found, [7; 8]);
+    }
 }
