@@ -27,7 +27,7 @@ def run(argv, check=True, timeout_s=None, **options):
     """
     argv = [str(word) for word in argv]
     try:
-        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="backslashreplace",
                                    start_new_session=True, **options)
     except OSError as error:
         raise Failure(f"{argv[0]}: {error.strerror}") from error
