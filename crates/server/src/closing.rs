@@ -8,8 +8,8 @@ use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{File, Flushed};
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::schedule::Rest;
-use forebay_tiers::{Object, TierKind, start_writeback};
-use forebay_types::{Errno, Handle, OpenFlags, TierId};
+use forebay_tiers::{Object, ObjectStat, TierKind, start_writeback};
+use forebay_types::{Errno, Generation, Handle, OpenFlags, TierId};
 
 use crate::core::Core;
 use crate::open::ctime_after;
@@ -234,23 +234,28 @@ impl Core {
         let _copying = file.copying();
         // Nobody opens or closes it meanwhile.
         let claim = self.opens.claim(file.ino);
-        let source = self.tiers.open_object(tier, file.object)?;
         let open = claim.open();
-        let by_kernel = |open: &Arc<OpenFile>| open.passthrough && open.is_written();
-        if open.as_ref().is_some_and(by_kernel) || self.is_written_below(tier, &*source)? {
+        if open
+            .as_ref()
+            .is_some_and(|open| open.passthrough && open.is_written())
+        {
             // The next start goes on with it where it is.
             return Err(Errno::ETXTBSY);
         }
         let mut held = open.as_ref().map(|open| (open, open.target.write()));
+        if let (Some((open, target)), Some(object)) = (&mut held, self.unheld(tier, file.object)) {
+            // This process is no program that can still write it.
+            let file = file.clone();
+            open.put(target, Target::Buffer { file, object, tier });
+        }
+        let source = self.tiers.open_object(tier, file.object)?;
+        if self.is_written_below(tier, &*source)? {
+            return Err(Errno::ETXTBSY);
+        }
         let stat = source.stat()?;
-        let bytes = stat.allocated_bytes;
-        let to = self.flash_for(bytes).ok_or(Errno::ENOSPC)?;
-        let generation = self.generation(file);
-        let shadow = {
-            let mut state = file.lock();
-            state.residency.writing = false;
-            state.residency.shadow
-        };
+        let to = self.flash_for(stat.allocated_bytes);
+        let to = to.ok_or(Errno::ENOSPC)?;
+        let (generation, shadow) = self.take_in(file, &stat);
         let object = self.copy_object(file, &*source, to)?;
         if self
             .ns
@@ -261,11 +266,28 @@ impl Core {
                 let (file, tier) = (file.clone(), to);
                 open.put(target, Target::Buffer { file, object, tier });
             }
-            self.book(file, bytes);
+            self.book(file, stat.allocated_bytes);
             self.remove_left_behind(file, tier);
             self.leave_shadow(file, shadow, to);
         }
         Ok(())
+    }
+
+    /// Nobody writes a file any more: its record says of it what the object does, as after the last close.
+    fn take_in(
+        &self,
+        file: &File,
+        stat: &ObjectStat,
+    ) -> (Generation, Option<(TierId, Generation)>) {
+        let mut state = file.lock();
+        if std::mem::take(&mut state.residency.writing) {
+            state.changed();
+            state.meta.size = stat.size;
+            state.meta.allocated_bytes = stat.allocated_bytes;
+            state.meta.mtime = stat.mtime;
+            state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
+        }
+        (state.generation(), state.residency.shadow)
     }
 
     /// Whether something is left in memory.
@@ -346,7 +368,7 @@ mod tests {
 
     use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
     use forebay_tiers::{Object, Tier};
-    use forebay_types::{Errno, ObjectId, OpenFlags};
+    use forebay_types::{Errno, ObjectId, OpenFlags, SetAttr};
 
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
@@ -355,7 +377,7 @@ mod tests {
 
     use crate::core::Core;
     use crate::opens::Target;
-    use crate::testing::{FLASH, Lab, create, drain};
+    use crate::testing::{FLASH, Lab, create, drain, me};
 
     const OLD: [u8; 4096] = [1; 4096];
     const NEW: [u8; 4096] = [2; 4096];
@@ -403,6 +425,34 @@ mod tests {
             "what it was went over what it is"
         );
         core.release(handle).expect("close");
+        assert_eq!(core.audit_books(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_open_at_a_stop_moves_to_flash_with_what_it_has_become() {
+        let lab = Lab::with(|settings| settings.dram_bytes = Some(16 << 20));
+        let core = lab.core();
+        core.release(create(core, b"f", &OLD)).expect("close");
+        let file = core.files.read().values().next().cloned().expect("file");
+        assert_ne!(file.tier(), FLASH, "not in memory");
+        let (opened, _) = core
+            .open(file.ino, OpenFlags(libc::O_RDWR as u32), false)
+            .expect("open");
+        let set = SetAttr {
+            size: Some(100),
+            ..SetAttr::default()
+        };
+        core.setattr(file.ino, Some(opened.handle), &set, me())
+            .expect("truncate");
+        assert!(file.lock().residency.writing);
+        core.leave_memory();
+        assert_eq!(file.tier(), FLASH, "our own descriptor is no program");
+        let (size, writing) = {
+            let state = file.lock();
+            (state.meta.size, state.residency.writing)
+        };
+        assert_eq!((size, writing), (100, false), "a start would miss bytes");
+        core.release(opened.handle).expect("close");
         assert_eq!(core.audit_books(), Vec::<String>::new());
     }
 

@@ -203,7 +203,8 @@ impl Core {
         }
     }
 
-    fn unheld(&self, tier: TierId, object: forebay_types::ObjectId) -> Option<Arc<dyn Object>> {
+    /// What stands for an object of this node's tiers that is not held open.
+    pub fn unheld(&self, tier: TierId, object: forebay_types::ObjectId) -> Option<Arc<dyn Object>> {
         let slot = self.tiers.get(tier)?;
         matches!(slot.kind, TierKind::Dram | TierKind::Ssd)
             .then(|| slot.tier.unheld(object))

@@ -373,8 +373,15 @@ impl Core {
         if nothing && !residency.writing {
             return Ok(self.ns.disown(file)?);
         }
-        let reason =
-            "was in memory only, not yet flushed by fsync, and is lost with the node's power";
+        let reason = match residency.writing && residency.published.is_some() {
+            // An fsync that means the PFS may have put all of it there.
+            true => {
+                "was open for writing in memory: what was not yet flushed by fsync, if anything, is lost with the node's power"
+            }
+            false => {
+                "was in memory only, not yet flushed by fsync, and is lost with the node's power"
+            }
+        };
         self.give_up_lost(file, reason, "")
     }
 
