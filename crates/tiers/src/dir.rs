@@ -168,7 +168,13 @@ fn unmake(dir: &OwnedFd) -> io::Result<()> {
         Ok(objects) => {
             for index in 0..SHARDS {
                 let name = format!("{index:02x}");
-                gone(rustix::fs::unlinkat(&objects, name, AtFlags::REMOVEDIR))?;
+                let mut removed = rustix::fs::unlinkat(&objects, &name, AtFlags::REMOVEDIR);
+                if removed == Err(Sys::NOTEMPTY) {
+                    let shard = rustix::fs::openat(&objects, &name, DIR_FLAGS, Mode::empty())?;
+                    sidecar::sweep(shard.as_fd())?;
+                    removed = rustix::fs::unlinkat(&objects, &name, AtFlags::REMOVEDIR);
+                }
+                gone(removed)?;
             }
             gone(rustix::fs::unlinkat(dir, c"objects", AtFlags::REMOVEDIR))?;
         }

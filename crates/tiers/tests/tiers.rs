@@ -51,6 +51,32 @@ fn a_directory_without_attributes_conforms() {
 }
 
 #[test]
+fn identities_beside_objects_go_with_them_and_keep_nobody_from_giving_the_directory_back() {
+    let dir = in_memory();
+    let hex: String = INSTANCE.iter().map(|b| format!("{b:02x}")).collect();
+    let marker = format!("forebay tier\nversion 1\ninstance {hex}\nidentity sidecar\n");
+    std::fs::write(dir.path().join("forebay-tier"), marker).unwrap();
+    let tier = DirTier::open("pfs", TierKind::Pfs, dir.path(), None, INSTANCE).unwrap();
+    let at = |name: &str| dir.path().join("objects").join(&name[14..16]).join(name);
+    for id in [0x1u64, 0x2, 0x3] {
+        drop(tier.create(ObjectId(id), &identity(id)).unwrap());
+        assert!(at(&format!("{id:016x}.id")).exists());
+    }
+    // One becomes a file elsewhere, of the other a crash has left the identity.
+    std::fs::remove_file(at("0000000000000001")).unwrap();
+    let gone = tier.remove(ObjectId(1)).unwrap_err();
+    assert_eq!(gone.raw_os_error(), Some(libc::ENOENT));
+    assert!(!at("0000000000000001.id").exists());
+    std::fs::remove_file(at("0000000000000002")).unwrap();
+    let refused = tier.unmake().unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOTEMPTY));
+    assert!(!at("0000000000000002.id").exists() && at("0000000000000003.id").exists());
+    tier.remove(ObjectId(3)).unwrap();
+    tier.unmake().unwrap();
+    assert!(!dir.path().join("objects").exists());
+}
+
+#[test]
 fn the_null_tier_conforms() {
     conformance::all(&|| Arc::new(NullTier::new("null", 1 << 40)));
 }

@@ -1,14 +1,15 @@
 //! Identities in files of their own, for file systems without user attributes.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_types::{ObjectId, SetTime};
-use rustix::fs::AtFlags;
+use rustix::fs::{AtFlags, Mode, RawDir};
 use rustix::io::Errno as Sys;
 
-use super::{Shards, read_small, write_small};
+use super::{Shards, parse_name, read_small, write_small};
 use crate::{Allocate, FileObject, Identity, Object, ObjectStat, Seek};
 
 fn name_of(id: ObjectId) -> String {
@@ -26,14 +27,37 @@ pub(super) fn read(shards: &Shards, id: ObjectId) -> io::Result<Option<Vec<u8>>>
 }
 
 /// Removes an object and its identity. The identity goes last: what a crash leaves of it is
-/// replaced when the id is used again.
+/// replaced when the id is used again. It goes also where the object has become a file elsewhere: `ENOENT` then.
 pub(super) fn remove(shards: &Shards, id: ObjectId) -> io::Result<()> {
     let _one_at_a_time = shards.sidecars.lock();
-    rustix::fs::unlinkat(shards.dir(id), id.to_string(), AtFlags::empty())?;
-    match rustix::fs::unlinkat(shards.dir(id), name_of(id), AtFlags::empty()) {
-        Err(Sys::NOENT) => Ok(()),
-        result => Ok(result?),
+    let removed = rustix::fs::unlinkat(shards.dir(id), id.to_string(), AtFlags::empty());
+    if !matches!(removed, Ok(()) | Err(Sys::NOENT)) {
+        return Ok(removed?);
     }
+    match rustix::fs::unlinkat(shards.dir(id), name_of(id), AtFlags::empty()) {
+        Ok(()) | Err(Sys::NOENT) => Ok(removed?),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes the identities that a crash has left in a directory without their objects.
+pub(super) fn sweep(dir: BorrowedFd<'_>) -> io::Result<()> {
+    let fd = rustix::fs::openat(dir, c".", super::DIR_FLAGS, Mode::empty())?;
+    let mut buffer = [MaybeUninit::uninit(); super::DIRENTS_BYTES];
+    let mut entries = RawDir::new(fd, &mut buffer);
+    while let Some(entry) = entries.next() {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        let id = name.strip_suffix(b".new").unwrap_or(name);
+        let Some(id) = id.strip_suffix(b".id").and_then(parse_name) else {
+            continue;
+        };
+        let object = rustix::fs::statat(dir, id.to_string(), AtFlags::SYMLINK_NOFOLLOW);
+        if object.is_err_and(|error| error == Sys::NOENT) {
+            rustix::fs::unlinkat(dir, entry.file_name(), AtFlags::empty())?;
+        }
+    }
+    Ok(())
 }
 
 /// An object whose identity is a file beside it.
