@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use forebay_server::StopSummary;
 use forebay_types::{Errno, format_duration, format_size, parse_duration};
 use forebay_wire::control::StatusBits;
 use serde_json::{Value, json};
@@ -21,7 +22,7 @@ use crate::show::text::{files, show_path};
 use crate::signals::Signals;
 use crate::state::{self, Holder};
 use crate::status::mount_of;
-use crate::{out, up, usage};
+use crate::{ended, out, up, usage};
 
 /// Time between two looks at the daemon: a short end is seen at once, a long one not disturbed.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
@@ -51,8 +52,9 @@ const NAMING_LIMIT: Duration = Duration::from_secs(10);
         "Of a burst buffer that has died, a mount that is left is taken away (exit 1: not running).\n\n",
         "Examples:\n  forebay down --state /var/lib/forebay\n",
         "  forebay down --state /var/lib/forebay --drain --timeout 30m\n\n",
-        "Exit codes: 0 stopped; 1 not running, or not yours; 3 the drain fails (each file is named);\n",
-        "4 timed out (what is left is named); 130 stopped waiting (it goes on)."
+        "Exit codes: 0 stopped; 1 not running, not yours, or died; 3 the drain fails (each file is named),\n",
+        "or it was stopped before all was drained; 4 timed out (what is left is named); 130 stopped\n",
+        "waiting (it goes on)."
     )
 )]
 pub struct DownArgs {
@@ -73,7 +75,10 @@ pub struct DownArgs {
 /// How waiting for the end ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    Stopped,
+    /// In order, and this is what it has left.
+    Stopped(StopSummary),
+    /// Without a word.
+    Died,
     TimedOut,
     Stalled,
     Interrupted,
@@ -108,12 +113,19 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     }
     let unpublished = wait.name_unpublished(end);
     Ok(match end {
-        End::Stopped if args.drain && unpublished > 0 => Exit::Partial,
-        End::Stopped => Exit::Complete,
+        End::Stopped(left) if args.drain && (unpublished > 0 || !is_drained(&left)) => {
+            Exit::Partial
+        }
+        End::Stopped(_) => Exit::Complete,
+        End::Died => Exit::Fatal,
         End::TimedOut => Exit::TimedOut,
         End::Stalled => Exit::Partial,
         End::Interrupted => Exit::Interrupted,
     })
+}
+
+fn is_drained(left: &StopSummary) -> bool {
+    (left.undrained_files, left.undrained_bytes) == (0, 0)
 }
 
 /// Waiting for the end of a daemon.
@@ -269,7 +281,10 @@ impl<'a> Wait<'a> {
                 return End::Interrupted;
             }
         }
-        End::Stopped
+        match ended::read(self.state, self.last.pid) {
+            Some(left) => End::Stopped(left),
+            None => End::Died,
+        }
     }
 
     /// Says how it ended; names what is left where that is asked for.
@@ -278,8 +293,20 @@ impl<'a> Wait<'a> {
         let mount = mount_of(bits).display();
         let undrained = files_and_bytes(bits.drain_queued_files, bits.dirty_bytes);
         match end {
-            End::Stopped if self.args.json => {}
-            End::Stopped => out::print(&format!("{}\n", self.farewell())),
+            End::Stopped(left) => {
+                let farewell = self.farewell(&left);
+                if self.args.drain && !is_drained(&left) {
+                    out::complain(&farewell);
+                } else if !self.args.json {
+                    out::print(&format!("{farewell}\n"));
+                }
+            }
+            End::Died => out::complain(&format!(
+                "{mount}: the burst buffer has died (process {}) before it had stopped; {undrained} were not on the PFS when it \
+                 last answered and stay with {}: `forebay up` with the same --state goes on; the log says more",
+                bits.pid,
+                self.state.display()
+            )),
             End::TimedOut if bits.dirty_bytes == 0 || !self.args.drain => out::complain(&format!(
                 "{mount}: process {} has not stopped after {}; it goes on stopping: is the mount in use?",
                 bits.pid,
@@ -324,7 +351,9 @@ impl<'a> Wait<'a> {
     /// Versions that nobody has committed: all of them is on the PFS after a drain, but not to be seen.
     fn name_unpublished(&self, end: End) -> usize {
         let versions = self.last.unpublished.iter().filter(|v| !v.committed);
-        let versions: Vec<_> = versions.filter(|_| end == End::Stopped).collect();
+        let versions: Vec<_> = versions
+            .filter(|_| matches!(end, End::Stopped(_)))
+            .collect();
         for version in versions.iter().take(NAMED_MAX) {
             let path = in_mount(mount_of(&self.last), &version.path);
             out::complain(&format!(
@@ -336,50 +365,57 @@ impl<'a> Wait<'a> {
         versions.len()
     }
 
-    fn farewell(&self) -> String {
-        let bits = &self.last;
-        let mount = mount_of(bits).display();
-        if self.args.drain {
-            let took = format_duration(self.begun.elapsed());
-            return format!("{mount}: stopped after {took}; all data is on the PFS");
+    fn farewell(&self, left: &StopSummary) -> String {
+        let mount = mount_of(&self.last).display();
+        if is_drained(left) {
+            return match self.args.drain {
+                true => {
+                    let took = format_duration(self.begun.elapsed());
+                    format!("{mount}: stopped after {took}; all data is on the PFS")
+                }
+                false => format!("{mount}: stopped; all data is on the PFS"),
+            };
         }
-        match (bits.drain_queued_files, bits.dirty_bytes) {
-            (0, 0) => format!("{mount}: stopped; all data is on the PFS"),
-            _ => format!(
-                "{mount}: stopped; {}{} not yet on the PFS stay with {}; `forebay up` with the same --state goes on",
-                files_and_bytes(bits.drain_queued_files, bits.dirty_bytes),
-                match self.in_memory_bytes() {
-                    0 => String::new(),
-                    n => format!(
-                        ", of them {} in memory (lost if this machine restarts),",
-                        format_size(n)
-                    ),
-                },
-                self.state.display()
+        let how = match self.args.drain {
+            true => "stopped before all was drained",
+            false => "stopped",
+        };
+        let memory = match left.in_memory_bytes {
+            0 => String::new(),
+            bytes => format!(
+                ", of them {} in memory (lost if this machine restarts),",
+                format_size(bytes)
             ),
-        }
-    }
-
-    /// Bytes that are not on the PFS and that a restart of the machine would take. Clean copies may be in memory, too.
-    fn in_memory_bytes(&self) -> u64 {
-        in_memory_bytes(self.state).min(self.last.dirty_bytes)
+        };
+        format!(
+            "{mount}: {how}; {}{memory} not yet on the PFS stay with {}; `forebay up` with the same --state goes on",
+            files_and_bytes(left.undrained_files, left.undrained_bytes),
+            self.state.display()
+        )
     }
 
     fn to_json(&self, end: End, left: &[Vec<u8>]) -> Value {
-        let outcome = match end {
-            End::Stopped => "stopped",
-            End::TimedOut => "timed-out",
-            End::Stalled => "stalled",
-            End::Interrupted => "interrupted",
+        let bits = &self.last;
+        let seen = || StopSummary {
+            undrained_files: bits.drain_queued_files,
+            undrained_bytes: bits.dirty_bytes,
+            // Clean copies may be in memory, too.
+            in_memory_bytes: in_memory_bytes(self.state).min(bits.dirty_bytes),
         };
-        let drained = self.args.drain && end == End::Stopped;
+        let (outcome, summary) = match end {
+            End::Stopped(summary) => ("stopped", summary),
+            End::Died => ("died", seen()),
+            End::TimedOut => ("timed-out", seen()),
+            End::Stalled => ("stalled", seen()),
+            End::Interrupted => ("interrupted", seen()),
+        };
         json!({
             "outcome": outcome,
-            "undrained_bytes": if drained { 0 } else { self.last.dirty_bytes },
-            "undrained_files": if drained { 0 } else { self.last.drain_queued_files },
-            "in_memory_bytes": if drained { 0 } else { self.in_memory_bytes() },
+            "undrained_bytes": summary.undrained_bytes,
+            "undrained_files": summary.undrained_files,
+            "in_memory_bytes": summary.in_memory_bytes,
             "elapsed_s": self.begun.elapsed().as_secs_f64(),
-            "left": json::path_list(mount_of(&self.last), left),
+            "left": json::path_list(mount_of(bits), left),
         })
     }
 }
@@ -578,16 +614,27 @@ mod tests {
 
     #[test]
     fn the_farewell_says_what_stays() {
+        let left = StopSummary {
+            undrained_files: 2,
+            undrained_bytes: 4 << 20,
+            in_memory_bytes: 1 << 20,
+        };
+        let none = StopSummary::default();
         let plain = args(false, None);
-        let wait = Wait::new(&plain, Path::new("/var/bb"), dirty(4 << 20));
+        let wait = Wait::new(&plain, Path::new("/var/bb"), dirty(9 << 20));
         assert_eq!(
-            wait.farewell(),
-            "/bb: stopped; 2 files (4.0 MiB) not yet on the PFS stay with /var/bb; `forebay up` with the same \
-             --state goes on"
+            wait.farewell(&left),
+            "/bb: stopped; 2 files (4.0 MiB), of them 1.0 MiB in memory (lost if this machine restarts), not yet on the PFS \
+             stay with /var/bb; `forebay up` with the same --state goes on"
         );
-        assert_eq!(wait.to_json(End::Stopped, &[])["in_memory_bytes"], 0);
-        let wait = Wait::new(&plain, Path::new("/var/bb"), dirty(0));
-        assert_eq!(wait.farewell(), "/bb: stopped; all data is on the PFS");
+        assert_eq!(wait.to_json(End::Stopped(left), &[])["undrained_files"], 2);
+        assert_eq!(wait.farewell(&none), "/bb: stopped; all data is on the PFS");
+        let drain = args(true, None);
+        let wait = Wait::new(&drain, Path::new("/var/bb"), dirty(0));
+        let farewell = wait.farewell(&left);
+        assert!(farewell.starts_with("/bb: stopped before all was drained; 2 files"));
+        let said = wait.to_json(End::Died, &[]);
+        assert_eq!(said["outcome"], "died");
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod calibrate;
 mod commit;
 mod control;
 mod down;
+mod ended;
 mod exit;
 mod fsck;
 mod instance;

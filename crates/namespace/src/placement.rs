@@ -157,32 +157,38 @@ impl Namespace {
         copy: Copy<'_>,
         target: &Target<'_>,
     ) -> Result<Placed, NsError> {
+        let copied = self.stat_copy(copy)?;
         let put = || self.put(target, copy);
         match self.unseen(&demotion.dir, &demotion.handle, put)? {
             Named::Placed => {}
             Named::Unnameable => return Ok(Placed::Superseded),
-            Named::Foreign(kind) => return self.place_beside(demotion, copy, target, kind),
+            Named::Foreign(kind) => {
+                return self.place_beside((demotion, copied), copy, target, kind);
+            }
         }
         failpoint::hit(failpoint::Point::DemotePlaced);
-        let stat = || match copy {
-            Copy::Named(file) | Copy::Unnamed(file) => self.pfs.stat_file(file),
-            Copy::Itself(..) => self.pfs.stat(&demotion.handle, &demotion.name),
+        let published = || {
+            let stat = match copy {
+                Copy::Named(file) | Copy::Unnamed(file) => self.pfs.stat_file(file)?,
+                Copy::Itself(..) => self.pfs.stat(&demotion.handle, &demotion.name)?,
+            };
+            std::io::Result::Ok(since_named(copied, &stat))
         };
         if demotion.file.lock().names.len() > 1 {
-            self.first_is_placed(&demotion.file, &stat()?);
+            self.first_is_placed(&demotion.file, published()?);
             self.place_links(demotion, target.ours)?;
         }
-        let linked = stat()?;
+        let linked = published()?;
         // From here on an unlink or rename must act on the PFS too.
         let mut state = demotion.file.lock();
-        state.residency.published = Some((&linked).into());
+        state.residency.published = Some(linked);
         state.residency.clean |= matches!(copy, Copy::Itself(..));
         failpoint::hit(failpoint::Point::DemoteLinks);
         Ok(Placed::Published)
     }
 
     /// The first name has the new version; the others have what they had.
-    pub(crate) fn first_is_placed(&self, file: &File, stat: &PfsStat) {
+    pub(crate) fn first_is_placed(&self, file: &File, published: Published) {
         let mut state = file.lock();
         let further: Vec<_> = state.names.iter().skip(1).cloned().collect();
         for (dir, name) in further {
@@ -192,7 +198,17 @@ impl Namespace {
         if let Some((dir, name)) = state.names.first().cloned() {
             state.set_placed(&dir, &name);
         }
-        state.residency.published = Some(stat.into());
+        state.residency.published = Some(published);
+    }
+
+    /// What the copy is before it gets its name: whoever changes it from then on is an outsider. `None` where it has it already, by an
+    /// earlier try.
+    fn stat_copy(&self, copy: Copy<'_>) -> Result<Option<Published>, NsError> {
+        let stat = match copy {
+            Copy::Named(file) | Copy::Unnamed(file) => Some(self.pfs.stat_file(file)?),
+            Copy::Itself(from, object) => self.stat_if_there(from, object)?,
+        };
+        Ok(stat.as_ref().map(Published::from))
     }
 
     fn put(&self, target: &Target<'_>, copy: Copy<'_>) -> Result<Named, NsError> {
@@ -399,7 +415,7 @@ impl Namespace {
     /// has it open goes on under the new name.
     fn place_beside(
         &self,
-        demotion: &Demotion,
+        (demotion, copied): (&Demotion, Option<Published>),
         copy: Copy<'_>,
         target: &Target<'_>,
         kind: ConflictKind,
@@ -423,7 +439,7 @@ impl Namespace {
         let stat = self.pfs.stat(dir, &name)?;
         let file = &demotion.file;
         self.yield_name(file, (&demotion.dir, &demotion.name), &name, kind)?;
-        self.first_is_placed(file, &stat);
+        self.first_is_placed(file, since_named(copied, &stat));
         failpoint::hit(failpoint::Point::ConflictYielded);
         self.place_links(demotion, target.ours)?;
         file.lock().residency.clean |= matches!(copy, Copy::Itself(..));
@@ -461,6 +477,11 @@ impl Target<'_> {
         self.expected
             .is_some_and(|older| older == Published::GOING || older.same_content(stat))
     }
+}
+
+/// What is published of a copy by its name: what an outsider has made of it since is not, and the next look finds that.
+fn since_named(copied: Option<Published>, stat: &PfsStat) -> Published {
+    copied.map_or_else(|| stat.into(), |copied| copied.after_ours(stat, None))
 }
 
 /// Why what is under a name is not what was published there.

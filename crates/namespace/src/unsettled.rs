@@ -10,7 +10,7 @@ use forebay_types::{Errno, failpoint};
 use crate::dir::Dir;
 use crate::outside::{CONFLICT_INFIX, Conflict, ConflictKind};
 use crate::placement::Target;
-use crate::record::Temporary;
+use crate::record::{Published, Temporary};
 use crate::{File, Namespace, NsError};
 
 impl Namespace {
@@ -133,7 +133,7 @@ impl Namespace {
             return Ok(false);
         };
         match first {
-            true => self.first_is_placed(file, &stat),
+            true => self.first_is_placed(file, Published::from(&stat)),
             false if file.lock().is_published_as(ours) => file.lock().set_placed(dir, &name),
             false => file.lock().set_unplaced(dir, &name, Some((&stat).into())),
         }

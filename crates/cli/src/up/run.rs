@@ -18,7 +18,7 @@ use crate::control::files_and_bytes;
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::signals::Hangup;
 use crate::state::{self, SocketPath};
-use crate::{mounts, out, signals};
+use crate::{ended, mounts, out, signals};
 
 /// The instance, once there is one, for threads that are there before it.
 pub type Served = Arc<OnceLock<Arc<Instance>>>;
@@ -39,6 +39,12 @@ pub fn serve(
     tracing::debug!("{:?}", plan.settings);
     let instance =
         Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
+    if let Err(error) = ended::forget(&plan.settings.state) {
+        tracing::warn!(
+            "what the last run has said at its end stays: {}",
+            reason(&error)
+        );
+    }
     // Nobody else sets it.
     let _ = served.set(instance.clone());
     let mut announce = || {
@@ -55,6 +61,14 @@ pub fn serve(
     }
     if outcome.is_ok() {
         tell(detached, &farewell(plan, &summary));
+    }
+    if instance.broken().is_none()
+        && let Err(error) = ended::note(&plan.settings.state, &summary)
+    {
+        tracing::warn!(
+            "what is left is not noted for `forebay down`: {}",
+            reason(&error)
+        );
     }
     log.tell_surplus();
     match (outcome, instance.broken()) {

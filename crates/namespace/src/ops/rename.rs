@@ -364,19 +364,39 @@ impl Namespace {
     /// What the PFS has under the new name goes at once: it is one of several links, and the others
     /// would show it until the new file is published; or the new file has several itself.
     fn part_links(&self, file: &File, to: &End, sequence: u64) -> Result<(), NsError> {
-        self.pfs.unlink(&to.handle, &to.name)?;
+        let gone = match self.pfs.unlink(&to.handle, &to.name) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
+                let path = to.dir.path_of(&to.name);
+                let path = path.escape_ascii();
+                tracing::warn!("{path}: what the PFS has stays until the next drain: {error}");
+                false
+            }
+            _ => true,
+        };
         failpoint::hit(failpoint::Point::RenameParted);
         let left = self.left_of_replaced(to);
         let mut batch = Batch::new();
         batch.delete(record::intent_key(sequence));
         {
             let mut state = file.lock();
-            state.lose_published_at(&to.dir, &to.name);
+            match (gone, &to.stat) {
+                (false, Some(stat)) if state.names.len() > 1 => {
+                    state.set_unplaced(&to.dir, &to.name, Some(stat.into()));
+                }
+                // One name takes the older version over.
+                (false, _) => {}
+                (true, _) => state.lose_published_at(&to.dir, &to.name),
+            }
             self.put_file(&mut batch, file, &state)?;
         }
         if let Some(old) = &to.file {
             let mut state = old.lock();
             state.residency.published = left.or(state.residency.published);
+            if !gone {
+                // The drain that replaces that link moves the ctime of the others.
+                let published = state.residency.published;
+                state.residency.published = published.map(Published::with_ctime_moved);
+            }
             if !state.is_unlinked() {
                 self.put_file(&mut batch, old, &state)?;
             }

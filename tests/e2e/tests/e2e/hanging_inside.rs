@@ -226,3 +226,45 @@ fn promise_8_an_error_of_the_pfs_at_a_start_undoes_no_rename() {
     assert_eq!(fs::read_to_string(cluster.mnt("b")).expect("read"), "newer");
     is_whole(&cluster, &["b"], "newer");
 }
+
+/// A rename over one of several links: where the PFS does not give the older one up, it is replaced by the drain.
+#[test]
+fn fault_17_a_link_that_the_pfs_keeps_in_a_rename_is_replaced_by_the_drain() {
+    if needs_root() {
+        return;
+    }
+    let cluster = cluster();
+    let pfs = cluster.fuse_pfs();
+    let both = [true, false].map(|a| [true, false].map(|b| (a, b)));
+    for (at, (new_has_links, old_is_dirty)) in both.into_iter().flatten().enumerate() {
+        let name = |name: &str| format!("d{at}/{name}");
+        let path = |text: &str| cluster.mnt(name(text));
+        fs::create_dir(cluster.mnt(format!("d{at}"))).expect("mkdir");
+        fs::write(path("b"), "older").expect("write");
+        fs::hard_link(path("b"), path("b2")).expect("link");
+        cluster.drain("");
+        let mut older = "older".to_string();
+        if old_is_dirty {
+            let file = OpenOptions::new().append(true).open(path("b"));
+            file.and_then(|mut f| f.write_all(b" and more"))
+                .expect("append");
+            older.push_str(" and more");
+        }
+        fs::write(path("a"), "newer").expect("write");
+        if new_has_links {
+            fs::hard_link(path("a"), path("a2")).expect("link");
+        }
+        pfs.fail("unlink", When::Before, libc::EIO, "b");
+        fs::rename(path("a"), path("b")).expect("rename");
+        pfs.heal("unlink");
+        cluster.drain("");
+        assert_eq!(behind(&cluster, &name("b")), "newer", "{at}");
+        assert_eq!(behind(&cluster, &name("b2")), older, "{at}");
+        if new_has_links {
+            assert_eq!(behind(&cluster, &name("a2")), "newer", "{at}");
+        }
+        let names = listing(&cluster.fuse_pfs().behind(format!("d{at}")));
+        assert_eq!(names, listing(&cluster.mnt(format!("d{at}"))), "{at}");
+    }
+    assert_eq!(conflicts(&cluster), 0);
+}

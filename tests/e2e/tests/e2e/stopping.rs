@@ -155,6 +155,49 @@ fn promise_8_down_keeps_its_deadline_names_what_is_left_and_goes_on() {
 }
 
 #[test]
+fn promise_8_down_with_drain_says_so_if_it_died_or_was_stopped_before_all_was_there() {
+    if needs_root() {
+        return;
+    }
+    let mut cluster = Cluster::builder().eager().loop_pfs(64 << 20).up();
+    let ballast = cluster.loop_fs().fill(1 << 20);
+    write_file(&cluster.mnt("f"), pattern(1075, 8 * MIB));
+    // The drain cannot end by itself.
+    let under_way = |cluster: &Cluster, flags: &[&str], stop: &dyn Fn()| {
+        let begin = ["down", "--drain", "--timeout", "60s"];
+        let flags = [&begin[..], flags].concat();
+        std::thread::scope(|scope| {
+            let down = scope.spawn(|| cluster.on_state(&flags));
+            wait_until("the drain fails", || {
+                let status = cluster.status();
+                status["errors"].as_array().is_some_and(|e| !e.is_empty())
+            });
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            stop();
+            down.join().expect("thread")
+        })
+    };
+    let output = under_way(&cluster, &[], &|| cluster.kill9()).expect_code(1);
+    assert!(output.stderr.contains("has died"), "{output:?}");
+    assert!(output.stderr.contains("1 file (8.0 MiB)"), "{output:?}");
+    assert!(!output.stdout.contains("all data"), "{output:?}");
+    cluster.start();
+    let output = under_way(&cluster, &["--json"], &|| {
+        kill_process(cluster.pid(), Signal::TERM).expect("terminate");
+    });
+    let output = output.expect_code(3);
+    assert!(
+        output.stderr.contains("before all was drained"),
+        "{output:?}"
+    );
+    assert_eq!(output.json()["undrained_files"], 1);
+    fs::remove_file(ballast).expect("remove");
+    cluster.start();
+    cluster.down(&["--drain", "--timeout", "60s"]);
+    pattern(1075, 8 * MIB).assert_in(&cluster.pfs("f"));
+}
+
+#[test]
 fn promise_8_down_does_not_wait_for_programs_that_use_the_mount() {
     let mut cluster = Cluster::builder().lazy().up();
     write_file(&cluster.mnt("f"), pattern(1080, 1000));

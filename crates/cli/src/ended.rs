@@ -1,0 +1,83 @@
+//! What a burst buffer says when it has ended in order: a note in its state folder, for who waits for that. Who finds none knows that
+//! it died.
+
+use std::io::{self, ErrorKind, Read};
+use std::path::Path;
+
+use forebay_server::StopSummary;
+use rustix::fs::OFlags;
+use serde_json::{Value, json};
+
+use crate::state;
+
+/// Its name in the state folder.
+const NOTE: &str = "forebay.ended";
+/// No note is longer, bytes.
+const NOTE_BYTES_MAX: u64 = 4096;
+
+/// Takes away what an earlier run has said.
+///
+/// # Errors
+/// It cannot be removed; who looks goes by the process that it names.
+pub fn forget(state: &Path) -> io::Result<()> {
+    match std::fs::remove_file(state.join(NOTE)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+/// This process ends, and leaves that.
+///
+/// # Errors
+/// The file system of the state folder does not take it.
+pub fn note(state: &Path, summary: &StopSummary) -> io::Result<()> {
+    let note = json!({
+        "pid": std::process::id(),
+        "undrained_files": summary.undrained_files,
+        "undrained_bytes": summary.undrained_bytes,
+        "in_memory_bytes": summary.in_memory_bytes,
+    });
+    state::write(state, NOTE, &format!("{note}\n"))
+}
+
+/// What the burst buffer that was this process has left; `None`: it has not said so.
+pub fn read(state: &Path, pid: u32) -> Option<StopSummary> {
+    let file = state::open(state, NOTE, OFlags::RDONLY, 0).ok()?;
+    let mut text = String::new();
+    file.take(NOTE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    let note: Value = serde_json::from_str(&text).ok()?;
+    let number = |name: &str| note[name].as_u64();
+    if number("pid")? != u64::from(pid) {
+        return None;
+    }
+    Some(StopSummary {
+        undrained_files: number("undrained_files")?,
+        undrained_bytes: number("undrained_bytes")?,
+        in_memory_bytes: number("in_memory_bytes")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_words_are_of_one_process_only() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let me = std::process::id();
+        assert_eq!(read(folder.path(), me), None);
+        forget(folder.path()).expect("nothing to forget");
+        let left = StopSummary {
+            undrained_files: 2,
+            undrained_bytes: 4096,
+            in_memory_bytes: 1,
+        };
+        note(folder.path(), &left).expect("note");
+        assert_eq!(read(folder.path(), me), Some(left));
+        assert_eq!(read(folder.path(), me + 1), None);
+        forget(folder.path()).expect("forget");
+        assert_eq!(read(folder.path(), me), None);
+        std::fs::write(folder.path().join(NOTE), "no note").expect("write");
+        assert_eq!(read(folder.path(), me), None);
+    }
+}
