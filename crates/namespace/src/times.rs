@@ -12,9 +12,9 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use forebay_tiers::{PfsDir, PfsStat};
+use forebay_tiers::{PfsDir, PfsStat, PfsTree};
 use forebay_types::{SetAttr, SetTime, TimeSpec};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::dir::Dir;
 use crate::{Namespace, NsError};
@@ -77,29 +77,38 @@ impl State {
 
 /// What is known of one directory's times beyond what the PFS says.
 #[derive(Debug, Default)]
-pub(crate) struct DirTimes(Mutex<State>);
+pub(crate) struct DirTimes {
+    state: Mutex<State>,
+    /// Held while the PFS is asked, changed, and asked again: what a program sets must not come in between.
+    changing: Mutex<()>,
+}
 
 impl DirTimes {
     /// A name has come or gone for programs.
     pub(crate) fn touch(&self) {
-        self.0.lock().touched = Some(TimeSpec::now());
+        self.state.lock().touched = Some(TimeSpec::now());
     }
 
     /// The same of a name that no drain follows; whether that is news.
     fn owe(&self) -> bool {
         self.touch();
-        !std::mem::replace(&mut self.0.lock().owed, true)
+        !std::mem::replace(&mut self.state.lock().owed, true)
+    }
+
+    /// Keeps a drain from being in the middle of something while what the PFS says is looked at. `None`: who is, waits for the PFS.
+    pub(crate) fn settled(&self, pfs: &PfsTree) -> Option<MutexGuard<'_, ()>> {
+        pfs.pulse().try_lock(&self.changing)
     }
 
     /// What programs see where the PFS says this: times of modification and of change.
     pub(crate) fn shown(&self, stat: &PfsStat) -> (TimeSpec, TimeSpec) {
-        let shown = self.0.lock().shown(stat);
+        let shown = self.state.lock().shown(stat);
         (shown.mtime, shown.ctime)
     }
 
     /// A drain has changed what the PFS says.
     fn changed_unseen(&self, before: &PfsStat, after: &PfsStat) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.unseen = Some(Unseen {
             left: Stamp::of(after),
             shown: state.base(before),
@@ -108,7 +117,7 @@ impl DirTimes {
 
     /// A program has set attributes there.
     fn set(&self, set: &SetAttr, before: &PfsStat, after: &PfsStat) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if set.mtime.is_some() {
             (state.touched, state.unseen) = (None, None);
         } else if state.unseen.is_some_and(|u| u.left == Stamp::of(before)) {
@@ -121,7 +130,7 @@ impl DirTimes {
 
     /// The time of modification that the PFS is to have instead of this one.
     fn to_be_put_back(&self, stat: &PfsStat) -> Option<TimeSpec> {
-        let shown = self.0.lock().shown(stat).mtime;
+        let shown = self.state.lock().shown(stat).mtime;
         (shown != stat.mtime).then_some(shown)
     }
 }
@@ -155,7 +164,7 @@ impl Namespace {
     /// then: many changes of one directory cost the PFS one.
     pub fn put_owed_times(&self, age: Duration) {
         for dir in self.owed_times.take(age) {
-            dir.times.0.lock().owed = false;
+            dir.times.state.lock().owed = false;
             // One that is gone owes nothing; where the PFS does not answer, the next change or drain tries it.
             let (Ok(handle), Ok(_order)) = (self.open_dir(&dir), dir.order(&self.pfs)) else {
                 continue;
@@ -168,6 +177,7 @@ impl Namespace {
     pub(crate) fn setattr_dir(&self, dir: &Arc<Dir>, set: &SetAttr) -> Result<(), NsError> {
         let handle = self.open_dir(dir)?;
         let _order = dir.order(&self.pfs)?;
+        let _alone = self.pfs.pulse().lock(&dir.times.changing)?;
         let before = self.pfs.stat_dir(&handle)?;
         self.pfs.set_attr_dir(&handle, set)?;
         dir.times.set(set, &before, &self.pfs.stat_dir(&handle)?);
@@ -177,9 +187,14 @@ impl Namespace {
     /// Does something to a directory on the PFS that its times are not to show. Who holds its order keeps others from
     /// changing it meanwhile; what they change all the same counts if it is told with [`DirTimes::touch`].
     pub(crate) fn unseen<T>(&self, dir: &Dir, handle: &PfsDir, act: impl FnOnce() -> T) -> T {
+        // Who has it waits for the PFS.
+        let alone = dir.times.settled(&self.pfs);
         let before = self.pfs.stat_dir(handle);
         let done = act();
         // Where it cannot be asked, its times show the change.
+        if alone.is_none() {
+            return done;
+        }
         if let (Ok(before), Ok(after)) = (before, self.pfs.stat_dir(handle)) {
             dir.times.changed_unseen(&before, &after);
         }
@@ -207,6 +222,9 @@ impl Namespace {
     }
 
     fn try_to_put_back(&self, dir: &Dir, handle: &PfsDir) -> std::io::Result<()> {
+        let Some(_alone) = dir.times.settled(&self.pfs) else {
+            return Ok(());
+        };
         let before = self.pfs.stat_dir(handle)?;
         let Some(mtime) = dir.times.to_be_put_back(&before) else {
             return Ok(());
@@ -274,7 +292,7 @@ mod tests {
     fn a_name_that_no_drain_follows_is_owed_once() {
         let times = DirTimes::default();
         assert_eq!((times.owe(), times.owe()), (true, false));
-        let touched = times.0.lock().touched.expect("touched");
+        let touched = times.state.lock().touched.expect("touched");
         assert_eq!(times.to_be_put_back(&stat(10, 10)), Some(touched));
         times.set(&setting(Some(3)), &stat(10, 10), &stat(3, 60));
         assert_eq!(times.to_be_put_back(&stat(3, 60)), None);

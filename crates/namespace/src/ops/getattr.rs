@@ -17,7 +17,9 @@ impl Namespace {
                 if let Some(stat) = self.known_dir_stat(&dir) {
                     return Ok((self.dir_attr(&dir, &stat), None));
                 }
-                let stat = self.pfs.stat_dir(&self.open_dir(&dir)?)?;
+                let handle = self.open_dir(&dir)?;
+                let _settled = dir.times.settled(&self.pfs);
+                let stat = self.pfs.stat_dir(&handle)?;
                 dir.learn(&stat);
                 Ok((self.dir_attr(&dir, &stat), None))
             }

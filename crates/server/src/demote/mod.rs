@@ -395,7 +395,9 @@ fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {
 mod tests {
     use forebay_tiers::Tier;
     use forebay_tiers::testing::{Effect, Operation, When};
-    use forebay_types::{Errno, ObjectId, TierId};
+    use forebay_types::{Errno, Ino, ObjectId, SetAttr, SetTime, TierId, TimeSpec};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     use crate::core::Core;
     use crate::testing::{FLASH, Lab, create, drain};
@@ -495,5 +497,37 @@ mod tests {
             assert!(!file.lock().is_dirty(), "nobody would ever demote it");
             assert_eq!(lab.on_pfs("g"), b"f");
         }
+    }
+
+    #[test]
+    fn the_time_that_a_program_gives_a_directory_stays_beside_a_drain() {
+        let lab = Lab::new();
+        let core = lab.core();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    drain(core);
+                }
+            });
+            let mut lost = Vec::new();
+            for sec in 1000..1400 {
+                close_new(core, &[&format!("f{sec}")]);
+                let time = TimeSpec { sec, nsec: 0 };
+                let set = SetAttr {
+                    mtime: Some(SetTime::At(time)),
+                    ..SetAttr::default()
+                };
+                core.ns.setattr(Ino::ROOT, &set).map(drop).expect("set");
+                // A drain that was about to put the time back has done so.
+                std::thread::sleep(Duration::from_millis(1));
+                let shown = core.getattr(Ino::ROOT).expect("stat").mtime;
+                if shown != time {
+                    lost.push((sec, shown));
+                }
+            }
+            done.store(true, Ordering::Release);
+            assert_eq!(lost, []);
+        });
     }
 }
