@@ -224,11 +224,17 @@ fn bounded_path(path: &Path) -> io::Result<PathBuf> {
     receive.recv_timeout(PATH_LIMIT).unwrap_or_else(silent)
 }
 
-/// An absolute path without `.`, `..` and symbolic links, except that the last component is not
-/// followed, for it may itself be a link in the burst buffer. What does not exist (a file only in
-/// the burst buffer, named by its PFS path) is appended as it is.
+/// An absolute path without `.`, `..` and symbolic links: `latest` stands for the checkpoint that it leads to. What does not
+/// exist (a file only in the burst buffer, named by its PFS path; a link that leads nowhere) is appended as it is.
 fn full_path(path: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
+    let is_link = |meta: std::fs::Metadata| meta.is_symlink();
+    if std::fs::symlink_metadata(&absolute).is_ok_and(is_link) {
+        match std::fs::canonicalize(&absolute) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            found => return found,
+        }
+    }
     let (Some(parent), Some(Component::Normal(name))) =
         (absolute.parent(), absolute.components().next_back())
     else {
@@ -275,13 +281,16 @@ mod tests {
     }
 
     #[test]
-    fn full_paths_keep_what_does_not_exist_and_the_last_link() {
+    fn full_paths_follow_links_and_keep_what_does_not_exist() {
         let folder = tempfile::tempdir().expect("tempdir");
         let base = std::fs::canonicalize(folder.path()).expect("canonical");
         std::fs::create_dir(base.join("real")).expect("mkdir");
         std::os::unix::fs::symlink("real", base.join("link")).expect("symlink");
         let full = |tail: &str| full_path(&base.join(tail)).expect("full");
-        assert_eq!(full("link"), base.join("link"));
+        std::os::unix::fs::symlink("nowhere", base.join("dangling")).expect("symlink");
+        assert_eq!(full("link"), base.join("real"));
+        assert_eq!(full("link/"), base.join("real"));
+        assert_eq!(full("dangling"), base.join("dangling"));
         assert_eq!(full("link/a/b"), base.join("real/a/b"));
         assert_eq!(full("real/../link/x"), base.join("real/x"));
         assert_eq!(full("real/.."), base);

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, FileRecord, Garbage, Loaded, NsError};
+use forebay_namespace::{File, FileRecord, Garbage, Loaded, NsError, Residency};
 use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
@@ -18,6 +18,8 @@ pub(crate) type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
 /// Objects that belong to something on record.
 type Claimed = HashSet<(TierId, ObjectId)>;
 
+/// What is said of such a file.
+const OPEN_FOR_WRITING: &str = "was open for writing: what was not yet flushed by fsync, if anything, is lost with the node's power";
 /// Where not one object of a tier can be looked at, and it has so many, it is the tier that is broken.
 const BROKEN_OBJECTS_MIN: usize = 8;
 
@@ -318,7 +320,10 @@ impl Core {
             }
             _ => String::new(),
         };
-        let reason = "was not yet flushed by fsync, and is lost with the node's power";
+        let reason = match may_be_on_the_pfs(&file.lock().residency) {
+            true => OPEN_FOR_WRITING,
+            false => "was not yet flushed by fsync, and is lost with the node's power",
+        };
         self.give_up_lost(file, reason, &kept)
     }
 
@@ -373,11 +378,8 @@ impl Core {
         if nothing && !residency.writing {
             return Ok(self.ns.disown(file)?);
         }
-        let reason = match residency.writing && residency.published.is_some() {
-            // An fsync that means the PFS may have put all of it there.
-            true => {
-                "was open for writing in memory: what was not yet flushed by fsync, if anything, is lost with the node's power"
-            }
+        let reason = match may_be_on_the_pfs(&residency) {
+            true => OPEN_FOR_WRITING,
             false => {
                 "was in memory only, not yet flushed by fsync, and is lost with the node's power"
             }
@@ -410,6 +412,11 @@ impl Core {
             .evicted_bytes
             .store(facts.evicted_bytes, Ordering::Relaxed);
     }
+}
+
+/// Whether an fsync that means the PFS may have put there all that was written to a file that was open.
+fn may_be_on_the_pfs(residency: &Residency) -> bool {
+    residency.writing && residency.published.is_some()
 }
 
 /// Whether an error says that this object is damaged, rather than that the tier does not work or that something is used up.

@@ -41,9 +41,9 @@ pub(crate) fn system_time_from_time(secs: i64, nsecs: u32) -> SystemTime {
     if secs >= 0 {
         SystemTime::UNIX_EPOCH + Duration::new(secs as u64, nsecs)
     } else {
-        // TODO: overflow
-        // TODO: 1_000_000_000 - nsec
-        SystemTime::UNIX_EPOCH - Duration::new((-secs) as u64, nsecs)
+        // FOREBAY before-1970: the nanoseconds go on from the second before, and the earliest second has no opposite.
+        SystemTime::UNIX_EPOCH - Duration::from_secs(secs.unsigned_abs())
+            + Duration::from_nanos(u64::from(nsecs))
     }
 }
 

@@ -114,6 +114,20 @@ fn find_program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
+/// Users of the system itself keep their files.
+const FIRST_USER: u32 = 1000;
+
+/// What an ordinary user should know of memory that is borrowed without a mount: logind takes it back.
+pub fn borrowed_until_logout(settings: &Settings) -> Option<&'static str> {
+    let by_mount = settings.dram_bytes.is_none() || may_mount();
+    let has_sessions = rustix::process::geteuid().as_raw() >= FIRST_USER
+        && Path::new("/run/systemd/users").is_dir();
+    (!by_mount && has_sessions).then_some(
+        "up: the memory tier is in /dev/shm: systemd may remove it, with what is not on the PFS yet, when your last session here \
+         ends; `loginctl enable-linger` keeps it, or stop with `forebay down --drain` before",
+    )
+}
+
 /// The memory asked for is there. What a former instance of the same state still holds counts as
 /// there.
 pub fn check_memory(settings: &Settings, table: &[MountEntry]) -> Result<(), Failure> {

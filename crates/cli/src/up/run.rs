@@ -31,6 +31,10 @@ pub fn serve(
     log: &Log,
     announce: &mut dyn FnMut() -> Result<(), Failure>,
 ) -> Result<Exit, Failure> {
+    // A detached one was started as /proc/self/exe, and would be called `exe`.
+    if let Err(error) = rustix::thread::set_name(c"forebay") {
+        tracing::debug!("the process keeps its name: {error}");
+    }
     let served = Served::default();
     watch_signals(plan, detached, log, served.clone()).explain("up: signals", "")?;
     let supervisor = Supervisor::start(log.clone(), served.clone(), &plan.settings.mount)
