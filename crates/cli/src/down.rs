@@ -31,7 +31,7 @@ const LOOK_LAST: Duration = Duration::from_millis(250);
 const STOP_LIMIT: Duration = Duration::from_secs(600);
 /// After this time the user is told what it waits for.
 const STOP_NOTICE: Duration = Duration::from_secs(5);
-/// The daemon keeps the deadline of a drain; this much later it is certain that it gave up.
+/// The daemon keeps the deadline of a drain; one that does not say that it has given up is not waited for any longer than this.
 const GIVE_UP_GRACE: Duration = Duration::from_secs(2);
 /// A drain that fails and moves nothing for so long is left to itself, so that this command ends.
 const STALL_LIMIT: Duration = Duration::from_secs(120);
@@ -231,7 +231,11 @@ impl<'a> Wait<'a> {
                 && (self.failures_said).insert((failure.path.clone(), failure.errno));
             if is_new && said < NAMED_MAX {
                 let line = failure_line(mount_of(bits), failure);
-                lines.push(format!("{line}; trying again"));
+                let again = match line.contains("tried again") {
+                    true => "",
+                    false => "; trying again",
+                };
+                lines.push(format!("{line}{again}"));
             } else if is_new {
                 lines.push("more tries fail; `forebay status` names the last of them".into());
             }
@@ -243,6 +247,8 @@ impl<'a> Wait<'a> {
         let elapsed = self.begun.elapsed();
         let drains = self.args.drain && !self.is_stopping();
         let limit = match (drains, self.args.timeout) {
+            // The daemon keeps the time, and has taken its order back.
+            (true, Some(timeout)) if !self.last.stopping => timeout,
             (true, Some(timeout)) => timeout.saturating_add(GIVE_UP_GRACE),
             (true, None) => Duration::MAX,
             (false, Some(timeout)) if !self.args.drain => timeout,

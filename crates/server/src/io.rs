@@ -600,9 +600,28 @@ impl Core {
             SpaceChange::ZeroRange => Allocate::ZeroRange,
             SpaceChange::ZeroRangeKeepSize => Allocate::ZeroRangeKeepSize,
         };
-        target.object().allocate(mode, offset, len)?;
+        let allocated = allocate(target.object(), mode, offset, len);
         self.note_changed(&target)?;
-        Ok(Some(()))
+        drop(target);
+        if allocated.is_err() && takes_space {
+            self.free_beyond_end(open)?;
+        }
+        allocated.map(Some)
+    }
+
+    /// What an allocation that failed half-way has left beyond the end goes back. Not of what the kernel writes: it may be longer at
+    /// any moment.
+    fn free_beyond_end(&self, open: &OpenFile) -> Result<(), Errno> {
+        if open.passthrough {
+            return Ok(());
+        }
+        let target = open.target.write();
+        if let Target::Buffer { object, .. } = &*target
+            && object.is_held()
+        {
+            object.set_len(object.stat()?.size)?;
+        }
+        Ok(())
     }
 
     /// Space is promised for good only where the PFS has it, too: that is where the file ends up.
@@ -662,6 +681,14 @@ fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Er
 
 fn is_full(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
+}
+
+/// A file grows by an allocation that succeeds, not by one that fails half-way: the kernel knows nothing of that.
+fn allocate(object: &dyn Object, mode: Allocate, offset: u64, len: u64) -> Result<(), Errno> {
+    if mode == Allocate::Extend {
+        object.allocate(Allocate::Reserve, offset, len)?;
+    }
+    Ok(object.allocate(mode, offset, len)?)
 }
 
 fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Errno> {

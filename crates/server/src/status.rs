@@ -120,6 +120,7 @@ impl Core {
             files,
             open_files: self.opens.open_files(),
             held_files: self.opens.held(),
+            stopping: self.stop.lock().is_some(),
             descriptors_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
             pfs_silent_ms: (self.pulse().silent_for()).map(|silent| silent.as_millis() as u64),
             errors: self.errors.all(),

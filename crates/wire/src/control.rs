@@ -374,6 +374,8 @@ pub struct StatusBits {
     pub open_files: u64,
     /// Files that the daemon holds a descriptor of: all open ones, as long as they are few.
     pub held_files: u64,
+    /// An order to stop is in force, be it after a drain.
+    pub stopping: bool,
     /// Descriptors that the daemon may have; `None`: any number.
     pub descriptors_max: Option<u64>,
     /// For how long the PFS has not answered, milliseconds; `None` while it does.

@@ -51,6 +51,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "files": bits.files,
         "open_files": bits.open_files,
         "held_files": bits.held_files,
+        "stopping": bits.stopping,
         "descriptors_max": bits.descriptors_max,
         "errors": json::failures(mount_of(bits), &bits.errors),
         "errors_total": bits.errors_total,

@@ -8,7 +8,7 @@ use forebay_policy::engine::Bandwidths;
 use forebay_policy::forecast::Meter;
 use forebay_policy::schedule::ScheduleConfig;
 use forebay_server::{DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings};
-use forebay_types::{format_size, limits};
+use forebay_types::{format_duration, format_size, limits};
 
 use super::layer::{DemotionLayer, EngineLayer, Layer, ScrubLayer};
 use crate::exit::{Explain, Failure};
@@ -17,6 +17,8 @@ use crate::exit::{Explain, Failure};
 const THREADS_MAX: usize = 64;
 /// Threads of the mount unless told: two serve two cores best, more cores a few more.
 const THREADS_DEFAULT: std::ops::RangeInclusive<usize> = 2..=8;
+/// Shortest time after which a PFS may be given up: a busy disk takes some of it.
+const PFS_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// Smallest tier: one unit in which space is set aside.
 const TIER_BYTES_MIN: u64 = limits::SPACE_UNIT_BYTES;
 
@@ -60,6 +62,13 @@ pub fn settle(layer: Layer, may_mount: bool) -> Result<Plan, Failure> {
         settings.wait_for_space = wait.0;
     }
     if let Some(timeout) = layer.pfs_timeout {
+        if timeout.0 < PFS_TIMEOUT_MIN {
+            return Err(Failure::fatal(format!(
+                "pfs_timeout: {}: a PFS that works may take longer to answer; at least {}",
+                format_duration(timeout.0),
+                format_duration(PFS_TIMEOUT_MIN)
+            )));
+        }
         settings.pfs_timeout = timeout.0;
     }
     settings.demotion = demotion(layer.demotion)?;

@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use forebay_testkit::{Cluster, listing, needs_root, pattern, write_file};
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
 const MIB: usize = 1 << 20;
 
@@ -31,6 +32,35 @@ fn promise_5_a_file_larger_than_the_buffer_is_written_with_passthrough() {
 #[test]
 fn promise_5_a_file_larger_than_the_buffer_is_written_without_passthrough() {
     assert_larger_than_the_buffer(&Cluster::builder().flag("--no-passthrough").up());
+}
+
+#[test]
+fn promise_5_a_reservation_that_fails_leaves_the_file_as_long_as_it_was() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder()
+        .dram("16MiB")
+        .ssd("8MiB")
+        .flag("--no-passthrough")
+        .loop_pfs(64 << 20)
+        .up();
+    let file = File::create(cluster.mnt("f")).expect("create");
+    write_file(&cluster.mnt("other"), pattern(710, 1000));
+    let free = statvfs(&cluster.pfs("")).expect("statvfs");
+    // What the overflow takes for itself is not there any more.
+    let bytes = free.f_bavail * free.f_frsize - (64 << 10);
+    let refused = fallocate(&file, FallocateFlags::empty(), 0, bytes);
+    assert_eq!(refused, Err(rustix::io::Errno::NOSPC));
+    assert_eq!(file.metadata().expect("stat").len(), 0);
+    drop(file);
+    // Nor is anything set aside for it.
+    cluster.drain("");
+    assert_eq!(cluster.dirty_bytes(), 0);
+    for root in [cluster.mnt("f"), cluster.pfs("f")] {
+        assert_eq!(std::fs::metadata(root).expect("stat").len(), 0);
+    }
+    pattern(710, 1000).assert_in(&cluster.pfs("other"));
 }
 
 #[test]
