@@ -47,7 +47,7 @@ fn promise_5_a_reservation_that_fails_leaves_the_file_as_long_as_it_was() {
         .up();
     let file = File::create(cluster.mnt("f")).expect("create");
     write_file(&cluster.mnt("other"), pattern(710, 1000));
-    let free = statvfs(&cluster.pfs("")).expect("statvfs");
+    let free = statvfs(cluster.pfs("")).expect("statvfs");
     // What the overflow takes for itself is not there any more.
     let bytes = free.f_bavail * free.f_frsize - (64 << 10);
     let refused = fallocate(&file, FallocateFlags::empty(), 0, bytes);
