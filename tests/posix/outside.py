@@ -20,7 +20,7 @@ def xfstests(here, args):
     if not (folder / "check").exists() or not (folder / "ltp/fsstress").exists():
         raise Failure(f"{folder} is no xfstests that has been built")
     excluded = matching(args.exclusions["xfstests"], [f"generic/{path.name}" for path in (folder / "tests/generic").iterdir()
-                                                      if path.name.isdigit()])
+                                                      if path.name.isdigit()], here.way)
     base = here.other.parent / "x"
     base.mkdir()
     try:
@@ -59,13 +59,17 @@ def xfstests_environment(here, base, args):
     flash = here.pfs.parent / "flash"
     options = {point: flash / f"x-{point}" for point in ("test", "scratch")}
     lines = ["#!/bin/sh", f"base={shlex.quote(str(base))}", f"forebay={shlex.quote(str(args.forebay))}"]
-    up = [*lines, 'for last; do :; done', 'case "$*" in', '*remount*) exit 32;;']
+    mount = shutil.which("mount")
+    # The system's own: what the kernel remounts needs no help.
+    up = [*lines, 'for last; do :; done', 'case "$*" in', f'*remount*) exec {mount} -i "$@";;']
     for point, where in options.items():
         where.mkdir()
         words = shlex.join(str(word) for word in options_of(here.way, where))
-        up.append(f'*"-t fuse.forebay"*" $base/{point}") exec "$forebay" up --pfs {shlex.quote(str(here.pfs))}/x-{point} '
-                  f'--mount "$base/{point}" --state "$base/{point}-state" {words} --detach >/dev/null;;')
-    up += ['esac', f'exec {shutil.which("mount")} "$@"']
+        # Some cases run programs with set-user-id bits, or use devices.
+        up.append(f'*"-t fuse.forebay"*" $base/{point}") "$forebay" up --pfs {shlex.quote(str(here.pfs))}/x-{point} '
+                  f'--mount "$base/{point}" --state "$base/{point}-state" {words} --detach >/dev/null && '
+                  f'exec {mount} -i -o remount,dev,suid "$base/{point}"; exit 32;;')
+    up += ['esac', f'exec {mount} "$@"']
     # The daemon ends by itself; another one may be started as soon as it has.
     down = [*lines, 'for last; do :; done', 'case "$last" in']
     for point in options:
@@ -88,9 +92,10 @@ def leave(base, point):
         unmount_below(base / point)
 
 
-def matching(patterns, names):
-    """Names that are left out; a pattern that matches none is out of date."""
-    matched = {pattern: fnmatch.filter(names, pattern) for pattern in patterns}
+def matching(patterns, names, way):
+    """Names that are left out on this way, which `@WAY` after a pattern may name; a pattern that matches none is out of date."""
+    split = [pattern.partition("@") for pattern in patterns]
+    matched = {pattern: fnmatch.filter(names, pattern) for pattern, _, only in split if only in ("", way)}
     if unused := [pattern for pattern, found in matched.items() if not found]:
         raise Failure(f"excluded, but not there: {', '.join(unused)}")
     return sorted({name for found in matched.values() for name in found})
@@ -113,7 +118,7 @@ def ltp(here, args):
             if line.strip() and not line.startswith("#"):
                 case, command = line.split(None, 1)
                 cases[case] = command
-    excluded = set(matching(args.exclusions["ltp"], list(cases)))
+    excluded = set(matching(args.exclusions["ltp"], list(cases), here.way))
     chosen = [case for case in cases if case not in excluded]
     if args.cases:
         chosen = [case for case in chosen if any(fnmatch.fnmatch(case, pattern) for pattern in args.cases)]
