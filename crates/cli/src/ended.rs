@@ -1,7 +1,8 @@
 //! What a burst buffer says when it has ended in order: a note in its state folder, for who waits for that. Who finds none knows that
 //! it died.
 
-use std::io::{self, ErrorKind, Read};
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 use forebay_server::StopSummary;
@@ -15,29 +16,33 @@ const NOTE: &str = "forebay.ended";
 /// No note is longer, bytes.
 const NOTE_BYTES_MAX: u64 = 4096;
 
-/// Takes away what an earlier run has said.
-///
-/// # Errors
-/// It cannot be removed; who looks goes by the process that it names.
-pub fn forget(state: &Path) -> io::Result<()> {
-    match std::fs::remove_file(state.join(NOTE)) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed,
-    }
-}
+/// The note of a run, open from its start: at its end there may be no descriptor left.
+pub struct Note(File);
 
-/// This process ends, and leaves that.
-///
-/// # Errors
-/// The file system of the state folder does not take it.
-pub fn note(state: &Path, summary: &StopSummary) -> io::Result<()> {
-    let note = json!({
-        "pid": std::process::id(),
-        "undrained_files": summary.undrained_files,
-        "undrained_bytes": summary.undrained_bytes,
-        "in_memory_bytes": summary.in_memory_bytes,
-    });
-    state::write(state, NOTE, &format!("{note}\n"))
+impl Note {
+    /// Takes away what an earlier run has said.
+    ///
+    /// # Errors
+    /// The file cannot be made, or is not ours.
+    pub fn begin(state: &Path) -> io::Result<Note> {
+        let file = state::open(state, NOTE, OFlags::WRONLY | OFlags::CREATE, 0o644)?;
+        file.set_len(0)?;
+        Ok(Note(file))
+    }
+
+    /// This process ends, and leaves that.
+    ///
+    /// # Errors
+    /// The file system of the state folder does not take it.
+    pub fn end(mut self, summary: &StopSummary) -> io::Result<()> {
+        let note = json!({
+            "pid": std::process::id(),
+            "undrained_files": summary.undrained_files,
+            "undrained_bytes": summary.undrained_bytes,
+            "in_memory_bytes": summary.in_memory_bytes,
+        });
+        self.0.write_all(format!("{note}\n").as_bytes())
+    }
 }
 
 /// What the burst buffer that was this process has left; `None`: it has not said so.
@@ -66,16 +71,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("tempdir");
         let me = std::process::id();
         assert_eq!(read(folder.path(), me), None);
-        forget(folder.path()).expect("nothing to forget");
         let left = StopSummary {
             undrained_files: 2,
             undrained_bytes: 4096,
             in_memory_bytes: 1,
         };
-        note(folder.path(), &left).expect("note");
+        let note = Note::begin(folder.path()).expect("begin");
+        assert_eq!(read(folder.path(), me), None, "it has not ended");
+        note.end(&left).expect("end");
         assert_eq!(read(folder.path(), me), Some(left));
         assert_eq!(read(folder.path(), me + 1), None);
-        forget(folder.path()).expect("forget");
+        drop(Note::begin(folder.path()).expect("begin"));
         assert_eq!(read(folder.path(), me), None);
         std::fs::write(folder.path().join(NOTE), "no note").expect("write");
         assert_eq!(read(folder.path(), me), None);

@@ -15,10 +15,11 @@ use super::log::Log;
 use super::settle::Plan;
 use super::supervisor::Supervisor;
 use crate::control::files_and_bytes;
+use crate::ended::Note;
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::signals::Hangup;
 use crate::state::{self, SocketPath};
-use crate::{ended, mounts, out, signals};
+use crate::{mounts, out, signals};
 
 /// The instance, once there is one, for threads that are there before it.
 pub type Served = Arc<OnceLock<Arc<Instance>>>;
@@ -41,14 +42,9 @@ pub fn serve(
         .explain("up: cannot start a thread", "")?;
     tracing::info!("forebay {} starts", env!("CARGO_PKG_VERSION"));
     tracing::debug!("{:?}", plan.settings);
+    let note = Note::begin(&plan.settings.state);
     let instance =
         Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
-    if let Err(error) = ended::forget(&plan.settings.state) {
-        tracing::warn!(
-            "what the last run has said at its end stays: {}",
-            reason(&error)
-        );
-    }
     // Nobody else sets it.
     let _ = served.set(instance.clone());
     let mut announce = || {
@@ -67,7 +63,7 @@ pub fn serve(
         tell(detached, &farewell(plan, &summary));
     }
     if instance.broken().is_none()
-        && let Err(error) = ended::note(&plan.settings.state, &summary)
+        && let Err(error) = note.and_then(|note| note.end(&summary))
     {
         tracing::warn!(
             "what is left is not noted for `forebay down`: {}",

@@ -380,11 +380,16 @@ impl Namespace {
         {
             let mut state = file.lock();
             match (gone, &to.stat) {
+                // A drain of the other links moves the ctime of this one, too.
                 (false, Some(stat)) if state.names.len() > 1 => {
-                    state.set_unplaced(&to.dir, &to.name, Some(stat.into()));
+                    let older = Published::from(stat).with_ctime_moved();
+                    state.set_unplaced(&to.dir, &to.name, Some(older));
                 }
                 // One name takes the older version over.
-                (false, _) => {}
+                (false, _) => {
+                    let inherited = state.residency.published;
+                    state.residency.published = inherited.map(Published::with_ctime_moved);
+                }
                 (true, _) => state.lose_published_at(&to.dir, &to.name),
             }
             self.put_file(&mut batch, file, &state)?;
@@ -393,7 +398,7 @@ impl Namespace {
             let mut state = old.lock();
             state.residency.published = left.or(state.residency.published);
             if !gone {
-                // The drain that replaces that link moves the ctime of the others.
+                // And the other way round.
                 let published = state.residency.published;
                 state.residency.published = published.map(Published::with_ctime_moved);
             }
