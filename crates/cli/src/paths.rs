@@ -229,7 +229,9 @@ fn bounded_path(path: &Path) -> io::Result<PathBuf> {
 fn full_path(path: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
     let is_link = |meta: std::fs::Metadata| meta.is_symlink();
-    if std::fs::symlink_metadata(&absolute).is_ok_and(is_link) {
+    // Without a slash at the end, which would follow it.
+    let named: PathBuf = absolute.components().collect();
+    if std::fs::symlink_metadata(&named).is_ok_and(is_link) {
         match std::fs::canonicalize(&absolute) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             found => return found,
