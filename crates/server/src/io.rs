@@ -404,7 +404,7 @@ impl Core {
                 None => Purpose::Open,
             };
             let opened = self.open_at_rest(&claim, file, purpose, false)?;
-            let (_, object, _) = opened.ok_or(Errno::ESTALE)?;
+            let (_, object, _) = opened.ok_or(Errno::ENOENT)?;
             return self.change_closed(file, &*object, set);
         };
         // As long as a handle is counted, what is changed here is not moved elsewhere.
