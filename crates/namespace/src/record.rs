@@ -75,6 +75,12 @@ pub struct Published {
     pub ctime: TimeSpec,
 }
 
+/// Whether a time is another as a file system gives it back that keeps fewer digits than its client did before it was asked.
+fn is_same_time(known: TimeSpec, now: TimeSpec) -> bool {
+    known == now
+        || (known.sec == now.sec && (now.nsec == 0 || known.nsec / 1000 == now.nsec / 1000))
+}
+
 /// The coarsest time stamps that file systems have.
 const MTIME_GRAIN_S: i64 = 2;
 
@@ -106,7 +112,7 @@ impl Published {
     pub(crate) fn after_ours(self, stat: &PfsStat, mtime: Option<SetTime>) -> Published {
         let now = Published::from(stat);
         let is_ours = match mtime {
-            None => now.mtime == self.mtime,
+            None => is_same_time(self.mtime, now.mtime),
             // Not every file system has the nanoseconds.
             Some(SetTime::At(at)) => (now.mtime.sec - at.sec).abs() <= MTIME_GRAIN_S,
             Some(SetTime::Now) => true,
@@ -447,6 +453,9 @@ mod tests {
         stat.ctime.sec += 5;
         assert_eq!(before.after_ours(&stat, None), Published::from(&stat));
         assert_eq!(before.after_ours(&stat, Some(SetTime::At(old))), before);
+        let mut coarse = stat;
+        coarse.mtime.nsec = 0;
+        assert_eq!(before.after_ours(&coarse, None), Published::from(&coarse));
         stat.mtime = old_whole;
         let known = before.after_ours(&stat, Some(SetTime::At(old)));
         assert_eq!(known, Published::from(&stat));
