@@ -471,6 +471,7 @@ impl Filesystem for PassThrough {
         check!(reply, self.faults.before("unlink", name));
         let dir = check!(reply, self.table.dir(parent));
         check!(reply, sys::unlinkat(dir, name, AtFlags::empty()));
+        check!(reply, self.faults.after("unlink", name));
         reply.ok();
     }
 

@@ -492,6 +492,7 @@ fn differs(
 ) -> Option<ConflictKind> {
     match (found, expected) {
         (_, Some(Published::GOING)) | (None, None) => None,
+        (None, Some(older)) if older.is_leaving() => None,
         (None, Some(_)) => Some(ConflictKind::Removed),
         (Some(_), None) => Some(ConflictKind::Taken),
         (Some(stat), Some(ours)) if is(&ours, stat) => None,

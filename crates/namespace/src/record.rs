@@ -82,7 +82,7 @@ fn is_same_time(known: TimeSpec, now: TimeSpec) -> bool {
 }
 
 /// The coarsest time stamps that file systems have.
-const MTIME_GRAIN_S: i64 = 2;
+const MTIME_GRAIN_S: u64 = 2;
 
 impl Published {
     /// Stands for a change time that a change of names of ours has moved, to what the PFS did not tell.
@@ -91,9 +91,15 @@ impl Published {
         nsec: 0,
     };
 
+    /// The same of an older version that the PFS may have lost by it.
+    const LEAVING: TimeSpec = TimeSpec {
+        sec: i64::MIN,
+        nsec: 1,
+    };
+
     /// Whether that is what the PFS has.
     pub fn is(&self, stat: &PfsStat) -> bool {
-        match self.ctime == Published::MOVED {
+        match matches!(self.ctime, Published::MOVED | Published::LEAVING) {
             true => self.same_content(stat),
             false => *self == Published::from(stat),
         }
@@ -114,7 +120,7 @@ impl Published {
         let is_ours = match mtime {
             None => is_same_time(self.mtime, now.mtime),
             // Not every file system has the nanoseconds.
-            Some(SetTime::At(at)) => (now.mtime.sec - at.sec).abs() <= MTIME_GRAIN_S,
+            Some(SetTime::At(at)) => now.mtime.sec.abs_diff(at.sec) <= MTIME_GRAIN_S,
             Some(SetTime::Now) => true,
         };
         let same = (now.ino, now.btime_ns, now.size) == (self.ino, self.btime_ns, self.size);
@@ -127,10 +133,23 @@ impl Published {
     /// After a change of ours that moves the ctime, of which the PFS has not told the outcome: an outsider's change of
     /// attributes at the same time does not show.
     pub(crate) fn with_ctime_moved(self) -> Published {
+        let ctime = match self.is_leaving() {
+            true => Published::LEAVING,
+            false => Published::MOVED,
+        };
+        Published { ctime, ..self }
+    }
+
+    /// After ours to remove it, which the PFS has called an error: it has that, or nothing, and neither is an outsider's doing.
+    pub(crate) fn leaving(self) -> Published {
         Published {
-            ctime: Published::MOVED,
+            ctime: Published::LEAVING,
             ..self
         }
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.ctime == Published::LEAVING
     }
 }
 
@@ -456,6 +475,11 @@ mod tests {
         let mut coarse = stat;
         coarse.mtime.nsec = 0;
         assert_eq!(before.after_ours(&coarse, None), Published::from(&coarse));
+        let first = TimeSpec {
+            sec: i64::MIN,
+            nsec: 0,
+        };
+        assert_eq!(before.after_ours(&stat, Some(SetTime::At(first))), before);
         stat.mtime = old_whole;
         let known = before.after_ours(&stat, Some(SetTime::At(old)));
         assert_eq!(known, Published::from(&stat));

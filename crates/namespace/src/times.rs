@@ -187,14 +187,12 @@ impl Namespace {
     /// Does something to a directory on the PFS that its times are not to show. Who holds its order keeps others from
     /// changing it meanwhile; what they change all the same counts if it is told with [`DirTimes::touch`].
     pub(crate) fn unseen<T>(&self, dir: &Dir, handle: &PfsDir, act: impl FnOnce() -> T) -> T {
-        // Who has it waits for the PFS.
-        let alone = dir.times.settled(&self.pfs);
+        let Some(_alone) = dir.times.settled(&self.pfs) else {
+            return act();
+        };
         let before = self.pfs.stat_dir(handle);
         let done = act();
         // Where it cannot be asked, its times show the change.
-        if alone.is_none() {
-            return done;
-        }
         if let (Ok(before), Ok(after)) = (before, self.pfs.stat_dir(handle)) {
             dir.times.changed_unseen(&before, &after);
         }

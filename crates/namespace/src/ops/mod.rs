@@ -7,6 +7,7 @@ pub(crate) mod link;
 pub(crate) mod lookup;
 pub(crate) mod make;
 mod older;
+mod parting;
 pub(crate) mod readdir;
 pub(crate) mod rename;
 pub(crate) mod setattr;

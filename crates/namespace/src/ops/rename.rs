@@ -18,7 +18,8 @@ use parking_lot::MutexGuard;
 
 use crate::dir::{Children, Dir};
 use crate::log::Batch;
-use crate::record::{self, Intent, LinkChange, LinkIntent, PlaceKey, Published, RenameIntent};
+use crate::ops::parting::parting;
+use crate::record::{self, Intent, PlaceKey, Published, RenameIntent};
 use crate::{File, Namespace, NsError};
 
 /// A rename looks at the PFS, and begins anew where that has changed meanwhile.
@@ -355,67 +356,14 @@ impl Namespace {
         locked.from.remove(&from.name);
         locked.to().insert(to.name.clone(), file.clone());
         drop(locked);
-        match sequence {
-            Some(sequence) => self.part_links(file, to, sequence),
-            None => Ok(()),
+        match (sequence, parts) {
+            (Some(sequence), Some(stat)) => self.part_links(file, to, &stat, sequence),
+            _ => Ok(()),
         }
-    }
-
-    /// What the PFS has under the new name goes at once: it is one of several links, and the others
-    /// would show it until the new file is published; or the new file has several itself.
-    fn part_links(&self, file: &File, to: &End, sequence: u64) -> Result<(), NsError> {
-        let gone = match self.pfs.unlink(&to.handle, &to.name) {
-            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => {
-                let path = to.dir.path_of(&to.name);
-                let path = path.escape_ascii();
-                tracing::warn!("{path}: what the PFS has stays until the next drain: {error}");
-                false
-            }
-            _ => true,
-        };
-        failpoint::hit(failpoint::Point::RenameParted);
-        let left = self.left_of_replaced(to);
-        let mut batch = Batch::new();
-        batch.delete(record::intent_key(sequence));
-        {
-            let mut state = file.lock();
-            match (gone, &to.stat) {
-                // A drain of the other links moves the ctime of this one, too.
-                (false, Some(stat)) if state.names.len() > 1 => {
-                    let older = Published::from(stat).with_ctime_moved();
-                    state.set_unplaced(&to.dir, &to.name, Some(older));
-                }
-                // One name takes the older version over.
-                (false, _) => {
-                    let inherited = state.residency.published;
-                    state.residency.published = inherited.map(Published::with_ctime_moved);
-                }
-                (true, _) => state.lose_published_at(&to.dir, &to.name),
-            }
-            self.put_file(&mut batch, file, &state)?;
-        }
-        if let Some(old) = &to.file {
-            let mut state = old.lock();
-            state.residency.published = left.or(state.residency.published);
-            if !gone {
-                // And the other way round.
-                let published = state.residency.published;
-                state.residency.published = published.map(Published::with_ctime_moved);
-            }
-            if !state.is_unlinked() {
-                self.put_file(&mut batch, old, &state)?;
-            }
-        }
-        if let Err(error) = self.commit(batch) {
-            self.leave_unrecorded(Some(sequence), None, &error);
-            return Ok(());
-        }
-        failpoint::hit(failpoint::Point::RenamePartedRecord);
-        Ok(())
     }
 
     /// What the PFS shows of the file whose name is being replaced under another of its names.
-    fn left_of_replaced(&self, to: &End) -> Option<Published> {
+    pub(super) fn left_of_replaced(&self, to: &End) -> Option<Published> {
         self.published_without(to.file.as_ref()?, &to.dir, &to.name)
     }
 
@@ -600,21 +548,6 @@ impl Namespace {
             batch.delete(record::dir_key(dir.key));
         }
     }
-}
-
-/// What the PFS has under the new name is unlinked after the records have changed.
-fn parting(to: &End, stat: &PfsStat) -> Intent {
-    let holder = to.file.as_ref().and_then(|old| {
-        let state = old.lock();
-        let other = state.names.first()?;
-        Some((other.0.key, other.1.to_vec()))
-    });
-    Intent::Link(LinkIntent {
-        place: to.key(),
-        pfs_ino: stat.id.ino,
-        change: LinkChange::Replaced,
-        holder,
-    })
 }
 
 /// Whether both names are of one file, which a rename leaves as it is.

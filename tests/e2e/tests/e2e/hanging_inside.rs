@@ -235,8 +235,10 @@ fn fault_17_a_link_that_the_pfs_keeps_in_a_rename_is_replaced_by_the_drain() {
     }
     let cluster = cluster();
     let pfs = cluster.fuse_pfs();
-    let both = [true, false].map(|a| [true, false].map(|b| (a, b)));
-    for (at, (new_has_links, old_is_dirty)) in both.into_iter().flatten().enumerate() {
+    let whens = [When::Before, When::After];
+    let each = whens.map(|when| [true, false].map(|a| [true, false].map(|b| (when, a, b))));
+    let each = each.into_iter().flatten().flatten().enumerate();
+    for (at, (when, new_has_links, old_is_dirty)) in each {
         let name = |name: &str| format!("d{at}/{name}");
         let path = |text: &str| cluster.mnt(name(text));
         fs::create_dir(cluster.mnt(format!("d{at}"))).expect("mkdir");
@@ -254,7 +256,7 @@ fn fault_17_a_link_that_the_pfs_keeps_in_a_rename_is_replaced_by_the_drain() {
         if new_has_links {
             fs::hard_link(path("a"), path("a2")).expect("link");
         }
-        pfs.fail("unlink", When::Before, libc::EIO, "b");
+        pfs.fail("unlink", when, libc::EIO, "b");
         fs::rename(path("a"), path("b")).expect("rename");
         pfs.heal("unlink");
         // Its other name moves the ctime of what is still under this one.
