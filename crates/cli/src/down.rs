@@ -11,6 +11,7 @@ use forebay_wire::control::StatusBits;
 use serde_json::{Value, json};
 
 use crate::control::{AskError, Daemon, failure_line, files_and_bytes};
+use crate::ended::{self, is_drained};
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::{mount_table, named_state};
 use crate::mounts::{self, MountEntry};
@@ -22,7 +23,7 @@ use crate::show::text::{files, show_path};
 use crate::signals::Signals;
 use crate::state::{self, Holder};
 use crate::status::mount_of;
-use crate::{ended, out, up, usage};
+use crate::{out, up, usage};
 
 /// Time between two looks at the daemon: a short end is seen at once, a long one not disturbed.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
@@ -122,10 +123,6 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
         End::Stalled => Exit::Partial,
         End::Interrupted => Exit::Interrupted,
     })
-}
-
-fn is_drained(left: &StopSummary) -> bool {
-    (left.undrained_files, left.undrained_bytes) == (0, 0)
 }
 
 /// Waiting for the end of a daemon.
@@ -231,11 +228,7 @@ impl<'a> Wait<'a> {
                 && (self.failures_said).insert((failure.path.clone(), failure.errno));
             if is_new && said < NAMED_MAX {
                 let line = failure_line(mount_of(bits), failure);
-                let again = match line.contains("tried again") {
-                    true => "",
-                    false => "; trying again",
-                };
-                lines.push(format!("{line}{again}"));
+                lines.push(format!("still trying: {line}"));
             } else if is_new {
                 lines.push("more tries fail; `forebay status` names the last of them".into());
             }
@@ -372,32 +365,14 @@ impl<'a> Wait<'a> {
     }
 
     fn farewell(&self, left: &StopSummary) -> String {
-        let mount = mount_of(&self.last).display();
-        if is_drained(left) {
-            return match self.args.drain {
-                true => {
-                    let took = format_duration(self.begun.elapsed());
-                    format!("{mount}: stopped after {took}; all data is on the PFS")
-                }
-                false => format!("{mount}: stopped; all data is on the PFS"),
-            };
-        }
-        let how = match self.args.drain {
-            true => "stopped before all was drained",
-            false => "stopped",
+        let how = match (self.args.drain, is_drained(left)) {
+            (true, true) => {
+                format!("stopped after {}", format_duration(self.begun.elapsed()))
+            }
+            (true, false) => "stopped before all was drained".to_string(),
+            (false, _) => "stopped".to_string(),
         };
-        let memory = match left.in_memory_bytes {
-            0 => String::new(),
-            bytes => format!(
-                ", of them {} in memory (lost if this machine restarts),",
-                format_size(bytes)
-            ),
-        };
-        format!(
-            "{mount}: {how}; {}{memory} not yet on the PFS stay with {}; `forebay up` with the same --state goes on",
-            files_and_bytes(left.undrained_files, left.undrained_bytes),
-            self.state.display()
-        )
+        ended::farewell(mount_of(&self.last), &how, self.state, left)
     }
 
     fn to_json(&self, end: End, left: &[Vec<u8>]) -> Value {

@@ -6,9 +6,11 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use forebay_server::StopSummary;
+use forebay_types::format_size;
 use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
+use crate::control::files_and_bytes;
 use crate::state;
 
 /// Its name in the state folder.
@@ -60,6 +62,31 @@ pub fn read(state: &Path, pid: u32) -> Option<StopSummary> {
         undrained_bytes: number("undrained_bytes")?,
         in_memory_bytes: number("in_memory_bytes")?,
     })
+}
+
+/// Whether it has left nothing that is not on the PFS.
+pub fn is_drained(left: &StopSummary) -> bool {
+    (left.undrained_files, left.undrained_bytes) == (0, 0)
+}
+
+/// What is said of a burst buffer that has ended, such as `stopped`.
+pub fn farewell(mount: &Path, how: &str, state: &Path, left: &StopSummary) -> String {
+    let mount = mount.display();
+    if is_drained(left) {
+        return format!("{mount}: {how}; all data is on the PFS");
+    }
+    let memory = match left.in_memory_bytes {
+        0 => String::new(),
+        bytes => format!(
+            ", of them {} in memory (lost if this machine restarts),",
+            format_size(bytes)
+        ),
+    };
+    format!(
+        "{mount}: {how}; {}{memory} not yet on the PFS stay with {}; `forebay up` with the same --state goes on",
+        files_and_bytes(left.undrained_files, left.undrained_bytes),
+        state.display()
+    )
 }
 
 #[cfg(test)]

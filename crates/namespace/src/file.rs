@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use forebay_tiers::PfsTree;
-use forebay_types::{Attr, Errno, FileKind, Generation, Ino, ObjectId, TierId};
+use forebay_tiers::{ObjectStat, PfsTree};
+use forebay_types::{Attr, Errno, FileKind, Generation, Ino, ObjectId, TierId, TimeSpec};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::NsError;
@@ -243,6 +243,15 @@ impl FileState {
         residency.crc = None;
     }
 
+    /// What the object is now. Nobody writes it.
+    pub fn take_stat(&mut self, stat: &ObjectStat) {
+        self.meta.size = stat.size;
+        self.meta.allocated_bytes = stat.allocated_bytes;
+        self.meta.atime = stat.atime;
+        self.meta.mtime = stat.mtime;
+        self.meta.ctime = ctime_after(self.meta.ctime, stat.mtime);
+    }
+
     /// The PFS has the content: whatever kept it from getting there is over.
     pub fn settled(&mut self) {
         self.residency.clean = true;
@@ -281,4 +290,13 @@ impl FileState {
 
 fn is_at(unplaced: &Unplaced, dir: &Dir, name: &[u8]) -> bool {
     unplaced.place.0 == dir.key && unplaced.place.1 == name
+}
+
+/// Time of change of a file whose content has this time of modification. One in the future was set
+/// by somebody, and says nothing of when that was.
+pub fn ctime_after(ctime: TimeSpec, mtime: TimeSpec) -> TimeSpec {
+    match mtime > TimeSpec::now() {
+        true => ctime,
+        false => ctime.max(mtime),
+    }
 }

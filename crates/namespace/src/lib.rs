@@ -30,7 +30,7 @@ pub use acl::ACCESS as ACCESS_LIST;
 pub use check::RecordTrouble;
 pub use dir::{Dir, Hidden, Place};
 pub use error::NsError;
-pub use file::{File, FileState};
+pub use file::{File, FileState, ctime_after};
 pub use namespace::{Garbage, Loaded, Namespace, PendingChange};
 pub use ops::create::{Adopted, NewFile};
 pub use ops::lookup::{Found, Resolved};

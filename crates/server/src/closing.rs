@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability as KvDurability;
-use forebay_namespace::{File, Flushed};
+use forebay_namespace::{File, Flushed, ctime_after};
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::schedule::Rest;
-use forebay_tiers::{Object, ObjectStat, TierKind, start_writeback};
-use forebay_types::{Errno, Generation, Handle, OpenFlags, TierId};
+use forebay_tiers::{Object, TierKind, start_writeback};
+use forebay_types::{Errno, Handle, OpenFlags, TierId};
 
 use crate::core::Core;
-use crate::open::ctime_after;
 use crate::opens::{Claim, OpenFile, Target};
 use crate::unseen::Untouched;
 
@@ -255,7 +254,14 @@ impl Core {
         let stat = source.stat()?;
         let to = self.flash_for(stat.allocated_bytes);
         let to = to.ok_or(Errno::ENOSPC)?;
-        let (generation, shadow) = self.take_in(file, &stat);
+        let (generation, shadow) = {
+            let mut state = file.lock();
+            if std::mem::take(&mut state.residency.writing) {
+                state.changed();
+                state.take_stat(&stat);
+            }
+            (state.generation(), state.residency.shadow)
+        };
         let object = self.copy_object(file, &*source, to)?;
         if self
             .ns
@@ -271,23 +277,6 @@ impl Core {
             self.leave_shadow(file, shadow, to);
         }
         Ok(())
-    }
-
-    /// Nobody writes a file any more: its record says of it what the object does, as after the last close.
-    fn take_in(
-        &self,
-        file: &File,
-        stat: &ObjectStat,
-    ) -> (Generation, Option<(TierId, Generation)>) {
-        let mut state = file.lock();
-        if std::mem::take(&mut state.residency.writing) {
-            state.changed();
-            state.meta.size = stat.size;
-            state.meta.allocated_bytes = stat.allocated_bytes;
-            state.meta.mtime = stat.mtime;
-            state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
-        }
-        (state.generation(), state.residency.shadow)
     }
 
     /// Whether something is left in memory.

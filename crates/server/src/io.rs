@@ -1,4 +1,4 @@
-//! read, write, truncate, fsync, fallocate and lseek on open files.
+//! read, write, truncate, fsync and lseek on open files.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -8,15 +8,14 @@ use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{AttrPlan, File, Node, PlainNode};
 use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
 use forebay_policy::schedule::Class;
-use forebay_tiers::{Allocate, FileObject, Object, Seek, TierKind, start_writeback};
+use forebay_tiers::{FileObject, Object, Seek, TierKind, start_writeback};
 use forebay_types::{
     Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, SetTime, failpoint, limits,
 };
-use forebay_wire::{SeekWhat, SpaceChange};
+use forebay_wire::SeekWhat;
 
 use crate::atrest::{Looked, Purpose};
 use crate::core::Core;
-use crate::open::ctime_after;
 use crate::opens::{OpenFile, Target};
 use crate::space::Room;
 
@@ -118,7 +117,7 @@ impl Core {
 
     /// A request that waited for the PFS may have been answered for, and the file closed, before it changed anything: no close
     /// will take in what it did.
-    fn absorb_late<T>(&self, open: &OpenFile, changed: Result<T, Errno>) -> Result<T, Errno> {
+    pub fn absorb_late<T>(&self, open: &OpenFile, changed: Result<T, Errno>) -> Result<T, Errno> {
         if open.is_written() {
             return changed;
         }
@@ -139,7 +138,7 @@ impl Core {
     }
 
     /// The content is about to change: from here on copies of what it was are not published.
-    fn note_change(&self, open: &OpenFile, target: &Target) -> Result<(), Errno> {
+    pub fn note_change(&self, open: &OpenFile, target: &Target) -> Result<(), Errno> {
         self.compare_before_change(open, target)?;
         open.touched.store(true, Ordering::Release);
         let Target::Buffer { file, .. } = target else {
@@ -158,7 +157,7 @@ impl Core {
 
     /// The content has changed. A copy that was begun after that was noted, and before it was done, may be without it: it is
     /// outdated.
-    fn note_changed(&self, target: &Target) -> Result<(), Errno> {
+    pub fn note_changed(&self, target: &Target) -> Result<(), Errno> {
         let Target::Buffer { file, .. } = target else {
             return Ok(());
         };
@@ -190,7 +189,7 @@ impl Core {
     }
 
     /// A file of the PFS that is about to change comes into the burst buffer first, if that is cheap.
-    fn prepare_change(&self, open: &OpenFile, truncates: bool) -> Result<(), Errno> {
+    pub fn prepare_change(&self, open: &OpenFile, truncates: bool) -> Result<(), Errno> {
         if !matches!(
             &*open.target.read(),
             Target::Pfs {
@@ -486,11 +485,7 @@ impl Core {
         let (dirty, unlinked) = {
             let mut state = file.lock();
             state.residency.writing = false;
-            state.meta.size = stat.size;
-            state.meta.allocated_bytes = stat.allocated_bytes;
-            state.meta.mtime = stat.mtime;
-            state.meta.atime = stat.atime;
-            state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
+            state.take_stat(&stat);
             self.ns.save(file, &state, KvDurability::Buffered)?;
             let dirty = self.book_held(file, &state, stat.allocated_bytes);
             (dirty, state.is_unlinked())
@@ -550,94 +545,6 @@ impl Core {
         done?.ok_or(Errno::ESTALE)
     }
 
-    /// fallocate(2).
-    pub fn change_space(
-        &self,
-        handle: Handle,
-        change: SpaceChange,
-        (offset, len): (u64, u64),
-        drop_suid: bool,
-        may_wait: bool,
-    ) -> Result<Option<()>, Errno> {
-        let (open, flags) = self.opens.file(handle)?;
-        if !flags.writes() {
-            return Err(Errno::EBADF);
-        }
-        let changed = self.change_space_of(&open, change, (offset, len), drop_suid, may_wait);
-        self.absorb_late(&open, changed)
-    }
-
-    fn change_space_of(
-        &self,
-        open: &Arc<OpenFile>,
-        change: SpaceChange,
-        (offset, len): (u64, u64),
-        drop_suid: bool,
-        may_wait: bool,
-    ) -> Result<Option<()>, Errno> {
-        let _request = self.activity.begin();
-        self.prepare_change(open, false)?;
-        if !may_wait && open.uncompared().is_some() {
-            return Ok(None);
-        }
-        if drop_suid {
-            self.clear_set_id(open.ino)?;
-        }
-        let takes_space = matches!(change, SpaceChange::Allocate | SpaceChange::Reserve);
-        if takes_space {
-            self.check_pfs_has(open, len)?;
-            if self.admit(open, len, may_wait)? == Room::WouldWait {
-                return Ok(None);
-            }
-        }
-        let target = self.target(open)?;
-        self.reach(&target)?;
-        self.note_change(open, &target)?;
-        let mode = match change {
-            SpaceChange::Allocate => Allocate::Extend,
-            SpaceChange::Reserve => Allocate::Reserve,
-            SpaceChange::PunchHole => Allocate::PunchHole,
-            SpaceChange::ZeroRange => Allocate::ZeroRange,
-            SpaceChange::ZeroRangeKeepSize => Allocate::ZeroRangeKeepSize,
-        };
-        let allocated = allocate(target.object(), mode, offset, len);
-        self.note_changed(&target)?;
-        drop(target);
-        if allocated.is_err() && takes_space {
-            self.free_beyond_end(open)?;
-        }
-        allocated.map(Some)
-    }
-
-    /// What an allocation that failed half-way has left beyond the end goes back. Not of what the kernel writes: it may be longer at
-    /// any moment.
-    fn free_beyond_end(&self, open: &OpenFile) -> Result<(), Errno> {
-        if open.passthrough {
-            return Ok(());
-        }
-        let target = open.target.write();
-        if let Target::Buffer { object, .. } = &*target
-            && object.is_held()
-        {
-            object.set_len(object.stat()?.size)?;
-        }
-        Ok(())
-    }
-
-    /// Space is promised for good only where the PFS has it, too: that is where the file ends up.
-    fn check_pfs_has(&self, open: &OpenFile, len: u64) -> Result<(), Errno> {
-        if self.pulse().is_silent() {
-            return Ok(());
-        }
-        let held = open.target.read().object().stat()?.allocated_bytes;
-        let pfs = self.ns.statfs()?;
-        let free = pfs.blocks_available * u64::from(pfs.block_bytes);
-        match len.saturating_sub(held) > free {
-            true => Err(Errno::ENOSPC),
-            false => Ok(()),
-        }
-    }
-
     /// lseek(2) for data and holes.
     pub fn seek(&self, handle: Handle, offset: u64, what: SeekWhat) -> Result<u64, Errno> {
         let (open, _) = self.opens.file(handle)?;
@@ -683,14 +590,6 @@ fn is_full(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
-/// A file grows by an allocation that succeeds, not by one that fails half-way: the kernel knows nothing of that.
-fn allocate(object: &dyn Object, mode: Allocate, offset: u64, len: u64) -> Result<(), Errno> {
-    if mode == Allocate::Extend {
-        object.allocate(Allocate::Reserve, offset, len)?;
-    }
-    Ok(object.allocate(mode, offset, len)?)
-}
-
 fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Errno> {
     if let Some(size) = set.size {
         object.set_len(size)?;
@@ -705,6 +604,9 @@ fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use forebay_namespace::File;
     use forebay_types::{ObjectId, OpenFlags};
 
     use crate::core::Core;
@@ -718,15 +620,19 @@ mod tests {
         crate::demote::demote_batch(core, &batch);
     }
 
+    /// A clean file `f`, closed.
+    fn create_drained(core: &Core) -> Arc<File> {
+        core.release(create(core, b"f", b"content")).expect("close");
+        let object = core.drain.waiting()[0];
+        drain(core);
+        core.file(object).expect("file")
+    }
+
     #[test]
     fn nothing_changes_a_file_whose_record_cannot_say_so() {
         let lab = Lab::new();
         let core = lab.core();
-        let handle = create(core, b"f", b"content");
-        core.release(handle).expect("close");
-        let object = core.drain.waiting()[0];
-        drain(core);
-        let file = core.file(object).expect("file");
+        let file = create_drained(core);
         assert!(!file.lock().is_dirty());
         let flags = OpenFlags(libc::O_RDWR as u32);
         let (opened, _) = core.open(file.ino, flags, false).expect("open");
@@ -739,7 +645,7 @@ mod tests {
         assert!(lab.store.fired() >= 3);
         let state = file.lock();
         assert!(!state.is_dirty() && state.residency.crc.is_some());
-        let held = core.tiers.open_object(state.residency.tier, object);
+        let held = core.tiers.open_object(state.residency.tier, file.object);
         drop(state);
         let mut found = [0; 7];
         held.expect("object").read_at(&mut found, 0).expect("read");
@@ -827,11 +733,7 @@ mod tests {
     fn what_changes_a_file_after_its_last_close_is_drained() {
         let lab = Lab::new();
         let core = lab.core();
-        let handle = create(core, b"f", b"content");
-        core.release(handle).expect("close");
-        let object = core.drain.waiting()[0];
-        drain(core);
-        let file = core.file(object).expect("file");
+        let file = create_drained(core);
         let flags = OpenFlags(libc::O_RDWR as u32);
         let (opened, _) = core.open(file.ino, flags, false).expect("open");
         let (open, _) = core.opens.file(opened.handle).expect("open");

@@ -3,6 +3,7 @@
 //! names and residency are in `namespace`.
 
 mod activity;
+mod allocate;
 mod apps;
 mod asker;
 mod atrest;

@@ -39,8 +39,9 @@ pub fn run(core: &Arc<Core>) {
             space_at = now + SPACE_LOOK;
         }
         if now >= mend_at {
-            mend_store(core);
-            core.leave_overflow_late();
+            if mend_store(core) {
+                core.leave_overflow_late();
+            }
             mend_at = Instant::now() + MEND_EVERY;
         }
         if now >= sync_at {
@@ -60,18 +61,21 @@ pub fn run(core: &Arc<Core>) {
     }
 }
 
-/// Opens the store again if storage has failed it and takes writes again. Records that failed are in memory.
-fn mend_store(core: &Core) {
+/// Opens the store again if storage has failed it and takes writes again. Records that failed are in memory. Whether it takes writes.
+fn mend_store(core: &Core) -> bool {
     let find = |object| core.files.read().get(&object).cloned();
     match core.ns.mend(&find) {
-        Ok(false) => {}
-        Ok(true) => {
-            tracing::info!("the metadata store was opened again, and has all records");
-            core.errors.clear(STORE);
+        Ok(mended) => {
+            if mended {
+                tracing::info!("the metadata store was opened again, and has all records");
+                core.errors.clear(STORE);
+            }
+            true
         }
         Err(error) => {
             let reason = format!("it takes no changes: {error}; tried again until there is room");
             core.report(STORE.to_vec(), error.errno(), reason);
+            false
         }
     }
 }

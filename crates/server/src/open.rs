@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode};
+use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode, ctime_after};
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
 use forebay_types::{
@@ -497,15 +497,6 @@ pub(crate) fn born_at(object: &dyn Object) -> TimeSpec {
     object
         .stat()
         .map_or_else(|_| TimeSpec::now(), |stat| stat.mtime)
-}
-
-/// Time of change of a file whose content has this time of modification. One in the future was set
-/// by somebody, and says nothing of when that was.
-pub fn ctime_after(ctime: TimeSpec, mtime: TimeSpec) -> TimeSpec {
-    match mtime > TimeSpec::now() {
-        true => ctime,
-        false => ctime.max(mtime),
-    }
 }
 
 fn opened(handle: Handle, open: &OpenFile) -> Opened {

@@ -18,7 +18,7 @@ pub(crate) type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
 /// Objects that belong to something on record.
 type Claimed = HashSet<(TierId, ObjectId)>;
 
-/// What is said of such a file.
+/// What is said of a file that may be on the PFS as it was last fsynced: see [`may_be_on_the_pfs`].
 const OPEN_FOR_WRITING: &str = "was open for writing: what was not yet flushed by fsync, if anything, is lost with the node's power";
 /// Where not one object of a tier can be looked at, and it has so many, it is the tier that is broken.
 const BROKEN_OBJECTS_MIN: usize = 8;

@@ -213,8 +213,16 @@ impl Object for FileObject {
             Allocate::ZeroRangeKeepSize => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
         };
         let file = &*self.writable()?;
-        let result = rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, len));
-        match (mode, result) {
+        let allocate =
+            |flags| rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, flags, offset, len));
+        if mode == Allocate::Extend {
+            // One that fails half-way would have made the file longer. NFS does not know this one.
+            match allocate(FallocateFlags::KEEP_SIZE) {
+                Ok(()) | Err(Sys::OPNOTSUPP) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match (mode, allocate(flags)) {
             (Allocate::ZeroRange, Err(Sys::OPNOTSUPP)) => {
                 Ok(zero_by_hole(file, false, offset, len)?)
             }

@@ -33,7 +33,8 @@ impl ObjectStat {
 pub enum Allocate {
     /// Takes the space; the size stays (`KEEP_SIZE`).
     Reserve,
-    /// Takes the space and grows the file to the end of the range, if that lies beyond.
+    /// Takes the space and grows the file to the end of the range, if that lies beyond; a file does not grow by one that fails, where
+    /// its file system knows [`Allocate::Reserve`].
     Extend,
     /// Gives the space back; the range reads as zeros, the size stays.
     PunchHole,

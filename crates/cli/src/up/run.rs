@@ -6,8 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use forebay_client::Client;
 use forebay_mount::{MountOptions, Mounted};
-use forebay_server::{Instance, StopSummary};
-use forebay_types::format_size;
+use forebay_server::Instance;
 use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
 use forebay_wire::{InMemory, Peer, Request, Response, Service, UnixServer};
 
@@ -15,7 +14,7 @@ use super::log::Log;
 use super::settle::Plan;
 use super::supervisor::Supervisor;
 use crate::control::files_and_bytes;
-use crate::ended::Note;
+use crate::ended::{self, Note};
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::signals::Hangup;
 use crate::state::{self, SocketPath};
@@ -60,7 +59,9 @@ pub fn serve(
         let _ = std::fs::remove_file(plan.settings.state.join(file));
     }
     if outcome.is_ok() {
-        tell(detached, &farewell(plan, &summary));
+        let settings = &plan.settings;
+        let line = ended::farewell(&settings.mount, "stopped", &settings.state, &summary);
+        tell(detached, &line);
     }
     if instance.broken().is_none()
         && let Err(error) = note.and_then(|note| note.end(&summary))
@@ -218,24 +219,6 @@ fn stopping_line(state: &Path, bits: Option<StatusBits>) -> String {
         _ => String::new(),
     };
     format!("stopping;{undrained} the same signal again stops at once")
-}
-
-fn farewell(plan: &Plan, summary: &StopSummary) -> String {
-    let (mount, state) = (plan.settings.mount.display(), plan.settings.state.display());
-    if summary.undrained_bytes == 0 && summary.undrained_files == 0 {
-        return format!("{mount}: stopped; all data is on the PFS");
-    }
-    let memory = match summary.in_memory_bytes {
-        0 => String::new(),
-        bytes => format!(
-            ", of them {} in memory (lost if this machine restarts),",
-            format_size(bytes)
-        ),
-    };
-    format!(
-        "{mount}: stopped; {}{memory} not yet on the PFS stay with {state}; `forebay up` with the same --state goes on",
-        files_and_bytes(summary.undrained_files, summary.undrained_bytes)
-    )
 }
 
 /// Checks and repairs a burst buffer that does not run; the caller holds its lock.

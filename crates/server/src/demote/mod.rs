@@ -393,11 +393,12 @@ fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
     use forebay_tiers::Tier;
     use forebay_tiers::testing::{Effect, Operation, When};
     use forebay_types::{Errno, Ino, ObjectId, SetAttr, SetTime, TierId, TimeSpec};
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Duration;
 
     use crate::core::Core;
     use crate::testing::{FLASH, Lab, create, drain};

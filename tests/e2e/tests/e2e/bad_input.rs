@@ -145,6 +145,7 @@ fn bad_input_configuration_with_unknown_keys_or_values() {
     let args = changed(&cluster, "--config", config.to_str().expect("UTF-8"));
     for (text, part) in [
         ("darm = 1\n", "line 1: unknown field `darm`"),
+        ("pfs_timeout = \"0s\"\n", "pfs_timeout: 0"),
         (
             "\n[demotion]\nidel = true\n",
             "line 3: unknown field `idel`",

@@ -123,6 +123,26 @@ fn command_prefetch_brings_files_to_memory() {
 }
 
 #[test]
+fn command_paths_that_are_links_stand_for_what_they_lead_to() {
+    let cluster = Cluster::builder().lazy().up();
+    fs::create_dir(cluster.mnt("ckpt-1")).expect("mkdir");
+    write_file(&cluster.mnt("ckpt-1/rank0"), pattern(1190, 50_000));
+    std::os::unix::fs::symlink("ckpt-1", cluster.mnt("latest")).expect("symlink");
+    assert_eq!(cluster.where_state("latest/rank0"), "dirty");
+    for latest in ["latest", "latest/"] {
+        let shown = cluster.on_path(&["where"], latest).ok().stdout;
+        assert!(shown.contains("rank0"), "{latest}: {shown}");
+    }
+    cluster.on_path(&["stage-out", "--wait"], "latest").ok();
+    pattern(1190, 50_000).assert_in(&cluster.pfs("ckpt-1/rank0"));
+    assert_eq!(cluster.dirty_bytes(), 0);
+    // By its path on the PFS, too, where the link lies as well.
+    cluster
+        .cli(&["where".into(), cluster.pfs("latest").into_os_string()])
+        .ok();
+}
+
+#[test]
 fn command_stage_out_wait_returns_when_all_is_on_the_pfs() {
     let cluster = Cluster::builder().lazy().up();
     fs::create_dir_all(cluster.mnt("d/sub")).expect("mkdir");
