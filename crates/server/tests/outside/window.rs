@@ -2,8 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use forebay_types::failpoint::{self, Point};
 use forebay_types::{Ino, OpenFlags};
@@ -38,7 +37,8 @@ struct Case {
     dir: PathBuf,
     linked: bool,
     change: Change,
-    came: AtomicBool,
+    /// Locked while it comes: two demoters may be there at once.
+    came: Mutex<bool>,
 }
 
 impl Case {
@@ -69,7 +69,8 @@ impl Case {
     }
 
     fn come(&self) {
-        if self.came.load(Ordering::Acquire) || !self.is_due() {
+        let mut came = self.came.lock().expect("no outsider panicked");
+        if *came || !self.is_due() {
             return;
         }
         let path = self.dir.join(self.name());
@@ -86,13 +87,13 @@ impl Case {
                 fs::create_dir(&path).expect("mkdir");
             }
         }
-        self.came.store(true, Ordering::Release);
+        *came = true;
     }
 
     fn check(&self) {
         let now = snapshot(&self.dir);
         let what = format!("{:?} of {}: {now:?}", self.change, self.name());
-        assert!(self.came.load(Ordering::Acquire), "{what}");
+        assert!(*self.came.lock().expect("no outsider panicked"), "{what}");
         let data = |name: &str| now.get(name).and_then(|entry| entry.data.as_deref());
         if self.linked {
             assert_eq!(data("f"), Some(OURS), "{what}");
@@ -137,7 +138,7 @@ fn cases(pfs: &Path) -> Arc<Vec<Case>> {
         dir: pfs.join(format!("window-{n}")),
         linked,
         change,
-        came: AtomicBool::new(false),
+        came: Mutex::new(false),
     };
     Arc::new(all.enumerate().map(case).collect())
 }
