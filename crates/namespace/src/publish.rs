@@ -4,7 +4,7 @@
 use std::fs;
 use std::sync::Arc;
 
-use forebay_tiers::{PfsDir, PfsId, PfsTree, Sums};
+use forebay_tiers::{PfsDir, PfsStat, PfsTree, Sums};
 use forebay_types::{Errno, Generation, TierId, failpoint};
 
 use forebay_kv::Durability;
@@ -116,15 +116,18 @@ impl Namespace {
         }
     }
 
-    /// Records the copies, so that after a crash it is known whose they are. The failures are by position.
-    pub fn note_temporaries(&self, copies: &[(&Demotion, PfsId)]) -> Vec<(usize, NsError)> {
+    /// Records the finished copies, so that after a crash it is known whose they are, and whether an outsider has changed them since.
+    /// `copies`: what each is on the PFS, with the time of its file or before it gets that. The failures are by position.
+    pub fn note_temporaries(&self, copies: &[(&Demotion, PfsStat)]) -> Vec<(usize, NsError)> {
         let files: Vec<_> = copies.iter().map(|(demotion, _)| &demotion.file).collect();
         let mut change = |at: usize, state: &mut FileState| {
-            let (demotion, id) = copies[at];
+            let (demotion, stat) = &copies[at];
             state.residency.temporary = Some(Temporary {
                 generation: demotion.generation,
-                ino: id.ino,
-                btime_ns: id.btime_ns,
+                ino: stat.id.ino,
+                btime_ns: stat.id.btime_ns,
+                size: stat.size,
+                mtime: demotion.meta.mtime,
             });
             true
         };

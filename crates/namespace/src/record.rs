@@ -174,9 +174,30 @@ pub struct Temporary {
     pub ino: u64,
     /// Birth time, nanoseconds; tells it from an outsider's file that got its number after a crash.
     pub btime_ns: u64,
+    /// Size of the finished copy, bytes.
+    pub size: u64,
+    /// Modification time of the finished copy.
+    pub mtime: TimeSpec,
 }
 
 impl Temporary {
+    /// Whether that is the copy as it was finished.
+    pub(crate) fn is_unchanged(&self, stat: &PfsStat) -> bool {
+        self.is(stat) && self.published(stat).same_content(stat)
+    }
+
+    /// What is published once the copy has a name: what an outsider has made of it since is not, and the next look finds that.
+    pub(crate) fn published(&self, stat: &PfsStat) -> Published {
+        let finished = Published {
+            ino: self.ino,
+            btime_ns: self.btime_ns,
+            size: self.size,
+            mtime: self.mtime,
+            ctime: Published::MOVED,
+        };
+        finished.after_ours(stat, None)
+    }
+
     /// Whether that is the copy, whatever it is called.
     pub(crate) fn is(&self, stat: &PfsStat) -> bool {
         (self.ino, self.btime_ns) == (stat.id.ino, stat.id.btime_ns)

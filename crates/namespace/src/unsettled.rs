@@ -10,7 +10,7 @@ use forebay_types::{Errno, failpoint};
 use crate::dir::Dir;
 use crate::outside::{CONFLICT_INFIX, Conflict, ConflictKind};
 use crate::placement::Target;
-use crate::record::{Published, Temporary};
+use crate::record::Temporary;
 use crate::{File, Namespace, NsError};
 
 impl Namespace {
@@ -132,10 +132,11 @@ impl Namespace {
         let Some((name, stat)) = here else {
             return Ok(false);
         };
+        let published = ours.published(&stat);
         match first {
-            true => self.first_is_placed(file, Published::from(&stat)),
+            true => self.first_is_placed(file, published),
             false if file.lock().is_published_as(ours) => file.lock().set_placed(dir, &name),
-            false => file.lock().set_unplaced(dir, &name, Some((&stat).into())),
+            false => file.lock().set_unplaced(dir, &name, Some(published)),
         }
         Ok(true)
     }
@@ -152,7 +153,7 @@ impl Namespace {
             return Ok(true);
         }
         let there = self.stat_if_there(handle, name)?;
-        if there.is_some_and(|stat| target.ours.is(&stat)) {
+        if there.is_some_and(|stat| target.ours.is_unchanged(&stat)) {
             if !self.pfs.exchange(handle, temporary, name)? {
                 return Err(Errno::EOPNOTSUPP.into());
             }

@@ -11,6 +11,8 @@
 mod common;
 #[path = "failpoints/model.rs"]
 mod model;
+#[path = "failpoints/outsider.rs"]
+mod outsider;
 #[path = "failpoints/run.rs"]
 mod run;
 #[path = "failpoints/workloads.rs"]

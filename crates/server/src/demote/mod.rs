@@ -133,7 +133,7 @@ fn without_failed(core: &Core, all: Vec<Copying>, failures: Vec<(usize, NsError)
 fn note(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
     let copies: Vec<_> = copied
         .iter()
-        .map(|one| (&one.demotion, one.made.stat.id))
+        .map(|one| (&one.demotion, one.made.stat))
         .collect();
     let failures = core.ns.note_temporaries(&copies);
     without_failed(core, copied, failures)

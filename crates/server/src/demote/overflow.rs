@@ -40,7 +40,7 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     let stat = pfs
         .stat_file(file.file())
         .map_err(on_pfs("overflow object"))?;
-    if let Some((_, error)) = core.ns.note_temporaries(&[(demotion, stat.id)]).pop() {
+    if let Some((_, error)) = core.ns.note_temporaries(&[(demotion, stat)]).pop() {
         return Err(error.into());
     }
     failpoint::hit(failpoint::Point::OverflowNoted);

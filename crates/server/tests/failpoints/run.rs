@@ -28,18 +28,18 @@ const NOT_HIT: &str = "the point was not hit";
 
 /// One point under one workload.
 #[derive(Clone, Debug)]
-struct Case {
-    point: Point,
-    at: usize,
+pub struct Case {
+    pub point: Point,
+    pub at: usize,
 }
 
 impl Case {
-    fn work(&self) -> Workload {
+    pub fn work(&self) -> Workload {
         workloads(self.point).swap_remove(self.at)
     }
 }
 
-fn shape(dir: &Path, tiers: Tiers, point: Point) -> Settings {
+pub fn shape(dir: &Path, tiers: Tiers, point: Point) -> Settings {
     let flash = if tiers == Tiers::Tiny {
         1 << 20
     } else {
@@ -299,7 +299,7 @@ fn child_is_killed_at_a_point() {
 }
 
 /// Runs a child, which must be killed; `start`: it is armed before it starts, and does nothing.
-fn killed(dir: &Path, case: &Case, start: bool) -> Result<(), String> {
+pub fn killed(dir: &Path, case: &Case, start: bool) -> Result<(), String> {
     let how = if start { "start" } else { "work" };
     let log = File::create(dir.join("log")).expect("log");
     let mut command = Command::new(std::env::current_exe().expect("this program"));
@@ -518,6 +518,11 @@ fn fault_03_kill_9_at_every_failpoint_leaves_the_old_state_or_the_new_one() {
             (0..count).map(move |at| Case { point, at })
         })
         .collect();
+    run_all(&cases, &run);
+}
+
+/// Runs the cases side by side; panics with all that fail.
+pub fn run_all(cases: &[Case], run: &(dyn Fn(&Case) -> Result<(), String> + Sync)) {
     let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
     std::thread::scope(|scope| {
@@ -525,8 +530,9 @@ fn fault_03_kill_9_at_every_failpoint_leaves_the_old_state_or_the_new_one() {
             scope.spawn(|| {
                 while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let case_of = || format!("{case:?} {:?}", case.work());
-                    let outcome = std::panic::catch_unwind(|| run(case))
-                        .unwrap_or_else(|_| Err("panicked, see above".into()));
+                    let outcome =
+                        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(case)))
+                            .unwrap_or_else(|_| Err("panicked, see above".into()));
                     if let Err(why) = outcome {
                         let mut failures = failures.lock().expect("no panic here");
                         failures.push(format!("{}: {why}", case_of()));
