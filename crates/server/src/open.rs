@@ -174,7 +174,7 @@ impl Core {
     }
 
     /// Makes an empty object, in the overflow if the file system below its tier has no room even for
-    /// that. `shared`: the kernel is to write it.
+    /// that, or somebody has removed the tier's directory. `shared`: the kernel is to write it.
     pub(crate) fn create_object(
         &self,
         tier: TierId,
@@ -194,8 +194,22 @@ impl Core {
                 let overflow = self.tiers.need_overflow(self.ns.pfs())?;
                 Ok((overflow, create(overflow)?))
             }
+            Err(Errno::ENOENT) if self.tiers.kind(tier) != TierKind::Pfs => {
+                self.report_tier_removed(tier);
+                let overflow = self.tiers.need_overflow(self.ns.pfs())?;
+                Ok((overflow, create(overflow)?))
+            }
             made => Ok((tier, made?)),
         }
+    }
+
+    fn report_tier_removed(&self, tier: TierId) {
+        let name = self.tiers.get(tier).map_or("", |slot| slot.tier.name());
+        self.report(
+            format!("(tier {name})").into_bytes(),
+            Errno::ENOENT,
+            "its directory has been removed by somebody else; new files go straight to the PFS until a restart".into(),
+        );
     }
 
     /// Application and version of a file that a process is about to create: where its path says nothing, the

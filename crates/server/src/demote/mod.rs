@@ -183,11 +183,22 @@ fn note_failure(core: &Core, file: &File, errno: Errno, reason: &str) {
         state.error_unreported |= state.error != Some(errno);
         state.error = Some(errno);
     }
-    core.report(
-        file.path(),
-        errno,
-        format!("not demoted: {reason}; the data is kept and tried again"),
-    );
+    core.report(file.path(), errno, not_demoted(core, file, reason));
+}
+
+/// What a person is told of a demotion that has failed.
+fn not_demoted(core: &Core, file: &File, reason: &str) -> String {
+    let tier = file.tier();
+    let found = core.tiers.open_object(tier, file.object);
+    match found.map_err(|error| Errno::from(&error)) {
+        Err(Errno::ENOENT) => {
+            let name = core.tiers.get(tier).map_or("", |slot| slot.tier.name());
+            format!(
+                "not demoted: its object has been removed from tier {name} by somebody else: what was only there is lost"
+            )
+        }
+        _ => format!("not demoted: {reason}; the data is kept and tried again"),
+    }
 }
 
 /// Reads the copies back. Then their records are flushed: from here on a crash finds out whether one has got
@@ -371,8 +382,7 @@ fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {
     let (errno, failed) = match &failure {
         Failure::Superseded => (None, false),
         Failure::Error(errno, reason) => {
-            let reason = format!("not demoted: {reason}; the data is kept and tried again");
-            core.report(file.path(), *errno, reason);
+            core.report(file.path(), *errno, not_demoted(core, file, reason));
             (Some(*errno), true)
         }
     };
@@ -434,6 +444,36 @@ mod tests {
             let found = flash.open(object).expect("object").stat().expect("stat");
             assert_eq!(found.size, 1, "what is called clean is torn");
         }
+    }
+
+    #[test]
+    fn a_tier_that_somebody_removes_is_named_and_new_files_go_to_the_pfs() {
+        let lab = Lab::new();
+        let core = lab.core();
+        close_new(core, &["old"]);
+        let objects = core.settings.ssd[0].dir.join("objects");
+        std::fs::remove_dir_all(objects).expect("removed");
+        drain(core);
+        let told = |path: &[u8], what: &str| {
+            let errors = core.errors.all();
+            let mut of_path = errors.iter().filter(|error| error.path == path);
+            assert!(
+                of_path.any(|error| error.reason.contains(what)),
+                "{errors:?}"
+            );
+        };
+        told(b"old", "what was only there is lost");
+        close_new(core, &["new"]);
+        let tier = core
+            .tiers
+            .get(FLASH)
+            .expect("flash")
+            .tier
+            .name()
+            .to_string();
+        told(format!("(tier {tier})").as_bytes(), "has been removed");
+        drain(core);
+        assert_eq!(lab.on_pfs("new"), b"new");
     }
 
     #[test]
