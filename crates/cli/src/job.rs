@@ -87,7 +87,12 @@ pub fn follow(
     if matches!(end, End::TimedOut | End::Interrupted) {
         jobs.cancel().map_err(fail)?;
     }
-    let last = jobs.look().map_err(fail)?;
+    let mut last = jobs.look().map_err(fail)?;
+    if !last.finished && last.left.is_empty() {
+        // The PFS does not answer, and neither does the job: what was asked for is what is left.
+        let named = target.paths.iter().take(limits::ERRORS_REMEMBERED_MAX);
+        last.left = named.cloned().collect();
+    }
     for failure in last.failures.iter().skip(told) {
         progress.say(&failure_line(&target.mount, failure));
     }

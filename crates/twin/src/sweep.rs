@@ -290,7 +290,12 @@ impl Sweep<'_> {
         for other in others {
             row = row.with(other.key.clone(), other.value.clone());
         }
-        row.0.extend(summary(&scenario, &run.outcome).0);
+        // What is swept is a column already, under the name that the user gave it.
+        for (name, value) in summary(&scenario, &run.outcome).0 {
+            if row.get(&name).is_none() {
+                row.0.push((name, value));
+            }
+        }
         if !self.targets.is_empty() {
             let mut meets = true;
             for target in self.targets {
@@ -456,6 +461,8 @@ mod tests {
         .unwrap();
         assert_eq!(report.rows.len(), 6);
         assert_eq!(report.rows[5].text("policy"), "maxeff");
+        let columns = report.rows[5].0.iter().filter(|(name, _)| name == "policy");
+        assert_eq!(columns.count(), 1);
     }
 
     #[test]

@@ -26,7 +26,7 @@ use limit::{Kind, Limits, Surplus};
 
 /// Starts logging, with times in UTC: to standard error, or to the log file of `state`.
 pub fn start(state: Option<&Path>) -> Result<Log, Failure> {
-    let filter = EnvFilter::try_from_env("FOREBAY_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = level_filter(std::env::var("FOREBAY_LOG").ok().as_deref())?;
     let sink = match state {
         None => Sink::Stderr,
         Some(state) => {
@@ -48,6 +48,28 @@ pub fn start(state: Option<&Path>) -> Result<Log, Failure> {
         .try_init()
         .map_err(|error| Failure::fatal(format!("log: {error}")))?;
     Ok(log)
+}
+
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+
+/// What `FOREBAY_LOG` asks for: a level, or several directives with a level each. A word that is none would be taken for
+/// the name of a module, and nothing be logged.
+fn level_filter(asked: Option<&str>) -> Result<EnvFilter, Failure> {
+    let asked = asked.map(str::trim).filter(|text| !text.is_empty());
+    let Some(asked) = asked else {
+        return Ok(EnvFilter::new("info"));
+    };
+    let has_level = |directive: &str| {
+        let level = directive.rsplit('=').next().unwrap_or(directive).trim();
+        LEVELS.iter().any(|known| level.eq_ignore_ascii_case(known))
+    };
+    match EnvFilter::try_new(asked) {
+        Ok(filter) if asked.split(',').all(has_level) => Ok(filter),
+        _ => Err(Failure::fatal(format!(
+            "FOREBAY_LOG={asked}: it takes a level ({}) or MODULE=LEVEL, separated by commas",
+            LEVELS.join(", ")
+        ))),
+    }
 }
 
 fn open_log(path: &Path) -> io::Result<File> {
@@ -215,6 +237,21 @@ impl Write for Line<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_level_that_is_none_is_refused() {
+        let said = |asked| level_filter(asked).map(|filter| filter.to_string());
+        assert_eq!(said(None).ok().as_deref(), Some("info"));
+        assert_eq!(said(Some("")).ok().as_deref(), Some("info"));
+        assert_eq!(said(Some("DEBUG")).ok().as_deref(), Some("debug"));
+        assert!(said(Some("warn,forebay_server=trace")).is_ok());
+        for wrong in ["foo", "debgu", "forebay_server=loud", "info,foo"] {
+            let Err(failure) = said(Some(wrong)) else {
+                panic!("{wrong} is taken");
+            };
+            assert!(failure.message.contains(wrong), "{failure:?}");
+        }
+    }
 
     #[test]
     fn a_log_that_cannot_be_written_loses_lines_and_says_how_many() {
