@@ -109,18 +109,20 @@ class Mappings:
         self.ledger.fired["store into clean"] += was_clean
 
     def stored(self, file, path, flush):
-        # What the kernel could not hand over when it was unmapped fails nothing: is the daemon alive?
-        os.stat(path)
-        file.unsure = False
+        # What the kernel could not hand over when it was unmapped fails nothing but the next fsync: also where the look below fails.
         if not flush:
             self.ledger.unflushed.add(file.number)
+        # Is the daemon alive?
+        os.stat(path)
+        file.unsure = False
 
     def ended(self, file, status):
         try:
             failed(status)
-        except OSError:
+        except OSError as error:
             # What the kernel could not write afterwards is the next fsync's to tell.
             self.ledger.unflushed.add(file.number)
+            error.add_note(f"{sorted(file.names)}{file.told()}")
             raise
 
     def is_clean(self, path):

@@ -66,7 +66,10 @@ class Campaign:
             self.rounds += 1
             fault = self.random.choice(self.faults)
             before = self.all_fired()
-            self.round(fault)
+            try:
+                self.round(fault)
+            except Loss as loss:
+                raise Loss(f"{loss} (round {self.rounds}: {fault})") from loss
             self.counts[fault] += 1
             met = self.all_fired() - before
             print(f"{time.monotonic() - begun:6.0f} s  round {self.rounds}: {fault}; {self.operations()} operations so far, "

@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, Statfs};
 use forebay_wire::{
     Connection, Descriptor, Dirent, Link, Opened, RenameMode, Reply, Request, Response, SeekWhat,
-    SpaceChange, XattrMode,
+    SpaceChange, WriteHow, XattrMode,
 };
 
 /// Outcome of a request that may have to wait for space.
@@ -381,20 +381,18 @@ impl Client {
         }
     }
 
-    /// Writes `data` at `offset`; `drop_suid` if the writer may not keep set-id bits.
+    /// Writes `data` at `offset`, or at the end.
     pub fn write(
         &self,
         handle: Handle,
         offset: u64,
         data: &[u8],
-        drop_suid: bool,
-        may_wait: bool,
+        how: WriteHow,
     ) -> Result<Progress<usize>, Errno> {
         let request = Request::Write {
             handle,
             offset,
-            drop_suid,
-            may_wait,
+            how,
         };
         match self.connection.call(request, data, &mut [])?.response {
             Response::Moved(bytes) => Ok(Progress::Done(bytes as usize)),

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use forebay_client::Client;
 use forebay_types::{Errno, Handle, OpenFlags as Flags, SetAttr};
-use forebay_wire::RenameMode;
+use forebay_wire::{RenameMode, WriteHow};
 use fuser::{
     BsdFileFlags, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig, LockOwner,
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
@@ -346,13 +346,18 @@ impl Filesystem for Adapter {
         offset: u64,
         data: &[u8],
         flags: WriteFlags,
-        _: OpenFlags,
+        open: OpenFlags,
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let drop_suid = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let how = WriteHow {
+            // What is written back from a mapping has its place.
+            append: open.0 & libc::O_APPEND != 0 && !flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            drop_suid: flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
+            may_wait: false,
+        };
         let file = (ino(node), handle(fh));
-        self.answer_write(file, offset, data, drop_suid, reply);
+        self.answer_write(file, offset, data, how, reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {

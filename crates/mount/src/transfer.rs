@@ -2,6 +2,7 @@
 
 use forebay_client::Progress;
 use forebay_types::{Errno, Handle, Ino};
+use forebay_wire::WriteHow;
 use fuser::{ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
 
 use crate::adapter::Adapter;
@@ -31,16 +32,16 @@ impl Adapter {
         (node, handle): (Ino, Handle),
         offset: u64,
         data: &[u8],
-        drop_suid: bool,
+        how: WriteHow,
         reply: ReplyWrite,
     ) {
         let changed = move |belief: &Belief| {
-            if drop_suid {
+            if how.drop_suid {
                 belief.content_changed(node);
             }
         };
         let turn = self.desk.turn(reply);
-        let written = self.client.write(handle, offset, data, drop_suid, false);
+        let written = self.client.write(handle, offset, data, how);
         let reply = match (turn.reply::<ReplyWrite>(), written) {
             (Some(reply), Ok(Progress::Done(n))) => {
                 changed(&self.belief);
@@ -60,7 +61,11 @@ impl Adapter {
         let belief = self.belief.clone();
         self.pool.run(Box::new(move |_| {
             let turn = desk.waiting_turn(reply);
-            let written = client.write(handle, offset, &data, drop_suid, true);
+            let how = WriteHow {
+                may_wait: true,
+                ..how
+            };
+            let written = client.write(handle, offset, &data, how);
             match (turn.reply::<ReplyWrite>(), written) {
                 (Some(reply), Ok(Progress::Done(n))) => {
                     changed(&belief);

@@ -363,6 +363,7 @@ mod tests {
     use std::time::Duration;
 
     use forebay_policy::durability::Durability;
+    use forebay_wire::WriteHow;
 
     use crate::core::Core;
     use crate::opens::Target;
@@ -404,7 +405,7 @@ mod tests {
             wait_for_write(&flash, before);
             core.leave_memory();
             // By a program on a mount that was taken away under it.
-            let written = core.write(handle, 0, &NEW, false, true);
+            let written = core.write(handle, 0, &NEW, WriteHow::WAITING);
             assert_eq!(written, Ok(Some(NEW.len())));
             assert_eq!(fsync.join().expect("thread"), Ok(()));
         });
@@ -452,7 +453,7 @@ mod tests {
         let handle = create(core, b"f", &[9; 4096]);
         let file = core.files.read().values().next().cloned().expect("file");
         core.fsync(handle, false).expect("fsync");
-        let written = core.write(handle, 0, &OLD, false, true);
+        let written = core.write(handle, 0, &OLD, WriteHow::WAITING);
         assert_eq!(written, Ok(Some(OLD.len())));
         let before = slow_write(&flash);
         std::thread::scope(|scope| {
@@ -461,7 +462,7 @@ mod tests {
             core.make_stable(&file).expect("as before a rename");
             let flags = OpenFlags(libc::O_RDWR as u32);
             let (opened, _) = core.open(file.ino, flags, false).expect("open");
-            let written = core.write(opened.handle, 0, &NEW, false, true);
+            let written = core.write(opened.handle, 0, &NEW, WriteHow::WAITING);
             assert_eq!(written, Ok(Some(NEW.len())));
             assert_eq!(close.join().expect("thread"), Ok(()));
             core.release(opened.handle).expect("close");

@@ -216,6 +216,7 @@ impl Core {
 mod tests {
     use forebay_tiers::testing::unwritten_bytes;
     use forebay_types::{Handle, Ino, OpenFlags};
+    use forebay_wire::WriteHow;
 
     use super::*;
     use crate::testing::{Lab, create, drain};
@@ -275,7 +276,7 @@ mod tests {
         }
         for (at, handle) in handles.iter().enumerate() {
             let text = format!("later {at:03}");
-            let written = core.write(*handle, 0, text.as_bytes(), false, true);
+            let written = core.write(*handle, 0, text.as_bytes(), WriteHow::WAITING);
             assert_eq!(written, Ok(Some(text.len())));
             core.fsync(*handle, false).expect("fsync");
             assert!(objects_open(&lab) <= FILES_MAX);

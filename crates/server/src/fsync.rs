@@ -462,6 +462,7 @@ mod tests {
 
     use forebay_tiers::testing::{Effect, Operation, When};
     use forebay_types::{OpenFlags, SetAttr};
+    use forebay_wire::WriteHow;
 
     use crate::testing::{FLASH, Lab, create, me};
 
@@ -486,7 +487,7 @@ mod tests {
             core.leave_memory();
             assert_eq!(file.tier(), FLASH);
             open.budget_bytes.store(1 << 20, Ordering::Release);
-            let written = core.write(handle, 0, &[2; 4096], false, true);
+            let written = core.write(handle, 0, &[2; 4096], WriteHow::WAITING);
             assert_eq!(written, Ok(Some(4096)));
             drop(growing);
             assert_eq!(fsync.join().expect("thread"), Ok(()));
@@ -528,7 +529,7 @@ mod tests {
             waits_for(Operation::Stat, looks);
             // It was looked at whether anybody writes, and its size is about to be taken.
             let (writer, _) = open(libc::O_RDWR).expect("open");
-            let written = core.write(writer.handle, 0, b"more", false, true);
+            let written = core.write(writer.handle, 0, b"more", WriteHow::WAITING);
             assert_eq!(written, Ok(Some(4)));
             truncation.join().expect("thread").expect("truncated");
             assert!(file.lock().residency.writing, "nobody is said to write it");

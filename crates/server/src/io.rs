@@ -12,7 +12,7 @@ use forebay_tiers::{FileObject, Object, Seek, TierKind, start_writeback};
 use forebay_types::{
     Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, SetTime, failpoint, limits,
 };
-use forebay_wire::SeekWhat;
+use forebay_wire::{SeekWhat, WriteHow};
 
 use crate::atrest::{Looked, Purpose};
 use crate::core::Core;
@@ -43,8 +43,7 @@ impl Core {
         handle: Handle,
         offset: u64,
         data: &[u8],
-        drop_suid: bool,
-        may_wait: bool,
+        how: WriteHow,
     ) -> Result<Option<usize>, Errno> {
         let (open, flags) = self.opens.file(handle)?;
         if !flags.writes() {
@@ -53,7 +52,7 @@ impl Core {
         if offset.saturating_add(data.len() as u64) > limits::FILE_BYTES_MAX {
             return Err(Errno::EFBIG);
         }
-        let written = self.write_to(&open, (offset, data), drop_suid, may_wait);
+        let written = self.write_to(&open, (offset, data), how);
         self.absorb_late(&open, written)
     }
 
@@ -61,9 +60,9 @@ impl Core {
         &self,
         open: &Arc<OpenFile>,
         (offset, data): (u64, &[u8]),
-        drop_suid: bool,
-        may_wait: bool,
+        how: WriteHow,
     ) -> Result<Option<usize>, Errno> {
+        let may_wait = how.may_wait;
         let _request = self.activity.begin();
         let straight = match &*open.target.read() {
             Target::Pfs {
@@ -80,7 +79,7 @@ impl Core {
             true => self.take_turn(open, Class::Checkpoint, data.len() as u64),
             false => None,
         };
-        if drop_suid {
+        if how.drop_suid {
             self.clear_set_id(open.ino)?;
         }
         loop {
@@ -90,15 +89,15 @@ impl Core {
             let target = self.target(open)?;
             self.reach(&target)?;
             self.note_change(open, &target)?;
-            match target.object().write_at(data, offset) {
-                Ok(written) => {
+            let place = (!how.append).then_some(offset);
+            match write_object(&target, data, place) {
+                Ok((written, end)) => {
                     self.note_changed(&target)?;
-                    let end = offset + written as u64;
                     if straight {
                         let ahead_bytes = self.engine.ahead_bytes(1);
                         open.behind.reached(target.object(), end, ahead_bytes);
                     } else if throttled {
-                        start_writeback(target.object(), offset, written as u64);
+                        start_writeback(target.object(), end - written as u64, written as u64);
                     }
                     return Ok(Some(written));
                 }
@@ -586,6 +585,21 @@ fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Er
     })
 }
 
+/// Writes at a place, or at the end; answers with how much was written, and where that ends.
+fn write_object(target: &Target, data: &[u8], place: Option<u64>) -> std::io::Result<(usize, u64)> {
+    let at = match (place, target) {
+        (Some(offset), _) => offset,
+        // Others may write it, too, and the file system below knows best where it ends.
+        (None, Target::Pfs { file, .. }) => return file.append(data),
+        (None, Target::Buffer { object, .. }) => object.stat()?.size,
+    };
+    if at.saturating_add(data.len() as u64) > limits::FILE_BYTES_MAX {
+        return Err(Errno::EFBIG.into());
+    }
+    let written = target.object().write_at(data, at)?;
+    Ok((written, at + written as u64))
+}
+
 fn is_full(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
@@ -608,6 +622,7 @@ mod tests {
 
     use forebay_namespace::File;
     use forebay_types::{ObjectId, OpenFlags};
+    use forebay_wire::WriteHow;
 
     use crate::core::Core;
     use crate::opens::Target;
@@ -639,7 +654,7 @@ mod tests {
         lab.store.fail_from(lab.pfs("f"));
         // A second try would be the first to do it if it took the record for written.
         for try_ in 1..=3 {
-            let written = core.write(opened.handle, 0, b"CONTENT", false, true);
+            let written = core.write(opened.handle, 0, b"CONTENT", WriteHow::WAITING);
             assert!(written.is_err(), "try {try_}: {written:?}");
         }
         assert!(lab.store.fired() >= 3);
@@ -651,7 +666,7 @@ mod tests {
         held.expect("object").read_at(&mut found, 0).expect("read");
         assert_eq!(&found, b"content");
         lab.store.heal();
-        let written = core.write(opened.handle, 0, b"CONTENT", false, true);
+        let written = core.write(opened.handle, 0, b"CONTENT", WriteHow::WAITING);
         assert_eq!(written, Ok(Some(7)));
         core.release(opened.handle).expect("close");
         drain(core);
@@ -676,7 +691,7 @@ mod tests {
         flush_to_pfs(core, file.object);
         file.lock().drain_open -= 1;
         assert_eq!(lab.on_pfs("f"), b"content");
-        core.write(handle, 7, b" and more", false, true)
+        core.write(handle, 7, b" and more", WriteHow::WAITING)
             .expect("write");
         assert_eq!(named(b"user.a").expect("kept"), b"1");
         core.release(handle).expect("close");
@@ -739,7 +754,7 @@ mod tests {
         let (open, _) = core.opens.file(opened.handle).expect("open");
         // The PFS did not answer; the program was told so, and has closed the file.
         core.release(opened.handle).expect("close");
-        let written = core.write_to(&open, (0, b"CONTENT"), false, true);
+        let written = core.write_to(&open, (0, b"CONTENT"), WriteHow::WAITING);
         assert!(file.lock().residency.writing, "nobody will close it");
         assert_eq!(core.absorb_late(&open, written), Ok(Some(7)));
         assert!(!file.lock().residency.writing);

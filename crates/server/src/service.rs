@@ -128,10 +128,9 @@ impl Server {
             Request::Write {
                 handle,
                 offset,
-                drop_suid,
-                may_wait,
+                how,
             } => {
-                let written = core.write(handle, offset, payload, drop_suid, may_wait)?;
+                let written = core.write(handle, offset, payload, how)?;
                 would_wait(written.map(|n| Response::Moved(n as u32))).into()
             }
             Request::Fsync { handle, data_only } => {

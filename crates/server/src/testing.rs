@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use forebay_kv::{Batch, Durability, Error, Store, memory::Memory};
 use forebay_tiers::testing::FaultyTier;
 use forebay_types::{Cred, Handle, Ino, OpenFlags, TierId};
-use forebay_wire::Link;
+use forebay_wire::{Link, WriteHow};
 use parking_lot::Mutex;
 
 use crate::core::Core;
@@ -205,7 +205,7 @@ pub fn create(core: &Core, name: &[u8], content: &[u8]) -> Handle {
     let flags = OpenFlags(libc::O_RDWR as u32);
     let created = core.create(&link, 0o644, flags, me(), false);
     let (_, opened, _) = created.expect("create");
-    let written = core.write(opened.handle, 0, content, false, true);
+    let written = core.write(opened.handle, 0, content, WriteHow::WAITING);
     assert_eq!(written, Ok(Some(content.len())));
     opened.handle
 }

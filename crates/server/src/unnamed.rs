@@ -216,7 +216,7 @@ impl Core {
 mod tests {
     use forebay_tiers::Identity;
     use forebay_types::{Attr, Errno, Handle, Ino, OpenFlags};
-    use forebay_wire::Link;
+    use forebay_wire::{Link, WriteHow};
 
     use crate::core::Core;
     use crate::testing::{Lab, drain, me};
@@ -225,7 +225,7 @@ mod tests {
         let flags = OpenFlags(libc::O_RDWR as u32);
         let created = core.create_unnamed(Ino::ROOT, 0o640, flags, me());
         let (attr, opened) = created.expect("create");
-        let written = core.write(opened.handle, 0, content, false, true);
+        let written = core.write(opened.handle, 0, content, WriteHow::WAITING);
         assert_eq!(written, Ok(Some(content.len())));
         (attr, opened.handle)
     }
@@ -323,7 +323,7 @@ mod tests {
                 .is_some_and(|f| f.generation == residency.generation)
         };
         assert!(is_recorded(&file), "the fsync has flushed it");
-        core.write(handle, 0, b"CONTENT", false, true)
+        core.write(handle, 0, b"CONTENT", WriteHow::WAITING)
             .expect("write");
         assert!(!is_recorded(&file));
         core.sync_dir(Ino::ROOT).expect("fsync of the directory");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_testkit::skip;
 use forebay_types::{Attr, Cred, Errno, Ino, OpenFlags, SetAttr, SetTime, TimeSpec};
-use forebay_wire::{RenameMode, XattrMode};
+use forebay_wire::{RenameMode, WriteHow, XattrMode};
 
 use common::{Running, Scratch, me, settings};
 
@@ -300,7 +300,11 @@ fn set_id_bits_go_with_a_truncation_or_a_write_of_a_file_on_the_pfs_too() {
             let flags = OpenFlags(libc::O_WRONLY as u32);
             let open = client.open(attr.ino, flags, other).expect("open");
             let handle = open.opened.handle;
-            client.write(handle, 0, b"new", true, true).expect("write");
+            let how = WriteHow {
+                drop_suid: true,
+                ..WriteHow::WAITING
+            };
+            client.write(handle, 0, b"new", how).expect("write");
             client.release(handle).expect("close");
         }
         assert_eq!(now(&server, name.as_bytes()).perm, 0o755, "{name}");

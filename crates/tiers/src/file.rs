@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use forebay_types::{SetTime, TimeSpec};
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom, Timespec, Timestamps, XattrFlags};
-use rustix::io::Errno as Sys;
+use rustix::io::{Errno as Sys, ReadWriteFlags};
 
 use crate::{Allocate, Identity, Object, ObjectStat, Seek, writers};
 
@@ -168,6 +168,26 @@ fn zero_by_hole(file: &File, keep_size: bool, offset: u64, len: u64) -> rustix::
     };
     rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, punch, offset, len))?;
     rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, take, offset, len))
+}
+
+impl FileObject {
+    /// Writes at the end of the file as its file system finds it, also where others write it; answers with how much was written,
+    /// and where that ends.
+    pub fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
+        let file = self.writable()?;
+        let mut done = 0;
+        while done < data.len() {
+            let part = [io::IoSlice::new(&data[done..])];
+            match rustix::io::pwritev2(&*file, &part, 0, ReadWriteFlags::APPEND) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                Err(Sys::INTR) => {}
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok((done, file.metadata()?.len()))
+    }
 }
 
 impl Object for FileObject {

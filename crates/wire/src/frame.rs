@@ -194,7 +194,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Link, Request};
+    use crate::{Link, Request, WriteHow};
 
     #[test]
     fn checksum_is_crc32c() {
@@ -206,8 +206,7 @@ mod tests {
         let request = Request::Write {
             handle: Handle(7),
             offset: 1 << 40,
-            drop_suid: false,
-            may_wait: true,
+            how: WriteHow::WAITING,
         };
         let mut bytes = Vec::new();
         write_frame(&mut bytes, &request, b"data").expect("vec");

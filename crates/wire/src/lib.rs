@@ -14,6 +14,7 @@ mod socket;
 pub use connection::{Connection, Descriptor, InMemory, Peer, Reply, Service};
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use message::{
-    Dirent, Link, OpenMode, Opened, RenameMode, Request, Response, SeekWhat, SpaceChange, XattrMode,
+    Dirent, Link, OpenMode, Opened, RenameMode, Request, Response, SeekWhat, SpaceChange, WriteHow,
+    XattrMode,
 };
 pub use socket::{UnixConnection, UnixServer};

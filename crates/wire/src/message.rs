@@ -63,6 +63,26 @@ pub struct Link {
     pub name: Vec<u8>,
 }
 
+/// How a write is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WriteHow {
+    /// At the end of the file as the server finds it (`O_APPEND`): who asks may not know that somebody else has written.
+    pub append: bool,
+    /// The set-id bits go where the writer may not keep them.
+    pub drop_suid: bool,
+    /// Until there is space; else the server answers [`Response::WouldWait`] instead of blocking who asks.
+    pub may_wait: bool,
+}
+
+impl WriteHow {
+    /// At the offset, by who keeps set-id bits, and waiting for space.
+    pub const WAITING: WriteHow = WriteHow {
+        append: false,
+        drop_suid: false,
+        may_wait: true,
+    };
+}
+
 /// What a client asks of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the fields are named after those of the system calls
@@ -177,14 +197,11 @@ pub enum Request {
         offset: u64,
         len: u32,
     },
-    /// Clears the set-id bits where the writer may not keep them (`drop_suid`).
-    /// Data travels beside the request. Without `may_wait` the server answers
-    /// [`Response::WouldWait`] instead of blocking the caller until there is space.
+    /// Data travels beside the request.
     Write {
         handle: Handle,
         offset: u64,
-        drop_suid: bool,
-        may_wait: bool,
+        how: WriteHow,
     },
     Fsync {
         handle: Handle,

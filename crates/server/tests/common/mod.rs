@@ -13,7 +13,7 @@ use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags};
 use forebay_wire::control::{
     Control, ControlResponse, JobProgress, Movement, StatusBits, WhereEntry,
 };
-use forebay_wire::{Connection, InMemory, Request, Response};
+use forebay_wire::{Connection, InMemory, Request, Response, WriteHow};
 
 /// Nothing that is waited for takes longer than this on a machine that is merely slow.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -275,7 +275,7 @@ impl Running {
 
     /// Writes by requests, waiting for space where needed.
     pub fn write(&self, handle: Handle, offset: u64, data: &[u8]) -> Result<(), Errno> {
-        match self.client.write(handle, offset, data, false, true)? {
+        match self.client.write(handle, offset, data, WriteHow::WAITING)? {
             forebay_client::Progress::Done(n) => assert_eq!(n, data.len()),
             forebay_client::Progress::WouldWait => panic!("a write that may wait did not"),
         }

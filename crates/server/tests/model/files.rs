@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 
 use forebay_client::Progress;
 use forebay_types::{Errno, OpenFlags, SetAttr};
-use forebay_wire::{SeekWhat, SpaceChange};
+use forebay_wire::{SeekWhat, SpaceChange, WriteHow};
 use rand::seq::IndexedRandom;
 use rand::{Rng, RngCore};
 
@@ -182,10 +182,10 @@ impl World {
             Some((file, _)) => file.write_all_at(&data, offset as u64).expect("pwrite"),
             None => {
                 let client = self.server().client.clone();
-                let first = client.write(handle, offset as u64, &data, false, false);
+                let first = client.write(handle, offset as u64, &data, WriteHow::default());
                 let done = match first {
                     Ok(Progress::WouldWait) => {
-                        client.write(handle, offset as u64, &data, false, true)
+                        client.write(handle, offset as u64, &data, WriteHow::WAITING)
                     }
                     other => other,
                 };

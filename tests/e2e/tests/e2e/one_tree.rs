@@ -1,6 +1,7 @@
 //! Promise 1: one tree.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 use forebay_testkit::{
@@ -202,6 +203,61 @@ fn promise_1_unseen_versions_survive_what_programs_do() {
     pattern(20, 50_000).assert_in(&cluster.pfs("replaced"));
     settle_for_revalidation();
     pattern(22, 70_000).assert_in(&cluster.mnt("unlinked"));
+}
+
+/// Small files come into the burst buffer to be changed, large ones are changed in place.
+#[test]
+fn promise_1_what_is_appended_lands_behind_what_others_have_appended_on_the_pfs() {
+    for passthrough in [true, false] {
+        let mut builder = Cluster::builder().lazy();
+        if !passthrough {
+            builder = builder.flag("--no-passthrough");
+        }
+        let cluster = builder.up();
+        for (name, mib) in [("small", 0), ("large", 80)] {
+            let (on_pfs, size) = (cluster.pfs(name), (mib << 20) + 10);
+            fs::write(&on_pfs, vec![b'.'; size]).expect("write");
+            settle_for_revalidation();
+            // The kernel knows its size from here on, and believes it.
+            let open = || OpenOptions::new().append(true).open(cluster.mnt(name));
+            let mut ours = open().expect("open");
+            let known = fs::metadata(cluster.mnt(name)).expect("stat").len();
+            assert_eq!(known, size as u64);
+            let mut others = OpenOptions::new().append(true).open(&on_pfs).expect("open");
+            others.write_all(b"others;").expect("append");
+            ours.write_all(b"ours;").expect("append");
+            if mib > 0 {
+                // In place, by both in turns.
+                others.write_all(b"others again;").expect("append");
+                open()
+                    .expect("open")
+                    .write_all(b"ours again;")
+                    .expect("append");
+            }
+            drop(ours);
+            cluster.drain(name);
+            let tail = fs::read(&on_pfs).expect("read").split_off(size);
+            let expected: &[u8] = match mib {
+                0 => b"others;ours;",
+                _ => b"others;ours;others again;ours again;",
+            };
+            assert_eq!(
+                String::from_utf8_lossy(&tail),
+                String::from_utf8_lossy(expected),
+                "{name}, passthrough {passthrough}"
+            );
+        }
+        // What was cut is not grown by a hole.
+        let cut = cluster.pfs("cut");
+        fs::write(&cut, b"0123456789").expect("write");
+        settle_for_revalidation();
+        assert_eq!(fs::metadata(cluster.mnt("cut")).expect("stat").len(), 10);
+        fs::write(&cut, b"short;").expect("write");
+        let ours = OpenOptions::new().append(true).open(cluster.mnt("cut"));
+        ours.expect("open").write_all(b"ours;").expect("append");
+        cluster.drain("cut");
+        assert_eq!(fs::read(&cut).expect("read"), b"short;ours;");
+    }
 }
 
 #[test]
