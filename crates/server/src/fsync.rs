@@ -73,8 +73,7 @@ impl Core {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
                 object.sync(data_only)?;
-                self.save_live(file, &*object, generation)?;
-                self.demote_written(open, file, &*object)
+                self.flush_to_pfs(open, file, &*object, generation)
             }
             Durability::Ssd | Durability::Replica => {
                 let object = match self.tiers.kind(tier) {
@@ -141,6 +140,18 @@ impl Core {
         Ok(object)
     }
 
+    /// Demotes an object with the size and time that it has now: the record knows those of a file that is open only from its last fsync.
+    fn flush_to_pfs(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+        generation: Generation,
+    ) -> Result<(), Errno> {
+        self.save_live(file, object, generation)?;
+        self.demote_written(open, file, object)
+    }
+
     /// The same for who keeps it from being moved or copied meanwhile.
     fn refresh_shadow(
         &self,
@@ -163,7 +174,7 @@ impl Core {
         let size = object.stat()?.allocated_bytes;
         let Some(flash) = self.book_shadow(file, known.map(|(tier, _)| tier), size) else {
             // No flash has room: the PFS is the next stable place.
-            return self.demote_written(open, file, object);
+            return self.flush_to_pfs(open, file, object, generation);
         };
         match self.copy_shadow(file, object, flash) {
             // It had less than its tier was promised: the same.
@@ -175,7 +186,7 @@ impl Core {
                 if known.is_none() {
                     self.drop_shadow(file, flash);
                 }
-                return self.demote_written(open, file, object);
+                return self.flush_to_pfs(open, file, object, generation);
             }
             done => done?,
         }
@@ -457,6 +468,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
     use std::sync::atomic::Ordering;
     use std::time::Duration;
 
@@ -464,7 +476,7 @@ mod tests {
     use forebay_types::{OpenFlags, SetAttr};
     use forebay_wire::WriteHow;
 
-    use crate::testing::{FLASH, Lab, create, me};
+    use crate::testing::{FLASH, Lab, create, drain, me};
 
     /// Longer than what does not wait takes.
     const LATE: Duration = Duration::from_millis(500);
@@ -496,6 +508,34 @@ mod tests {
         let object = forebay_tiers::Tier::open(&*flash, file.object).expect("object");
         assert_eq!(object.read_at(&mut found, 0).expect("read"), 4096);
         assert!(found == [2; 4096], "what it was went over what it is");
+        core.release(handle).expect("close");
+    }
+
+    #[test]
+    fn an_fsync_that_finds_no_room_on_flash_gives_the_pfs_the_time_of_the_last_write() {
+        let lab = Lab::with(|settings| {
+            settings.dram_bytes = Some(16 << 20);
+            settings.ssd[0].capacity_bytes = Some(1 << 20);
+        });
+        let core = lab.core();
+        let handle = create(core, b"f", &vec![1; 2 << 20]);
+        let file = core.files.read().values().next().cloned().expect("file");
+        std::thread::sleep(Duration::from_millis(50));
+        let written = core.write(handle, 0, &[2; 4096], WriteHow::WAITING);
+        assert_eq!(written, Ok(Some(4096)));
+        std::thread::scope(|scope| {
+            let fsync = scope.spawn(|| core.fsync(handle, false));
+            while !fsync.is_finished() {
+                drain(core);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(fsync.join().expect("thread"), Ok(()));
+        });
+        assert_eq!(lab.on_pfs("f")[..4096], [2; 4096]);
+        let shown = core.getattr(file.ino).expect("attributes").mtime;
+        let on_pfs = std::fs::metadata(lab.pfs("f")).expect("stat");
+        let on_pfs = (on_pfs.mtime(), on_pfs.mtime_nsec());
+        assert_eq!(on_pfs, (shown.sec, i64::from(shown.nsec)));
         core.release(handle).expect("close");
     }
 
