@@ -10,6 +10,7 @@ use forebay_types::{Errno, Ino};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::NsError;
+use crate::devices::Devices;
 use crate::file::File;
 use crate::record::DirKey;
 use crate::times::DirTimes;
@@ -298,7 +299,7 @@ impl Handles {
     pub(crate) fn get(
         &self,
         pfs: &PfsTree,
-        root_dev: u64,
+        devices: &Devices,
         dir: &Arc<Dir>,
     ) -> Result<PfsDir, NsError> {
         if let Some(handle) = &*dir.handle.lock() {
@@ -310,20 +311,20 @@ impl Handles {
         if dir.removed.load(Ordering::Acquire) {
             return Err(Errno::ENOENT.into());
         }
-        let above = self.get(pfs, root_dev, &parent)?;
+        let above = self.get(pfs, devices, &parent)?;
         let opened = match dir.hidden() {
             None => pfs.open_dir(&above, &name)?,
             Some(hidden) => match pfs.open_dir(&above, &hidden.name) {
                 // It is just getting its name.
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
-                    let name = dir.place().map_or(name, |(_, name)| name);
+                    let name = dir.place().map_or_else(|| name.clone(), |(_, name)| name);
                     pfs.open_dir(&above, &name)?
                 }
                 opened => opened?,
             },
         };
         let stat = pfs.stat_dir(&opened)?;
-        if DirKey::new(stat.id, root_dev) != dir.key {
+        if devices.key_at(parent.key, &name, stat.id) != dir.key {
             return Err(Errno::ESTALE.into());
         }
         dir.learn(&stat);

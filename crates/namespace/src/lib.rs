@@ -8,6 +8,7 @@
 
 mod acl;
 mod check;
+mod devices;
 mod dir;
 mod error;
 mod file;

@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::NsError;
 use crate::acl;
+use crate::devices::Devices;
 use crate::dir::{Dir, Handles};
 use crate::file::{File, FileState};
 use crate::log::{Batch, Log};
@@ -70,6 +71,7 @@ pub struct Namespace {
     pub(crate) store: Log,
     pub(crate) instance: [u8; 16],
     pub(crate) root_dev: u64,
+    pub(crate) devices: Devices,
     /// The PFS has access control lists.
     pub(crate) has_acls: bool,
     pub(crate) root: Arc<Dir>,
@@ -105,7 +107,9 @@ impl Namespace {
     ) -> Result<(Namespace, Loaded), NsError> {
         let root_stat = pfs.stat_dir(pfs.root())?;
         let root_dev = root_stat.id.dev;
-        let root_key = DirKey::new(root_stat.id, root_dev);
+        let store = Log::new(store);
+        let devices = Devices::load(&store, root_dev)?;
+        let root_key = devices.key(root_stat.id);
         let root = Arc::new(Dir::new(root_key, Ino::ROOT, None));
         root.persisted.store(true, Ordering::Release);
         let next = match store.get(record::NEXT_OBJECT_KEY)? {
@@ -119,7 +123,8 @@ impl Namespace {
         let namespace = Namespace {
             has_acls,
             pfs,
-            store: Log::new(store),
+            store,
+            devices,
             instance,
             root_dev,
             handles: Handles::new(),
@@ -266,12 +271,7 @@ impl Namespace {
         }
         let record = records.get(&key)?;
         let parent = self.load_dir(record.parent, records, depth + 1)?;
-        let id = PfsId {
-            dev: if key.dev == 0 { self.root_dev } else { key.dev },
-            ino: key.ino,
-            btime_ns: key.btime_ns,
-        };
-        let dir = self.intern_dir(id, &parent, &record.name);
+        let dir = self.intern_key(key, &parent, &record.name);
         dir.persisted.store(true, Ordering::Release);
         Some(dir)
     }
@@ -312,7 +312,7 @@ impl Namespace {
 
     /// Opens a directory on the PFS.
     pub fn open_dir(&self, dir: &Arc<Dir>) -> Result<PfsDir, NsError> {
-        self.handles.get(&self.pfs, self.root_dev, dir)
+        self.handles.get(&self.pfs, &self.devices, dir)
     }
 
     pub(crate) fn known_dir(&self, key: DirKey) -> Option<Arc<Dir>> {
@@ -330,7 +330,11 @@ impl Namespace {
 
     /// The one `Dir` for a directory of the PFS, corrected if it is found at another place.
     pub(crate) fn intern_dir(&self, id: PfsId, parent: &Arc<Dir>, name: &[u8]) -> Arc<Dir> {
-        let key = DirKey::new(id, self.root_dev);
+        let key = self.key_below(parent.key, name, id);
+        self.intern_key(key, parent, name)
+    }
+
+    fn intern_key(&self, key: DirKey, parent: &Arc<Dir>, name: &[u8]) -> Arc<Dir> {
         if let Some(dir) = self.known_dir(key) {
             let moved = match dir.place() {
                 Some((p, n)) => !Arc::ptr_eq(&p, parent) || &*n != name,
@@ -342,7 +346,7 @@ impl Namespace {
             }
             return dir;
         }
-        let ino = self.table.lock().ino_for(id, self.root_dev);
+        let ino = self.table.lock().ino_for(self.id_of(key), self.root_dev);
         let dir = Arc::new(Dir::new(key, ino, Some((parent.clone(), name.into()))));
         let mut dirs = self.dirs.lock();
         if dirs.len() > 64 && dirs.len().is_power_of_two() {
@@ -350,6 +354,19 @@ impl Namespace {
         }
         dirs.insert(key, Arc::downgrade(&dir));
         dir
+    }
+
+    /// What the table of ids knows a directory by. In other file systems than the root's inode numbers are not unique, and the table
+    /// gives ids of its own.
+    fn id_of(&self, key: DirKey) -> PfsId {
+        PfsId {
+            dev: match key.dev {
+                0 => self.root_dev,
+                ordinal => !ordinal,
+            },
+            ino: key.ino,
+            btime_ns: key.btime_ns,
+        }
     }
 
     fn rewrite_dir_record(&self, dir: &Arc<Dir>) {
@@ -514,7 +531,7 @@ impl Namespace {
     }
 
     pub(crate) fn dir_key(&self, stat: &PfsStat) -> DirKey {
-        DirKey::new(stat.id, self.root_dev)
+        self.devices.key(stat.id)
     }
 
     /// Finishes or takes back a change of names that a crash interrupted: the PFS tells which. Where that gives an error, the

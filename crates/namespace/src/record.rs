@@ -18,13 +18,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::NsError;
 
-/// Identity of a directory that outlives restarts and renames: device (0 for the root's own),
-/// inode number and time of birth on the PFS.
+/// Identity of a directory that outlives restarts and renames: file system, inode number and time of birth on the PFS.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
 pub struct DirKey {
-    /// Device number; 0 on the device of the PFS root, whose number may change at a remount.
+    /// Ordinal of its file system: 0 for that of the PFS root, above for those mounted inside.
     pub dev: u64,
     /// Inode number.
     pub ino: u64,
@@ -33,10 +32,10 @@ pub struct DirKey {
 }
 
 impl DirKey {
-    /// Key of a directory on the PFS whose root is on device `root_dev`.
-    pub fn new(id: PfsId, root_dev: u64) -> DirKey {
+    /// Key of a directory in the file system of this ordinal.
+    pub(crate) fn new(id: PfsId, ordinal: u64) -> DirKey {
         DirKey {
-            dev: if id.dev == root_dev { 0 } else { id.dev },
+            dev: ordinal,
             ino: id.ino,
             btime_ns: id.btime_ns,
         }

@@ -339,7 +339,7 @@ impl Namespace {
     /// From now on the id stands for the file on the PFS.
     fn leave(&self, file: &File, parent: Arc<Dir>, name: Box<[u8]>, published: Published) {
         let id = forebay_tiers::PfsId {
-            dev: self.root_dev,
+            dev: self.devices.number_of(parent.key),
             ino: published.ino,
             btime_ns: published.btime_ns,
         };

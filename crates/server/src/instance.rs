@@ -147,6 +147,9 @@ fn open_with(
         }
     );
     crate::pfsmark::check(&ns, &settings.pfs, accept)?;
+    if !accept {
+        crate::pfsmark::check_inner(&ns, &loaded.files, &settings.pfs)?;
+    }
     facts.follow(&settings);
     if settings.ssd.len() + facts.known_ssd.len() > SSDS_MAX {
         return Err(StartError::Failed {

@@ -1,7 +1,14 @@
 //! Which PFS a state was made for. A directory that is there while its PFS is not mounted is another.
 
-use forebay_namespace::{Namespace, NsError, PFS_MARK};
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_namespace::{Dir, File, Namespace, NsError, PFS_MARK};
 use forebay_policy::samepfs::PfsIdentity;
+use forebay_types::Errno;
 
 use crate::starterror::StartError;
 
@@ -35,7 +42,7 @@ fn save(ns: &Namespace, identity: &PfsIdentity) -> Result<(), NsError> {
 
 /// Refuses a PFS that is not the one that the state was made for, before anything on it is looked at or changed; with `accept` it is
 /// taken for that from now on.
-pub fn check(ns: &Namespace, pfs: &std::path::Path, accept: bool) -> Result<(), StartError> {
+pub fn check(ns: &Namespace, pfs: &Path, accept: bool) -> Result<(), StartError> {
     let failed = |why: String| StartError::Failed {
         what: format!("PFS {}", pfs.display()),
         why,
@@ -50,6 +57,50 @@ pub fn check(ns: &Namespace, pfs: &std::path::Path, accept: bool) -> Result<(), 
             why: difference.describe(),
         }),
     }
+}
+
+/// The same for file systems mounted inside the PFS, as far as undrained files belong there: what drains into the bare directory would
+/// be hidden by the next mount.
+pub fn check_inner(ns: &Namespace, files: &[Arc<File>], pfs: &Path) -> Result<(), StartError> {
+    let mut looked = HashSet::new();
+    for file in files {
+        let names = match &*file.lock() {
+            state if state.is_dirty() => state.names.clone(),
+            _ => continue,
+        };
+        for (dir, _) in names {
+            if dir.key.dev == 0 || !looked.insert(dir.key.dev) {
+                continue;
+            }
+            let root = root_of(dir);
+            let path = pfs
+                .join(OsStr::from_bytes(&root.path()))
+                .display()
+                .to_string();
+            match ns.open_dir(&root).map_err(|e| e.errno()) {
+                Ok(_) => {}
+                Err(Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR) => {
+                    let why = "the file system that undrained files belong to is not mounted there";
+                    return Err(StartError::PfsExchanged { pfs: path, why });
+                }
+                Err(errno) => {
+                    let (what, why) = (format!("PFS {path}"), errno.message());
+                    return Err(StartError::Failed { what, why });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The root of the file system that a directory is in.
+fn root_of(mut dir: Arc<Dir>) -> Arc<Dir> {
+    while let Some((above, _)) = dir.place()
+        && above.key.dev == dir.key.dev
+    {
+        dir = above;
+    }
+    dir
 }
 
 /// Remembers the PFS once a start has succeeded, and marks it where it has no mark and may get one.

@@ -14,7 +14,7 @@ use forebay_testkit::{
 
 /// One line on standard error with `part`, and nothing on standard output.
 #[track_caller]
-fn assert_line(output: &Output, part: &str) {
+pub(crate) fn assert_line(output: &Output, part: &str) {
     let context = format!("expected {part:?}: {output:?}");
     assert_eq!(output.code, 1, "{context}");
     assert_eq!(output.stderr.lines().count(), 1, "{context}");

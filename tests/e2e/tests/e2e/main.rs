@@ -14,6 +14,7 @@ mod fsync;
 mod group;
 mod hanging;
 mod hanging_inside;
+mod inner;
 mod kept;
 mod one_tree;
 mod oversubscription;
