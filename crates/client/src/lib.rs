@@ -264,9 +264,9 @@ impl Client {
         })
     }
 
-    /// Names of all, each followed by NUL.
-    pub fn list_xattr(&self, ino: Ino) -> Result<Vec<u8>, Errno> {
-        self.bytes(Request::ListXattr { ino })
+    /// Names of all that `cred` may know of, each followed by NUL.
+    pub fn list_xattr(&self, ino: Ino, cred: Cred) -> Result<Vec<u8>, Errno> {
+        self.bytes(Request::ListXattr { ino, cred })
     }
 
     /// Sets one.

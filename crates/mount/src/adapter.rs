@@ -480,9 +480,10 @@ impl Filesystem for Adapter {
         answer_xattr(found, size, &turn);
     }
 
-    fn listxattr(&self, _: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
+    fn listxattr(&self, request: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
         let turn = self.desk.turn(reply);
-        answer_xattr(self.client.list_xattr(ino(node)), size, &turn);
+        let names = self.client.list_xattr(ino(node), cred(request));
+        answer_xattr(names, size, &turn);
     }
 
     fn removexattr(&self, request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {

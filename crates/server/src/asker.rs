@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, DirKey};
+use forebay_namespace::{ACCESS_LIST, Dir, DirKey};
 use forebay_tiers::ActAs;
-use forebay_types::Errno;
+use forebay_types::{Attr, Errno, Ino};
 use forebay_wire::Peer;
 
 use crate::core::Core;
@@ -93,9 +93,18 @@ impl<'a> Sight<'a> {
     }
 
     /// Whether the checksum of a file may be shown: it tells of the content. Of another user's file only where group and others may
-    /// read: who is in the group is not among the others.
-    pub fn may_read(&self, owner: u32, perm: u16) -> bool {
-        self.asker.trusted || self.asker.uid == owner || perm & 0o044 == 0o044
+    /// read: who is in the group is not among the others. A list may say otherwise of anybody.
+    pub fn may_read(&self, ino: Ino, attr: &Attr) -> bool {
+        if self.asker.trusted || self.asker.uid == attr.uid {
+            return true;
+        }
+        let list = || {
+            self.core
+                .ns
+                .get_xattr(ino, ACCESS_LIST)
+                .map_err(|e| e.errno())
+        };
+        attr.perm & 0o044 == 0o044 && matches!(list(), Err(Errno::ENODATA | Errno::EOPNOTSUPP))
     }
 
     /// What is to be said of a path that does not lead anywhere: where it ends only those who may look there are told.

@@ -272,7 +272,9 @@ impl Server {
                     core.name_by_xattrs(&file);
                 }
             }
-            Request::ListXattr { ino } => return Ok(Response::Bytes(ns.list_xattr(ino)?)),
+            Request::ListXattr { ino, cred } => {
+                return Ok(Response::Bytes(ns.list_xattr(ino, &cred)?));
+            }
             Request::RemoveXattr { ino, name, .. } => ns.remove_xattr(ino, &name)?,
             // Names of burst-buffer files are records; all others are on the PFS.
             Request::FsyncDir { ino } => core.sync_dir(ino)?,

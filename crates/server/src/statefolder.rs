@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use forebay_kv::Store;
 use forebay_types::Errno;
@@ -18,6 +19,7 @@ const VERSION: &str = "3";
 /// What wrote a store beside which there is no marker.
 const VERSION_BEFORE_MARKERS: &str = "1";
 const MARKER_BYTES_MAX: u64 = 256;
+const LET_GO_WITHIN: Duration = Duration::from_secs(10);
 
 /// The metadata store of a state folder of a version that this Forebay knows; made where there is none.
 pub fn open_store(state: &Path) -> Result<Box<dyn Store>, StartError> {
@@ -41,13 +43,28 @@ pub fn open_store(state: &Path) -> Result<Box<dyn Store>, StartError> {
     }
     let kv = state.join("kv");
     make_private(&kv).map_err(failed)?;
-    forebay_kv::open_default(&kv).map_err(|error| match error {
+    let opened = open_when_let_go(&kv);
+    opened.map_err(|error| match error {
         forebay_kv::Error::Version { found } => other("metadata store", found),
         error => StartError::Failed {
             what: format!("metadata store {}", kv.display()),
             why: error.to_string(),
         },
     })
+}
+
+/// A process that ends lets go of its files one after the other: of the lock of the state folder, which the caller has, perhaps
+/// before that of the store.
+fn open_when_let_go(kv: &Path) -> Result<Box<dyn Store>, forebay_kv::Error> {
+    let begun = Instant::now();
+    loop {
+        match forebay_kv::open_default(kv) {
+            Err(forebay_kv::Error::InUse) if begun.elapsed() < LET_GO_WITHIN => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// What the marker says; `None` if there is none, or the start that made it was cut short.
@@ -122,8 +139,8 @@ mod tests {
             assert!(line.contains("the forebay that made it"), "{line}");
         };
         let marker = folder.path().join(MARKER);
-        std::fs::write(&marker, format!("{HEAD}3\n")).expect("marker");
-        refused("records of version 3");
+        std::fs::write(&marker, format!("{HEAD}99\n")).expect("marker");
+        refused("records of version 99");
         std::fs::write(&marker, "something else").expect("marker");
         refused("records of version unknown");
         std::fs::remove_file(&marker).expect("marker");

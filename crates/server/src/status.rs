@@ -359,9 +359,10 @@ impl Core {
             (false, false) => "dirty",
         }
         .into();
-        let readable = sight.may_read(attr.uid, attr.perm);
-        entry.crc32c = residency.crc.filter(|_| readable && !residency.writing);
+        let crc = residency.crc.filter(|_| !residency.writing);
         entry.error = state.error.map(|e| e.message());
+        drop(state);
+        entry.crc32c = crc.filter(|_| sight.may_read(file.ino, &attr));
         entry
     }
 }

@@ -170,6 +170,7 @@ pub enum Request {
     },
     ListXattr {
         ino: Ino,
+        cred: Cred,
     },
     RemoveXattr {
         ino: Ino,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_kv::Durability;
 use forebay_tiers::PfsDir;
-use forebay_types::{Errno, Ino, TimeSpec, failpoint, limits};
+use forebay_types::{Cred, Errno, Ino, TimeSpec, failpoint, limits};
 use forebay_wire::XattrMode;
 
 use crate::acl::{self, Acl};
@@ -95,14 +95,17 @@ impl Namespace {
     }
 
     /// All names, each followed by NUL.
-    pub fn list_xattr(&self, ino: Ino) -> Result<Vec<u8>, NsError> {
+    pub fn list_xattr(&self, ino: Ino, cred: &Cred) -> Result<Vec<u8>, NsError> {
         let names = match self.xattr_place(ino)? {
             Place::Dir(dir) => self.pfs.list_xattr_dir(&self.open_dir(&dir)?)?,
             Place::Name(dir, name) => self.pfs.list_xattr(&self.open_dir(&dir)?, &name)?,
             Place::Record(file) => file.lock().xattrs.iter().map(|(n, _)| n.clone()).collect(),
         };
+        // File systems show those of administrators to nobody else, and the kernel leaves that to them.
+        let shown =
+            |name: &Vec<u8>| name != PFS_MARK && (cred.uid == 0 || !name.starts_with(b"trusted."));
         let mut joined = Vec::new();
-        for name in names.into_iter().filter(|name| name != PFS_MARK) {
+        for name in names.into_iter().filter(shown) {
             joined.extend_from_slice(&name);
             joined.push(0);
         }
@@ -162,6 +165,8 @@ impl Namespace {
                 state.xattrs.retain(|(n, _)| n != name);
                 match state.xattrs.len() < before {
                     true => Ok(()),
+                    // To have no list is what was asked for.
+                    false if name == acl::ACCESS => Ok(()),
                     false => Err(Errno::ENODATA),
                 }
             })? {

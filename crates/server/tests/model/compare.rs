@@ -10,6 +10,7 @@ use std::path::Path;
 use forebay_types::{FileKind, Ino};
 use forebay_wire::Dirent;
 
+use crate::common::me;
 use crate::reference::{Body, Id, Place, ROOT};
 use crate::world::{World, mode_of, show};
 
@@ -85,7 +86,7 @@ impl World {
             return;
         }
         let client = &self.server().client;
-        let names = client.list_xattr(ino).expect("listxattr");
+        let names = client.list_xattr(ino, me()).expect("listxattr");
         let mut found = BTreeMap::new();
         for name in names.split(|&b| b == 0).filter(|n| n.starts_with(b"user.")) {
             let value = client.get_xattr(ino, name).expect("getxattr");

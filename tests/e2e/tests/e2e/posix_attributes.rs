@@ -291,6 +291,37 @@ fn promise_2_a_list_set_by_an_owner_outside_the_group_takes_the_group_bit_away()
 }
 
 #[test]
+fn promise_2_names_of_trusted_attributes_are_for_administrators() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().up();
+    let mnt = cluster.mnt("");
+    for kind in KINDS {
+        let path = cluster.mnt(kind);
+        write_file(&path, pattern(613, 100));
+        for name in ["user.seen", "trusted.secret"] {
+            if setxattr(&path, name, b"1", XattrFlags::empty()).is_err() {
+                return skip("the PFS has no trusted attributes");
+            }
+        }
+        bring(&cluster, kind, kind);
+        let list = format!("getfattr -m - {kind}");
+        let seen = as_user(&mnt, SOMEBODY, "", &list).ok().stdout;
+        assert!(seen.contains("user.seen"), "{kind}: {seen}");
+        assert!(!seen.contains("trusted"), "{kind}: {seen}");
+        let seen = as_user(&mnt, 0, "", &list).ok().stdout;
+        assert!(seen.contains("trusted.secret"), "{kind}: {seen}");
+        // A list that is not there may be removed.
+        let gone = rustix::fs::removexattr(&path, "system.posix_acl_access");
+        assert!(
+            matches!(gone, Ok(()) | Err(rustix::io::Errno::OPNOTSUPP)),
+            "{kind}: {gone:?}"
+        );
+    }
+}
+
+#[test]
 fn promise_2_attributes_that_the_pfs_would_refuse_are_refused() {
     if needs_root() {
         return;

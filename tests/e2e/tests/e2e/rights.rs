@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, as_user, needs_root, pattern, program_for_everybody, run_bounded,
+    Cluster, LONG, Output, as_user, needs_root, pattern, program_for_everybody, run_bounded, skip,
     wait_until, without_settings, write_file,
 };
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
@@ -101,6 +101,47 @@ fn promise_13_connections_of_one_user_do_not_keep_others_out() {
         nobodys(&cluster, &program, &["status", "--state", state]).code == 0
     });
     cluster.down(&[]);
+}
+
+#[test]
+fn promise_13_a_list_that_keeps_a_user_out_hides_the_checksum() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().up();
+    let program = program_for_everybody(cluster.base());
+    for kind in ["dirty", "clean"] {
+        let path = cluster.mnt(kind);
+        write_file(&path, pattern(1340, 1000));
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).expect("chmod");
+        let mut deny = Command::new("setfacl");
+        if run_bounded(deny.args(["-m", &format!("u:{NOBODY}:-")]).arg(&path), LONG).code != 0 {
+            return skip("the PFS has no access control lists");
+        }
+        if kind == "clean" {
+            cluster.drain(kind);
+        }
+        let told = || {
+            nobodys(
+                &cluster,
+                &program,
+                &["where", "--json", path.to_str().expect("UTF-8")],
+            )
+        };
+        // What is undrained gets its checksum when it has stood still.
+        if kind == "clean" {
+            assert_ne!(cluster.where_is(kind)["crc32c"], serde_json::Value::Null);
+        }
+        let hidden = told().ok().json();
+        assert_eq!(hidden[0]["crc32c"], serde_json::Value::Null, "{hidden}");
+        run_bounded(Command::new("setfacl").arg("-b").arg(&path), LONG).ok();
+        let shown = told().ok().json();
+        assert_eq!(
+            shown[0]["crc32c"],
+            cluster.where_is(kind)["crc32c"],
+            "{kind}"
+        );
+    }
 }
 
 #[test]
