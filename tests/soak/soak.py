@@ -196,7 +196,7 @@ class Campaign:
             if loss:
                 raise Loss(loss)
             if error and not may_fail:
-                raise Loss(f"program {at + 1}: {error}")
+                raise Loss(f"program {at + 1}: {error}; status says {json.dumps(self.buffer.status()['errors'][-8:])}")
             self.failed_operations += error is not None
             self.ledgers[at] = ledger
 
