@@ -521,6 +521,11 @@ impl Instance {
         summary
     }
 
+    /// After [`Instance::stop`], where the start came to nothing: gives the directories back that it has made its own.
+    pub fn give_back(&self) {
+        self.core.tiers.give_back();
+    }
+
     /// The end after a thread has died: what is on record is what the next start goes by, as after a kill.
     fn leave_as_it_is(&self) -> StopSummary {
         if let Err(error) = self.core.ns.sync() {

@@ -232,6 +232,11 @@ impl TierSet {
         if fresh && let Err(error) = self.drop_dram(state) {
             tracing::warn!("the memory tier stays mounted: {error}");
         }
+        self.give_back();
+    }
+
+    /// Gives the directories back that this start has made its own, where nothing was put in them since.
+    pub fn give_back(&self) {
         for slot in self.slots.iter().flatten() {
             // What is mounted no more is gone anyway.
             if slot.kind == TierKind::Ssd

@@ -54,6 +54,10 @@ pub fn serve(
     };
     let outcome = mount_and_wait(plan, &instance, &supervisor, &mut announce);
     let summary = instance.stop();
+    if outcome.is_err() {
+        // The state folder may go, and they would belong to an instance that nobody knows.
+        instance.give_back();
+    }
     for file in [state::PID, state::SOCKET] {
         // Both only say what the lock says better.
         let _ = std::fs::remove_file(plan.settings.state.join(file));

@@ -8,9 +8,11 @@ use std::path::Path;
 use std::process::Command;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, needs_root, pattern, program, program_for_everybody, run_bounded,
-    snapshot, without_settings, write_file,
+    Cluster, LONG, Output, needs_file, needs_root, pattern, program, program_for_everybody,
+    run_bounded, snapshot, without_settings, write_file,
 };
+
+const NOBODY: u32 = 65534;
 
 /// One line on standard error with `part`, and nothing on standard output.
 #[track_caller]
@@ -196,6 +198,38 @@ fn bad_input_that_shows_only_when_the_tiers_are_open() {
     ]
     .concat();
     assert_refused_late(&cluster, &both, "belongs to another instance");
+}
+
+/// All is well but the mount itself: the state folder that the flash would belong to is not kept either.
+#[test]
+fn bad_input_that_shows_only_at_the_mount() {
+    if needs_root() || needs_file("/dev/fuse") {
+        return;
+    }
+    let cluster = Cluster::builder().dram("").prepare();
+    let base = cluster.base();
+    program_for_everybody(base);
+    for name in ["user", "user/ssd", "pfs", "mnt"] {
+        fs::create_dir_all(base.join(name)).expect("mkdir");
+        chown(base.join(name), Some(NOBODY), Some(NOBODY)).expect("chown");
+    }
+    let line = "mknod -m 666 fuse c 10 229 && mount --bind fuse /dev/fuse && \
+                exec setpriv --reuid 65534 --regid 65534 --clear-groups \
+                ./forebay up --pfs pfs --mount mnt --state user/state --ssd user/ssd:64MiB";
+    for detach in ["", " --detach"] {
+        let mut command = Command::new("unshare");
+        command
+            .args(["-m", "sh", "-c", &format!("{line}{detach}")])
+            .current_dir(base)
+            .env("FUSERMOUNT_PATH", "/bin/false");
+        let output = run_bounded(&mut command, LONG);
+        let last = output.stderr.lines().last().unwrap_or_default();
+        assert!(last.contains("cannot mount"), "{output:?}");
+        assert_eq!(output.code, 1, "{output:?}");
+        assert_eq!(fs::read_dir(base.join("user/ssd")).expect("ls").count(), 0);
+        assert_eq!(fs::read_dir(base.join("user")).expect("ls").count(), 1);
+        fs::remove_file(base.join("fuse")).expect("remove");
+    }
 }
 
 #[test]
