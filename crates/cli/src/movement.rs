@@ -12,7 +12,7 @@ use crate::control::{Daemon, files_and_bytes};
 use crate::exit::{Exit, Explain, Failure};
 use crate::job::{self, End, Until};
 use crate::out;
-use crate::paths::{PathArgs, in_mount};
+use crate::paths::{PathArgs, Target, in_mount};
 use crate::show::json;
 use crate::show::text::{files, rate, show_path};
 use crate::signals::Signals;
@@ -46,12 +46,19 @@ pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Fail
     let (end, job) = job::follow(&daemon, movement, &target, until, &signals)?;
     let took = begun.elapsed();
     if args.json {
-        json::print(&to_json(movement, &target.mount, end, &job, took));
+        json::print(&to_json(movement, &target, end, &job, took));
     } else {
-        out::print(&format!("{}\n", summary(movement, end, &job, took)));
+        let refused = target.refused.len() as u64;
+        out::print(&format!(
+            "{}\n",
+            summary(movement, end, &job, refused, took)
+        ));
     }
     complain(movement, &target.mount, end, &job);
-    Ok(exit(end, &job))
+    Ok(match exit(end, &job) {
+        Exit::Complete if !target.refused.is_empty() => Exit::Partial,
+        exit => exit,
+    })
 }
 
 /// The exit code: what stopped it, else what failed. Paths that could not even be listed do not
@@ -102,7 +109,13 @@ pub fn name_left(mount: &Path, left: &[Vec<u8>], total: u64) {
     }
 }
 
-fn summary(movement: Movement, end: End, job: &JobProgress, took: Duration) -> String {
+fn summary(
+    movement: Movement,
+    end: End,
+    job: &JobProgress,
+    refused: u64,
+    took: Duration,
+) -> String {
     let name = job::name(movement);
     let mut line = match end {
         End::Queued => format!(
@@ -124,8 +137,8 @@ fn summary(movement: Movement, end: End, job: &JobProgress, took: Duration) -> S
     if job.files_skipped > 0 {
         line.push_str(&format!("; {} needed nothing", job.files_skipped));
     }
-    if job.failed > 0 {
-        line.push_str(&format!("; {} failed", job.failed));
+    if job.failed + refused > 0 {
+        line.push_str(&format!("; {} failed", job.failed + refused));
     }
     line
 }
@@ -142,7 +155,14 @@ fn speed(bytes: u64, took: Duration) -> String {
     }
 }
 
-fn to_json(movement: Movement, mount: &Path, end: End, job: &JobProgress, took: Duration) -> Value {
+fn to_json(
+    movement: Movement,
+    target: &Target,
+    end: End,
+    job: &JobProgress,
+    took: Duration,
+) -> Value {
+    let mount = &target.mount;
     let outcome = match end {
         End::Finished => "finished",
         End::Queued => "queued",
@@ -156,11 +176,11 @@ fn to_json(movement: Movement, mount: &Path, end: End, job: &JobProgress, took: 
         "files_total": job.files_total,
         "files_done": moved(job),
         "files_skipped": job.files_skipped,
-        "files_failed": job.failed,
+        "files_failed": job.failed + target.refused.len() as u64,
         "bytes_total": job.bytes_total,
         "bytes_done": job.bytes_done,
         "elapsed_s": took.as_secs_f64(),
-        "failures": json::failures(mount, &job.failures),
+        "failures": json::failures(mount, &target.refused, &job.failures),
         "left": json::path_list(mount, &job.left),
     })
 }
@@ -169,6 +189,8 @@ fn to_json(movement: Movement, mount: &Path, end: End, job: &JobProgress, took: 
 mod tests {
     use forebay_types::Errno;
     use forebay_wire::control::PathFailure;
+
+    use crate::paths::Refused;
 
     use super::*;
 
@@ -223,20 +245,21 @@ mod tests {
             Movement::StageOut,
             End::Finished,
             &job(3, 3, &[Errno::EIO]),
+            1,
             took,
         );
         assert_eq!(
             line,
-            "stage-out: 3 of 3 files, 3.0 MiB in 2.0 s (1.5 MiB/s); 1 failed"
+            "stage-out: 3 of 3 files, 3.0 MiB in 2.0 s (1.5 MiB/s); 2 failed"
         );
         let mut some = job(3, 3, &[Errno::EIO]);
         some.files_failed = 1;
-        let line = summary(Movement::StageOut, End::Finished, &some, took);
+        let line = summary(Movement::StageOut, End::Finished, &some, 0, took);
         assert!(
             line.starts_with("stage-out: 2 of 3 files") && line.ends_with("; 1 failed"),
             "{line}"
         );
-        let line = summary(Movement::StageOut, End::Queued, &job(3, 0, &[]), took);
+        let line = summary(Movement::StageOut, End::Queued, &job(3, 0, &[]), 0, took);
         assert!(
             line.starts_with("stage-out: 3 files (3.0 MiB) queued; `forebay status`"),
             "{line}"
@@ -247,17 +270,29 @@ mod tests {
     fn json_tells_what_failed_and_what_is_left() {
         let mut job = job(2, 1, &[Errno::EIO]);
         job.left = vec![b"b".to_vec()];
+        let target = Target {
+            state: "/var/bb".into(),
+            mount: "/bb".into(),
+            paths: vec![Vec::new()],
+            refused: vec![Refused {
+                path: "/elsewhere".into(),
+                errno: Errno::EXDEV,
+                why: "not in a burst buffer".into(),
+            }],
+        };
         let value = to_json(
             Movement::StageIn,
-            Path::new("/bb"),
+            &target,
             End::TimedOut,
             &job,
             Duration::ZERO,
         );
         assert_eq!(value["movement"], "stage-in");
         assert_eq!(value["outcome"], "timed-out");
-        assert_eq!(value["files_failed"], 1);
-        assert_eq!(value["failures"][0]["errno"], "EIO");
+        assert_eq!(value["files_failed"], 2);
+        assert_eq!(value["failures"][0]["path"], "/elsewhere");
+        assert_eq!(value["failures"][0]["error"], "not in a burst buffer");
+        assert_eq!(value["failures"][1]["errno"], "EIO");
         assert_eq!(value["left"][0]["path"], "/bb/b");
     }
 }

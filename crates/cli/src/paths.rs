@@ -8,12 +8,14 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use clap::Args;
-use forebay_types::limits;
+use forebay_types::{Errno, limits};
 
 use crate::control::Daemon;
 use crate::exit::{Explain, Failure, reason};
 use crate::instance::mount_table;
 use crate::mounts::{self, MountEntry};
+use crate::out;
+use crate::show::text::show_path;
 
 /// A path that cannot be looked at within this time lies on a file system that does not answer.
 const PATH_LIMIT: Duration = Duration::from_secs(60);
@@ -41,6 +43,34 @@ pub struct Target {
     pub mount: PathBuf,
     /// Relative to the root of the mount, without leading '/'.
     pub paths: Vec<Vec<u8>>,
+    /// What was named besides and is in no burst buffer; each has been complained of.
+    pub refused: Vec<Refused>,
+}
+
+/// A path that leads to no burst buffer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// As it was named.
+    pub path: PathBuf,
+    /// The reason as a number.
+    pub errno: Errno,
+    /// The reason in words.
+    pub why: String,
+}
+
+impl Refused {
+    fn new(path: &Path, errno: Errno, why: impl Into<String>) -> Refused {
+        Refused {
+            path: path.to_path_buf(),
+            errno,
+            why: why.into(),
+        }
+    }
+
+    fn line(&self) -> String {
+        let path = self.path.as_os_str().as_bytes();
+        format!("{}: {}", show_path(path), self.why)
+    }
 }
 
 impl PathArgs {
@@ -63,30 +93,62 @@ impl PathArgs {
         }
     }
 
-    /// Finds the burst buffer that all the paths belong to.
+    /// Finds the burst buffer that all the paths belong to. Paths that belong to none keep nothing from the others; it is a
+    /// failure if there are no others.
     pub fn resolve(&self) -> Result<Target, Failure> {
         let table = mount_table()?;
         let mut known_pfs = Vec::new();
-        let mut target: Option<Target> = None;
-        for path in self.all()? {
-            let place = place(&path, &table, &mut known_pfs)?;
-            let target = target.get_or_insert_with(|| Target {
-                state: place.state.clone(),
-                mount: place.mount.clone(),
-                paths: Vec::new(),
-            });
-            if target.state != place.state {
-                return Err(Failure::fatal(format!(
-                    "{}: belongs to the burst buffer on {}, other paths to that on {}; \
-                     give them to two commands",
-                    path.display(),
-                    place.mount.display(),
-                    target.mount.display()
-                )));
+        gather(&self.all()?, &mut |path| {
+            place(path, &table, &mut known_pfs)
+        })
+    }
+}
+
+fn gather(
+    paths: &[PathBuf],
+    place: &mut dyn FnMut(&Path) -> Result<Place, Refused>,
+) -> Result<Target, Failure> {
+    let mut target: Option<Target> = None;
+    let mut refused = Vec::new();
+    for path in paths {
+        let place = match place(path) {
+            Ok(place) => place,
+            // Each of the others there would take as long.
+            Err(one) if one.errno == Errno::ETIMEDOUT => return Err(Failure::fatal(one.line())),
+            Err(one) => {
+                refused.push(one);
+                continue;
             }
-            target.paths.push(place.path);
+        };
+        let target = target.get_or_insert_with(|| Target {
+            state: place.state.clone(),
+            mount: place.mount.clone(),
+            paths: Vec::new(),
+            refused: Vec::new(),
+        });
+        if target.state != place.state {
+            return Err(Failure::fatal(format!(
+                "{}: belongs to the burst buffer on {}, other paths to that on {}; \
+                 give them to two commands",
+                path.display(),
+                place.mount.display(),
+                target.mount.display()
+            )));
         }
-        target.ok_or_else(|| Failure::fatal("no paths given"))
+        target.paths.push(place.path);
+    }
+    // The last is the failure's own line.
+    let last = match target {
+        Some(_) => None,
+        None => refused.pop(),
+    };
+    for one in &refused {
+        out::complain(&one.line());
+    }
+    match (target, last) {
+        (Some(target), _) => Ok(Target { refused, ..target }),
+        (None, Some(last)) => Err(Failure::fatal(last.line())),
+        (None, None) => Err(Failure::fatal("no paths given")),
     }
 }
 
@@ -118,7 +180,7 @@ struct KnownPfs {
     pfs: PathBuf,
 }
 
-fn place(path: &Path, table: &[MountEntry], known: &mut Vec<KnownPfs>) -> Result<Place, Failure> {
+fn place(path: &Path, table: &[MountEntry], known: &mut Vec<KnownPfs>) -> Result<Place, Refused> {
     let full = bounded_path(path).map_err(|error| unreachable_path(path, &error))?;
     let found = match mounts::covering(table, &full).filter(|entry| entry.is_forebay()) {
         Some(entry) => mounts::relative(entry, &full).map(|relative| Place {
@@ -126,20 +188,15 @@ fn place(path: &Path, table: &[MountEntry], known: &mut Vec<KnownPfs>) -> Result
             mount: whole_mount(table, entry),
             path: relative,
         }),
-        None => below_pfs(&full, table, known)?,
+        None => below_pfs(path, &full, table, known)?,
     };
     let found = found.ok_or_else(|| {
-        Failure::fatal(format!(
-            "{}: not in a burst buffer, nor below a PFS directory behind one; `forebay status` \
-             shows what is mounted",
-            path.display()
-        ))
+        let why = "not in a burst buffer, nor below a PFS directory behind one; `forebay status` shows what is mounted";
+        Refused::new(path, Errno::EXDEV, why)
     })?;
     if found.path.len() > limits::PATH_BYTES_MAX {
-        return Err(Failure::fatal(format!(
-            "{}: the path is too long",
-            path.display()
-        )));
+        let why = "the path is too long";
+        return Err(Refused::new(path, Errno::ENAMETOOLONG, why));
     }
     Ok(found)
 }
@@ -152,10 +209,11 @@ fn whole_mount(table: &[MountEntry], entry: &MountEntry) -> PathBuf {
 }
 
 fn below_pfs(
+    path: &Path,
     full: &Path,
     table: &[MountEntry],
     known: &mut Vec<KnownPfs>,
-) -> Result<Option<Place>, Failure> {
+) -> Result<Option<Place>, Refused> {
     for entry in table.iter().filter(|entry| entry.is_forebay()) {
         if known.iter().all(|k| k.state != entry.source) {
             // One that does not answer (another user's, or dead) cannot be meant by a PFS path.
@@ -177,12 +235,12 @@ fn below_pfs(
         return Ok(None);
     };
     if let Some(other) = matching.next() {
-        return Err(Failure::fatal(format!(
-            "{}: lies behind several burst buffers; name the file below {} or {}",
-            full.display(),
+        let why = format!(
+            "lies behind several burst buffers; name the file below {} or {}",
             one.mount.display(),
             other.mount.display()
-        )));
+        );
+        return Err(Refused::new(path, Errno::EXDEV, why));
     }
     let below = full.strip_prefix(&one.pfs).unwrap_or(full);
     Ok(Some(Place {
@@ -202,15 +260,14 @@ pub fn need_working_directory(command: &str) -> Result<(), Failure> {
     })
 }
 
-fn unreachable_path(path: &Path, error: &io::Error) -> Failure {
-    Failure::fatal(match error.raw_os_error() {
-        Some(libc::ENOTCONN) => format!(
-            "{}: its burst buffer is no longer running; `forebay up` with its --state goes on where \
-             it stopped",
-            path.display()
-        ),
-        _ => format!("{}: {}", path.display(), reason(error)),
-    })
+fn unreachable_path(path: &Path, error: &io::Error) -> Refused {
+    let why = match error.raw_os_error() {
+        Some(libc::ENOTCONN) => {
+            "its burst buffer is no longer running; `forebay up` with its --state goes on where it stopped".into()
+        }
+        _ => reason(error),
+    };
+    Refused::new(path, error.into(), why)
 }
 
 /// [`full_path`] of a path that may lie on a file system that does not answer.
@@ -319,9 +376,32 @@ mod tests {
         let outside = place(Path::new("/elsewhere"), &table, &mut Vec::new()).unwrap_err();
         assert!(
             outside
-                .message
+                .line()
                 .starts_with("/elsewhere: not in a burst buffer")
         );
+    }
+
+    #[test]
+    fn a_path_that_leads_nowhere_keeps_nothing_from_the_others() {
+        let table = mounts::parse(
+            b"40 22 0:40 / /bb rw - fuse.forebay /var/bb rw\n41 22 0:41 / /b2 rw - fuse.forebay /var/b2 rw\n",
+        );
+        let folder = tempfile::tempdir().expect("tempdir");
+        let circle = folder.path().join("circle");
+        std::os::unix::fs::symlink("circle", &circle).expect("symlink");
+        let gather = |paths: &[&Path]| {
+            let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
+            gather(&paths, &mut |path| place(path, &table, &mut Vec::new()))
+        };
+        let (good, outside) = (Path::new("/bb/x"), Path::new("/elsewhere"));
+        let target = gather(&[outside, good, &circle, Path::new("/bb/y")]).expect("two are good");
+        assert_eq!(target.paths, [b"x", b"y"]);
+        let refused = target.refused.iter().map(|one| (&*one.path, one.errno));
+        assert!(refused.eq([(outside, Errno::EXDEV), (&*circle, Errno::ELOOP)]));
+        let none = gather(&[&circle, outside]).unwrap_err();
+        assert!(none.message.starts_with("/elsewhere: not in"), "{none:?}");
+        let two = gather(&[good, outside, Path::new("/b2/x")]).unwrap_err();
+        assert!(two.message.contains("give them to two commands"), "{two:?}");
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::{out, usage};
         "Examples:\n  forebay where /bb/run7\n  forebay where --json /scratch/run7/ckpt-000120\n",
         "  find /bb -name '*.h5' -print0 | forebay where -0 --from-file -\n\n",
         "Exit codes: 0 all found; 1 nothing found, or not in a burst buffer; 3 some paths were not\n",
-        "found (each is named)."
+        "found, or lie outside (each is named)."
     )
 )]
 pub struct WhereArgs {
@@ -65,9 +65,9 @@ pub fn run(args: &WhereArgs) -> Result<Exit, Failure> {
         out::complain(&failure_line(&target.mount, failure));
     }
     Ok(match (failures.is_empty(), output.files) {
-        (true, _) => Exit::Complete,
+        (true, _) if target.refused.is_empty() => Exit::Complete,
         (false, 0) => Exit::Fatal,
-        (false, _) => Exit::Partial,
+        _ => Exit::Partial,
     })
 }
 

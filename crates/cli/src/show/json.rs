@@ -1,12 +1,15 @@
 //! JSON for programs. A path is a string; where its bytes are not UTF-8 the string has U+FFFD in
 //! their place, and a second field with `_base16` appended to its name holds the exact bytes.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use forebay_types::Errno;
 use forebay_wire::control::PathFailure;
 use serde_json::{Map, Value, json};
 
-use crate::{out, paths};
+use crate::out;
+use crate::paths::{self, Refused};
 
 /// Adds a path.
 pub fn insert_path(object: &mut Map<String, Value>, key: &str, path: &[u8]) {
@@ -20,24 +23,29 @@ pub fn insert_path(object: &mut Map<String, Value>, key: &str, path: &[u8]) {
     }
 }
 
-/// `{"path", "errno", "error"}`.
-pub fn failures(mount: &Path, failures: &[PathFailure]) -> Value {
-    let one = |failure: &PathFailure| {
-        let mut object = Map::new();
-        insert_path(&mut object, "path", &paths::in_mount(mount, &failure.path));
-        let name = failure
-            .errno
-            .name()
-            .map_or(Value::from(failure.errno.0), Value::from);
-        object.insert("errno".into(), name);
-        let reason = match failure.reason.is_empty() {
-            true => failure.errno.message(),
-            false => failure.reason.clone(),
-        };
-        object.insert("error".into(), reason.into());
-        Value::Object(object)
+/// A list of `{"path", "errno", "error"}`: what lies outside, as it was named, and what failed below the mount.
+pub fn failures(mount: &Path, refused: &[Refused], failures: &[PathFailure]) -> Value {
+    let outside = refused
+        .iter()
+        .map(|one| failure(one.path.as_os_str().as_bytes(), one.errno, &one.why));
+    let inside = failures.iter().map(|one| {
+        let path = paths::in_mount(mount, &one.path);
+        failure(&path, one.errno, &one.reason)
+    });
+    outside.chain(inside).collect()
+}
+
+fn failure(path: &[u8], errno: Errno, reason: &str) -> Value {
+    let mut object = Map::new();
+    insert_path(&mut object, "path", path);
+    let name = errno.name().map_or(Value::from(errno.0), Value::from);
+    object.insert("errno".into(), name);
+    let reason = match reason {
+        "" => errno.message(),
+        _ => reason.to_string(),
     };
-    failures.iter().map(one).collect()
+    object.insert("error".into(), reason.into());
+    Value::Object(object)
 }
 
 /// A list of `{"path"}`.
@@ -88,6 +96,6 @@ mod tests {
         };
         let expected =
             json!([{"path": "/bb/a", "errno": "EDQUOT", "error": "Disk quota exceeded"}]);
-        assert_eq!(failures(Path::new("/bb"), &[failure]), expected);
+        assert_eq!(failures(Path::new("/bb"), &[], &[failure]), expected);
     }
 }

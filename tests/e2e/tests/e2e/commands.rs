@@ -198,6 +198,13 @@ fn command_exit_codes_tell_complete_fatal_and_partial() {
         );
     }
     cluster.cli(&["where", "/"]).expect_code(1);
+    // What lies outside keeps nothing from the others.
+    let there = there.to_str().expect("UTF-8");
+    for command in ["where", "stage-out", "stage-in"] {
+        let output = cluster.cli(&[command, "/", there]).expect_code(3);
+        assert!(output.stderr.contains("/: not in a burst"), "{output:?}");
+        assert!(!output.stdout.is_empty(), "{output:?}");
+    }
     cluster
         .cli(&["stage-out", "--frobnicate", "/"])
         .expect_code(1);
