@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay_types::{format_duration, format_size, parse_duration};
+use forebay_types::{Errno, format_duration, format_size, parse_duration};
 use forebay_wire::control::{JobProgress, Movement};
 use serde_json::{Value, json};
 
@@ -55,21 +55,26 @@ pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Fail
         ));
     }
     complain(movement, &target.mount, end, &job);
-    Ok(match exit(end, &job) {
+    Ok(match exit(movement, end, &job) {
         Exit::Complete if !target.refused.is_empty() => Exit::Partial,
         exit => exit,
     })
 }
 
-/// The exit code: what stopped it, else what failed. Paths that could not even be listed do not
-/// count as files; if there is nothing else, nothing was found.
-fn exit(end: End, job: &JobProgress) -> Exit {
+/// The exit code: what stopped it, else what failed. If nothing is a file, and nothing that was named was found, nothing could be done;
+/// of versions, if there is none.
+fn exit(movement: Movement, end: End, job: &JobProgress) -> Exit {
+    let is_missing = |errno: Errno| {
+        movement == Movement::Commit
+            || matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES)
+    };
+    let nothing = job.files_total == 0 && job.failures.iter().all(|f| is_missing(f.errno));
     match end {
         End::TimedOut => Exit::TimedOut,
         End::Interrupted => Exit::Interrupted,
         End::Cancelled => Exit::Partial,
         End::Finished | End::Queued if job.failed == 0 => Exit::Complete,
-        End::Finished | End::Queued if job.files_total == 0 => Exit::Fatal,
+        End::Finished | End::Queued if nothing => Exit::Fatal,
         End::Finished | End::Queued => Exit::Partial,
     }
 }
@@ -187,7 +192,6 @@ fn to_json(
 
 #[cfg(test)]
 mod tests {
-    use forebay_types::Errno;
     use forebay_wire::control::PathFailure;
 
     use crate::paths::Refused;
@@ -214,6 +218,7 @@ mod tests {
 
     #[test]
     fn exit_codes() {
+        let exit = |end, job: &JobProgress| exit(Movement::Release, end, job);
         assert_eq!(exit(End::Finished, &job(3, 3, &[])), Exit::Complete);
         assert_eq!(exit(End::Finished, &job(0, 0, &[])), Exit::Complete);
         assert_eq!(
@@ -226,6 +231,23 @@ mod tests {
         );
         assert_eq!(
             exit(End::Finished, &job(0, 0, &[Errno::ENOENT])),
+            Exit::Fatal
+        );
+        // It is there: `not your file`.
+        assert_eq!(
+            exit(End::Finished, &job(0, 0, &[Errno::EPERM])),
+            Exit::Partial
+        );
+        assert_eq!(
+            exit(End::Finished, &job(0, 0, &[Errno::EACCES])),
+            Exit::Fatal
+        );
+        assert_eq!(
+            super::exit(
+                Movement::Commit,
+                End::Finished,
+                &job(0, 0, &[Errno::EINVAL])
+            ),
             Exit::Fatal
         );
         assert_eq!(

@@ -203,7 +203,8 @@ fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], asker
             &sight,
             &mut |visited| {
                 if !asker.is_trusted() && owner(core, &visited) != Some(asker.uid()) {
-                    fail(job, visited.path(), Errno::EPERM, "not your file".into());
+                    job.progress.lock().files_total += 1;
+                    fail_file(job, &visited, Errno::EPERM, "not your file".into());
                     return true;
                 }
                 let (bytes, needed) = need(core, movement, &visited);
