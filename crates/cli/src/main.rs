@@ -140,4 +140,18 @@ mod tests {
             assert!(help.contains("Exit codes"), "{name}: no exit codes");
         }
     }
+
+    /// A line that is too long is wrapped, and what is behind a comment's break is no comment.
+    #[test]
+    fn the_configuration_in_the_help_is_printed_as_it_is() {
+        let mut cli = super::Cli::command();
+        let up = cli.find_subcommand_mut("up").expect("up");
+        let help = up.render_long_help().to_string();
+        for line in include_str!("up/sample.toml").lines() {
+            assert!(
+                help.lines().any(|printed| printed == line),
+                "wrapped: {line}"
+            );
+        }
+    }
 }
