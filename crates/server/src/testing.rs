@@ -198,8 +198,13 @@ pub fn me() -> Cred {
 
 /// Creates a file in the root, writes it and leaves it open.
 pub fn create(core: &Core, name: &[u8], content: &[u8]) -> Handle {
+    create_in(core, Ino::ROOT, name, content)
+}
+
+/// The same in a directory.
+pub fn create_in(core: &Core, parent: Ino, name: &[u8], content: &[u8]) -> Handle {
     let link = Link {
-        parent: Ino::ROOT,
+        parent,
         name: name.to_vec(),
     };
     let flags = OpenFlags(libc::O_RDWR as u32);
@@ -208,4 +213,17 @@ pub fn create(core: &Core, name: &[u8], content: &[u8]) -> Handle {
     let written = core.write(opened.handle, 0, content, WriteHow::WAITING);
     assert_eq!(written, Ok(Some(content.len())));
     opened.handle
+}
+
+/// Leaves an undrained file in a new directory, which somebody then removes on the PFS.
+pub fn strand(lab: &Lab, dir: &str, name: &str) {
+    let core = lab.core();
+    let link = Link {
+        parent: Ino::ROOT,
+        name: dir.into(),
+    };
+    let made = core.mkdir(&link, 0o755, &me()).expect("mkdir");
+    let handle = create_in(core, made.ino, name.as_bytes(), b"undrained");
+    std::fs::remove_dir_all(lab.pfs(dir)).expect("remove");
+    core.release(handle).expect("close");
 }

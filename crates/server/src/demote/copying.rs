@@ -94,7 +94,8 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
     }
     let source = opened.map_err(on_object)?;
     let before = source.stat().map_err(on_object)?;
-    let (file, named) = create(core, demotion).map_err(on_pfs("temporary file"))?;
+    let (file, named) =
+        create(core, demotion).map_err(|error| not_created(core, demotion, error))?;
     failpoint::hit(failpoint::Point::DemoteTemporary);
     let file = FileObject::new(file);
     let stop = || !core.ns.is_current(demotion);
@@ -147,6 +148,16 @@ fn copy_failure(error: CopyError) -> Failure {
         CopyError::Destination(e) => on_pfs("copy")(e),
         other => Failure::Error(other.errno(), other.to_string()),
     }
+}
+
+/// A directory that somebody has removed takes no file: which error that is depends on the file system.
+fn not_created(core: &Core, demotion: &Demotion, error: std::io::Error) -> Failure {
+    let stat = core.ns.pfs().stat_dir(&demotion.handle);
+    if stat.is_ok_and(|stat| stat.nlink == 0) {
+        let what = "its directory on the PFS: it was removed there; run 'forebay fsck'";
+        return Failure::Error(Errno::ENOENT, what.into());
+    }
+    on_pfs("temporary file")(error)
 }
 
 /// As the owner, where the PFS lets them. The second field: it has a (temporary) name.
@@ -210,4 +221,20 @@ pub(super) fn give_attributes(
         core.report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
     }
     Ok(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Lab, drain, strand};
+
+    #[test]
+    fn a_removed_directory_is_called_so_whatever_its_file_system_says() {
+        let lab = Lab::new();
+        strand(&lab, "gone", "f");
+        drain(lab.core());
+        let errors = lab.core().errors.all();
+        let last = errors.last().expect("an error");
+        assert_eq!(last.path, b"gone/f");
+        assert!(last.reason.contains("its directory on the PFS"), "{last:?}");
+    }
 }
