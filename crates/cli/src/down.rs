@@ -440,6 +440,9 @@ fn undrained_paths(daemon: &Daemon) -> Vec<Vec<u8>> {
             .into_iter()
             .filter(|f| matches!(f.state.as_str(), "dirty" | "demoting"));
         paths.extend(dirty.map(|file| file.path));
+        // These are in no directory of the PFS any more.
+        let lost = part.failures.into_iter();
+        paths.extend(lost.filter(|f| f.errno == Errno::ESTALE).map(|f| f.path));
         paths.len() < NAMED_MAX && begun.elapsed() < NAMING_LIMIT
     });
     // Without the names there is still their number, which the caller prints.

@@ -44,6 +44,11 @@ impl From<Exit> for ExitCode {
     }
 }
 
+/// Whether nothing was found at a path, or nothing that its user may know of.
+pub fn is_missing(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES)
+}
+
 /// Why a command cannot go on: one line, `what: why; what to do`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {

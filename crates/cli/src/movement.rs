@@ -4,12 +4,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use forebay_types::{Errno, format_duration, format_size, parse_duration};
+use forebay_types::{format_duration, format_size, parse_duration};
 use forebay_wire::control::{JobProgress, Movement};
 use serde_json::{Value, json};
 
 use crate::control::{Daemon, files_and_bytes};
-use crate::exit::{Exit, Explain, Failure};
+use crate::exit::{Exit, Explain, Failure, is_missing};
 use crate::job::{self, End, Until};
 use crate::out;
 use crate::paths::{PathArgs, Target, in_mount};
@@ -64,11 +64,8 @@ pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Fail
 /// The exit code: what stopped it, else what failed. If nothing is a file, and nothing that was named was found, nothing could be done;
 /// of versions, if there is none.
 fn exit(movement: Movement, end: End, job: &JobProgress) -> Exit {
-    let is_missing = |errno: Errno| {
-        movement == Movement::Commit
-            || matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::EACCES)
-    };
-    let nothing = job.files_total == 0 && job.failures.iter().all(|f| is_missing(f.errno));
+    let none = movement == Movement::Commit || job.failures.iter().all(|f| is_missing(f.errno));
+    let nothing = job.files_total == 0 && none;
     match end {
         End::TimedOut => Exit::TimedOut,
         End::Interrupted => Exit::Interrupted,
@@ -195,6 +192,8 @@ mod tests {
     use forebay_wire::control::PathFailure;
 
     use crate::paths::Refused;
+
+    use forebay_types::Errno;
 
     use super::*;
 

@@ -8,7 +8,7 @@ use forebay_wire::control::WhereEntry;
 use serde_json::{Map, Value, json};
 
 use crate::control::{Daemon, failure_line};
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, is_missing};
 use crate::paths::{PathArgs, in_mount};
 use crate::show::json::insert_path;
 use crate::show::table::{Align, Table};
@@ -66,7 +66,7 @@ pub fn run(args: &WhereArgs) -> Result<Exit, Failure> {
     }
     Ok(match (failures.is_empty(), output.files) {
         (true, _) if target.refused.is_empty() => Exit::Complete,
-        (false, 0) => Exit::Fatal,
+        (false, 0) if failures.iter().all(|f| is_missing(f.errno)) => Exit::Fatal,
         _ => Exit::Partial,
     })
 }

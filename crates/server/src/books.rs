@@ -58,9 +58,9 @@ impl Core {
                 wrong.push(format!("{path}: booked {booked:?}, there is {there:?}"));
             }
         }
-        for (object, tier) in self.stranded.lock().iter() {
-            known.insert((*tier, *object));
-            entries.remove(object);
+        for stranded in self.stranded.lock().iter() {
+            known.insert((stranded.tier, stranded.object));
+            entries.remove(&stranded.object);
         }
         for (object, entry) in entries {
             wrong.push(format!("object {object} has left: booked {entry:?}"));

@@ -28,6 +28,7 @@ use crate::opens::{OpenTable, Target};
 use crate::rules::Rules;
 use crate::settings::Settings;
 use crate::tierset::TierSet;
+use crate::unreachable::Stranded;
 use crate::unseen::Unseen;
 use crate::writers::Writers;
 
@@ -196,7 +197,7 @@ pub struct Core {
     /// Removed objects that are still on record as garbage.
     pub removed: Mutex<Vec<ObjectId>>,
     /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS they are undrained.
-    pub stranded: Mutex<Vec<(ObjectId, TierId)>>,
+    pub stranded: Mutex<Vec<Stranded>>,
     /// Tiers of files whose objects this start could not look at, one entry for each.
     pub unreadable: Mutex<Vec<TierId>>,
     /// So many remove unused objects now.

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::asker::{Asker, Sight};
 use crate::core::Core;
 use crate::opens::Target;
+use crate::unreachable::{WHY, explains};
 use crate::walk::Visited;
 
 /// Jobs of root and the server's own user that run at once. Each has a thread: who wants more waits for one to end.
@@ -185,7 +186,7 @@ pub fn start(
     Ok(id)
 }
 
-fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
+fn run(core: &Core, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
     let sight = Sight::new(core, asker);
     let mut work: Vec<Visited> = Vec::new();
     let mut cut = false;
@@ -196,6 +197,10 @@ fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], asker
         }
         _ => paths,
     };
+    let lost = match movement {
+        Movement::StageOut => core.unreachable(asker, paths),
+        _ => Vec::new(),
+    };
     let is_ended = || job.cancelled.load(Ordering::Acquire) || core.is_ending();
     for path in walked {
         let go_on = core.walk(
@@ -204,7 +209,7 @@ fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], asker
             &mut |visited| {
                 if !asker.is_trusted() && owner(core, &visited) != Some(asker.uid()) {
                     job.progress.lock().files_total += 1;
-                    fail_file(job, &visited, Errno::EPERM, "not your file".into());
+                    fail_file(job, visited.path(), Errno::EPERM, "not your file".into());
                     return true;
                 }
                 let (bytes, needed) = need(core, movement, &visited);
@@ -220,11 +225,22 @@ fn run(core: &Arc<Core>, job: &Job, movement: Movement, paths: &[Vec<u8>], asker
                 }
                 !is_ended()
             },
-            &mut |path, errno| fail(job, path, errno, errno.message()),
+            &mut |path, errno| {
+                if !explains(&lost, &path) {
+                    fail(job, path, errno, errno.message());
+                }
+            },
         );
         if !go_on {
             left(job, path.clone());
             cut = true;
+        }
+    }
+    for path in lost {
+        // A walk may still have come by it.
+        if !work.iter().any(|visited| visited.path() == path) {
+            job.progress.lock().files_total += 1;
+            fail_file(job, path, Errno::ESTALE, WHY.into());
         }
     }
     job.progress.lock().counting = false;
@@ -296,8 +312,8 @@ pub fn fail(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
 }
 
 /// The same of a file that counts as one to move.
-fn fail_file(job: &Job, visited: &Visited, errno: Errno, reason: String) {
-    fail(job, visited.path(), errno, reason);
+fn fail_file(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
+    fail(job, path, errno, reason);
     let mut progress = job.progress.lock();
     progress.files_failed += 1;
     progress.files_done += 1;
@@ -335,7 +351,7 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
         drop(turn);
         match done {
             Ok(()) => job.progress.lock().files_done += 1,
-            Err((errno, reason)) => fail_file(job, &visited, errno, reason),
+            Err((errno, reason)) => fail_file(job, visited.path(), errno, reason),
         }
     }
 }
@@ -428,7 +444,7 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
             Outcome::Pending if given_up.is_some() => {
                 let why = given_up.as_deref().unwrap_or_default();
                 let reason = format!("not demoted: {why}; it is kept and tried again");
-                fail_file(job, visited, Errno::ETIMEDOUT, reason);
+                fail_file(job, visited.path(), Errno::ETIMEDOUT, reason);
                 false
             }
             Outcome::Done(bytes) => {
@@ -437,7 +453,7 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
                 false
             }
             Outcome::Failed(errno, reason) => {
-                fail_file(job, visited, errno, reason);
+                fail_file(job, visited.path(), errno, reason);
                 false
             }
             Outcome::Pending if cancelled => {
@@ -547,6 +563,7 @@ mod tests {
     use forebay_wire::Peer;
 
     use super::*;
+    use crate::testing::{Lab, strand};
 
     fn asker(uid: u32) -> Asker {
         Asker::of(Peer {
@@ -588,5 +605,21 @@ mod tests {
         jobs.add(&one).expect("one more");
         assert!(jobs.progress(first, &one).is_none());
         assert!(jobs.progress(own[1].id, &one).is_some(), "it still runs");
+    }
+
+    #[test]
+    fn a_stage_out_fails_with_what_it_cannot_reach() {
+        let lab = Lab::new();
+        strand(&lab, "gone", "f");
+        let me = asker(rustix::process::geteuid().as_raw());
+        for path in ["", "gone", "gone/f"] {
+            let job = lab.core().jobs.add(&me).expect("a job");
+            let paths = [path.as_bytes().to_vec()];
+            run(lab.core(), &job, Movement::StageOut, &paths, &me);
+            let progress = job.progress_now();
+            assert!(progress.finished, "{progress:?}");
+            assert_eq!((progress.files_total, progress.failed), (1, 1), "{path}");
+            assert_eq!(progress.failures[0].path, b"gone/f");
+        }
     }
 }

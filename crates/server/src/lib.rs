@@ -58,6 +58,7 @@ mod threads;
 mod tierset;
 mod unhurried;
 mod unnamed;
+mod unreachable;
 mod unseen;
 mod walk;
 mod writers;

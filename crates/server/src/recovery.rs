@@ -12,6 +12,7 @@ use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::core::Core;
 use crate::starterror::{StartError, failed};
+use crate::unreachable::Stranded;
 
 /// Objects by tier.
 pub(crate) type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
@@ -117,7 +118,13 @@ impl Core {
         let found = self.tiers.open_object(tier, object).and_then(|o| o.stat());
         let bytes = found.map_or(record.meta.allocated_bytes, |stat| stat.allocated_bytes);
         self.ledger.arrive(object, tier, bytes, true);
-        self.stranded.lock().push((object, tier));
+        let name = record.names.first().map(|(_, name)| name.clone());
+        let identity = self.tiers.get(tier).map(|slot| slot.tier.identity(object));
+        let path = match identity {
+            Some(Ok(Some(identity))) if identity.object == object => identity.path,
+            _ => name.unwrap_or_default(),
+        };
+        self.stranded.lock().push(Stranded { object, tier, path });
     }
 
     fn inventory(&self) -> Result<Inventory, Errno> {

@@ -1,5 +1,6 @@
 //! Answers to `status` and `where`.
 
+use std::cell::LazyCell;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
@@ -7,7 +8,7 @@ use forebay_policy::engine::Bandwidths;
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::throttle::DemotionPace;
 use forebay_tiers::TierKind;
-use forebay_types::{TierId, limits};
+use forebay_types::{Errno, TierId, limits};
 use forebay_wire::control::{
     ApplicationStatus, ControlResponse, PathFailure, PlanStatus, StatusBits, TierStatus, WhereEntry,
 };
@@ -16,6 +17,7 @@ use crate::asker::{Asker, Sight};
 use crate::core::Core;
 use crate::instance::StopSummary;
 use crate::tierset::OVERFLOW;
+use crate::unreachable::{WHY, explains};
 use crate::walk::Visited;
 
 /// Entries in one answer to `where`.
@@ -54,11 +56,11 @@ impl Core {
                 summary.in_memory_bytes += bytes;
             }
         }
-        for (object, tier) in self.stranded.lock().iter() {
-            let bytes = self.ledger.used_bytes(*object);
+        for stranded in self.stranded.lock().iter() {
+            let bytes = self.ledger.used_bytes(stranded.object);
             summary.undrained_files += 1;
             summary.undrained_bytes += bytes;
-            if self.tiers.kind(*tier) == TierKind::Dram {
+            if self.tiers.kind(stranded.tier) == TierKind::Dram {
                 summary.in_memory_bytes += bytes;
             }
         }
@@ -261,6 +263,8 @@ impl Core {
         let mut failures = Vec::new();
         let mut more_after = None;
         // A position is the index of the path asked for and the last path shown below it.
+        // Looked for once it is needed: not for every part of a long answer.
+        let lost = LazyCell::new(|| self.unreachable(asker, paths));
         let (mut skip_paths, mut behind) = match after.as_deref().and_then(split_position) {
             Some((index, last)) => (index, Some(last.to_vec())),
             None => (0, None),
@@ -285,7 +289,8 @@ impl Core {
                     true
                 },
                 &mut |path, errno| {
-                    if failures.len() < limits::ERRORS_REMEMBERED_MAX {
+                    let explained = errno == Errno::ENOENT && explains(&lost, &path);
+                    if !explained && failures.len() < limits::ERRORS_REMEMBERED_MAX {
                         failures.push(PathFailure {
                             path,
                             errno,
@@ -300,6 +305,14 @@ impl Core {
                 more_after = Some(position(skip_paths, &last.path));
                 break;
             }
+        }
+        if more_after.is_none() {
+            let room = limits::ERRORS_REMEMBERED_MAX.saturating_sub(failures.len());
+            failures.extend(lost.iter().take(room).map(|path| PathFailure {
+                path: path.clone(),
+                errno: Errno::ESTALE,
+                reason: WHY.into(),
+            }));
         }
         ControlResponse::Where {
             files,

@@ -83,7 +83,7 @@ impl Check<'_> {
         };
         if let Some(object) = self.object(&facts) {
             self.content(&facts, &*object, anonymous);
-            if !residency.clean && !self.claimed && self.is_stranded(file) {
+            if !residency.clean && !self.claimed && self.core.is_stranded(file) {
                 self.stranded(&facts);
             }
         }

@@ -1,7 +1,5 @@
 //! Undrained data whose place on the PFS is gone: it is put where its user finds it.
 
-use std::sync::Arc;
-
 use forebay_namespace::{File, FileRecord};
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, PfsDir, PfsTree, RenameMode, copy};
 use forebay_types::{Errno, ObjectId, SetAttr, TierId, failpoint, limits};
@@ -75,24 +73,6 @@ impl Check<'_> {
                 place.escape_ascii()
             );
         }
-    }
-
-    /// Whether all directories that a file has names in are gone from the PFS.
-    pub(super) fn is_stranded(&self, file: &Arc<File>) -> bool {
-        let names = file.lock().names.clone();
-        let gone = |dir| {
-            let ns = &self.core.ns;
-            match ns.open_dir(dir).and_then(|d| Ok(ns.pfs().stat_dir(&d)?)) {
-                Ok(stat) => stat.nlink == 0,
-                Err(error) => {
-                    matches!(
-                        error.errno(),
-                        Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR
-                    )
-                }
-            }
-        };
-        !names.is_empty() && names.iter().all(|(dir, _)| gone(dir))
     }
 }
 
@@ -181,7 +161,7 @@ impl Core {
         slot.tier.remove(object)?;
         failpoint::hit(failpoint::Point::FsckRemoved);
         self.ledger.depart(object);
-        self.stranded.lock().retain(|(other, _)| *other != object);
+        self.stranded.lock().retain(|other| other.object != object);
         Ok(())
     }
 

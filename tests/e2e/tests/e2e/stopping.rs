@@ -259,6 +259,12 @@ fn promise_8_data_whose_directory_is_gone_is_undrained_until_fsck_puts_it_on_the
     let output = cluster.on_state(&["down", "--drain", "--timeout", "1s"]);
     assert_eq!(output.code, 4, "{output:?}");
     assert!(output.stderr.contains("1 file"), "{output:?}");
+    let named = format!("left: {}", cluster.mnt("kept/gone/f").display());
+    assert!(output.stderr.contains(&named), "{output:?}");
+    for command in [&["stage-out", "--wait"][..], &["where"]] {
+        let output = cluster.on_path(command, "").expect_code(3);
+        assert!(output.stderr.contains("kept/gone/f: not on"), "{output:?}");
+    }
     let report = cluster.on_state(&["fsck", "--json"]).ok().json();
     let finding = &report["findings"][0];
     assert_eq!(finding["kind"], "directory-unknown", "{report}");
