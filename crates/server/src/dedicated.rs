@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use forebay_policy::plan::DrainPolicy;
-use forebay_policy::share::{ShareAdmission, Shares, given_away_bytes, has_ended};
-use forebay_types::ObjectId;
+use forebay_policy::share::{ShareAdmission, ShareError, Shares, given_away_bytes, has_ended};
+use forebay_types::{ObjectId, format_size};
 use parking_lot::Mutex;
 
 use crate::core::Core;
@@ -30,11 +30,18 @@ impl Dedicated {
 
     /// Refuses a share that does not fit.
     pub fn check(&self, capacity_bytes: u64) -> Result<(), String> {
-        match self.share_bytes {
-            Some(share) => Shares::new(capacity_bytes, share)
-                .map(|_| ())
-                .map_err(|e| e.to_string()),
-            None => Ok(()),
+        let Some(share_bytes) = self.share_bytes else {
+            return Ok(());
+        };
+        match Shares::new(capacity_bytes, share_bytes) {
+            Ok(_) => Ok(()),
+            Err(ShareError::ExceedsCapacity { .. }) => Err(format!(
+                "{} for one application is more than the {} of all tiers together; choose less, or leave it out for \
+                 an eighth of them",
+                format_size(share_bytes),
+                format_size(capacity_bytes)
+            )),
+            Err(error) => Err(error.to_string()),
         }
     }
 }
@@ -160,4 +167,22 @@ impl Core {
 struct Held {
     bytes: u64,
     dirty_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_that_does_not_fit_is_told_as_people_write_it() {
+        let mut settings = Settings::new("/p".into(), "/m".into(), "/s".into());
+        settings.engine.share_bytes = Some(64 << 30);
+        let dedicated = Dedicated::new(&settings);
+        assert_eq!(dedicated.check(64 << 30), Ok(()));
+        let why = dedicated.check(1 << 30).unwrap_err();
+        assert!(
+            why.starts_with("64.0 GiB for one application is more than the 1.0 GiB"),
+            "{why}"
+        );
+    }
 }

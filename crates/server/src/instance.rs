@@ -193,10 +193,7 @@ fn finish_core(
     }
     let core = match Scheduling::new(&settings, &ns, facts, &tiers) {
         Ok(scheduling) => build_core(settings, ns, tiers, scheduling),
-        Err(why) => {
-            let what = "scheduling".into();
-            return Err(Box::new((StartError::Failed { what, why }, tiers)));
-        }
+        Err(error) => return Err(Box::new((error, tiers))),
     };
     core.restore_totals(facts);
     core.restore_bandwidths();
@@ -248,20 +245,23 @@ impl Scheduling {
         ns: &Namespace,
         facts: &Facts,
         tiers: &TierSet,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, StartError> {
+        const WHAT: &str = "scheduling";
         let started = Instant::now();
         let dedicated = Dedicated::new(settings);
         let capacity = tiers.limits().iter().map(|(_, bytes)| bytes).sum();
-        facts.save(ns).map_err(|e| e.to_string())?;
-        dedicated.check(capacity)?;
+        facts.save(ns).map_err(failed(WHAT))?;
+        let fits = dedicated.check(capacity);
+        fits.map_err(failed("[engine] share"))?;
+        let boot = Boot::look(ns, settings.boot_id.as_deref());
         Ok(Scheduling {
             started,
             dedicated,
-            drain: DrainQueue::new(settings, started)?,
-            engine: Engine::new(settings, started)?,
-            learning: Learning::open(ns, settings, started)?,
-            scrub: Scrub::load(ns).map_err(|e| e.to_string())?,
-            boot: Boot::look(ns, settings.boot_id.as_deref()).map_err(|e| e.to_string())?,
+            drain: DrainQueue::new(settings, started).map_err(failed(WHAT))?,
+            engine: Engine::new(settings, started).map_err(failed(WHAT))?,
+            learning: Learning::open(ns, settings, started).map_err(failed(WHAT))?,
+            scrub: Scrub::load(ns).map_err(failed(WHAT))?,
+            boot: boot.map_err(failed(WHAT))?,
         })
     }
 }

@@ -178,7 +178,7 @@ fn bad_input_that_shows_only_when_the_tiers_are_open() {
     let args = changed(&cluster, "--config", config.to_str().expect("UTF-8"));
     let second = format!("{}:64MiB", flash.display());
     let with_flash = [&args[..], &["--ssd".into(), second.into()]].concat();
-    assert_refused_late(&cluster, &with_flash, "share");
+    assert_refused_late(&cluster, &with_flash, "[engine] share: 900.0 TiB for");
 
     // The second of two directories belongs to somebody else.
     let other = cluster.base().join("other");
