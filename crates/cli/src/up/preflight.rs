@@ -15,7 +15,6 @@ use super::settle::Plan;
 use crate::exit::{Explain, Failure, reason};
 use crate::instance::mount_table;
 use crate::mounts::{self, MountEntry};
-use crate::out;
 use crate::state::{self, Holder};
 
 /// What the checks found besides.
@@ -46,9 +45,6 @@ pub fn check(plan: &mut Plan) -> Result<Ground, Failure> {
     }
     resources::check_space(&settings.ssd)?;
     resources::check_memory(settings, &table)?;
-    if let Some(note) = resources::borrowed_until_logout(settings) {
-        out::complain(note);
-    }
     resources::check_fuse()?;
     if plan.allow_other {
         resources::check_allow_other()?;

@@ -120,12 +120,18 @@ const FIRST_USER: u32 = 1000;
 /// What an ordinary user should know of memory that is borrowed without a mount: logind takes it back.
 pub fn borrowed_until_logout(settings: &Settings) -> Option<&'static str> {
     let by_mount = settings.dram_bytes.is_none() || may_mount();
-    let has_sessions = rustix::process::geteuid().as_raw() >= FIRST_USER
-        && Path::new("/run/systemd/users").is_dir();
-    (!by_mount && has_sessions).then_some(
+    let is_user = rustix::process::geteuid().as_raw() >= FIRST_USER;
+    (!by_mount && is_user && logind_runs(Path::new("/run"))).then_some(
         "up: the memory tier is in /dev/shm: systemd may remove it, with what is not on the PFS yet, when your last session here \
          ends; `loginctl enable-linger` keeps it, or stop with `forebay down --drain` before",
     )
+}
+
+/// Whether sessions end here as logind ends them: systemd is what has booted (as sd_booted(3) finds out), and logind has its
+/// first seat. Images of containers have empty folders of both.
+fn logind_runs(run: &Path) -> bool {
+    let booted = std::fs::symlink_metadata(run.join("systemd/system")).is_ok_and(|m| m.is_dir());
+    booted && run.join("systemd/seats/seat0").exists()
 }
 
 /// The memory asked for is there. What a former instance of the same state still holds counts as
@@ -232,6 +238,18 @@ mod tests {
             error.contains("with the other directories there"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn sessions_end_only_where_logind_runs() {
+        let run = tempfile::tempdir().expect("tempdir");
+        let make = |name: &str| std::fs::create_dir_all(run.path().join(name)).expect("mkdir");
+        make("systemd/seats");
+        assert!(!logind_runs(run.path()));
+        make("systemd/system");
+        assert!(!logind_runs(run.path()));
+        std::fs::write(run.path().join("systemd/seats/seat0"), "IS_SEAT0=1\n").expect("write");
+        assert!(logind_runs(run.path()));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
 use forebay_wire::{InMemory, Peer, Request, Response, Service, UnixServer};
 
 use super::log::Log;
+use super::resources;
 use super::settle::Plan;
 use super::supervisor::Supervisor;
 use crate::control::files_and_bytes;
@@ -47,6 +48,10 @@ pub fn serve(
     // Nobody else sets it.
     let _ = served.set(instance.clone());
     let mut announce = || {
+        // A start that fails has borrowed nothing.
+        if let Some(note) = resources::borrowed_until_logout(&plan.settings) {
+            out::complain(note);
+        }
         if detached {
             log.take_stderr().explain("standard error", "")?;
         }
