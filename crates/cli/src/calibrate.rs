@@ -49,6 +49,11 @@ pub struct CalibrateArgs {
 pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
     let state = instance::state_or_only(args.state.as_deref())?;
     let daemon = Daemon::connect(&state)?;
+    let fail = |error| daemon.failure(error, "measure its bandwidths");
+    // Before it says that it begins: who is not told names may not measure either.
+    if daemon.status().map_err(fail)?.names_hidden {
+        return Err(fail(AskError::Refused(Errno::EPERM)));
+    }
     let steps = [
         (CalibrationStep::Write, "1/3 writing to the burst buffer"),
         (CalibrationStep::Demote, "2/3 copying to the PFS"),
@@ -67,7 +72,7 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
             AskError::Refused(Errno::ENOSPC) => Failure::fatal(
                 "calibrate: no space to write to: it takes some in the first tier and on the PFS; make room there",
             ),
-            e => daemon.failure(e, "measure its bandwidths"),
+            e => fail(e),
         })?;
         if let Some((low, high)) = last.unsettled {
             return Err(Failure::fatal(unsettled(what, low, high)));

@@ -10,6 +10,7 @@ use crate::usage;
 /// Publishes checkpoint versions: all files of one become visible on the PFS together
 #[derive(Args)]
 #[command(
+    mut_arg("paths", |paths| paths.help("Versions, below the mount or below the PFS directory behind it")),
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "A version is a directory made through the mount under a path rule with `group`. Until it is\n",

@@ -13,7 +13,7 @@ use forebay_wire::{FrameError, Request, Response, UnixConnection};
 use crate::exit::{Failure, reason};
 use crate::mounts;
 use crate::show::text::{self, show_path};
-use crate::state::SocketPath;
+use crate::state::{self, SocketPath};
 
 /// Paths in one message take at most this much of it, bytes; the rest is for their lengths and the
 /// message around them.
@@ -54,6 +54,9 @@ impl Daemon {
         let what = state.display();
         // Without a mount table nothing is known to be left.
         let mounted = mounts::read().is_ok_and(|table| !mounts::of_state(&table, state).is_empty());
+        if !mounted && matches!(state::holder(state), Ok(None)) {
+            return Err(no_state_folder(state));
+        }
         Err(Failure::fatal(match mounted {
             true => format!(
                 "{what}: its burst buffer has died; `forebay up` with the same --state goes on where it \
@@ -106,7 +109,7 @@ impl Daemon {
             AskError::Gone => format!(
                 "{state}: the burst buffer stopped while it was asked; see {}, and `forebay up` \
                  with the same --state goes on where it stopped",
-                self.state.join(crate::state::LOG).display()
+                self.state.join(state::LOG).display()
             ),
             AskError::Refused(Errno::EPERM | Errno::EACCES) => format!(
                 "{state}: not allowed to {doing}: this burst buffer was started by another user; \
@@ -218,6 +221,14 @@ impl Daemon {
     }
 }
 
+/// A folder that no burst buffer was ever started on.
+pub fn no_state_folder(folder: &Path) -> Failure {
+    Failure::fatal(format!(
+        "{}: not a state folder of forebay; --state takes the folder given to `forebay up`",
+        folder.display()
+    ))
+}
+
 /// No socket, or nobody behind it.
 fn is_absence(error: &io::Error) -> bool {
     matches!(
@@ -278,6 +289,18 @@ pub fn files_and_bytes(files: u64, bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_folder_that_never_was_a_state_folder_is_called_so() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let said = |part: &str| {
+            let failure = Daemon::connect(folder.path()).err().expect("nobody there");
+            assert!(failure.message.contains(part), "{failure:?}");
+        };
+        said("not a state folder of forebay");
+        std::fs::write(folder.path().join(state::LOCK), "").expect("lock");
+        said("no burst buffer is running on this state folder");
+    }
 
     #[test]
     fn paths_travel_in_parts_that_fit() {

@@ -10,7 +10,7 @@ use forebay_types::{Errno, format_duration, format_size, parse_duration};
 use forebay_wire::control::StatusBits;
 use serde_json::{Value, json};
 
-use crate::control::{AskError, Daemon, failure_line, files_and_bytes};
+use crate::control::{AskError, Daemon, failure_line, files_and_bytes, no_state_folder};
 use crate::ended::{self, is_drained};
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::{mount_table, named_state};
@@ -461,11 +461,7 @@ fn not_running(state: &Path) -> Failure {
                 "{what}: its instance{pid} is starting or stopping; try again in a moment"
             ));
         }
-        Ok(None) => {
-            return Failure::fatal(format!(
-                "{what}: not a state folder of forebay; --state takes the folder given to `forebay up`"
-            ));
-        }
+        Ok(None) => return no_state_folder(state),
         Ok(Some(Holder::Nobody)) | Err(_) => {}
     }
     let mut line = format!("{what}: no burst buffer is running on it");

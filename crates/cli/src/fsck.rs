@@ -7,7 +7,7 @@ use forebay_types::format_size;
 use forebay_wire::control::{Finding, FsckReport};
 use serde_json::{Map, Value, json};
 
-use crate::control::Daemon;
+use crate::control::{Daemon, no_state_folder};
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::named_state;
 use crate::paths::need_working_directory;
@@ -79,11 +79,7 @@ fn offline(state: &Path, args: &FsckArgs) -> Result<FsckReport, Failure> {
                 "{what}: an instance is starting or stopping on it; try again in a moment"
             )));
         }
-        Ok(None) => {
-            return Err(Failure::fatal(format!(
-                "{what}: not a state folder of forebay; --state takes the folder given to `forebay up`"
-            )));
-        }
+        Ok(None) => return Err(no_state_folder(state)),
         Err(error) => {
             return Err(Failure::fatal(format!(
                 "{what}: {}",

@@ -141,6 +141,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_commit_takes_versions_and_does_not_recurse() {
+        let mut cli = super::Cli::command();
+        let commit = cli.find_subcommand_mut("commit").expect("commit");
+        let help = commit.render_long_help().to_string();
+        assert!(help.contains("Versions, below the mount"), "{help}");
+        assert!(!help.contains("recurse"), "{help}");
+    }
+
     /// A line that is too long is wrapped, and what is behind a comment's break is no comment.
     #[test]
     fn the_configuration_in_the_help_is_printed_as_it_is() {

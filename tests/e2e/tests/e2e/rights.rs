@@ -181,6 +181,10 @@ fn promise_13_users_are_told_of_what_they_can_stat() {
         status.json()["errors_total"].as_u64() > Some(0),
         "{status:?}"
     );
+    // What is refused does not say before that it begins.
+    let refused = nobodys(&cluster, &program, &["calibrate", "--state", state]);
+    assert_eq!((refused.code, &*refused.stdout), (1, ""), "{refused:?}");
+    assert!(refused.stderr.contains("not allowed to"), "{refused:?}");
     let all = nobodys(&cluster, &program, &["where", "--json", &mnt("")]);
     assert_eq!(all.code, 3, "{all:?}");
     let list = all.json();
