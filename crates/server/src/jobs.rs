@@ -1,6 +1,6 @@
 //! Movements ordered from the command line: stage-in, stage-out, prefetch, release.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::asker::{Asker, Sight};
 use crate::core::Core;
 use crate::opens::Target;
-use crate::unreachable::{WHY, explains};
+use crate::unreachable::{explains, failure};
 use crate::walk::Visited;
 
 /// Jobs of root and the server's own user that run at once. Each has a thread: who wants more waits for one to end.
@@ -197,16 +197,15 @@ fn run(core: &Core, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &As
         }
         _ => paths,
     };
-    let lost = match movement {
-        Movement::StageOut => core.unreachable(asker, paths),
-        _ => Vec::new(),
-    };
+    let mut missing = Vec::new();
+    let mut seen = HashSet::new();
     let is_ended = || job.cancelled.load(Ordering::Acquire) || core.is_ending();
     for path in walked {
         let go_on = core.walk(
             path,
             &sight,
             &mut |visited| {
+                seen.extend(visited.file.iter().map(|file| file.object));
                 if !asker.is_trusted() && owner(core, &visited) != Some(asker.uid()) {
                     job.progress.lock().files_total += 1;
                     fail_file(job, visited.path(), Errno::EPERM, "not your file".into());
@@ -225,24 +224,18 @@ fn run(core: &Core, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &As
                 }
                 !is_ended()
             },
-            &mut |path, errno| {
-                if !explains(&lost, &path) {
-                    fail(job, path, errno, errno.message());
-                }
-            },
+            &mut |path, errno| missing.push((path, errno)),
         );
         if !go_on {
             left(job, path.clone());
             cut = true;
         }
     }
-    for path in lost {
-        // A walk may still have come by it.
-        if !work.iter().any(|visited| visited.path() == path) {
-            job.progress.lock().files_total += 1;
-            fail_file(job, path, Errno::ESTALE, WHY.into());
-        }
-    }
+    let lost = match movement {
+        Movement::StageOut if !cut => core.unreachable(asker, paths, &seen),
+        _ => Vec::new(),
+    };
+    fail_missing(job, missing, lost);
     job.progress.lock().counting = false;
     match movement {
         Movement::StageOut => stage_out(core, job, work),
@@ -253,6 +246,19 @@ fn run(core: &Core, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &As
     progress.bytes_done = job.bytes_done.load(Ordering::Relaxed);
     progress.cancelled = cut || !progress.left.is_empty();
     progress.finished = true;
+}
+
+/// Names what a walk has not come by: `lost` are files that are here all the same, of which nobody is told that there is no such file.
+fn fail_missing(job: &Job, missing: Vec<(Vec<u8>, Errno)>, lost: Vec<Vec<u8>>) {
+    for (path, errno) in missing {
+        if errno != Errno::ENOENT || !explains(&lost, &path) {
+            fail(job, path, errno, errno.message());
+        }
+    }
+    for failed in lost.into_iter().map(failure) {
+        job.progress.lock().files_total += 1;
+        fail_file(job, failed.path, failed.errno, failed.reason);
+    }
 }
 
 fn owner(core: &Core, visited: &Visited) -> Option<u32> {

@@ -1,7 +1,6 @@
 //! Answers to `status` and `where`.
 
-use std::cell::LazyCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
 use forebay_policy::engine::Bandwidths;
@@ -17,7 +16,7 @@ use crate::asker::{Asker, Sight};
 use crate::core::Core;
 use crate::instance::StopSummary;
 use crate::tierset::OVERFLOW;
-use crate::unreachable::{WHY, explains};
+use crate::unreachable::{explains, failure};
 use crate::walk::Visited;
 
 /// Entries in one answer to `where`.
@@ -263,8 +262,7 @@ impl Core {
         let mut failures = Vec::new();
         let mut more_after = None;
         // A position is the index of the path asked for and the last path shown below it.
-        // Looked for once it is needed: not for every part of a long answer.
-        let lost = LazyCell::new(|| self.unreachable(asker, paths));
+        let mut seen = HashSet::new();
         let (mut skip_paths, mut behind) = match after.as_deref().and_then(split_position) {
             Some((index, last)) => (index, Some(last.to_vec())),
             None => (0, None),
@@ -285,12 +283,12 @@ impl Core {
                     if files.len() >= WHERE_ENTRIES_MAX {
                         return false;
                     }
+                    seen.extend(visited.file.iter().map(|file| file.object));
                     files.push(self.locate_one(&sight, &visited));
                     true
                 },
                 &mut |path, errno| {
-                    let explained = errno == Errno::ENOENT && explains(&lost, &path);
-                    if !explained && failures.len() < limits::ERRORS_REMEMBERED_MAX {
+                    if failures.len() < limits::ERRORS_REMEMBERED_MAX {
                         failures.push(PathFailure {
                             path,
                             errno,
@@ -306,13 +304,13 @@ impl Core {
                 break;
             }
         }
+        // Not for every part of a long answer.
         if more_after.is_none() {
+            let lost = self.unreachable(asker, paths, &seen);
+            failures
+                .retain(|f: &PathFailure| f.errno != Errno::ENOENT || !explains(&lost, &f.path));
             let room = limits::ERRORS_REMEMBERED_MAX.saturating_sub(failures.len());
-            failures.extend(lost.iter().take(room).map(|path| PathFailure {
-                path: path.clone(),
-                errno: Errno::ESTALE,
-                reason: WHY.into(),
-            }));
+            failures.extend(lost.into_iter().take(room).map(failure));
         }
         ControlResponse::Where {
             files,

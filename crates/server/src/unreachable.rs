@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use forebay_namespace::{Dir, File};
 use forebay_types::{Errno, ObjectId, TierId};
+use forebay_wire::control::PathFailure;
 
 use crate::asker::Asker;
 use crate::core::Core;
 
 /// Why a command does nothing with them, and what does.
-pub const WHY: &str = "not on the PFS: its directory was removed or replaced there; `forebay fsck` puts it beside where it was";
+const WHY: &str = "not on the PFS: its directory was removed or replaced there; `forebay fsck` puts it beside where it was";
 
 /// An undrained object whose directory was not known to the start.
 pub struct Stranded {
@@ -43,8 +44,14 @@ impl Core {
         }
     }
 
-    /// Undrained files at or below `paths` that no walk comes by, as far as they are the user's. None while the PFS is silent.
-    pub fn unreachable(&self, asker: &Asker, paths: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    /// Undrained files at or below `paths` that no walk comes by, as far as they are the user's; `seen` are those that one has come
+    /// by, and the PFS is not asked about them. None while it is silent.
+    pub fn unreachable(
+        &self,
+        asker: &Asker,
+        paths: &[Vec<u8>],
+        seen: &HashSet<ObjectId>,
+    ) -> Vec<Vec<u8>> {
         if self.pulse().is_silent() {
             return Vec::new();
         }
@@ -58,7 +65,7 @@ impl Core {
         let files: Vec<_> = self.files.read().values().cloned().collect();
         let mut gone = HashMap::new();
         for file in files {
-            let meant = {
+            let meant = !seen.contains(&file.object) && {
                 let state = file.lock();
                 let theirs = asker.is_trusted() || state.meta.uid == asker.uid();
                 theirs && state.is_dirty() && !state.is_unlinked()
@@ -91,6 +98,15 @@ fn is_below(path: &[u8], these: &HashSet<&[u8]>) -> bool {
 pub fn explains(these: &[Vec<u8>], path: &[u8]) -> bool {
     let named = HashSet::from([path]);
     these.iter().any(|one| is_below(one, &named))
+}
+
+/// What is said of such a file.
+pub fn failure(path: Vec<u8>) -> PathFailure {
+    PathFailure {
+        path,
+        errno: Errno::ESTALE,
+        reason: WHY.into(),
+    }
 }
 
 #[cfg(test)]
@@ -128,14 +144,21 @@ mod tests {
             panic!("{all:?}");
         };
         assert_eq!((files.len(), failures.len()), (1, 2), "{failures:?}");
-        let below = |path: &str| lab.core().unreachable(&me, &[path.into()]);
+        let below = |path: &str| lab.core().unreachable(&me, &[path.into()], &HashSet::new());
         assert_eq!(below(""), [b"gone/f".to_vec(), b"gone2/g".to_vec()]);
         assert_eq!(below("gone"), [b"gone/f".to_vec()]);
         assert_eq!(below("gone/f"), [b"gone/f".to_vec()]);
         for path in ["gon", "gone/f/x", "kept"] {
             assert!(below(path).is_empty(), "{path}");
         }
-        let other = lab.core().unreachable(&asker(4_000_000), &[Vec::new()]);
+        let other = asker(4_000_000);
+        let other = (lab.core()).unreachable(&other, &[Vec::new()], &HashSet::new());
         assert!(other.is_empty());
+        let seen = lab.core().files.read().values().map(|f| f.object).collect();
+        assert!(
+            (lab.core())
+                .unreachable(&me, &[Vec::new()], &seen)
+                .is_empty()
+        );
     }
 }
