@@ -158,9 +158,10 @@ class Campaign:
     def take_errors(self):
         """An error that a store met and no msync asked for is the next fsync's, whoever calls that."""
         for ledger in self.ledgers:
-            files = [ledger.files[number] for number in ledger.unflushed & ledger.files.keys()]
-            for name in [name for file in files for name in file.names]:
-                with contextlib.suppress(OSError), open(self.buffer.mnt / f"w{ledger.worker}" / name, "rb+") as file:
+            # Where a rename met an error, only the PFS knows which name a file has.
+            root = self.buffer.mnt / f"w{ledger.worker}"
+            for path in filter(Path.is_file, root.rglob("*") if ledger.unflushed else ()):
+                with contextlib.suppress(OSError), open(path, "rb+") as file:
                     os.fsync(file.fileno())
 
     def start_workers(self, fault):
