@@ -175,10 +175,7 @@ fn top_without_a_terminal_prints_pages() {
 fn nothing_running_is_one_line() {
     let state = tempfile::tempdir().expect("tempdir");
     let path = state.path().to_str().expect("UTF-8");
-    assert_refused(
-        &forebay(&["status", "--state", path]),
-        "no burst buffer is running",
-    );
+    assert_refused(&forebay(&["status", "--state", path]), "not a state folder");
     assert_refused(&forebay(&["down", "--state", path]), "not a state folder");
     assert_refused(&forebay(&["fsck", "--state", path]), "not a state folder");
     assert_refused(
@@ -188,6 +185,10 @@ fn nothing_running_is_one_line() {
     assert_refused(&forebay(&["down"]), "give --state DIR");
     assert_refused(&forebay(&["where", path]), "not in a burst buffer");
     std::fs::write(state.path().join("forebay.lock"), "1\n").expect("write");
+    assert_refused(
+        &forebay(&["status", "--state", path]),
+        "no burst buffer is running",
+    );
     assert_refused(
         &forebay(&["down", "--state", path]),
         "no burst buffer is running on it",

@@ -190,14 +190,16 @@ fn note_failure(core: &Core, file: &File, errno: Errno, reason: &str) {
 fn not_demoted(core: &Core, file: &File, reason: &str) -> String {
     let tier = file.tier();
     let found = core.tiers.open_object(tier, file.object);
-    match found.map_err(|error| Errno::from(&error)) {
-        Err(Errno::ENOENT) => {
+    let is_gone = found.is_err_and(|error| Errno::from(&error) == Errno::ENOENT);
+    // What went straight to the PFS leaves the overflow for its name before it is known to be flushed there.
+    match is_gone && core.tiers.kind(tier) != TierKind::Pfs {
+        true => {
             let name = core.tiers.get(tier).map_or("", |slot| slot.tier.name());
             format!(
                 "not demoted: its object has been removed from tier {name} by somebody else: what was only there is lost"
             )
         }
-        _ => format!("not demoted: {reason}; the data is kept and tried again"),
+        false => format!("not demoted: {reason}; the data is kept and tried again"),
     }
 }
 
