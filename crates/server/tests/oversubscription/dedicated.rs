@@ -46,7 +46,7 @@ fn shares_are_not_exceeded() {
         .err()
         .expect("refused");
     assert!(
-        error.to_string().contains("exceeds the capacity"),
+        error.to_string().contains("is more than the"),
         "{error}"
     );
 }
