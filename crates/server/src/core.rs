@@ -12,25 +12,25 @@ use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint, limits};
 use forebay_wire::control::PathFailure;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use crate::activity::Activity;
-use crate::apps::Applications;
-use crate::conflicts::Conflicts;
-use crate::dedicated::Dedicated;
-use crate::demote::Leftover;
-use crate::descriptors::Descriptors;
-use crate::drain::DrainQueue;
-use crate::engine::Engine;
-use crate::guard::GuardPost;
-use crate::jobs::Jobs;
-use crate::learning::Learning;
-use crate::ledger::Ledger;
-use crate::opens::{OpenTable, Target};
-use crate::rules::Rules;
+use crate::buffer::ledger::Ledger;
+use crate::buffer::opens::{OpenTable, Target};
+use crate::buffer::tierset::TierSet;
+use crate::catalog::apps::Applications;
+use crate::catalog::rules::Rules;
+use crate::catalog::writers::Writers;
+use crate::drain::demote::Leftover;
+use crate::drain::queue::DrainQueue;
+use crate::files::conflicts::Conflicts;
+use crate::files::descriptors::Descriptors;
+use crate::files::guard::GuardPost;
+use crate::files::unseen::Unseen;
+use crate::orders::jobs::Jobs;
+use crate::orders::unreachable::Stranded;
+use crate::plan::activity::Activity;
+use crate::plan::dedicated::Dedicated;
+use crate::plan::engine::Engine;
+use crate::plan::learning::Learning;
 use crate::settings::Settings;
-use crate::tierset::TierSet;
-use crate::unreachable::Stranded;
-use crate::unseen::Unseen;
-use crate::writers::Writers;
 
 /// Monotone counts since the state was made or the server started.
 #[derive(Default)]
@@ -137,7 +137,7 @@ pub struct Core {
     /// What the kernel has written by itself.
     pub unseen: Unseen,
     /// Files that were made without a name, until they have one or are gone.
-    pub unnamed: crate::unnamed::Unnamed,
+    pub unnamed: crate::files::unnamed::Unnamed,
     /// Files of the burst buffer by object.
     pub files: RwLock<HashMap<ObjectId, Arc<File>>>,
     /// Whether programs write.
@@ -163,11 +163,11 @@ pub struct Core {
     /// Errors.
     pub errors: ErrorLog,
     /// Objects at rest on flash.
-    pub rest: crate::atrest::AtRest,
+    pub rest: crate::integrity::atrest::AtRest,
     /// Reads them in the background.
-    pub scrub: crate::scrub::Scrub,
+    pub scrub: crate::integrity::scrub::Scrub,
     /// Which start of the node this is.
-    pub boot: crate::boot::Boot,
+    pub boot: crate::lifecycle::boot::Boot,
     /// Files whose last close could not ask their object what it has become.
     pub unclosed: Mutex<HashSet<ObjectId>>,
     /// Clean files whose object in the overflow could not make way for what the PFS has; tried again.
@@ -175,7 +175,7 @@ pub struct Core {
     /// Temporary files on the PFS that could not be removed; their files' next demotions, or the next start, do.
     pub leftovers: Mutex<HashMap<ObjectId, Vec<Leftover>>>,
     /// Versions that are not published.
-    pub versions: crate::publication::Versions,
+    pub versions: crate::orders::publication::Versions,
     /// Conflicts with changes made on the PFS.
     pub conflicts: Conflicts,
     /// Start of this server.

@@ -13,30 +13,33 @@ use forebay_wire::Service;
 use forebay_wire::control::FsckReport;
 use parking_lot::{Condvar, Mutex};
 
-use crate::activity::Activity;
-use crate::apps::Applications;
-use crate::boot::Boot;
-use crate::conflicts::Conflicts;
+use crate::buffer::ledger::Ledger;
+use crate::buffer::opens::OpenTable;
+use crate::buffer::tierset::{OVERFLOW, SSDS_MAX, TierSet};
+use crate::catalog::apps::Applications;
+use crate::catalog::rules::Rules;
+use crate::catalog::writers::Writers;
 use crate::core::{Core, Counters, ErrorLog, StopOrder};
-use crate::dedicated::Dedicated;
-use crate::descriptors::Descriptors;
-use crate::drain::DrainQueue;
-use crate::engine::Engine;
-use crate::facts::Facts;
-use crate::jobs::Jobs;
-use crate::learning::Learning;
-use crate::ledger::Ledger;
-use crate::opens::OpenTable;
-use crate::rules::Rules;
-use crate::scrub::Scrub;
+use crate::drain::demote;
+use crate::drain::queue::DrainQueue;
+use crate::files::conflicts::Conflicts;
+use crate::files::descriptors::Descriptors;
+use crate::files::{guard, unseen};
+use crate::integrity::scrub::Scrub;
+use crate::lifecycle::boot::Boot;
+use crate::lifecycle::facts::Facts;
+use crate::lifecycle::statefolder::open_store;
+use crate::lifecycle::{discard, monitor};
+use crate::orders::jobs::Jobs;
+use crate::plan::activity::Activity;
+use crate::plan::dedicated::Dedicated;
+use crate::plan::engine;
+use crate::plan::engine::Engine;
+use crate::plan::learning::Learning;
 use crate::service::Server;
 use crate::settings::Settings;
 use crate::starterror::{StartError, failed};
-use crate::statefolder::open_store;
 use crate::threads::{Watched, join_all};
-use crate::tierset::{OVERFLOW, SSDS_MAX, TierSet};
-use crate::writers::Writers;
-use crate::{demote, discard, engine, guard, monitor, unseen};
 
 /// After the mount is gone, a drain that was asked for gets this long for the last files.
 const LAST_DRAIN: Duration = Duration::from_secs(60);
@@ -146,9 +149,9 @@ fn open_with(
             new_pfs: true
         }
     );
-    crate::pfsmark::check(&ns, &settings.pfs, accept)?;
+    crate::lifecycle::pfsmark::check(&ns, &settings.pfs, accept)?;
     if !accept {
-        crate::pfsmark::check_inner(&ns, &loaded.files, &settings.pfs)?;
+        crate::lifecycle::pfsmark::check_inner(&ns, &loaded.files, &settings.pfs)?;
     }
     facts.follow(&settings);
     if settings.ssd.len() + facts.known_ssd.len() > SSDS_MAX {
@@ -208,7 +211,7 @@ fn finish_core(
         Ok(()) => {
             core.conflicts.prune(&core.ns);
             if mode == OpenMode::Serve
-                && let Err(why) = crate::pfsmark::remember(&core.ns)
+                && let Err(why) = crate::lifecycle::pfsmark::remember(&core.ns)
             {
                 tracing::warn!("which PFS this is will not be known at the next start: {why}");
             }
@@ -367,9 +370,9 @@ impl Instance {
         instance.spawn("fb-monitor", false, monitor::run)?;
         instance.spawn("fb-engine", false, engine::run)?;
         instance.spawn("fb-discard", true, discard::run)?;
-        instance.spawn("fb-publish", false, crate::publication::run)?;
-        instance.spawn("fb-scrub", true, crate::scrub::run)?;
-        instance.spawn("fb-seal", true, crate::seal::run)?;
+        instance.spawn("fb-publish", false, crate::orders::publication::run)?;
+        instance.spawn("fb-scrub", true, crate::integrity::scrub::run)?;
+        instance.spawn("fb-seal", true, crate::integrity::seal::run)?;
         instance.spawn("fb-collect", false, monitor::collect)?;
         Ok(instance)
     }

@@ -8,9 +8,9 @@ use forebay_types::{Cred, Errno, Handle, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Dirent, Peer, Reply, Request, Response, Service};
 
-use crate::asker::Asker;
 use crate::core::{Core, StopOrder};
-use crate::jobs;
+use crate::orders::asker::Asker;
+use crate::orders::jobs;
 
 /// A job that is not finished so long after the PFS was given up blocks in a call on it.
 const STUCK_AFTER: Duration = Duration::from_secs(2);

@@ -3,7 +3,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
-use forebay_policy::engine::Bandwidths;
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::throttle::DemotionPace;
 use forebay_tiers::TierKind;
@@ -12,12 +11,13 @@ use forebay_wire::control::{
     ApplicationStatus, ControlResponse, PathFailure, PlanStatus, StatusBits, TierStatus, WhereEntry,
 };
 
-use crate::asker::{Asker, Sight};
+use crate::buffer::tierset::OVERFLOW;
 use crate::core::Core;
 use crate::instance::StopSummary;
-use crate::tierset::OVERFLOW;
-use crate::unreachable::{explains, failure};
-use crate::walk::Visited;
+use crate::orders::asker::{Asker, Sight};
+use crate::orders::unreachable::{explains, failure};
+use crate::orders::walk::Visited;
+use crate::plan::calibrate::four;
 
 /// Entries in one answer to `where`.
 const WHERE_ENTRIES_MAX: usize = 1000;
@@ -376,17 +376,6 @@ impl Core {
         entry.crc32c = crc.filter(|_| sight.may_read(file.ino, &attr));
         entry
     }
-}
-
-/// Bwmax, Bwmin, Brmax, Brmin.
-pub fn four(b: &Bandwidths) -> [u64; 4] {
-    [
-        b.bw_max_bytes_per_s,
-        b.bw_min_bytes_per_s,
-        b.br_max_bytes_per_s,
-        b.br_min_bytes_per_s,
-    ]
-    .map(|rate| rate as u64)
 }
 
 /// Order of a walk: component by component.

@@ -10,10 +10,10 @@ use forebay_types::{Cred, Handle, Ino, OpenFlags, TierId};
 use forebay_wire::{Link, WriteHow};
 use parking_lot::Mutex;
 
+use crate::buffer::tierset::{DRAM, FIRST_SSD};
 use crate::core::Core;
-use crate::demote;
+use crate::drain::demote;
 use crate::settings::{Settings, SsdSetting};
-use crate::tierset::{DRAM, FIRST_SSD};
 
 /// Its flash directory.
 pub const FLASH: TierId = TierId(FIRST_SSD);

@@ -1,0 +1,504 @@
+//! Open files.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_namespace::{File, PlainNode, Published};
+use forebay_tiers::{FileObject, Object, ObjectStat, WriteBehind};
+use forebay_types::{Errno, Generation, Handle, Ino, ObjectId, OpenFlags, TierId};
+use forebay_wire::Dirent;
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+
+use crate::buffer::pieces::Pieces;
+
+/// Locks are spread over so many shards by id.
+pub const SHARDS: usize = 64;
+/// How long somebody who looks at all open files waits for one that is just being moved.
+const MOVE_LIMIT: Duration = Duration::from_secs(2);
+/// Who waits for a claim looks this often whether the PFS has been given up.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// Where an open file's bytes are.
+#[derive(Clone)]
+pub enum Target {
+    /// In an object of the burst buffer.
+    Buffer {
+        /// The file.
+        file: Arc<File>,
+        /// Its object.
+        object: Arc<dyn Object>,
+        /// The object's tier.
+        tier: TierId,
+    },
+    /// On the PFS only.
+    Pfs {
+        /// What the id stood for at open.
+        node: Arc<PlainNode>,
+        /// The file there.
+        file: Arc<FileObject>,
+        /// Opened for writing in place.
+        writable: bool,
+    },
+}
+
+impl Target {
+    /// What reads and writes go to.
+    pub fn object(&self) -> &dyn Object {
+        match self {
+            Target::Buffer { object, .. } => &**object,
+            Target::Pfs { file, .. } => &**file,
+        }
+    }
+
+    /// Whether it holds a descriptor.
+    pub fn is_held(&self) -> bool {
+        match self {
+            Target::Buffer { object, .. } => object.is_held(),
+            Target::Pfs { .. } => true,
+        }
+    }
+}
+
+/// Counts of handles.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// All handles.
+    pub opens: u32,
+    /// Handles for writing.
+    pub writers: u32,
+}
+
+/// A file under unseen writing as it was when the PFS had its content.
+#[derive(Clone, Copy, Debug)]
+pub struct Before {
+    /// Size and times of the object.
+    pub stat: ObjectStat,
+    /// What its generation is for as long as nobody has changed it by a request.
+    pub generation: Generation,
+    /// Checksum of the content.
+    pub crc: Option<u32>,
+}
+
+impl Before {
+    /// Whether nothing tells of a change since: a store through a mapping need not leave a trace.
+    pub fn looks_like(&self, now: &ObjectStat) -> bool {
+        (self.stat.size, self.stat.mtime) == (now.size, now.mtime)
+    }
+}
+
+/// An open file, shared by all its handles. The kernel wants all opens of one file to be of one
+/// kind, so how it is served is fixed from the first open to the last close.
+pub struct OpenFile {
+    /// Its id.
+    pub ino: Ino,
+    /// The kernel reads and writes the object by itself.
+    pub passthrough: bool,
+    /// Where the bytes are. Writers of the lock move the file; readers do I/O, on what [`crate::core::Core::target`] has opened, or look.
+    pub target: RwLock<Target>,
+    /// Handles.
+    pub counts: Mutex<Counts>,
+    /// Bytes that may still be written before space must be asked for again.
+    pub budget_bytes: AtomicI64,
+    /// Held while asking for space.
+    pub growing: Mutex<()>,
+    /// Space set aside for unseen writing, bytes; 0 without.
+    pub lease_bytes: AtomicU64,
+    /// The lease is larger than the tier has room for.
+    pub borrowed: AtomicBool,
+    /// See [`Before`].
+    pub before: Mutex<Option<Before>>,
+    /// Written, truncated or given times through requests since it was opened.
+    pub touched: AtomicBool,
+    /// An fsync was asked for.
+    pub fsynced: AtomicBool,
+    /// Hash of the series that the file was created or opened as a member of; 0 until that is known.
+    pub series: AtomicU64,
+    /// How large the file will be, if its series has shown that; else 0.
+    pub predicted_bytes: AtomicU64,
+    /// Of what goes straight to the PFS.
+    pub behind: WriteBehind,
+    /// There are `pieces`: every read asks.
+    has_pieces: AtomicBool,
+    /// What was opened without being read, until all of it has been compared.
+    pieces: Mutex<Option<Arc<Pieces>>>,
+    /// Requests have used the bytes since somebody looked.
+    used: AtomicBool,
+    /// How many open files hold a descriptor, this one included if it does.
+    held: Arc<AtomicU64>,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        if self.target.get_mut().is_held() {
+            self.held.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl OpenFile {
+    fn new(ino: Ino, target: Target, passthrough: bool, held: Arc<AtomicU64>) -> OpenFile {
+        held.fetch_add(u64::from(target.is_held()), Ordering::Relaxed);
+        OpenFile {
+            ino,
+            passthrough,
+            target: RwLock::new(target),
+            counts: Mutex::new(Counts::default()),
+            budget_bytes: AtomicI64::new(0),
+            growing: Mutex::new(()),
+            lease_bytes: AtomicU64::new(0),
+            borrowed: AtomicBool::new(false),
+            before: Mutex::new(None),
+            touched: AtomicBool::new(false),
+            fsynced: AtomicBool::new(false),
+            series: AtomicU64::new(0),
+            predicted_bytes: AtomicU64::new(0),
+            behind: WriteBehind::default(),
+            has_pieces: AtomicBool::new(false),
+            pieces: Mutex::new(None),
+            // Of what the kernel has opened for itself nobody needs the descriptor soon.
+            used: AtomicBool::new(!passthrough),
+            held,
+        }
+    }
+
+    /// From here on its bytes are there. `target` is its own, locked.
+    pub fn put(&self, target: &mut Target, now: Target) {
+        match (target.is_held(), now.is_held()) {
+            (true, false) => self.held.fetch_sub(1, Ordering::Relaxed),
+            (false, true) => self.held.fetch_add(1, Ordering::Relaxed),
+            _ => 0,
+        };
+        *target = now;
+    }
+
+    /// Its bytes are used. To be called with its target locked.
+    pub fn note_use(&self) {
+        // Most often it is known: then nobody else's cache loses it.
+        if !self.is_used() {
+            self.used.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether they were since [`Self::take_use`].
+    pub fn is_used(&self) -> bool {
+        self.used.load(Ordering::Acquire)
+    }
+
+    /// The same; from here on they were not.
+    pub fn take_use(&self) -> bool {
+        self.used.swap(false, Ordering::AcqRel)
+    }
+
+    /// The same, of a content that has not been compared with its checksum yet.
+    pub fn not_compared(mut self, pieces: Option<Arc<Pieces>>) -> OpenFile {
+        self.has_pieces = AtomicBool::new(pieces.is_some());
+        self.pieces = Mutex::new(pieces);
+        self
+    }
+
+    /// Its pieces, if not all of them have been compared.
+    pub fn uncompared(&self) -> Option<Arc<Pieces>> {
+        match self.has_pieces.load(Ordering::Acquire) {
+            true => self.pieces.lock().clone(),
+            false => None,
+        }
+    }
+
+    /// Whether these are still its pieces, and its content is what they are about.
+    pub fn is_uncompared(&self, pieces: &Pieces) -> bool {
+        let held = self.pieces.lock();
+        held.as_ref()
+            .is_some_and(|held| std::ptr::eq(&**held, pieces))
+    }
+
+    /// All of them have been compared, or what was in them does not matter any more.
+    pub fn believe(&self) {
+        *self.pieces.lock() = None;
+        self.has_pieces.store(false, Ordering::Release);
+    }
+
+    /// Whether an object may be what is open here. While the file is being moved, which may wait for
+    /// the PFS, that is not known.
+    pub fn may_hold(&self, object: ObjectId) -> bool {
+        match self.target.try_read().as_deref() {
+            Some(Target::Buffer { file, .. }) => file.object == object,
+            Some(Target::Pfs { .. }) => false,
+            None => true,
+        }
+    }
+
+    /// Whether anybody has it open for writing.
+    pub fn is_written(&self) -> bool {
+        self.counts.lock().writers > 0
+    }
+}
+
+#[derive(Clone)]
+enum Entry {
+    File(Arc<OpenFile>, OpenFlags),
+    Dir(Ino, Arc<Vec<Dirent>>),
+}
+
+#[derive(Default)]
+struct ByIno {
+    open: HashMap<Ino, Arc<OpenFile>>,
+    claimed: HashSet<Ino>,
+}
+
+#[derive(Default)]
+struct Shard {
+    by_ino: Mutex<ByIno>,
+    freed: Condvar,
+}
+
+impl Shard {
+    /// With nobody's claim on `ino`, or, once `impatient` says so, with it.
+    fn unclaimed(&self, ino: Ino, impatient: &AtomicBool) -> MutexGuard<'_, ByIno> {
+        let mut by_ino = self.by_ino.lock();
+        while by_ino.claimed.contains(&ino) && !impatient.load(Ordering::Acquire) {
+            self.freed.wait_for(&mut by_ino, LOOK_AGAIN);
+        }
+        by_ino
+    }
+}
+
+/// The right to open and close one file: nobody else does while it lives. It may be held during I/O,
+/// also on the PFS, for only those wait who want the same file.
+pub struct Claim<'a> {
+    shard: &'a Shard,
+    ino: Ino,
+}
+
+impl Claim<'_> {
+    /// The file, if it is open.
+    pub fn open(&self) -> Option<Arc<OpenFile>> {
+        self.shard.by_ino.lock().open.get(&self.ino).cloned()
+    }
+
+    /// Whether it is open.
+    pub fn is_open(&self) -> bool {
+        self.shard.by_ino.lock().open.contains_key(&self.ino)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.shard.by_ino.lock().claimed.remove(&self.ino);
+        self.shard.freed.notify_all();
+    }
+}
+
+/// All open files and directories.
+pub struct OpenTable {
+    by_ino: Vec<Shard>,
+    handles: Vec<Mutex<HashMap<Handle, Entry>>>,
+    next: AtomicU64,
+    files: AtomicU64,
+    held: Arc<AtomicU64>,
+    pfs_given_up: AtomicBool,
+}
+
+impl OpenTable {
+    /// Nothing is open.
+    pub fn new() -> OpenTable {
+        OpenTable {
+            by_ino: (0..SHARDS).map(|_| Shard::default()).collect(),
+            handles: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            next: AtomicU64::new(1),
+            files: AtomicU64::new(0),
+            held: Arc::default(),
+            pfs_given_up: AtomicBool::new(false),
+        }
+    }
+
+    /// A file about to get its first handle.
+    pub fn make(&self, ino: Ino, target: Target, passthrough: bool) -> OpenFile {
+        OpenFile::new(ino, target, passthrough, self.held.clone())
+    }
+
+    /// Files that hold a descriptor.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn shard(&self, ino: Ino) -> &Shard {
+        &self.by_ino[ino.0 as usize % SHARDS]
+    }
+
+    /// Waits until nobody opens or closes this file; nobody else will while the claim lives.
+    pub fn claim(&self, ino: Ino) -> Claim<'_> {
+        let shard = self.shard(ino);
+        let patient = AtomicBool::new(false);
+        shard.unclaimed(ino, &patient).claimed.insert(ino);
+        Claim { shard, ino }
+    }
+
+    /// The same if nobody has it now.
+    pub fn try_claim(&self, ino: Ino) -> Option<Claim<'_>> {
+        let shard = self.shard(ino);
+        let fresh = shard.by_ino.lock().claimed.insert(ino);
+        fresh.then_some(Claim { shard, ino })
+    }
+
+    /// The open file with this id. Waits for who is just opening or closing it, unless that may wait for
+    /// the PFS and the PFS is given up.
+    pub fn by_ino(&self, ino: Ino) -> Option<Arc<OpenFile>> {
+        let by_ino = self.shard(ino).unclaimed(ino, &self.pfs_given_up);
+        by_ino.open.get(&ino).cloned()
+    }
+
+    /// Says whether the PFS is given up.
+    pub fn note_given_up(&self, given_up: bool) {
+        self.pfs_given_up.store(given_up, Ordering::Release);
+    }
+
+    /// Looks at it while nobody opens or closes it; `see` does no I/O.
+    pub fn look<T>(&self, ino: Ino, see: impl FnOnce(Option<&Arc<OpenFile>>) -> T) -> T {
+        let by_ino = self.shard(ino).unclaimed(ino, &self.pfs_given_up);
+        see(by_ino.open.get(&ino))
+    }
+
+    /// The same without waiting: what is just being opened or closed is open.
+    pub fn is_open_now(&self, ino: Ino) -> bool {
+        let by_ino = self.shard(ino).by_ino.lock();
+        by_ino.claimed.contains(&ino) || by_ino.open.contains_key(&ino)
+    }
+
+    fn handles(&self, handle: Handle) -> MutexGuard<'_, HashMap<Handle, Entry>> {
+        self.handles[handle.0 as usize % SHARDS].lock()
+    }
+
+    fn insert(&self, entry: Entry) -> Handle {
+        let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed));
+        self.handles(handle).insert(handle, entry);
+        handle
+    }
+
+    /// Adds a handle to a file that the caller has claimed.
+    pub fn add(&self, claim: &Claim<'_>, file: &Arc<OpenFile>, flags: OpenFlags) -> Handle {
+        {
+            let mut counts = file.counts.lock();
+            counts.opens += 1;
+            counts.writers += u32::from(flags.writes());
+        }
+        let mut by_ino = claim.shard.by_ino.lock();
+        by_ino.open.insert(file.ino, file.clone());
+        drop(by_ino);
+        self.files.fetch_add(1, Ordering::Relaxed);
+        self.insert(Entry::File(file.clone(), flags))
+    }
+
+    /// The file behind a handle.
+    pub fn file(&self, handle: Handle) -> Result<(Arc<OpenFile>, OpenFlags), Errno> {
+        match self.handles(handle).get(&handle) {
+            Some(Entry::File(file, flags)) => Ok((file.clone(), *flags)),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Removes a handle. The caller then claims the file and finishes with [`Self::drop_count`].
+    pub fn remove(&self, handle: Handle) -> Result<(Arc<OpenFile>, OpenFlags), Errno> {
+        let mut handles = self.handles(handle);
+        match handles.remove(&handle) {
+            Some(Entry::File(file, flags)) => {
+                self.files.fetch_sub(1, Ordering::Relaxed);
+                Ok((file, flags))
+            }
+            Some(other) => {
+                handles.insert(handle, other);
+                Err(Errno::EBADF)
+            }
+            None => Err(Errno::EBADF),
+        }
+    }
+
+    /// Adds a handle in the place of one that was removed and is still counted.
+    pub fn put_back(&self, file: Arc<OpenFile>, flags: OpenFlags) -> Handle {
+        self.files.fetch_add(1, Ordering::Relaxed);
+        self.insert(Entry::File(file, flags))
+    }
+
+    /// Counts one handle less; with the last, the file leaves the table.
+    pub fn drop_count(&self, claim: &Claim<'_>, file: &Arc<OpenFile>, flags: OpenFlags) -> Counts {
+        let mut counts = file.counts.lock();
+        counts.opens -= 1;
+        counts.writers -= u32::from(flags.writes());
+        if counts.opens == 0 {
+            claim.shard.by_ino.lock().open.remove(&file.ino);
+        }
+        *counts
+    }
+
+    /// Opens a directory: what is in it is looked up when it is read from the start.
+    pub fn add_dir(&self, ino: Ino) -> Handle {
+        self.insert(Entry::Dir(ino, Arc::default()))
+    }
+
+    /// An open directory's id.
+    pub fn dir(&self, handle: Handle) -> Result<Ino, Errno> {
+        match self.handles(handle).get(&handle) {
+            Some(Entry::Dir(ino, _)) => Ok(*ino),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// What was in it when it was last read from the start.
+    pub fn entries(&self, handle: Handle) -> Result<Arc<Vec<Dirent>>, Errno> {
+        match self.handles(handle).get(&handle) {
+            Some(Entry::Dir(_, entries)) => Ok(entries.clone()),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// It is read from the start: this is in it now.
+    pub fn set_entries(&self, handle: Handle, now: Arc<Vec<Dirent>>) -> Result<(), Errno> {
+        match self.handles(handle).get_mut(&handle) {
+            Some(Entry::Dir(_, entries)) => {
+                *entries = now;
+                Ok(())
+            }
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Closes a directory.
+    pub fn remove_dir(&self, handle: Handle) -> Result<(), Errno> {
+        match self.handles(handle).remove(&handle) {
+            Some(Entry::Dir(..)) => Ok(()),
+            _ => Err(Errno::EBADF),
+        }
+    }
+
+    /// Handles of files.
+    pub fn open_files(&self) -> u64 {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody has this file of the PFS open where it is.
+    pub fn holds_on_pfs(&self, published: &Published) -> bool {
+        let mut found = false;
+        self.each(|open| {
+            // One that is being brought in is no longer there by the time that it matters.
+            if let Some(Target::Pfs { node, .. }) = open.target.try_read_for(MOVE_LIMIT).as_deref()
+            {
+                found |= (node.id.ino, node.id.btime_ns) == (published.ino, published.btime_ns);
+            }
+        });
+        found
+    }
+
+    /// Visits all open files.
+    pub fn each(&self, mut visit: impl FnMut(&Arc<OpenFile>)) {
+        for shard in 0..SHARDS {
+            self.of_shard(shard).iter().for_each(&mut visit);
+        }
+    }
+
+    /// The open files of one of [`SHARDS`] parts.
+    pub fn of_shard(&self, shard: usize) -> Vec<Arc<OpenFile>> {
+        let by_ino = self.by_ino[shard].by_ino.lock();
+        by_ino.open.values().cloned().collect()
+    }
+}

@@ -1,0 +1,254 @@
+//! The tiers of one server, by id.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_policy::placement::TierKind as PolicyKind;
+use forebay_tiers::{DirTier, DramMount, Object, PfsDir, PfsTree, Tier, TierKind, mount_dram};
+use forebay_types::{ObjectId, TierId};
+use parking_lot::Mutex;
+
+use crate::buffer::overflow::Overflow;
+use crate::buffer::private::make_private;
+
+use crate::settings::Settings;
+
+/// Share of an ssd directory's file system that is left alone where no size was given.
+const SSD_LEFT_FREE_FRACTION: f64 = 0.05;
+/// Id of the memory tier.
+pub const DRAM: TierId = TierId(0);
+/// Id of the overflow: a hidden directory on the PFS for files that go straight there. Its objects
+/// become files by a rename.
+pub const OVERFLOW: TierId = TierId(1);
+/// Id of the first ssd tier; the state remembers which directory has which.
+pub const FIRST_SSD: u8 = 2;
+/// Most ssd directories.
+pub const SSDS_MAX: usize = 64;
+
+/// One tier and where it is.
+pub struct Slot {
+    /// The tier.
+    pub tier: Arc<dyn Tier>,
+    /// Its kind.
+    pub kind: TierKind,
+    /// Capacity, bytes; 0 for the overflow, which has no limit of its own.
+    pub capacity_bytes: u64,
+}
+
+/// All tiers. Ids stay with their directories over restarts.
+pub struct TierSet {
+    slots: Vec<Option<Slot>>,
+    overflow: Overflow,
+    dram: Mutex<Option<DramMount>>,
+    /// Room in memory beyond what is held, for what the kernel writes before it can be made to wait.
+    overrun_bytes: u64,
+}
+
+impl TierSet {
+    /// Opens the tiers that the settings name. `known` lists the ssd directories that have had an
+    /// id before, in the order of their ids; new ones are added to it.
+    pub fn open(
+        settings: &Settings,
+        pfs: &PfsTree,
+        instance: [u8; 16],
+        known: &mut Vec<PathBuf>,
+    ) -> io::Result<TierSet> {
+        let mut set = TierSet {
+            slots: vec![None, None],
+            overflow: Overflow::new(instance),
+            dram: Mutex::new(None),
+            overrun_bytes: settings.overrun_bytes(),
+        };
+        match set.fill(settings, pfs, instance, known) {
+            Ok(()) => Ok(set),
+            Err(error) => {
+                set.undo(&settings.state);
+                Err(error)
+            }
+        }
+    }
+
+    fn fill(
+        &mut self,
+        settings: &Settings,
+        pfs: &PfsTree,
+        instance: [u8; 16],
+        known: &mut Vec<PathBuf>,
+    ) -> io::Result<()> {
+        if let Some(size) = settings.dram_bytes {
+            let dir = settings.state.join("dram");
+            make_private(&dir)?;
+            // The ledger keeps to the size; what lies beyond it is for writes that do not ask.
+            let limit = size.saturating_add(settings.overrun_bytes());
+            let mounted = mount_dram(&dir, limit)?;
+            let path = mounted.path().to_path_buf();
+            *self.dram.lock() = Some(mounted);
+            let tier = DirTier::open("dram", TierKind::Dram, &path, Some(size), instance)?;
+            self.slots[DRAM.0 as usize] = Some(Slot {
+                tier: Arc::new(tier),
+                kind: TierKind::Dram,
+                capacity_bytes: size,
+            });
+        }
+        for ssd in &settings.ssd {
+            let at = known
+                .iter()
+                .position(|dir| *dir == ssd.dir)
+                .unwrap_or_else(|| {
+                    known.push(ssd.dir.clone());
+                    known.len() - 1
+                });
+            let name = if at == 0 {
+                "ssd".into()
+            } else {
+                format!("ssd{at}")
+            };
+            let tier = DirTier::open(&name, TierKind::Ssd, &ssd.dir, ssd.capacity_bytes, instance)?;
+            let capacity_bytes = match ssd.capacity_bytes {
+                Some(bytes) => bytes,
+                None => (tier.space()?.free_bytes as f64 * (1.0 - SSD_LEFT_FREE_FRACTION)) as u64,
+            };
+            let id = FIRST_SSD as usize + at;
+            let slots = self.slots.len().max(id + 1);
+            self.slots.resize_with(slots, || None);
+            self.slots[id] = Some(Slot {
+                tier: Arc::new(tier),
+                kind: TierKind::Ssd,
+                capacity_bytes,
+            });
+        }
+        self.overflow.find(pfs)
+    }
+
+    /// The overflow, made if it is not there yet.
+    pub fn need_overflow(&self, pfs: &PfsTree) -> io::Result<TierId> {
+        self.overflow.need(pfs)?;
+        Ok(OVERFLOW)
+    }
+
+    /// The directory on the PFS that an object of the overflow lies in.
+    pub fn overflow_shelf(&self, pfs: &PfsTree, object: ObjectId) -> io::Result<PfsDir> {
+        self.overflow.shelf(pfs, object)
+    }
+
+    /// Kinds and capacities by id, for the ledger.
+    pub fn limits(&self) -> Vec<(Option<PolicyKind>, u64)> {
+        let limit = |slot: &Option<Slot>| match slot {
+            Some(s) if s.kind == TierKind::Dram => (Some(PolicyKind::Dram), s.capacity_bytes),
+            Some(s) if s.kind != TierKind::Pfs => (Some(PolicyKind::Ssd), s.capacity_bytes),
+            _ => (None, 0),
+        };
+        self.slots.iter().map(limit).collect()
+    }
+
+    /// Puts another tier in the place of one, which that wraps.
+    #[cfg(test)]
+    pub(crate) fn wrap(&mut self, id: TierId, wrap: impl FnOnce(Arc<dyn Tier>) -> Arc<dyn Tier>) {
+        let slot = self.slots[id.0 as usize].as_mut().expect("a tier");
+        slot.tier = wrap(slot.tier.clone());
+    }
+
+    /// All tiers with their ids: memory, flash, overflow.
+    pub fn iter(&self) -> impl Iterator<Item = (TierId, &Slot)> {
+        let ids = std::iter::once(0)
+            .chain(FIRST_SSD as usize..self.slots.len())
+            .chain(std::iter::once(1));
+        ids.filter_map(|i| Some((TierId(i as u8), self.get(TierId(i as u8))?)))
+    }
+
+    /// One tier, if there is one with this id.
+    pub fn get(&self, id: TierId) -> Option<&Slot> {
+        match id {
+            OVERFLOW => self.overflow.slot(),
+            _ => self.slots.get(id.0 as usize)?.as_ref(),
+        }
+    }
+
+    /// Kind of a tier; an id without a tier counts as flash that is not there.
+    pub fn kind(&self, id: TierId) -> TierKind {
+        match id {
+            OVERFLOW => TierKind::Pfs,
+            _ => self.get(id).map_or(TierKind::Ssd, |slot| slot.kind),
+        }
+    }
+
+    /// Opens an object for who reads, changes little, or hands it to the kernel; where nobody else writes it, the kernel says so.
+    pub fn open_object(&self, id: TierId, object: ObjectId) -> io::Result<Arc<dyn Object>> {
+        match self.get(id) {
+            Some(slot) => slot.tier.open_shared(object),
+            None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
+        }
+    }
+
+    /// Opens an object for many writes.
+    pub fn open_to_write(&self, id: TierId, object: ObjectId) -> io::Result<Arc<dyn Object>> {
+        match self.get(id) {
+            Some(slot) => slot.tier.open(object),
+            None => Err(io::Error::from_raw_os_error(libc::ENODEV)),
+        }
+    }
+
+    /// Room beyond what is held, for what the kernel writes before it can be made to wait, bytes.
+    pub fn overrun_bytes(&self) -> u64 {
+        self.overrun_bytes
+    }
+
+    /// Lets the memory tier's file system hold `held_bytes`, and what may be written beyond them; never less than its size.
+    pub fn fit_dram(&self, held_bytes: u64) -> io::Result<()> {
+        let size = self.get(DRAM).map_or(0, |slot| slot.capacity_bytes);
+        let limit = held_bytes.max(size).saturating_add(self.overrun_bytes);
+        match &*self.dram.lock() {
+            Some(mount) if mount.size_bytes() != limit => mount.resize(limit),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the memory of the `dram` tier back; only when nothing in it is needed any more and
+    /// nobody uses the tiers. The tmpfs cannot be unmounted while descriptors in it are open, so it
+    /// is detached and goes with the last of them.
+    pub fn drop_dram(&self, state: &Path) -> io::Result<()> {
+        let Some(mount) = self.dram.lock().take() else {
+            return Ok(());
+        };
+        if mount.is_private() {
+            let dir = state.join("dram");
+            Ok(rustix::mount::unmount(
+                &dir,
+                rustix::mount::UnmountFlags::DETACH,
+            )?)
+        } else {
+            mount.unmount()
+        }
+    }
+
+    /// Takes back what a start that fails has mounted, and the directories that it has made its own.
+    pub fn undo(&self, state: &Path) {
+        let fresh = self
+            .dram
+            .lock()
+            .as_ref()
+            .is_some_and(|mount| !mount.was_reused());
+        if fresh && let Err(error) = self.drop_dram(state) {
+            tracing::warn!("the memory tier stays mounted: {error}");
+        }
+        self.give_back();
+    }
+
+    /// Gives the directories back that this start has made its own, where nothing was put in them since.
+    pub fn give_back(&self) {
+        for slot in self.slots.iter().flatten() {
+            // What is mounted no more is gone anyway.
+            if slot.kind == TierKind::Ssd
+                && let Err(error) = slot.tier.give_back()
+            {
+                tracing::warn!("{} stays in use: {error}", slot.tier.name());
+            }
+        }
+    }
+
+    /// Removes the overflow's directory if it is empty.
+    pub fn tidy_overflow(&self, pfs: &PfsTree) {
+        self.overflow.tidy(pfs);
+    }
+}

@@ -1,0 +1,5 @@
+//! Which application and version a file belongs to.
+
+pub(crate) mod apps;
+pub(crate) mod rules;
+pub(crate) mod writers;

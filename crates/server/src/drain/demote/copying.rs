@@ -1,0 +1,240 @@
+//! One copy: made as the owner, filled, and given the attributes of its file.
+
+use std::fs;
+use std::sync::Arc;
+
+use forebay_namespace::{Copy, Demotion};
+use forebay_tiers::{
+    ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsStat,
+    PfsTree, WriteBehind, apply_metadata, copy_to_new, start_writeback, verify, wait_writeback,
+};
+use forebay_types::{Errno, failpoint};
+
+use super::{Failure, on_pfs};
+use crate::core::Core;
+use crate::integrity::atrest::{Looked, Purpose};
+use crate::settings::Verify;
+
+/// A copy on the PFS that is not published yet.
+pub(super) struct Made {
+    source: Arc<dyn Object>,
+    /// What the source looked like before the copy.
+    pub(super) before: ObjectStat,
+    file: FileObject,
+    named: bool,
+    /// What the copy looked like when its bytes had been written.
+    pub(super) stat: PfsStat,
+    pub(super) report: CopyReport,
+    behind: WriteBehind,
+}
+
+impl Made {
+    /// What is to be put in its place.
+    pub(super) fn copy(&self) -> Copy<'_> {
+        match self.named {
+            true => Copy::Named(self.file.file()),
+            false => Copy::Unnamed(self.file.file()),
+        }
+    }
+
+    /// Puts it on stable storage.
+    pub(super) fn sync(&self, pfs: &PfsTree) -> Result<(), Failure> {
+        self.behind.check().map_err(on_pfs("flush"))?;
+        pfs.sync_file(self.file.file()).map_err(on_pfs("flush"))
+    }
+
+    /// It was flushed with others: whether all of it has got there. The kernel tells its own descriptor.
+    pub(super) fn check_flushed(&self) -> Result<(), Failure> {
+        self.behind.check().map_err(on_pfs("flush"))?;
+        wait_writeback(&self.file).map_err(on_pfs("flush"))
+    }
+
+    /// What was copied is on its way to its device.
+    pub(super) fn start_source(&self) {
+        start_writeback(&*self.source, 0, 0);
+    }
+
+    /// Puts what was copied on stable storage.
+    pub(super) fn sync_source(&self) -> std::io::Result<()> {
+        self.source.sync(false)
+    }
+
+    /// Reads the copy back, and sees whether its source has stood still.
+    pub(super) fn check(&self, core: &Core, demotion: &Demotion) -> Result<(), Failure> {
+        if core.settings.demotion.verify == Verify::Media {
+            let dropped = self.file.drop_cache();
+            dropped.map_err(on_pfs("dropping its cache"))?;
+        }
+        let stop = || !core.ns.is_current(demotion);
+        verify(&self.file, &self.report, &stop).map_err(copy_failure)?;
+        // Writes that the server does not see show here.
+        let now = self
+            .source
+            .stat()
+            .map_err(|e| Failure::Error((&e).into(), format!("its object: {e}")))?;
+        match (now.size, now.mtime) == (self.before.size, self.before.mtime) {
+            true => Ok(()),
+            false => Err(Failure::Superseded),
+        }
+    }
+}
+
+/// Creates and fills the copy.
+pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
+    let on_object = |e: std::io::Error| {
+        Failure::Error((&e).into(), format!("its object cannot be opened: {e}"))
+    };
+    let opened = core.tiers.open_object(demotion.tier, demotion.file.object);
+    // What is damaged is not put on the PFS.
+    let tier = demotion.tier;
+    match core.look(&demotion.file, tier, &opened, Purpose::Copy, &|| false) {
+        Ok(Looked::Sound | Looked::Unread(..)) => {}
+        Ok(Looked::Wrong(problem)) => return Err(damaged(core, demotion, problem)),
+        Err(errno) => return Err(Failure::Error(errno, "its object".into())),
+    }
+    let source = opened.map_err(on_object)?;
+    let before = source.stat().map_err(on_object)?;
+    let (file, named) =
+        create(core, demotion).map_err(|error| not_created(core, demotion, error))?;
+    failpoint::hit(failpoint::Point::DemoteTemporary);
+    let file = FileObject::new(file);
+    let stop = || !core.ns.is_current(demotion);
+    let ahead_bytes = core.copy_ahead_bytes();
+    let behind = WriteBehind::default();
+    let moved = |bytes, end| {
+        // First: what counts as moved has left the page cache, and a copy that is told to stop leaves little to be written.
+        behind.reached(&file, end, ahead_bytes);
+        core.drain.moved(demotion.file.object, bytes);
+        core.notice_end_of_pause();
+        core.engine
+            .pace_demotion(bytes, &|| stop() || core.is_ending());
+    };
+    let control = CopyControl {
+        stop: &stop,
+        moved: &moved,
+    };
+    let sealed = core.content_on_flash(&demotion.file);
+    let report = copy_to_new(&*source, &before, &file, &control).map_err(copy_failure)?;
+    if let Some(problem) = core.is_other_content(&demotion.file, sealed, report.sums.crc) {
+        return Err(damaged(core, demotion, problem));
+    }
+    failpoint::hit(failpoint::Point::DemoteCopied);
+    let stat = give_attributes(core, demotion, &file)?;
+    failpoint::hit(failpoint::Point::DemoteAttributes);
+    Ok(Made {
+        source,
+        before,
+        file,
+        named,
+        stat,
+        report,
+        behind,
+    })
+}
+
+/// Counts it and says so.
+fn damaged(core: &Core, demotion: &Demotion, problem: String) -> Failure {
+    let path = demotion.file.path();
+    core.note_damage(&demotion.file, path, problem.clone(), Default::default());
+    Failure::Error(Errno::EIO, problem)
+}
+
+fn copy_failure(error: CopyError) -> Failure {
+    match error {
+        CopyError::Stopped => Failure::Superseded,
+        CopyError::Source(e) => {
+            Failure::Error((&e).into(), format!("its object cannot be read: {e}"))
+        }
+        CopyError::Destination(e) => on_pfs("copy")(e),
+        other => Failure::Error(other.errno(), other.to_string()),
+    }
+}
+
+/// A directory that somebody has removed takes no file: which error that is depends on the file system.
+fn not_created(core: &Core, demotion: &Demotion, error: std::io::Error) -> Failure {
+    let stat = core.ns.pfs().stat_dir(&demotion.handle);
+    if stat.is_ok_and(|stat| stat.nlink == 0) {
+        let what = "its directory on the PFS: it was removed there; run 'forebay fsck'";
+        return Failure::Error(Errno::ENOENT, what.into());
+    }
+    on_pfs("temporary file")(error)
+}
+
+/// As the owner, where the PFS lets them. The second field: it has a (temporary) name.
+fn create(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
+    let meta = &demotion.meta;
+    if meta.uid == 0 {
+        return create_as_is(core, demotion);
+    }
+    let first = {
+        let _owner = ActAs::user(meta.uid, meta.gid, &[])?;
+        create_as_is(core, demotion)
+    };
+    match first {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
+            create_as_is(core, demotion)
+        }
+        other => other,
+    }
+}
+
+fn create_as_is(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
+    let pfs = core.ns.pfs();
+    let (dir, temporary) = (&demotion.handle, &demotion.temporary);
+    // Nobody can open it before it is whole: it may have its permissions from the start.
+    let perm = u32::from(demotion.meta.perm & 0o777);
+    if let Some(file) = pfs.create_unnamed(dir, perm)? {
+        return Ok((file, false));
+    }
+    let create = || match pfs.create_temporary(dir, temporary, 0o600) {
+        Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
+            // Left by a crash before it was on record; the name says that it is ours.
+            pfs.unlink(dir, temporary)?;
+            pfs.create_temporary(dir, temporary, 0o600)
+        }
+        other => other,
+    };
+    let created = core.ns.change_unseen(&demotion.dir, dir, create);
+    let created = created.map_err(|error| std::io::Error::from(error.errno()));
+    Ok((created?, true))
+}
+
+/// Gives a copy the attributes of its file; what the PFS cannot hold is reported. Answers with what it looked
+/// like before.
+pub(super) fn give_attributes(
+    core: &Core,
+    demotion: &Demotion,
+    file: &FileObject,
+) -> Result<PfsStat, Failure> {
+    let (pfs, meta) = (core.ns.pfs(), &demotion.meta);
+    let now = pfs.stat_file(file.file()).map_err(on_pfs("attributes"))?;
+    let wanted = Appearance {
+        uid: meta.uid,
+        gid: meta.gid,
+        perm: meta.perm,
+        xattrs: &demotion.xattrs,
+        atime: meta.atime,
+        mtime: meta.mtime,
+    };
+    let warnings = apply_metadata(pfs, file.file(), &now, &wanted).map_err(on_pfs("attributes"))?;
+    for warning in warnings {
+        core.report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
+    }
+    Ok(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{Lab, drain, strand};
+
+    #[test]
+    fn a_removed_directory_is_called_so_whatever_its_file_system_says() {
+        let lab = Lab::new();
+        strand(&lab, "gone", "f");
+        drain(lab.core());
+        let errors = lab.core().errors.all();
+        let last = errors.last().expect("an error");
+        assert_eq!(last.path, b"gone/f");
+        assert!(last.reason.contains("its directory on the PFS"), "{last:?}");
+    }
+}

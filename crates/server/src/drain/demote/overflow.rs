@@ -1,0 +1,163 @@
+//! Files that went straight to the PFS: their objects become the files by a rename.
+
+use forebay_namespace::{Copy, Demotion, Placed};
+use forebay_tiers::{CopyReport, FileObject, Object, sums};
+use forebay_types::failpoint;
+
+use super::copying::give_attributes;
+use super::{Failure, give_up_keeping, on_pfs, settle};
+use crate::core::Core;
+
+/// Whether an object in the overflow can become the file on the PFS: nobody has it open, and it has
+/// one name. Others are copied.
+pub(super) fn may_move(core: &Core, demotion: &Demotion) -> bool {
+    let file = &demotion.file;
+    file.lock().names.len() == 1 && core.opens.by_ino(file.ino).is_none()
+}
+
+/// A file that went straight to the PFS: its object becomes the file by a rename.
+pub(super) fn finish(core: &Core, demotion: &Demotion) {
+    if let Err(failure) = publish(core, demotion) {
+        give_up_keeping(core, demotion, failure);
+    }
+}
+
+fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
+    let object = demotion.file.object;
+    let pfs = core.ns.pfs();
+    let name = object.to_string().into_bytes();
+    let shelf = core.tiers.overflow_shelf(pfs, object);
+    let dir = shelf.map_err(on_pfs("overflow directory"))?;
+    let (opened, moved) = match pfs.open_file(&dir, &name, true) {
+        // By an earlier try that the PFS has not answered.
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) && core.ns.has_its_name(demotion)? => {
+            let opened = pfs.open_file(&demotion.handle, &demotion.name, true);
+            (opened, true)
+        }
+        opened => (opened, false),
+    };
+    let file = FileObject::new(opened.map_err(on_pfs("overflow object"))?);
+    let stat = pfs
+        .stat_file(file.file())
+        .map_err(on_pfs("overflow object"))?;
+    if let Some((_, error)) = core.ns.note_temporaries(&[(demotion, stat)]).pop() {
+        return Err(error.into());
+    }
+    failpoint::hit(failpoint::Point::OverflowNoted);
+    file.sync(false).map_err(on_pfs("flush"))?;
+    let sums = match sums(&file, stat.size, &|| !core.ns.is_current(demotion)) {
+        Err(_) if !core.ns.is_current(demotion) => return Err(Failure::Superseded),
+        other => other.map_err(on_pfs("reading it back"))?,
+    };
+    // Until the object is the file on the PFS and its record is gone, nobody opens it.
+    let claim = core.opens.claim(demotion.file.ino);
+    if claim.is_open() || !core.ns.is_current(demotion) {
+        return Err(Failure::Superseded);
+    }
+    if !moved {
+        become_plain(core, demotion, &file)?;
+    }
+    failpoint::hit(failpoint::Point::OverflowPlain);
+    core.ns.sync()?;
+    failpoint::hit(failpoint::Point::OverflowRecords);
+    let placed = core.ns.place(demotion, Copy::Itself(&dir, &name));
+    failpoint::hit(failpoint::Point::OverflowPlaced);
+    let placed_or_not_known = matches!(placed, Ok(Placed::Published | Placed::Conflict { .. }))
+        || !core.ns.is_settled(demotion);
+    if !placed_or_not_known {
+        let identity = core.identity(&demotion.file, false);
+        file.set_identity(&identity).map_err(on_pfs("attributes"))?;
+    }
+    let report = CopyReport {
+        data_bytes: 0,
+        sums,
+    };
+    match placed? {
+        Placed::Superseded => return Err(Failure::Superseded),
+        placed => {
+            core.ns.put_times_back(&demotion.dir, &demotion.handle);
+            if let Err(error) = pfs.sync_dir(&demotion.handle) {
+                core.ns.unsettle(demotion);
+                return Err(on_pfs("flush of its directory")(error));
+            }
+            settle(core, &[(demotion, &report, &placed)]);
+        }
+    }
+    failpoint::hit(failpoint::Point::OverflowSettled);
+    core.evict_unopened(&demotion.file);
+    drop(claim);
+    core.note_overstay(&demotion.file);
+    core.wake_collector();
+    Ok(())
+}
+
+/// Gives an object the attributes of the file that it becomes.
+fn become_plain(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
+    give_attributes(core, demotion, file)?;
+    file.clear_identity().map_err(on_pfs("attributes"))?;
+    file.sync(false).map_err(on_pfs("flush"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use forebay_namespace::File;
+    use forebay_tiers::TierKind;
+    use forebay_types::{Errno, Ino, OpenFlags};
+
+    use crate::buffer::tierset::OVERFLOW;
+    use crate::testing::{Lab, create, drain};
+
+    /// A lab with a file that is clean, in the overflow, and could not leave it.
+    fn overstaying() -> (Lab, Arc<File>) {
+        let lab = Lab::with(|settings| {
+            settings.ssd[0].capacity_bytes = Some(1 << 20);
+            settings.wait_for_space = Duration::ZERO;
+        });
+        let core = lab.core();
+        core.release(create(core, b"f", &[7; 4 << 20]))
+            .expect("close");
+        let file = core.ns.lookup(Ino::ROOT, b"f").expect("found").file;
+        let file = file.expect("in the burst buffer");
+        assert_eq!(core.tiers.kind(file.tier()), TierKind::Pfs);
+        let flags = OpenFlags(libc::O_RDONLY as u32);
+        let (reader, _) = core.open(file.ino, flags, false).expect("open");
+        drain(core);
+        assert!(file.lock().residency.clean);
+        lab.store.fail_from(lab.pfs("f"));
+        core.release(reader.handle).expect("close");
+        assert!(lab.store.fired() > 0 && !file.lock().is_unlinked());
+        (lab, file)
+    }
+
+    #[test]
+    fn what_could_not_leave_the_overflow_leaves_it_later() {
+        let (lab, file) = overstaying();
+        let core = lab.core();
+        core.leave_overflow_late();
+        assert!(!file.lock().is_unlinked());
+        lab.store.heal();
+        core.leave_overflow_late();
+        assert!(file.lock().is_unlinked());
+        assert!(core.overstaying.lock().is_empty());
+        assert_eq!(lab.on_pfs("f"), vec![7; 4 << 20]);
+    }
+
+    #[test]
+    fn what_has_become_the_file_on_the_pfs_opens_though_its_record_could_not_go() {
+        let (lab, file) = overstaying();
+        let core = lab.core();
+        // As a rename to its name does.
+        let overflow = core.tiers.get(OVERFLOW).expect("overflow");
+        overflow.tier.remove(file.object).expect("remove");
+        let open = || core.open(file.ino, OpenFlags(libc::O_RDONLY as u32), false);
+        assert_eq!(open().err(), Some(Errno::EIO));
+        lab.store.heal();
+        let (opened, _) = open().expect("open");
+        let mut found = [0; 8];
+        assert_eq!(core.read(opened.handle, 0, &mut found), Ok(8));
+        assert_eq!(found, [7; 8]);
+    }
+}

@@ -1,0 +1,533 @@
+//! Closes, also those that cannot be finished when they happen, and what a stop does for what is undrained.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_kv::Durability as KvDurability;
+use forebay_namespace::{File, Flushed, ctime_after};
+use forebay_policy::demotion::PlacementPolicy;
+use forebay_policy::schedule::Rest;
+use forebay_tiers::{Object, TierKind, start_writeback};
+use forebay_types::{Errno, Handle, OpenFlags, TierId};
+
+use crate::buffer::opens::{Claim, OpenFile, Target};
+use crate::core::Core;
+use crate::files::unseen::Untouched;
+
+impl Core {
+    /// Closes a handle. A file that the kernel wrote by itself stays open for as long as somebody can write it.
+    pub fn release(&self, handle: Handle) -> Result<(), Errno> {
+        let (open, flags) = self.opens.remove(handle)?;
+        let claim = self.opens.claim(open.ino);
+        if flags.writes()
+            && open.passthrough
+            && open.counts.lock().writers == 1
+            && self.can_be_written(&open)
+        {
+            self.unseen.keep(self.opens.put_back(open, flags));
+            return Ok(());
+        }
+        self.close(claim, &open, flags)
+    }
+
+    /// The end of a handle that has been removed from the table.
+    pub fn close(
+        &self,
+        claim: Claim<'_>,
+        open: &Arc<OpenFile>,
+        flags: OpenFlags,
+    ) -> Result<(), Errno> {
+        let left = self.opens.drop_count(&claim, open, flags);
+        let target = open.target.read().clone();
+        let Target::Buffer { file, object, .. } = target else {
+            return Ok(());
+        };
+        let mut result = Ok(());
+        if flags.writes() && left.writers == 0 {
+            result = self.last_writer_closed(open, &file, &*object);
+        }
+        drop(claim);
+        if left.opens == 0 {
+            if self.engine.placement() == PlacementPolicy::Coolness {
+                self.apps.released(file.object);
+            }
+            self.leave_overflow(&file);
+            if file.lock().is_unlinked() {
+                self.wake_collector();
+            } else if open.fsynced.load(Ordering::Acquire) {
+                self.settle_shadow(&file)?;
+            }
+        }
+        result
+    }
+
+    fn last_writer_closed(
+        &self,
+        open: &Arc<OpenFile>,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<(), Errno> {
+        let stat = match object.stat() {
+            Ok(stat) => stat,
+            Err(error) => return Err(self.close_later(open, file, &error)),
+        };
+        let before = open.before.lock().take();
+        let touched = open.touched.swap(false, Ordering::AcqRel);
+        open.lease_bytes.store(0, Ordering::Release);
+        open.budget_bytes.store(0, Ordering::Release);
+        self.activity.note();
+        if let Some(before) = before
+            && !touched
+            && before.looks_like(&stat)
+            && let Some(generation) = self.end_unseen(file, &before)
+        {
+            self.book(file, stat.allocated_bytes);
+            self.unseen.compare(Untouched {
+                file: file.clone(),
+                before,
+                generation,
+                series: open.series.load(Ordering::Acquire),
+                fsynced: open.fsynced.load(Ordering::Acquire),
+            });
+            return Ok(());
+        }
+        let (dirty, unlinked) = {
+            let mut state = file.lock();
+            // What the kernel wrote is a change whatever was taken for known of it meanwhile.
+            if state.residency.writing || open.passthrough {
+                state.residency.writing = false;
+                // What requests wrote is counted: the PFS may have just this.
+                let safe = !open.passthrough && state.safe == Some(state.generation());
+                if safe && state.is_published() {
+                    state.settled();
+                } else {
+                    state.changed();
+                }
+            }
+            state.meta.size = stat.size;
+            state.meta.allocated_bytes = stat.allocated_bytes;
+            state.meta.atime = state.meta.atime.max(stat.atime);
+            if state.is_dirty() {
+                state.meta.mtime = stat.mtime;
+                state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
+            }
+            // Until then the record says that the object knows the size, which is as good.
+            self.ns.save_later(file, &mut state);
+            let dirty = self.book_held(file, &state, stat.allocated_bytes);
+            (dirty, state.is_unlinked())
+        };
+        // What an fsync has put on the PFS is clean already, and tells as much of its series.
+        if (dirty || touched) && !unlinked {
+            let series = open.series.load(Ordering::Acquire);
+            let fsynced = open.fsynced.load(Ordering::Acquire);
+            self.note_written(file, stat.written_bytes(), series, fsynced);
+        }
+        if dirty && !unlinked {
+            self.drain.add(file.object);
+        }
+        Ok(())
+    }
+
+    /// What is learned from a file that has been written and closed.
+    pub fn note_written(&self, file: &File, bytes: u64, series: u64, fsynced: bool) {
+        self.counters
+            .written_bytes
+            .fetch_add(bytes, Ordering::Relaxed);
+        let series = match series {
+            0 => self.rules.identify(&file.path()).series_hash(),
+            // Also if it was renamed since: the next one will be created under the old name, too.
+            known => known,
+        };
+        self.apps.closed(file.object, series, bytes, fsynced);
+        self.learning.closed(file.object, bytes);
+        if self.engine.is_throttled()
+            && let Some((application, _)) = self.apps.of(file.object)
+        {
+            self.engine.rests(application, Rest::Closed);
+        }
+    }
+
+    /// The last writer has closed a file whose object does not say what it has become. The file stays one that is written unseen, so
+    /// that the object knows the size, and waits for its drain like others: that asks again.
+    pub fn close_later(&self, open: &OpenFile, file: &Arc<File>, error: &io::Error) -> Errno {
+        let errno = Errno::from(error);
+        *open.before.lock() = None;
+        open.touched.store(false, Ordering::Release);
+        open.lease_bytes.store(0, Ordering::Release);
+        open.budget_bytes.store(0, Ordering::Release);
+        self.activity.note();
+        {
+            let mut state = file.lock();
+            state.changed();
+            state.residency.writing = true;
+            state.error = Some(errno);
+            state.error_unreported = true;
+            self.ns.save_later(file, &mut state);
+        }
+        self.unclosed.lock().insert(file.object);
+        let reason =
+            format!("its close could not look at its object: {error}; it is kept and tried again");
+        self.report(file.path(), errno, reason);
+        self.drain.add(file.object);
+        errno
+    }
+
+    /// Finishes a close that failed, if there was one. The caller has claimed the file, and nobody writes it.
+    pub fn finish_close(&self, file: &Arc<File>) -> Result<(), Errno> {
+        if !self.unclosed.lock().contains(&file.object) {
+            return Ok(());
+        }
+        let tier = file.tier();
+        let stat = self.tiers.open_object(tier, file.object)?.stat()?;
+        let mut state = file.lock();
+        state.residency.writing = false;
+        let meta = &mut state.meta;
+        meta.size = stat.size;
+        meta.allocated_bytes = stat.allocated_bytes;
+        meta.atime = meta.atime.max(stat.atime);
+        meta.mtime = stat.mtime;
+        meta.ctime = ctime_after(meta.ctime, stat.mtime);
+        self.ns.save_later(file, &mut state);
+        self.book_held(file, &state, stat.allocated_bytes);
+        drop(state);
+        self.unclosed.lock().remove(&file.object);
+        Ok(())
+    }
+
+    /// Nothing is left of what an fsync had promised of a file that is cut to nothing: what is written to it from here on must not
+    /// be taken for that.
+    pub fn forget_flushed(&self, file: &Arc<File>, size: u64) {
+        let mut state = file.lock();
+        // Of a file in memory flash keeps it until the next fsync.
+        let here = self.tiers.kind(state.residency.tier) != TierKind::Dram;
+        if size == 0 && here && state.residency.flushed.take().is_some() {
+            self.ns.save_later(file, &mut state);
+        }
+    }
+
+    /// Moves what is only in memory to flash, where there is room, and drops clean copies in memory:
+    /// after a stop nothing depends on the node staying up.
+    pub fn leave_memory(&self) {
+        let files: Vec<_> = self.files.read().values().cloned().collect();
+        for file in files {
+            let tier = file.tier();
+            if self.tiers.kind(tier) != TierKind::Dram || file.lock().is_unlinked() {
+                continue;
+            }
+            if !file.lock().is_dirty() && self.evict(&file).is_some() {
+                continue;
+            }
+            if let Err(errno) = self.move_to_flash(&file, tier) {
+                let why = match errno {
+                    Errno::ETXTBSY => "a program can still write it".to_string(),
+                    errno => errno.to_string(),
+                };
+                tracing::warn!("{}: stays in memory: {why}", file.path().escape_ascii());
+            }
+        }
+    }
+
+    fn move_to_flash(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+        // An fsync under way copies what the file has been: it would go on copying over what the file is by then.
+        let _copying = file.copying();
+        // Nobody opens or closes it meanwhile.
+        let claim = self.opens.claim(file.ino);
+        let open = claim.open();
+        if open
+            .as_ref()
+            .is_some_and(|open| open.passthrough && open.is_written())
+        {
+            // The next start goes on with it where it is.
+            return Err(Errno::ETXTBSY);
+        }
+        let mut held = open.as_ref().map(|open| (open, open.target.write()));
+        if let (Some((open, target)), Some(object)) = (&mut held, self.unheld(tier, file.object)) {
+            // This process is no program that can still write it.
+            let file = file.clone();
+            open.put(target, Target::Buffer { file, object, tier });
+        }
+        let source = self.tiers.open_object(tier, file.object)?;
+        if self.is_written_below(tier, &*source)? {
+            return Err(Errno::ETXTBSY);
+        }
+        let stat = source.stat()?;
+        let to = self.flash_for(stat.allocated_bytes);
+        let to = to.ok_or(Errno::ENOSPC)?;
+        let (generation, shadow) = {
+            let mut state = file.lock();
+            if std::mem::take(&mut state.residency.writing) {
+                state.changed();
+                state.take_stat(&stat);
+            }
+            (state.generation(), state.residency.shadow)
+        };
+        let object = self.copy_object(file, &*source, to)?;
+        if self
+            .ns
+            .migrated(file, generation, to, true, Some(stat.size))?
+        {
+            if let Some((open, target)) = &mut held {
+                // Who has it open on a mount that was taken away under them may ask for it to the end.
+                let (file, tier) = (file.clone(), to);
+                open.put(target, Target::Buffer { file, object, tier });
+            }
+            self.book(file, stat.allocated_bytes);
+            self.remove_left_behind(file, tier);
+            self.leave_shadow(file, shadow, to);
+        }
+        Ok(())
+    }
+
+    /// Whether something is left in memory.
+    pub fn memory_in_use(&self) -> bool {
+        self.tiers.iter().any(|(_, slot)| {
+            let mut any = false;
+            slot.kind == TierKind::Dram && (slot.tier.list(&mut |_| any = true).is_err() || any)
+        })
+    }
+
+    /// What stays here undrained after an orderly stop does not depend on the node staying up: a start after a reboot believes only
+    /// what was flushed.
+    pub fn flush_undrained(&self) {
+        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let mut due = Vec::new();
+        for file in files {
+            let (residency, left) = {
+                let state = file.lock();
+                (state.residency, state.is_dirty() && !state.is_unlinked())
+            };
+            let flushed = residency.flushed;
+            let done = flushed.is_some_and(|f| f.generation == residency.generation);
+            let here = match self.tiers.kind(residency.tier) {
+                TierKind::Dram => false,
+                TierKind::Pfs => !self.pulse().is_silent(),
+                _ => true,
+            };
+            if !left || !here || (done && !residency.writing) {
+                continue;
+            }
+            match self.tiers.open_object(residency.tier, file.object) {
+                Ok(object) => {
+                    // All of them are on their way before the first is waited for.
+                    start_writeback(&*object, 0, 0);
+                    due.push((file, residency.tier));
+                }
+                Err(error) => self.not_flushed(&file, &error),
+            }
+        }
+        for (file, tier) in due {
+            if let Err(error) = self.flush_one(&file, tier) {
+                self.not_flushed(&file, &error);
+            }
+        }
+        for (_, slot) in self.tiers.iter() {
+            let answers = slot.kind != TierKind::Pfs || !self.pulse().is_silent();
+            if answers && let Err(error) = slot.tier.sync_all() {
+                let path = format!("({})", slot.tier.name()).into_bytes();
+                self.report(path, (&error).into(), format!("flush: {error}"));
+            }
+        }
+    }
+
+    fn flush_one(&self, file: &File, tier: TierId) -> io::Result<()> {
+        let object = self.tiers.open_object(tier, file.object)?;
+        let generation = self.generation(file);
+        object.sync(false)?;
+        let bytes = object.stat()?.size;
+        let mut state = file.lock();
+        if state.is_dirty() {
+            state.residency.flushed = Some(Flushed { generation, bytes });
+            self.ns
+                .save(file, &state, KvDurability::Buffered)
+                .map_err(|error| io::Error::from(error.errno()))?;
+        }
+        Ok(())
+    }
+
+    fn not_flushed(&self, file: &File, error: &io::Error) {
+        let reason = format!("flush at the stop: {error}; a loss of power may take it");
+        self.report(file.path(), error.into(), reason);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
+    use forebay_tiers::{Object, Tier};
+    use forebay_types::{Errno, ObjectId, OpenFlags, SetAttr};
+
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
+
+    use forebay_policy::durability::Durability;
+    use forebay_wire::WriteHow;
+
+    use crate::buffer::opens::Target;
+    use crate::core::Core;
+    use crate::testing::{FLASH, Lab, create, drain, me};
+
+    const OLD: [u8; 4096] = [1; 4096];
+    const NEW: [u8; 4096] = [2; 4096];
+
+    /// The next write to flash comes so late that whoever does not wait for it is done.
+    fn slow_write(flash: &FaultyTier) -> u64 {
+        let late = Effect::Delay(Duration::from_millis(700));
+        flash.inject(Operation::Write, When::Nth(1), late);
+        flash.calls(Operation::Write)
+    }
+
+    fn wait_for_write(flash: &FaultyTier, before: u64) {
+        while flash.calls(Operation::Write) == before {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn on_flash(core: &Core, object: ObjectId) -> Vec<u8> {
+        let mut found = vec![0; NEW.len()];
+        let object = core.tiers.open_object(FLASH, object).expect("on flash");
+        assert_eq!(object.read_at(&mut found, 0).expect("read"), NEW.len());
+        found
+    }
+
+    #[test]
+    fn an_fsync_under_way_at_a_stop_writes_over_nothing() {
+        let (lab, flash) = Lab::with_memory();
+        let core = lab.core();
+        let handle = create(core, b"f", &OLD);
+        let file = core.files.read().values().next().cloned().expect("file");
+        assert_ne!(file.tier(), FLASH, "not in memory");
+        let before = slow_write(&flash);
+        std::thread::scope(|scope| {
+            let fsync = scope.spawn(|| core.fsync(handle, false));
+            wait_for_write(&flash, before);
+            core.leave_memory();
+            // By a program on a mount that was taken away under it.
+            let written = core.write(handle, 0, &NEW, WriteHow::WAITING);
+            assert_eq!(written, Ok(Some(NEW.len())));
+            assert_eq!(fsync.join().expect("thread"), Ok(()));
+        });
+        assert_eq!(file.tier(), FLASH);
+        assert!(
+            on_flash(core, file.object) == NEW,
+            "what it was went over what it is"
+        );
+        core.release(handle).expect("close");
+        assert_eq!(core.audit_books(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_open_at_a_stop_moves_to_flash_with_what_it_has_become() {
+        let lab = Lab::with(|settings| settings.dram_bytes = Some(16 << 20));
+        let core = lab.core();
+        core.release(create(core, b"f", &OLD)).expect("close");
+        let file = core.files.read().values().next().cloned().expect("file");
+        assert_ne!(file.tier(), FLASH, "not in memory");
+        let (opened, _) = core
+            .open(file.ino, OpenFlags(libc::O_RDWR as u32), false)
+            .expect("open");
+        let set = SetAttr {
+            size: Some(100),
+            ..SetAttr::default()
+        };
+        core.setattr(file.ino, Some(opened.handle), &set, me())
+            .expect("truncate");
+        assert!(file.lock().residency.writing);
+        core.leave_memory();
+        assert_eq!(file.tier(), FLASH, "our own descriptor is no program");
+        let (size, writing) = {
+            let state = file.lock();
+            (state.meta.size, state.residency.writing)
+        };
+        assert_eq!((size, writing), (100, false), "a start would miss bytes");
+        core.release(opened.handle).expect("close");
+        assert_eq!(core.audit_books(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_close_that_copies_to_flash_writes_over_nothing_that_was_moved_there_for_its_name() {
+        let (lab, flash) = Lab::with_memory();
+        let core = lab.core();
+        let handle = create(core, b"f", &[9; 4096]);
+        let file = core.files.read().values().next().cloned().expect("file");
+        core.fsync(handle, false).expect("fsync");
+        let written = core.write(handle, 0, &OLD, WriteHow::WAITING);
+        assert_eq!(written, Ok(Some(OLD.len())));
+        let before = slow_write(&flash);
+        std::thread::scope(|scope| {
+            let close = scope.spawn(|| core.release(handle));
+            wait_for_write(&flash, before);
+            core.make_stable(&file).expect("as before a rename");
+            let flags = OpenFlags(libc::O_RDWR as u32);
+            let (opened, _) = core.open(file.ino, flags, false).expect("open");
+            let written = core.write(opened.handle, 0, &NEW, WriteHow::WAITING);
+            assert_eq!(written, Ok(Some(NEW.len())));
+            assert_eq!(close.join().expect("thread"), Ok(()));
+            core.release(opened.handle).expect("close");
+        });
+        assert_eq!(file.tier(), FLASH);
+        assert!(
+            on_flash(core, file.object) == NEW,
+            "what it was went over what it is"
+        );
+        assert_eq!(core.audit_books(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_file_that_its_last_fsync_has_put_on_the_pfs_tells_of_its_series() {
+        let mut lab = Lab::new();
+        lab.core_mut().durability = Durability::Pfs;
+        let core = lab.core();
+        for name in [b"s-1", b"s-2"] {
+            let handle = create(core, name, &OLD);
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !done.load(Ordering::Acquire) {
+                        drain(core);
+                    }
+                });
+                let synced = core.fsync(handle, false);
+                done.store(true, Ordering::Release);
+                assert_eq!(synced, Ok(()));
+            });
+            core.release(handle).expect("close");
+            assert_eq!(core.ledger.dirty_and_capacity().0, 0);
+        }
+        let expected = core.apps.expect(&core.rules.identify(b"s-3"));
+        let enough = |bytes| bytes >= OLD.len() as u64;
+        assert!(expected.bytes.is_some_and(enough), "its size is not known");
+    }
+
+    #[test]
+    fn a_file_whose_close_fails_is_drained_all_the_same() {
+        let lab = Lab::new();
+        let core = lab.core();
+        let handle = create(core, b"f", b"what was written");
+        let (open, _) = core.opens.file(handle).expect("open");
+        let Target::Buffer { file, tier, .. } = open.target.read().clone() else {
+            panic!("not in the burst buffer");
+        };
+        let slot = core.tiers.get(tier).expect("tier");
+        let faulty = FaultyTier::new(slot.tier.clone());
+        let fault = faulty.inject(Operation::Stat, When::Every, Effect::Fail(Errno::EIO));
+        let object: Arc<dyn Object> = faulty.open(file.object).expect("object");
+        *open.target.write() = Target::Buffer {
+            file: file.clone(),
+            object,
+            tier,
+        };
+        drop(open);
+        assert_eq!(core.release(handle), Err(Errno::EIO));
+        assert!(faulty.fired(fault) > 0);
+        let waiting: Vec<ObjectId> = core.drain.waiting();
+        assert_eq!(waiting, [file.object], "it waits for its drain");
+        drain(core);
+        assert!(!file.lock().is_dirty(), "{:?}", core.errors.all());
+        assert_eq!(core.ledger.dirty_and_capacity().0, 0);
+        assert_eq!(lab.on_pfs("f"), b"what was written");
+        assert_eq!(file.lock().meta.size, 16);
+    }
+}

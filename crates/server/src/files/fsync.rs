@@ -1,0 +1,582 @@
+//! fsync: what each rung of the durability ladder does.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_kv::Durability as KvDurability;
+use forebay_namespace::{File, Flushed};
+use forebay_policy::durability::Durability;
+use forebay_policy::refuge::flash_with_room;
+use forebay_policy::schedule::{Class, Rest};
+use forebay_tiers::{Object, TierKind, wait_writeback};
+use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
+
+use crate::buffer::ledger::Refused;
+use crate::buffer::opens::{OpenFile, Target};
+use crate::core::Core;
+
+/// What a file is itself is never written over by a copy of what it was.
+pub fn refuse_primary(file: &File, to: TierId) -> Result<(), Errno> {
+    match file.tier() == to {
+        true => Err(Errno::EBUSY),
+        false => Ok(()),
+    }
+}
+
+impl Core {
+    /// Makes what was written so far as durable as the file's rung says.
+    pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
+        let (open, _) = self.opens.file(handle)?;
+        open.fsynced.store(true, Ordering::Release);
+        let target = self.target(&open)?.clone();
+        let (file, object, tier) = match target {
+            Target::Pfs { file, .. } => {
+                self.pulse().pass()?;
+                open.behind.check()?;
+                return Ok(file.sync(data_only)?);
+            }
+            Target::Buffer { file, object, tier } => (file, object, tier),
+        };
+        self.report_to_fsync(&file)?;
+        open.behind.check()?;
+        tracing::trace!(file = %file.object, ?tier, "fsync");
+        let _busy = self.activity.begin();
+        if self.engine.is_throttled() {
+            // The bytes go to the device in the application's turn; while they are made permanent the next one may begin, or
+            // the device would rest.
+            let turn = self.take_turn(&open, Class::Checkpoint, 0);
+            wait_writeback(&*object)?;
+            drop(turn);
+            if let Some((application, _)) = self.apps.of(file.object) {
+                self.engine.rests(application, Rest::Flushing);
+            }
+        }
+        let generation = self.generation(&file);
+        if let Some(rung) = self.begin_fsync_unnamed(&file) {
+            return self.fsync_to(rung, (&open, &file), object, (tier, generation), data_only);
+        }
+        let rung = self.durability_of_file(&file);
+        self.fsync_to(rung, (&open, &file), object, (tier, generation), data_only)?;
+        file.lock().owes_fsync = false;
+        Ok(())
+    }
+
+    fn fsync_to(
+        &self,
+        rung: Durability,
+        (open, file): (&OpenFile, &Arc<File>),
+        object: Arc<dyn Object>,
+        (tier, generation): (TierId, Generation),
+        data_only: bool,
+    ) -> Result<(), Errno> {
+        match rung {
+            Durability::Memory => Ok(()),
+            Durability::Pfs => {
+                object.sync(data_only)?;
+                self.flush_to_pfs(open, file, &*object, generation)
+            }
+            Durability::Ssd | Durability::Replica => {
+                let object = match self.tiers.kind(tier) {
+                    TierKind::Dram => self.flush_to_flash(open, file)?,
+                    _ => {
+                        object.sync(data_only)?;
+                        object
+                    }
+                };
+                self.save_live(file, &*object, generation)
+            }
+        }
+    }
+
+    /// An error of a demotion reaches the next fsync of the file, once.
+    fn report_to_fsync(&self, file: &File) -> Result<(), Errno> {
+        let mut state = file.lock();
+        match (state.error, std::mem::take(&mut state.error_unreported)) {
+            (Some(errno), true) => Err(errno),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes down what was flushed: at least the content of `generation`.
+    fn save_live(
+        &self,
+        file: &File,
+        object: &dyn Object,
+        generation: Generation,
+    ) -> Result<(), Errno> {
+        let stat = object.stat()?;
+        let mut state = file.lock();
+        let on_flash = match state.residency.shadow {
+            Some((_, of)) => of >= generation,
+            None => self.tiers.kind(state.residency.tier) != TierKind::Dram,
+        };
+        if on_flash && state.is_dirty() {
+            let bytes = stat.size;
+            state.residency.flushed = Some(Flushed { generation, bytes });
+        }
+        state.meta.size = stat.size;
+        state.meta.allocated_bytes = stat.allocated_bytes;
+        if state.is_dirty() {
+            state.meta.mtime = stat.mtime;
+        }
+        self.ns.save(file, &state, KvDurability::Synced)?;
+        failpoint::hit(failpoint::Point::FsyncRecord);
+        Ok(())
+    }
+
+    /// Copies an object in memory to flash: what was written before is then safe there.
+    fn flush_to_flash(&self, open: &OpenFile, file: &Arc<File>) -> Result<Arc<dyn Object>, Errno> {
+        let _one = open.growing.lock();
+        let _copying = file.copying();
+        // It may have moved while this waited: what it was then is no source any more.
+        let Target::Buffer { object, tier, .. } = self.target(open)?.clone() else {
+            return Err(Errno::EIO);
+        };
+        if self.tiers.kind(tier) == TierKind::Dram {
+            self.refresh_shadow(open, file, &*object)?;
+        } else {
+            object.sync(false)?;
+        }
+        Ok(object)
+    }
+
+    /// Demotes an object with the size and time that it has now: the record knows those of a file that is open only from its last fsync.
+    fn flush_to_pfs(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+        generation: Generation,
+    ) -> Result<(), Errno> {
+        self.save_live(file, object, generation)?;
+        self.demote_written(open, file, object)
+    }
+
+    /// The same for who keeps it from being moved or copied meanwhile.
+    fn refresh_shadow(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<(), Errno> {
+        let generation = self.generation(file);
+        {
+            let state = file.lock();
+            if state.is_unlinked() && state.unnamed.is_none() {
+                // Nobody can ask for it after a crash.
+                return Ok(());
+            }
+        }
+        let known = file.lock().residency.shadow;
+        if known.is_some_and(|(_, g)| g == generation) && !open.is_written() {
+            return Ok(());
+        }
+        let size = object.stat()?.allocated_bytes;
+        let Some(flash) = self.book_shadow(file, known.map(|(tier, _)| tier), size) else {
+            // No flash has room: the PFS is the next stable place.
+            return self.flush_to_pfs(open, file, object, generation);
+        };
+        match self.copy_shadow(file, object, flash) {
+            // It had less than its tier was promised: the same.
+            Err(errno @ (Errno::ENOSPC | Errno::EDQUOT)) => {
+                tracing::warn!(
+                    "{}: fsync goes to the PFS: {errno} on flash",
+                    file.path().escape_ascii()
+                );
+                if known.is_none() {
+                    self.drop_shadow(file, flash);
+                }
+                return self.flush_to_pfs(open, file, object, generation);
+            }
+            done => done?,
+        }
+        let unlinked = {
+            let mut state = file.lock();
+            state.residency.shadow = Some((flash, generation));
+            state.is_unlinked() && state.unnamed.is_none()
+        };
+        if unlinked {
+            self.drop_shadow(file, flash);
+        }
+        Ok(())
+    }
+
+    /// Copies an object to another tier as it is now, flushed, beside the primary.
+    fn copy_shadow(&self, file: &File, object: &dyn Object, flash: TierId) -> Result<(), Errno> {
+        let slot = self.tiers.get(flash).ok_or(Errno::ENODEV)?;
+        refuse_primary(file, flash)?;
+        let identity = self.identity(file, true);
+        let shadow = match slot.tier.create(file.object, &identity) {
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
+            other => other?,
+        };
+        failpoint::hit(failpoint::Point::ShadowObject);
+        // In its place and only what changed: what an earlier fsync has put there stays there meanwhile.
+        forebay_tiers::refresh(object, &*shadow, &forebay_tiers::CopyControl::NONE)
+            .map_err(|e| e.errno())?;
+        failpoint::hit(failpoint::Point::ShadowCopied);
+        let stat = object.stat()?;
+        let at = SetTime::At;
+        shadow.set_times(Some(at(stat.atime)), Some(at(stat.mtime)))?;
+        shadow.sync(false)?;
+        slot.tier.sync_all()?;
+        failpoint::hit(failpoint::Point::ShadowFlushed);
+        Ok(())
+    }
+
+    /// Sets space aside for a copy on flash: where there is one already, or where there is room.
+    fn book_shadow(&self, file: &File, known: Option<TierId>, bytes: u64) -> Option<TierId> {
+        let flash = known.or_else(|| self.flash_for(bytes))?;
+        let hold = || self.ledger.try_hold_shadow(file.object, flash, bytes);
+        match hold() {
+            Ok(()) => Some(flash),
+            Err(Refused::Tier { missing_bytes }) => {
+                self.make_space(flash, missing_bytes);
+                hold().ok().map(|()| flash)
+            }
+            Err(Refused::DirtyCap | Refused::Gone) => None,
+        }
+    }
+
+    /// The object has moved to another tier: the copy on flash is it, or of no use any more.
+    pub fn leave_shadow(&self, file: &File, shadow: Option<(TierId, Generation)>, to: TierId) {
+        match shadow {
+            Some((flash, _)) if flash != to => self.drop_shadow(file, flash),
+            Some(_) => self.ledger.release_shadow(file.object),
+            None => {}
+        }
+    }
+
+    /// Removes a copy on flash that is of no use any more.
+    pub fn drop_shadow(&self, file: &File, flash: TierId) {
+        self.remove_left_behind(file, flash);
+        self.ledger.release_shadow(file.object);
+    }
+
+    /// The same for one that the record has forgotten, unless another fsync has made it anew since.
+    pub fn drop_outdated_shadow(&self, file: &File, flash: TierId) {
+        let _copying = file.copying();
+        let residency = file.lock().residency;
+        if residency.shadow.is_none() && residency.tier != flash {
+            failpoint::hit(failpoint::Point::ShadowDropped);
+            self.drop_shadow(file, flash);
+        }
+    }
+
+    /// The flash directory with the most room, if that is enough for so many bytes.
+    pub fn flash_for(&self, bytes: u64) -> Option<TierId> {
+        let index = flash_with_room(&self.ledger.spaces(), bytes)?;
+        Some(TierId(index as u8))
+    }
+
+    /// After the last close of a file that was fsynced: the copy on flash becomes the file, or goes.
+    pub fn settle_shadow(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let _copying = file.copying();
+        if self.opens.by_ino(file.ino).is_some() {
+            // Somebody has opened it meanwhile: their close sees to it.
+            return Ok(());
+        }
+        let (tier, shadow, generation, clean) = {
+            let state = file.lock();
+            (
+                state.residency.tier,
+                state.residency.shadow,
+                state.generation(),
+                state.residency.clean,
+            )
+        };
+        let Some((flash, _)) = shadow else {
+            return Ok(());
+        };
+        if self.tiers.kind(tier) != TierKind::Dram {
+            return Ok(());
+        }
+        if clean {
+            // The PFS has it: the copy on flash only takes space there.
+            let mut state = file.lock();
+            state.residency.shadow = None;
+            self.ns.save(file, &state, KvDurability::Buffered)?;
+            failpoint::hit(failpoint::Point::ShadowDropped);
+            drop(state);
+            self.drop_shadow(file, flash);
+            return Ok(());
+        }
+        // Writes after the last fsync are in memory only; what is on flash is brought up to date.
+        let source = self.tiers.open_object(tier, file.object)?;
+        let moved = self.copy_object(file, &*source, flash)?;
+        let size = moved.stat()?.size;
+        // Somebody who opens it meanwhile would go on with the object that is about to go.
+        let claim = self.opens.claim(file.ino);
+        if !claim.is_open()
+            && self
+                .ns
+                .migrated(file, generation, flash, false, Some(size))?
+        {
+            drop(claim);
+            self.ledger.release_shadow(file.object);
+            self.book(file, moved.stat()?.allocated_bytes);
+            self.remove_left_behind(file, tier);
+        } else {
+            self.leave_copy(file, flash);
+        }
+        Ok(())
+    }
+
+    /// Puts what a file holds now, open or not, where no loss of power reaches it: on flash, or where that has
+    /// no room on the PFS.
+    pub fn make_stable(&self, file: &Arc<File>) -> Result<(), Errno> {
+        // A close may be copying it to flash, and would go on with that when it has moved there.
+        let copying = file.copying();
+        let claim = self.opens.claim(file.ino);
+        if let Some(open) = claim.open() {
+            drop((claim, copying));
+            let target = self.target(&open)?.clone();
+            return match target {
+                Target::Pfs { file, .. } => {
+                    self.pulse().pass()?;
+                    Ok(file.sync(false)?)
+                }
+                Target::Buffer { file, object, tier } => {
+                    open.fsynced.store(true, Ordering::Release);
+                    let generation = self.generation(&file);
+                    let object = match self.tiers.kind(tier) {
+                        TierKind::Dram => self.flush_to_flash(&open, &file)?,
+                        _ => {
+                            object.sync(false)?;
+                            object
+                        }
+                    };
+                    self.save_live(&file, &*object, generation)
+                }
+            };
+        }
+        let (tier, dirty) = {
+            let state = file.lock();
+            (state.residency.tier, state.is_dirty())
+        };
+        if !dirty {
+            return Ok(());
+        }
+        // With the claim held, it is neither opened nor evicted meanwhile.
+        let object = self.tiers.open_object(tier, file.object)?;
+        let generation = self.generation(file);
+        if self.tiers.kind(tier) != TierKind::Dram {
+            object.sync(false)?;
+            return self.save_live(file, &*object, generation);
+        }
+        let stat = object.stat()?;
+        let bytes = stat.allocated_bytes;
+        let Some(flash) = self.flash_for(bytes) else {
+            drop((claim, copying));
+            return self.demote_and_wait(file);
+        };
+        let shadow = file.lock().residency.shadow;
+        match self.copy_object(file, &*object, flash) {
+            // It had less than its tier was promised.
+            Err(Errno::ENOSPC | Errno::EDQUOT) => {
+                drop((claim, copying));
+                return self.demote_and_wait(file);
+            }
+            copied => drop(copied?),
+        }
+        if self
+            .ns
+            .migrated(file, generation, flash, false, Some(stat.size))?
+        {
+            self.book(file, bytes);
+            self.remove_left_behind(file, tier);
+            self.leave_shadow(file, shadow, flash);
+            return Ok(());
+        }
+        // Its attributes have changed meanwhile.
+        self.leave_copy(file, flash);
+        drop((claim, copying));
+        self.demote_and_wait(file)
+    }
+
+    /// Demotes a file that may be open for unseen writing. The copy is published only if the object
+    /// has not changed under it; what the kernel writes afterwards makes the file dirty at its close.
+    fn demote_written(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<(), Errno> {
+        if !open.passthrough || !open.is_written() {
+            return self.demote_and_wait(file);
+        }
+        let stat = object.stat()?;
+        self.demote_and_wait(file)?;
+        let (generation, crc) = {
+            let state = file.lock();
+            (state.generation(), state.residency.crc)
+        };
+        open.touched.store(false, Ordering::Release);
+        *open.before.lock() = Some(crate::buffer::opens::Before {
+            stat,
+            generation,
+            crc,
+        });
+        Ok(())
+    }
+
+    /// Demotes a file now and waits until it is on the PFS.
+    pub fn demote_and_wait(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let wanted = {
+            let mut state = file.lock();
+            state.error = None;
+            if state.residency.writing {
+                // What the kernel wrote since the last look is a change, too: a copy that has been begun
+                // (for another fsync) may be without it.
+                state.changed();
+            }
+            state.drain_open += 1;
+            state.generation()
+        };
+        let done = self.wait_until_safe(file, wanted);
+        file.lock().drain_open -= 1;
+        done
+    }
+
+    /// Others may change the file or fsync it meanwhile: what is waited for is `wanted` or newer.
+    fn wait_until_safe(&self, file: &Arc<File>, wanted: Generation) -> Result<(), Errno> {
+        loop {
+            {
+                let state = file.lock();
+                let safe = state.safe.is_some_and(|safe| safe >= wanted);
+                if safe || state.residency.clean || state.is_unlinked() {
+                    return Ok(());
+                }
+                if let (Some(errno), false) = (state.error, state.demoting) {
+                    drop(state);
+                    file.lock().error_unreported = false;
+                    return Err(errno);
+                }
+            }
+            if self.pulse().is_given_up() {
+                return Err(Errno::ETIMEDOUT);
+            }
+            self.drain.add_urgent(file.object);
+            self.drain
+                .wait_settled(std::time::Duration::from_millis(20));
+            if self.is_ending() {
+                return Err(Errno::EIO);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use forebay_tiers::testing::{Effect, Operation, When};
+    use forebay_types::{OpenFlags, SetAttr};
+    use forebay_wire::WriteHow;
+
+    use crate::testing::{FLASH, Lab, create, drain, me};
+
+    /// Longer than what does not wait takes.
+    const LATE: Duration = Duration::from_millis(500);
+
+    #[test]
+    fn an_fsync_that_waited_while_its_file_moved_writes_over_nothing() {
+        let (lab, flash) = Lab::with_memory();
+        let core = lab.core();
+        let handle = create(core, b"f", &[1; 4096]);
+        let (open, _) = core.opens.file(handle).expect("open");
+        let file = core.files.read().values().next().cloned().expect("file");
+        std::thread::scope(|scope| {
+            let growing = open.growing.lock();
+            let fsync = scope.spawn(|| core.fsync(handle, false));
+            while !open.fsynced.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // It knows where the file is, and waits.
+            std::thread::sleep(LATE);
+            core.leave_memory();
+            assert_eq!(file.tier(), FLASH);
+            open.budget_bytes.store(1 << 20, Ordering::Release);
+            let written = core.write(handle, 0, &[2; 4096], WriteHow::WAITING);
+            assert_eq!(written, Ok(Some(4096)));
+            drop(growing);
+            assert_eq!(fsync.join().expect("thread"), Ok(()));
+        });
+        let mut found = [0; 4096];
+        let object = forebay_tiers::Tier::open(&*flash, file.object).expect("object");
+        assert_eq!(object.read_at(&mut found, 0).expect("read"), 4096);
+        assert!(found == [2; 4096], "what it was went over what it is");
+        core.release(handle).expect("close");
+    }
+
+    #[test]
+    fn an_fsync_that_finds_no_room_on_flash_gives_the_pfs_the_time_of_the_last_write() {
+        let lab = Lab::with(|settings| {
+            settings.dram_bytes = Some(16 << 20);
+            settings.ssd[0].capacity_bytes = Some(1 << 20);
+        });
+        let core = lab.core();
+        let handle = create(core, b"f", &vec![1; 2 << 20]);
+        let file = core.files.read().values().next().cloned().expect("file");
+        std::thread::sleep(Duration::from_millis(50));
+        let written = core.write(handle, 0, &[2; 4096], WriteHow::WAITING);
+        assert_eq!(written, Ok(Some(4096)));
+        std::thread::scope(|scope| {
+            let fsync = scope.spawn(|| core.fsync(handle, false));
+            while !fsync.is_finished() {
+                drain(core);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(fsync.join().expect("thread"), Ok(()));
+        });
+        assert_eq!(lab.on_pfs("f")[..4096], [2; 4096]);
+        let shown = core.getattr(file.ino).expect("attributes").mtime;
+        let on_pfs = std::fs::metadata(lab.pfs("f")).expect("stat");
+        let on_pfs = (on_pfs.mtime(), on_pfs.mtime_nsec());
+        assert_eq!(on_pfs, (shown.sec, i64::from(shown.nsec)));
+        core.release(handle).expect("close");
+    }
+
+    #[test]
+    fn a_truncation_that_ends_beside_an_open_leaves_the_file_written() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let core = lab.core();
+        let handle = create(core, b"f", &[1; 4096]);
+        core.release(handle).expect("close");
+        let file = core.files.read().values().next().cloned().expect("file");
+        let open = |flags: i32| core.open(file.ino, OpenFlags(flags as u32), false);
+        let (reader, _) = open(libc::O_RDONLY).expect("open");
+        flash.inject(Operation::SetLen, When::Nth(1), Effect::Delay(LATE));
+        let waits_for = |operation, calls| {
+            while flash.calls(operation) == calls {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        std::thread::scope(|scope| {
+            let cuts = flash.calls(Operation::SetLen);
+            let truncation = scope.spawn(|| {
+                let set = SetAttr {
+                    size: Some(100),
+                    ..SetAttr::default()
+                };
+                core.setattr(file.ino, None, &set, me())
+            });
+            waits_for(Operation::SetLen, cuts);
+            flash.inject(Operation::Stat, When::Nth(1), Effect::Delay(LATE));
+            let looks = flash.calls(Operation::Stat);
+            waits_for(Operation::Stat, looks);
+            // It was looked at whether anybody writes, and its size is about to be taken.
+            let (writer, _) = open(libc::O_RDWR).expect("open");
+            let written = core.write(writer.handle, 0, b"more", WriteHow::WAITING);
+            assert_eq!(written, Ok(Some(4)));
+            truncation.join().expect("thread").expect("truncated");
+            assert!(file.lock().residency.writing, "nobody is said to write it");
+            core.release(writer.handle).expect("close");
+        });
+        core.release(reader.handle).expect("close");
+        assert!(!file.lock().residency.writing);
+        assert_eq!(file.lock().meta.size, 100);
+    }
+}

@@ -1,0 +1,299 @@
+//! Keeps files that the kernel writes by itself within the space that is set aside for them: extends their leases
+//! ahead of the writers, and makes a writer wait whose lease is used up while there is no room.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use forebay_policy::placement::{
+    Extension, Lease, MIN_EXTENSION_BYTES, extend_lease, kept_memory_bytes, may_borrow,
+};
+use forebay_tiers::{Brake, MachineMemory, Object, TierKind};
+use forebay_types::{Errno, ObjectId, TierId, format_size};
+use parking_lot::{Condvar, Mutex};
+
+use crate::buffer::opens::{OpenFile, Target};
+use crate::core::Core;
+
+/// Between two looks at files under unseen writing: at 10 GB/s a file grows by 50 MB meanwhile.
+const LOOK: Duration = Duration::from_millis(5);
+/// So many looks at nothing, and the guard sleeps until it is woken.
+const LOOKS_BEFORE_SLEEP: u32 = 40;
+/// Without being woken it looks this often, to see that all is to end.
+const SLEEP: Duration = Duration::from_millis(100);
+/// A writer waits so long for others to drain before more is borrowed for it. The kernel complains of a wait of two minutes.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two rounds of eviction for the same need.
+const EVICTION_PAUSE: Duration = Duration::from_millis(20);
+
+/// How others talk to the guard, and the guard to who makes room.
+#[derive(Default)]
+pub struct GuardPost {
+    thread: OnceLock<Thread>,
+    asleep: AtomicBool,
+    wanted: Mutex<HashMap<TierId, u64>>,
+    want: Condvar,
+}
+
+impl GuardPost {
+    /// A lease was granted.
+    pub fn wake(&self) {
+        if self.asleep.load(Ordering::SeqCst)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
+    }
+
+    fn want_room(&self, tier: TierId, bytes: u64) {
+        let mut wanted = self.wanted.lock();
+        let most = wanted.entry(tier).or_default();
+        *most = bytes.max(*most);
+        drop(wanted);
+        self.want.notify_one();
+    }
+}
+
+/// What is done about a file that has used up its lease.
+enum Hold {
+    /// Whoever writes next waits.
+    Braked { brake: Brake, since: Instant },
+    /// It cannot be held back, or there is nothing to wait for.
+    LetGo,
+}
+
+#[derive(Default)]
+struct Guard {
+    held: HashMap<ObjectId, Hold>,
+}
+
+/// A file that is written unseen, as it is now.
+struct Growing<'a> {
+    open: &'a OpenFile,
+    object: &'a dyn Object,
+    id: ObjectId,
+    path: &'a dyn Fn() -> Vec<u8>,
+    tier: TierId,
+    lease: Lease,
+    used_bytes: u64,
+}
+
+/// The guard's thread.
+pub fn run(core: &Arc<Core>) {
+    // Nobody else sets it.
+    let _ = core.guard.thread.set(std::thread::current());
+    be_punctual();
+    let mut guard = Guard::default();
+    let mut idle_looks = 0;
+    while !core.is_ending() {
+        let any = guard.look(core) > 0;
+        idle_looks = if any { 0 } else { idle_looks + 1 };
+        if idle_looks <= LOOKS_BEFORE_SLEEP {
+            std::thread::sleep(LOOK);
+            continue;
+        }
+        core.guard.asleep.store(true, Ordering::SeqCst);
+        // Whoever got a lease before they could see that nobody looks.
+        if guard.look(core) == 0 {
+            std::thread::park_timeout(SLEEP);
+        }
+        core.guard.asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+/// A look late is space that nobody has: ahead of ordinary threads, where that is allowed.
+fn be_punctual() {
+    let parameters = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the struct lives through the call, which changes how the calling thread is scheduled and no memory.
+    let done = unsafe {
+        libc::sched_setscheduler(0, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, &parameters)
+    };
+    if done != 0 {
+        tracing::debug!(
+            "the guard has no priority: {}",
+            std::io::Error::last_os_error()
+        );
+    }
+}
+
+/// Who makes room: evicts, which may take a while.
+pub fn make_room(core: &Arc<Core>) {
+    while !core.is_ending() {
+        let wanted = {
+            let mut wanted = core.guard.wanted.lock();
+            if wanted.is_empty() {
+                core.guard.want.wait_for(&mut wanted, SLEEP);
+            }
+            std::mem::take(&mut *wanted)
+        };
+        for (tier, bytes) in &wanted {
+            core.make_space(*tier, *bytes);
+        }
+        if !wanted.is_empty() {
+            std::thread::sleep(EVICTION_PAUSE);
+        }
+    }
+}
+
+impl Guard {
+    /// Looks at all files that are written unseen; how many there are.
+    fn look(&mut self, core: &Core) -> usize {
+        let mut leases = 0;
+        let mut over = HashSet::new();
+        core.opens.each(|open| {
+            let lease = open.lease_bytes.load(Ordering::Acquire);
+            if lease == 0 || !open.is_written() {
+                return;
+            }
+            leases += 1;
+            let target = open.target.read().clone();
+            let Target::Buffer { file, object, tier } = target else {
+                return;
+            };
+            let Ok(stat) = object.stat() else {
+                return;
+            };
+            let used_bytes = stat.allocated_bytes;
+            if used_bytes != core.ledger.used_bytes(file.object) {
+                core.ledger.observe(file.object, used_bytes);
+                core.activity.note();
+            }
+            let growing = Growing {
+                open,
+                object: &*object,
+                id: file.object,
+                path: &|| file.path(),
+                tier,
+                lease: Lease { bytes: lease },
+                used_bytes,
+            };
+            if !extend(core, &growing) && used_bytes >= lease {
+                over.insert(file.object);
+                self.hold_back(core, &growing);
+            }
+        });
+        // Whoever else was held back has room now, or is closed.
+        self.held.retain(|object, _| over.contains(object));
+        leases
+    }
+
+    fn hold_back(&mut self, core: &Core, growing: &Growing<'_>) {
+        let held = self.held.entry(growing.id).or_insert_with(|| {
+            core.counters.waited_writes.fetch_add(1, Ordering::Relaxed);
+            let brake = match growing.object.is_held() {
+                true => Brake::on(growing.object),
+                // It holds the file by itself.
+                false => core
+                    .tiers
+                    .open_object(growing.tier, growing.id)
+                    .and_then(|object| Brake::on(&*object)),
+            };
+            match brake {
+                Ok(brake) => Hold::Braked {
+                    brake,
+                    since: Instant::now(),
+                },
+                Err(error) => {
+                    tracing::warn!("a write cannot be made to wait: {error}");
+                    Hold::LetGo
+                }
+            }
+        });
+        let helps = core.drain.can_free(core, growing.open.ino) && !core.pulse().is_given_up();
+        let waits = match held {
+            Hold::Braked { brake, since } => {
+                helps && since.elapsed() < PATIENCE && !brake.has_failed()
+            }
+            Hold::LetGo => false,
+        };
+        if waits || borrow(core, growing) || helps || matches!(held, Hold::LetGo) {
+            return;
+        }
+        *held = Hold::LetGo;
+        let reason = format!(
+            "has grown to {} where nothing else can make room, and there is no more to borrow: its writes will fail",
+            format_size(growing.used_bytes)
+        );
+        core.report((growing.path)(), Errno::ENOSPC, reason);
+    }
+}
+
+/// Extends a lease ahead of its writer; `false` if there is no room.
+fn extend(core: &Core, growing: &Growing<'_>) -> bool {
+    let (tier, lease, used) = (growing.tier, growing.lease, growing.used_bytes);
+    let spaces = core.ledger.spaces();
+    let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
+        return true;
+    };
+    match extend_lease(space, lease, used) {
+        Extension::Enough => return true,
+        Extension::Extended(longer) => {
+            let held = core
+                .ledger
+                .try_hold(growing.id, tier, used, longer.bytes, true);
+            if held.is_ok() {
+                growing
+                    .open
+                    .lease_bytes
+                    .store(longer.bytes, Ordering::Release);
+                return true;
+            }
+        }
+        Extension::Refused => {}
+    }
+    let beyond = used.saturating_sub(lease.bytes);
+    core.drain.hurry();
+    core.guard.want_room(
+        tier,
+        (lease.bytes / 2).max(MIN_EXTENSION_BYTES) + 2 * beyond,
+    );
+    false
+}
+
+/// Extends a lease beyond what the tier is meant to hold, by what the machine still has: the file cannot go elsewhere while the
+/// kernel writes it, and a write must not fail.
+fn borrow(core: &Core, growing: &Growing<'_>) -> bool {
+    let overrun_bytes = growing.used_bytes.saturating_sub(growing.lease.bytes);
+    let wanted = overrun_bytes + MIN_EXTENSION_BYTES;
+    let lease = growing.lease.bytes + wanted;
+    let able = match core.tiers.kind(growing.tier) {
+        TierKind::Dram => {
+            let memory = MachineMemory::now();
+            memory.is_some_and(|m| {
+                let kept = kept_memory_bytes(m.total_bytes);
+                may_borrow(m.available_bytes, wanted, kept)
+            }) && fit_memory(core, wanted)
+        }
+        _ => core
+            .tiers
+            .get(growing.tier)
+            .and_then(|slot| slot.tier.space().ok())
+            .is_some_and(|space| may_borrow(space.free_bytes, wanted, core.tiers.overrun_bytes())),
+    };
+    if !able {
+        return false;
+    }
+    if growing.open.borrowed.swap(true, Ordering::AcqRel) {
+        tracing::debug!("{} more", format_size(wanted));
+    } else {
+        tracing::warn!(
+            "{}: outgrows the burst buffer while the kernel writes it; it gets more for as long as it is open",
+            (growing.path)().escape_ascii()
+        );
+    }
+    core.ledger
+        .hold_beyond(growing.id, growing.tier, growing.used_bytes, lease);
+    growing.open.lease_bytes.store(lease, Ordering::Release);
+    true
+}
+
+fn fit_memory(core: &Core, more_bytes: u64) -> bool {
+    let held = core.ledger.held_bytes(crate::buffer::tierset::DRAM);
+    let fitted = core.tiers.fit_dram(held.saturating_add(more_bytes));
+    fitted
+        .inspect_err(|error| tracing::warn!("the memory tier cannot grow: {error}"))
+        .is_ok()
+}

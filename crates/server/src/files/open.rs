@@ -1,0 +1,582 @@
+//! create, open, release: which object, which path to it, and what a close means.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode, ctime_after};
+use forebay_policy::placement::{NewFile, grant_passthrough_write};
+use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
+use forebay_types::{
+    Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId, TimeSpec,
+    failpoint,
+};
+use forebay_wire::{Descriptor, Link, OpenMode, Opened};
+
+use crate::buffer::opens::{Before, Claim, OpenFile, Target};
+use crate::core::Core;
+use crate::integrity::atrest::Purpose;
+
+/// An object's descriptor to hand over, if it may be.
+pub type Handed = Option<Arc<dyn Descriptor>>;
+
+/// An open file with the descriptor to hand over.
+pub type OpenResult = Result<(Opened, Handed), Errno>;
+
+/// Facts of an object about to be created.
+struct NewObject<'a> {
+    id: ObjectId,
+    path: Vec<u8>,
+    name: &'a [u8],
+    perm: u16,
+    uid: u32,
+    gid: u32,
+}
+
+/// What is known of a file before it is there.
+struct Foreseen {
+    identity: forebay_policy::series::Identity,
+    /// How large it will be, if its series has shown that.
+    bytes: Option<u64>,
+    tier: TierId,
+}
+
+impl Core {
+    /// Creates a regular file in the burst buffer and opens it.
+    pub fn create(
+        &self,
+        link: &Link,
+        perm: u16,
+        flags: OpenFlags,
+        cred: Cred,
+        local: bool,
+    ) -> Result<(Attr, Opened, Handed), Errno> {
+        let (dir, gid) = match self.ns.check_free(link.parent, &link.name, &cred) {
+            Ok(free) => free,
+            Err(error) if error.errno() == Errno::EEXIST && !flags.exclusive() => {
+                return self.open_existing(link, flags, local);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        // It may take its time: the first one that finds no room makes the overflow, on a busy PFS.
+        let _request = self.activity.begin();
+        let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
+        let path = dir.path_of(&link.name);
+        let foreseen = self.foresee(&path, cred.pid)?;
+        let identity = foreseen.identity;
+        let object_id = self.ns.new_object()?;
+        let fresh = NewObject {
+            id: object_id,
+            path,
+            name: &link.name,
+            perm,
+            uid: cred.uid,
+            gid,
+        };
+        let carried = self.identity_of_new(&dir, fresh);
+        let shared = local
+            && flags.writes()
+            && foreseen.bytes.is_some()
+            && self.may_pass_through(foreseen.tier);
+        self.make_way();
+        let (tier, object) = self.create_object(foreseen.tier, &carried, shared)?;
+        failpoint::hit(failpoint::Point::CreateObject);
+        self.ledger.arrive(object_id, tier, 0, true);
+        let lease = match shared && tier == foreseen.tier {
+            true => self.lease(object_id, tier, 0, foreseen.bytes),
+            false => None,
+        };
+        let undo = || {
+            self.ledger.depart(object_id);
+            self.remove_partial(object_id, tier);
+        };
+        let object = match shared && lease.is_none() {
+            true => self.tiers.open_to_write(tier, object_id),
+            false => Ok(object),
+        };
+        let object = object.inspect_err(|_| undo())?;
+        let new = NewRecord {
+            object: object_id,
+            tier,
+            perm,
+            xattrs,
+            cred,
+            writing: lease.is_some(),
+            born: born_at(&*object),
+        };
+        let created = self.ns.create(&dir, &link.name, gid, &new);
+        let (attr, file) = created.inspect_err(|_| undo())?;
+        self.files.write().insert(object_id, file.clone());
+        self.apps.arrived(object_id, &identity);
+        self.apps.opened_for_write(object_id);
+        let target = Target::Buffer { file, object, tier };
+        let known = (identity.series_hash(), foreseen.bytes);
+        let (opened, descriptor) = self.open_created(attr.ino, target, lease, known, flags);
+        if !flags.writes() {
+            // No writer's close will say that it is to be drained.
+            self.drain.add(object_id);
+        }
+        Ok((attr, opened, descriptor))
+    }
+
+    /// What a new file will be, and where it goes.
+    fn foresee(&self, path: &[u8], pid: u32) -> Result<Foreseen, Errno> {
+        let identity = self.identify_new(path, pid);
+        if identity.version.is_some() {
+            self.introduce(&identity.application, path, pid);
+        }
+        let expected = self.apps.expect(&identity);
+        let new = NewFile {
+            predicted_bytes: expected.bytes,
+            durability: self.durability_of(path),
+            series_fsyncs: expected.fsyncs,
+        };
+        let tier = self.place_checkpoint(&identity, &new)?;
+        Ok(Foreseen {
+            identity,
+            bytes: expected.bytes,
+            tier,
+        })
+    }
+
+    /// Somebody was faster, and a create that is not exclusive opens what it finds.
+    fn open_existing(
+        &self,
+        link: &Link,
+        flags: OpenFlags,
+        local: bool,
+    ) -> Result<(Attr, Opened, Handed), Errno> {
+        let found = self.ns.lookup(link.parent, &link.name)?;
+        let attr = self.live_attr(found.attr, found.file.as_ref())?;
+        let (opened, descriptor) = self.open(attr.ino, flags, local)?;
+        Ok((attr, opened, descriptor))
+    }
+
+    pub(crate) fn open_created(
+        &self,
+        ino: Ino,
+        target: Target,
+        lease: Option<u64>,
+        (series, predicted): (u64, Option<u64>),
+        flags: OpenFlags,
+    ) -> (Opened, Handed) {
+        let descriptor = lease.and_then(|_| hand_over(&target));
+        let open = Arc::new(self.opens.make(ino, target, descriptor.is_some()));
+        open.lease_bytes
+            .store(lease.unwrap_or(0), Ordering::Release);
+        open.series.store(series, Ordering::Release);
+        open.predicted_bytes
+            .store(predicted.unwrap_or(0), Ordering::Release);
+        let claim = self.opens.claim(ino);
+        let handle = self.opens.add(&claim, &open, flags);
+        self.guard.wake();
+        (opened(handle, &open), descriptor)
+    }
+
+    /// Makes an empty object, in the overflow if the file system below its tier has no room even for
+    /// that, or somebody has removed the tier's directory. `shared`: the kernel is to write it.
+    pub(crate) fn create_object(
+        &self,
+        tier: TierId,
+        identity: &Identity,
+        shared: bool,
+    ) -> Result<(TierId, Arc<dyn Object>), Errno> {
+        let create = |tier: TierId| -> Result<Arc<dyn Object>, Errno> {
+            let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+            Ok(match shared {
+                true => slot.tier.create_shared(identity.object, identity)?,
+                false => slot.tier.create(identity.object, identity)?,
+            })
+        };
+        match create(tier) {
+            Err(Errno::ENOSPC | Errno::EDQUOT) if self.tiers.kind(tier) != TierKind::Pfs => {
+                self.drain.hurry();
+                let overflow = self.tiers.need_overflow(self.ns.pfs())?;
+                Ok((overflow, create(overflow)?))
+            }
+            Err(Errno::ENOENT) if self.tiers.kind(tier) != TierKind::Pfs => {
+                self.report_tier_removed(tier);
+                let overflow = self.tiers.need_overflow(self.ns.pfs())?;
+                Ok((overflow, create(overflow)?))
+            }
+            made => Ok((tier, made?)),
+        }
+    }
+
+    fn report_tier_removed(&self, tier: TierId) {
+        let name = self.tiers.get(tier).map_or("", |slot| slot.tier.name());
+        self.report(
+            format!("(tier {name})").into_bytes(),
+            Errno::ENOENT,
+            "its directory has been removed by somebody else; new files go straight to the PFS until a restart".into(),
+        );
+    }
+
+    /// Application and version of a file that a process is about to create: where its path says nothing, the
+    /// application is the batch job that writes it.
+    pub(crate) fn identify_new(&self, path: &[u8], pid: u32) -> forebay_policy::series::Identity {
+        let mut identity = self.rules.identify(path);
+        if identity.version.is_none()
+            && !self.rules.names_application(path)
+            && let Some(job) = self.writers.job_of(pid)
+        {
+            identity.application = job.to_string();
+        }
+        identity
+    }
+
+    fn identity_of_new(&self, dir: &Dir, new: NewObject<'_>) -> Identity {
+        Identity {
+            instance: self.ns.instance(),
+            object: new.id,
+            path: new.path,
+            parent: ParentKey {
+                dev_ordinal: dir.key.dev,
+                ino: dir.key.ino,
+                btime_ns: dir.key.btime_ns,
+            },
+            name: new.name.to_vec(),
+            mode: u32::from(new.perm),
+            uid: new.uid,
+            gid: new.gid,
+            generation: Generation(1),
+            shadow: false,
+        }
+    }
+
+    /// Opens a file for whatever `flags` say.
+    pub fn open(&self, ino: Ino, flags: OpenFlags, local: bool) -> OpenResult {
+        self.make_way();
+        let claim = self.opens.claim(ino);
+        if let Some(open) = claim.open() {
+            let handle = self.opens.add(&claim, &open, flags);
+            let joined = self.join(&open, flags);
+            drop(claim);
+            return match joined {
+                Ok(descriptor) => Ok((opened(handle, &open), descriptor)),
+                Err(errno) => {
+                    self.release(handle)?;
+                    Err(errno)
+                }
+            };
+        }
+        let open = match self.ns.node(ino)? {
+            Node::Dir(_) => return Err(Errno::EISDIR),
+            Node::File(file) => match self.open_unopened(&claim, &file, flags, local)? {
+                Some(open) => open,
+                // Its copy was damaged and has left.
+                None => match self.ns.node(ino)? {
+                    Node::Plain(plain) => self.open_pfs(ino, plain, flags)?,
+                    _ => return Err(Errno::ESTALE),
+                },
+            },
+            Node::Plain(plain) if plain.kind == FileKind::Regular => {
+                self.open_pfs(ino, plain, flags)?
+            }
+            Node::Plain(_) => return Err(Errno::ENXIO),
+        };
+        let descriptor = match open.passthrough {
+            true => hand_over(&open.target.read()),
+            false => None,
+        };
+        let open = Arc::new(open);
+        let handle = self.opens.add(&claim, &open, flags);
+        self.guard.wake();
+        Ok((opened(handle, &open), descriptor))
+    }
+
+    /// Opens a file of the burst buffer that nobody has open; `None` if its copy was damaged and has left.
+    fn open_unopened(
+        &self,
+        claim: &Claim<'_>,
+        file: &Arc<File>,
+        flags: OpenFlags,
+        local: bool,
+    ) -> Result<Option<OpenFile>, Errno> {
+        let shared = local && self.may_pass_through(file.tier());
+        let found = self.open_at_rest(claim, file, Purpose::Open, !shared)?;
+        let Some((tier, object, pieces)) = found else {
+            return Ok(None);
+        };
+        let passthrough = shared && pieces.is_none() && self.may_pass_through(tier);
+        let mut open = self.open_buffer(file, (tier, object), flags, passthrough)?;
+        if shared && !open.passthrough {
+            let target = open.target.get_mut();
+            if let Target::Buffer { object, .. } = target {
+                *object = self.tiers.open_to_write(tier, file.object)?;
+            }
+        }
+        Ok(Some(open.not_compared(pieces)))
+    }
+
+    fn open_buffer(
+        &self,
+        file: &Arc<File>,
+        (tier, object): (TierId, Arc<dyn Object>),
+        flags: OpenFlags,
+        mut passthrough: bool,
+    ) -> Result<OpenFile, Errno> {
+        self.apps.opened(file.object);
+        let path = file.path();
+        let mut lease = 0;
+        let mut before = None;
+        if flags.writes() {
+            self.apps.opened_for_write(file.object);
+            // The kernel's own writes would leave set-id bits standing.
+            passthrough &= {
+                let state = file.lock();
+                state.meta.perm & 0o6000 == 0 && state.unnamed.is_none()
+            };
+            let stat = object.stat()?;
+            if passthrough {
+                let predicted = self
+                    .apps
+                    .expect(&self.rules.identify(&path))
+                    .bytes
+                    .map(|b| b.max(stat.written_bytes()));
+                match self.lease(file.object, tier, stat.allocated_bytes, predicted) {
+                    Some(bytes) => {
+                        lease = bytes;
+                        let begun = self.begin_unseen(file, &*object);
+                        before = begun.inspect_err(|_| {
+                            // Nobody will close it, and give back what was set aside.
+                            self.book(file, stat.allocated_bytes);
+                        })?;
+                    }
+                    None => passthrough = false,
+                }
+            }
+        }
+        let target = Target::Buffer {
+            file: file.clone(),
+            object,
+            tier,
+        };
+        let open = self.opens.make(file.ino, target, passthrough);
+        open.lease_bytes.store(lease, Ordering::Release);
+        *open.before.lock() = before;
+        Ok(open)
+    }
+
+    /// Marks a file as written unseen, and remembers what it looks like now if it is clean: only then
+    /// can it be clean again without a demotion.
+    pub fn begin_unseen(
+        &self,
+        file: &Arc<File>,
+        object: &dyn Object,
+    ) -> Result<Option<Before>, Errno> {
+        let (clean, generation, crc) = {
+            let state = file.lock();
+            let residency = &state.residency;
+            (residency.clean, residency.generation.next(), residency.crc)
+        };
+        let stat = object.stat()?;
+        self.begin_change(file)?;
+        Ok(clean.then_some(Before {
+            stat,
+            generation,
+            crc,
+        }))
+    }
+
+    fn open_pfs(
+        &self,
+        ino: Ino,
+        plain: Arc<PlainNode>,
+        flags: OpenFlags,
+    ) -> Result<OpenFile, Errno> {
+        let handle = self.ns.open_dir(&plain.parent)?;
+        let file = match self.ns.pfs().open_file(&handle, &plain.name, false) {
+            // It may go by another name: the kernel looks that up again, and comes back with it.
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Err(Errno::ESTALE),
+            opened => opened?,
+        };
+        if self.ns.pfs().stat_file(&file)?.id != plain.id {
+            return Err(Errno::ESTALE);
+        }
+        let target = Target::Pfs {
+            node: plain,
+            file: Arc::new(FileObject::new(file)),
+            writable: false,
+        };
+        if flags.writes() {
+            self.activity.note();
+        }
+        Ok(self.opens.make(ino, target, false))
+    }
+
+    /// A further handle on a file that is open already.
+    fn join(&self, open: &OpenFile, flags: OpenFlags) -> Result<Handed, Errno> {
+        let target = open.target.read();
+        if let Target::Buffer { file, object, tier } = &*target
+            && flags.writes()
+            && open.counts.lock().writers == 1
+        {
+            self.apps.opened_for_write(file.object);
+            if open.passthrough {
+                let used = object.stat()?.allocated_bytes;
+                // Readers have it in passthrough, and the kernel wants one kind: a writer gets what
+                // can be had, and the monitor makes room behind it.
+                let lease = self
+                    .lease(file.object, *tier, used, Some(used))
+                    .unwrap_or(used);
+                open.lease_bytes.store(lease.max(1), Ordering::Release);
+                *open.before.lock() = self.begin_unseen(file, &**object)?;
+                self.guard.wake();
+            }
+        }
+        let handed = match (&*target, open.passthrough) {
+            // The kernel has it, and asks for one only to be sure: it need not be taken back for that.
+            (Target::Buffer { file, object, tier }, true) if !object.is_held() => {
+                let again = self.tiers.open_object(*tier, file.object)?;
+                Some(Arc::new(Local(again)) as Arc<dyn Descriptor>)
+            }
+            (target, true) => hand_over(target),
+            (_, false) => None,
+        };
+        Ok(handed)
+    }
+
+    /// Whether the kernel may write objects of a tier by itself: where it tells who does, and not while the server ends.
+    fn may_pass_through(&self, tier: TierId) -> bool {
+        self.settings.passthrough
+            && self.engine.allows_passthrough()
+            && matches!(self.tiers.kind(tier), TierKind::Dram | TierKind::Ssd)
+            && self
+                .tiers
+                .get(tier)
+                .is_some_and(|slot| slot.tier.tells_writers())
+            && !self.is_ending()
+    }
+
+    /// Sets space aside for unseen writes, which cannot be moved elsewhere; the guard watches over it.
+    fn lease(
+        &self,
+        object: forebay_types::ObjectId,
+        tier: TierId,
+        used: u64,
+        predicted: Option<u64>,
+    ) -> Option<u64> {
+        let spaces = self.ledger.spaces();
+        let space = spaces.iter().find(|s| s.index == tier.0 as usize)?;
+        let writers = self.opens.open_files().min(64) as u32;
+        let beyond = self.ledger.beyond_bytes(tier);
+        let overrun = self.tiers.overrun_bytes();
+        let lease = grant_passthrough_write(space, predicted, writers, beyond, overrun)?;
+        let held = lease.bytes.max(used);
+        self.ledger.try_hold(object, tier, used, held, true).ok()?;
+        Some(held)
+    }
+
+    /// Attributes of a file that may be open: the object knows the size.
+    pub fn live_attr(&self, mut attr: Attr, file: Option<&Arc<File>>) -> Result<Attr, Errno> {
+        let Some(file) = file else {
+            return Ok(attr);
+        };
+        // The last writer may have closed it since `attr` was taken: it is in the table until the record has
+        // what it wrote. Or the file has been evicted since: then it has no names any more in the burst
+        // buffer, but all of them on the PFS.
+        let (open, changing) = self.opens.look(attr.ino, |open| {
+            attr = Attr {
+                nlink: attr.nlink,
+                ..file.attr()
+            };
+            let changing = open.is_some_and(|open: &Arc<OpenFile>| {
+                open.is_written() || open.touched.load(Ordering::Acquire)
+            });
+            (open.cloned(), changing)
+        });
+        let Some(open) = open else {
+            return Ok(attr);
+        };
+        let target = open.target.read();
+        let live = match &*target {
+            Target::Buffer { .. } => changing,
+            // Opened before it came into the burst buffer.
+            Target::Pfs { writable, .. } => *writable,
+        };
+        if live && !(self.is_on_pfs(&target) && self.pulse().is_silent()) {
+            let stat = target.object().stat()?;
+            attr.size = stat.size;
+            attr.blocks = stat.allocated_bytes.div_ceil(512);
+            attr.mtime = stat.mtime;
+            attr.ctime = ctime_after(attr.ctime, stat.mtime);
+        }
+        Ok(attr)
+    }
+}
+
+/// When an object was made; an object that cannot tell fails its first use, not its creation.
+pub(crate) fn born_at(object: &dyn Object) -> TimeSpec {
+    object
+        .stat()
+        .map_or_else(|_| TimeSpec::now(), |stat| stat.mtime)
+}
+
+fn opened(handle: Handle, open: &OpenFile) -> Opened {
+    let mode = match open.passthrough {
+        true => OpenMode::Passthrough,
+        false => OpenMode::Plain { keep_cache: false },
+    };
+    Opened { handle, mode }
+}
+
+/// An object that is known to have a descriptor.
+struct Local(Arc<dyn Object>);
+
+impl Descriptor for Local {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        // Only objects that have one are wrapped: see `hand_over`.
+        self.0
+            .descriptor()
+            .unwrap_or_else(|| unreachable!("an object without a descriptor"))
+    }
+}
+
+fn hand_over(target: &Target) -> Handed {
+    let Target::Buffer { object, .. } = target else {
+        return None;
+    };
+    object.descriptor()?;
+    Some(Arc::new(Local(object.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use forebay_types::OpenFlags;
+
+    use crate::testing::{FLASH, Lab, create, drain};
+
+    #[test]
+    fn an_open_that_cannot_be_recorded_sets_no_space_aside() {
+        let lab = Lab::new();
+        let core = lab.core();
+        for name in ["a-1", "a-2", "a-3"] {
+            let handle = create(core, name.as_bytes(), &[7; 5000]);
+            core.release(handle).expect("close");
+        }
+        drain(core);
+        crate::lifecycle::monitor::look_below(core);
+        let files: Vec<_> = core.files.read().values().cloned().collect();
+        let file = files.iter().find(|f| f.path().ends_with(b"a-3"));
+        let file = file.expect("file");
+        let open = || {
+            let object = core.tiers.open_object(FLASH, file.object);
+            let target = (FLASH, object.expect("object"));
+            core.open_buffer(file, target, OpenFlags(libc::O_RDWR as u32), true)
+        };
+        lab.store.fail_from(lab.pfs("a-3"));
+        assert!(open().is_err());
+        assert!(lab.store.fired() > 0);
+        let reserved_bytes = || core.ledger.entries()[&file.object].reserved_bytes;
+        assert_eq!(reserved_bytes(), 0, "nobody will give it back");
+        assert!(!core.ledger.entries()[&file.object].dirty);
+        lab.store.heal();
+        let opened = open().expect("open");
+        let lease_bytes = opened.lease_bytes.load(Ordering::Acquire);
+        assert!(lease_bytes > 5000, "no lease: nothing was tested");
+        assert!(reserved_bytes() > 0);
+    }
+}

@@ -1,0 +1,469 @@
+//! Space: choosing a tier, making room in it, moving a file that has outgrown it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_namespace::File;
+use forebay_policy::demotion::{
+    CleanCandidate, Residency as PolicyResidency, choose_victims, evict_needed,
+};
+use forebay_policy::placement::{
+    NewFile, Placement, TierSpace, choose_tier, growth_ahead, waiting_tier,
+};
+use forebay_policy::refuge::tier_to_grow_in;
+use forebay_policy::series::Identity;
+use forebay_policy::victims::{Incoming, is_direct};
+use forebay_tiers::{CopyControl, TierKind, copy, refresh};
+use forebay_types::{Errno, Ino, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES};
+
+use crate::buffer::ledger::Refused;
+use crate::buffer::opens::{OpenFile, Target};
+use crate::core::Core;
+use crate::files::fsync::refuse_primary;
+
+/// A writer that waits for space looks again after this long even if nobody woke it.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// What came of asking for space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Granted.
+    Yes,
+    /// Not now, and the caller did not want to wait.
+    WouldWait,
+}
+
+impl Core {
+    /// The tier with room for a file, made by eviction where that is enough.
+    pub fn find_room(&self, file: &NewFile) -> Option<TierId> {
+        for _ in 0..2 {
+            match choose_tier(&self.ledger.spaces(), file) {
+                Placement::Tier(index) => return Some(TierId(index as u8)),
+                Placement::Pfs => return None,
+                Placement::Wait => {
+                    let wanted = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
+                    if !self.evict_somewhere(wanted) {
+                        return None;
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The tier for a new file. Where none has room, but demotion will make some, it is created in a tier all the same and
+    /// its writes wait there ([`Core::admit`]); else the overflow.
+    pub fn place_new(&self, file: &NewFile) -> Result<TierId, Errno> {
+        if let Some(tier) = self.find_room(file) {
+            return Ok(tier);
+        }
+        self.drain.hurry();
+        let frees = self.drain.can_free(self, Ino::ROOT) || self.has_garbage();
+        let waits = !self.settings.wait_for_space.is_zero() && frees;
+        match waiting_tier(&self.ledger.spaces(), file) {
+            Some(index) if waits => Ok(TierId(index as u8)),
+            // What was on its way to the PFS at the first look has arrived there, perhaps.
+            _ => match self.find_room(file) {
+                Some(tier) => Ok(tier),
+                None => self.overflow(),
+            },
+        }
+    }
+
+    /// The overflow, which is on the PFS.
+    fn overflow(&self) -> Result<TierId, Errno> {
+        self.pulse().pass()?;
+        Ok(self.tiers.need_overflow(self.ns.pfs())?)
+    }
+
+    /// The tier for a new file of an application: straight to the PFS where the burst buffer would have to make room and the
+    /// file is colder than what is there, or where its application has no share.
+    pub fn place_checkpoint(&self, identity: &Identity, file: &NewFile) -> Result<TierId, Errno> {
+        let bytes = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
+        if !self.has_share(&identity.application, bytes) {
+            return Ok(self.tiers.need_overflow(self.ns.pfs())?);
+        }
+        let fits = |s: &TierSpace| s.available_bytes() >= bytes;
+        if self.settings.engine.direct
+            && identity.version.is_some()
+            && !self.ledger.spaces().iter().any(fits)
+        {
+            let (incoming, residents) = self.apps.compare(identity);
+            let incoming = Incoming {
+                must_make_room: true,
+                ..incoming
+            };
+            if is_direct(true, self.engine.placement(), &incoming, residents) {
+                self.counters.direct_files.fetch_add(1, Ordering::Relaxed);
+                return Ok(self.tiers.need_overflow(self.ns.pfs())?);
+            }
+        }
+        self.place_new(file)
+    }
+
+    /// Evicts clean copies from whichever tier has some; whether anything was freed.
+    pub fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
+        let tiers: Vec<TierId> = self
+            .ledger
+            .spaces()
+            .iter()
+            .map(|t| TierId(t.index as u8))
+            .collect();
+        tiers
+            .into_iter()
+            .any(|tier| self.make_space(tier, wanted_bytes) > 0)
+    }
+
+    /// Removes what has no name any more, then evicts clean copies from a tier until `wanted_bytes` are free there, or no more
+    /// can go. Answers with what was freed.
+    pub fn make_space(&self, tier: TierId, wanted_bytes: u64) -> u64 {
+        let _one = self.making_space.lock();
+        let before = self.ledger.held_bytes(tier);
+        if self.has_garbage() {
+            self.collect_garbage();
+        }
+        let collected = before.saturating_sub(self.ledger.held_bytes(tier));
+        let spaces = self.ledger.spaces();
+        let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
+            return 0;
+        };
+        let needed = evict_needed(space, wanted_bytes);
+        if needed == 0 {
+            return collected;
+        }
+        let mut clean = self.clean_candidates(tier);
+        let policy = self.engine.placement();
+        let victims = choose_victims(policy, &mut clean, needed, self.apps.now_s());
+        let mut freed = collected;
+        for id in victims.ids {
+            if let Some(file) = self.file(ObjectId(id)) {
+                freed += self.evict(&file).unwrap_or(0);
+            }
+        }
+        self.collect_garbage();
+        freed
+    }
+
+    fn clean_candidates(&self, tier: TierId) -> Vec<CleanCandidate> {
+        let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
+        let reserved = self.share_owners();
+        let is_reserved = |file: &File| {
+            let of = self.apps.of(file.object);
+            of.is_some_and(|(number, _)| reserved.contains(&number.into()))
+        };
+        let mut clean = Vec::new();
+        for file in files {
+            if !reserved.is_empty() && is_reserved(&file) {
+                continue;
+            }
+            let eligible = {
+                let state = file.lock();
+                let r = &state.residency;
+                r.tier == tier && r.clean && !r.writing && !state.demoting && !state.is_unlinked()
+            };
+            if eligible && !self.opens.is_open_now(file.ino) {
+                let bytes = self.ledger.used_bytes(file.object);
+                let candidate = self.apps.candidate(file.object, bytes, false);
+                clean.extend(CleanCandidate::new(candidate, PolicyResidency::Clean));
+            }
+        }
+        clean
+    }
+
+    /// Drops a clean copy that nobody has open. Answers with the bytes freed, or `None` if it stays.
+    pub fn evict(&self, file: &Arc<File>) -> Option<u64> {
+        let claim = match self.ns.pfs().pulse().is_silent() {
+            // Who has it may wait for the PFS.
+            true => self.opens.try_claim(file.ino)?,
+            false => self.opens.claim(file.ino),
+        };
+        if claim.is_open() {
+            return None;
+        }
+        self.evict_unopened(file)
+    }
+
+    /// The same for callers who have claimed the file and seen that it is not open.
+    pub fn evict_unopened(&self, file: &Arc<File>) -> Option<u64> {
+        let bytes = self.ledger.used_bytes(file.object);
+        match self.ns.evict(file) {
+            Ok(true) => {
+                self.counters
+                    .evicted_bytes
+                    .fetch_add(bytes, Ordering::Relaxed);
+                Some(bytes)
+            }
+            Ok(false) => None,
+            Err(error) => {
+                self.report(
+                    file.path(),
+                    error.errno(),
+                    format!("cannot be evicted: {error}"),
+                );
+                None
+            }
+        }
+    }
+
+    /// A clean file has no business in the overflow: the copy there only takes space on the PFS.
+    pub fn leave_overflow(&self, file: &Arc<File>) {
+        if self.overstays(file) && self.evict(file).is_some() {
+            self.wake_collector();
+        }
+        self.note_overstay(file);
+    }
+
+    fn overstays(&self, file: &File) -> bool {
+        let (tier, clean, unlinked) = {
+            let state = file.lock();
+            let residency = &state.residency;
+            (residency.tier, residency.clean, state.is_unlinked())
+        };
+        clean && !unlinked && self.tiers.kind(tier) == TierKind::Pfs
+    }
+
+    /// What could not be evicted, as where the store or the PFS has failed just then, is tried again if its close does not.
+    pub fn note_overstay(&self, file: &Arc<File>) {
+        if self.overstays(file) && self.opens.by_ino(file.ino).is_none() {
+            self.overstaying.lock().push(file.clone());
+        }
+    }
+
+    /// Those that could not leave before.
+    pub fn leave_overflow_late(&self) {
+        let late = std::mem::take(&mut *self.overstaying.lock());
+        late.iter().for_each(|file| self.leave_overflow(file));
+    }
+
+    /// Admits `len` more bytes to a file that is written by requests. Waits for space if it may;
+    /// a file that no tier has room for goes on in the overflow.
+    pub fn admit(&self, open: &OpenFile, len: u64, may_wait: bool) -> Result<Room, Errno> {
+        if open.budget_bytes.fetch_sub(len as i64, Ordering::AcqRel) >= len as i64 {
+            return Ok(Room::Yes);
+        }
+        let _growing = open.growing.lock();
+        let started = Instant::now();
+        let mut counted = false;
+        // Asked before each try but the first: what frees the last space may do so just after one.
+        let mut hopes = true;
+        loop {
+            match self.grow(open, len)? {
+                None => {
+                    if counted {
+                        self.counters.note_space_wait(started.elapsed());
+                    }
+                    return Ok(Room::Yes);
+                }
+                Some(_) if !may_wait => return Ok(Room::WouldWait),
+                Some(refused) => {
+                    if !counted {
+                        counted = true;
+                        self.counters.waited_writes.fetch_add(1, Ordering::Relaxed);
+                    }
+                    let waited = started.elapsed();
+                    let hopeless = !hopes;
+                    if waited >= self.settings.wait_for_space || hopeless || self.is_ending() {
+                        if open.passthrough {
+                            // The kernel goes on writing where it is.
+                            return Err(Errno::ENOSPC);
+                        }
+                        self.move_on(open, len, refused)?;
+                        continue;
+                    }
+                    hopes = self.drain.can_free(self, open.ino) || self.has_garbage();
+                    if hopes {
+                        self.drain.hurry();
+                        self.wake_collector();
+                        self.ledger.wait_freed(LOOK_AGAIN);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks the ledger for room for `len` more bytes; `Some` says why there is none.
+    fn grow(&self, open: &OpenFile, len: u64) -> Result<Option<Refused>, Errno> {
+        let (file, object, tier) = match &*open.target.read() {
+            Target::Buffer { file, object, tier } => (file.clone(), object.clone(), *tier),
+            Target::Pfs { .. } => {
+                open.budget_bytes.store(i64::MAX / 2, Ordering::Release);
+                return Ok(None);
+            }
+        };
+        let used = object.stat()?.allocated_bytes;
+        let mut last = Refused::DirtyCap;
+        if self.tiers.kind(tier) != TierKind::Pfs && !self.fits_share(file.object, len) {
+            return Ok(Some(last));
+        }
+        let predicted = open.predicted_bytes.load(Ordering::Acquire);
+        // Near the limit a full unit may be too much where the bytes themselves still fit.
+        for ahead in [growth_ahead(predicted, used + len), 0] {
+            let held = (used + len + ahead).max(open.lease_bytes.load(Ordering::Acquire));
+            match self.ledger.try_hold(file.object, tier, used, held, true) {
+                Ok(()) => {
+                    open.budget_bytes.store(ahead as i64, Ordering::Release);
+                    return Ok(None);
+                }
+                Err(Refused::Gone) => return Err(Errno::ESTALE),
+                Err(refused) => last = refused,
+            }
+            if let Refused::Tier { missing_bytes } = last
+                && ahead == 0
+                && self.make_space(tier, missing_bytes.max(len)) > 0
+                && self
+                    .ledger
+                    .try_hold(file.object, tier, used, held, true)
+                    .is_ok()
+            {
+                open.budget_bytes.store(0, Ordering::Release);
+                return Ok(None);
+            }
+        }
+        open.budget_bytes.store(0, Ordering::Release);
+        Ok(Some(last))
+    }
+
+    /// The file system below the file's tier is full, whatever the books say.
+    pub fn relocate(&self, open: &OpenFile, len: u64) -> Result<(), Errno> {
+        let _growing = open.growing.lock();
+        open.budget_bytes.store(0, Ordering::Release);
+        self.drain.hurry();
+        self.move_on(open, len, Refused::Tier { missing_bytes: len })
+    }
+
+    /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.
+    fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Errno> {
+        let Target::Buffer { file, .. } = open.target.read().clone() else {
+            return Ok(());
+        };
+        // First: who has this may wait for a claim, and who has that for the target.
+        let _copying = file.copying();
+        let mut target = open.target.write();
+        self.take_back(open, &mut target)?;
+        let Target::Buffer { file, object, tier } = &*target else {
+            return Ok(());
+        };
+        let size = object.stat()?.size;
+        let to = match refused {
+            Refused::DirtyCap | Refused::Gone => self.tiers.need_overflow(self.ns.pfs())?,
+            Refused::Tier { .. } => self.other_tier(*tier, size + len)?,
+        };
+        let (file, object) = (file.clone(), object.clone());
+        let moved = self.copy_object(&file, &*object, to)?;
+        let flushed = (self.tiers.kind(to) != TierKind::Dram)
+            .then(|| moved.stat().map(|stat| stat.size))
+            .transpose()?;
+        let generation = self.generation(&file);
+        let from = *tier;
+        let shadow = file.lock().residency.shadow;
+        if !self
+            .ns
+            .migrated(&file, generation, to, true, flushed)
+            .map_err(Errno::from)?
+        {
+            self.leave_copy(&file, to);
+            return Err(Errno::EAGAIN);
+        }
+        let now = Target::Buffer {
+            file: file.clone(),
+            object: moved.clone(),
+            tier: to,
+        };
+        open.put(&mut target, now);
+        drop(target);
+        self.book(&file, moved.stat()?.allocated_bytes);
+        self.remove_left_behind(&file, from);
+        self.leave_shadow(&file, shadow, to);
+        Ok(())
+    }
+
+    /// Removes the object that a migration has left in another tier.
+    pub fn remove_left_behind(&self, file: &File, tier: TierId) {
+        tracing::trace!(file = %file.object, ?tier, "left behind");
+        if let Some(slot) = self.tiers.get(tier)
+            && let Err(error) = slot.tier.remove(file.object)
+            && error.raw_os_error() != Some(libc::ENOENT)
+        {
+            let reason = format!(
+                "old copy in {} cannot be removed: {error}",
+                slot.tier.name()
+            );
+            self.report(file.path(), (&error).into(), reason);
+        }
+        failpoint::hit(failpoint::Point::MoveRemoved);
+    }
+
+    /// A copy that did not become the file goes, unless it is the one of an earlier fsync. That of a file that was unlinked
+    /// meanwhile may have been made after its objects were collected.
+    pub fn leave_copy(&self, file: &File, tier: TierId) {
+        let wanted = {
+            let state = file.lock();
+            let residency = &state.residency;
+            let shadow = residency.shadow.map(|(flash, _)| flash);
+            !state.is_unlinked() && (residency.tier == tier || shadow == Some(tier))
+        };
+        if !wanted {
+            self.remove_left_behind(file, tier);
+        }
+    }
+
+    fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Errno> {
+        match tier_to_grow_in(&self.ledger.spaces(), from.0 as usize, bytes) {
+            Some(index) => Ok(TierId(index as u8)),
+            None => self.overflow(),
+        }
+    }
+
+    /// Copies a file's object to another tier, flushed, with its times. `EIO` if what is on flash is not what its record says.
+    pub fn copy_object(
+        &self,
+        file: &Arc<File>,
+        source: &dyn forebay_tiers::Object,
+        to: TierId,
+    ) -> Result<Arc<dyn forebay_tiers::Object>, Errno> {
+        let slot = self.tiers.get(to).ok_or(Errno::ENODEV)?;
+        refuse_primary(file, to)?;
+        let identity = self.identity(file, false);
+        let before = source.stat()?;
+        let expected = self.content_on_flash(file);
+        let (destination, earlier) = match slot.tier.create(file.object, &identity.unfinished()) {
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
+                (slot.tier.open(file.object)?, true)
+            }
+            other => (other?, false),
+        };
+        failpoint::hit(failpoint::Point::MoveObject);
+        if earlier {
+            // What an fsync has left there stays until it is replaced, piece by piece.
+            refresh(source, &*destination, &CopyControl::NONE).map_err(|e| e.errno())?;
+        } else {
+            let copied = copy(source, &*destination, &CopyControl::NONE);
+            let good = copied.map_err(|e| e.errno()).and_then(|report| {
+                match self.is_other_content(file, expected, report.sums.crc) {
+                    None => Ok(()),
+                    Some(_) => {
+                        self.rest.suspect(file.object);
+                        Err(Errno::EIO)
+                    }
+                }
+            });
+            if let Err(errno) = good {
+                if let Err(e) = slot.tier.remove(file.object) {
+                    tracing::warn!("object {} in {}: {e}", file.object, slot.tier.name());
+                }
+                return Err(errno);
+            }
+        }
+        failpoint::hit(failpoint::Point::MoveCopied);
+        let at = forebay_types::SetTime::At;
+        destination.set_times(Some(at(before.atime)), Some(at(before.mtime)))?;
+        destination.set_identity(&identity)?;
+        if slot.kind != TierKind::Dram {
+            destination.sync(false)?;
+            slot.tier.sync_all()?;
+            failpoint::hit(failpoint::Point::MoveFlushed);
+        }
+        Ok(destination)
+    }
+}

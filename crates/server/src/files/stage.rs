@@ -1,0 +1,243 @@
+//! Stage-in: files of the PFS come into the burst buffer.
+
+use std::sync::Arc;
+
+use forebay_namespace::{Arrival, Dir, File};
+use forebay_policy::durability::Durability;
+use forebay_policy::placement::NewFile;
+use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, TierKind, copy};
+use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
+
+use crate::core::Core;
+use crate::integrity::atrest::Purpose;
+
+/// A file that came in, its object and that one's tier.
+pub type BroughtIn = (Arc<File>, Arc<dyn Object>, TierId);
+
+impl Core {
+    /// Copies a file of the PFS into an object, or, `empty`, gives it an empty one. A copy is clean;
+    /// an empty object is dirty, and the PFS keeps the old file until the new content is whole.
+    pub fn bring_in(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        empty: bool,
+        moved: &(dyn Fn(u64) + Sync),
+    ) -> Result<BroughtIn, Errno> {
+        let path = dir.path_of(name);
+        let handle = self.ns.open_dir(dir)?;
+        let source = self.ns.pfs().open_file(&handle, name, false)?;
+        let stat = self.ns.stat_settled(&source)?;
+        if stat.nlink > 1 {
+            return Err(Errno::EMLINK);
+        }
+        let bytes = if empty { 0 } else { stat.size };
+        let new = NewFile {
+            predicted_bytes: Some(bytes),
+            durability: self.durability_of(&path),
+            series_fsyncs: false,
+        };
+        let tier = match empty {
+            true => self.place_new(&new)?,
+            // A copy that is not needed yet waits for nobody's space.
+            false => self.find_room(&new).ok_or(Errno::ENOSPC)?,
+        };
+        let object_id = self.ns.new_object()?;
+        self.ledger.arrive(object_id, tier, 0, empty);
+        if self
+            .ledger
+            .try_hold(object_id, tier, 0, bytes, empty)
+            .is_err()
+        {
+            self.ledger.depart(object_id);
+            return Err(Errno::ENOSPC);
+        }
+        let mut made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
+        if matches!(made, Err(Errno::ENOSPC)) {
+            // The file system below had less than its tier was promised: make room and try again.
+            self.remove_partial(object_id, tier);
+            if self.make_space(tier, bytes.max(1)) > 0 {
+                made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
+            }
+        }
+        if made.is_err() {
+            self.ledger.depart(object_id);
+            self.remove_partial(object_id, tier);
+        }
+        let (file, object) = made?;
+        let stat = object.stat()?;
+        self.book(&file, stat.allocated_bytes);
+        if !empty && self.tiers.kind(tier) == TierKind::Ssd {
+            self.rest.seal(object_id, Generation(1), &stat);
+        }
+        self.files.write().insert(object_id, file.clone());
+        self.apps.arrived(object_id, &self.rules.identify(&path));
+        Ok((file, object, tier))
+    }
+
+    /// Removes an object that did not become a file's.
+    pub fn remove_partial(&self, object: ObjectId, tier: TierId) {
+        if let Some(slot) = self.tiers.get(tier)
+            && let Err(error) = slot.tier.remove(object)
+            && error.raw_os_error() != Some(libc::ENOENT)
+        {
+            tracing::warn!("object {object} in {}: {error}", slot.tier.name());
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // the steps of one copy, split for length
+    fn fill(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        object_id: ObjectId,
+        tier: TierId,
+        source: &std::fs::File,
+        stat: &forebay_tiers::PfsStat,
+        empty: bool,
+        moved: &(dyn Fn(u64) + Sync),
+    ) -> Result<(Arc<File>, Arc<dyn Object>), Errno> {
+        let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+        let identity = Identity {
+            instance: self.ns.instance(),
+            object: object_id,
+            path: dir.path_of(name),
+            parent: ParentKey {
+                dev_ordinal: dir.key.dev,
+                ino: dir.key.ino,
+                btime_ns: dir.key.btime_ns,
+            },
+            name: name.to_vec(),
+            mode: u32::from(stat.perm()),
+            uid: stat.uid,
+            gid: stat.gid,
+            generation: Generation(1),
+            shadow: false,
+        };
+        let object = match empty {
+            true => slot.tier.create(object_id, &identity)?,
+            false => slot.tier.create(object_id, &identity.unfinished())?,
+        };
+        failpoint::hit(failpoint::Point::StageObject);
+        let mut sums = None;
+        if !empty {
+            let source = FileObject::new(source.try_clone()?);
+            let control = CopyControl {
+                stop: &|| self.is_ending(),
+                moved: &|bytes, _| moved(bytes),
+            };
+            let report = copy(&source, &*object, &control).map_err(|e| e.errno())?;
+            failpoint::hit(failpoint::Point::StageCopied);
+            sums = Some(report.sums);
+            object.set_times(Some(SetTime::At(stat.atime)), Some(SetTime::At(stat.mtime)))?;
+            object.set_identity(&identity)?;
+            if slot.kind != TierKind::Dram {
+                object.sync(false)?;
+            }
+        }
+        let arrival = Arrival {
+            object: object_id,
+            tier,
+            sums,
+            allocated_bytes: object.stat()?.allocated_bytes,
+        };
+        let file = self.ns.attach(dir, name, stat, &arrival)?;
+        Ok((file, object))
+    }
+
+    /// Brings a clean flash-resident file's object, or a file of the PFS, to memory.
+    pub fn prefetch(&self, file: &Arc<File>, moved: &(dyn Fn(u64) + Sync)) -> Result<bool, Errno> {
+        let _copying = file.copying();
+        let (tier, generation, clean) = {
+            let state = file.lock();
+            (
+                state.residency.tier,
+                state.generation(),
+                state.residency.clean,
+            )
+        };
+        let Some((dram, _)) = self.tiers.iter().find(|(_, s)| s.kind == TierKind::Dram) else {
+            return Ok(false);
+        };
+        // What is not safe on the PFS yet stays where it is safe.
+        if tier == dram || !clean || self.opens.by_ino(file.ino).is_some() {
+            return Ok(false);
+        }
+        let source = match self.tiers.open_object(tier, file.object) {
+            // It has left the burst buffer meanwhile.
+            Err(_) if file.lock().is_unlinked() => return Ok(false),
+            source => source?,
+        };
+        let bytes = source.stat()?.allocated_bytes;
+        let spaces = self.ledger.spaces();
+        let room = spaces
+            .iter()
+            .any(|s| s.index == dram.0 as usize && s.available_bytes() >= bytes);
+        if !room && self.make_space(dram, bytes) < bytes {
+            return Err(Errno::ENOSPC);
+        }
+        let copied = match self.copy_object(file, &*source, dram) {
+            Err(Errno::EIO) => {
+                let claim = self.opens.claim(file.ino);
+                if !claim.is_open() {
+                    // If it is damaged, it gives way to what the PFS has.
+                    self.open_at_rest(&claim, file, Purpose::Open, false)?;
+                }
+                return Err(Errno::EIO);
+            }
+            copied => copied?,
+        };
+        let claim = self.opens.claim(file.ino);
+        if claim.is_open() || !self.ns.migrated(file, generation, dram, false, None)? {
+            drop(claim);
+            self.remove_left_behind(file, dram);
+            return Ok(false);
+        }
+        drop(claim);
+        self.book(file, copied.stat()?.allocated_bytes);
+        self.remove_left_behind(file, tier);
+        moved(bytes);
+        Ok(true)
+    }
+
+    /// The default rung where none was chosen: flash where there is some, else the PFS.
+    pub fn default_durability(has_flash: bool) -> Durability {
+        if has_flash {
+            Durability::Ssd
+        } else {
+            Durability::Pfs
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+    use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+    use crate::testing::Lab;
+
+    #[test]
+    fn what_is_taken_from_the_pfs_is_looked_at_after_the_tick_in_which_it_was_written() {
+        let lab = Lab::new();
+        let core = lab.core();
+        std::fs::write(lab.pfs("f"), b"theirs").expect("write");
+        let brought = core.bring_in(core.ns.root(), b"f", false, &|_| ());
+        let (file, _, _) = brought.map_err(|errno| errno.to_string()).expect("in");
+        let changed = std::fs::metadata(lab.pfs("f")).expect("stat");
+        let changed = Duration::new(changed.ctime() as u64, changed.ctime_nsec() as u32);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("clock");
+        assert!(now - changed >= Duration::from_millis(20), "{changed:?}");
+        // So whoever writes now, be it the same length, leaves another time.
+        std::fs::write(lab.pfs("f"), b"THEIRS").expect("write");
+        let found = core
+            .ns
+            .lookup(forebay_types::Ino::ROOT, b"f")
+            .expect("there");
+        assert!(
+            found.file.is_none(),
+            "{:?} is shown for theirs",
+            file.path()
+        );
+    }
+}

@@ -1,0 +1,204 @@
+//! fsck: records, objects and PFS against each other. What is wrong is one of `policy`'s kinds of
+//! damage, and `policy` says what is done about it; nothing that may be the only copy is removed.
+
+mod files;
+mod recover;
+mod strays;
+
+use std::collections::HashSet;
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_namespace::{File, Loaded, NsError};
+use forebay_policy::repair::{Damage, Knowledge, Remedy, remedy};
+use forebay_types::{Errno, ObjectId, TierId};
+use forebay_wire::control::{Finding, FsckReport};
+
+use crate::buffer::opens::Claim;
+use crate::core::Core;
+pub(crate) use files::Whose;
+
+/// Folder in the state folder for records that do not decode.
+const LOST_FOUND: &str = "lost+found";
+
+/// A check under way.
+struct Check<'a> {
+    core: &'a Core,
+    dry_run: bool,
+    checksums: bool,
+    /// With `checksums`: what the PFS has is read, too.
+    originals: bool,
+    /// The caller has claimed the file.
+    claimed: bool,
+    report: FsckReport,
+}
+
+/// What is wrong with what.
+struct Wrong {
+    damage: Damage,
+    subject: Vec<u8>,
+    problem: String,
+    known: Knowledge,
+}
+
+impl Core {
+    /// Checks everything and, unless `dry_run`, mends what can be mended. `checksums` reads every
+    /// object whose checksum is known, and of clean ones what the PFS has too.
+    pub fn fsck(&self, dry_run: bool, checksums: bool) -> FsckReport {
+        let mut check = Check {
+            core: self,
+            dry_run,
+            checksums,
+            originals: checksums,
+            claimed: false,
+            report: FsckReport::default(),
+        };
+        check.pfs_answers();
+        check.records();
+        let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
+        for file in &files {
+            check.report.records += 1;
+            if self.opens.by_ino(file.ino).is_none() {
+                check.file(file);
+            }
+        }
+        check.strays();
+        let report = check.report;
+        if !dry_run {
+            self.collect_garbage();
+        }
+        report
+    }
+
+    /// Checks one file that the caller has claimed and that nobody has open, and mends it if that is safe. What the PFS has
+    /// is only read if what is here is damaged.
+    pub(crate) fn check_claimed(&self, _claim: &Claim<'_>, file: &Arc<File>) -> FsckReport {
+        let mut check = Check {
+            core: self,
+            dry_run: false,
+            checksums: true,
+            originals: false,
+            claimed: true,
+            report: FsckReport::default(),
+        };
+        check.file(file);
+        check.report
+    }
+
+    /// Takes the files over for a check of a state that is not served: nothing is adopted or removed on
+    /// the way, and what is missing is left to be found.
+    pub fn open_for_check(&self, mut loaded: Loaded, dry_run: bool) -> Result<(), NsError> {
+        if !dry_run {
+            self.settle_for_check(&mut loaded)?;
+        }
+        for file in loaded.files {
+            if file.lock().is_unlinked() {
+                continue;
+            }
+            self.files.write().insert(file.object, file.clone());
+            self.apps
+                .arrived(file.object, &self.rules.identify(&file.path()));
+            let (tier, bytes, dirty) = {
+                let state = file.lock();
+                (
+                    state.residency.tier,
+                    state.meta.allocated_bytes,
+                    state.is_dirty(),
+                )
+            };
+            self.ledger.arrive(file.object, tier, bytes, dirty);
+        }
+        for (object, record) in &loaded.lost {
+            self.book_stranded(*object, record);
+        }
+        Ok(())
+    }
+
+    /// Finishes the renames and demotions that a crash has left half done, before a check that mends.
+    fn settle_for_check(&self, loaded: &mut Loaded) -> Result<(), NsError> {
+        self.ns.settle_unpublished()?;
+        for pending in loaded.changes.drain(..) {
+            self.ns.settle_change(pending)?;
+        }
+        for file in loaded.files.iter().filter(|f| !f.lock().is_unlinked()) {
+            self.ns.settle_demotion(file)?;
+        }
+        self.absorb_conflicts();
+        Ok(())
+    }
+}
+
+impl Check<'_> {
+    /// Notes what is wrong, and mends it with `act` if there is a remedy.
+    fn found(&mut self, wrong: Wrong, act: impl FnOnce(&Core, Remedy) -> Result<(), Errno>) {
+        let remedy = remedy(wrong.damage, wrong.known);
+        let mut action = remedy.describe().to_string();
+        let mended = match remedy {
+            Remedy::Leave => false,
+            _ if self.dry_run => true,
+            _ => match act(self.core, remedy) {
+                Ok(()) => true,
+                Err(errno) => {
+                    action = format!("{action}; that failed: {}", errno.message());
+                    false
+                }
+            },
+        };
+        self.report.findings.push(Finding {
+            kind: wrong.damage.to_string(),
+            subject: wrong.subject,
+            problem: wrong.problem,
+            action,
+            repaired: mended,
+        });
+    }
+
+    /// Says so if the PFS hangs: what is on it is not looked at then.
+    fn pfs_answers(&mut self) {
+        let Some(silent) = self.core.pulse().silent_for() else {
+            return;
+        };
+        let silent = forebay_types::format_duration(Duration::from_secs(silent.as_secs()));
+        self.report.findings.push(Finding {
+            kind: "pfs-silent".into(),
+            subject: b"(PFS)".to_vec(),
+            problem: format!("has not answered for {silent}"),
+            action: "none: clean copies are not compared with it".into(),
+            repaired: false,
+        });
+    }
+
+    /// A part of the check could not be done: said as what it hides.
+    fn unchecked(&mut self, subject: &[u8], damage: Damage, why: &dyn std::fmt::Display) {
+        let wrong = Wrong {
+            damage,
+            subject: subject.to_vec(),
+            problem: format!("cannot be checked: {why}"),
+            known: Knowledge::default(),
+        };
+        self.found(wrong, |_, _| Err(Errno::EIO));
+    }
+}
+
+/// Keeps the bytes of a record in the state folder.
+fn keep_record(core: &Core, key: &[u8], value: &[u8]) -> Result<(), Errno> {
+    let dir = core.settings.state.join(LOST_FOUND);
+    crate::buffer::private::make_private(&dir)?;
+    let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    let path = dir.join(format!("record-{hex}"));
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)?;
+    std::io::Write::write_all(&mut file, value)?;
+    file.sync_all()?;
+    std::fs::File::open(&dir)?.sync_all()?;
+    Ok(())
+}
+
+/// Objects by tier.
+type Listed = Vec<(TierId, HashSet<ObjectId>)>;

@@ -1,0 +1,221 @@
+//! Records without files, objects without records, unfinished copies without a demotion.
+
+use std::collections::HashSet;
+
+use forebay_namespace::{Garbage, RecordTrouble};
+use forebay_policy::repair::{Damage, Knowledge};
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
+
+use super::recover::Hint;
+use super::{Check, Listed, Wrong, keep_record};
+use crate::buffer::tierset::Slot;
+use crate::core::Core;
+
+/// What is wrong with something that is no file.
+fn stray(damage: Damage, subject: Vec<u8>, problem: String) -> Wrong {
+    Wrong {
+        damage,
+        subject,
+        problem,
+        known: Knowledge::default(),
+    }
+}
+
+fn in_tier(object: ObjectId, slot: &Slot) -> Vec<u8> {
+    format!("(object {object} in {})", slot.tier.name()).into_bytes()
+}
+
+impl Check<'_> {
+    /// Records that cannot be served.
+    pub(super) fn records(&mut self) {
+        let troubles = match self.core.ns.check_records() {
+            Ok(troubles) => troubles,
+            Err(error) => {
+                return self.unchecked(b"(metadata store)", Damage::RecordUnreadable, &error);
+            }
+        };
+        for trouble in troubles {
+            match trouble {
+                RecordTrouble::Unreadable { key, value } => {
+                    let subject = format!("(record {})", key.escape_ascii()).into_bytes();
+                    let problem = "it does not decode".to_string();
+                    let wrong = stray(Damage::RecordUnreadable, subject, problem);
+                    self.found(wrong, |core, _| {
+                        keep_record(core, &key, &value)?;
+                        failpoint::hit(failpoint::Point::FsckRecordKept);
+                        Ok(core.ns.remove_record(&key)?)
+                    });
+                }
+                RecordTrouble::DirectoryUnknown { object, record } => {
+                    let name = record.names.first().map(|(_, name)| name.clone());
+                    let problem = "the directory that it is in is not known".to_string();
+                    let subject = name.unwrap_or_default();
+                    let wrong = stray(Damage::DirectoryUnknown, subject, problem);
+                    let tier = record.residency.tier;
+                    let hint = self.core.hint_of_record(tier, object, &record);
+                    self.recovered(wrong, &hint, |core| {
+                        let place = core.recover_object(tier, object, &hint)?;
+                        // The record first: an object without one is an orphan, and a record without an object is in the way for good.
+                        core.ns.remove_file_record(object)?;
+                        core.remove_recovered(tier, object)?;
+                        Ok(place)
+                    });
+                }
+                RecordTrouble::NameTakenTwice { object, name } => self.taken_twice(object, &name.1),
+            }
+        }
+    }
+
+    fn taken_twice(&mut self, object: ObjectId, name: &[u8]) {
+        let Some(file) = self.core.file(object) else {
+            return;
+        };
+        let problem = format!("another file is shown under its name; it is object {object}");
+        let wrong = stray(Damage::NameTakenTwice, file.path(), problem);
+        let new = [name, format!(".forebay-conflict-{object}").as_bytes()].concat();
+        self.found(wrong, |core, _| {
+            let dir = file
+                .lock()
+                .names
+                .iter()
+                .find(|(_, n)| **n == *name)
+                .cloned();
+            let (dir, _) = dir.ok_or(Errno::ENOENT)?;
+            core.ns.part_names(&file, &dir, name, &new)?;
+            core.book_state(&file);
+            core.drain.add(object);
+            Ok(())
+        });
+    }
+
+    /// Objects that no record names, objects that were to be removed, unfinished copies.
+    pub(super) fn strays(&mut self) {
+        let garbage = match self.core.ns.recorded_garbage() {
+            Ok(garbage) => garbage,
+            Err(error) => {
+                return self.unchecked(b"(metadata store)", Damage::Garbage, &error);
+            }
+        };
+        let listed = self.list();
+        for (tier, objects) in &listed {
+            let Some(slot) = self.core.tiers.get(*tier) else {
+                continue;
+            };
+            for object in objects {
+                self.object_at(*tier, slot, *object, &garbage);
+            }
+        }
+        self.unfinished_copies();
+    }
+
+    fn list(&mut self) -> Listed {
+        let mut listed = Vec::new();
+        for (id, slot) in self.core.tiers.iter() {
+            let mut objects = HashSet::new();
+            let done = slot.tier.list(&mut |object| {
+                objects.insert(object);
+            });
+            self.report.objects += objects.len() as u64;
+            if let Err(error) = done {
+                let name = slot.tier.name().as_bytes().to_vec();
+                self.unchecked(&name, Damage::ObjectUnreadable, &error);
+            }
+            listed.push((id, objects));
+        }
+        listed
+    }
+
+    /// An object, by where it lies: is it the one that its record means?
+    fn object_at(&mut self, tier: TierId, slot: &Slot, object: ObjectId, garbage: &[Garbage]) {
+        let is_garbage = garbage.iter().any(|g| g.object == object);
+        if let Some(file) = self.core.file(object) {
+            let residency = file.lock().residency;
+            let named = residency.tier == tier || residency.shadow.is_some_and(|(t, _)| t == tier);
+            // Under way from one tier to another, or being removed: seen at the next check.
+            if named || !self.dry_run || self.core.opens.by_ino(file.ino).is_some() {
+                return;
+            }
+        }
+        let remove = move |_: &Core, _| Ok(slot.tier.remove(object)?);
+        if is_garbage {
+            let problem = "was to be removed and is still there".to_string();
+            let wrong = stray(Damage::Garbage, in_tier(object, slot), problem);
+            return self.found(wrong, move |core, remedy| {
+                remove(core, remedy)?;
+                failpoint::hit(failpoint::Point::FsckGarbage);
+                Ok(core.ns.garbage_removed(&[object])?)
+            });
+        }
+        // Created since the files were looked at, or removed since the objects were.
+        let Ok(stat) = slot.tier.open(object).and_then(|o| o.stat()) else {
+            return;
+        };
+        if self.core.file(object).is_some() || self.core.ns.is_recorded(object) {
+            return;
+        }
+        let problem = "no record names it".to_string();
+        if stat.size == 0 {
+            let wrong = stray(Damage::OrphanEmpty, in_tier(object, slot), problem);
+            return self.found(wrong, remove);
+        }
+        match slot.tier.identity(object) {
+            Ok(Some(i)) if self.core.is_unnamed(object, &i) => {
+                let problem = "its file had no name when the daemon ended".to_string();
+                let wrong = stray(Damage::Garbage, in_tier(object, slot), problem);
+                self.found(wrong, remove);
+            }
+            Ok(Some(i)) if i.object == object && i.instance == self.core.ns.instance() => {
+                let hint = Hint::from(&i);
+                let subject = if i.path.is_empty() {
+                    in_tier(object, slot)
+                } else {
+                    i.path
+                };
+                let wrong = stray(
+                    Damage::Orphan,
+                    subject,
+                    format!("object {object}: {problem}"),
+                );
+                self.recovered(wrong, &hint, |core| {
+                    let place = core.recover_object(tier, object, &hint)?;
+                    core.remove_recovered(tier, object)?;
+                    Ok(place)
+                });
+            }
+            _ => {
+                let wrong = stray(Damage::OrphanAnonymous, in_tier(object, slot), problem);
+                self.found(wrong, |_, _| Ok(slot.tier.set_aside(object).map(drop)?));
+            }
+        }
+    }
+
+    fn unfinished_copies(&mut self) {
+        let dirs = match self.core.ns.recorded_dirs() {
+            Ok(dirs) => dirs,
+            Err(error) => {
+                return self.unchecked(b"(metadata store)", Damage::StrayCopy, &error);
+            }
+        };
+        for dir in dirs {
+            // A directory that is gone has no copies in it.
+            let Ok(names) = self.core.ns.unfinished_copies(&dir) else {
+                continue;
+            };
+            for (name, object) in names {
+                let under_way = self.core.file(object).is_some_and(|file| {
+                    let state = file.lock();
+                    state.demoting || state.residency.temporary.is_some()
+                });
+                if under_way {
+                    continue;
+                }
+                let problem = "an unfinished copy that nobody is making".to_string();
+                let wrong = stray(Damage::StrayCopy, dir.path_of(&name), problem);
+                self.found(wrong, |core, _| {
+                    let handle = core.ns.open_dir(&dir)?;
+                    Ok(core.ns.pfs().unlink(&handle, &name)?)
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Watches what the server does not see: the PFS's pulse, file systems below the tiers; flushes the records now and then; removes unused objects.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_tiers::TierKind;
+use forebay_types::Errno;
+
+use crate::core::Core;
+
+/// Between two looks at everything else.
+const LOOK: Duration = Duration::from_millis(50);
+/// Between two questions to the file systems below.
+const SPACE_LOOK: Duration = Duration::from_millis(500);
+/// Records reach stable storage at most this long after they were made, fsync or not.
+const SYNC_EVERY: Duration = Duration::from_secs(5);
+/// Between two tries to open a store again that storage has failed.
+const MEND_EVERY: Duration = Duration::from_secs(1);
+/// What errors of the records are reported under.
+const STORE: &[u8] = b"(metadata store)";
+
+/// The collector waits this long for more before it begins.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// The monitor thread.
+pub fn run(core: &Arc<Core>) {
+    let mut space_at = Instant::now();
+    let mut sync_at = Instant::now() + SYNC_EVERY;
+    let mut mend_at = Instant::now();
+    let mut was_given_up = false;
+    while !core.is_ending() {
+        was_given_up = watch_pulse(core, was_given_up);
+        if let Err(error) = core.ns.save_deferred() {
+            core.report(STORE.to_vec(), error.errno(), error.to_string());
+        }
+        let now = Instant::now();
+        if now >= space_at {
+            look_below(core);
+            space_at = now + SPACE_LOOK;
+        }
+        if now >= mend_at {
+            if mend_store(core) {
+                core.leave_overflow_late();
+            }
+            mend_at = Instant::now() + MEND_EVERY;
+        }
+        if now >= sync_at {
+            if let Err(errno) = core.forget_removed() {
+                core.report(
+                    STORE.to_vec(),
+                    errno,
+                    format!("removed objects stay on record: {errno}"),
+                );
+            }
+            if let Err(error) = core.ns.sync() {
+                core.report(STORE.to_vec(), error.errno(), error.to_string());
+            }
+            sync_at = Instant::now() + SYNC_EVERY;
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Opens the store again if storage has failed it and takes writes again. Records that failed are in memory. Whether it takes writes.
+fn mend_store(core: &Core) -> bool {
+    let find = |object| core.files.read().get(&object).cloned();
+    match core.ns.mend(&find) {
+        Ok(mended) => {
+            if mended {
+                tracing::info!("the metadata store was opened again, and has all records");
+                core.errors.clear(STORE);
+            }
+            true
+        }
+        Err(error) => {
+            let reason = format!("it takes no changes: {error}; tried again until there is room");
+            core.report(STORE.to_vec(), error.errno(), reason);
+            false
+        }
+    }
+}
+
+/// Says when the PFS is given up and when it answers again; whether it is given up now.
+fn watch_pulse(core: &Core, before: bool) -> bool {
+    const PFS: &[u8] = b"(PFS)";
+    let why = core.given_up();
+    core.opens.note_given_up(why.is_some());
+    match (before, why) {
+        (false, Some(why)) => {
+            let reason = format!("{why}; what is in the burst buffer is served and kept");
+            core.report(PFS.to_vec(), Errno::ETIMEDOUT, reason);
+            true
+        }
+        (true, None) => {
+            tracing::info!("the PFS answers again");
+            core.errors.clear(PFS);
+            false
+        }
+        (_, why) => why.is_some(),
+    }
+}
+
+/// Asks the file systems below the tiers what they can still give.
+pub fn look_below(core: &Core) {
+    give_back(core);
+    for (id, slot) in core.tiers.iter() {
+        if slot.kind == TierKind::Pfs {
+            continue;
+        }
+        match slot.tier.space() {
+            Ok(space) => core.ledger.set_physical_free(id, space.free_bytes),
+            Err(error) => {
+                let path = format!("(tier {})", slot.tier.name()).into_bytes();
+                core.report(
+                    path,
+                    (&error).into(),
+                    format!("its file system does not answer: {error}"),
+                );
+            }
+        }
+    }
+}
+
+/// Memory that was borrowed beyond the tier's size goes back as soon as it is free.
+fn give_back(core: &Core) {
+    let held = core.ledger.held_bytes(crate::buffer::tierset::DRAM);
+    if let Err(error) = core.tiers.fit_dram(held)
+        && error.raw_os_error() != Some(libc::EBUSY)
+    {
+        core.report(
+            b"(tier dram)".to_vec(),
+            (&error).into(),
+            format!("its size cannot be changed: {error}"),
+        );
+    }
+}
+
+/// The collector thread: removes objects that nobody needs.
+pub fn collect(core: &Arc<Core>) {
+    loop {
+        {
+            let mut due = core.collector.0.lock();
+            if !*due && !core.is_ending() {
+                core.collector
+                    .1
+                    .wait_for(&mut due, Duration::from_millis(500));
+            }
+        }
+        // Unlinks come in swarms: one round for many of them.
+        if !core.is_ending() {
+            std::thread::sleep(GATHER);
+        }
+        *core.collector.0.lock() = false;
+        core.collect_garbage();
+        if core.is_ending() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Objects that no record names, as a start finds them.
+
+use std::collections::HashSet;
+
+use forebay_namespace::Adopted;
+use forebay_tiers::Identity;
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
+
+use crate::buffer::tierset::Slot;
+use crate::core::Core;
+use crate::lifecycle::recovery::Inventory;
+
+/// What an orphan is worth.
+enum Worth {
+    /// It is a file again.
+    Adopted,
+    /// Nothing: empty, unfinished, a copy of what is elsewhere, or of a file that had no name.
+    Nothing,
+    /// It was never fsynced, and its name is another file's: if it stayed it would be adopted when that one goes, long after.
+    Replaced,
+    /// It was never fsynced, and the node has lost its power since: nobody knows what of it is there.
+    Torn,
+    /// It may be the only copy of something.
+    Unknown,
+}
+
+impl Core {
+    /// Copies of files that live elsewhere and empty ones go; what may be the only copy of something stays for `fsck`, or,
+    /// where its name is another's, goes aside.
+    pub fn recover_orphans(&self, inventory: &Inventory, claimed: &HashSet<(TierId, ObjectId)>) {
+        for (tier, objects) in inventory {
+            let Some(slot) = self.tiers.get(*tier) else {
+                continue;
+            };
+            let mut removed = false;
+            for object in objects.iter().filter(|o| !claimed.contains(&(*tier, **o))) {
+                removed |= self.recover_orphan(*tier, slot, *object);
+            }
+            // Brought back by a power cut, it might be taken for what it is not.
+            if removed && let Err(error) = slot.tier.sync_all() {
+                let path = format!("({})", slot.tier.name()).into_bytes();
+                self.report(path, (&error).into(), format!("flush: {error}"));
+            }
+        }
+    }
+
+    /// Whether it was removed.
+    fn recover_orphan(&self, tier: TierId, slot: &Slot, object: ObjectId) -> bool {
+        let identity = match slot.tier.identity(object) {
+            Ok(identity) => identity,
+            Err(error) => {
+                let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
+                let reason = format!("cannot be looked at: {error}; it is kept");
+                self.report(path, (&error).into(), reason);
+                return false;
+            }
+        };
+        let path = || match &identity {
+            Some(identity) if !identity.path.is_empty() => identity.path.clone(),
+            _ => format!("(object {object} in {})", slot.tier.name()).into_bytes(),
+        };
+        match self.worth_of_orphan(tier, slot, object, identity.as_ref()) {
+            Worth::Adopted => failpoint::hit(failpoint::Point::RecoverAdopted),
+            Worth::Nothing => {
+                if let Err(error) = slot.tier.remove(object) {
+                    tracing::warn!("object {object} in {}: {error}", slot.tier.name());
+                }
+                failpoint::hit(failpoint::Point::RecoverOrphan);
+                return true;
+            }
+            Worth::Replaced => {
+                let why = format!(
+                    "object {object} was not yet flushed by fsync, and its name is another's now"
+                );
+                self.set_orphan_aside(slot, object, path(), Errno::EEXIST, &why);
+            }
+            Worth::Torn => {
+                let why = "was not yet flushed by fsync, and is lost with the node's power";
+                self.set_orphan_aside(slot, object, path(), Errno::EIO, why);
+            }
+            Worth::Unknown => {
+                let reason = format!(
+                    "object {object} in {} has no record; 'forebay fsck' keeps its data on the PFS",
+                    slot.tier.name()
+                );
+                self.report(path(), Errno::ENOENT, reason);
+            }
+        }
+        false
+    }
+
+    fn set_orphan_aside(
+        &self,
+        slot: &Slot,
+        object: ObjectId,
+        path: Vec<u8>,
+        errno: Errno,
+        why: &str,
+    ) {
+        match slot.tier.set_aside(object) {
+            Ok(kept) => {
+                let reason = format!("{why}; it is kept in {kept} of {}", slot.tier.name());
+                self.report(path, errno, reason);
+            }
+            Err(error) => {
+                let reason = format!("object {object} cannot be set aside: {error}");
+                self.report(path, (&error).into(), reason);
+            }
+        }
+    }
+
+    fn worth_of_orphan(
+        &self,
+        tier: TierId,
+        slot: &Slot,
+        object: ObjectId,
+        identity: Option<&Identity>,
+    ) -> Worth {
+        let is_of_nothing =
+            |identity: &Identity| identity.is_unfinished() || self.is_unnamed(object, identity);
+        if self.files.read().contains_key(&object) || identity.is_some_and(is_of_nothing) {
+            return Worth::Nothing;
+        }
+        let stat = slot.tier.open(object).and_then(|object| object.stat()).ok();
+        let taken = match identity.map(|identity| self.adopt_orphan(tier, object, identity)) {
+            // It may be a file, though it cannot be told now.
+            Some(Err(_)) => return Worth::Unknown,
+            Some(Ok(taken)) => taken,
+            None => None,
+        };
+        match taken {
+            Some(Adopted::File(_)) => return Worth::Adopted,
+            // A copy has the times of what it was copied from.
+            Some(Adopted::Taken(Some(original)))
+                if stat.is_some_and(|s| (s.size, s.mtime) == (original.size, original.mtime)) =>
+            {
+                return Worth::Nothing;
+            }
+            _ => {}
+        }
+        match (stat, taken) {
+            (Some(stat), _) if stat.size == 0 => Worth::Nothing,
+            (_, Some(Adopted::Taken(_))) => Worth::Replaced,
+            (_, Some(Adopted::Torn)) => Worth::Torn,
+            _ => Worth::Unknown,
+        }
+    }
+
+    /// A file created just before the daemon died: the object says where it belongs.
+    fn adopt_orphan(
+        &self,
+        tier: TierId,
+        object: ObjectId,
+        identity: &Identity,
+    ) -> Result<Option<Adopted>, Errno> {
+        if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
+            return Ok(None);
+        }
+        let may_be_torn = self.boot.may_have_torn(self.tiers.kind(tier));
+        let adopted = self.ns.adopt(identity, tier, may_be_torn);
+        let adopted = adopted.map_err(Errno::from);
+        let taken_over = adopted.and_then(|adopted| {
+            if let Adopted::File(file) = &adopted {
+                self.take_over(file, tier)?;
+            }
+            Ok(adopted)
+        });
+        taken_over.map(Some).inspect_err(|errno| {
+            let reason = format!("object {object} cannot be adopted: {errno}");
+            self.report(identity.path.clone(), *errno, reason);
+        })
+    }
+}

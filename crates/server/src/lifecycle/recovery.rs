@@ -1,0 +1,490 @@
+//! What a start does with what the last run left: the records say what should be there, the tiers
+//! what is.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_namespace::{File, FileRecord, Garbage, Loaded, NsError, Residency};
+use forebay_policy::durability::{Found, Verdict, of_undrained};
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
+
+use crate::core::Core;
+use crate::orders::unreachable::Stranded;
+use crate::starterror::{StartError, failed};
+
+/// Objects by tier.
+pub(crate) type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
+/// Objects that belong to something on record.
+type Claimed = HashSet<(TierId, ObjectId)>;
+
+/// What is said of a file that may be on the PFS as it was last fsynced: see [`may_be_on_the_pfs`].
+const OPEN_FOR_WRITING: &str = "was open for writing: what was not yet flushed by fsync, if anything, is lost with the node's power";
+/// Where not one object of a tier can be looked at, and it has so many, it is the tier that is broken.
+const BROKEN_OBJECTS_MIN: usize = 8;
+
+impl Core {
+    /// Finishes what was under way and takes all files over. Clean copies that turn out damaged are
+    /// dropped where the PFS has the file whole.
+    pub fn recover(&self, mut loaded: Loaded) -> Result<(), StartError> {
+        failpoint::hit(failpoint::Point::StartFacts);
+        let (inventory, claimed) = self
+            .recover_files(&mut loaded)
+            .map_err(failed("recovery"))?;
+        self.refuse_broken_tiers()?;
+        self.recover_rest(loaded, &inventory, claimed)
+            .map_err(failed("recovery"))
+    }
+
+    /// Finishes changes of names, and takes over what is on record.
+    fn recover_files(&self, loaded: &mut Loaded) -> Result<(Inventory, Claimed), NsError> {
+        for key in &loaded.unreadable {
+            let path = format!("(record {})", key.escape_ascii()).into_bytes();
+            let reason = "it does not decode; run 'forebay fsck'".to_string();
+            self.report(path, Errno::EIO, reason);
+        }
+        if let Err(error) = self.ns.settle_unpublished() {
+            let reason = format!("versions could not be looked after: {error}");
+            self.report(b"(PFS)".to_vec(), error.errno(), reason);
+        }
+        for pending in std::mem::take(&mut loaded.changes) {
+            self.ns.settle_change(pending)?;
+        }
+        let inventory = self.inventory()?;
+        let mut claimed = Claimed::new();
+        for file in std::mem::take(&mut loaded.files) {
+            if file.lock().is_unlinked() {
+                continue;
+            }
+            self.recover_file(&file, &inventory, &mut claimed)?;
+            failpoint::hit(failpoint::Point::RecoverFile);
+        }
+        Ok((inventory, claimed))
+    }
+
+    /// What no file that is shown stands for: stranded files, garbage, orphans, unfinished copies.
+    fn recover_rest(
+        &self,
+        loaded: Loaded,
+        inventory: &Inventory,
+        mut claimed: Claimed,
+    ) -> Result<(), NsError> {
+        for (object, record) in loaded.lost {
+            claimed.insert((record.residency.tier, object));
+            self.book_stranded(object, &record);
+            let path = record
+                .names
+                .first()
+                .map(|(_, n)| n.clone())
+                .unwrap_or_default();
+            let reason = "its directory is not known; run 'forebay fsck'".to_string();
+            self.report(path, Errno::ENOENT, reason);
+        }
+        // What was replaced or given up just now is garbage too, and no orphan.
+        let garbage: Vec<_> = self
+            .ns
+            .take_garbage()
+            .into_iter()
+            .chain(loaded.garbage)
+            .collect();
+        for garbage in garbage {
+            claimed.extend(garbage.tiers.iter().flatten().map(|t| (*t, garbage.object)));
+            self.ns.add_garbage(garbage);
+        }
+        self.recover_orphans(inventory, &claimed);
+        for dir in loaded.dirs.iter().chain([self.ns.root()]) {
+            match self.ns.sweep_dir(dir) {
+                Ok(0) => {}
+                Ok(swept) => {
+                    failpoint::hit(failpoint::Point::RecoverSwept);
+                    tracing::info!("{dir:?}: {swept} unfinished copies removed");
+                }
+                Err(error) => tracing::warn!("{dir:?}: {error}"),
+            }
+        }
+        drop(loaded.dirs);
+        self.absorb_conflicts();
+        self.collect_garbage();
+        self.boot.record(&self.ns)
+    }
+
+    /// A record whose directory is not known: what it stands for counts, though it cannot be shown.
+    pub(crate) fn book_stranded(&self, object: ObjectId, record: &FileRecord) {
+        let tier = record.residency.tier;
+        if record.residency.clean || self.tiers.get(tier).is_none() {
+            return;
+        }
+        let found = self.tiers.open_object(tier, object).and_then(|o| o.stat());
+        let bytes = found.map_or(record.meta.allocated_bytes, |stat| stat.allocated_bytes);
+        self.ledger.arrive(object, tier, bytes, true);
+        let name = record.names.first().map(|(_, name)| name.clone());
+        let identity = self.tiers.get(tier).map(|slot| slot.tier.identity(object));
+        let path = match identity {
+            Some(Ok(Some(identity))) if identity.object == object => identity.path,
+            _ => name.unwrap_or_default(),
+        };
+        self.stranded.lock().push(Stranded { object, tier, path });
+    }
+
+    fn inventory(&self) -> Result<Inventory, Errno> {
+        let mut inventory = Vec::new();
+        for (id, slot) in self.tiers.iter() {
+            let mut objects = HashSet::new();
+            slot.tier.list(&mut |object| {
+                objects.insert(object);
+            })?;
+            inventory.push((id, objects));
+        }
+        Ok(inventory)
+    }
+
+    fn recover_file(
+        &self,
+        file: &Arc<File>,
+        inventory: &Inventory,
+        claimed: &mut Claimed,
+    ) -> Result<(), Errno> {
+        let holds = |tier: TierId| {
+            inventory
+                .iter()
+                .any(|(t, objects)| *t == tier && objects.contains(&file.object))
+        };
+        let moved = file.lock().residency.temporary;
+        if let Err(error) = self.ns.settle_demotion(file) {
+            let reason = format!("its demotion could not be looked after: {error}");
+            self.report(file.path(), error.errno(), reason);
+            if !holds(file.tier()) {
+                // It may be the file on the PFS by now; that is no reason to call it lost.
+                return Ok(());
+            }
+        }
+        let residency = file.lock().residency;
+        if let Some(moved) = moved
+            && !holds(residency.tier)
+            && residency.published.is_some_and(|p| p.ino == moved.ino)
+            && residency.shadow.is_none_or(|(_, g)| g <= moved.generation)
+        {
+            // Its newest content that was safe is on the PFS; an object of the overflow has even become the file there.
+            return self.disown(file, holds);
+        }
+        if !holds(residency.tier) {
+            return self.recover_missing(file, holds, claimed);
+        }
+        claimed.insert((residency.tier, file.object));
+        if let Some((shadow, _)) = residency.shadow {
+            claimed.insert((shadow, file.object));
+        }
+        self.take_over(file, residency.tier)?;
+        if let Some((shadow, _)) = residency.shadow {
+            self.book_found_shadow(file, shadow);
+        }
+        Ok(())
+    }
+
+    /// A copy on flash that an fsync has left is in the books again.
+    fn book_found_shadow(&self, file: &File, tier: TierId) {
+        let found = self
+            .tiers
+            .open_object(tier, file.object)
+            .and_then(|o| o.stat());
+        match found {
+            Ok(stat) => self
+                .ledger
+                .found_shadow(file.object, tier, stat.allocated_bytes),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+            Err(error) => {
+                let reason = format!("its copy on flash cannot be looked at: {error}");
+                self.report(file.path(), (&error).into(), reason);
+            }
+        }
+    }
+
+    pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+        let path = file.path();
+        self.files.write().insert(file.object, file.clone());
+        self.apps.arrived(file.object, &self.rules.identify(&path));
+        self.name_by_xattrs(file);
+        let opened = self.tiers.open_object(tier, file.object);
+        let looked = opened.and_then(|object| object.stat().map(|stat| (object, stat)));
+        let (object, stat) = match looked {
+            Err(error) if is_of_one_object(&error) => {
+                self.leave_unreadable(file, tier, &error);
+                return Ok(());
+            }
+            looked => looked?,
+        };
+        let dirty = file.lock().is_dirty();
+        self.ledger
+            .arrive(file.object, tier, stat.allocated_bytes, dirty);
+        if self.is_written_below(tier, &*object)? {
+            return self.serve_outliving(file, object, tier);
+        }
+        let (dirty, found) = {
+            let mut state = file.lock();
+            if state.residency.writing {
+                // What was written unseen is another content than the one that was last copied, and its checksum taken.
+                state.changed();
+            }
+            let (residency, size) = (&state.residency, state.meta.size);
+            let flushed = residency.flushed;
+            let found = Found {
+                object_bytes: stat.size,
+                recorded_bytes: size,
+                flushed_bytes: flushed.map(|flushed| flushed.bytes),
+                is_flushed: flushed.is_some_and(|f| f.generation == residency.generation),
+                is_sealed: residency.crc.is_some(),
+                is_writing: residency.writing,
+                has_older: residency.published.is_some(),
+                may_be_torn: self.boot.may_have_torn(self.tiers.kind(tier)),
+            };
+            (state.is_dirty(), found)
+        };
+        let size = found.recorded_bytes;
+        let problem = format!("its object has {} bytes instead of {size}", stat.size);
+        if !dirty {
+            if found.is_writing || stat.size == size {
+                return Ok(());
+            }
+            // Nobody had it open: the object was damaged at rest.
+            self.report(
+                path,
+                Errno::EIO,
+                format!("{problem}; the copy is dropped, the PFS has it whole"),
+            );
+            return Ok(self.ns.disown(file)?);
+        }
+        match of_undrained(&found) {
+            Verdict::Damaged => {}
+            Verdict::Whole => return self.record_object(file, &*object),
+            Verdict::Taken => {
+                let cut = found.may_be_torn && Some(stat.size) != found.flushed_bytes;
+                if cut || stat.size < size {
+                    let reason = "what was written after its last fsync is lost in part with the node's power";
+                    self.report_loss(path, Errno::EIO, reason.into());
+                }
+                return self.record_object(file, &*object);
+            }
+            Verdict::Lost => return self.give_up_torn(file, tier, stat.size),
+        }
+        file.lock().error = Some(Errno::EIO);
+        self.report(
+            path,
+            Errno::EIO,
+            format!("{problem}; it is kept, and not put on the PFS"),
+        );
+        Ok(())
+    }
+
+    /// Its object cannot be looked at: it stays as it is on record, and who opens it gets an error, or what the PFS has. All others
+    /// are served.
+    fn leave_unreadable(&self, file: &Arc<File>, tier: TierId, error: &io::Error) {
+        let (bytes, dirty) = {
+            let mut state = file.lock();
+            let dirty = state.is_dirty();
+            if dirty {
+                state.error = Some(error.into());
+            }
+            (state.meta.allocated_bytes, dirty)
+        };
+        self.ledger.arrive(file.object, tier, bytes, dirty);
+        self.unreadable.lock().push(tier);
+        let what = match dirty {
+            true => "its data is not on the PFS; it is set aside where it is, and tried again",
+            false => "the PFS has it whole",
+        };
+        let object = file.object;
+        let reason = format!("its object {object} cannot be looked at: {error}; {what}");
+        self.report(file.path(), error.into(), reason);
+    }
+
+    /// One object that cannot be read is no reason not to serve the others; a device of which none can be is.
+    pub(crate) fn refuse_broken_tiers(&self) -> Result<(), StartError> {
+        let unreadable = self.unreadable.lock();
+        for (tier, slot) in self.tiers.iter() {
+            let count = unreadable.iter().filter(|of| **of == tier).count();
+            let files = self.files.read();
+            let all = files.values().filter(|file| file.tier() == tier).count();
+            if count >= BROKEN_OBJECTS_MIN && count == all {
+                return Err(StartError::Failed {
+                    what: format!("tier {}", slot.tier.name()),
+                    why: format!(
+                        "none of its {count} objects can be looked at; is its device broken? Nothing was changed"
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// It was never fsynced, and the node lost its power: as in memory, it is lost. What there is of it is kept where an
+    /// administrator finds it.
+    fn give_up_torn(&self, file: &Arc<File>, tier: TierId, bytes: u64) -> Result<(), Errno> {
+        let kept = match self.tiers.get(tier) {
+            Some(slot) if bytes > 0 => {
+                let place = slot.tier.set_aside(file.object)?;
+                format!("; {bytes} bytes of it are kept in {place} of its tier")
+            }
+            _ => String::new(),
+        };
+        let reason = match may_be_on_the_pfs(&file.lock().residency) {
+            true => OPEN_FOR_WRITING,
+            false => "was not yet flushed by fsync, and is lost with the node's power",
+        };
+        self.give_up_lost(file, reason, &kept)
+    }
+
+    /// Its content is gone: it goes, and what the PFS has counts.
+    fn give_up_lost(&self, file: &Arc<File>, reason: &str, kept: &str) -> Result<(), Errno> {
+        let path = file.path();
+        let (names, published) = {
+            let state = file.lock();
+            (state.names.clone(), state.residency.published.is_some())
+        };
+        self.ns.disown(file)?;
+        let older = match published {
+            true => "; the PFS has the version before it",
+            false => "",
+        };
+        self.report_loss(path, Errno::EIO, format!("{reason}{older}{kept}"));
+        for (dir, name) in names {
+            self.ns.lost_of_version(&dir, &name)?;
+        }
+        Ok(())
+    }
+
+    /// The object is not where the record says: memory after a reboot, or a device that is gone.
+    fn recover_missing(
+        &self,
+        file: &Arc<File>,
+        holds: impl Fn(TierId) -> bool,
+        claimed: &mut Claimed,
+    ) -> Result<(), Errno> {
+        let residency = file.lock().residency;
+        if residency.clean {
+            // The PFS has it; a copy of an earlier fsync on flash may be older.
+            return self.disown(file, holds);
+        }
+        if let Some((shadow, _)) = residency.shadow
+            && holds(shadow)
+        {
+            let generation = self.generation(file);
+            self.ns.migrated(file, generation, shadow, true, None)?;
+            // A later fsync may have been on its way: only the object knows the size.
+            file.lock().residency.writing = true;
+            claimed.insert((shadow, file.object));
+            return self.take_over(file, shadow);
+        }
+        if self.tiers.get(residency.tier).is_none() {
+            let reason = "its tier is not among those given at start; start with the same --dram and --ssd to reach it";
+            self.report(file.path(), Errno::ENODEV, reason.into());
+            return Ok(());
+        }
+        let nothing = file.lock().meta.size == 0 && residency.published.is_none();
+        self.collect_unrecorded(file, holds);
+        if nothing && !residency.writing {
+            return Ok(self.ns.disown(file)?);
+        }
+        let reason = match may_be_on_the_pfs(&residency) {
+            true => OPEN_FOR_WRITING,
+            false => {
+                "was in memory only, not yet flushed by fsync, and is lost with the node's power"
+            }
+        };
+        self.give_up_lost(file, reason, "")
+    }
+
+    fn disown(&self, file: &Arc<File>, holds: impl Fn(TierId) -> bool) -> Result<(), Errno> {
+        self.collect_unrecorded(file, holds);
+        Ok(self.ns.disown(file)?)
+    }
+
+    /// A copy, or an fsync, may have been on its way: what it has left belongs to nothing that is on record.
+    fn collect_unrecorded(&self, file: &File, holds: impl Fn(TierId) -> bool) {
+        for (tier, _) in self.tiers.iter().filter(|(tier, _)| holds(*tier)) {
+            let (object, tiers) = (file.object, [Some(tier), None]);
+            self.ns.add_garbage(Garbage { object, tiers });
+        }
+    }
+
+    /// Totals of earlier runs.
+    pub fn restore_totals(&self, facts: &crate::lifecycle::facts::Facts) {
+        self.counters
+            .demoted_bytes
+            .store(facts.demoted_bytes, Ordering::Relaxed);
+        self.counters
+            .demoted_files
+            .store(facts.demoted_files, Ordering::Relaxed);
+        self.counters
+            .evicted_bytes
+            .store(facts.evicted_bytes, Ordering::Relaxed);
+    }
+}
+
+/// Whether an fsync that means the PFS may have put there all that was written to a file that was open.
+fn may_be_on_the_pfs(residency: &Residency) -> bool {
+    residency.writing && residency.published.is_some()
+}
+
+/// Whether an error says that this object is damaged, rather than that the tier does not work or that something is used up.
+fn is_of_one_object(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(
+            // Sectors that cannot be read, or metadata of the file that is not what it should be.
+            libc::EIO | libc::EUCLEAN | libc::EBADMSG | libc::ENODATA | libc::EILSEQ
+                // Something else lies in its place, or somebody has taken the right to open it away.
+                | libc::ENOENT | libc::EISDIR | libc::EINVAL | libc::ELOOP | libc::EACCES | libc::EPERM
+        )
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_tiers::testing::{Effect, Operation, When};
+    use forebay_types::Errno;
+
+    use super::BROKEN_OBJECTS_MIN;
+    use crate::testing::{FLASH, Lab, create};
+
+    /// As a start looks at so many files, of which the objects `when` give an error.
+    fn look_at_all(files: usize, when: When) -> Result<usize, String> {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let core = lab.core();
+        for n in 0..files {
+            let handle = create(core, format!("f{n}").as_bytes(), b"content");
+            core.release(handle).expect("close");
+        }
+        let fault = flash.inject(Operation::Open, when, Effect::Fail(Errno::EIO));
+        let all: Vec<_> = core.files.read().values().cloned().collect();
+        for file in all {
+            core.take_over(&file, FLASH).map_err(|e| e.to_string())?;
+        }
+        assert!(flash.fired(fault) > 0);
+        core.refuse_broken_tiers().map_err(|e| e.to_string())?;
+        let with_errors = core.files.read();
+        let with_errors = with_errors.values().filter(|f| f.lock().error.is_some());
+        assert!(core.ledger.dirty_and_capacity().0 > 0, "they count");
+        assert!(!core.errors.is_empty(), "and are named");
+        Ok(with_errors.count())
+    }
+
+    #[test]
+    fn one_object_that_cannot_be_read_does_not_keep_the_others_from_being_served() {
+        assert_eq!(look_at_all(3, When::Nth(2)), Ok(1));
+        assert_eq!(look_at_all(1, When::Every), Ok(1));
+        assert_eq!(
+            look_at_all(BROKEN_OBJECTS_MIN + 1, When::From(2)),
+            Ok(BROKEN_OBJECTS_MIN)
+        );
+    }
+
+    #[test]
+    fn a_tier_of_which_no_object_can_be_read_is_no_tier_to_start_with() {
+        let refused = look_at_all(BROKEN_OBJECTS_MIN, When::Every).expect_err("served");
+        assert!(
+            refused.starts_with("tier ssd: none of its 8 objects"),
+            "{refused}"
+        );
+    }
+}

@@ -1,0 +1,149 @@
+//! The state folder: which version of Forebay's records it holds, and that they are ours.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use forebay_kv::Store;
+
+use crate::buffer::private::make_private;
+use crate::starterror::StartError;
+
+/// Says what made the folder.
+const MARKER: &str = "forebay-state";
+const HEAD: &str = "forebay state\nversion ";
+/// Changes when an older Forebay could not read what a newer one has written, or the other way round.
+const VERSION: &str = "3";
+/// What wrote a store beside which there is no marker.
+const VERSION_BEFORE_MARKERS: &str = "1";
+const MARKER_BYTES_MAX: u64 = 256;
+const LET_GO_WITHIN: Duration = Duration::from_secs(10);
+
+/// The metadata store of a state folder of a version that this Forebay knows; made where there is none.
+pub fn open_store(state: &Path) -> Result<Box<dyn Store>, StartError> {
+    let shown = state.display().to_string();
+    let failed = |error: io::Error| StartError::Failed {
+        what: format!("state folder {shown}"),
+        why: error.to_string(),
+    };
+    let other = |what: &str, found: String| StartError::OtherVersion {
+        state: shown.clone(),
+        what: what.to_string(),
+        found,
+    };
+    match found_version(state).map_err(failed)? {
+        Some(found) if found != VERSION => return Err(other("records", found)),
+        Some(_) => {}
+        None if is_filled(&state.join("kv")) => {
+            return Err(other("records", VERSION_BEFORE_MARKERS.to_string()));
+        }
+        None => mark(state).map_err(failed)?,
+    }
+    let kv = state.join("kv");
+    make_private(&kv).map_err(failed)?;
+    let opened = open_when_let_go(&kv);
+    opened.map_err(|error| match error {
+        forebay_kv::Error::Version { found } => other("metadata store", found),
+        error => StartError::Failed {
+            what: format!("metadata store {}", kv.display()),
+            why: error.to_string(),
+        },
+    })
+}
+
+/// A process that ends lets go of its files one after the other: of the lock of the state folder, which the caller has, perhaps
+/// before that of the store.
+fn open_when_let_go(kv: &Path) -> Result<Box<dyn Store>, forebay_kv::Error> {
+    let begun = Instant::now();
+    loop {
+        match forebay_kv::open_default(kv) {
+            Err(forebay_kv::Error::InUse) if begun.elapsed() < LET_GO_WITHIN => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// What the marker says; `None` if there is none, or the start that made it was cut short.
+fn found_version(state: &Path) -> io::Result<Option<String>> {
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = match options.open(state.join(MARKER)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    let mut text = Vec::new();
+    file.take(MARKER_BYTES_MAX).read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    Ok(match text.strip_prefix(HEAD).map(str::trim_end) {
+        _ if text.is_empty() => None,
+        Some(version) => Some(version.to_string()),
+        None => Some("unknown".into()),
+    })
+}
+
+fn is_filled(dir: &Path) -> bool {
+    dir.read_dir()
+        .is_ok_and(|mut entries| entries.next().is_some())
+}
+
+fn mark(state: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let mut file = options.open(state.join(MARKER))?;
+    file.write_all(format!("{HEAD}{VERSION}\n").as_bytes())?;
+    file.sync_all()?;
+    File::open(state)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_another_version_is_refused_in_one_line() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        drop(open_store(folder.path()).expect("new"));
+        drop(open_store(folder.path()).expect("of this version"));
+        let refused = |part: &str| {
+            let line = open_store(folder.path()).err().expect(part).to_string();
+            assert!(line.contains(part) && !line.contains('\n'), "{line}");
+            assert!(line.contains("the forebay that made it"), "{line}");
+        };
+        let marker = folder.path().join(MARKER);
+        std::fs::write(&marker, format!("{HEAD}99\n")).expect("marker");
+        refused("records of version 99");
+        std::fs::write(&marker, "something else").expect("marker");
+        refused("records of version unknown");
+        std::fs::remove_file(&marker).expect("marker");
+        refused("records of version 1");
+        // A start that was cut short has left it empty, and no store.
+        std::fs::remove_dir_all(folder.path().join("kv")).expect("store");
+        std::fs::write(&marker, "").expect("marker");
+        drop(open_store(folder.path()).expect("marked again"));
+        std::fs::write(folder.path().join("kv/version"), "FJL\x02").expect("version");
+        refused("metadata store of version 2");
+        std::fs::write(folder.path().join("kv/version"), "x").expect("version");
+        refused("metadata store of version unknown");
+    }
+
+    #[test]
+    fn what_others_may_enter_is_closed_and_links_are_refused() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let dir = folder.path().join("dir");
+        make_private(&dir).expect("made");
+        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o777)).expect("chmod");
+        make_private(&dir).expect("there");
+        let mode = std::fs::metadata(&dir).expect("there").mode();
+        assert_eq!(mode & 0o7777, 0o700);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&dir, &link).expect("symlink");
+        make_private(&link).expect_err("a link");
+    }
+}

@@ -1,0 +1,631 @@
+//! Movements ordered from the command line: stage-in, stage-out, prefetch, release.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_namespace::File;
+use forebay_types::{Errno, Ino, limits};
+use forebay_wire::control::{JobProgress, Movement, PathFailure};
+use parking_lot::Mutex;
+
+use crate::buffer::opens::Target;
+use crate::core::Core;
+use crate::orders::asker::{Asker, Sight};
+use crate::orders::unreachable::{explains, failure};
+use crate::orders::walk::Visited;
+
+/// Jobs of root and the server's own user that run at once. Each has a thread: who wants more waits for one to end.
+const RUNNING_TRUSTED_MAX: usize = 64;
+/// The same of one other user, and of all others together.
+const RUNNING_PER_USER_MAX: usize = 8;
+const RUNNING_OTHERS_MAX: usize = 64;
+/// Jobs of one user that can be asked for, finished ones included.
+const KEPT_PER_USER_MAX: usize = 64;
+/// The same of all but root and the server's own user: what they remember of failures takes memory.
+const KEPT_OTHERS_MAX: usize = 256;
+/// A file that is still open for writing may be closed within this time (close(2) returns before
+/// the server hears of it).
+pub const CLOSE_GRACE: Duration = Duration::from_secs(2);
+/// A file between two places in the queue is there again much sooner.
+const IDLE_GRACE: Duration = Duration::from_secs(5);
+
+/// Least time between two looks at the files that are waited for: demotions end in swarms.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(2);
+
+/// The progress shows how far so many of the files have come that are not done yet.
+const UNDER_WAY_MAX: usize = 256;
+
+/// One job.
+pub struct Job {
+    id: u64,
+    /// Who has started it.
+    uid: u32,
+    trusted: bool,
+    /// As the command line is told.
+    pub progress: Mutex<JobProgress>,
+    /// It is to end.
+    pub cancelled: AtomicBool,
+    /// Of files that are done, or copied one by one.
+    pub bytes_done: AtomicU64,
+    /// Of files that are not done yet.
+    bytes_under_way: AtomicU64,
+}
+
+impl Job {
+    fn is_finished(&self) -> bool {
+        self.progress.lock().finished
+    }
+
+    fn progress_now(&self) -> JobProgress {
+        let mut progress = self.progress.lock().clone();
+        let bytes = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        let moved = bytes(&self.bytes_done) + bytes(&self.bytes_under_way);
+        progress.bytes_done = moved.min(progress.bytes_total);
+        progress
+    }
+}
+
+/// All jobs. They are their user's: for others, but root and the server's own user, they do not exist.
+#[derive(Default)]
+pub struct Jobs {
+    jobs: Mutex<HashMap<u64, Arc<Job>>>,
+    next: AtomicU64,
+}
+
+impl Jobs {
+    fn find(&self, id: u64, asker: &Asker) -> Option<Arc<Job>> {
+        let job = self.jobs.lock().get(&id).cloned()?;
+        (asker.is_trusted() || job.uid == asker.uid()).then_some(job)
+    }
+
+    /// Progress of a job.
+    pub fn progress(&self, id: u64, asker: &Asker) -> Option<JobProgress> {
+        Some(self.find(id, asker)?.progress_now())
+    }
+
+    /// The same while the PFS is given up. A job that is still not finished then blocks in a call on the
+    /// PFS: it is cancelled, and whoever waits for it hears so.
+    pub fn progress_without_pfs(&self, id: u64, asker: &Asker, why: &str) -> Option<JobProgress> {
+        let mut progress = self.progress(id, asker)?;
+        if !progress.finished {
+            self.cancel(id, asker);
+            progress.finished = true;
+            progress.failed += 1;
+            progress.failures.push(PathFailure {
+                path: Vec::new(),
+                errno: Errno::ETIMEDOUT,
+                reason: format!("{why}; the rest is given up"),
+            });
+        }
+        Some(progress)
+    }
+
+    /// Stops a job; its progress, if there is such a job.
+    pub fn cancel(&self, id: u64, asker: &Asker) -> Option<JobProgress> {
+        let job = self.find(id, asker)?;
+        job.cancelled.store(true, Ordering::Release);
+        Some(job.progress_now())
+    }
+
+    /// A new job; `EAGAIN` if the user has too many under way.
+    fn add(&self, asker: &Asker) -> Result<Arc<Job>, Errno> {
+        let (uid, trusted) = (asker.uid(), asker.is_trusted());
+        let mut jobs = self.jobs.lock();
+        let running = jobs.values().filter(|job| !job.is_finished());
+        let (mut own, mut alike) = (0, 0);
+        for job in running {
+            own += usize::from(job.uid == uid);
+            alike += usize::from(job.trusted == trusted);
+        }
+        let is_full = match trusted {
+            true => alike >= RUNNING_TRUSTED_MAX,
+            false => own >= RUNNING_PER_USER_MAX || alike >= RUNNING_OTHERS_MAX,
+        };
+        if is_full {
+            return Err(Errno::EAGAIN);
+        }
+        forget_oldest(&mut jobs, KEPT_PER_USER_MAX, &|job| job.uid == uid);
+        forget_oldest(&mut jobs, KEPT_OTHERS_MAX, &|job| !job.trusted);
+        let id = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let progress = JobProgress {
+            counting: true,
+            ..JobProgress::default()
+        };
+        let job = Arc::new(Job {
+            id,
+            uid,
+            trusted,
+            progress: Mutex::new(progress),
+            cancelled: AtomicBool::new(false),
+            bytes_done: AtomicU64::new(0),
+            bytes_under_way: AtomicU64::new(0),
+        });
+        jobs.insert(id, job.clone());
+        Ok(job)
+    }
+}
+
+/// Makes room for one more of these jobs: those that have finished longest ago go.
+fn forget_oldest(jobs: &mut HashMap<u64, Arc<Job>>, max: usize, which: &dyn Fn(&Job) -> bool) {
+    let mut ids: Vec<u64> = jobs
+        .values()
+        .filter(|job| which(job))
+        .map(|job| job.id)
+        .collect();
+    let Some(excess) = (ids.len() + 1).checked_sub(max) else {
+        return;
+    };
+    ids.retain(|id| jobs[id].is_finished());
+    ids.sort_unstable();
+    for id in ids.into_iter().take(excess) {
+        jobs.remove(&id);
+    }
+}
+
+/// Starts a movement on a thread of its own, of files that the user owns and may find; all of them for root and the
+/// server's own user.
+pub fn start(
+    core: &Arc<Core>,
+    movement: Movement,
+    paths: Vec<Vec<u8>>,
+    asker: Asker,
+) -> Result<u64, Errno> {
+    let job = core.jobs.add(&asker)?;
+    let core = core.clone();
+    let id = job.id;
+    let running = job.clone();
+    let spawned = std::thread::Builder::new()
+        .name(format!("fb-job-{id}"))
+        .spawn(move || run(&core, &running, movement, &paths, &asker));
+    if let Err(error) = spawned {
+        job.progress.lock().finished = true;
+        return Err(error.into());
+    }
+    Ok(id)
+}
+
+fn run(core: &Core, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
+    let sight = Sight::new(core, asker);
+    let mut work: Vec<Visited> = Vec::new();
+    let mut cut = false;
+    let walked: &[Vec<u8>] = match movement {
+        Movement::Commit => {
+            crate::orders::commit::run(core, job, paths, &sight);
+            &[]
+        }
+        _ => paths,
+    };
+    let mut missing = Vec::new();
+    let mut seen = HashSet::new();
+    let is_ended = || job.cancelled.load(Ordering::Acquire) || core.is_ending();
+    for path in walked {
+        let go_on = core.walk(
+            path,
+            &sight,
+            &mut |visited| {
+                seen.extend(visited.file.iter().map(|file| file.object));
+                if !asker.is_trusted() && owner(core, &visited) != Some(asker.uid()) {
+                    job.progress.lock().files_total += 1;
+                    fail_file(job, visited.path(), Errno::EPERM, "not your file".into());
+                    return true;
+                }
+                let (bytes, needed) = need(core, movement, &visited);
+                let mut progress = job.progress.lock();
+                progress.files_total += 1;
+                if needed {
+                    progress.bytes_total += bytes;
+                    drop(progress);
+                    work.push(visited);
+                } else {
+                    progress.files_skipped += 1;
+                    progress.files_done += 1;
+                }
+                !is_ended()
+            },
+            &mut |path, errno| missing.push((path, errno)),
+        );
+        if !go_on {
+            left(job, path.clone());
+            cut = true;
+        }
+    }
+    let lost = match movement {
+        Movement::StageOut if !cut => core.unreachable(asker, paths, &seen),
+        _ => Vec::new(),
+    };
+    fail_missing(job, missing, lost);
+    job.progress.lock().counting = false;
+    match movement {
+        Movement::StageOut => stage_out(core, job, work),
+        _ => one_by_one(core, job, movement, work),
+    }
+    let mut progress = job.progress.lock();
+    job.bytes_under_way.store(0, Ordering::Relaxed);
+    progress.bytes_done = job.bytes_done.load(Ordering::Relaxed);
+    progress.cancelled = cut || !progress.left.is_empty();
+    progress.finished = true;
+}
+
+/// Names what a walk has not come by: `lost` are files that are here all the same, of which nobody is told that there is no such file.
+fn fail_missing(job: &Job, missing: Vec<(Vec<u8>, Errno)>, lost: Vec<Vec<u8>>) {
+    for (path, errno) in missing {
+        if errno != Errno::ENOENT || !explains(&lost, &path) {
+            fail(job, path, errno, errno.message());
+        }
+    }
+    for failed in lost.into_iter().map(failure) {
+        job.progress.lock().files_total += 1;
+        fail_file(job, failed.path, failed.errno, failed.reason);
+    }
+}
+
+fn owner(core: &Core, visited: &Visited) -> Option<u32> {
+    match &visited.file {
+        Some(file) => Some(file.lock().meta.uid),
+        None => {
+            let dir = core.ns.open_dir(&visited.dir).ok()?;
+            Some(core.ns.pfs().stat(&dir, &visited.name).ok()?.uid)
+        }
+    }
+}
+
+/// Bytes to move, and whether there is anything to do.
+fn need(core: &Core, movement: Movement, visited: &Visited) -> (u64, bool) {
+    match (&visited.file, movement) {
+        (None, Movement::StageIn | Movement::Prefetch) => {
+            let stat = core
+                .ns
+                .open_dir(&visited.dir)
+                .and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
+            // One of several links stays one file only where it is.
+            let linked = stat.as_ref().is_ok_and(|s| s.nlink > 1);
+            (stat.map_or(0, |s| s.size), !linked)
+        }
+        (None, _) | (Some(_), Movement::StageIn) => (0, false),
+        (Some(file), Movement::Prefetch) => {
+            let dram = core.tiers.kind(file.tier()) == forebay_tiers::TierKind::Dram;
+            let state = file.lock();
+            (state.meta.size, !dram && state.residency.clean)
+        }
+        (Some(file), Movement::StageOut) => {
+            let state = file.lock();
+            let written = state.residency.writing;
+            let size = if written {
+                core.ledger.used_bytes(file.object)
+            } else {
+                state.meta.size
+            };
+            (size, state.is_dirty())
+        }
+        (Some(file), Movement::Release) => (file.lock().meta.size, true),
+        (Some(_), Movement::Commit) => (0, true),
+    }
+}
+
+/// Names what failed.
+pub fn fail(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
+    let mut progress = job.progress.lock();
+    progress.failed += 1;
+    if progress.failures.len() < limits::ERRORS_REMEMBERED_MAX {
+        progress.failures.push(PathFailure {
+            path,
+            errno,
+            reason,
+        });
+    }
+}
+
+/// The same of a file that counts as one to move.
+fn fail_file(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
+    fail(job, path, errno, reason);
+    let mut progress = job.progress.lock();
+    progress.files_failed += 1;
+    progress.files_done += 1;
+}
+
+/// Names what was not done.
+pub fn left(job: &Job, path: Vec<u8>) {
+    let mut progress = job.progress.lock();
+    if progress.left.len() < limits::ERRORS_REMEMBERED_MAX {
+        progress.left.push(path);
+    }
+}
+
+fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
+    for visited in work {
+        if job.cancelled.load(Ordering::Acquire) || core.is_ending() {
+            left(job, visited.path());
+            continue;
+        }
+        let moved = |bytes: u64| {
+            job.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+        };
+        let turn = match movement {
+            Movement::Release => None,
+            _ => core.engine.enter_staging(job.id),
+        };
+        let done = match (movement, &visited.file) {
+            (Movement::Release, Some(file)) => release(core, file, &moved),
+            (Movement::Prefetch, Some(file)) => {
+                core.prefetch(file, &moved).map(|_| ()).map_err(plain)
+            }
+            (_, None) => stage_in(core, &visited, &moved),
+            _ => Ok(()),
+        };
+        drop(turn);
+        match done {
+            Ok(()) => job.progress.lock().files_done += 1,
+            Err((errno, reason)) => fail_file(job, visited.path(), errno, reason),
+        }
+    }
+}
+
+const WRITTEN_IN_PLACE: (Errno, &str) = (Errno::ETXTBSY, "open for writing; close it first");
+
+fn stage_in(
+    core: &Core,
+    visited: &Visited,
+    moved: &(dyn Fn(u64) + Sync),
+) -> Result<(), (Errno, String)> {
+    let refused = || {
+        let (errno, reason) = WRITTEN_IN_PLACE;
+        Err((errno, reason.to_owned()))
+    };
+    if ino_on_pfs(core, visited).is_some_and(|ino| written_in_place(core, ino)) {
+        return refused();
+    }
+    let (file, ..) = core
+        .bring_in(&visited.dir, &visited.name, false, moved)
+        .map_err(|errno| match errno {
+            Errno::ENOSPC => (
+                errno,
+                "no room in the burst buffer: everything there is in use or not drained yet".into(),
+            ),
+            other => plain(other),
+        })?;
+    // Who chose to write it in place before it was here has done so by now: see `prepare_change`. What cannot be
+    // evicted at once is clean, and gives way when somebody looks at it.
+    if written_in_place(core, file.ino) {
+        core.evict_unopened(&file);
+        return refused();
+    }
+    Ok(())
+}
+
+/// The id of a file that is only on the PFS.
+fn ino_on_pfs(core: &Core, visited: &Visited) -> Option<Ino> {
+    let dir = core.ns.open_dir(&visited.dir).ok()?;
+    let stat = core.ns.pfs().stat(&dir, &visited.name).ok()?;
+    Some(core.ns.ino_of(stat.id))
+}
+
+/// Whether somebody writes a file of the PFS where it is. Waits for who is deciding it.
+fn written_in_place(core: &Core, ino: Ino) -> bool {
+    let open = core.opens.by_ino(ino);
+    open.is_some_and(|o| matches!(&*o.target.read(), Target::Pfs { writable: true, .. }))
+}
+
+fn plain(errno: Errno) -> (Errno, String) {
+    (errno, errno.message())
+}
+
+fn release(core: &Core, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), (Errno, String)> {
+    let bytes = file.lock().meta.size;
+    if file.lock().is_dirty() {
+        return Err((
+            Errno::EBUSY,
+            "not on the PFS yet; run 'forebay stage-out --wait' first".into(),
+        ));
+    }
+    if core.evict(file).is_some() {
+        freed(bytes);
+        core.wake_collector();
+        return Ok(());
+    }
+    if core.opens.by_ino(file.ino).is_some() {
+        return Err((Errno::EBUSY, "open; close it first".into()));
+    }
+    match file.lock().is_unlinked() {
+        true => Ok(()),
+        false => Err((Errno::EBUSY, "changed meanwhile".into())),
+    }
+}
+
+/// Queues all and waits for each. Demotion has its own workers and batches.
+fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
+    let files: Vec<Arc<File>> = work.iter().filter_map(|v| v.file.clone()).collect();
+    for file in &files {
+        // An earlier failure is tried again, and only what happens now counts.
+        file.lock().error = None;
+        core.drain.add_urgent(file.object);
+    }
+    let mut seen = Seen::default();
+    let mut pending: Vec<(Arc<File>, Visited)> = files.into_iter().zip(work).collect();
+    while !pending.is_empty() {
+        let cancelled = job.cancelled.load(Ordering::Acquire) || core.is_ending();
+        let given_up = core.given_up();
+        pending.retain(|(file, visited)| match outcome(core, file, &mut seen) {
+            Outcome::Pending if given_up.is_some() => {
+                let why = given_up.as_deref().unwrap_or_default();
+                let reason = format!("not demoted: {why}; it is kept and tried again");
+                fail_file(job, visited.path(), Errno::ETIMEDOUT, reason);
+                false
+            }
+            Outcome::Done(bytes) => {
+                job.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+                job.progress.lock().files_done += 1;
+                false
+            }
+            Outcome::Failed(errno, reason) => {
+                fail_file(job, visited.path(), errno, reason);
+                false
+            }
+            Outcome::Pending if cancelled => {
+                left(job, visited.path());
+                false
+            }
+            Outcome::Pending => true,
+        });
+        let under_way = pending.iter().take(UNDER_WAY_MAX);
+        let copied = under_way.map(|(file, _)| core.drain.copied_bytes(file.object));
+        job.bytes_under_way.store(copied.sum(), Ordering::Relaxed);
+        if !pending.is_empty() {
+            core.drain.wait_settled(Duration::from_millis(50));
+            // Looking at all of them takes time that the demoters need.
+            std::thread::sleep(BETWEEN_LOOKS);
+        }
+    }
+}
+
+/// A dirty file that nobody writes belongs into the queue. One that was found outside for long is put there, so that nobody waits for it
+/// in vain, and the log says what is known of it: something else has gone wrong.
+fn put_back_idle(core: &Core, file: &Arc<File>, seen: &mut Seen) {
+    if core.drain.knows(file.object) {
+        seen.idle.remove(&file.object.0);
+        return;
+    }
+    let since = *(seen.idle.entry(file.object.0)).or_insert_with(Instant::now);
+    if since.elapsed() < IDLE_GRACE {
+        return;
+    }
+    seen.idle.remove(&file.object.0);
+    let known = {
+        let state = file.lock();
+        format!(
+            "{:?}, names {}, drained for {} waiting, safe {:?}",
+            state.residency,
+            state.names.len(),
+            state.drain_open,
+            state.safe
+        )
+    };
+    tracing::warn!(
+        "{}: was not in the queue of demotions, and is now: {known}",
+        file.path().escape_ascii()
+    );
+    core.drain.add_urgent(file.object);
+}
+
+enum Outcome {
+    Done(u64),
+    Failed(Errno, String),
+    Pending,
+}
+
+/// Since when files are as they are, by object.
+#[derive(Default)]
+struct Seen {
+    open: HashMap<u64, Instant>,
+    idle: HashMap<u64, Instant>,
+}
+
+fn outcome(core: &Core, file: &Arc<File>, seen: &mut Seen) -> Outcome {
+    let (clean, unlinked, error, demoting, size) = {
+        let state = file.lock();
+        (
+            state.residency.clean,
+            state.is_unlinked(),
+            state.error,
+            state.demoting,
+            state.meta.size,
+        )
+    };
+    if clean || unlinked {
+        return Outcome::Done(size);
+    }
+    if let (Some(errno), false) = (error, demoting) {
+        return Outcome::Failed(
+            errno,
+            format!(
+                "not demoted: {}; it is kept and tried again",
+                errno.message()
+            ),
+        );
+    }
+    if demoting {
+        return Outcome::Pending;
+    }
+    if core.opens.by_ino(file.ino).is_some_and(|o| o.is_written()) {
+        let since = seen.open.entry(file.object.0).or_insert_with(Instant::now);
+        if since.elapsed() > CLOSE_GRACE {
+            return Outcome::Failed(
+                Errno::ETXTBSY,
+                "open for writing; it is demoted when it is closed".into(),
+            );
+        }
+    } else if seen.open.remove(&file.object.0).is_some() {
+        core.drain.add_urgent(file.object);
+    } else {
+        core.drain.urge_again(file.object);
+        put_back_idle(core, file, seen);
+    }
+    Outcome::Pending
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_wire::Peer;
+
+    use super::*;
+    use crate::testing::{Lab, strand};
+
+    fn asker(uid: u32) -> Asker {
+        Asker::of(Peer {
+            uid,
+            gid: uid,
+            groups: &[],
+            local: true,
+            mount: false,
+            socket: None,
+        })
+    }
+
+    #[test]
+    fn users_have_few_jobs_and_see_their_own() {
+        let jobs = Jobs::default();
+        // Neither of them runs the test.
+        let (one, other) = (asker(4_000_000), asker(4_000_001));
+        let mut own = Vec::new();
+        while let Ok(job) = jobs.add(&one) {
+            own.push(job);
+        }
+        assert_eq!(own.len(), RUNNING_PER_USER_MAX);
+        let foreign = jobs.add(&other).expect("another user's");
+        let roots = jobs.add(&asker(0)).expect("root's");
+        assert!(jobs.cancel(roots.id, &one).is_none());
+        assert!(jobs.progress(foreign.id, &one).is_none());
+        assert!(!roots.cancelled.load(Ordering::Acquire));
+        assert!(jobs.cancel(own[0].id, &one).is_some());
+        assert!(jobs.cancel(own[1].id, &asker(0)).is_some());
+        // One that has finished makes room, and stays to be asked for until there are many.
+        own[0].progress.lock().finished = true;
+        let first = own[0].id;
+        for _ in 1..KEPT_PER_USER_MAX - RUNNING_PER_USER_MAX {
+            let job = jobs.add(&one).expect("one more");
+            job.progress.lock().finished = true;
+        }
+        assert!(jobs.progress(first, &one).is_some());
+        jobs.add(&one).expect("one more").progress.lock().finished = true;
+        jobs.add(&one).expect("one more");
+        assert!(jobs.progress(first, &one).is_none());
+        assert!(jobs.progress(own[1].id, &one).is_some(), "it still runs");
+    }
+
+    #[test]
+    fn a_stage_out_fails_with_what_it_cannot_reach() {
+        let lab = Lab::new();
+        strand(&lab, "gone", "f");
+        let me = asker(rustix::process::geteuid().as_raw());
+        for path in ["", "gone", "gone/f"] {
+            let job = lab.core().jobs.add(&me).expect("a job");
+            let paths = [path.as_bytes().to_vec()];
+            run(lab.core(), &job, Movement::StageOut, &paths, &me);
+            let progress = job.progress_now();
+            assert!(progress.finished, "{progress:?}");
+            assert_eq!((progress.files_total, progress.failed), (1, 1), "{path}");
+            assert_eq!(progress.failures[0].path, b"gone/f");
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Versions that are published as a whole: which directories are such, and when they get their name.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_namespace::{Dir, DirKey, File, Publication};
+use forebay_policy::publication::{GroupMode, PublicationStep, VersionFacts, next_step};
+use forebay_types::{Attr, Cred, Errno, ObjectId};
+use forebay_wire::Link;
+use forebay_wire::control::VersionStatus;
+use parking_lot::Mutex;
+
+use crate::buffer::opens::Target;
+use crate::core::Core;
+
+/// Between two looks at versions that are not published; nothing is looked at while there are none.
+const LOOK: Duration = Duration::from_millis(100);
+/// Between two tries of a publication that fails.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What is known of the files of one version.
+#[derive(Clone, Default)]
+pub struct Figures {
+    /// In the burst buffer.
+    pub files: u64,
+    /// Open for writing.
+    pub written: u64,
+    /// Not whole on the PFS, with their bytes.
+    pub undrained: Vec<(Arc<File>, u64)>,
+    /// One of them, to ask which version it is.
+    pub any: Option<ObjectId>,
+    /// Since the last of them was closed, seconds.
+    pub quiet_s: f64,
+}
+
+impl Figures {
+    /// Bytes that are not on the PFS yet.
+    pub fn undrained_bytes(&self) -> u64 {
+        self.undrained.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The file whose drain fails, and why.
+    pub fn failing(&self) -> Option<(Arc<File>, Errno)> {
+        self.undrained.iter().find_map(|(file, _)| {
+            let state = file.lock();
+            let error = state.error.filter(|_| !state.demoting)?;
+            drop(state);
+            Some((file.clone(), error))
+        })
+    }
+}
+
+/// What is remembered of one version between two looks.
+struct Followed {
+    /// When one of its files was last seen open for writing, or closed.
+    active_at: Instant,
+    /// A file of it has been seen.
+    has_files: bool,
+    /// The last try has failed: when it is tried again, and why.
+    failed: Option<(Instant, Errno)>,
+}
+
+/// Versions that are not published, as this run has followed them.
+#[derive(Default)]
+pub struct Versions {
+    by_dir: Mutex<HashMap<DirKey, Followed>>,
+}
+
+impl Versions {
+    /// Why the last publication of a version failed.
+    pub fn why(&self, dir: &Dir) -> Option<Errno> {
+        let by_dir = self.by_dir.lock();
+        let failed = by_dir.get(&dir.key).and_then(|version| version.failed);
+        failed.map(|(_, errno)| errno)
+    }
+
+    fn may_try(&self, dir: &Dir) -> bool {
+        let by_dir = self.by_dir.lock();
+        let failed = by_dir.get(&dir.key).and_then(|version| version.failed);
+        failed.is_none_or(|(not_before, _)| Instant::now() >= not_before)
+    }
+
+    fn tried(&self, dir: &Dir, outcome: Option<Errno>) {
+        let mut by_dir = self.by_dir.lock();
+        if let Some(version) = by_dir.get_mut(&dir.key) {
+            version.failed = outcome.map(|errno| (Instant::now() + RETRY, errno));
+        }
+    }
+
+    /// Takes a look into account: whether it has files, and for how long it has been quiet, seconds. Files that
+    /// have left the burst buffer count as well.
+    fn follow(&self, dir: &Dir, figures: &Figures) -> (bool, f64) {
+        let now = Instant::now();
+        let mut by_dir = self.by_dir.lock();
+        let version = by_dir.entry(dir.key).or_insert(Followed {
+            active_at: now,
+            has_files: false,
+            failed: None,
+        });
+        if figures.files > 0 {
+            let quiet = Duration::try_from_secs_f64(figures.quiet_s).unwrap_or_default();
+            let active_at = now.checked_sub(quiet).unwrap_or(version.active_at);
+            version.active_at = version.active_at.max(active_at);
+            version.has_files = true;
+        }
+        if figures.written > 0 {
+            version.active_at = now;
+        }
+        (
+            version.has_files,
+            now.duration_since(version.active_at).as_secs_f64(),
+        )
+    }
+
+    fn forget_others(&self, left: &[(Arc<Dir>, Figures)]) {
+        let known = |key: &DirKey| left.iter().any(|(dir, _)| dir.key == *key);
+        self.by_dir.lock().retain(|key, _| known(key));
+    }
+}
+
+impl Core {
+    /// Makes a directory; one that a path rule calls a version is made where outsiders do not see it.
+    pub fn mkdir(&self, link: &Link, perm: u16, cred: &Cred) -> Result<Attr, Errno> {
+        let version = self.rules.has_groups() && {
+            match self.ns.node(link.parent)? {
+                forebay_namespace::Node::Dir(parent) => {
+                    self.rules.group(&parent.path_of(&link.name)).is_some()
+                        && self.ns.version_of(&parent).is_none()
+                }
+                _ => false,
+            }
+        };
+        Ok(match version {
+            true => self
+                .ns
+                .mkdir_unpublished(link.parent, &link.name, perm, cred)?,
+            false => self.ns.mkdir(link.parent, &link.name, perm, cred)?,
+        })
+    }
+
+    /// Orders the publication of a version by its directory, after which neither the order nor what it is for
+    /// is lost by a loss of power. `EINVAL` for a directory that no rule calls a version, `ENODATA` for one of
+    /// which files are lost. One that is published already needs nothing.
+    pub fn order_publication(&self, dir: &Arc<Dir>) -> Result<(), Errno> {
+        if dir.hidden().is_none() {
+            let is_version = self.rules.group(&dir.path()).is_some();
+            return match is_version && self.ns.version_of(dir).is_none() {
+                true => Ok(()),
+                false => Err(Errno::EINVAL),
+            };
+        }
+        let figures = self.version_figures();
+        for (_, figures) in figures.iter().filter(|(d, _)| Arc::ptr_eq(d, dir)) {
+            for (file, _) in &figures.undrained {
+                self.make_stable(file)?;
+            }
+        }
+        match self.ns.order_publication(dir)? {
+            true => Ok(()),
+            false => Err(Errno::ENODATA),
+        }
+    }
+
+    fn figures_of(&self, dir: &Arc<Dir>) -> Option<Figures> {
+        let all = self.version_figures();
+        let own = all.into_iter().find(|(d, _)| Arc::ptr_eq(d, dir));
+        own.map(|(_, figures)| figures)
+    }
+
+    /// The files of every version that is not published, by its directory.
+    pub fn version_figures(&self) -> Vec<(Arc<Dir>, Figures)> {
+        let mut versions: HashMap<DirKey, (Arc<Dir>, Figures)> = self
+            .ns
+            .unpublished()
+            .into_iter()
+            .map(|dir| (dir.key, (dir, Figures::default())))
+            .collect();
+        if versions.is_empty() {
+            return Vec::new();
+        }
+        let mut version_of: HashMap<DirKey, Option<DirKey>> = HashMap::new();
+        let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
+        for file in files {
+            let (dirs, dirty) = {
+                let state = file.lock();
+                let dirs: Vec<_> = state.names.iter().map(|(dir, _)| dir.clone()).collect();
+                (dirs, state.is_dirty())
+            };
+            for dir in dirs {
+                let version = version_of
+                    .entry(dir.key)
+                    .or_insert_with(|| self.ns.version_of(&dir).map(|version| version.key));
+                if let Some((_, figures)) = version.and_then(|key| versions.get_mut(&key)) {
+                    self.count(figures, &file, dirty);
+                }
+            }
+        }
+        self.count_on_pfs(&mut versions);
+        versions.into_values().collect()
+    }
+
+    /// Files that are only on the PFS and are changed there.
+    fn count_on_pfs(&self, versions: &mut HashMap<DirKey, (Arc<Dir>, Figures)>) {
+        self.opens.each(|open| {
+            if !open.is_written() {
+                return;
+            }
+            let version = match open.target.try_read().as_deref() {
+                Some(Target::Buffer { .. }) => return,
+                Some(Target::Pfs { node, .. }) => self.ns.version_of(&node.parent),
+                // It is just being moved, and could be any.
+                None => {
+                    let all = versions.values_mut();
+                    return all.for_each(|(_, figures)| figures.written += 1);
+                }
+            };
+            if let Some((_, figures)) = version.and_then(|v| versions.get_mut(&v.key)) {
+                figures.written += 1;
+            }
+        });
+    }
+
+    fn count(&self, figures: &mut Figures, file: &Arc<File>, dirty: bool) {
+        figures.files += 1;
+        // Who has just claimed it may wait for the PFS; it counts as written until that is over.
+        let written = match self.opens.try_claim(file.ino) {
+            Some(claim) => claim.open().is_some_and(|open| open.is_written()),
+            None => true,
+        };
+        figures.written += u64::from(written);
+        if dirty {
+            let bytes = self.ledger.used_bytes(file.object);
+            figures.undrained.push((file.clone(), bytes));
+        }
+        let quiet_s = self.apps.quiet_s(file.object);
+        figures.quiet_s = match figures.any {
+            None => quiet_s,
+            Some(_) => figures.quiet_s.min(quiet_s),
+        };
+        figures.any = Some(file.object);
+    }
+
+    fn facts(&self, dir: &Dir, figures: &Figures) -> VersionFacts {
+        let hidden = dir.hidden();
+        let (has_files, quiet_s) = self.versions.follow(dir, figures);
+        VersionFacts {
+            mode: self.rules.group(&dir.path()).unwrap_or(GroupMode::Commit),
+            committed: hidden.as_ref().is_some_and(|hidden| hidden.committed),
+            interrupted: hidden.is_some_and(|hidden| hidden.interrupted),
+            has_files,
+            written: figures.written,
+            undrained: figures.undrained.len() as u64,
+            complete: figures.any.is_some_and(|any| self.apps.is_complete(any)),
+            quiet_s,
+        }
+    }
+
+    /// Versions that were ordered to be published and are not yet.
+    pub fn publications_under_way(&self) -> bool {
+        let ordered = |dir: &Arc<Dir>| dir.hidden().is_some_and(|hidden| hidden.committed);
+        self.ns.unpublished().iter().any(ordered)
+    }
+
+    /// What `status` says of versions that are not published.
+    pub fn version_status(&self) -> Vec<VersionStatus> {
+        let mut all: Vec<VersionStatus> = self
+            .version_figures()
+            .into_iter()
+            .filter_map(|(dir, figures)| {
+                let hidden = dir.hidden()?;
+                let failing = figures.failing().map(|(_, errno)| errno);
+                Some(VersionStatus {
+                    path: dir.path(),
+                    files: figures.files,
+                    undrained_files: figures.undrained.len() as u64,
+                    undrained_bytes: figures.undrained_bytes(),
+                    written_files: figures.written,
+                    committed: hidden.committed,
+                    interrupted: hidden.interrupted,
+                    lost_files: hidden.lost.len() as u64,
+                    since_s: hidden.since_s,
+                    error: self
+                        .versions
+                        .why(&dir)
+                        .or(failing)
+                        .map(|errno| errno.message()),
+                })
+            })
+            .collect();
+        all.sort_by(|a, b| a.path.cmp(&b.path));
+        all
+    }
+
+    fn look_at_versions(&self) {
+        let all = self.version_figures();
+        self.versions.forget_others(&all);
+        for (dir, figures) in all {
+            let step = next_step(&self.facts(&dir, &figures));
+            if matches!(step, PublicationStep::Order | PublicationStep::Publish)
+                && !self.versions.may_try(&dir)
+            {
+                continue;
+            }
+            match step {
+                PublicationStep::Wait => {}
+                PublicationStep::Order => {
+                    let path = dir.path();
+                    match self.order_publication(&dir) {
+                        Ok(()) => {
+                            tracing::info!("{}: complete", path.escape_ascii());
+                            self.versions.tried(&dir, None);
+                        }
+                        Err(errno) => self.not_published(&dir, errno),
+                    }
+                }
+                PublicationStep::Drain => {
+                    for (file, _) in &figures.undrained {
+                        self.drain.urge_again(file.object);
+                    }
+                }
+                PublicationStep::Publish => self.publish(&dir, &figures),
+            }
+        }
+    }
+
+    fn publish(&self, dir: &Arc<Dir>, figures: &Figures) {
+        let path = dir.path();
+        let whole = || {
+            let now = self.figures_of(dir);
+            now.is_some_and(|now| now.written == 0 && now.undrained.is_empty())
+        };
+        let published = self.ns.publish_version(dir, &whole);
+        self.absorb_conflicts();
+        match published {
+            Ok(Publication::Changed) => {}
+            Ok(publication) => {
+                self.versions.tried(dir, None);
+                self.errors.clear(&path);
+                if let Some(any) = figures.any {
+                    self.apps.committed(any);
+                }
+                let name = match publication {
+                    Publication::Conflict { name } => format!(" as {}", name.escape_ascii()),
+                    _ => String::new(),
+                };
+                tracing::info!("{}: published{name}", path.escape_ascii());
+            }
+            Err(error) => self.not_published(dir, error.errno()),
+        }
+        self.drain.wake_all();
+    }
+
+    fn not_published(&self, dir: &Dir, errno: Errno) {
+        self.versions.tried(dir, Some(errno));
+        let reason = match dir.hidden() {
+            Some(_) => format!(
+                "not published: {}; it is kept and tried again",
+                errno.message()
+            ),
+            None => "somebody has renamed or removed this version on the PFS".into(),
+        };
+        self.report(dir.path(), errno, reason);
+    }
+}
+
+/// Looking takes a tenth of the time at most, however many files there are.
+pub fn pause_after(began: Instant, least: Duration) -> Duration {
+    least.max(began.elapsed() * 9)
+}
+
+/// The thread that publishes versions.
+pub fn run(core: &Arc<Core>) {
+    while !core.is_ending() {
+        let began = Instant::now();
+        core.look_at_versions();
+        std::thread::sleep(pause_after(began, LOOK));
+    }
+}

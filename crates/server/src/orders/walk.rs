@@ -1,0 +1,117 @@
+//! Walks over the tree for the command line.
+
+use std::sync::Arc;
+
+use forebay_namespace::{Dir, File};
+use forebay_types::{Errno, FileKind};
+
+use crate::core::Core;
+use crate::orders::asker::Sight;
+
+/// A regular file that a walk came by.
+pub struct Visited {
+    /// Its directory.
+    pub dir: Arc<Dir>,
+    /// Its name.
+    pub name: Vec<u8>,
+    /// The file, if it is in the burst buffer.
+    pub file: Option<Arc<File>>,
+}
+
+impl Visited {
+    /// Path from the root of the mount.
+    pub fn path(&self) -> Vec<u8> {
+        self.dir.path_of(&self.name)
+    }
+}
+
+impl Core {
+    /// Visits the regular file at `path`, or all below it, in the order of their names, as far as `sight` goes. `visit`
+    /// returns whether to go on; `fail` is told what cannot be read.
+    pub fn walk(
+        &self,
+        path: &[u8],
+        sight: &Sight<'_>,
+        visit: &mut dyn FnMut(Visited) -> bool,
+        fail: &mut dyn FnMut(Vec<u8>, Errno),
+    ) -> bool {
+        match self.ns.resolve(path) {
+            Ok((dir, Some((name, found)))) => match (sight.may_search(&dir), found.attr.kind) {
+                (Err(errno), _) => {
+                    fail(path.to_vec(), errno);
+                    true
+                }
+                (Ok(()), FileKind::Regular) => visit(Visited {
+                    dir,
+                    name: name.to_vec(),
+                    file: found.file,
+                }),
+                _ => true,
+            },
+            Ok((dir, None)) => self.walk_dir(&dir, sight, visit, fail, 0),
+            Err(error) => {
+                fail(path.to_vec(), sight.of_missing(path, error.errno()));
+                true
+            }
+        }
+    }
+
+    fn walk_dir(
+        &self,
+        dir: &Arc<Dir>,
+        sight: &Sight<'_>,
+        visit: &mut dyn FnMut(Visited) -> bool,
+        fail: &mut dyn FnMut(Vec<u8>, Errno),
+        depth: usize,
+    ) -> bool {
+        // No path can be longer than PATH_MAX, so no tree that can be named is deeper.
+        if depth > forebay_types::limits::PATH_BYTES_MAX / 2 {
+            fail(dir.path(), Errno::ENAMETOOLONG);
+            return true;
+        }
+        if let Err(errno) = sight.may_list(dir) {
+            fail(dir.path(), errno);
+            return true;
+        }
+        // Better some of the answer than none: who asks is told that it is not all.
+        let known = |errno: Errno| errno == Errno::ETIMEDOUT || self.pulse().is_silent();
+        let listed = match self.pulse().is_silent() {
+            true => Err(Errno::ETIMEDOUT.into()),
+            false => self.ns.list(dir),
+        };
+        let mut entries = match listed {
+            Ok(entries) => entries,
+            Err(error) if known(error.errno()) => {
+                fail(dir.path(), Errno::ETIMEDOUT);
+                self.ns.list_known(dir)
+            }
+            Err(error) => {
+                fail(dir.path(), error.errno());
+                return true;
+            }
+        };
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        for entry in entries {
+            let go_on = match entry.kind {
+                FileKind::Regular => visit(Visited {
+                    dir: dir.clone(),
+                    name: entry.name,
+                    file: entry.file,
+                }),
+                FileKind::Directory => match self.ns.resolve(&dir.path_of(&entry.name)) {
+                    Ok((child, None)) => self.walk_dir(&child, sight, visit, fail, depth + 1),
+                    Ok(_) => true,
+                    Err(error) => {
+                        fail(dir.path_of(&entry.name), error.errno());
+                        true
+                    }
+                },
+                _ => true,
+            };
+            if !go_on {
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,567 @@
+//! The engine: which plan is in force, the limits and turns that follow from it.
+//!
+//! What to do is decided in `policy`; here are the clock, the threads that wait, and the switches. While no plan sees contention
+//! the data path reads one atomic and takes no lock.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_policy::demotion::{PlacementPolicy, ahead_bytes};
+use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, fillable_bytes, in_force};
+use forebay_policy::plan::DrainPolicy;
+use forebay_policy::schedule::{Class, Rest, ScheduleConfig, Scheduler};
+use forebay_policy::throttle::{DemotionPace, Load, Pace, TokenBucket, is_full, pace};
+use forebay_tiers::TierKind;
+use forebay_types::Errno;
+use parking_lot::{Condvar, Mutex};
+
+use crate::buffer::opens::{OpenFile, Target};
+use crate::core::Core;
+use crate::plan::block_io::BlockIo;
+use crate::plan::calibrate::Samples;
+use crate::plan::leaving::Leaving;
+use crate::settings::Settings;
+
+/// Between two looks at what was written.
+const TICK: Duration = Duration::from_millis(100);
+/// Shares are counted anew after so many: that visits all files.
+const SHARES_EVERY_TICKS: u32 = 10;
+/// Most requests that wait for their turn: the mount has 160 threads that may wait, and those of the application whose turn it
+/// is must find one, as must restarts. Beyond that requests go without a turn.
+const WAITING_MAX: usize = 96;
+/// Jobs stand beside applications in the queues, under numbers that no application has.
+const STAGING_JOBS: u64 = 1 << 63;
+/// A thread that waits looks again after this long whatever happens.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Brmax is corrected by what was moved in so long.
+const CORRECT_EVERY: Duration = Duration::from_secs(5);
+
+struct Turns {
+    scheduler: Scheduler<u64>,
+    started: HashSet<u64>,
+    next_ticket: u64,
+}
+
+struct Buckets {
+    writes: TokenBucket,
+    demotion: TokenBucket,
+}
+
+/// What is in force now.
+#[derive(Clone, Copy)]
+pub struct View {
+    /// The plan and why.
+    pub in_force: InForce,
+    /// The limits.
+    pub pace: Pace,
+}
+
+struct Correction {
+    since: Instant,
+    moved_bytes: u64,
+}
+
+/// See the module.
+pub struct Engine {
+    policy: AtomicU8,
+    placement: AtomicU8,
+    /// Requests have to look at limits or turns.
+    is_throttled: AtomicBool,
+    is_contended: AtomicBool,
+    has_turns: AtomicBool,
+    /// Demotion has been told that nobody writes.
+    is_in_pause: AtomicBool,
+    /// As the throttler saw it last.
+    is_full: AtomicBool,
+    view: Mutex<View>,
+    buckets: Mutex<Buckets>,
+    turns: Mutex<Turns>,
+    turned: Condvar,
+    bandwidths: Mutex<Option<Bandwidths>>,
+    /// Copied to the PFS since the start, also by demotions that failed.
+    moved_bytes: AtomicU64,
+    correction: Mutex<Correction>,
+    samples: Mutex<Samples>,
+    /// Held while bandwidths are measured: two measurements at once would measure each other.
+    pub calibrating: Mutex<()>,
+    block_io: BlockIo,
+    origin: Instant,
+    period_s: f64,
+    throttles: bool,
+    takes_turns: bool,
+}
+
+fn number<T: PartialEq>(all: &[T], value: &T) -> u8 {
+    all.iter().position(|v| v == value).unwrap_or(0) as u8
+}
+
+impl Engine {
+    /// As configured; an error says what makes no sense.
+    pub fn new(settings: &Settings, origin: Instant) -> Result<Engine, String> {
+        let engine = &settings.engine;
+        let policy: DrainPolicy = settings
+            .policy
+            .parse()
+            .map_err(|e: forebay_policy::UnknownName| e.to_string())?;
+        if let Some(bandwidths) = &engine.bandwidths {
+            bandwidths.check().map_err(|e| e.to_string())?;
+        }
+        let config = ScheduleConfig {
+            turn_s: engine.turn.as_secs_f64(),
+            max_wait_s: engine.max_wait.as_secs_f64(),
+            ..ScheduleConfig::default()
+        };
+        Ok(Engine {
+            policy: AtomicU8::new(number(DrainPolicy::ALL, &policy)),
+            placement: AtomicU8::new(number(PlacementPolicy::ALL, &engine.placement)),
+            is_throttled: AtomicBool::new(false),
+            is_contended: AtomicBool::new(false),
+            has_turns: AtomicBool::new(false),
+            is_in_pause: AtomicBool::new(false),
+            is_full: AtomicBool::new(false),
+            view: Mutex::new(View {
+                in_force: InForce {
+                    plan: None,
+                    reason: Reason::NothingLearned,
+                    is_contended: false,
+                },
+                pace: Pace {
+                    checkpoint_bytes_per_s: None,
+                    demotion: DemotionPace::Full,
+                },
+            }),
+            buckets: Mutex::new(Buckets {
+                writes: TokenBucket::new(None, 0.0),
+                demotion: TokenBucket::new(None, 0.0),
+            }),
+            turns: Mutex::new(Turns {
+                scheduler: Scheduler::new(config).map_err(|e| e.to_string())?,
+                started: HashSet::new(),
+                next_ticket: 0,
+            }),
+            turned: Condvar::new(),
+            bandwidths: Mutex::new(engine.bandwidths),
+            moved_bytes: AtomicU64::new(0),
+            correction: Mutex::new(Correction {
+                since: origin,
+                moved_bytes: 0,
+            }),
+            samples: Mutex::default(),
+            calibrating: Mutex::default(),
+            block_io: BlockIo::new(settings),
+            origin,
+            period_s: engine.period.as_secs_f64(),
+            throttles: engine.throttle,
+            takes_turns: engine.turns,
+        })
+    }
+
+    fn now_s(&self) -> f64 {
+        self.origin.elapsed().as_secs_f64()
+    }
+
+    /// The policy in force.
+    pub fn policy(&self) -> DrainPolicy {
+        DrainPolicy::ALL[self.policy.load(Ordering::Relaxed) as usize]
+    }
+
+    /// The placement in force.
+    pub fn placement(&self) -> PlacementPolicy {
+        PlacementPolicy::ALL[self.placement.load(Ordering::Relaxed) as usize]
+    }
+
+    /// Takes another policy or placement from now on.
+    pub fn choose(&self, policy: Option<DrainPolicy>, placement: Option<PlacementPolicy>) {
+        if let Some(policy) = policy {
+            let n = number(DrainPolicy::ALL, &policy);
+            self.policy.store(n, Ordering::Relaxed);
+        }
+        if let Some(placement) = placement {
+            let n = number(PlacementPolicy::ALL, &placement);
+            self.placement.store(n, Ordering::Relaxed);
+        }
+    }
+
+    /// What is in force now.
+    pub fn view(&self) -> View {
+        *self.view.lock()
+    }
+
+    /// The bandwidths that plans are made from.
+    pub fn bandwidths(&self) -> Option<Bandwidths> {
+        *self.bandwidths.lock()
+    }
+
+    /// Takes measured bandwidths.
+    pub fn set_bandwidths(&self, bandwidths: Bandwidths) {
+        *self.bandwidths.lock() = Some(bandwidths);
+    }
+
+    /// What a calibration under way has measured so far.
+    pub fn samples(&self) -> Samples {
+        *self.samples.lock()
+    }
+
+    /// Keeps it for the next step.
+    pub fn set_samples(&self, samples: Samples) {
+        *self.samples.lock() = samples;
+    }
+
+    /// Whether the kernel may be given objects to write by itself.
+    pub fn allows_passthrough(&self) -> bool {
+        !self.is_contended.load(Ordering::Relaxed)
+    }
+
+    /// Whether requests have to look at limits or turns.
+    pub fn is_throttled(&self) -> bool {
+        self.is_throttled.load(Ordering::Relaxed)
+    }
+
+    /// Whether the throttler found the burst buffer full when it last looked.
+    pub fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Relaxed)
+    }
+
+    /// What demotion does with this load; `None` where no plan says it.
+    pub fn demotion_pace(&self, load: &Load) -> Option<DemotionPace> {
+        let (policy, plan) = (self.policy(), self.view().in_force.plan);
+        if policy == DrainPolicy::Bbos && plan.is_none() {
+            return None;
+        }
+        Some(pace(policy, plan.as_ref(), load).demotion)
+    }
+
+    /// Sets plan, limits and switches anew.
+    fn follow(&self, choice: &PlanChoice, load: &Load, is_pressed: bool) {
+        let in_force = in_force(choice);
+        let mut now = pace(choice.policy, in_force.plan.as_ref(), load);
+        if is_pressed || (choice.policy == DrainPolicy::Bbos && in_force.plan.is_none()) {
+            // Whether to demote is then the thresholds' to say; what is under way runs on.
+            now.demotion = DemotionPace::Full;
+        }
+        if !self.throttles {
+            now.checkpoint_bytes_per_s = None;
+        }
+        let demotion = match now.demotion {
+            _ if !self.throttles => None,
+            DemotionPace::Full => None,
+            DemotionPace::Rate(rate) => Some(rate),
+            DemotionPace::Stop => Some(0.0),
+        };
+        {
+            let now_s = self.now_s();
+            let mut buckets = self.buckets.lock();
+            buckets.demotion.set_rate(demotion, now_s);
+            buckets.writes.set_rate(now.checkpoint_bytes_per_s, now_s);
+        }
+        self.block_io.limit(now.checkpoint_bytes_per_s);
+        let turns = self.takes_turns && in_force.has_turns(choice.policy);
+        self.has_turns.store(turns, Ordering::Relaxed);
+        self.is_contended
+            .store(!in_force.allows_passthrough(), Ordering::Relaxed);
+        let throttled = turns || now.checkpoint_bytes_per_s.is_some();
+        self.is_throttled.store(throttled, Ordering::Relaxed);
+        self.is_in_pause.store(load.is_idle, Ordering::Relaxed);
+        self.is_full
+            .store(is_full(choice.policy, load), Ordering::Relaxed);
+        let mut view = self.view.lock();
+        view.in_force = in_force;
+        view.pace = now;
+    }
+
+    /// Waits until a demotion may go on. `is_over` ends the wait.
+    pub fn pace_demotion(&self, bytes: u64, is_over: &dyn Fn() -> bool) {
+        self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.buckets.lock().demotion.take(bytes, self.now_s());
+        while !is_over() {
+            let pause_s = self.buckets.lock().demotion.pause_s(self.now_s());
+            if pause_s <= 0.0 {
+                return;
+            }
+            std::thread::sleep(Duration::from_secs_f64(pause_s).min(LOOK_AGAIN));
+        }
+    }
+
+    /// How far each of so many streams to the PFS may run ahead of it, bytes.
+    pub fn ahead_bytes(&self, streams: usize) -> u64 {
+        ahead_bytes(self.bandwidths().map(|b| b.br_max_bytes_per_s), streams)
+    }
+
+    /// The limit of demotion now, if there is one.
+    pub fn demotion_limit_bytes_per_s(&self) -> Option<f64> {
+        self.buckets.lock().demotion.rate_bytes_per_s()
+    }
+
+    fn pace_write(&self, bytes: u64) {
+        loop {
+            let pause_s = {
+                let now_s = self.now_s();
+                let mut buckets = self.buckets.lock();
+                let pause_s = buckets.writes.pause_s(now_s);
+                if pause_s <= 0.0 {
+                    buckets.writes.take(bytes, now_s);
+                    return;
+                }
+                pause_s
+            };
+            std::thread::sleep(Duration::from_secs_f64(pause_s));
+        }
+    }
+
+    /// Waits until one more copy to the PFS may run beside the others.
+    pub fn enter_demotion(&self, application: u32) -> Option<Turn<'_>> {
+        self.enter(application.into(), Class::Demotion)
+    }
+
+    /// Waits until a movement from the PFS, one of those that a job has ordered, may run beside the others.
+    pub fn enter_staging(&self, job: u64) -> Option<Turn<'_>> {
+        self.enter(job | STAGING_JOBS, Class::Staging)
+    }
+
+    /// Waits for the turn of an application. `None`: no turns are taken now, or too many wait already.
+    fn enter(&self, application: u64, class: Class) -> Option<Turn<'_>> {
+        if !self.has_turns.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut turns = self.turns.lock();
+        if turns.scheduler.waiting() >= WAITING_MAX {
+            return None;
+        }
+        let ticket = turns.next_ticket;
+        turns.next_ticket += 1;
+        turns
+            .scheduler
+            .enqueue(application, class, ticket, self.now_s());
+        loop {
+            self.start_all(&mut turns);
+            if turns.started.remove(&ticket) {
+                return Some(Turn {
+                    engine: self,
+                    application,
+                    class,
+                });
+            }
+            let now_s = self.now_s();
+            let wait = match turns.scheduler.next_s() {
+                Some(at_s) => Duration::from_secs_f64((at_s - now_s).max(1e-3)).min(LOOK_AGAIN),
+                None => LOOK_AGAIN,
+            };
+            self.turned.wait_for(&mut turns, wait);
+        }
+    }
+
+    /// An application flushes, or has closed, a file that it wrote.
+    pub fn rests(&self, application: u32, rest: Rest) {
+        if self.has_turns.load(Ordering::Relaxed) {
+            let mut turns = self.turns.lock();
+            let now_s = self.now_s();
+            turns.scheduler.rests(application.into(), rest, now_s);
+            self.turned.notify_all();
+        }
+    }
+
+    fn start_all(&self, turns: &mut Turns) {
+        let now_s = self.now_s();
+        let mut any = false;
+        while let Some(started) = turns.scheduler.start(now_s) {
+            turns.started.insert(started.ticket);
+            any = true;
+        }
+        if any {
+            self.turned.notify_all();
+        }
+    }
+
+    /// What demotion reaches at full speed corrects Brmax.
+    fn correct(&self, is_full: bool, has_work: bool) {
+        let moved = self.moved_bytes.load(Ordering::Relaxed);
+        let mut correction = self.correction.lock();
+        if !(is_full && has_work) {
+            correction.since = Instant::now();
+            correction.moved_bytes = moved;
+            return;
+        }
+        let span = correction.since.elapsed();
+        if span >= CORRECT_EVERY {
+            let seen = (moved - correction.moved_bytes) as f64 / span.as_secs_f64();
+            correction.since = Instant::now();
+            correction.moved_bytes = moved;
+            let mut bandwidths = self.bandwidths.lock();
+            *bandwidths = bandwidths.map(|b| b.corrected_br_max(seen));
+        }
+    }
+}
+
+/// A request under way in its turn.
+pub struct Turn<'a> {
+    engine: &'a Engine,
+    application: u64,
+    class: Class,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut turns = self.engine.turns.lock();
+        let now_s = self.engine.now_s();
+        turns.scheduler.finish(self.application, self.class, now_s);
+        self.engine.start_all(&mut turns);
+    }
+}
+
+impl Core {
+    /// Takes another policy or placement by name.
+    pub fn choose_policy(
+        &self,
+        policy: Option<&str>,
+        placement: Option<&str>,
+    ) -> Result<(), Errno> {
+        let policy = policy.map(str::parse).transpose();
+        let placement = placement.map(str::parse).transpose();
+        let (Ok(policy), Ok(placement)) = (policy, placement) else {
+            return Err(Errno::EINVAL);
+        };
+        self.engine.choose(policy, placement);
+        tracing::info!(
+            "policy {}, placement {}",
+            self.engine.policy(),
+            self.engine.placement()
+        );
+        self.drain.wake_all();
+        Ok(())
+    }
+
+    /// Whether an idle burst buffer is drained, and it is idle now.
+    pub fn is_quiet(&self) -> bool {
+        self.drain.is_pause(self.activity.quiet_s())
+    }
+
+    /// Of so many bytes that may be dirty, what copies under way hold.
+    pub fn under_way_bytes(&self, limit_bytes: f64) -> f64 {
+        let copies = self.settings.demotion.workers;
+        limit_bytes - fillable_bytes(limit_bytes, copies, self.counters.mean_demoted_bytes())
+    }
+
+    /// How far each of the copies to the PFS may run ahead of it, bytes.
+    pub fn copy_ahead_bytes(&self) -> u64 {
+        self.engine.ahead_bytes(self.settings.demotion.workers)
+    }
+
+    /// For a copy to ask with every piece: demotion that is fast because of a pause does not go on until the next tick once the
+    /// pause is over.
+    pub fn notice_end_of_pause(&self) {
+        if self.engine.is_in_pause.load(Ordering::Relaxed) && !self.is_quiet() {
+            look(self);
+        }
+    }
+
+    /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be asked where
+    /// [`Engine::is_throttled`]. The request is under way until the answer is dropped.
+    pub fn take_turn(&self, open: &OpenFile, class: Class, bytes: u64) -> Option<Turn<'_>> {
+        let object = match &*open.target.read() {
+            Target::Buffer { file, tier, .. } if self.tiers.kind(*tier) != TierKind::Pfs => {
+                file.object
+            }
+            _ => return None,
+        };
+        let (application, _) = self.apps.of(object)?;
+        let turn = self.engine.enter(application.into(), class);
+        if class == Class::Checkpoint && bytes > 0 {
+            self.engine.pace_write(bytes);
+        }
+        turn
+    }
+}
+
+/// The engine's thread: learns, chooses the plan, sets limits.
+pub fn run(core: &Arc<Core>) {
+    let mut ticks = 0u32;
+    let mut leaving = Leaving::default();
+    while !core.is_ending() {
+        std::thread::sleep(TICK);
+        core.learn();
+        look(core);
+        if ticks.is_multiple_of(SHARES_EVERY_TICKS) {
+            core.tend_shares();
+            leaving.tend(core);
+        }
+        ticks = ticks.wrapping_add(1);
+    }
+    // The device outlives the server, and may have other users.
+    core.engine.block_io.limit(None);
+}
+
+fn look(core: &Core) {
+    let (dirty, capacity) = core.ledger.dirty_and_capacity();
+    let engine = &core.engine;
+    let (dwsf, dwpp) = core.learning.figures();
+    let limit_bytes = capacity.min(core.ledger.dirty_cap_bytes()) as f64;
+    let under_way_bytes = core.under_way_bytes(limit_bytes);
+    let choice = PlanChoice {
+        policy: engine.policy(),
+        bandwidths: engine.bandwidths(),
+        capacity_bytes: limit_bytes - under_way_bytes,
+        dwpp_bytes: dwpp.map(|b| b as f64),
+        period_s: engine.period_s,
+    };
+    let is_pressed = core.drain.is_pressed();
+    let is_idle = core.is_quiet();
+    let has_work = core.drain.has_work();
+    let load = Load {
+        dwsf_bytes: dwsf as f64,
+        // Files in the overflow and empty ones hold no bytes of ours, and have to go all the same.
+        dirty_bytes: dirty.max(u64::from(has_work)) as f64,
+        limit_bytes,
+        under_way_bytes,
+        was_full: engine.is_full(),
+        is_idle,
+        is_starved: core.drain.is_starved(),
+    };
+    engine.follow(&choice, &load, is_pressed);
+    let is_full = engine.view().pace.demotion == DemotionPace::Full && is_idle;
+    engine.correct(is_full, dirty > 0 && has_work);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    fn engine() -> Engine {
+        let dir = PathBuf::from("/");
+        let settings = Settings::new(dir.clone(), dir.clone(), dir);
+        Engine::new(&settings, Instant::now()).expect("defaults")
+    }
+
+    #[test]
+    fn copies_of_both_kinds_are_limited_while_applications_take_turns() {
+        let engine = engine();
+        assert!(engine.enter_staging(1).is_none(), "no contention");
+        assert!(engine.enter_demotion(1).is_none(), "no contention");
+        engine.has_turns.store(true, Ordering::Relaxed);
+        let limits = ScheduleConfig::default().limits;
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        std::thread::scope(|scope| {
+            for job in 0..3 * u64::from(limits[Class::Staging as usize]) {
+                let (engine, now, most) = (&engine, &now, &most);
+                scope.spawn(move || {
+                    let turn = engine.enter_staging(job).expect("a turn");
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    std::thread::sleep(Duration::from_millis(20));
+                    now.fetch_sub(1, Ordering::SeqCst);
+                    drop(turn);
+                });
+            }
+        });
+        let most = most.load(Ordering::SeqCst);
+        assert!(most <= limits[Class::Staging as usize] as usize, "{most}");
+        // Whoever stages does not keep copies to the PFS waiting, nor these a restart.
+        let _staging = [1, 2].map(|job| engine.enter_staging(job));
+        let _demotions = [1, 2, 3, 4].map(|app| engine.enter_demotion(app).expect("a turn"));
+        assert!(engine.enter(7, Class::Restart).is_some());
+        assert_eq!(engine.turns.lock().scheduler.waiting(), 0);
+    }
+}
