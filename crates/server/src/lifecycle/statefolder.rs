@@ -132,18 +132,4 @@ mod tests {
         std::fs::write(folder.path().join("kv/version"), "x").expect("version");
         refused("metadata store of version unknown");
     }
-
-    #[test]
-    fn what_others_may_enter_is_closed_and_links_are_refused() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        let dir = folder.path().join("dir");
-        make_private(&dir).expect("made");
-        std::fs::set_permissions(&dir, PermissionsExt::from_mode(0o777)).expect("chmod");
-        make_private(&dir).expect("there");
-        let mode = std::fs::metadata(&dir).expect("there").mode();
-        assert_eq!(mode & 0o7777, 0o700);
-        let link = folder.path().join("link");
-        std::os::unix::fs::symlink(&dir, &link).expect("symlink");
-        make_private(&link).expect_err("a link");
-    }
 }

@@ -45,10 +45,7 @@ fn shares_are_not_exceeded() {
     let error = forebay_server::Instance::start(settings)
         .err()
         .expect("refused");
-    assert!(
-        error.to_string().contains("is more than the"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("is more than the"), "{error}");
 }
 
 #[test]
