@@ -44,6 +44,12 @@ impl Inner {
     }
 }
 
+/// The ordinal of the file system that has this root at this place.
+fn ordinal_of(known: &[Inner], parent: DirKey, name: &[u8], id: PfsId) -> Option<u64> {
+    let is_it = |one: &Inner| one.is_at(parent, name) && one.has_root(id);
+    known.iter().position(is_it).map(|at| at as u64 + 1)
+}
+
 fn fact(ordinal: u64) -> Vec<u8> {
     format!("c/inner-{ordinal}").into_bytes()
 }
@@ -81,11 +87,7 @@ impl Devices {
         if known == Some(parent.dev) {
             return DirKey::new(id, parent.dev);
         }
-        let place = {
-            let inner = self.inner.lock();
-            let is_it = |one: &Inner| one.is_at(parent, name) && one.has_root(id);
-            inner.iter().position(is_it).map(|at| at as u64 + 1)
-        };
+        let place = ordinal_of(&self.inner.lock(), parent, name, id);
         match place {
             Some(ordinal) => {
                 self.number(id.dev, ordinal);
@@ -119,6 +121,10 @@ impl Namespace {
             return key;
         }
         let mut inner = self.devices.inner.lock();
+        if let Some(ordinal) = ordinal_of(&inner, parent, name, id) {
+            // Somebody else has just met it.
+            return DirKey::new(id, ordinal);
+        }
         let ordinal = inner.len() as u64 + 1;
         let new = Inner {
             parent,
@@ -137,8 +143,9 @@ impl Namespace {
             return key;
         }
         inner.push(new);
-        drop(inner);
+        // With the list held: who finds it there finds its number.
         self.devices.number(id.dev, ordinal);
+        drop(inner);
         DirKey::new(id, ordinal)
     }
 }
