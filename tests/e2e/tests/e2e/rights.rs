@@ -65,6 +65,9 @@ fn promise_13_a_movement_is_cancelled_by_its_user_alone_and_says_so() {
         (waiting.join().expect("stage-out"), seen)
     });
     cluster.fuse_pfs().go_on();
+    wait_until("the PFS answers again", || {
+        cluster.status()["pfs_silent_s"].is_null()
+    });
     assert!(matches!(seen.0, Response::Failed(_)), "{seen:?}");
     assert_eq!(seen.1, None);
     assert_eq!(output.code, 3, "{output:?}");
