@@ -85,6 +85,12 @@ impl CleanCandidate {
     }
 }
 
+/// How old an order of demotion may become before it is made anew, seconds; `took_s` is what it took to make. Making orders takes
+/// a twentieth of the time at most, however many files wait.
+pub fn order_age_max_s(took_s: f64) -> f64 {
+    (20.0 * took_s).max(1.0)
+}
+
 /// Orders dirty files, first to be demoted first. Open files come last: they may change again.
 ///
 /// [`PlacementPolicy::Bbos`]: outdated versions; then highest MTBF; among applications of one MTBF the one whose candidate was

@@ -13,16 +13,21 @@ use forebay_wire::Service;
 use forebay_wire::control::FsckReport;
 use parking_lot::{Condvar, Mutex};
 
+use crate::base::conflicts::Conflicts;
+use crate::base::counters::Counters;
+use crate::base::errors::ErrorLog;
+use crate::base::settings::Settings;
+use crate::buffer::activity::Activity;
 use crate::buffer::ledger::Ledger;
 use crate::buffer::opens::OpenTable;
+use crate::buffer::queue::DrainQueue;
 use crate::buffer::tierset::{OVERFLOW, SSDS_MAX, TierSet};
 use crate::catalog::apps::Applications;
 use crate::catalog::rules::Rules;
 use crate::catalog::writers::Writers;
-use crate::core::{Core, Counters, ErrorLog, StopOrder};
+use crate::core::{Core, StopOrder};
 use crate::drain::demote;
-use crate::drain::queue::DrainQueue;
-use crate::files::conflicts::Conflicts;
+use crate::drain::picking::Picking;
 use crate::files::descriptors::Descriptors;
 use crate::files::{guard, unseen};
 use crate::integrity::scrub::Scrub;
@@ -31,13 +36,11 @@ use crate::lifecycle::facts::Facts;
 use crate::lifecycle::statefolder::open_store;
 use crate::lifecycle::{discard, monitor};
 use crate::orders::jobs::Jobs;
-use crate::plan::activity::Activity;
 use crate::plan::dedicated::Dedicated;
 use crate::plan::engine;
 use crate::plan::engine::Engine;
 use crate::plan::learning::Learning;
 use crate::service::Server;
-use crate::settings::Settings;
 use crate::starterror::{StartError, failed};
 use crate::threads::{Watched, join_all};
 
@@ -234,7 +237,7 @@ fn lost_tiers(loaded: &forebay_namespace::Loaded) -> impl Iterator<Item = foreba
 struct Scheduling {
     started: Instant,
     dedicated: Dedicated,
-    drain: DrainQueue,
+    picking: Picking,
     engine: Engine,
     learning: Learning,
     scrub: Scrub,
@@ -260,7 +263,7 @@ impl Scheduling {
         Ok(Scheduling {
             started,
             dedicated,
-            drain: DrainQueue::new(settings, started).map_err(failed(WHAT))?,
+            picking: Picking::new(&settings.demotion, started).map_err(failed(WHAT))?,
             engine: Engine::new(settings, started).map_err(failed(WHAT))?,
             learning: Learning::open(ns, settings, started).map_err(failed(WHAT))?,
             scrub: Scrub::load(ns).map_err(failed(WHAT))?,
@@ -276,7 +279,7 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
     let Scheduling {
         started,
         dedicated,
-        drain,
+        picking,
         engine,
         learning,
         scrub,
@@ -285,7 +288,8 @@ fn build_core(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Sch
     Core {
         ledger: Ledger::new(&tiers.limits(), settings.demotion.dirty_cap_fraction),
         activity: Activity::new(started),
-        drain,
+        drain: DrainQueue::new(settings.demotion.retry_after),
+        picking,
         engine,
         learning,
         dedicated,

@@ -2,6 +2,7 @@
 //! evicts and stages. What to do is decided in `policy`, bytes are moved in `tiers`, the rules of
 //! names and residency are in `namespace`.
 
+mod base;
 mod buffer;
 mod catalog;
 mod core;
@@ -13,17 +14,16 @@ mod lifecycle;
 mod orders;
 mod plan;
 mod service;
-mod settings;
 mod starterror;
 mod status;
 #[cfg(test)]
 mod testing;
 mod threads;
 
+pub use base::settings::{
+    DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, SsdSetting, Verify,
+};
 pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
 pub use instance::{Instance, StopReason, StopSummary, fsck_offline};
-pub use settings::{
-    DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, SsdSetting, Verify,
-};
 pub use starterror::StartError;

@@ -10,10 +10,10 @@ use forebay_types::{Cred, Handle, Ino, OpenFlags, TierId};
 use forebay_wire::{Link, WriteHow};
 use parking_lot::Mutex;
 
+use crate::base::settings::{Settings, SsdSetting};
 use crate::buffer::tierset::{DRAM, FIRST_SSD};
 use crate::core::Core;
 use crate::drain::demote;
-use crate::settings::{Settings, SsdSetting};
 
 /// Its flash directory.
 pub const FLASH: TierId = TierId(FIRST_SSD);
@@ -182,7 +182,7 @@ pub fn drain(core: &Core) {
     for object in core.drain.waiting() {
         core.drain.add_urgent(object);
     }
-    let batch = core.drain.next_batch(core);
+    let batch = core.next_batch();
     demote::demote_batch(core, &batch);
 }
 

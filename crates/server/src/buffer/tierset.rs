@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use crate::buffer::overflow::Overflow;
 use crate::buffer::private::make_private;
 
-use crate::settings::Settings;
+use crate::base::settings::Settings;
 
 /// Share of an ssd directory's file system that is left alone where no size was given.
 const SSD_LEFT_FREE_FRACTION: f64 = 0.05;

@@ -4,7 +4,7 @@ use forebay_policy::durability::Durability;
 use forebay_policy::publication::GroupMode;
 use forebay_policy::series::{Identity, identify};
 
-use crate::settings::PathRule;
+use crate::base::settings::PathRule;
 
 /// A piece of one component of a pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]

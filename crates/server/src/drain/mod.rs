@@ -1,4 +1,4 @@
-//! The way to the PFS: the queue, copies, and what leaves afterwards.
+//! The way to the PFS: the picking, copies, and what leaves afterwards.
 
 pub(crate) mod demote;
-pub(crate) mod queue;
+pub(crate) mod picking;

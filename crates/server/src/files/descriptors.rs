@@ -19,9 +19,9 @@ use forebay_tiers::{Object, TierKind, start_writeback, wait_writeback};
 use forebay_types::{Errno, TierId};
 use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::base::settings::Settings;
 use crate::buffer::opens::{OpenFile, SHARDS, Target};
 use crate::core::Core;
-use crate::settings::Settings;
 
 /// Parts of what the process may have left: for open files, for copies under way, for directories of the PFS. The rest is for whoever
 /// needs one for a moment, and for files of the PFS, which keep theirs.

@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{File, Flushed};
 use forebay_policy::durability::Durability;
-use forebay_policy::refuge::flash_with_room;
 use forebay_policy::schedule::{Class, Rest};
 use forebay_tiers::{Object, TierKind, wait_writeback};
 use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
@@ -236,37 +235,6 @@ impl Core {
             }
             Err(Refused::DirtyCap | Refused::Gone) => None,
         }
-    }
-
-    /// The object has moved to another tier: the copy on flash is it, or of no use any more.
-    pub fn leave_shadow(&self, file: &File, shadow: Option<(TierId, Generation)>, to: TierId) {
-        match shadow {
-            Some((flash, _)) if flash != to => self.drop_shadow(file, flash),
-            Some(_) => self.ledger.release_shadow(file.object),
-            None => {}
-        }
-    }
-
-    /// Removes a copy on flash that is of no use any more.
-    pub fn drop_shadow(&self, file: &File, flash: TierId) {
-        self.remove_left_behind(file, flash);
-        self.ledger.release_shadow(file.object);
-    }
-
-    /// The same for one that the record has forgotten, unless another fsync has made it anew since.
-    pub fn drop_outdated_shadow(&self, file: &File, flash: TierId) {
-        let _copying = file.copying();
-        let residency = file.lock().residency;
-        if residency.shadow.is_none() && residency.tier != flash {
-            failpoint::hit(failpoint::Point::ShadowDropped);
-            self.drop_shadow(file, flash);
-        }
-    }
-
-    /// The flash directory with the most room, if that is enough for so many bytes.
-    pub fn flash_for(&self, bytes: u64) -> Option<TierId> {
-        let index = flash_with_room(&self.ledger.spaces(), bytes)?;
-        Some(TierId(index as u8))
     }
 
     /// After the last close of a file that was fsynced: the copy on flash becomes the file, or goes.

@@ -202,7 +202,7 @@ impl Guard {
                 }
             }
         });
-        let helps = core.drain.can_free(core, growing.open.ino) && !core.pulse().is_given_up();
+        let helps = core.can_drain_for(growing.open.ino) && !core.pulse().is_given_up();
         let waits = match held {
             Hold::Braked { brake, since } => {
                 helps && since.elapsed() < PATIENCE && !brake.has_failed()

@@ -631,7 +631,7 @@ mod tests {
     /// As an fsync does that means the PFS.
     fn flush_to_pfs(core: &Core, object: ObjectId) {
         core.drain.add_urgent(object);
-        let batch = core.drain.next_batch(core);
+        let batch = core.next_batch();
         crate::drain::demote::demote_batch(core, &batch);
     }
 

@@ -2,9 +2,9 @@
 
 pub(crate) mod allocate;
 pub(crate) mod closing;
-pub(crate) mod conflicts;
 pub(crate) mod descriptors;
 pub(crate) mod fsync;
+pub(crate) mod garbage;
 pub(crate) mod guard;
 pub(crate) mod io;
 pub(crate) mod open;

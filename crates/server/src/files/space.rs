@@ -59,7 +59,7 @@ impl Core {
             return Ok(tier);
         }
         self.drain.hurry();
-        let frees = self.drain.can_free(self, Ino::ROOT) || self.has_garbage();
+        let frees = self.can_drain_for(Ino::ROOT) || self.has_garbage();
         let waits = !self.settings.wait_for_space.is_zero() && frees;
         match waiting_tier(&self.ledger.spaces(), file) {
             Some(index) if waits => Ok(TierId(index as u8)),
@@ -171,71 +171,6 @@ impl Core {
         clean
     }
 
-    /// Drops a clean copy that nobody has open. Answers with the bytes freed, or `None` if it stays.
-    pub fn evict(&self, file: &Arc<File>) -> Option<u64> {
-        let claim = match self.ns.pfs().pulse().is_silent() {
-            // Who has it may wait for the PFS.
-            true => self.opens.try_claim(file.ino)?,
-            false => self.opens.claim(file.ino),
-        };
-        if claim.is_open() {
-            return None;
-        }
-        self.evict_unopened(file)
-    }
-
-    /// The same for callers who have claimed the file and seen that it is not open.
-    pub fn evict_unopened(&self, file: &Arc<File>) -> Option<u64> {
-        let bytes = self.ledger.used_bytes(file.object);
-        match self.ns.evict(file) {
-            Ok(true) => {
-                self.counters
-                    .evicted_bytes
-                    .fetch_add(bytes, Ordering::Relaxed);
-                Some(bytes)
-            }
-            Ok(false) => None,
-            Err(error) => {
-                self.report(
-                    file.path(),
-                    error.errno(),
-                    format!("cannot be evicted: {error}"),
-                );
-                None
-            }
-        }
-    }
-
-    /// A clean file has no business in the overflow: the copy there only takes space on the PFS.
-    pub fn leave_overflow(&self, file: &Arc<File>) {
-        if self.overstays(file) && self.evict(file).is_some() {
-            self.wake_collector();
-        }
-        self.note_overstay(file);
-    }
-
-    fn overstays(&self, file: &File) -> bool {
-        let (tier, clean, unlinked) = {
-            let state = file.lock();
-            let residency = &state.residency;
-            (residency.tier, residency.clean, state.is_unlinked())
-        };
-        clean && !unlinked && self.tiers.kind(tier) == TierKind::Pfs
-    }
-
-    /// What could not be evicted, as where the store or the PFS has failed just then, is tried again if its close does not.
-    pub fn note_overstay(&self, file: &Arc<File>) {
-        if self.overstays(file) && self.opens.by_ino(file.ino).is_none() {
-            self.overstaying.lock().push(file.clone());
-        }
-    }
-
-    /// Those that could not leave before.
-    pub fn leave_overflow_late(&self) {
-        let late = std::mem::take(&mut *self.overstaying.lock());
-        late.iter().for_each(|file| self.leave_overflow(file));
-    }
-
     /// Admits `len` more bytes to a file that is written by requests. Waits for space if it may;
     /// a file that no tier has room for goes on in the overflow.
     pub fn admit(&self, open: &OpenFile, len: u64, may_wait: bool) -> Result<Room, Errno> {
@@ -271,7 +206,7 @@ impl Core {
                         self.move_on(open, len, refused)?;
                         continue;
                     }
-                    hopes = self.drain.can_free(self, open.ino) || self.has_garbage();
+                    hopes = self.can_drain_for(open.ino) || self.has_garbage();
                     if hopes {
                         self.drain.hurry();
                         self.wake_collector();
@@ -376,36 +311,6 @@ impl Core {
         self.remove_left_behind(&file, from);
         self.leave_shadow(&file, shadow, to);
         Ok(())
-    }
-
-    /// Removes the object that a migration has left in another tier.
-    pub fn remove_left_behind(&self, file: &File, tier: TierId) {
-        tracing::trace!(file = %file.object, ?tier, "left behind");
-        if let Some(slot) = self.tiers.get(tier)
-            && let Err(error) = slot.tier.remove(file.object)
-            && error.raw_os_error() != Some(libc::ENOENT)
-        {
-            let reason = format!(
-                "old copy in {} cannot be removed: {error}",
-                slot.tier.name()
-            );
-            self.report(file.path(), (&error).into(), reason);
-        }
-        failpoint::hit(failpoint::Point::MoveRemoved);
-    }
-
-    /// A copy that did not become the file goes, unless it is the one of an earlier fsync. That of a file that was unlinked
-    /// meanwhile may have been made after its objects were collected.
-    pub fn leave_copy(&self, file: &File, tier: TierId) {
-        let wanted = {
-            let state = file.lock();
-            let residency = &state.residency;
-            let shadow = residency.shadow.map(|(flash, _)| flash);
-            !state.is_unlinked() && (residency.tier == tier || shadow == Some(tier))
-        };
-        if !wanted {
-            self.remove_left_behind(file, tier);
-        }
     }
 
     fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Errno> {

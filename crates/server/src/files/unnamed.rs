@@ -93,13 +93,6 @@ impl Core {
         }
     }
 
-    /// Whether an object that is on record nowhere is what a file without a name, or one that was unlinked while it was open,
-    /// has left: nobody can ask for it any more.
-    pub fn is_unnamed(&self, object: ObjectId, identity: &Identity) -> bool {
-        let own = identity.object == object && identity.instance == self.ns.instance();
-        own && identity.is_unnamed()
-    }
-
     /// Gives a file a further name, or its first.
     pub fn link(&self, ino: Ino, to: &Link, cred: &Cred) -> Result<Attr, Errno> {
         let linked = match self.ns.node(ino)? {

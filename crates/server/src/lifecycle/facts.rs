@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use forebay_namespace::{Namespace, NsError};
 use serde::{Deserialize, Serialize};
 
-use crate::settings::{Settings, SsdSetting};
+use crate::base::settings::{Settings, SsdSetting};
 
 /// How the instance was last started: enough to check it offline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,12 +6,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, FileRecord, Garbage, Loaded, NsError, Residency};
+use forebay_namespace::{File, Garbage, Loaded, NsError, Residency};
 use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::core::Core;
-use crate::orders::unreachable::Stranded;
 use crate::starterror::{StartError, failed};
 
 /// Objects by tier.
@@ -107,24 +106,6 @@ impl Core {
         self.absorb_conflicts();
         self.collect_garbage();
         self.boot.record(&self.ns)
-    }
-
-    /// A record whose directory is not known: what it stands for counts, though it cannot be shown.
-    pub(crate) fn book_stranded(&self, object: ObjectId, record: &FileRecord) {
-        let tier = record.residency.tier;
-        if record.residency.clean || self.tiers.get(tier).is_none() {
-            return;
-        }
-        let found = self.tiers.open_object(tier, object).and_then(|o| o.stat());
-        let bytes = found.map_or(record.meta.allocated_bytes, |stat| stat.allocated_bytes);
-        self.ledger.arrive(object, tier, bytes, true);
-        let name = record.names.first().map(|(_, name)| name.clone());
-        let identity = self.tiers.get(tier).map(|slot| slot.tier.identity(object));
-        let path = match identity {
-            Some(Ok(Some(identity))) if identity.object == object => identity.path,
-            _ => name.unwrap_or_default(),
-        };
-        self.stranded.lock().push(Stranded { object, tier, path });
     }
 
     fn inventory(&self) -> Result<Inventory, Errno> {

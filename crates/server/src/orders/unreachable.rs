@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, File};
-use forebay_types::{Errno, ObjectId, TierId};
+use forebay_namespace::Dir;
+use forebay_types::{Errno, ObjectId};
 use forebay_wire::control::PathFailure;
 
 use crate::core::Core;
@@ -13,37 +13,7 @@ use crate::orders::asker::Asker;
 /// Why a command does nothing with them, and what does.
 const WHY: &str = "not on the PFS: its directory was removed or replaced there; `forebay fsck` puts it beside where it was";
 
-/// An undrained object whose directory was not known to the start.
-pub struct Stranded {
-    /// The object.
-    pub object: ObjectId,
-    /// Where it is.
-    pub tier: TierId,
-    /// What it was called, as far as that is known.
-    pub path: Vec<u8>,
-}
-
 impl Core {
-    /// Whether all directories that a file has names in are gone from the PFS.
-    pub fn is_stranded(&self, file: &File) -> bool {
-        self.is_stranded_as(file, &mut |dir| self.is_gone(dir))
-    }
-
-    fn is_stranded_as(&self, file: &File, is_gone: &mut dyn FnMut(&Arc<Dir>) -> bool) -> bool {
-        let names = file.lock().names.clone();
-        !names.is_empty() && names.iter().all(|(dir, _)| is_gone(dir))
-    }
-
-    fn is_gone(&self, dir: &Arc<Dir>) -> bool {
-        match (self.ns.open_dir(dir)).and_then(|d| Ok(self.ns.pfs().stat_dir(&d)?)) {
-            Ok(stat) => stat.nlink == 0,
-            Err(error) => matches!(
-                error.errno(),
-                Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR
-            ),
-        }
-    }
-
     /// Undrained files at or below `paths` that no walk comes by, as far as they are the user's; `seen` are those that one has come
     /// by, and the PFS is not asked about them. None while it is silent.
     pub fn unreachable(

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 
-use crate::settings::Settings;
+use crate::base::settings::Settings;
 
 /// Limits that differ by less than this share are not set anew.
 const SAME: f64 = 0.02;

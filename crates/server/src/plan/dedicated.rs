@@ -7,8 +7,8 @@ use forebay_policy::share::{ShareAdmission, ShareError, Shares, given_away_bytes
 use forebay_types::{ObjectId, format_size};
 use parking_lot::Mutex;
 
+use crate::base::settings::Settings;
 use crate::core::Core;
-use crate::settings::Settings;
 
 /// Shares there are unless a size is configured.
 const SHARES_DEFAULT: u64 = 8;

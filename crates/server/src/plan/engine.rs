@@ -17,12 +17,12 @@ use forebay_tiers::TierKind;
 use forebay_types::Errno;
 use parking_lot::{Condvar, Mutex};
 
+use crate::base::settings::Settings;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::core::Core;
 use crate::plan::block_io::BlockIo;
 use crate::plan::calibrate::Samples;
 use crate::plan::leaving::Leaving;
-use crate::settings::Settings;
 
 /// Between two looks at what was written.
 const TICK: Duration = Duration::from_millis(100);
@@ -434,7 +434,8 @@ impl Core {
 
     /// Whether an idle burst buffer is drained, and it is idle now.
     pub fn is_quiet(&self) -> bool {
-        self.drain.is_pause(self.activity.quiet_s())
+        let demotion = &self.settings.demotion;
+        demotion.idle && self.activity.quiet_s() >= demotion.idle_after.as_secs_f64()
     }
 
     /// Of so many bytes that may be dirty, what copies under way hold.

@@ -10,9 +10,9 @@ use forebay_types::{Cred, Handle, ObjectId, OpenFlags};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::base::settings::Settings;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::core::Core;
-use crate::settings::Settings;
 
 const NAME: &str = "learning";
 /// What was learned is on record after so long at the latest.

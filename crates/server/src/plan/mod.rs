@@ -1,6 +1,5 @@
 //! What is learned of the applications, and the limits and turns that follow from it.
 
-pub(crate) mod activity;
 pub(crate) mod block_io;
 pub(crate) mod calibrate;
 pub(crate) mod dedicated;

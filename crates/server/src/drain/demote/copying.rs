@@ -11,9 +11,9 @@ use forebay_tiers::{
 use forebay_types::{Errno, failpoint};
 
 use super::{Failure, on_pfs};
+use crate::base::settings::Verify;
 use crate::core::Core;
 use crate::integrity::atrest::{Looked, Purpose};
-use crate::settings::Verify;
 
 /// A copy on the PFS that is not published yet.
 pub(super) struct Made {

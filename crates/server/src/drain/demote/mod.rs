@@ -17,8 +17,8 @@ use forebay_namespace::{Confirmed, Demotion, Dir, File, NsError, Placed};
 use forebay_tiers::{CopyReport, PfsDir, TierKind};
 use forebay_types::{Errno, ObjectId, failpoint};
 
+use crate::buffer::queue::Finished;
 use crate::core::Core;
-use crate::drain::queue::Finished;
 use copying::Made;
 
 /// While the PFS is silent, demoters look this often whether it answers again.
@@ -60,7 +60,7 @@ pub fn run(core: &Arc<Core>) {
             std::thread::sleep(SILENT_PAUSE);
             continue;
         }
-        let batch = core.drain.next_batch(core);
+        let batch = core.next_batch();
         if !batch.is_empty() {
             demote_batch(core, &batch);
         }

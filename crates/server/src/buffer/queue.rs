@@ -1,22 +1,11 @@
-//! Which files wait for their demotion, and when it is their turn.
+//! Which files wait for their demotion. When it is whose turn, the drain decides.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use forebay_policy::demotion::{DrainItem, batch_bytes, drain_order, order_demotion};
-use forebay_policy::throttle::{DemotionPace, Load};
-use forebay_policy::trigger::{Drive, Trigger, TriggerConfig};
-use forebay_policy::victims::{Treatment, treatment};
-use forebay_types::{Ino, ObjectId};
+use forebay_types::ObjectId;
 use parking_lot::{Condvar, Mutex};
 
-use crate::core::Core;
-use crate::settings::Settings;
-
-/// The order is computed anew after this long even if files are left in it.
-const ORDER_AGE_MAX: Duration = Duration::from_secs(1);
-/// Most files in one batch: they share their flushes.
-const BATCH_FILES_MAX: usize = 1024;
 /// Longest wait between two tries of a demotion that fails.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 /// Pieces of a copy from this size on count for the progress of those who wait: smaller files are done at once.
@@ -25,15 +14,17 @@ const SHOWN_BYTES: u64 = 128 << 10;
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 /// After a writer asked for space, demotion runs for this long whatever the trigger says.
 const HURRY_FOR: Duration = Duration::from_millis(500);
-
 /// The same where files are to leave: until the next look at them.
 const NUDGE_FOR: Duration = Duration::from_millis(1500);
+/// So many files are looked at for one that can be demoted.
+const LOOKED_AT_MAX: usize = 64;
 
 struct Retry {
     at: Instant,
     after: Duration,
 }
 
+#[derive(Default)]
 struct Inner {
     /// Dirty files that nobody writes.
     waiting: HashSet<ObjectId>,
@@ -41,10 +32,7 @@ struct Inner {
     urgent: VecDeque<ObjectId>,
     /// The same, for looking up.
     urged: HashSet<ObjectId>,
-    order: VecDeque<ObjectId>,
-    ordered_at: Instant,
     retries: HashMap<ObjectId, Retry>,
-    trigger: Trigger,
     hurry_until: Option<Instant>,
     nudged_until: Option<Instant>,
     drain_all: bool,
@@ -56,9 +44,15 @@ struct Inner {
     arrived: Option<Instant>,
     /// How far large files under way have come.
     copied: HashMap<ObjectId, u64>,
+    /// Counts what wakes a demoter that has nothing to do.
+    asked: u64,
 }
 
 impl Inner {
+    fn is_ready(&self, object: &ObjectId, now: Instant) -> bool {
+        self.retries.get(object).is_none_or(|retry| retry.at <= now)
+    }
+
     fn is_starved(&self) -> bool {
         self.hurry_until.is_some_and(|until| Instant::now() < until)
     }
@@ -95,50 +89,43 @@ impl Finished {
     }
 }
 
+/// What bounds one batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// Most files.
+    pub files: usize,
+    /// The batch ends with the file that reaches this.
+    pub bytes: u64,
+}
+
+/// What is to be drained, and how soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// Somebody waits for the demotion of a file.
+    pub is_urgent: bool,
+    /// Files wait that nobody waits for.
+    pub has_waiting: bool,
+    /// A writer needs space, files are to leave, or everything is to be drained: the trigger does not count.
+    pub is_ordered: bool,
+}
+
 /// The queue of demotions.
 pub struct DrainQueue {
     inner: Mutex<Inner>,
     wake: Condvar,
     settled: Condvar,
-    origin: Instant,
-    idle: bool,
-    idle_s: f64,
     retry_after: Duration,
 }
 
 impl DrainQueue {
-    /// An empty queue.
-    pub fn new(settings: &Settings, origin: Instant) -> Result<DrainQueue, String> {
-        let settings = &settings.demotion;
-        // Where no plan says when.
-        let mut config = TriggerConfig::starting_at(settings.start_fraction);
-        config.idle_s = settings.idle_after.as_secs_f64();
-        let trigger = Trigger::new(config, 0.0).map_err(|e| e.to_string())?;
-        Ok(DrainQueue {
-            inner: Mutex::new(Inner {
-                waiting: HashSet::new(),
-                urgent: VecDeque::new(),
-                urged: HashSet::new(),
-                order: VecDeque::new(),
-                ordered_at: origin,
-                retries: HashMap::new(),
-                trigger,
-                hurry_until: None,
-                nudged_until: None,
-                drain_all: false,
-                in_flight: 0,
-                urged_in_flight: HashSet::new(),
-                recent: VecDeque::new(),
-                arrived: None,
-                copied: HashMap::new(),
-            }),
+    /// An empty queue. A demotion that fails is tried again after `retry_after`, then after longer and longer pauses.
+    pub fn new(retry_after: Duration) -> DrainQueue {
+        DrainQueue {
+            inner: Mutex::default(),
             wake: Condvar::new(),
             settled: Condvar::new(),
-            origin,
-            idle: settings.idle,
-            idle_s: settings.idle_after.as_secs_f64(),
-            retry_after: settings.retry_after,
-        })
+            retry_after,
+        }
     }
 
     /// A file is dirty and nobody writes it.
@@ -155,6 +142,7 @@ impl DrainQueue {
         if inner.urged.insert(object) {
             inner.urgent.push_back(object);
         }
+        inner.asked += 1;
         drop(inner);
         self.wake.notify_all();
     }
@@ -168,6 +156,7 @@ impl DrainQueue {
             .is_none_or(|r| r.at <= Instant::now());
         if ready && inner.waiting.contains(&object) && inner.urged.insert(object) {
             inner.urgent.push_back(object);
+            inner.asked += 1;
             drop(inner);
             self.wake.notify_all();
         }
@@ -190,13 +179,19 @@ impl DrainQueue {
 
     /// A writer needs space.
     pub fn hurry(&self) {
-        self.inner.lock().hurry_until = Some(Instant::now() + HURRY_FOR);
+        let mut inner = self.inner.lock();
+        inner.hurry_until = Some(Instant::now() + HURRY_FOR);
+        inner.asked += 1;
+        drop(inner);
         self.wake.notify_all();
     }
 
     /// Files are to leave the burst buffer: they are demoted for a while whatever the trigger says, but no faster than else.
     pub fn nudge(&self) {
-        self.inner.lock().nudged_until = Some(Instant::now() + NUDGE_FOR);
+        let mut inner = self.inner.lock();
+        inner.nudged_until = Some(Instant::now() + NUDGE_FOR);
+        inner.asked += 1;
+        drop(inner);
         self.wake.notify_all();
     }
 
@@ -205,6 +200,7 @@ impl DrainQueue {
         let mut inner = self.inner.lock();
         inner.drain_all = on;
         inner.retries.clear();
+        inner.asked += 1;
         drop(inner);
         self.wake.notify_all();
     }
@@ -221,11 +217,6 @@ impl DrainQueue {
             || inner.is_starved()
             || !inner.urgent.is_empty()
             || !inner.urged_in_flight.is_empty()
-    }
-
-    /// Whether a burst buffer that has been quiet for so long is drained.
-    pub fn is_pause(&self, quiet_s: f64) -> bool {
-        self.idle && quiet_s >= self.idle_s
     }
 
     /// Whether files wait or are on their way.
@@ -245,20 +236,23 @@ impl DrainQueue {
         self.settled.notify_all();
     }
 
-    /// Whether waiting may help a writer: something other than its own file can be demoted.
-    pub fn can_free(&self, core: &Core, writer: Ino) -> bool {
+    /// Whether waiting may help a writer: a demotion is under way, or one of the files that could be next `may_go`.
+    pub fn can_free(&self, may_go: impl FnMut(&ObjectId) -> bool) -> bool {
         let inner = self.inner.lock();
         if inner.in_flight > 0 {
             return true;
         }
         let now = Instant::now();
-        let ready = |o: &&ObjectId| inner.retries.get(o).is_none_or(|r| r.at <= now);
-        inner
+        let ready = inner
             .waiting
             .iter()
-            .filter(ready)
-            .take(64)
-            .any(|object| core.file(*object).is_some_and(|file| file.ino != writer))
+            .filter(|object| inner.is_ready(object, now));
+        ready
+            .copied()
+            .take(LOOKED_AT_MAX)
+            .collect::<Vec<_>>()
+            .iter()
+            .any(may_go)
     }
 
     /// Files whose last try failed, and when the next of them is tried.
@@ -346,142 +340,84 @@ impl DrainQueue {
         self.settled.wait_for(&mut self.inner.lock(), timeout);
     }
 
-    /// The next files to demote together; empty if there is nothing to do now. Waits a little.
-    pub fn next_batch(&self, core: &Core) -> Vec<ObjectId> {
-        let mut inner = self.inner.lock();
-        let batch = self.pick(&mut inner, core);
-        if !batch.is_empty() || core.is_ending() {
-            return batch;
+    /// What is to be done now.
+    pub fn demand(&self) -> Demand {
+        let inner = self.inner.lock();
+        let now = Instant::now();
+        let until = [inner.hurry_until, inner.nudged_until];
+        let is_asked_for = until.into_iter().flatten().any(|until| now < until);
+        Demand {
+            is_urgent: !inner.urgent.is_empty(),
+            has_waiting: !inner.waiting.is_empty(),
+            is_ordered: inner.drain_all || is_asked_for,
         }
-        self.wake.wait_for(&mut inner, Duration::from_millis(50));
-        self.pick(&mut inner, core)
     }
 
-    fn pick(&self, inner: &mut Inner, core: &Core) -> Vec<ObjectId> {
-        if inner.urgent.is_empty() && !self.is_time(inner, core) {
-            return Vec::new();
-        }
-        let mut batch = Vec::new();
-        let mut bytes = 0;
-        let (_, capacity) = core.ledger.dirty_and_capacity();
-        let most_files = batch_files_max(core);
-        let most_bytes = batch_bytes(capacity, core.engine.demotion_limit_bytes_per_s());
-        while let Some(object) = inner.urgent.pop_front() {
+    /// Waiting files that may be tried now.
+    pub fn ready(&self) -> Vec<ObjectId> {
+        let inner = self.inner.lock();
+        let now = Instant::now();
+        let ready = inner
+            .waiting
+            .iter()
+            .filter(|object| inner.is_ready(object, now));
+        ready.copied().collect()
+    }
+
+    /// Takes the next files that somebody waits for; they are on their way from here on.
+    pub fn take_urgent(
+        &self,
+        limits: BatchLimits,
+        bytes_of: impl Fn(ObjectId) -> u64,
+    ) -> Vec<ObjectId> {
+        let mut inner = self.inner.lock();
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < limits.files && (batch.is_empty() || bytes < limits.bytes) {
+            let Some(object) = inner.urgent.pop_front() else {
+                break;
+            };
             inner.urged.remove(&object);
             inner.waiting.remove(&object);
             inner.urged_in_flight.insert(object);
-            bytes += core.ledger.used_bytes(object);
+            bytes += bytes_of(object);
             batch.push(object);
-            if batch.len() >= most_files || bytes >= most_bytes {
-                break;
-            }
-        }
-        if batch.is_empty() {
-            self.pick_in_order(inner, core, &mut batch, most_bytes);
         }
         inner.in_flight += batch.len();
         batch
     }
 
-    fn pick_in_order(
+    /// Takes files from the head of an order, as far as they still wait; they are on their way from here on.
+    pub fn take(
         &self,
-        inner: &mut Inner,
-        core: &Core,
-        batch: &mut Vec<ObjectId>,
-        most_bytes: u64,
-    ) {
-        let now = Instant::now();
-        if inner.order.is_empty() || now - inner.ordered_at > ORDER_AGE_MAX {
-            inner.order = ordered(core, &inner.waiting, &inner.retries, now);
-            inner.ordered_at = now;
-        }
-        let mut bytes = 0;
-        let most_files = batch_files_max(core);
-        while batch.len() < most_files && (batch.is_empty() || bytes < most_bytes) {
-            let Some(object) = inner.order.pop_front() else {
+        order: &mut VecDeque<ObjectId>,
+        limits: BatchLimits,
+        bytes_of: impl Fn(ObjectId) -> u64,
+    ) -> Vec<ObjectId> {
+        let mut inner = self.inner.lock();
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while batch.len() < limits.files && (batch.is_empty() || bytes < limits.bytes) {
+            let Some(object) = order.pop_front() else {
                 break;
             };
             if inner.waiting.remove(&object) {
-                bytes += core.ledger.used_bytes(object);
+                bytes += bytes_of(object);
                 batch.push(object);
             }
         }
+        inner.in_flight += batch.len();
+        batch
     }
 
-    fn is_time(&self, inner: &mut Inner, core: &Core) -> bool {
-        if inner.waiting.is_empty() {
-            return false;
-        }
-        let now = Instant::now();
-        let until = [inner.hurry_until, inner.nudged_until];
-        if inner.drain_all || until.into_iter().flatten().any(|until| now < until) {
-            return true;
-        }
-        let (dirty, capacity) = core.ledger.dirty_and_capacity();
-        inner.trigger.on_foreground(core.activity.last_s());
-        // Files in the overflow and empty ones are waiting too, but hold no bytes of ours.
-        let now_s = (now - self.origin).as_secs_f64();
-        let limit_bytes = capacity.min(core.ledger.dirty_cap_bytes()) as f64;
-        let load = Load {
-            dwsf_bytes: core.learning.dwsf_bytes() as f64,
-            dirty_bytes: dirty.max(1) as f64,
-            limit_bytes,
-            under_way_bytes: core.under_way_bytes(limit_bytes),
-            was_full: core.engine.is_full(),
-            is_idle: core.is_quiet(),
-            is_starved: false,
-        };
-        if let Some(pace) = core.engine.demotion_pace(&load) {
-            return pace != DemotionPace::Stop;
-        }
-        match inner.trigger.drive(dirty.max(1), capacity, now_s) {
-            Drive::Stop => false,
-            Drive::Idle => self.idle,
-            Drive::Paced | Drive::Full => true,
+    /// How often somebody has asked for something so far: for [`DrainQueue::wait_asked`].
+    pub fn asked(&self) -> u64 {
+        self.inner.lock().asked
+    }
+
+    /// Waits until somebody has asked for something since `asked` was read, at most for `timeout`.
+    pub fn wait_asked(&self, asked: u64, timeout: Duration) {
+        let mut inner = self.inner.lock();
+        if inner.asked == asked {
+            self.wake.wait_for(&mut inner, timeout);
         }
     }
-}
-
-/// Copies of a batch are all open until it is flushed.
-fn batch_files_max(core: &Core) -> usize {
-    BATCH_FILES_MAX.min(core.descriptors.batch_files_max)
-}
-
-/// Victims by the policy's order, the head of them in the order that the PFS likes.
-fn ordered(
-    core: &Core,
-    waiting: &HashSet<ObjectId>,
-    retries: &HashMap<ObjectId, Retry>,
-    now: Instant,
-) -> VecDeque<ObjectId> {
-    let ready = waiting
-        .iter()
-        .filter(|o| retries.get(o).is_none_or(|r| r.at <= now));
-    let mut candidates: Vec<_> = ready
-        .map(|&object| {
-            core.apps
-                .candidate(object, core.ledger.used_bytes(object), false)
-        })
-        .collect();
-    order_demotion(core.engine.placement(), &mut candidates, core.apps.now_s());
-    if let Some(every) = core.settings.engine.keep_every {
-        // A stable sort: postponed ones go last, each part in its order.
-        candidates
-            .sort_by_key(|c| treatment(Some(every), c.version, c.outdated) == Treatment::Postpone);
-    }
-    let head = candidates.len().min(BATCH_FILES_MAX * 2);
-    let mut items: Vec<DrainItem> = candidates[..head]
-        .iter()
-        .map(|c| DrainItem {
-            id: c.id,
-            path: core
-                .file(ObjectId(c.id))
-                .map(|f| f.path())
-                .unwrap_or_default(),
-            bytes: c.bytes,
-        })
-        .collect();
-    drain_order(&mut items);
-    let rest = candidates[head..].iter().map(|c| ObjectId(c.id));
-    items.iter().map(|i| ObjectId(i.id)).chain(rest).collect()
 }

@@ -1,0 +1,62 @@
+//! What every room stands on.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_tiers::Pulse;
+use forebay_types::Errno;
+
+use crate::core::Core;
+
+impl Core {
+    /// Whether threads are to end.
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
+    }
+
+    /// Whether the PFS answers.
+    pub fn pulse(&self) -> &Pulse {
+        self.ns.pfs().pulse()
+    }
+
+    /// One line for a person, if the PFS has been given up.
+    pub fn given_up(&self) -> Option<String> {
+        let silent = self.pulse().silent_for()?;
+        self.pulse().is_given_up().then(|| {
+            let silent = Duration::from_secs(silent.as_secs());
+            let silent = forebay_types::format_duration(silent);
+            format!("the PFS has not answered for {silent}")
+        })
+    }
+
+    /// Remembers an error and says it in the log.
+    pub fn report(&self, path: Vec<u8>, errno: Errno, reason: String) {
+        // The log bounds lines by the place that says them: many files shall not hide what is below them all.
+        match path.starts_with(b"(") {
+            true => tracing::warn!("{}: {reason}", path.escape_ascii()),
+            false => tracing::warn!("{}: {reason}", path.escape_ascii()),
+        }
+        self.remember(path, errno, reason);
+    }
+
+    /// The same for bytes that are lost: the log names more of those.
+    pub fn report_loss(&self, path: Vec<u8>, errno: Errno, reason: String) {
+        tracing::error!("{}: {reason}", path.escape_ascii());
+        self.remember(path, errno, reason);
+    }
+
+    fn remember(&self, path: Vec<u8>, errno: Errno, reason: String) {
+        self.counters.errors.fetch_add(1, Ordering::Relaxed);
+        self.errors.add(path, errno, reason);
+    }
+
+    /// Of a file that was removed there is nothing left to be done.
+    pub fn forget_error(&self, parent: forebay_types::Ino, name: &[u8]) {
+        if self.errors.is_empty() {
+            return;
+        }
+        if let Ok(forebay_namespace::Node::Dir(dir)) = self.ns.node(parent) {
+            self.errors.clear(&dir.path_of(name));
+        }
+    }
+}

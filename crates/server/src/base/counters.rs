@@ -1,0 +1,41 @@
+//! Counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Monotone counts since the state was made or the server started.
+#[derive(Default)]
+pub struct Counters {
+    /// Written to the PFS and verified, bytes.
+    pub demoted_bytes: AtomicU64,
+    /// Likewise, files.
+    pub demoted_files: AtomicU64,
+    /// Dropped clean copies, bytes.
+    pub evicted_bytes: AtomicU64,
+    /// Files that went straight to the PFS because they were colder than what was here.
+    pub direct_files: AtomicU64,
+    /// Objects removed, bytes.
+    pub deleted_bytes: AtomicU64,
+    /// Writes that waited for space.
+    pub waited_writes: AtomicU64,
+    /// How long they did, all together, microseconds.
+    pub space_wait_us: AtomicU64,
+    /// Bytes written by programs through requests or seen at close.
+    pub written_bytes: AtomicU64,
+    /// Errors.
+    pub errors: AtomicU64,
+}
+
+impl Counters {
+    /// Mean size of what was demoted, bytes; 0 before the first file.
+    pub fn mean_demoted_bytes(&self) -> f64 {
+        let files = self.demoted_files.load(Ordering::Relaxed);
+        self.demoted_bytes.load(Ordering::Relaxed) as f64 / files.max(1) as f64
+    }
+
+    /// A write has waited for space for so long.
+    pub fn note_space_wait(&self, waited: Duration) {
+        self.space_wait_us
+            .fetch_add(waited.as_micros() as u64, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,39 @@
+//! What a file's names and attributes say of it.
+
+use forebay_namespace::File;
+use forebay_policy::durability::Durability;
+
+use crate::core::Core;
+
+impl Core {
+    /// What fsync promises for a path.
+    pub fn durability_of(&self, path: &[u8]) -> Durability {
+        self.rules.durability(path).unwrap_or(self.durability)
+    }
+
+    /// What its fsync promises: of several names, the strongest promise counts.
+    pub fn durability_of_file(&self, file: &File) -> Durability {
+        let names = file.lock().names.clone();
+        let rungs = names
+            .iter()
+            .map(|(dir, name)| self.durability_of(&dir.path_of(name)));
+        rungs.max().unwrap_or(Durability::Memory)
+    }
+
+    /// Application and version that somebody has set on the file itself. Only of dirty files, whose
+    /// attributes are on record: those of others would cost a request to the PFS each.
+    pub fn name_by_xattrs(&self, file: &File) {
+        let state = file.lock();
+        let value = |name: &[u8]| {
+            let found = state.xattrs.iter().find(|(n, _)| n == name)?;
+            String::from_utf8(found.1.clone()).ok()
+        };
+        let application = value(b"user.forebay.app");
+        let version = value(b"user.forebay.version").and_then(|v| v.trim().parse().ok());
+        drop(state);
+        if application.is_some() || version.is_some() {
+            self.apps
+                .name_explicitly(file.object, application.as_deref(), version);
+        }
+    }
+}

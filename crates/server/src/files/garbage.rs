@@ -1,0 +1,119 @@
+//! Objects that nobody names or has open any more.
+
+use std::sync::atomic::Ordering;
+
+use forebay_tiers::TierKind;
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
+
+use crate::core::Core;
+
+impl Core {
+    /// Removes objects that nobody names or has open any more.
+    pub fn collect_garbage(&self) {
+        self.collecting.fetch_add(1, Ordering::SeqCst);
+        self.collect_found();
+        self.collecting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether objects are to be removed, or are just being: they are going to give space back.
+    pub fn has_garbage(&self) -> bool {
+        self.ns.has_garbage() || self.collecting.load(Ordering::SeqCst) > 0
+    }
+
+    fn collect_found(&self) {
+        let mut removed = Vec::new();
+        self.let_go_unnamed();
+        let found = self.ns.take_garbage();
+        if self.is_on_flash(&found)
+            && let Err(error) = self.ns.sync()
+        {
+            // A loss of power might bring the record back, but not what it stands for.
+            tracing::warn!("removed objects stay for now: {error}");
+            found.into_iter().for_each(|g| self.ns.add_garbage(g));
+            return;
+        }
+        for garbage in found {
+            let file = self.files.write().remove(&garbage.object);
+            self.drain.forget(garbage.object);
+            if let Some(file) = &file
+                && let Some(open) = self.opens.by_ino(file.ino)
+                && open.may_hold(garbage.object)
+            {
+                // The last close collects it.
+                self.files.write().insert(garbage.object, file.clone());
+                self.ns.add_garbage(garbage);
+                continue;
+            }
+            // An open file may have moved after it was unlinked.
+            let now = file.as_ref().map(|file| file.lock().residency);
+            let moved = [
+                now.map(|r| r.tier),
+                now.and_then(|r| r.shadow).map(|(tier, _)| tier),
+            ];
+            let tiers: Vec<_> = garbage.tiers.iter().chain(&moved).copied().collect();
+            if self.remove_objects(garbage.object, &tiers) {
+                removed.push(garbage.object);
+            }
+            let bytes = self.ledger.used_bytes(garbage.object);
+            self.counters
+                .deleted_bytes
+                .fetch_add(bytes, Ordering::Relaxed);
+            self.ledger.depart(garbage.object);
+            self.apps.left(garbage.object);
+            self.rest.forget(garbage.object);
+        }
+        if removed.is_empty() {
+            return;
+        }
+        failpoint::hit(failpoint::Point::GarbageObjects);
+        self.removed.lock().extend(removed);
+    }
+
+    fn is_on_flash(&self, garbage: &[forebay_namespace::Garbage]) -> bool {
+        let mut tiers = garbage.iter().flat_map(|g| g.tiers).flatten();
+        tiers.any(|tier| self.tiers.kind(tier) != TierKind::Dram)
+    }
+
+    /// Takes removed objects off the record, once their removal survives power loss: an object that
+    /// came back without one would be taken for a file that nobody has recorded yet.
+    pub fn forget_removed(&self) -> Result<(), Errno> {
+        let removed = std::mem::take(&mut *self.removed.lock());
+        if removed.is_empty() {
+            return Ok(());
+        }
+        let mut flash = self.tiers.iter().filter(|(_, s)| s.kind == TierKind::Ssd);
+        let synced = flash.try_for_each(|(_, slot)| slot.tier.sync_all());
+        let forgotten = synced
+            .map_err(Errno::from)
+            .and_then(|()| Ok(self.ns.garbage_removed(&removed)?));
+        if forgotten.is_err() {
+            self.removed.lock().extend(removed);
+        }
+        forgotten
+    }
+
+    fn remove_objects(&self, object: ObjectId, tiers: &[Option<TierId>]) -> bool {
+        tracing::trace!(%object, ?tiers, "removed");
+        let mut all = true;
+        for tier in tiers.iter().flatten() {
+            let Some(slot) = self.tiers.get(*tier) else {
+                continue;
+            };
+            if slot.kind == TierKind::Pfs && self.pulse().is_silent() {
+                // It stays marked as garbage, and the next start removes it.
+                all = false;
+                continue;
+            }
+            match slot.tier.remove(object) {
+                Ok(()) => {}
+                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(e) => {
+                    all = false;
+                    let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
+                    self.report(path, (&e).into(), format!("cannot be removed: {e}"));
+                }
+            }
+        }
+        all
+    }
+}
