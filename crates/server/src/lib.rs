@@ -5,14 +5,15 @@
 mod base;
 mod buffer;
 mod catalog;
-mod core;
 mod drain;
 mod files;
 mod instance;
 mod integrity;
 mod lifecycle;
+mod opening;
 mod orders;
 mod plan;
+mod rooms;
 mod service;
 mod starterror;
 mod status;

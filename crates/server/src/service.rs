@@ -8,24 +8,25 @@ use forebay_types::{Cred, Errno, Handle, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Dirent, Peer, Reply, Request, Response, Service};
 
-use crate::core::{Core, StopOrder};
+use crate::base::life::StopOrder;
 use crate::orders::asker::Asker;
 use crate::orders::jobs;
+use crate::rooms::Rooms;
 
 /// A job that is not finished so long after the PFS was given up blocks in a call on it.
 const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// Who waits for an answer looks this often whether it can still come.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Serves requests on a [`Core`].
+/// Serves requests on a [`Rooms`].
 pub struct Server {
-    core: Arc<Core>,
+    rooms: Arc<Rooms>,
 }
 
 impl Server {
-    /// Serves this core.
-    pub fn new(core: Arc<Core>) -> Server {
-        Server { core }
+    /// Serves this rooms.
+    pub fn new(rooms: Arc<Rooms>) -> Server {
+        Server { rooms }
     }
 }
 
@@ -66,7 +67,7 @@ impl Server {
     }
 
     fn answer_open(&self, peer: Peer<'_>, request: Request) -> Result<Reply, Errno> {
-        let core = &self.core;
+        let rooms = &self.rooms;
         Ok(match request {
             Request::Create {
                 link,
@@ -75,8 +76,8 @@ impl Server {
                 cred,
             } => {
                 let (attr, opened, descriptor) =
-                    core.create(&link, perm, flags, cred, peer.local)?;
-                core.note_opened(opened.handle, flags, &cred);
+                    rooms.files.create(&link, perm, flags, cred, peer.local)?;
+                rooms.plan.note_opened(opened.handle, flags, &cred);
                 Reply {
                     response: Response::Created(attr, opened),
                     descriptor,
@@ -88,13 +89,13 @@ impl Server {
                 flags,
                 cred,
             } => {
-                let (attr, opened) = core.create_unnamed(parent, perm, flags, cred)?;
-                core.note_opened(opened.handle, flags, &cred);
+                let (attr, opened) = rooms.files.create_unnamed(parent, perm, flags, cred)?;
+                rooms.plan.note_opened(opened.handle, flags, &cred);
                 Response::Created(attr, opened).into()
             }
             Request::Open { ino, flags, cred } => {
-                let (opened, descriptor) = core.open(ino, flags, peer.local)?;
-                core.note_opened(opened.handle, flags, &cred);
+                let (opened, descriptor) = rooms.files.open(ino, flags, peer.local)?;
+                rooms.plan.note_opened(opened.handle, flags, &cred);
                 Reply {
                     response: Response::Opened(opened),
                     descriptor,
@@ -110,11 +111,11 @@ impl Server {
         payload: &[u8],
         into: &mut [u8],
     ) -> Result<Reply, Errno> {
-        let core = &self.core;
+        let rooms = &self.rooms;
         let would_wait = |done: Option<Response>| done.unwrap_or(Response::WouldWait);
         Ok(match request {
             Request::Release { handle } => {
-                core.release(handle)?;
+                rooms.files.release(handle)?;
                 Response::Done.into()
             }
             Request::Read {
@@ -123,18 +124,18 @@ impl Server {
                 len,
             } => {
                 let len = (len as usize).min(into.len());
-                Response::Moved(core.read(handle, offset, &mut into[..len])? as u32).into()
+                Response::Moved(rooms.files.read(handle, offset, &mut into[..len])? as u32).into()
             }
             Request::Write {
                 handle,
                 offset,
                 how,
             } => {
-                let written = core.write(handle, offset, payload, how)?;
+                let written = rooms.files.write(handle, offset, payload, how)?;
                 would_wait(written.map(|n| Response::Moved(n as u32))).into()
             }
             Request::Fsync { handle, data_only } => {
-                core.fsync(handle, data_only)?;
+                rooms.files.fsync(handle, data_only)?;
                 Response::Done.into()
             }
             Request::Space {
@@ -146,40 +147,42 @@ impl Server {
                 may_wait,
             } => {
                 let range = (offset, len);
-                let done = core.change_space(handle, change, range, drop_suid, may_wait)?;
+                let done = rooms
+                    .files
+                    .change_space(handle, change, range, drop_suid, may_wait)?;
                 would_wait(done.map(|()| Response::Done)).into()
             }
             Request::Seek {
                 handle,
                 offset,
                 what,
-            } => Response::Position(core.seek(handle, offset, what)?).into(),
+            } => Response::Position(rooms.files.seek(handle, offset, what)?).into(),
             _ => return Err(Errno::ENOSYS),
         })
     }
 
     fn answer_tree(&self, request: Request) -> Result<Response, Errno> {
-        let core = &self.core;
-        let ns = &core.ns;
+        let rooms = &self.rooms;
+        let ns = &rooms.base.ns();
         Ok(match request {
             Request::Lookup(link) => {
                 let found = ns.lookup(link.parent, &link.name)?;
-                Response::Attr(core.live_attr(found.attr, found.file.as_ref())?)
+                Response::Attr(rooms.files.live_attr(found.attr, found.file.as_ref())?)
             }
             Request::Forget(nodes) => {
                 nodes
                     .iter()
                     .for_each(|(ino, count)| ns.forget(*ino, *count));
-                core.note_forgotten(&nodes);
+                rooms.files.note_forgotten(&nodes);
                 Response::Done
             }
-            Request::Getattr { ino, .. } => Response::Attr(core.getattr(ino)?),
+            Request::Getattr { ino, .. } => Response::Attr(rooms.files.getattr(ino)?),
             Request::Setattr {
                 ino,
                 handle,
                 set,
                 cred,
-            } => Response::Attr(core.setattr(ino, handle, &set, cred)?),
+            } => Response::Attr(rooms.files.setattr(ino, handle, &set, cred)?),
             Request::Readlink { ino } => Response::Bytes(ns.readlink(ino)?),
             Request::Mknod {
                 link,
@@ -187,22 +190,26 @@ impl Server {
                 rdev,
                 cred,
             } => Response::Attr(ns.mknod(link.parent, &link.name, mode, rdev, &cred)?),
-            Request::Mkdir { link, perm, cred } => Response::Attr(core.mkdir(&link, perm, &cred)?),
+            Request::Mkdir { link, perm, cred } => {
+                Response::Attr(rooms.orders.mkdir(&link, perm, &cred)?)
+            }
             Request::Symlink { link, target, cred } => {
                 Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?)
             }
-            Request::Link { ino, link, cred } => Response::Attr(core.link(ino, &link, &cred)?),
+            Request::Link { ino, link, cred } => {
+                Response::Attr(rooms.files.link(ino, &link, &cred)?)
+            }
             Request::Statfs => Response::Statfs(ns.statfs()?),
             Request::Pulse => {
                 let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
                 Response::Pulse {
-                    silent_ms: core.pulse().silent_for().map_or(0, ms),
-                    give_up_after_ms: ms(core.pulse().give_up_after()),
+                    silent_ms: rooms.base.pulse().silent_for().map_or(0, ms),
+                    give_up_after_ms: ms(rooms.base.pulse().give_up_after()),
                 }
             }
             Request::OpenDir { ino } => {
                 ns.check_dir(ino)?;
-                Response::OpenedDir(core.opens.add_dir(ino))
+                Response::OpenedDir(rooms.buffer.opens().add_dir(ino))
             }
             Request::ReadDir { handle, offset } => {
                 let entries = self.entries(handle, offset)?;
@@ -211,7 +218,7 @@ impl Server {
                 Response::Entries(entries[from..to].to_vec())
             }
             Request::CloseDir { handle } => {
-                core.opens.remove_dir(handle)?;
+                rooms.buffer.opens().remove_dir(handle)?;
                 Response::Done
             }
             other => return self.answer_names(other),
@@ -220,24 +227,29 @@ impl Server {
 
     /// A directory that is read from the start, by rewinddir(3) too, shows what is in it then.
     fn entries(&self, handle: Handle, offset: u64) -> Result<Arc<Vec<Dirent>>, Errno> {
-        let core = &self.core;
+        let rooms = &self.rooms;
         if offset > 0 {
-            return core.opens.entries(handle);
+            return rooms.buffer.opens().entries(handle);
         }
-        let entries = Arc::new(core.ns.read_dir(core.opens.dir(handle)?)?);
-        core.opens.set_entries(handle, entries.clone())?;
+        let entries = Arc::new(
+            rooms
+                .base
+                .ns()
+                .read_dir(rooms.buffer.opens().dir(handle)?)?,
+        );
+        rooms.buffer.opens().set_entries(handle, entries.clone())?;
         Ok(entries)
     }
 
     fn answer_names(&self, request: Request) -> Result<Response, Errno> {
-        let core = &self.core;
-        let ns = &core.ns;
+        let rooms = &self.rooms;
+        let ns = &rooms.base.ns();
         match request {
             Request::Unlink { link, .. } => {
                 if ns.unlink(link.parent, &link.name)?.is_some() {
-                    core.wake_collector();
+                    rooms.buffer.wake_collector();
                 }
-                core.forget_error(link.parent, &link.name);
+                rooms.base.forget_error(link.parent, &link.name);
             }
             Request::Rmdir { link, .. } => ns.rmdir(link.parent, &link.name)?,
             Request::Rename {
@@ -259,17 +271,17 @@ impl Server {
                 if name == b"user.forebay.commit"
                     && let forebay_namespace::Node::Dir(dir) = ns.node(ino)?
                 {
-                    core.order_publication(&dir)?;
+                    rooms.orders.order_publication(&dir)?;
                     return Ok(Response::Done);
                 }
                 ns.set_xattr(ino, &name, &value, mode)?;
                 if name == forebay_namespace::ACCESS_LIST {
-                    core.clear_group_id_of_outsider(ino, &cred)?;
+                    rooms.files.clear_group_id_of_outsider(ino, &cred)?;
                 }
                 if name.starts_with(b"user.forebay.")
                     && let Ok(forebay_namespace::Node::File(file)) = ns.node(ino)
                 {
-                    core.name_by_xattrs(&file);
+                    rooms.catalog.name_by_xattrs(&file);
                 }
             }
             Request::ListXattr { ino, cred } => {
@@ -277,7 +289,7 @@ impl Server {
             }
             Request::RemoveXattr { ino, name, .. } => ns.remove_xattr(ino, &name)?,
             // Names of burst-buffer files are records; all others are on the PFS.
-            Request::FsyncDir { ino } => core.sync_dir(ino)?,
+            Request::FsyncDir { ino } => rooms.files.sync_dir(ino)?,
             _ => return Err(Errno::ENOSYS),
         }
         Ok(Response::Done)
@@ -290,32 +302,35 @@ impl Server {
         mode: forebay_wire::RenameMode,
         _cred: &Cred,
     ) -> Result<(), Errno> {
-        let core = &self.core;
-        core.stabilise_for_rename(from, to)?;
+        let rooms = &self.rooms;
+        rooms.files.stabilise_for_rename(from, to)?;
         if mode == forebay_wire::RenameMode::Exchange {
-            core.stabilise_for_rename(to, from)?;
+            rooms.files.stabilise_for_rename(to, from)?;
         }
-        let renamed = core
-            .ns
+        let renamed = rooms
+            .base
+            .ns()
             .rename(from.parent, &from.name, to.parent, &to.name, mode);
-        core.absorb_conflicts();
+        rooms.base.absorb_conflicts();
         let replaced = renamed?;
         if replaced.is_some() {
-            core.wake_collector();
+            rooms.buffer.wake_collector();
         }
-        if let Ok(forebay_namespace::Node::Dir(dir)) = core.ns.node(to.parent)
-            && let Ok(found) = core.ns.lookup_in(&dir, &to.name, false)
+        if let Ok(forebay_namespace::Node::Dir(dir)) = rooms.base.ns().node(to.parent)
+            && let Ok(found) = rooms.base.ns().lookup_in(&dir, &to.name, false)
             && let Some(file) = found.file
         {
-            core.apps
-                .renamed(file.object, &core.rules.identify(&file.path()));
-            core.name_by_xattrs(&file);
+            rooms
+                .catalog
+                .apps()
+                .renamed(file.object, &rooms.catalog.rules().identify(&file.path()));
+            rooms.catalog.name_by_xattrs(&file);
             let older = {
                 let state = file.lock();
                 state.residency.published.filter(|_| state.is_dirty())
             };
-            if older.is_some_and(|older| core.opens.holds_on_pfs(&older)) {
-                core.ns.part_from_older(&file)?;
+            if older.is_some_and(|older| rooms.buffer.opens().holds_on_pfs(&older)) {
+                rooms.base.ns().part_from_older(&file)?;
             }
         }
         Ok(())
@@ -323,7 +338,7 @@ impl Server {
 
     /// Whether whatever still waits for the PFS blocks in a call on it: the rest has had an error.
     fn is_stuck(&self) -> bool {
-        let pulse = self.core.pulse();
+        let pulse = self.rooms.base.pulse();
         let limit = pulse.give_up_after().saturating_add(STUCK_AFTER);
         pulse.silent_for().is_some_and(|silent| silent >= limit)
     }
@@ -331,14 +346,14 @@ impl Server {
     /// Answers on another thread, which is left alone if it blocks in a call on the PFS.
     fn bounded(
         &self,
-        answer: impl FnOnce(&Core) -> ControlResponse + Send + 'static,
+        answer: impl FnOnce(&Rooms) -> ControlResponse + Send + 'static,
     ) -> Result<ControlResponse, Errno> {
-        let core = self.core.clone();
+        let rooms = self.rooms.clone();
         let (send, receive) = std::sync::mpsc::channel();
         std::thread::Builder::new()
             .name("fb-answer".into())
             // If nobody waits for the answer any more, nobody misses it.
-            .spawn(move || drop(send.send(answer(&core))))?;
+            .spawn(move || drop(send.send(answer(&rooms))))?;
         loop {
             match receive.recv_timeout(LOOK_AGAIN) {
                 Ok(answer) => return Ok(answer),
@@ -350,49 +365,51 @@ impl Server {
     }
 
     fn job(&self, id: u64, asker: &Asker) -> Option<JobProgress> {
-        let core = &self.core;
-        match core.given_up().filter(|_| self.is_stuck()) {
-            Some(why) => core.jobs.progress_without_pfs(id, asker, &why),
-            None => core.jobs.progress(id, asker),
+        let rooms = &self.rooms;
+        match rooms.base.given_up().filter(|_| self.is_stuck()) {
+            Some(why) => rooms.orders.jobs().progress_without_pfs(id, asker, &why),
+            None => rooms.orders.jobs().progress(id, asker),
         }
     }
 
     fn control(&self, peer: Peer<'_>, control: Control) -> Result<ControlResponse, Errno> {
-        let core = &self.core;
+        let rooms = &self.rooms;
         let asker = Asker::of(peer);
         let job = |progress: Option<JobProgress>| {
             let progress = progress.ok_or(Errno::ENOENT)?;
             Ok(ControlResponse::Job(progress))
         };
         match control {
-            Control::Status => Ok(ControlResponse::Status(Box::new(core.status_for(&asker)))),
+            Control::Status => Ok(ControlResponse::Status(Box::new(rooms.status_for(&asker)))),
             Control::Where { paths, after } => {
-                self.bounded(move |core| core.locate(&asker, &paths, after))
+                self.bounded(move |rooms| rooms.locate(&asker, &paths, after))
             }
             Control::Start { movement, paths } => Ok(ControlResponse::Started {
-                id: jobs::start(core, movement, paths, asker)?,
+                id: jobs::start(&rooms.orders, movement, paths, asker)?,
             }),
             Control::Job { id } => job(self.job(id, &asker)),
-            Control::Cancel { id } => job(core.jobs.cancel(id, &asker)),
+            Control::Cancel { id } => job(rooms.orders.jobs().cancel(id, &asker)),
             _ if !asker.is_trusted() => Err(Errno::EPERM),
             Control::Shutdown { drain, timeout_ms } => {
                 let deadline =
                     (timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(timeout_ms));
-                core.order_stop(StopOrder { drain, deadline });
+                rooms.base.life().order_stop(StopOrder { drain, deadline });
                 Ok(ControlResponse::Stopping)
             }
             Control::Calibrate { step, time_ms } => {
                 let time = Duration::from_millis(time_ms.clamp(100, 60_000));
-                let calibrated = core.calibrate(step, time, &|| peer.has_left());
+                let calibrated = rooms.plan.calibrate(step, time, &|| peer.has_left());
                 calibrated.map(ControlResponse::Calibrated)
             }
             Control::Policy { policy, placement } => {
-                core.choose_policy(policy.as_deref(), placement.as_deref())?;
-                Ok(ControlResponse::Status(Box::new(core.status())))
+                rooms
+                    .plan
+                    .choose_policy(policy.as_deref(), placement.as_deref())?;
+                Ok(ControlResponse::Status(Box::new(rooms.status())))
             }
-            Control::Fsck { dry_run, checksums } => {
-                self.bounded(move |core| ControlResponse::Fsck(core.fsck(dry_run, checksums)))
-            }
+            Control::Fsck { dry_run, checksums } => self.bounded(move |rooms| {
+                ControlResponse::Fsck(rooms.lifecycle.fsck(dry_run, checksums))
+            }),
         }
     }
 }

@@ -12,23 +12,23 @@ use forebay_wire::control::{
 };
 
 use crate::buffer::tierset::OVERFLOW;
-use crate::core::Core;
 use crate::instance::StopSummary;
 use crate::orders::asker::{Asker, Sight};
 use crate::orders::unreachable::{explains, failure};
 use crate::orders::walk::Visited;
 use crate::plan::calibrate::four;
+use crate::rooms::Rooms;
 
 /// Entries in one answer to `where`.
 const WHERE_ENTRIES_MAX: usize = 1000;
 /// Applications that `status` lists: those with most bytes in the burst buffer.
 const APPLICATIONS_MAX: usize = 100;
 
-impl Core {
+impl Rooms {
     /// What is not on the PFS now.
     pub fn undrained(&self) -> StopSummary {
         let mut summary = StopSummary::default();
-        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
         for file in files {
             let (dirty, writing, tier) = {
                 let state = file.lock();
@@ -38,28 +38,32 @@ impl Core {
             if !dirty {
                 continue;
             }
-            let unreachable = self.tiers.kind(tier) == TierKind::Pfs && self.pulse().is_silent();
+            let unreachable =
+                self.buffer.tiers().kind(tier) == TierKind::Pfs && self.base.pulse().is_silent();
             if writing
                 && !unreachable
                 && let Ok(stat) = self
-                    .tiers
+                    .buffer
+                    .tiers()
                     .open_object(tier, file.object)
                     .and_then(|o| o.stat())
             {
-                self.ledger.observe(file.object, stat.allocated_bytes);
+                self.buffer
+                    .ledger()
+                    .observe(file.object, stat.allocated_bytes);
             }
-            let bytes = self.ledger.used_bytes(file.object);
+            let bytes = self.buffer.ledger().used_bytes(file.object);
             summary.undrained_files += 1;
             summary.undrained_bytes += bytes;
-            if self.tiers.kind(tier) == TierKind::Dram {
+            if self.buffer.tiers().kind(tier) == TierKind::Dram {
                 summary.in_memory_bytes += bytes;
             }
         }
-        for stranded in self.stranded.lock().iter() {
-            let bytes = self.ledger.used_bytes(stranded.object);
+        for stranded in self.buffer.stranded().lock().iter() {
+            let bytes = self.buffer.ledger().used_bytes(stranded.object);
             summary.undrained_files += 1;
             summary.undrained_bytes += bytes;
-            if self.tiers.kind(stranded.tier) == TierKind::Dram {
+            if self.buffer.tiers().kind(stranded.tier) == TierKind::Dram {
                 summary.in_memory_bytes += bytes;
             }
         }
@@ -71,65 +75,66 @@ impl Core {
         use std::os::unix::ffi::OsStrExt;
         let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
         let undrained = self.undrained();
-        let own = self.tiers.iter().filter(|(id, _)| *id != OVERFLOW);
+        let own = self.buffer.tiers().iter().filter(|(id, _)| *id != OVERFLOW);
         let mut tiers: Vec<TierStatus> = own
             .map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes))
             .collect();
         tiers.push(self.pfs_status());
         let dirty_bytes = tiers.iter().map(|t| t.dirty_bytes).sum();
         let load = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let (dwsf_bytes, dwpp_bytes) = self.learning.figures();
-        let (restarts_total, restart_hits_total) = self.learning.restarts();
+        let (dwsf_bytes, dwpp_bytes) = self.plan.learning().figures();
+        let (restarts_total, restart_hits_total) = self.plan.learning().restarts();
         // Not in the literal below: a guard there would live until its end.
-        let files = self.files.read().len() as u64;
-        let unpublished = self.version_status();
-        let (conflicts_total, conflicts) = self.conflicts.all();
-        let (failing, next_try) = self.drain.failing();
+        let files = self.buffer.table().read().len() as u64;
+        let unpublished = self.orders.version_status();
+        let (conflicts_total, conflicts) = self.base.conflicts().all();
+        let (failing, next_try) = self.buffer.queue().failing();
         let (applications_total, applications) = self.application_status();
         StatusBits {
             version: env!("CARGO_PKG_VERSION").into(),
-            pfs: bytes(&self.settings.pfs),
-            mount: bytes(&self.settings.mount),
-            state: bytes(&self.settings.state),
+            pfs: bytes(&self.base.settings().pfs),
+            mount: bytes(&self.base.settings().mount),
+            state: bytes(&self.base.settings().state),
             pid: std::process::id(),
-            uptime_ms: self.started.elapsed().as_millis() as u64,
-            durability: self.durability.to_string(),
-            policy: self.engine.policy().to_string(),
-            placement: self.engine.placement().to_string(),
+            uptime_ms: self.base.started().elapsed().as_millis() as u64,
+            durability: self.catalog.durability().to_string(),
+            policy: self.plan.engine().policy().to_string(),
+            placement: self.plan.engine().placement().to_string(),
             plan: self.plan_status(),
-            passthrough: self.settings.passthrough && self.engine.allows_passthrough(),
+            passthrough: self.base.settings().passthrough
+                && self.plan.engine().allows_passthrough(),
             tiers,
             dwsf_bytes,
             dwpp_bytes: dwpp_bytes.unwrap_or(0),
             restarts_total,
             restart_hits_total,
-            direct_files_total: load(&self.counters.direct_files),
-            dirty_cap_bytes: self.ledger.dirty_cap_bytes(),
+            direct_files_total: load(&self.base.counters().direct_files),
+            dirty_cap_bytes: self.buffer.ledger().dirty_cap_bytes(),
             dirty_bytes,
-            drain_rate_bytes_per_s: match self.pulse().is_silent() {
+            drain_rate_bytes_per_s: match self.base.pulse().is_silent() {
                 true => 0,
-                false => self.drain.rate_bytes_per_s(),
+                false => self.buffer.queue().rate_bytes_per_s(),
             },
             drain_queued_files: undrained.undrained_files,
             drain_failing_files: failing,
             drain_next_try_ms: next_try.map(|time| time.as_millis() as u64),
-            demoted_bytes_total: load(&self.counters.demoted_bytes),
-            demoted_files_total: load(&self.counters.demoted_files),
-            evicted_bytes_total: load(&self.counters.evicted_bytes),
-            waited_writes_total: load(&self.counters.waited_writes),
-            space_wait_ms_total: load(&self.counters.space_wait_us) / 1000,
+            demoted_bytes_total: load(&self.base.counters().demoted_bytes),
+            demoted_files_total: load(&self.base.counters().demoted_files),
+            evicted_bytes_total: load(&self.base.counters().evicted_bytes),
+            waited_writes_total: load(&self.base.counters().waited_writes),
+            space_wait_ms_total: load(&self.base.counters().space_wait_us) / 1000,
             files,
-            open_files: self.opens.open_files(),
-            held_files: self.opens.held(),
-            stopping: self.stop.lock().is_some(),
+            open_files: self.buffer.opens().open_files(),
+            held_files: self.buffer.opens().held(),
+            stopping: self.base.life().stop_order().is_some(),
             descriptors_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
-            pfs_silent_ms: (self.pulse().silent_for()).map(|silent| silent.as_millis() as u64),
-            errors: self.errors.all(),
-            errors_total: load(&self.counters.errors),
+            pfs_silent_ms: (self.base.pulse().silent_for()).map(|silent| silent.as_millis() as u64),
+            errors: self.base.errors().all(),
+            errors_total: load(&self.base.counters().errors),
             conflicts,
             conflicts_total,
             unpublished,
-            scrub: self.scrub_status(),
+            scrub: self.integrity.scrub_status(),
             applications,
             applications_total,
             names_hidden: false,
@@ -151,8 +156,8 @@ impl Core {
     }
 
     fn plan_status(&self) -> PlanStatus {
-        let view = self.engine.view();
-        let policy = self.engine.policy();
+        let view = self.plan.engine().view();
+        let policy = self.plan.engine().policy();
         let plan = view.in_force.plan;
         let why = match policy {
             DrainPolicy::Bbos => view.in_force.reason.to_string(),
@@ -175,13 +180,13 @@ impl Core {
                 DemotionPace::Rate(rate) => Some(limit(rate)),
                 DemotionPace::Stop => Some(0),
             },
-            period_ms: self.settings.engine.period.as_millis() as u64,
-            bandwidths: self.engine.bandwidths().as_ref().map(four),
+            period_ms: self.base.settings().engine.period.as_millis() as u64,
+            bandwidths: self.plan.engine().bandwidths().as_ref().map(four),
         }
     }
 
     fn tier_status(&self, name: &str, id: TierId, capacity_bytes: u64) -> TierStatus {
-        let figures = self.ledger.figures(id);
+        let figures = self.buffer.ledger().figures(id);
         TierStatus {
             name: name.to_string(),
             capacity_bytes,
@@ -195,7 +200,7 @@ impl Core {
     /// stay in the burst buffer.
     fn pfs_status(&self) -> TierStatus {
         let mut status = self.tier_status("pfs", OVERFLOW, 0);
-        if let Some(totals) = self.pulse().totals() {
+        if let Some(totals) = self.base.pulse().totals() {
             let bytes = |blocks: u64| blocks * u64::from(totals.block_bytes);
             status.used_bytes = bytes(totals.blocks.saturating_sub(totals.blocks_free));
             status.capacity_bytes = status.used_bytes + bytes(totals.blocks_available);
@@ -212,12 +217,12 @@ impl Core {
             files: u64,
         }
         let mut sums: HashMap<u32, Sum> = HashMap::new();
-        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
         for file in files {
-            let Some((application, _)) = self.apps.of(file.object) else {
+            let Some((application, _)) = self.catalog.apps().of(file.object) else {
                 continue;
             };
-            let bytes = self.ledger.used_bytes(file.object);
+            let bytes = self.buffer.ledger().used_bytes(file.object);
             let sum = sums.entry(application).or_default();
             sum.files += 1;
             sum.resident += bytes;
@@ -226,12 +231,14 @@ impl Core {
             }
         }
         let mut list: Vec<ApplicationStatus> = self
-            .apps
+            .catalog
+            .apps()
             .figures()
             .into_iter()
             .filter_map(|(number, figures)| {
                 let sum = sums.get(&number)?;
-                let (dwsf_bytes, dwpp_bytes) = self.learning.application_figures(&figures.name);
+                let (dwsf_bytes, dwpp_bytes) =
+                    self.plan.learning().application_figures(&figures.name);
                 Some(ApplicationStatus {
                     name: figures.name,
                     version: figures.newest,
@@ -257,7 +264,7 @@ impl Core {
         paths: &[Vec<u8>],
         after: Option<Vec<u8>>,
     ) -> ControlResponse {
-        let sight = Sight::new(self, asker);
+        let sight = Sight::new(&self.orders, asker);
         let mut files = Vec::new();
         let mut failures = Vec::new();
         let mut more_after = None;
@@ -269,7 +276,7 @@ impl Core {
         };
         for (index, path) in paths.iter().enumerate().skip(skip_paths) {
             skip_paths = index;
-            let go_on = self.walk(
+            let go_on = self.orders.walk(
                 path,
                 &sight,
                 &mut |visited| {
@@ -306,7 +313,7 @@ impl Core {
         }
         // Not for every part of a long answer.
         if more_after.is_none() {
-            let lost = self.unreachable(asker, paths, &seen);
+            let lost = self.orders.unreachable(asker, paths, &seen);
             failures
                 .retain(|f: &PathFailure| f.errno != Errno::ENOENT || !explains(&lost, &f.path));
             let room = limits::ERRORS_REMEMBERED_MAX.saturating_sub(failures.len());
@@ -321,7 +328,7 @@ impl Core {
 
     fn locate_one(&self, sight: &Sight<'_>, visited: &Visited) -> WhereEntry {
         let path = visited.path();
-        let identity = self.rules.identify(&path);
+        let identity = self.catalog.rules().identify(&path);
         let mut entry = WhereEntry {
             path,
             tiers: Vec::new(),
@@ -331,30 +338,37 @@ impl Core {
             version: identity.version,
             crc32c: None,
             error: None,
-            unpublished: self.ns.version_of(&visited.dir).is_some(),
+            unpublished: self.base.ns().version_of(&visited.dir).is_some(),
         };
         let Some(file) = &visited.file else {
             entry.tiers.push("pfs".into());
             let stat = self
-                .ns
+                .base
+                .ns()
                 .open_dir(&visited.dir)
-                .and_then(|d| Ok(self.ns.pfs().stat(&d, &visited.name)?));
+                .and_then(|d| Ok(self.base.ns().pfs().stat(&d, &visited.name)?));
             match stat {
                 Ok(stat) => entry.size_bytes = stat.size,
                 Err(error) => entry.error = Some(error.to_string()),
             }
             return entry;
         };
-        if let Some((application, version)) = self.apps.described(file.object) {
+        if let Some((application, version)) = self.catalog.apps().described(file.object) {
             entry.application = application;
             entry.version = version;
         }
         let attr = self
+            .files
             .live_attr(file.attr(), Some(file))
             .unwrap_or_else(|_| file.attr());
         let state = file.lock();
         let residency = &state.residency;
-        let name = |id| self.tiers.get(id).map(|slot| slot.tier.name().to_string());
+        let name = |id| {
+            self.buffer
+                .tiers()
+                .get(id)
+                .map(|slot| slot.tier.name().to_string())
+        };
         entry.tiers.extend(name(residency.tier));
         entry
             .tiers

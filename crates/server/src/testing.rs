@@ -1,4 +1,4 @@
-//! A core of its own for unit tests: nothing runs in it by itself, and its store fails when it is told to.
+//! A rooms of its own for unit tests: nothing runs in it by itself, and its store fails when it is told to.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,9 +11,10 @@ use forebay_wire::{Link, WriteHow};
 use parking_lot::Mutex;
 
 use crate::base::settings::{Settings, SsdSetting};
-use crate::buffer::tierset::{DRAM, FIRST_SSD};
-use crate::core::Core;
+use crate::buffer::tierset::{DRAM, FIRST_SSD, TierSet};
 use crate::drain::demote;
+use crate::opening::open_on;
+use crate::rooms::Rooms;
 
 /// Its flash directory.
 pub const FLASH: TierId = TierId(FIRST_SSD);
@@ -82,10 +83,10 @@ impl Store for Shared {
     }
 }
 
-/// Directories, a core on them, and its store.
+/// Directories, a rooms on them, and its store.
 pub struct Lab {
     dir: tempfile::TempDir,
-    core: Core,
+    rooms: Rooms,
     /// The store of its records.
     pub store: Arc<FailingStore>,
 }
@@ -98,6 +99,11 @@ impl Lab {
 
     /// The same with other settings.
     pub fn with(change: impl FnOnce(&mut Settings)) -> Lab {
+        Lab::wrapped(change, &mut |_| ())
+    }
+
+    /// The same with something around its tiers.
+    fn wrapped(change: impl FnOnce(&mut Settings), wrap: &mut dyn FnMut(&mut TierSet)) -> Lab {
         let dir = tempfile::tempdir().expect("temporary directory");
         for name in ["pfs", "state", "ssd"] {
             std::fs::create_dir(dir.path().join(name)).expect("mkdir");
@@ -117,46 +123,46 @@ impl Lab {
             fired: AtomicU64::new(0),
             healed: AtomicBool::new(false),
         });
-        let core = crate::instance::open_on(settings, Box::new(Shared(store.clone())));
-        let core = core.unwrap_or_else(|error| panic!("start: {error}"));
-        Lab { dir, core, store }
+        let rooms = open_on(settings, Box::new(Shared(store.clone())), wrap);
+        let rooms = rooms.unwrap_or_else(|error| panic!("start: {error}"));
+        Lab { dir, rooms, store }
     }
 
     /// The same with a flash directory that fails when it is told to, and loses what it was not told to flush.
     pub fn with_faulty_flash() -> (Lab, Arc<FaultyTier>) {
-        let mut lab = Lab::new();
         let mut faulty = None;
-        lab.core.tiers.wrap(FLASH, |tier| {
-            let tier = Arc::new(FaultyTier::with_crashes(tier));
-            faulty = Some(tier.clone());
-            tier
+        let lab = Lab::wrapped(|_| (), &mut |tiers| {
+            tiers.wrap(FLASH, |tier| {
+                let tier = Arc::new(FaultyTier::with_crashes(tier));
+                faulty = Some(tier.clone());
+                tier
+            });
         });
         (lab, faulty.expect("wrapped"))
     }
 
     /// The same with memory before it, which does not fail.
     pub fn with_memory() -> (Lab, Arc<FaultyTier>) {
-        let mut lab = Lab::with(|settings| settings.dram_bytes = Some(16 << 20));
-        // Neither tells who writes it: what is open is moved all the same.
         let mut faulty = None;
-        for tier in [DRAM, FLASH] {
-            lab.core.tiers.wrap(tier, |tier| {
-                let tier = Arc::new(FaultyTier::new(tier));
-                faulty = Some(tier.clone());
-                tier
-            });
-        }
+        let lab = Lab::wrapped(
+            |settings| settings.dram_bytes = Some(16 << 20),
+            // Neither tells who writes it: what is open is moved all the same.
+            &mut |tiers| {
+                for tier in [DRAM, FLASH] {
+                    tiers.wrap(tier, |tier| {
+                        let tier = Arc::new(FaultyTier::new(tier));
+                        faulty = Some(tier.clone());
+                        tier
+                    });
+                }
+            },
+        );
         (lab, faulty.expect("wrapped"))
     }
 
-    /// The core, to be changed before it is used.
-    pub fn core_mut(&mut self) -> &mut Core {
-        &mut self.core
-    }
-
-    /// The core.
-    pub fn core(&self) -> &Core {
-        &self.core
+    /// The rooms.
+    pub fn rooms(&self) -> &Rooms {
+        &self.rooms
     }
 
     /// A path on the PFS.
@@ -173,17 +179,21 @@ impl Lab {
 impl Drop for Lab {
     fn drop(&mut self) {
         // Where there is memory it is mounted; what stays is named by whoever removes the directory.
-        let _ = self.core.tiers.drop_dram(&self.core.settings.state);
+        let _ = self
+            .rooms
+            .buffer
+            .tiers()
+            .drop_dram(&self.rooms.base.settings().state);
     }
 }
 
 /// Demotes what waits for it, now.
-pub fn drain(core: &Core) {
-    for object in core.drain.waiting() {
-        core.drain.add_urgent(object);
+pub fn drain(rooms: &Rooms) {
+    for object in rooms.buffer.queue().waiting() {
+        rooms.buffer.queue().add_urgent(object);
     }
-    let batch = core.next_batch();
-    demote::demote_batch(core, &batch);
+    let batch = rooms.drain.next_batch();
+    demote::demote_batch(&rooms.drain, &batch);
 }
 
 /// Who runs the test.
@@ -197,33 +207,35 @@ pub fn me() -> Cred {
 }
 
 /// Creates a file in the root, writes it and leaves it open.
-pub fn create(core: &Core, name: &[u8], content: &[u8]) -> Handle {
-    create_in(core, Ino::ROOT, name, content)
+pub fn create(rooms: &Rooms, name: &[u8], content: &[u8]) -> Handle {
+    create_in(rooms, Ino::ROOT, name, content)
 }
 
 /// The same in a directory.
-pub fn create_in(core: &Core, parent: Ino, name: &[u8], content: &[u8]) -> Handle {
+pub fn create_in(rooms: &Rooms, parent: Ino, name: &[u8], content: &[u8]) -> Handle {
     let link = Link {
         parent,
         name: name.to_vec(),
     };
     let flags = OpenFlags(libc::O_RDWR as u32);
-    let created = core.create(&link, 0o644, flags, me(), false);
+    let created = rooms.files.create(&link, 0o644, flags, me(), false);
     let (_, opened, _) = created.expect("create");
-    let written = core.write(opened.handle, 0, content, WriteHow::WAITING);
+    let written = rooms
+        .files
+        .write(opened.handle, 0, content, WriteHow::WAITING);
     assert_eq!(written, Ok(Some(content.len())));
     opened.handle
 }
 
 /// Leaves an undrained file in a new directory, which somebody then removes on the PFS.
 pub fn strand(lab: &Lab, dir: &str, name: &str) {
-    let core = lab.core();
+    let rooms = lab.rooms();
     let link = Link {
         parent: Ino::ROOT,
         name: dir.into(),
     };
-    let made = core.mkdir(&link, 0o755, &me()).expect("mkdir");
-    let handle = create_in(core, made.ino, name.as_bytes(), b"undrained");
+    let made = rooms.orders.mkdir(&link, 0o755, &me()).expect("mkdir");
+    let handle = create_in(rooms, made.ino, name.as_bytes(), b"undrained");
     std::fs::remove_dir_all(lab.pfs(dir)).expect("remove");
-    core.release(handle).expect("close");
+    rooms.files.release(handle).expect("close");
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::core::{Core, StopOrder};
+use crate::base::Base;
 
 /// At the end, threads that wait for a silent PFS are waited for so long.
 const LAST_CALLS: Duration = Duration::from_secs(1);
@@ -13,7 +13,7 @@ const LAST_THREADS: Duration = Duration::from_secs(10);
 
 /// On the stack of a thread that everything depends on.
 pub struct Watched {
-    core: Arc<Core>,
+    base: Arc<Base>,
     name: String,
     /// Its body may come to an end while the server runs.
     may_end: bool,
@@ -21,9 +21,9 @@ pub struct Watched {
 
 impl Watched {
     /// For a thread that is about to start; unless it `may_end` by itself, its end is the end of the server.
-    pub fn new(core: &Arc<Core>, name: &str, may_end: bool) -> Watched {
+    pub fn new(base: &Arc<Base>, name: &str, may_end: bool) -> Watched {
         Watched {
-            core: core.clone(),
+            base: base.clone(),
             name: name.to_string(),
             may_end,
         }
@@ -34,43 +34,23 @@ impl Drop for Watched {
     fn drop(&mut self) {
         let name = &self.name;
         if std::thread::panicking() {
-            self.core.broke(format!("thread {name} panicked"));
-        } else if !self.may_end && !self.core.is_ending() {
-            self.core.broke(format!("thread {name} ended"));
+            self.base.life().broke(format!("thread {name} panicked"));
+        } else if !self.may_end && !self.base.is_ending() {
+            self.base.life().broke(format!("thread {name} ended"));
         }
-    }
-}
-
-impl Core {
-    /// A thread that everything depends on has died: the server stops, and touches nothing more than it must, for nobody
-    /// knows how far that thread had come. The next start looks at everything.
-    pub fn broke(&self, what: String) {
-        tracing::error!(
-            "{what}; the burst buffer ends, and what is not on the PFS yet stays for the next start"
-        );
-        self.broken.lock().get_or_insert(what);
-        self.order_stop(StopOrder {
-            drain: false,
-            deadline: None,
-        });
-    }
-
-    /// Whether a thread has died.
-    pub fn is_broken(&self) -> bool {
-        self.broken.lock().is_some()
     }
 }
 
 /// Waits for the end of threads. One that blocks in a call on a PFS that does not answer is left behind:
 /// what it has not done yet the next start does.
-pub fn join_all(core: &Core, threads: Vec<JoinHandle<()>>) {
+pub fn join_all(base: &Base, threads: Vec<JoinHandle<()>>) {
     let begun = Instant::now();
     for thread in threads {
         // Who waits for a thread that has died waits for ever.
         let is_hopeless = || {
             let elapsed = begun.elapsed();
-            core.pulse().is_silent() && elapsed > LAST_CALLS
-                || core.is_broken() && elapsed > LAST_THREADS
+            base.pulse().is_silent() && elapsed > LAST_CALLS
+                || base.life().is_broken() && elapsed > LAST_THREADS
         };
         while !thread.is_finished() && !is_hopeless() {
             std::thread::sleep(Duration::from_millis(2));

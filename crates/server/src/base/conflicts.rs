@@ -8,7 +8,7 @@ use forebay_wire::control::ConflictEntry;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::core::Core;
+use crate::base::Base;
 
 /// Under which the log is kept.
 const FACT: &str = "conflicts";
@@ -83,7 +83,7 @@ impl Conflicts {
     }
 }
 
-impl Core {
+impl Base {
     /// Tells people of the conflicts that the namespace has met.
     pub fn absorb_conflicts(&self) {
         let _one = self.conflicts.absorbing.lock();

@@ -1,17 +1,24 @@
 //! What every room stands on.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use forebay_namespace::Namespace;
 use forebay_tiers::Pulse;
 use forebay_types::Errno;
 
-use crate::core::Core;
+use crate::base::Base;
+use crate::base::conflicts::Conflicts;
+use crate::base::counters::Counters;
+use crate::base::errors::ErrorLog;
+use crate::base::life::Life;
+use crate::base::settings::Settings;
 
-impl Core {
+impl Base {
     /// Whether threads are to end.
     pub fn is_ending(&self) -> bool {
-        self.ending.load(Ordering::Acquire)
+        self.life.is_ending()
     }
 
     /// Whether the PFS answers.
@@ -58,5 +65,55 @@ impl Core {
         if let Ok(forebay_namespace::Node::Dir(dir)) = self.ns.node(parent) {
             self.errors.clear(&dir.path_of(name));
         }
+    }
+}
+
+impl Base {
+    /// What every room stands on, at a start.
+    pub fn new(settings: Settings, ns: Namespace, started: Instant) -> Base {
+        Base {
+            conflicts: Conflicts::load(&ns),
+            settings: Arc::new(settings),
+            ns: Arc::new(ns),
+            life: Life::default(),
+            errors: ErrorLog::default(),
+            counters: Counters::default(),
+            started,
+        }
+    }
+
+    /// As started.
+    pub fn settings(&self) -> &Arc<Settings> {
+        &self.settings
+    }
+
+    /// The tree.
+    pub fn ns(&self) -> &Arc<Namespace> {
+        &self.ns
+    }
+
+    /// How it comes to an end.
+    pub fn life(&self) -> &Life {
+        &self.life
+    }
+
+    /// Errors that people are told of.
+    pub fn errors(&self) -> &ErrorLog {
+        &self.errors
+    }
+
+    /// Counts.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Conflicts with changes made on the PFS.
+    pub fn conflicts(&self) -> &Conflicts {
+        &self.conflicts
+    }
+
+    /// Start of this server.
+    pub fn started(&self) -> Instant {
+        self.started
     }
 }

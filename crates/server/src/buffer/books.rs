@@ -3,9 +3,9 @@
 
 use forebay_namespace::{File, FileState};
 
-use crate::core::Core;
+use crate::buffer::Buffer;
 
-impl Core {
+impl Buffer {
     /// Settles what a file's object occupies. Answers whether the file is dirty.
     pub fn book(&self, file: &File, used_bytes: u64) -> bool {
         self.book_held(file, &file.lock(), used_bytes)

@@ -4,9 +4,9 @@ use forebay_namespace::File;
 use forebay_policy::refuge::flash_with_room;
 use forebay_types::{Generation, TierId, failpoint};
 
-use crate::core::Core;
+use crate::buffer::Buffer;
 
-impl Core {
+impl Buffer {
     /// The object has moved to another tier: the copy on flash is it, or of no use any more.
     pub fn leave_shadow(&self, file: &File, shadow: Option<(TierId, Generation)>, to: TierId) {
         match shadow {
@@ -39,7 +39,7 @@ impl Core {
     }
 }
 
-impl Core {
+impl Buffer {
     /// Removes the object that a migration has left in another tier.
     pub fn remove_left_behind(&self, file: &File, tier: TierId) {
         tracing::trace!(file = %file.object, ?tier, "left behind");
@@ -51,7 +51,7 @@ impl Core {
                 "old copy in {} cannot be removed: {error}",
                 slot.tier.name()
             );
-            self.report(file.path(), (&error).into(), reason);
+            self.base.report(file.path(), (&error).into(), reason);
         }
         failpoint::hit(failpoint::Point::MoveRemoved);
     }

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use forebay_namespace::File;
 use forebay_tiers::TierKind;
 
-use crate::core::Core;
+use crate::buffer::Buffer;
 
-impl Core {
+impl Buffer {
     /// Drops a clean copy that nobody has open. Answers with the bytes freed, or `None` if it stays.
     pub fn evict(&self, file: &Arc<File>) -> Option<u64> {
         let claim = match self.ns.pfs().pulse().is_silent() {
@@ -27,14 +27,15 @@ impl Core {
         let bytes = self.ledger.used_bytes(file.object);
         match self.ns.evict(file) {
             Ok(true) => {
-                self.counters
+                self.base
+                    .counters()
                     .evicted_bytes
                     .fetch_add(bytes, Ordering::Relaxed);
                 Some(bytes)
             }
             Ok(false) => None,
             Err(error) => {
-                self.report(
+                self.base.report(
                     file.path(),
                     error.errno(),
                     format!("cannot be evicted: {error}"),

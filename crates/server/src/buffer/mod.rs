@@ -14,3 +14,117 @@ pub(crate) mod stranded;
 pub(crate) mod table;
 pub(crate) mod tierset;
 pub(crate) mod unclosed;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use forebay_namespace::{File, Namespace};
+use forebay_types::ObjectId;
+use parking_lot::{Condvar, Mutex};
+
+use crate::base::Base;
+use activity::Activity;
+use ledger::Ledger;
+use opens::OpenTable;
+use queue::DrainQueue;
+use stranded::Stranded;
+use table::FileTable;
+use tierset::TierSet;
+
+/// The tiers, the files that lie in them, and who holds what.
+pub struct Buffer {
+    ns: Arc<Namespace>,
+    base: Arc<Base>,
+    /// The tiers.
+    tiers: TierSet,
+    /// Who holds what.
+    ledger: Ledger,
+    /// Open files.
+    opens: OpenTable,
+    /// Files by object.
+    table: FileTable,
+    /// Whether programs write.
+    activity: Activity,
+    /// Files to be demoted.
+    queue: DrainQueue,
+    /// Files whose last close could not ask their object what it has become.
+    unclosed: Mutex<HashSet<ObjectId>>,
+    /// Clean files whose object in the overflow could not make way for what the PFS has; tried again.
+    overstaying: Mutex<Vec<Arc<File>>>,
+    /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS they are undrained.
+    stranded: Mutex<Vec<Stranded>>,
+    /// The collector of unused objects sleeps here.
+    collector: (Mutex<bool>, Condvar),
+}
+
+impl Buffer {
+    /// The tiers as they were opened; no file is known yet.
+    pub fn new(base: &Arc<Base>, tiers: TierSet) -> Buffer {
+        let demotion = &base.settings().demotion;
+        Buffer {
+            ns: base.ns().clone(),
+            ledger: Ledger::new(&tiers.limits(), demotion.dirty_cap_fraction),
+            tiers,
+            opens: OpenTable::new(),
+            table: FileTable::default(),
+            activity: Activity::new(base.started()),
+            queue: DrainQueue::new(demotion.retry_after),
+            unclosed: Mutex::default(),
+            overstaying: Mutex::default(),
+            stranded: Mutex::default(),
+            collector: Default::default(),
+            base: base.clone(),
+        }
+    }
+
+    /// The tiers.
+    pub fn tiers(&self) -> &TierSet {
+        &self.tiers
+    }
+
+    /// Who holds what.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Open files.
+    pub fn opens(&self) -> &OpenTable {
+        &self.opens
+    }
+
+    /// Files by object.
+    pub fn table(&self) -> &FileTable {
+        &self.table
+    }
+
+    /// Whether programs write.
+    pub fn activity(&self) -> &Activity {
+        &self.activity
+    }
+
+    /// Files to be demoted.
+    pub fn queue(&self) -> &DrainQueue {
+        &self.queue
+    }
+
+    /// Files whose last close could not ask their object what it has become.
+    pub fn unclosed(&self) -> &Mutex<HashSet<ObjectId>> {
+        &self.unclosed
+    }
+
+    /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS they are undrained.
+    pub fn stranded(&self) -> &Mutex<Vec<Stranded>> {
+        &self.stranded
+    }
+
+    /// The collector of unused objects sleeps here.
+    pub fn collector(&self) -> &(Mutex<bool>, Condvar) {
+        &self.collector
+    }
+
+    /// How many clean files have not left the overflow yet.
+    #[cfg(test)]
+    pub fn overstaying_files(&self) -> usize {
+        self.overstaying.lock().len()
+    }
+}

@@ -95,7 +95,7 @@ pub struct OpenFile {
     pub ino: Ino,
     /// The kernel reads and writes the object by itself.
     pub passthrough: bool,
-    /// Where the bytes are. Writers of the lock move the file; readers do I/O, on what [`crate::core::Core::target`] has opened, or look.
+    /// Where the bytes are. Writers of the lock move the file; readers do I/O, on what [`crate::rooms::Rooms::target`] has opened, or look.
     pub target: RwLock<Target>,
     /// Handles.
     pub counts: Mutex<Counts>,

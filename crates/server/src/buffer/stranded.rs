@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_namespace::{Dir, File, FileRecord};
 use forebay_types::{Errno, ObjectId, TierId};
 
-use crate::core::Core;
+use crate::buffer::Buffer;
 
 /// An undrained object whose directory was not known to the start.
 pub struct Stranded {
@@ -17,7 +17,7 @@ pub struct Stranded {
     pub path: Vec<u8>,
 }
 
-impl Core {
+impl Buffer {
     /// Whether all directories that a file has names in are gone from the PFS.
     pub fn is_stranded(&self, file: &File) -> bool {
         self.is_stranded_as(file, &mut |dir| self.is_gone(dir))
@@ -39,7 +39,7 @@ impl Core {
     }
 }
 
-impl Core {
+impl Buffer {
     /// A record whose directory is not known: what it stands for counts, though it cannot be shown.
     pub(crate) fn book_stranded(&self, object: ObjectId, record: &FileRecord) {
         let tier = record.residency.tier;

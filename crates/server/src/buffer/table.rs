@@ -1,18 +1,24 @@
 //! The files of the burst buffer by object.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use forebay_namespace::File;
 use forebay_tiers::{Identity, ParentKey, TierKind};
 use forebay_types::{Errno, Generation, ObjectId};
 
-use crate::buffer::opens::Target;
-use crate::core::Core;
+use parking_lot::RwLock;
 
-impl Core {
+use crate::buffer::Buffer;
+use crate::buffer::opens::Target;
+
+/// Files of the burst buffer by object.
+pub type FileTable = RwLock<HashMap<ObjectId, Arc<File>>>;
+
+impl Buffer {
     /// The file with this object.
     pub fn file(&self, object: ObjectId) -> Option<Arc<File>> {
-        self.files.read().get(&object).cloned()
+        self.table.read().get(&object).cloned()
     }
 
     /// Generation of a file, for copies made outside its lock.
@@ -56,7 +62,7 @@ impl Core {
     /// To be called before I/O on what is open: `ETIMEDOUT` if it is on the PFS and that is given up.
     pub fn reach(&self, target: &Target) -> Result<(), Errno> {
         match self.is_on_pfs(target) {
-            true => Ok(self.pulse().pass()?),
+            true => Ok(self.base.pulse().pass()?),
             false => Ok(()),
         }
     }
@@ -71,7 +77,7 @@ impl Core {
     }
 }
 
-impl Core {
+impl Buffer {
     /// Whether an object that is on record nowhere is what a file without a name, or one that was unlinked while it was open,
     /// has left: nobody can ask for it any more.
     pub fn is_unnamed(&self, object: ObjectId, identity: &Identity) -> bool {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use forebay_namespace::{File, ctime_after};
 use forebay_types::Errno;
 
-use crate::core::Core;
+use crate::buffer::Buffer;
 
-impl Core {
+impl Buffer {
     /// Finishes a close that failed, if there was one. The caller has claimed the file, and nobody writes it.
     pub fn finish_close(&self, file: &Arc<File>) -> Result<(), Errno> {
         if !self.unclosed.lock().contains(&file.object) {

@@ -4,3 +4,55 @@ pub(crate) mod apps;
 pub(crate) mod naming;
 pub(crate) mod rules;
 pub(crate) mod writers;
+
+use forebay_policy::durability::Durability;
+
+use crate::base::Base;
+use apps::Applications;
+use rules::Rules;
+use writers::Writers;
+
+/// What is known of applications, and what paths say.
+pub struct Catalog {
+    /// Applications.
+    apps: Applications,
+    /// Path rules.
+    rules: Rules,
+    /// Whose batch jobs write.
+    writers: Writers,
+    /// Default rung of fsync.
+    durability: Durability,
+}
+
+impl Catalog {
+    /// Nothing is known of applications yet.
+    pub fn new(base: &Base, durability: Durability) -> Catalog {
+        let settings = base.settings();
+        Catalog {
+            apps: Applications::new(base.started(), settings.engine.quiet),
+            rules: Rules::new(&settings.rules),
+            writers: Writers::default(),
+            durability,
+        }
+    }
+
+    /// Default rung of fsync.
+    pub fn durability(&self) -> Durability {
+        self.durability
+    }
+
+    /// Applications.
+    pub fn apps(&self) -> &Applications {
+        &self.apps
+    }
+
+    /// Path rules.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Whose batch jobs write.
+    pub fn writers(&self) -> &Writers {
+        &self.writers
+    }
+}

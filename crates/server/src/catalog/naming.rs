@@ -3,9 +3,9 @@
 use forebay_namespace::File;
 use forebay_policy::durability::Durability;
 
-use crate::core::Core;
+use crate::catalog::Catalog;
 
-impl Core {
+impl Catalog {
     /// What fsync promises for a path.
     pub fn durability_of(&self, path: &[u8]) -> Durability {
         self.rules.durability(path).unwrap_or(self.durability)

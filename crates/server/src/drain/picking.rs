@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 
 use crate::base::settings::DemotionSettings;
 use crate::buffer::queue::BatchLimits;
-use crate::core::Core;
+use crate::drain::Drain;
 
 /// Most files in one batch: they share their flushes.
-pub const BATCH_FILES_MAX: usize = 1024;
+const BATCH_FILES_MAX: usize = 1024;
 /// A demoter with nothing to do looks again after this long.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
@@ -25,6 +25,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 pub struct Picking {
     turn: Mutex<Turn>,
     trigger: Mutex<Trigger>,
+    batch_files_max: usize,
     origin: Instant,
     idle: bool,
 }
@@ -38,51 +39,60 @@ struct Turn {
 }
 
 impl Picking {
-    /// Nothing waits yet. Errors: the settings' fractions make no trigger.
-    pub fn new(settings: &DemotionSettings, origin: Instant) -> Result<Picking, String> {
-        // Where no plan says when.
-        let mut config = TriggerConfig::starting_at(settings.start_fraction);
-        config.idle_s = settings.idle_after.as_secs_f64();
-        let trigger = Trigger::new(config, 0.0).map_err(|e| e.to_string())?;
-        Ok(Picking {
+    /// Nothing waits yet; batches have up to `batch_files_max` files.
+    pub fn new(
+        settings: &DemotionSettings,
+        origin: Instant,
+        trigger: Trigger,
+        batch_files_max: usize,
+    ) -> Picking {
+        Picking {
             turn: Mutex::new(Turn {
                 order: VecDeque::new(),
                 made_at: None,
                 took_s: 0.0,
             }),
             trigger: Mutex::new(trigger),
+            batch_files_max: BATCH_FILES_MAX.min(batch_files_max),
             origin,
             idle: settings.idle,
-        })
+        }
+    }
+
+    /// What says when it is time where no plan does. Errors: the settings' fraction is none.
+    pub fn trigger(settings: &DemotionSettings) -> Result<Trigger, String> {
+        let mut config = TriggerConfig::starting_at(settings.start_fraction);
+        config.idle_s = settings.idle_after.as_secs_f64();
+        Trigger::new(config, 0.0).map_err(|e| e.to_string())
     }
 }
 
-impl Core {
+impl Drain {
     /// The next files to demote together; empty if there is nothing to do now. Waits a little.
     pub fn next_batch(&self) -> Vec<ObjectId> {
-        let asked = self.drain.asked();
+        let asked = self.buffer.queue().asked();
         let batch = self.pick();
-        if !batch.is_empty() || self.is_ending() {
+        if !batch.is_empty() || self.base.is_ending() {
             return batch;
         }
-        self.drain.wait_asked(asked, LOOK_AGAIN);
+        self.buffer.queue().wait_asked(asked, LOOK_AGAIN);
         self.pick()
     }
 
     fn pick(&self) -> Vec<ObjectId> {
-        let demand = self.drain.demand();
+        let demand = self.buffer.queue().demand();
         let is_time = demand.is_urgent
             || demand.has_waiting && (demand.is_ordered || self.is_time_to_drain());
         if !is_time {
             return Vec::new();
         }
-        let (_, capacity) = self.ledger.dirty_and_capacity();
+        let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
         let limits = BatchLimits {
-            files: BATCH_FILES_MAX.min(self.descriptors.batch_files_max),
-            bytes: batch_bytes(capacity, self.engine.demotion_limit_bytes_per_s()),
+            files: self.picking.batch_files_max,
+            bytes: batch_bytes(capacity, self.plan.engine().demotion_limit_bytes_per_s()),
         };
-        let bytes_of = |object| self.ledger.used_bytes(object);
-        let batch = self.drain.take_urgent(limits, bytes_of);
+        let bytes_of = |object| self.buffer.ledger().used_bytes(object);
+        let batch = self.buffer.queue().take_urgent(limits, bytes_of);
         if !batch.is_empty() {
             return batch;
         }
@@ -91,30 +101,30 @@ impl Core {
         let is_old = turn.made_at.is_none_or(|at| at.elapsed() > age_max);
         if turn.order.is_empty() || is_old {
             let begun = Instant::now();
-            turn.order = self.ordered(self.drain.ready());
+            turn.order = self.ordered(self.buffer.queue().ready());
             turn.made_at = Some(Instant::now());
             turn.took_s = begun.elapsed().as_secs_f64();
         }
-        self.drain.take(&mut turn.order, limits, bytes_of)
+        self.buffer.queue().take(&mut turn.order, limits, bytes_of)
     }
 
     fn is_time_to_drain(&self) -> bool {
-        let (dirty, capacity) = self.ledger.dirty_and_capacity();
+        let (dirty, capacity) = self.buffer.ledger().dirty_and_capacity();
         let mut trigger = self.picking.trigger.lock();
-        trigger.on_foreground(self.activity.last_s());
+        trigger.on_foreground(self.buffer.activity().last_s());
         // Files in the overflow and empty ones are waiting too, but hold no bytes of ours.
         let now_s = self.picking.origin.elapsed().as_secs_f64();
-        let limit_bytes = capacity.min(self.ledger.dirty_cap_bytes()) as f64;
+        let limit_bytes = capacity.min(self.buffer.ledger().dirty_cap_bytes()) as f64;
         let load = Load {
-            dwsf_bytes: self.learning.dwsf_bytes() as f64,
+            dwsf_bytes: self.plan.learning().dwsf_bytes() as f64,
             dirty_bytes: dirty.max(1) as f64,
             limit_bytes,
-            under_way_bytes: self.under_way_bytes(limit_bytes),
-            was_full: self.engine.is_full(),
-            is_idle: self.is_quiet(),
+            under_way_bytes: self.plan.under_way_bytes(limit_bytes),
+            was_full: self.plan.engine().is_full(),
+            is_idle: self.plan.is_quiet(),
             is_starved: false,
         };
-        if let Some(pace) = self.engine.demotion_pace(&load) {
+        if let Some(pace) = self.plan.engine().demotion_pace(&load) {
             return pace != DemotionPace::Stop;
         }
         match trigger.drive(dirty.max(1), capacity, now_s) {
@@ -126,18 +136,27 @@ impl Core {
 
     /// Whether waiting for space may help a writer: something other than its own file can be demoted.
     pub fn can_drain_for(&self, writer: Ino) -> bool {
-        let other = |object: &ObjectId| self.file(*object).is_some_and(|file| file.ino != writer);
-        self.drain.can_free(other)
+        let other = |object: &ObjectId| {
+            self.buffer
+                .file(*object)
+                .is_some_and(|file| file.ino != writer)
+        };
+        self.buffer.queue().can_free(other)
     }
 
     /// Victims by the policy's order, the head of them in the order that the PFS likes.
     fn ordered(&self, ready: Vec<ObjectId>) -> VecDeque<ObjectId> {
         let candidate = |object| {
-            self.apps
-                .candidate(object, self.ledger.used_bytes(object), false)
+            self.catalog
+                .apps()
+                .candidate(object, self.buffer.ledger().used_bytes(object), false)
         };
         let mut candidates: Vec<_> = ready.into_iter().map(candidate).collect();
-        order_demotion(self.engine.placement(), &mut candidates, self.apps.now_s());
+        order_demotion(
+            self.plan.engine().placement(),
+            &mut candidates,
+            self.catalog.apps().now_s(),
+        );
         if let Some(every) = self.settings.engine.keep_every {
             // A stable sort: postponed ones go last, each part in its order.
             candidates.sort_by_key(|c| {
@@ -150,6 +169,7 @@ impl Core {
             .map(|c| DrainItem {
                 id: c.id,
                 path: self
+                    .buffer
                     .file(ObjectId(c.id))
                     .map(|f| f.path())
                     .unwrap_or_default(),

@@ -7,10 +7,10 @@ use forebay_types::{Errno, Handle, limits::SPACE_UNIT_BYTES};
 use forebay_wire::SpaceChange;
 
 use crate::buffer::opens::{OpenFile, Target};
-use crate::core::Core;
+use crate::files::Files;
 use crate::files::space::Room;
 
-impl Core {
+impl Files {
     /// fallocate(2).
     pub fn change_space(
         &self,
@@ -20,7 +20,7 @@ impl Core {
         drop_suid: bool,
         may_wait: bool,
     ) -> Result<Option<()>, Errno> {
-        let (open, flags) = self.opens.file(handle)?;
+        let (open, flags) = self.buffer.opens().file(handle)?;
         if !flags.writes() {
             return Err(Errno::EBADF);
         }
@@ -36,7 +36,7 @@ impl Core {
         drop_suid: bool,
         may_wait: bool,
     ) -> Result<Option<()>, Errno> {
-        let _request = self.activity.begin();
+        let _request = self.buffer.activity().begin();
         self.prepare_change(open, false)?;
         if !may_wait && open.uncompared().is_some() {
             return Ok(None);
@@ -52,7 +52,7 @@ impl Core {
             }
         }
         let target = self.target(open)?;
-        self.reach(&target)?;
+        self.buffer.reach(&target)?;
         self.note_change(open, &target)?;
         let had_more = holds_beyond_end(target.object())?;
         let mode = match change {
@@ -88,7 +88,7 @@ impl Core {
 
     /// Space is promised for good only where the PFS has it, too: that is where the file ends up.
     fn check_pfs_has(&self, open: &OpenFile, len: u64) -> Result<(), Errno> {
-        if self.pulse().is_silent() {
+        if self.base.pulse().is_silent() {
             return Ok(());
         }
         let held = open.target.read().object().stat()?.allocated_bytes;

@@ -12,20 +12,20 @@ use forebay_tiers::{Object, TierKind, start_writeback};
 use forebay_types::{Errno, Handle, OpenFlags, TierId};
 
 use crate::buffer::opens::{Claim, OpenFile, Target};
-use crate::core::Core;
+use crate::files::Files;
 use crate::files::unseen::Untouched;
 
-impl Core {
+impl Files {
     /// Closes a handle. A file that the kernel wrote by itself stays open for as long as somebody can write it.
     pub fn release(&self, handle: Handle) -> Result<(), Errno> {
-        let (open, flags) = self.opens.remove(handle)?;
-        let claim = self.opens.claim(open.ino);
+        let (open, flags) = self.buffer.opens().remove(handle)?;
+        let claim = self.buffer.opens().claim(open.ino);
         if flags.writes()
             && open.passthrough
             && open.counts.lock().writers == 1
             && self.can_be_written(&open)
         {
-            self.unseen.keep(self.opens.put_back(open, flags));
+            self.unseen.keep(self.buffer.opens().put_back(open, flags));
             return Ok(());
         }
         self.close(claim, &open, flags)
@@ -38,7 +38,7 @@ impl Core {
         open: &Arc<OpenFile>,
         flags: OpenFlags,
     ) -> Result<(), Errno> {
-        let left = self.opens.drop_count(&claim, open, flags);
+        let left = self.buffer.opens().drop_count(&claim, open, flags);
         let target = open.target.read().clone();
         let Target::Buffer { file, object, .. } = target else {
             return Ok(());
@@ -49,12 +49,12 @@ impl Core {
         }
         drop(claim);
         if left.opens == 0 {
-            if self.engine.placement() == PlacementPolicy::Coolness {
-                self.apps.released(file.object);
+            if self.plan.engine().placement() == PlacementPolicy::Coolness {
+                self.catalog.apps().released(file.object);
             }
-            self.leave_overflow(&file);
+            self.buffer.leave_overflow(&file);
             if file.lock().is_unlinked() {
-                self.wake_collector();
+                self.buffer.wake_collector();
             } else if open.fsynced.load(Ordering::Acquire) {
                 self.settle_shadow(&file)?;
             }
@@ -76,13 +76,13 @@ impl Core {
         let touched = open.touched.swap(false, Ordering::AcqRel);
         open.lease_bytes.store(0, Ordering::Release);
         open.budget_bytes.store(0, Ordering::Release);
-        self.activity.note();
+        self.buffer.activity().note();
         if let Some(before) = before
             && !touched
             && before.looks_like(&stat)
             && let Some(generation) = self.end_unseen(file, &before)
         {
-            self.book(file, stat.allocated_bytes);
+            self.buffer.book(file, stat.allocated_bytes);
             self.unseen.compare(Untouched {
                 file: file.clone(),
                 before,
@@ -114,7 +114,7 @@ impl Core {
             }
             // Until then the record says that the object knows the size, which is as good.
             self.ns.save_later(file, &mut state);
-            let dirty = self.book_held(file, &state, stat.allocated_bytes);
+            let dirty = self.buffer.book_held(file, &state, stat.allocated_bytes);
             (dirty, state.is_unlinked())
         };
         // What an fsync has put on the PFS is clean already, and tells as much of its series.
@@ -124,27 +124,30 @@ impl Core {
             self.note_written(file, stat.written_bytes(), series, fsynced);
         }
         if dirty && !unlinked {
-            self.drain.add(file.object);
+            self.buffer.queue().add(file.object);
         }
         Ok(())
     }
 
     /// What is learned from a file that has been written and closed.
     pub fn note_written(&self, file: &File, bytes: u64, series: u64, fsynced: bool) {
-        self.counters
+        self.base
+            .counters()
             .written_bytes
             .fetch_add(bytes, Ordering::Relaxed);
         let series = match series {
-            0 => self.rules.identify(&file.path()).series_hash(),
+            0 => self.catalog.rules().identify(&file.path()).series_hash(),
             // Also if it was renamed since: the next one will be created under the old name, too.
             known => known,
         };
-        self.apps.closed(file.object, series, bytes, fsynced);
-        self.learning.closed(file.object, bytes);
-        if self.engine.is_throttled()
-            && let Some((application, _)) = self.apps.of(file.object)
+        self.catalog
+            .apps()
+            .closed(file.object, series, bytes, fsynced);
+        self.plan.learning().closed(file.object, bytes);
+        if self.plan.engine().is_throttled()
+            && let Some((application, _)) = self.catalog.apps().of(file.object)
         {
-            self.engine.rests(application, Rest::Closed);
+            self.plan.engine().rests(application, Rest::Closed);
         }
     }
 
@@ -156,7 +159,7 @@ impl Core {
         open.touched.store(false, Ordering::Release);
         open.lease_bytes.store(0, Ordering::Release);
         open.budget_bytes.store(0, Ordering::Release);
-        self.activity.note();
+        self.buffer.activity().note();
         {
             let mut state = file.lock();
             state.changed();
@@ -165,11 +168,11 @@ impl Core {
             state.error_unreported = true;
             self.ns.save_later(file, &mut state);
         }
-        self.unclosed.lock().insert(file.object);
+        self.buffer.unclosed().lock().insert(file.object);
         let reason =
             format!("its close could not look at its object: {error}; it is kept and tried again");
-        self.report(file.path(), errno, reason);
-        self.drain.add(file.object);
+        self.base.report(file.path(), errno, reason);
+        self.buffer.queue().add(file.object);
         errno
     }
 
@@ -178,7 +181,7 @@ impl Core {
     pub fn forget_flushed(&self, file: &Arc<File>, size: u64) {
         let mut state = file.lock();
         // Of a file in memory flash keeps it until the next fsync.
-        let here = self.tiers.kind(state.residency.tier) != TierKind::Dram;
+        let here = self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram;
         if size == 0 && here && state.residency.flushed.take().is_some() {
             self.ns.save_later(file, &mut state);
         }
@@ -187,13 +190,13 @@ impl Core {
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in memory:
     /// after a stop nothing depends on the node staying up.
     pub fn leave_memory(&self) {
-        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
         for file in files {
             let tier = file.tier();
-            if self.tiers.kind(tier) != TierKind::Dram || file.lock().is_unlinked() {
+            if self.buffer.tiers().kind(tier) != TierKind::Dram || file.lock().is_unlinked() {
                 continue;
             }
-            if !file.lock().is_dirty() && self.evict(&file).is_some() {
+            if !file.lock().is_dirty() && self.buffer.evict(&file).is_some() {
                 continue;
             }
             if let Err(errno) = self.move_to_flash(&file, tier) {
@@ -210,7 +213,7 @@ impl Core {
         // An fsync under way copies what the file has been: it would go on copying over what the file is by then.
         let _copying = file.copying();
         // Nobody opens or closes it meanwhile.
-        let claim = self.opens.claim(file.ino);
+        let claim = self.buffer.opens().claim(file.ino);
         let open = claim.open();
         if open
             .as_ref()
@@ -225,12 +228,12 @@ impl Core {
             let file = file.clone();
             open.put(target, Target::Buffer { file, object, tier });
         }
-        let source = self.tiers.open_object(tier, file.object)?;
+        let source = self.buffer.tiers().open_object(tier, file.object)?;
         if self.is_written_below(tier, &*source)? {
             return Err(Errno::ETXTBSY);
         }
         let stat = source.stat()?;
-        let to = self.flash_for(stat.allocated_bytes);
+        let to = self.buffer.flash_for(stat.allocated_bytes);
         let to = to.ok_or(Errno::ENOSPC)?;
         let (generation, shadow) = {
             let mut state = file.lock();
@@ -250,16 +253,16 @@ impl Core {
                 let (file, tier) = (file.clone(), to);
                 open.put(target, Target::Buffer { file, object, tier });
             }
-            self.book(file, stat.allocated_bytes);
-            self.remove_left_behind(file, tier);
-            self.leave_shadow(file, shadow, to);
+            self.buffer.book(file, stat.allocated_bytes);
+            self.buffer.remove_left_behind(file, tier);
+            self.buffer.leave_shadow(file, shadow, to);
         }
         Ok(())
     }
 
     /// Whether something is left in memory.
     pub fn memory_in_use(&self) -> bool {
-        self.tiers.iter().any(|(_, slot)| {
+        self.buffer.tiers().iter().any(|(_, slot)| {
             let mut any = false;
             slot.kind == TierKind::Dram && (slot.tier.list(&mut |_| any = true).is_err() || any)
         })
@@ -268,7 +271,7 @@ impl Core {
     /// What stays here undrained after an orderly stop does not depend on the node staying up: a start after a reboot believes only
     /// what was flushed.
     pub fn flush_undrained(&self) {
-        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
         let mut due = Vec::new();
         for file in files {
             let (residency, left) = {
@@ -277,15 +280,15 @@ impl Core {
             };
             let flushed = residency.flushed;
             let done = flushed.is_some_and(|f| f.generation == residency.generation);
-            let here = match self.tiers.kind(residency.tier) {
+            let here = match self.buffer.tiers().kind(residency.tier) {
                 TierKind::Dram => false,
-                TierKind::Pfs => !self.pulse().is_silent(),
+                TierKind::Pfs => !self.base.pulse().is_silent(),
                 _ => true,
             };
             if !left || !here || (done && !residency.writing) {
                 continue;
             }
-            match self.tiers.open_object(residency.tier, file.object) {
+            match self.buffer.tiers().open_object(residency.tier, file.object) {
                 Ok(object) => {
                     // All of them are on their way before the first is waited for.
                     start_writeback(&*object, 0, 0);
@@ -299,18 +302,19 @@ impl Core {
                 self.not_flushed(&file, &error);
             }
         }
-        for (_, slot) in self.tiers.iter() {
-            let answers = slot.kind != TierKind::Pfs || !self.pulse().is_silent();
+        for (_, slot) in self.buffer.tiers().iter() {
+            let answers = slot.kind != TierKind::Pfs || !self.base.pulse().is_silent();
             if answers && let Err(error) = slot.tier.sync_all() {
                 let path = format!("({})", slot.tier.name()).into_bytes();
-                self.report(path, (&error).into(), format!("flush: {error}"));
+                self.base
+                    .report(path, (&error).into(), format!("flush: {error}"));
             }
         }
     }
 
     fn flush_one(&self, file: &File, tier: TierId) -> io::Result<()> {
-        let object = self.tiers.open_object(tier, file.object)?;
-        let generation = self.generation(file);
+        let object = self.buffer.tiers().open_object(tier, file.object)?;
+        let generation = self.buffer.generation(file);
         object.sync(false)?;
         let bytes = object.stat()?.size;
         let mut state = file.lock();
@@ -325,7 +329,7 @@ impl Core {
 
     fn not_flushed(&self, file: &File, error: &io::Error) {
         let reason = format!("flush at the stop: {error}; a loss of power may take it");
-        self.report(file.path(), error.into(), reason);
+        self.base.report(file.path(), error.into(), reason);
     }
 }
 
@@ -344,7 +348,7 @@ mod tests {
     use forebay_wire::WriteHow;
 
     use crate::buffer::opens::Target;
-    use crate::core::Core;
+    use crate::rooms::Rooms;
     use crate::testing::{FLASH, Lab, create, drain, me};
 
     const OLD: [u8; 4096] = [1; 4096];
@@ -363,9 +367,13 @@ mod tests {
         }
     }
 
-    fn on_flash(core: &Core, object: ObjectId) -> Vec<u8> {
+    fn on_flash(rooms: &Rooms, object: ObjectId) -> Vec<u8> {
         let mut found = vec![0; NEW.len()];
-        let object = core.tiers.open_object(FLASH, object).expect("on flash");
+        let object = rooms
+            .buffer
+            .tiers()
+            .open_object(FLASH, object)
+            .expect("on flash");
         assert_eq!(object.read_at(&mut found, 0).expect("read"), NEW.len());
         found
     }
@@ -373,108 +381,137 @@ mod tests {
     #[test]
     fn an_fsync_under_way_at_a_stop_writes_over_nothing() {
         let (lab, flash) = Lab::with_memory();
-        let core = lab.core();
-        let handle = create(core, b"f", &OLD);
-        let file = core.files.read().values().next().cloned().expect("file");
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &OLD);
+        let file = rooms
+            .buffer
+            .table()
+            .read()
+            .values()
+            .next()
+            .cloned()
+            .expect("file");
         assert_ne!(file.tier(), FLASH, "not in memory");
         let before = slow_write(&flash);
         std::thread::scope(|scope| {
-            let fsync = scope.spawn(|| core.fsync(handle, false));
+            let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
             wait_for_write(&flash, before);
-            core.leave_memory();
+            rooms.files.leave_memory();
             // By a program on a mount that was taken away under it.
-            let written = core.write(handle, 0, &NEW, WriteHow::WAITING);
+            let written = rooms.files.write(handle, 0, &NEW, WriteHow::WAITING);
             assert_eq!(written, Ok(Some(NEW.len())));
             assert_eq!(fsync.join().expect("thread"), Ok(()));
         });
         assert_eq!(file.tier(), FLASH);
         assert!(
-            on_flash(core, file.object) == NEW,
+            on_flash(rooms, file.object) == NEW,
             "what it was went over what it is"
         );
-        core.release(handle).expect("close");
-        assert_eq!(core.audit_books(), Vec::<String>::new());
+        rooms.files.release(handle).expect("close");
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
 
     #[test]
     fn what_is_open_at_a_stop_moves_to_flash_with_what_it_has_become() {
         let lab = Lab::with(|settings| settings.dram_bytes = Some(16 << 20));
-        let core = lab.core();
-        core.release(create(core, b"f", &OLD)).expect("close");
-        let file = core.files.read().values().next().cloned().expect("file");
+        let rooms = lab.rooms();
+        rooms
+            .files
+            .release(create(rooms, b"f", &OLD))
+            .expect("close");
+        let file = rooms
+            .buffer
+            .table()
+            .read()
+            .values()
+            .next()
+            .cloned()
+            .expect("file");
         assert_ne!(file.tier(), FLASH, "not in memory");
-        let (opened, _) = core
+        let (opened, _) = rooms
+            .files
             .open(file.ino, OpenFlags(libc::O_RDWR as u32), false)
             .expect("open");
         let set = SetAttr {
             size: Some(100),
             ..SetAttr::default()
         };
-        core.setattr(file.ino, Some(opened.handle), &set, me())
+        rooms
+            .files
+            .setattr(file.ino, Some(opened.handle), &set, me())
             .expect("truncate");
         assert!(file.lock().residency.writing);
-        core.leave_memory();
+        rooms.files.leave_memory();
         assert_eq!(file.tier(), FLASH, "our own descriptor is no program");
         let (size, writing) = {
             let state = file.lock();
             (state.meta.size, state.residency.writing)
         };
         assert_eq!((size, writing), (100, false), "a start would miss bytes");
-        core.release(opened.handle).expect("close");
-        assert_eq!(core.audit_books(), Vec::<String>::new());
+        rooms.files.release(opened.handle).expect("close");
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
 
     #[test]
     fn a_close_that_copies_to_flash_writes_over_nothing_that_was_moved_there_for_its_name() {
         let (lab, flash) = Lab::with_memory();
-        let core = lab.core();
-        let handle = create(core, b"f", &[9; 4096]);
-        let file = core.files.read().values().next().cloned().expect("file");
-        core.fsync(handle, false).expect("fsync");
-        let written = core.write(handle, 0, &OLD, WriteHow::WAITING);
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[9; 4096]);
+        let file = rooms
+            .buffer
+            .table()
+            .read()
+            .values()
+            .next()
+            .cloned()
+            .expect("file");
+        rooms.files.fsync(handle, false).expect("fsync");
+        let written = rooms.files.write(handle, 0, &OLD, WriteHow::WAITING);
         assert_eq!(written, Ok(Some(OLD.len())));
         let before = slow_write(&flash);
         std::thread::scope(|scope| {
-            let close = scope.spawn(|| core.release(handle));
+            let close = scope.spawn(|| rooms.files.release(handle));
             wait_for_write(&flash, before);
-            core.make_stable(&file).expect("as before a rename");
+            rooms.files.make_stable(&file).expect("as before a rename");
             let flags = OpenFlags(libc::O_RDWR as u32);
-            let (opened, _) = core.open(file.ino, flags, false).expect("open");
-            let written = core.write(opened.handle, 0, &NEW, WriteHow::WAITING);
+            let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+            let written = rooms.files.write(opened.handle, 0, &NEW, WriteHow::WAITING);
             assert_eq!(written, Ok(Some(NEW.len())));
             assert_eq!(close.join().expect("thread"), Ok(()));
-            core.release(opened.handle).expect("close");
+            rooms.files.release(opened.handle).expect("close");
         });
         assert_eq!(file.tier(), FLASH);
         assert!(
-            on_flash(core, file.object) == NEW,
+            on_flash(rooms, file.object) == NEW,
             "what it was went over what it is"
         );
-        assert_eq!(core.audit_books(), Vec::<String>::new());
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
 
     #[test]
     fn a_file_that_its_last_fsync_has_put_on_the_pfs_tells_of_its_series() {
-        let mut lab = Lab::new();
-        lab.core_mut().durability = Durability::Pfs;
-        let core = lab.core();
+        let lab = Lab::with(|settings| settings.durability = Some(Durability::Pfs));
+        let rooms = lab.rooms();
         for name in [b"s-1", b"s-2"] {
-            let handle = create(core, name, &OLD);
+            let handle = create(rooms, name, &OLD);
             let done = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     while !done.load(Ordering::Acquire) {
-                        drain(core);
+                        drain(rooms);
                     }
                 });
-                let synced = core.fsync(handle, false);
+                let synced = rooms.files.fsync(handle, false);
                 done.store(true, Ordering::Release);
                 assert_eq!(synced, Ok(()));
             });
-            core.release(handle).expect("close");
-            assert_eq!(core.ledger.dirty_and_capacity().0, 0);
+            rooms.files.release(handle).expect("close");
+            assert_eq!(rooms.buffer.ledger().dirty_and_capacity().0, 0);
         }
-        let expected = core.apps.expect(&core.rules.identify(b"s-3"));
+        let expected = rooms
+            .catalog
+            .apps()
+            .expect(&rooms.catalog.rules().identify(b"s-3"));
         let enough = |bytes| bytes >= OLD.len() as u64;
         assert!(expected.bytes.is_some_and(enough), "its size is not known");
     }
@@ -482,13 +519,13 @@ mod tests {
     #[test]
     fn a_file_whose_close_fails_is_drained_all_the_same() {
         let lab = Lab::new();
-        let core = lab.core();
-        let handle = create(core, b"f", b"what was written");
-        let (open, _) = core.opens.file(handle).expect("open");
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"what was written");
+        let (open, _) = rooms.buffer.opens().file(handle).expect("open");
         let Target::Buffer { file, tier, .. } = open.target.read().clone() else {
             panic!("not in the burst buffer");
         };
-        let slot = core.tiers.get(tier).expect("tier");
+        let slot = rooms.buffer.tiers().get(tier).expect("tier");
         let faulty = FaultyTier::new(slot.tier.clone());
         let fault = faulty.inject(Operation::Stat, When::Every, Effect::Fail(Errno::EIO));
         let object: Arc<dyn Object> = faulty.open(file.object).expect("object");
@@ -498,13 +535,13 @@ mod tests {
             tier,
         };
         drop(open);
-        assert_eq!(core.release(handle), Err(Errno::EIO));
+        assert_eq!(rooms.files.release(handle), Err(Errno::EIO));
         assert!(faulty.fired(fault) > 0);
-        let waiting: Vec<ObjectId> = core.drain.waiting();
+        let waiting: Vec<ObjectId> = rooms.buffer.queue().waiting();
         assert_eq!(waiting, [file.object], "it waits for its drain");
-        drain(core);
-        assert!(!file.lock().is_dirty(), "{:?}", core.errors.all());
-        assert_eq!(core.ledger.dirty_and_capacity().0, 0);
+        drain(rooms);
+        assert!(!file.lock().is_dirty(), "{:?}", rooms.base.errors().all());
+        assert_eq!(rooms.buffer.ledger().dirty_and_capacity().0, 0);
         assert_eq!(lab.on_pfs("f"), b"what was written");
         assert_eq!(file.lock().meta.size, 16);
     }

@@ -4,7 +4,7 @@
 //! first as far as one bit for each can tell; whoever needs one again opens the object by its id, under which it stays in its
 //! tier until the last close, with a name or without. Invariants:
 //!
-//! 1. What is read and written is held open meanwhile ([`Core::target`]): it is handed back only by who has the lock of the file's
+//! 1. What is read and written is held open meanwhile ([`Files::target`]): it is handed back only by who has the lock of the file's
 //!    target to write, so nobody is in the middle of anything.
 //! 2. What requests have written to flash is on its device before the descriptor goes: of an error of write-back the kernel tells who
 //!    has the file open, and it may forget it with the last of those. Another descriptor waits for that, so that the error
@@ -21,7 +21,7 @@ use parking_lot::{Mutex, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::base::settings::Settings;
 use crate::buffer::opens::{OpenFile, SHARDS, Target};
-use crate::core::Core;
+use crate::files::Files;
 
 /// Parts of what the process may have left: for open files, for copies under way, for directories of the PFS. The rest is for whoever
 /// needs one for a moment, and for files of the PFS, which keep theirs.
@@ -90,7 +90,7 @@ enum Whose {
     All,
 }
 
-impl Core {
+impl Files {
     /// Where the bytes of an open file are, held open for as long as the answer lives.
     ///
     /// # Errors
@@ -118,8 +118,8 @@ impl Core {
         }
         let (file, tier) = (file.clone(), *tier);
         let object = match open.passthrough {
-            true => self.tiers.open_object(tier, file.object)?,
-            false => self.tiers.open_to_write(tier, file.object)?,
+            true => self.buffer.tiers().open_object(tier, file.object)?,
+            false => self.buffer.tiers().open_to_write(tier, file.object)?,
         };
         open.put(target, Target::Buffer { file, object, tier });
         Ok(())
@@ -128,7 +128,7 @@ impl Core {
     /// To be called before an open file gets a descriptor: where too many have one, some are handed back. Costs a load where not.
     pub fn make_way(&self) {
         let descriptors = &self.descriptors;
-        let is_due = || self.opens.held() >= descriptors.look_at.load(Ordering::Relaxed);
+        let is_due = || self.buffer.opens().held() >= descriptors.look_at.load(Ordering::Relaxed);
         if !is_due() {
             return;
         }
@@ -143,7 +143,7 @@ impl Core {
         // The first look only sees who is used until the second, and the second begins what the third waits for.
         for whose in [Whose::Flushed, Whose::Flushed, Whose::All] {
             for _ in 0..SHARDS {
-                if self.opens.held() <= goal {
+                if self.buffer.opens().held() <= goal {
                     break;
                 }
                 *hand = (*hand + 1) % SHARDS;
@@ -151,15 +151,15 @@ impl Core {
             }
         }
         // Where those that are left cannot be handed back, it is not tried again for each that comes.
-        let next = self.opens.held() + descriptors.at_a_time();
+        let next = self.buffer.opens().held() + descriptors.at_a_time();
         descriptors
             .look_at
             .store(next.max(descriptors.files_max), Ordering::Relaxed);
     }
 
     fn hand_back_some(&self, shard: usize, whose: Whose, goal: u64) {
-        for open in self.opens.of_shard(shard) {
-            if self.opens.held() <= goal {
+        for open in self.buffer.opens().of_shard(shard) {
+            if self.buffer.opens().held() <= goal {
                 return;
             }
             if !open.take_use() {
@@ -180,11 +180,11 @@ impl Core {
         let Some(unheld) = self.unheld(tier, file.object) else {
             return;
         };
-        let may_be_unflushed = self.tiers.kind(tier) == TierKind::Ssd
+        let may_be_unflushed = self.buffer.tiers().kind(tier) == TierKind::Ssd
             && !open.passthrough
             && open.touched.load(Ordering::Acquire);
         if may_be_unflushed {
-            let flush = || wait_writeback(&*self.tiers.open_object(tier, file.object)?);
+            let flush = || wait_writeback(&*self.buffer.tiers().open_object(tier, file.object)?);
             if whose == Whose::Flushed {
                 return start_writeback(&*held, 0, 0);
             }
@@ -205,7 +205,7 @@ impl Core {
 
     /// What stands for an object of this node's tiers that is not held open.
     pub fn unheld(&self, tier: TierId, object: forebay_types::ObjectId) -> Option<Arc<dyn Object>> {
-        let slot = self.tiers.get(tier)?;
+        let slot = self.buffer.tiers().get(tier)?;
         matches!(slot.kind, TierKind::Dram | TierKind::Ssd)
             .then(|| slot.tier.unheld(object))
             .flatten()
@@ -214,6 +214,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use crate::rooms::Rooms;
     use forebay_tiers::testing::unwritten_bytes;
     use forebay_types::{Handle, Ino, OpenFlags};
     use forebay_wire::WriteHow;
@@ -237,10 +238,10 @@ mod tests {
         format!("f{at}")
     }
 
-    fn create_all(core: &Core) -> Vec<Handle> {
+    fn create_all(rooms: &Rooms) -> Vec<Handle> {
         let create = |at| {
             create(
-                core,
+                rooms,
                 name(at).as_bytes(),
                 format!("first {at:03}").as_bytes(),
             )
@@ -257,9 +258,9 @@ mod tests {
         objects.count() as u64
     }
 
-    fn read(core: &Core, handle: Handle) -> Vec<u8> {
+    fn read(rooms: &Rooms, handle: Handle) -> Vec<u8> {
         let mut found = vec![0; 100];
-        let len = core.read(handle, 0, &mut found).expect("read");
+        let len = rooms.files.read(handle, 0, &mut found).expect("read");
         found.truncate(len);
         found
     }
@@ -267,45 +268,55 @@ mod tests {
     #[test]
     fn open_files_beyond_the_limit_are_handed_back_and_used_again() {
         let lab = lab();
-        let core = lab.core();
-        let handles = create_all(core);
+        let rooms = lab.rooms();
+        let handles = create_all(rooms);
         assert!(objects_open(&lab) <= FILES_MAX);
-        assert_eq!(objects_open(&lab), core.opens.held());
+        assert_eq!(objects_open(&lab), rooms.buffer.opens().held());
         for (at, handle) in handles.iter().enumerate() {
-            assert_eq!(read(core, *handle), format!("first {at:03}").as_bytes());
+            assert_eq!(read(rooms, *handle), format!("first {at:03}").as_bytes());
         }
         for (at, handle) in handles.iter().enumerate() {
             let text = format!("later {at:03}");
-            let written = core.write(*handle, 0, text.as_bytes(), WriteHow::WAITING);
+            let written = rooms
+                .files
+                .write(*handle, 0, text.as_bytes(), WriteHow::WAITING);
             assert_eq!(written, Ok(Some(text.len())));
-            core.fsync(*handle, false).expect("fsync");
+            rooms.files.fsync(*handle, false).expect("fsync");
             assert!(objects_open(&lab) <= FILES_MAX);
         }
         for handle in handles {
-            core.release(handle).expect("close");
+            rooms.files.release(handle).expect("close");
         }
-        assert_eq!((objects_open(&lab), core.opens.held()), (0, 0));
-        while !core.drain.waiting().is_empty() {
-            drain(core);
+        assert_eq!((objects_open(&lab), rooms.buffer.opens().held()), (0, 0));
+        while !rooms.buffer.queue().waiting().is_empty() {
+            drain(rooms);
         }
         for at in 0..FILES {
             assert_eq!(lab.on_pfs(&name(at)), format!("later {at:03}").as_bytes());
         }
-        assert!(core.errors.is_empty(), "{:?}", core.errors.all());
+        assert!(
+            rooms.base.errors().is_empty(),
+            "{:?}",
+            rooms.base.errors().all()
+        );
     }
 
     #[test]
     fn what_was_written_is_on_its_device_before_its_descriptor_goes() {
         let lab = lab();
-        let core = lab.core();
-        for handle in create_all(core) {
-            let (open, _) = core.opens.file(handle).expect("open");
+        let rooms = lab.rooms();
+        for handle in create_all(rooms) {
+            let (open, _) = rooms.buffer.opens().file(handle).expect("open");
             let target = open.target.read();
             let Target::Buffer { file, tier, .. } = &*target else {
                 panic!("not in the burst buffer");
             };
             if !target.is_held() {
-                let again = core.tiers.open_object(*tier, file.object).expect("object");
+                let again = rooms
+                    .buffer
+                    .tiers()
+                    .open_object(*tier, file.object)
+                    .expect("object");
                 // Not every kernel tells.
                 assert_eq!(unwritten_bytes(&*again).unwrap_or(0), 0);
             }
@@ -315,15 +326,19 @@ mod tests {
     #[test]
     fn what_is_just_used_is_not_handed_back() {
         let lab = lab();
-        let core = lab.core();
-        let (open, _) = core.opens.file(create(core, b"used", b"x")).expect("open");
-        let target = core.target(&open).expect("target");
-        let others = create_all(core);
-        assert!(target.is_held() && core.opens.held() <= FILES_MAX);
+        let rooms = lab.rooms();
+        let (open, _) = rooms
+            .buffer
+            .opens()
+            .file(create(rooms, b"used", b"x"))
+            .expect("open");
+        let target = rooms.files.target(&open).expect("target");
+        let others = create_all(rooms);
+        assert!(target.is_held() && rooms.buffer.opens().held() <= FILES_MAX);
         drop(target);
         // Its turn comes when the hand does; of those in one shard, in no order.
         let gone = (0..100).any(|_| {
-            others.iter().for_each(|other| drop(read(core, *other)));
+            others.iter().for_each(|other| drop(read(rooms, *other)));
             !open.target.read().is_held()
         });
         assert!(gone);
@@ -332,41 +347,43 @@ mod tests {
     #[test]
     fn files_of_the_pfs_keep_their_descriptors() {
         let lab = lab();
-        let core = lab.core();
+        let rooms = lab.rooms();
         let open = |at: usize| {
             std::fs::write(lab.pfs(&name(at)), name(at)).expect("write");
-            let found = core.ns.lookup(Ino::ROOT, name(at).as_bytes());
+            let found = rooms.base.ns().lookup(Ino::ROOT, name(at).as_bytes());
             let flags = OpenFlags(libc::O_RDONLY as u32);
-            let opened = core.open(found.expect("lookup").attr.ino, flags, false);
+            let opened = rooms
+                .files
+                .open(found.expect("lookup").attr.ino, flags, false);
             opened.expect("open").0.handle
         };
         let handles: Vec<_> = (0..FILES).map(open).collect();
-        assert_eq!(core.opens.held(), FILES as u64);
+        assert_eq!(rooms.buffer.opens().held(), FILES as u64);
         for (at, handle) in handles.iter().enumerate() {
             std::fs::remove_file(lab.pfs(&name(at))).expect("remove");
-            assert_eq!(read(core, *handle), name(at).as_bytes());
+            assert_eq!(read(rooms, *handle), name(at).as_bytes());
         }
     }
 
     #[test]
     fn an_object_that_cannot_be_opened_again_is_an_error_of_that_request() {
         let lab = lab();
-        let core = lab.core();
-        let handles = create_all(core);
+        let rooms = lab.rooms();
+        let handles = create_all(rooms);
         let lost = handles.iter().find(|handle| {
-            let (open, _) = core.opens.file(**handle).expect("open");
+            let (open, _) = rooms.buffer.opens().file(**handle).expect("open");
             !open.target.read().is_held()
         });
         let lost = *lost.expect("one was handed back");
-        let (open, _) = core.opens.file(lost).expect("open");
+        let (open, _) = rooms.buffer.opens().file(lost).expect("open");
         let target = open.target.read().clone();
         let Target::Buffer { file, tier, .. } = target else {
             panic!("not in the burst buffer");
         };
-        let slot = core.tiers.get(tier).expect("tier");
+        let slot = rooms.buffer.tiers().get(tier).expect("tier");
         slot.tier.remove(file.object).expect("remove");
-        assert_eq!(core.read(lost, 0, &mut [0]), Err(Errno::ENOENT));
+        assert_eq!(rooms.files.read(lost, 0, &mut [0]), Err(Errno::ENOENT));
         let other = handles.iter().find(|handle| **handle != lost);
-        assert!(!read(core, *other.expect("another")).is_empty());
+        assert!(!read(rooms, *other.expect("another")).is_empty());
     }
 }

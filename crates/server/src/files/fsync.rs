@@ -12,7 +12,7 @@ use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
 
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
-use crate::core::Core;
+use crate::files::Files;
 
 /// What a file is itself is never written over by a copy of what it was.
 pub fn refuse_primary(file: &File, to: TierId) -> Result<(), Errno> {
@@ -22,15 +22,15 @@ pub fn refuse_primary(file: &File, to: TierId) -> Result<(), Errno> {
     }
 }
 
-impl Core {
+impl Files {
     /// Makes what was written so far as durable as the file's rung says.
     pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
-        let (open, _) = self.opens.file(handle)?;
+        let (open, _) = self.buffer.opens().file(handle)?;
         open.fsynced.store(true, Ordering::Release);
         let target = self.target(&open)?.clone();
         let (file, object, tier) = match target {
             Target::Pfs { file, .. } => {
-                self.pulse().pass()?;
+                self.base.pulse().pass()?;
                 open.behind.check()?;
                 return Ok(file.sync(data_only)?);
             }
@@ -39,22 +39,22 @@ impl Core {
         self.report_to_fsync(&file)?;
         open.behind.check()?;
         tracing::trace!(file = %file.object, ?tier, "fsync");
-        let _busy = self.activity.begin();
-        if self.engine.is_throttled() {
+        let _busy = self.buffer.activity().begin();
+        if self.plan.engine().is_throttled() {
             // The bytes go to the device in the application's turn; while they are made permanent the next one may begin, or
             // the device would rest.
-            let turn = self.take_turn(&open, Class::Checkpoint, 0);
+            let turn = self.plan.take_turn(&open, Class::Checkpoint, 0);
             wait_writeback(&*object)?;
             drop(turn);
-            if let Some((application, _)) = self.apps.of(file.object) {
-                self.engine.rests(application, Rest::Flushing);
+            if let Some((application, _)) = self.catalog.apps().of(file.object) {
+                self.plan.engine().rests(application, Rest::Flushing);
             }
         }
-        let generation = self.generation(&file);
+        let generation = self.buffer.generation(&file);
         if let Some(rung) = self.begin_fsync_unnamed(&file) {
             return self.fsync_to(rung, (&open, &file), object, (tier, generation), data_only);
         }
-        let rung = self.durability_of_file(&file);
+        let rung = self.catalog.durability_of_file(&file);
         self.fsync_to(rung, (&open, &file), object, (tier, generation), data_only)?;
         file.lock().owes_fsync = false;
         Ok(())
@@ -75,7 +75,7 @@ impl Core {
                 self.flush_to_pfs(open, file, &*object, generation)
             }
             Durability::Ssd | Durability::Replica => {
-                let object = match self.tiers.kind(tier) {
+                let object = match self.buffer.tiers().kind(tier) {
                     TierKind::Dram => self.flush_to_flash(open, file)?,
                     _ => {
                         object.sync(data_only)?;
@@ -107,7 +107,7 @@ impl Core {
         let mut state = file.lock();
         let on_flash = match state.residency.shadow {
             Some((_, of)) => of >= generation,
-            None => self.tiers.kind(state.residency.tier) != TierKind::Dram,
+            None => self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram,
         };
         if on_flash && state.is_dirty() {
             let bytes = stat.size;
@@ -131,7 +131,7 @@ impl Core {
         let Target::Buffer { object, tier, .. } = self.target(open)?.clone() else {
             return Err(Errno::EIO);
         };
-        if self.tiers.kind(tier) == TierKind::Dram {
+        if self.buffer.tiers().kind(tier) == TierKind::Dram {
             self.refresh_shadow(open, file, &*object)?;
         } else {
             object.sync(false)?;
@@ -158,7 +158,7 @@ impl Core {
         file: &Arc<File>,
         object: &dyn Object,
     ) -> Result<(), Errno> {
-        let generation = self.generation(file);
+        let generation = self.buffer.generation(file);
         {
             let state = file.lock();
             if state.is_unlinked() && state.unnamed.is_none() {
@@ -183,7 +183,7 @@ impl Core {
                     file.path().escape_ascii()
                 );
                 if known.is_none() {
-                    self.drop_shadow(file, flash);
+                    self.buffer.drop_shadow(file, flash);
                 }
                 return self.flush_to_pfs(open, file, object, generation);
             }
@@ -195,16 +195,16 @@ impl Core {
             state.is_unlinked() && state.unnamed.is_none()
         };
         if unlinked {
-            self.drop_shadow(file, flash);
+            self.buffer.drop_shadow(file, flash);
         }
         Ok(())
     }
 
     /// Copies an object to another tier as it is now, flushed, beside the primary.
     fn copy_shadow(&self, file: &File, object: &dyn Object, flash: TierId) -> Result<(), Errno> {
-        let slot = self.tiers.get(flash).ok_or(Errno::ENODEV)?;
+        let slot = self.buffer.tiers().get(flash).ok_or(Errno::ENODEV)?;
         refuse_primary(file, flash)?;
-        let identity = self.identity(file, true);
+        let identity = self.buffer.identity(file, true);
         let shadow = match slot.tier.create(file.object, &identity) {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => slot.tier.open(file.object)?,
             other => other?,
@@ -225,8 +225,12 @@ impl Core {
 
     /// Sets space aside for a copy on flash: where there is one already, or where there is room.
     fn book_shadow(&self, file: &File, known: Option<TierId>, bytes: u64) -> Option<TierId> {
-        let flash = known.or_else(|| self.flash_for(bytes))?;
-        let hold = || self.ledger.try_hold_shadow(file.object, flash, bytes);
+        let flash = known.or_else(|| self.buffer.flash_for(bytes))?;
+        let hold = || {
+            self.buffer
+                .ledger()
+                .try_hold_shadow(file.object, flash, bytes)
+        };
         match hold() {
             Ok(()) => Some(flash),
             Err(Refused::Tier { missing_bytes }) => {
@@ -240,7 +244,7 @@ impl Core {
     /// After the last close of a file that was fsynced: the copy on flash becomes the file, or goes.
     pub fn settle_shadow(&self, file: &Arc<File>) -> Result<(), Errno> {
         let _copying = file.copying();
-        if self.opens.by_ino(file.ino).is_some() {
+        if self.buffer.opens().by_ino(file.ino).is_some() {
             // Somebody has opened it meanwhile: their close sees to it.
             return Ok(());
         }
@@ -256,7 +260,7 @@ impl Core {
         let Some((flash, _)) = shadow else {
             return Ok(());
         };
-        if self.tiers.kind(tier) != TierKind::Dram {
+        if self.buffer.tiers().kind(tier) != TierKind::Dram {
             return Ok(());
         }
         if clean {
@@ -266,26 +270,26 @@ impl Core {
             self.ns.save(file, &state, KvDurability::Buffered)?;
             failpoint::hit(failpoint::Point::ShadowDropped);
             drop(state);
-            self.drop_shadow(file, flash);
+            self.buffer.drop_shadow(file, flash);
             return Ok(());
         }
         // Writes after the last fsync are in memory only; what is on flash is brought up to date.
-        let source = self.tiers.open_object(tier, file.object)?;
+        let source = self.buffer.tiers().open_object(tier, file.object)?;
         let moved = self.copy_object(file, &*source, flash)?;
         let size = moved.stat()?.size;
         // Somebody who opens it meanwhile would go on with the object that is about to go.
-        let claim = self.opens.claim(file.ino);
+        let claim = self.buffer.opens().claim(file.ino);
         if !claim.is_open()
             && self
                 .ns
                 .migrated(file, generation, flash, false, Some(size))?
         {
             drop(claim);
-            self.ledger.release_shadow(file.object);
-            self.book(file, moved.stat()?.allocated_bytes);
-            self.remove_left_behind(file, tier);
+            self.buffer.ledger().release_shadow(file.object);
+            self.buffer.book(file, moved.stat()?.allocated_bytes);
+            self.buffer.remove_left_behind(file, tier);
         } else {
-            self.leave_copy(file, flash);
+            self.buffer.leave_copy(file, flash);
         }
         Ok(())
     }
@@ -295,19 +299,19 @@ impl Core {
     pub fn make_stable(&self, file: &Arc<File>) -> Result<(), Errno> {
         // A close may be copying it to flash, and would go on with that when it has moved there.
         let copying = file.copying();
-        let claim = self.opens.claim(file.ino);
+        let claim = self.buffer.opens().claim(file.ino);
         if let Some(open) = claim.open() {
             drop((claim, copying));
             let target = self.target(&open)?.clone();
             return match target {
                 Target::Pfs { file, .. } => {
-                    self.pulse().pass()?;
+                    self.base.pulse().pass()?;
                     Ok(file.sync(false)?)
                 }
                 Target::Buffer { file, object, tier } => {
                     open.fsynced.store(true, Ordering::Release);
-                    let generation = self.generation(&file);
-                    let object = match self.tiers.kind(tier) {
+                    let generation = self.buffer.generation(&file);
+                    let object = match self.buffer.tiers().kind(tier) {
                         TierKind::Dram => self.flush_to_flash(&open, &file)?,
                         _ => {
                             object.sync(false)?;
@@ -326,15 +330,15 @@ impl Core {
             return Ok(());
         }
         // With the claim held, it is neither opened nor evicted meanwhile.
-        let object = self.tiers.open_object(tier, file.object)?;
-        let generation = self.generation(file);
-        if self.tiers.kind(tier) != TierKind::Dram {
+        let object = self.buffer.tiers().open_object(tier, file.object)?;
+        let generation = self.buffer.generation(file);
+        if self.buffer.tiers().kind(tier) != TierKind::Dram {
             object.sync(false)?;
             return self.save_live(file, &*object, generation);
         }
         let stat = object.stat()?;
         let bytes = stat.allocated_bytes;
-        let Some(flash) = self.flash_for(bytes) else {
+        let Some(flash) = self.buffer.flash_for(bytes) else {
             drop((claim, copying));
             return self.demote_and_wait(file);
         };
@@ -351,13 +355,13 @@ impl Core {
             .ns
             .migrated(file, generation, flash, false, Some(stat.size))?
         {
-            self.book(file, bytes);
-            self.remove_left_behind(file, tier);
-            self.leave_shadow(file, shadow, flash);
+            self.buffer.book(file, bytes);
+            self.buffer.remove_left_behind(file, tier);
+            self.buffer.leave_shadow(file, shadow, flash);
             return Ok(());
         }
         // Its attributes have changed meanwhile.
-        self.leave_copy(file, flash);
+        self.buffer.leave_copy(file, flash);
         drop((claim, copying));
         self.demote_and_wait(file)
     }
@@ -421,13 +425,14 @@ impl Core {
                     return Err(errno);
                 }
             }
-            if self.pulse().is_given_up() {
+            if self.base.pulse().is_given_up() {
                 return Err(Errno::ETIMEDOUT);
             }
-            self.drain.add_urgent(file.object);
-            self.drain
+            self.buffer.queue().add_urgent(file.object);
+            self.buffer
+                .queue()
                 .wait_settled(std::time::Duration::from_millis(20));
-            if self.is_ending() {
+            if self.base.is_ending() {
                 return Err(Errno::EIO);
             }
         }
@@ -452,22 +457,29 @@ mod tests {
     #[test]
     fn an_fsync_that_waited_while_its_file_moved_writes_over_nothing() {
         let (lab, flash) = Lab::with_memory();
-        let core = lab.core();
-        let handle = create(core, b"f", &[1; 4096]);
-        let (open, _) = core.opens.file(handle).expect("open");
-        let file = core.files.read().values().next().cloned().expect("file");
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[1; 4096]);
+        let (open, _) = rooms.buffer.opens().file(handle).expect("open");
+        let file = rooms
+            .buffer
+            .table()
+            .read()
+            .values()
+            .next()
+            .cloned()
+            .expect("file");
         std::thread::scope(|scope| {
             let growing = open.growing.lock();
-            let fsync = scope.spawn(|| core.fsync(handle, false));
+            let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
             while !open.fsynced.load(Ordering::Acquire) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             // It knows where the file is, and waits.
             std::thread::sleep(LATE);
-            core.leave_memory();
+            rooms.files.leave_memory();
             assert_eq!(file.tier(), FLASH);
             open.budget_bytes.store(1 << 20, Ordering::Release);
-            let written = core.write(handle, 0, &[2; 4096], WriteHow::WAITING);
+            let written = rooms.files.write(handle, 0, &[2; 4096], WriteHow::WAITING);
             assert_eq!(written, Ok(Some(4096)));
             drop(growing);
             assert_eq!(fsync.join().expect("thread"), Ok(()));
@@ -476,7 +488,7 @@ mod tests {
         let object = forebay_tiers::Tier::open(&*flash, file.object).expect("object");
         assert_eq!(object.read_at(&mut found, 0).expect("read"), 4096);
         assert!(found == [2; 4096], "what it was went over what it is");
-        core.release(handle).expect("close");
+        rooms.files.release(handle).expect("close");
     }
 
     #[test]
@@ -485,36 +497,50 @@ mod tests {
             settings.dram_bytes = Some(16 << 20);
             settings.ssd[0].capacity_bytes = Some(1 << 20);
         });
-        let core = lab.core();
-        let handle = create(core, b"f", &vec![1; 2 << 20]);
-        let file = core.files.read().values().next().cloned().expect("file");
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &vec![1; 2 << 20]);
+        let file = rooms
+            .buffer
+            .table()
+            .read()
+            .values()
+            .next()
+            .cloned()
+            .expect("file");
         std::thread::sleep(Duration::from_millis(50));
-        let written = core.write(handle, 0, &[2; 4096], WriteHow::WAITING);
+        let written = rooms.files.write(handle, 0, &[2; 4096], WriteHow::WAITING);
         assert_eq!(written, Ok(Some(4096)));
         std::thread::scope(|scope| {
-            let fsync = scope.spawn(|| core.fsync(handle, false));
+            let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
             while !fsync.is_finished() {
-                drain(core);
+                drain(rooms);
                 std::thread::sleep(Duration::from_millis(1));
             }
             assert_eq!(fsync.join().expect("thread"), Ok(()));
         });
         assert_eq!(lab.on_pfs("f")[..4096], [2; 4096]);
-        let shown = core.getattr(file.ino).expect("attributes").mtime;
+        let shown = rooms.files.getattr(file.ino).expect("attributes").mtime;
         let on_pfs = std::fs::metadata(lab.pfs("f")).expect("stat");
         let on_pfs = (on_pfs.mtime(), on_pfs.mtime_nsec());
         assert_eq!(on_pfs, (shown.sec, i64::from(shown.nsec)));
-        core.release(handle).expect("close");
+        rooms.files.release(handle).expect("close");
     }
 
     #[test]
     fn a_truncation_that_ends_beside_an_open_leaves_the_file_written() {
         let (lab, flash) = Lab::with_faulty_flash();
-        let core = lab.core();
-        let handle = create(core, b"f", &[1; 4096]);
-        core.release(handle).expect("close");
-        let file = core.files.read().values().next().cloned().expect("file");
-        let open = |flags: i32| core.open(file.ino, OpenFlags(flags as u32), false);
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[1; 4096]);
+        rooms.files.release(handle).expect("close");
+        let file = rooms
+            .buffer
+            .table()
+            .read()
+            .values()
+            .next()
+            .cloned()
+            .expect("file");
+        let open = |flags: i32| rooms.files.open(file.ino, OpenFlags(flags as u32), false);
         let (reader, _) = open(libc::O_RDONLY).expect("open");
         flash.inject(Operation::SetLen, When::Nth(1), Effect::Delay(LATE));
         let waits_for = |operation, calls| {
@@ -529,7 +555,7 @@ mod tests {
                     size: Some(100),
                     ..SetAttr::default()
                 };
-                core.setattr(file.ino, None, &set, me())
+                rooms.files.setattr(file.ino, None, &set, me())
             });
             waits_for(Operation::SetLen, cuts);
             flash.inject(Operation::Stat, When::Nth(1), Effect::Delay(LATE));
@@ -537,13 +563,15 @@ mod tests {
             waits_for(Operation::Stat, looks);
             // It was looked at whether anybody writes, and its size is about to be taken.
             let (writer, _) = open(libc::O_RDWR).expect("open");
-            let written = core.write(writer.handle, 0, b"more", WriteHow::WAITING);
+            let written = rooms
+                .files
+                .write(writer.handle, 0, b"more", WriteHow::WAITING);
             assert_eq!(written, Ok(Some(4)));
             truncation.join().expect("thread").expect("truncated");
             assert!(file.lock().residency.writing, "nobody is said to write it");
-            core.release(writer.handle).expect("close");
+            rooms.files.release(writer.handle).expect("close");
         });
-        core.release(reader.handle).expect("close");
+        rooms.files.release(reader.handle).expect("close");
         assert!(!file.lock().residency.writing);
         assert_eq!(file.lock().meta.size, 100);
     }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
-use crate::core::Core;
+use crate::files::Files;
 
-impl Core {
+impl Files {
     /// Removes objects that nobody names or has open any more.
     pub fn collect_garbage(&self) {
         self.collecting.fetch_add(1, Ordering::SeqCst);
@@ -33,14 +33,17 @@ impl Core {
             return;
         }
         for garbage in found {
-            let file = self.files.write().remove(&garbage.object);
-            self.drain.forget(garbage.object);
+            let file = self.buffer.table().write().remove(&garbage.object);
+            self.buffer.queue().forget(garbage.object);
             if let Some(file) = &file
-                && let Some(open) = self.opens.by_ino(file.ino)
+                && let Some(open) = self.buffer.opens().by_ino(file.ino)
                 && open.may_hold(garbage.object)
             {
                 // The last close collects it.
-                self.files.write().insert(garbage.object, file.clone());
+                self.buffer
+                    .table()
+                    .write()
+                    .insert(garbage.object, file.clone());
                 self.ns.add_garbage(garbage);
                 continue;
             }
@@ -54,13 +57,14 @@ impl Core {
             if self.remove_objects(garbage.object, &tiers) {
                 removed.push(garbage.object);
             }
-            let bytes = self.ledger.used_bytes(garbage.object);
-            self.counters
+            let bytes = self.buffer.ledger().used_bytes(garbage.object);
+            self.base
+                .counters()
                 .deleted_bytes
                 .fetch_add(bytes, Ordering::Relaxed);
-            self.ledger.depart(garbage.object);
-            self.apps.left(garbage.object);
-            self.rest.forget(garbage.object);
+            self.buffer.ledger().depart(garbage.object);
+            self.catalog.apps().left(garbage.object);
+            self.integrity.at_rest().forget(garbage.object);
         }
         if removed.is_empty() {
             return;
@@ -71,7 +75,7 @@ impl Core {
 
     fn is_on_flash(&self, garbage: &[forebay_namespace::Garbage]) -> bool {
         let mut tiers = garbage.iter().flat_map(|g| g.tiers).flatten();
-        tiers.any(|tier| self.tiers.kind(tier) != TierKind::Dram)
+        tiers.any(|tier| self.buffer.tiers().kind(tier) != TierKind::Dram)
     }
 
     /// Takes removed objects off the record, once their removal survives power loss: an object that
@@ -81,7 +85,11 @@ impl Core {
         if removed.is_empty() {
             return Ok(());
         }
-        let mut flash = self.tiers.iter().filter(|(_, s)| s.kind == TierKind::Ssd);
+        let mut flash = self
+            .buffer
+            .tiers()
+            .iter()
+            .filter(|(_, s)| s.kind == TierKind::Ssd);
         let synced = flash.try_for_each(|(_, slot)| slot.tier.sync_all());
         let forgotten = synced
             .map_err(Errno::from)
@@ -96,10 +104,10 @@ impl Core {
         tracing::trace!(%object, ?tiers, "removed");
         let mut all = true;
         for tier in tiers.iter().flatten() {
-            let Some(slot) = self.tiers.get(*tier) else {
+            let Some(slot) = self.buffer.tiers().get(*tier) else {
                 continue;
             };
-            if slot.kind == TierKind::Pfs && self.pulse().is_silent() {
+            if slot.kind == TierKind::Pfs && self.base.pulse().is_silent() {
                 // It stays marked as garbage, and the next start removes it.
                 all = false;
                 continue;
@@ -110,7 +118,8 @@ impl Core {
                 Err(e) => {
                     all = false;
                     let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
-                    self.report(path, (&e).into(), format!("cannot be removed: {e}"));
+                    self.base
+                        .report(path, (&e).into(), format!("cannot be removed: {e}"));
                 }
             }
         }

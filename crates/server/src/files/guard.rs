@@ -16,7 +16,7 @@ use forebay_types::{Errno, ObjectId, TierId, format_size};
 use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::opens::{OpenFile, Target};
-use crate::core::Core;
+use crate::files::Files;
 
 /// Between two looks at files under unseen writing: at 10 GB/s a file grows by 50 MB meanwhile.
 const LOOK: Duration = Duration::from_millis(5);
@@ -82,25 +82,25 @@ struct Growing<'a> {
 }
 
 /// The guard's thread.
-pub fn run(core: &Arc<Core>) {
+pub fn run(files: &Arc<Files>) {
     // Nobody else sets it.
-    let _ = core.guard.thread.set(std::thread::current());
+    let _ = files.guard.thread.set(std::thread::current());
     be_punctual();
     let mut guard = Guard::default();
     let mut idle_looks = 0;
-    while !core.is_ending() {
-        let any = guard.look(core) > 0;
+    while !files.base.is_ending() {
+        let any = guard.look(files) > 0;
         idle_looks = if any { 0 } else { idle_looks + 1 };
         if idle_looks <= LOOKS_BEFORE_SLEEP {
             std::thread::sleep(LOOK);
             continue;
         }
-        core.guard.asleep.store(true, Ordering::SeqCst);
+        files.guard.asleep.store(true, Ordering::SeqCst);
         // Whoever got a lease before they could see that nobody looks.
-        if guard.look(core) == 0 {
+        if guard.look(files) == 0 {
             std::thread::park_timeout(SLEEP);
         }
-        core.guard.asleep.store(false, Ordering::SeqCst);
+        files.guard.asleep.store(false, Ordering::SeqCst);
     }
 }
 
@@ -120,17 +120,17 @@ fn be_punctual() {
 }
 
 /// Who makes room: evicts, which may take a while.
-pub fn make_room(core: &Arc<Core>) {
-    while !core.is_ending() {
+pub fn make_room(files: &Arc<Files>) {
+    while !files.base.is_ending() {
         let wanted = {
-            let mut wanted = core.guard.wanted.lock();
+            let mut wanted = files.guard.wanted.lock();
             if wanted.is_empty() {
-                core.guard.want.wait_for(&mut wanted, SLEEP);
+                files.guard.want.wait_for(&mut wanted, SLEEP);
             }
             std::mem::take(&mut *wanted)
         };
         for (tier, bytes) in &wanted {
-            core.make_space(*tier, *bytes);
+            files.make_space(*tier, *bytes);
         }
         if !wanted.is_empty() {
             std::thread::sleep(EVICTION_PAUSE);
@@ -140,10 +140,10 @@ pub fn make_room(core: &Arc<Core>) {
 
 impl Guard {
     /// Looks at all files that are written unseen; how many there are.
-    fn look(&mut self, core: &Core) -> usize {
+    fn look(&mut self, files: &Files) -> usize {
         let mut leases = 0;
         let mut over = HashSet::new();
-        core.opens.each(|open| {
+        files.buffer.opens().each(|open| {
             let lease = open.lease_bytes.load(Ordering::Acquire);
             if lease == 0 || !open.is_written() {
                 return;
@@ -157,9 +157,9 @@ impl Guard {
                 return;
             };
             let used_bytes = stat.allocated_bytes;
-            if used_bytes != core.ledger.used_bytes(file.object) {
-                core.ledger.observe(file.object, used_bytes);
-                core.activity.note();
+            if used_bytes != files.buffer.ledger().used_bytes(file.object) {
+                files.buffer.ledger().observe(file.object, used_bytes);
+                files.buffer.activity().note();
             }
             let growing = Growing {
                 open,
@@ -170,9 +170,9 @@ impl Guard {
                 lease: Lease { bytes: lease },
                 used_bytes,
             };
-            if !extend(core, &growing) && used_bytes >= lease {
+            if !extend(files, &growing) && used_bytes >= lease {
                 over.insert(file.object);
-                self.hold_back(core, &growing);
+                self.hold_back(files, &growing);
             }
         });
         // Whoever else was held back has room now, or is closed.
@@ -180,14 +180,19 @@ impl Guard {
         leases
     }
 
-    fn hold_back(&mut self, core: &Core, growing: &Growing<'_>) {
+    fn hold_back(&mut self, files: &Files, growing: &Growing<'_>) {
         let held = self.held.entry(growing.id).or_insert_with(|| {
-            core.counters.waited_writes.fetch_add(1, Ordering::Relaxed);
+            files
+                .base
+                .counters()
+                .waited_writes
+                .fetch_add(1, Ordering::Relaxed);
             let brake = match growing.object.is_held() {
                 true => Brake::on(growing.object),
                 // It holds the file by itself.
-                false => core
-                    .tiers
+                false => files
+                    .buffer
+                    .tiers()
                     .open_object(growing.tier, growing.id)
                     .and_then(|object| Brake::on(&*object)),
             };
@@ -202,14 +207,15 @@ impl Guard {
                 }
             }
         });
-        let helps = core.can_drain_for(growing.open.ino) && !core.pulse().is_given_up();
+        let helps =
+            files.drain.can_drain_for(growing.open.ino) && !files.base.pulse().is_given_up();
         let waits = match held {
             Hold::Braked { brake, since } => {
                 helps && since.elapsed() < PATIENCE && !brake.has_failed()
             }
             Hold::LetGo => false,
         };
-        if waits || borrow(core, growing) || helps || matches!(held, Hold::LetGo) {
+        if waits || borrow(files, growing) || helps || matches!(held, Hold::LetGo) {
             return;
         }
         *held = Hold::LetGo;
@@ -217,22 +223,23 @@ impl Guard {
             "has grown to {} where nothing else can make room, and there is no more to borrow: its writes will fail",
             format_size(growing.used_bytes)
         );
-        core.report((growing.path)(), Errno::ENOSPC, reason);
+        files.base.report((growing.path)(), Errno::ENOSPC, reason);
     }
 }
 
 /// Extends a lease ahead of its writer; `false` if there is no room.
-fn extend(core: &Core, growing: &Growing<'_>) -> bool {
+fn extend(files: &Files, growing: &Growing<'_>) -> bool {
     let (tier, lease, used) = (growing.tier, growing.lease, growing.used_bytes);
-    let spaces = core.ledger.spaces();
+    let spaces = files.buffer.ledger().spaces();
     let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
         return true;
     };
     match extend_lease(space, lease, used) {
         Extension::Enough => return true,
         Extension::Extended(longer) => {
-            let held = core
-                .ledger
+            let held = files
+                .buffer
+                .ledger()
                 .try_hold(growing.id, tier, used, longer.bytes, true);
             if held.is_ok() {
                 growing
@@ -245,8 +252,8 @@ fn extend(core: &Core, growing: &Growing<'_>) -> bool {
         Extension::Refused => {}
     }
     let beyond = used.saturating_sub(lease.bytes);
-    core.drain.hurry();
-    core.guard.want_room(
+    files.buffer.queue().hurry();
+    files.guard.want_room(
         tier,
         (lease.bytes / 2).max(MIN_EXTENSION_BYTES) + 2 * beyond,
     );
@@ -255,23 +262,30 @@ fn extend(core: &Core, growing: &Growing<'_>) -> bool {
 
 /// Extends a lease beyond what the tier is meant to hold, by what the machine still has: the file cannot go elsewhere while the
 /// kernel writes it, and a write must not fail.
-fn borrow(core: &Core, growing: &Growing<'_>) -> bool {
+fn borrow(files: &Files, growing: &Growing<'_>) -> bool {
     let overrun_bytes = growing.used_bytes.saturating_sub(growing.lease.bytes);
     let wanted = overrun_bytes + MIN_EXTENSION_BYTES;
     let lease = growing.lease.bytes + wanted;
-    let able = match core.tiers.kind(growing.tier) {
+    let able = match files.buffer.tiers().kind(growing.tier) {
         TierKind::Dram => {
             let memory = MachineMemory::now();
             memory.is_some_and(|m| {
                 let kept = kept_memory_bytes(m.total_bytes);
                 may_borrow(m.available_bytes, wanted, kept)
-            }) && fit_memory(core, wanted)
+            }) && fit_memory(files, wanted)
         }
-        _ => core
-            .tiers
+        _ => files
+            .buffer
+            .tiers()
             .get(growing.tier)
             .and_then(|slot| slot.tier.space().ok())
-            .is_some_and(|space| may_borrow(space.free_bytes, wanted, core.tiers.overrun_bytes())),
+            .is_some_and(|space| {
+                may_borrow(
+                    space.free_bytes,
+                    wanted,
+                    files.buffer.tiers().overrun_bytes(),
+                )
+            }),
     };
     if !able {
         return false;
@@ -284,15 +298,23 @@ fn borrow(core: &Core, growing: &Growing<'_>) -> bool {
             (growing.path)().escape_ascii()
         );
     }
-    core.ledger
+    files
+        .buffer
+        .ledger()
         .hold_beyond(growing.id, growing.tier, growing.used_bytes, lease);
     growing.open.lease_bytes.store(lease, Ordering::Release);
     true
 }
 
-fn fit_memory(core: &Core, more_bytes: u64) -> bool {
-    let held = core.ledger.held_bytes(crate::buffer::tierset::DRAM);
-    let fitted = core.tiers.fit_dram(held.saturating_add(more_bytes));
+fn fit_memory(files: &Files, more_bytes: u64) -> bool {
+    let held = files
+        .buffer
+        .ledger()
+        .held_bytes(crate::buffer::tierset::DRAM);
+    let fitted = files
+        .buffer
+        .tiers()
+        .fit_dram(held.saturating_add(more_bytes));
     fitted
         .inspect_err(|error| tracing::warn!("the memory tier cannot grow: {error}"))
         .is_ok()

@@ -15,25 +15,26 @@ use forebay_types::{
 use forebay_wire::{SeekWhat, WriteHow};
 
 use crate::buffer::opens::{OpenFile, Target};
-use crate::core::Core;
+use crate::files::Files;
 use crate::files::space::Room;
 use crate::integrity::atrest::{Looked, Purpose};
 
-impl Core {
+impl Files {
     /// Reads into the start of `into`.
     pub fn read(&self, handle: Handle, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
-        let (open, flags) = self.opens.file(handle)?;
+        let (open, flags) = self.buffer.opens().file(handle)?;
         if !flags.reads() {
             return Err(Errno::EBADF);
         }
-        let throttled = self.engine.is_throttled();
+        let throttled = self.plan.engine().is_throttled();
         let _under_way = throttled.then(|| {
-            let request = self.activity.begin();
-            (request, self.take_turn(&open, Class::Restart, 0))
+            let request = self.buffer.activity().begin();
+            (request, self.plan.take_turn(&open, Class::Restart, 0))
         });
         let target = self.target(&open)?;
-        self.reach(&target)?;
-        self.compare_before_read(&open, &target, offset, into.len() as u64)?;
+        self.buffer.reach(&target)?;
+        self.integrity
+            .compare_before_read(&open, &target, offset, into.len() as u64)?;
         Ok(target.object().read_at(into, offset)?)
     }
 
@@ -45,7 +46,7 @@ impl Core {
         data: &[u8],
         how: WriteHow,
     ) -> Result<Option<usize>, Errno> {
-        let (open, flags) = self.opens.file(handle)?;
+        let (open, flags) = self.buffer.opens().file(handle)?;
         if !flags.writes() {
             return Err(Errno::EBADF);
         }
@@ -63,20 +64,22 @@ impl Core {
         how: WriteHow,
     ) -> Result<Option<usize>, Errno> {
         let may_wait = how.may_wait;
-        let _request = self.activity.begin();
+        let _request = self.buffer.activity().begin();
         let straight = match &*open.target.read() {
             Target::Pfs {
                 writable: false, ..
             } if !may_wait => return Ok(None),
             target => self.is_straight(target),
         };
-        let throttled = self.engine.is_throttled();
+        let throttled = self.plan.engine().is_throttled();
         if (throttled || straight || open.uncompared().is_some()) && !may_wait {
             return Ok(None);
         }
         self.prepare_change(open, false)?;
         let _turn = match throttled {
-            true => self.take_turn(open, Class::Checkpoint, data.len() as u64),
+            true => self
+                .plan
+                .take_turn(open, Class::Checkpoint, data.len() as u64),
             false => None,
         };
         if how.drop_suid {
@@ -87,14 +90,14 @@ impl Core {
                 return Ok(None);
             }
             let target = self.target(open)?;
-            self.reach(&target)?;
+            self.buffer.reach(&target)?;
             self.note_change(open, &target)?;
             let place = (!how.append).then_some(offset);
             match write_object(&target, data, place) {
                 Ok((written, end)) => {
                     self.note_changed(&target)?;
                     if straight {
-                        let ahead_bytes = self.engine.ahead_bytes(1);
+                        let ahead_bytes = self.plan.engine().ahead_bytes(1);
                         open.behind.reached(target.object(), end, ahead_bytes);
                     } else if throttled {
                         start_writeback(target.object(), end - written as u64, written as u64);
@@ -133,12 +136,12 @@ impl Core {
     /// Whether it goes straight to the PFS: no faster than that takes it, so that nobody's flush waits for what others have left
     /// in the page cache.
     fn is_straight(&self, target: &Target) -> bool {
-        matches!(target, Target::Buffer { tier, .. } if self.tiers.kind(*tier) == TierKind::Pfs)
+        matches!(target, Target::Buffer { tier, .. } if self.buffer.tiers().kind(*tier) == TierKind::Pfs)
     }
 
     /// The content is about to change: from here on copies of what it was are not published.
     pub fn note_change(&self, open: &OpenFile, target: &Target) -> Result<(), Errno> {
-        self.compare_before_change(open, target)?;
+        self.integrity.compare_before_change(open, target)?;
         open.touched.store(true, Ordering::Release);
         let Target::Buffer { file, .. } = target else {
             return Ok(());
@@ -176,15 +179,15 @@ impl Core {
 
     /// From here on a file is dirty.
     pub fn begin_change(&self, file: &Arc<File>) -> Result<(), Errno> {
-        let outlasting = self.tiers.kind(file.tier()) != TierKind::Dram;
+        let outlasting = self.buffer.tiers().kind(file.tier()) != TierKind::Dram;
         self.ns.begin_change(file, true, outlasting)?;
-        self.book_state(file);
+        self.buffer.book_state(file);
         Ok(())
     }
 
     /// Whether a file that meets a full file system can go on somewhere else.
     fn has_elsewhere(&self, target: &Target) -> bool {
-        matches!(target, Target::Buffer { tier, .. } if self.tiers.kind(*tier) != TierKind::Pfs)
+        matches!(target, Target::Buffer { tier, .. } if self.buffer.tiers().kind(*tier) != TierKind::Pfs)
     }
 
     /// A file of the PFS that is about to change comes into the burst buffer first, if that is cheap.
@@ -239,14 +242,17 @@ impl Core {
 
     fn open_arrived(&self, file: Arc<File>) -> Result<Target, Errno> {
         let tier = file.tier();
-        let opened = self.tiers.open_object(tier, file.object);
-        let looked = self.look(&file, tier, &opened, Purpose::Change, &|| false)?;
+        let opened = self.buffer.tiers().open_object(tier, file.object);
+        let looked = self
+            .integrity
+            .look(&file, tier, &opened, Purpose::Change, &|| false)?;
         if let Looked::Wrong(problem) = looked {
-            self.note_damage(&file, file.path(), problem, Default::default());
+            self.integrity
+                .note_damage(&file, file.path(), problem, Default::default());
             return Err(Errno::EIO);
         }
         // Requests will write it.
-        let object = opened.and_then(|_| self.tiers.open_to_write(tier, file.object))?;
+        let object = opened.and_then(|_| self.buffer.tiers().open_to_write(tier, file.object))?;
         Ok(Target::Buffer { file, object, tier })
     }
 
@@ -263,7 +269,7 @@ impl Core {
         }
         let empty = way == FirstChange::FreshObject;
         let (file, object, tier) = self.bring_in(&node.parent, &node.name, empty, &|_| ())?;
-        self.apps.opened_for_write(file.object);
+        self.catalog.apps().opened_for_write(file.object);
         Ok(Target::Buffer { file, object, tier })
     }
 
@@ -274,7 +280,14 @@ impl Core {
             return FirstChange::InPlaceOnPfs;
         }
         let limits = ChangeLimits::default();
-        let choose = || first_change(stat.size, truncates, &self.ledger.spaces(), &limits);
+        let choose = || {
+            first_change(
+                stat.size,
+                truncates,
+                &self.buffer.ledger().spaces(),
+                &limits,
+            )
+        };
         match choose() {
             FirstChange::InPlaceOnPfs if stat.size <= limits.max_stage_in_bytes => {
                 self.evict_somewhere(stat.size + stat.size / 4);
@@ -336,12 +349,12 @@ impl Core {
 
     /// An outsider has removed the name of a file that is open here: its descriptor still knows it.
     fn stat_open_pfs(&self, ino: Ino) -> Option<Attr> {
-        let open = self.opens.by_ino(ino)?;
+        let open = self.buffer.opens().by_ino(ino)?;
         let target = open.target.read();
         let Target::Pfs { file, .. } = &*target else {
             return None;
         };
-        self.reach(&target).ok()?;
+        self.buffer.reach(&target).ok()?;
         let stat = self.ns.pfs().stat_file(file.file()).ok()?;
         Some(Attr {
             ino,
@@ -361,7 +374,7 @@ impl Core {
 
     /// Of a file that is open here, but whose name is gone.
     pub fn setattr_open_pfs(&self, ino: Ino, set: &SetAttr) -> Result<Attr, Errno> {
-        let open = self.opens.by_ino(ino).ok_or(Errno::ESTALE)?;
+        let open = self.buffer.opens().by_ino(ino).ok_or(Errno::ESTALE)?;
         if set.size.is_some() {
             self.prepare_change(&open, false)?;
         }
@@ -369,7 +382,7 @@ impl Core {
         let Target::Pfs { file, .. } = &*target else {
             return Err(Errno::ESTALE);
         };
-        self.reach(&target)?;
+        self.buffer.reach(&target)?;
         if let Some(size) = set.size {
             file.set_len(size)?;
         }
@@ -393,7 +406,7 @@ impl Core {
         if set.size.is_none() && !times {
             return Ok(());
         }
-        let claim = self.opens.claim(file.ino);
+        let claim = self.buffer.opens().claim(file.ino);
         let Some(open) = claim.open() else {
             // With the claim held, it is neither opened nor evicted meanwhile.
             let purpose = match set.size {
@@ -401,13 +414,13 @@ impl Core {
                 Some(_) => Purpose::Change,
                 None => Purpose::Open,
             };
-            let opened = self.open_at_rest(&claim, file, purpose, false)?;
+            let opened = self.integrity.open_at_rest(&claim, file, purpose, false)?;
             let (_, object, _) = opened.ok_or(Errno::ENOENT)?;
             return self.change_closed(file, &*object, set);
         };
         // As long as a handle is counted, what is changed here is not moved elsewhere.
         let flags = OpenFlags(libc::O_RDONLY as u32);
-        let handle = self.opens.add(&claim, &open, flags);
+        let handle = self.buffer.opens().add(&claim, &open, flags);
         drop(claim);
         let changed = self.change_open(&open, file, set);
         let closed = self.release(handle);
@@ -417,10 +430,10 @@ impl Core {
     fn change_open(&self, open: &OpenFile, file: &Arc<File>, set: &SetAttr) -> Result<(), Errno> {
         self.prepare_change(open, set.size == Some(0))?;
         if set.size.is_some() {
-            self.activity.note();
+            self.buffer.activity().note();
         }
         let target = self.target(open)?;
-        self.reach(&target)?;
+        self.buffer.reach(&target)?;
         if let Some(size) = set.size {
             if size == 0 {
                 // Whatever is in it goes.
@@ -458,7 +471,7 @@ impl Core {
             // Until it is recorded, only the object knows the size.
             self.begin_change(file)?;
             self.forget_flushed(file, size);
-            self.activity.note();
+            self.buffer.activity().note();
         }
         let changed = change_object(object, set);
         // Also what failed: the file was marked as being written.
@@ -469,12 +482,12 @@ impl Core {
     /// A change through a handle that does not count as a writer (truncate(2) on a file that
     /// somebody reads).
     fn absorb_change(&self, file: &Arc<File>) -> Result<(), Errno> {
-        let claim = self.opens.claim(file.ino);
+        let claim = self.buffer.opens().claim(file.ino);
         if claim.open().is_some_and(|open| open.is_written()) {
             // The close of who writes it takes that in.
             return Ok(());
         }
-        let object = self.tiers.open_object(file.tier(), file.object)?;
+        let object = self.buffer.tiers().open_object(file.tier(), file.object)?;
         self.record_object(file, &*object)
     }
 
@@ -486,17 +499,17 @@ impl Core {
             state.residency.writing = false;
             state.take_stat(&stat);
             self.ns.save(file, &state, KvDurability::Buffered)?;
-            let dirty = self.book_held(file, &state, stat.allocated_bytes);
+            let dirty = self.buffer.book_held(file, &state, stat.allocated_bytes);
             (dirty, state.is_unlinked())
         };
         if dirty && !unlinked {
-            self.drain.add(file.object);
+            self.buffer.queue().add(file.object);
         }
         Ok(())
     }
 
     fn truncate_pfs(&self, ino: Ino, handle: Option<Handle>, size: u64) -> Result<(), Errno> {
-        if let Some(open) = self.opens.by_ino(ino) {
+        if let Some(open) = self.buffer.opens().by_ino(ino) {
             self.prepare_change(&open, size == 0)?;
             let target = open.target.read();
             if let Target::Buffer { file, .. } = &*target {
@@ -508,7 +521,7 @@ impl Core {
                 };
                 return self.setattr_object(&file, &set);
             }
-            self.reach(&target)?;
+            self.buffer.reach(&target)?;
             target.object().set_len(size)?;
             return Ok(());
         }
@@ -546,13 +559,13 @@ impl Core {
 
     /// lseek(2) for data and holes.
     pub fn seek(&self, handle: Handle, offset: u64, what: SeekWhat) -> Result<u64, Errno> {
-        let (open, _) = self.opens.file(handle)?;
+        let (open, _) = self.buffer.opens().file(handle)?;
         let what = match what {
             SeekWhat::Data => Seek::Data,
             SeekWhat::Hole => Seek::Hole,
         };
         let target = self.target(&open)?;
-        self.reach(&target)?;
+        self.buffer.reach(&target)?;
         let found = target.object().seek(offset, what)?;
         found.ok_or(Errno::ENXIO)
     }
@@ -625,140 +638,160 @@ mod tests {
     use forebay_wire::WriteHow;
 
     use crate::buffer::opens::Target;
-    use crate::core::Core;
+    use crate::rooms::Rooms;
     use crate::testing::{Lab, create, drain};
 
     /// As an fsync does that means the PFS.
-    fn flush_to_pfs(core: &Core, object: ObjectId) {
-        core.drain.add_urgent(object);
-        let batch = core.next_batch();
-        crate::drain::demote::demote_batch(core, &batch);
+    fn flush_to_pfs(rooms: &Rooms, object: ObjectId) {
+        rooms.buffer.queue().add_urgent(object);
+        let batch = rooms.drain.next_batch();
+        crate::drain::demote::demote_batch(&rooms.drain, &batch);
     }
 
     /// A clean file `f`, closed.
-    fn create_drained(core: &Core) -> Arc<File> {
-        core.release(create(core, b"f", b"content")).expect("close");
-        let object = core.drain.waiting()[0];
-        drain(core);
-        core.file(object).expect("file")
+    fn create_drained(rooms: &Rooms) -> Arc<File> {
+        rooms
+            .files
+            .release(create(rooms, b"f", b"content"))
+            .expect("close");
+        let object = rooms.buffer.queue().waiting()[0];
+        drain(rooms);
+        rooms.buffer.file(object).expect("file")
     }
 
     #[test]
     fn nothing_changes_a_file_whose_record_cannot_say_so() {
         let lab = Lab::new();
-        let core = lab.core();
-        let file = create_drained(core);
+        let rooms = lab.rooms();
+        let file = create_drained(rooms);
         assert!(!file.lock().is_dirty());
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = core.open(file.ino, flags, false).expect("open");
+        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
         lab.store.fail_from(lab.pfs("f"));
         // A second try would be the first to do it if it took the record for written.
         for try_ in 1..=3 {
-            let written = core.write(opened.handle, 0, b"CONTENT", WriteHow::WAITING);
+            let written = rooms
+                .files
+                .write(opened.handle, 0, b"CONTENT", WriteHow::WAITING);
             assert!(written.is_err(), "try {try_}: {written:?}");
         }
         assert!(lab.store.fired() >= 3);
         let state = file.lock();
         assert!(!state.is_dirty() && state.residency.crc.is_some());
-        let held = core.tiers.open_object(state.residency.tier, file.object);
+        let held = rooms
+            .buffer
+            .tiers()
+            .open_object(state.residency.tier, file.object);
         drop(state);
         let mut found = [0; 7];
         held.expect("object").read_at(&mut found, 0).expect("read");
         assert_eq!(&found, b"content");
         lab.store.heal();
-        let written = core.write(opened.handle, 0, b"CONTENT", WriteHow::WAITING);
+        let written = rooms
+            .files
+            .write(opened.handle, 0, b"CONTENT", WriteHow::WAITING);
         assert_eq!(written, Ok(Some(7)));
-        core.release(opened.handle).expect("close");
-        drain(core);
+        rooms.files.release(opened.handle).expect("close");
+        drain(rooms);
         assert_eq!(lab.on_pfs("f"), b"CONTENT");
     }
 
     #[test]
     fn attributes_of_a_file_that_is_flushed_to_the_pfs_while_it_is_written_stay() {
         let lab = Lab::new();
-        let core = lab.core();
-        let handle = create(core, b"f", b"content");
-        let (open, _) = core.opens.file(handle).expect("open");
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        let (open, _) = rooms.buffer.opens().file(handle).expect("open");
         let Target::Buffer { file, .. } = open.target.read().clone() else {
             panic!("not in the burst buffer");
         };
-        let named = |name: &[u8]| core.ns.get_xattr(file.ino, name);
+        let named = |name: &[u8]| rooms.base.ns().get_xattr(file.ino, name);
         let mode = forebay_wire::XattrMode::Set;
-        core.ns
+        rooms
+            .base
+            .ns()
             .set_xattr(file.ino, b"user.a", b"1", mode)
             .expect("set");
         file.lock().drain_open += 1;
-        flush_to_pfs(core, file.object);
+        flush_to_pfs(rooms, file.object);
         file.lock().drain_open -= 1;
         assert_eq!(lab.on_pfs("f"), b"content");
-        core.write(handle, 7, b" and more", WriteHow::WAITING)
+        rooms
+            .files
+            .write(handle, 7, b" and more", WriteHow::WAITING)
             .expect("write");
         assert_eq!(named(b"user.a").expect("kept"), b"1");
-        core.release(handle).expect("close");
-        drain(core);
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
         assert_eq!(named(b"user.a").expect("kept on the PFS"), b"1");
     }
 
     #[test]
     fn a_change_that_a_copy_overtakes_is_copied_again() {
         let lab = Lab::new();
-        let core = lab.core();
-        let handle = create(core, b"f", b"content");
-        let (open, _) = core.opens.file(handle).expect("open");
-        let target = core.target(&open).expect("target");
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        let (open, _) = rooms.buffer.opens().file(handle).expect("open");
+        let target = rooms.files.target(&open).expect("target");
         let Target::Buffer { file, object, .. } = &*target else {
             panic!("not in the burst buffer");
         };
         // A write that has been noted, and is overtaken by the copy for somebody else's fsync.
-        core.note_change(&open, &target).expect("noted");
+        rooms.files.note_change(&open, &target).expect("noted");
         file.lock().drain_open += 1;
-        flush_to_pfs(core, file.object);
+        flush_to_pfs(rooms, file.object);
         file.lock().drain_open -= 1;
         object.write_at(b"CONTENT", 0).expect("write");
-        core.note_changed(&target).expect("noted");
+        rooms.files.note_changed(&target).expect("noted");
         drop(target);
-        core.release(handle).expect("close");
-        drain(core);
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
         assert_eq!(lab.on_pfs("f"), b"CONTENT");
     }
 
     #[test]
     fn a_truncation_beside_a_reader_is_on_record_before_it_is_done() {
         let lab = Lab::with(|settings| settings.passthrough = true);
-        let core = lab.core();
-        core.release(create(core, b"f", b"content")).expect("close");
-        let object = core.drain.waiting()[0];
-        let file = core.file(object).expect("file");
-        let (opened, _) = core
+        let rooms = lab.rooms();
+        rooms
+            .files
+            .release(create(rooms, b"f", b"content"))
+            .expect("close");
+        let object = rooms.buffer.queue().waiting()[0];
+        let file = rooms.buffer.file(object).expect("file");
+        let (opened, _) = rooms
+            .files
             .open(file.ino, OpenFlags(libc::O_RDONLY as u32), true)
             .expect("open");
-        let (open, _) = core.opens.file(opened.handle).expect("open");
+        let (open, _) = rooms.buffer.opens().file(opened.handle).expect("open");
         assert!(open.passthrough);
-        let target = core.target(&open).expect("target");
+        let target = rooms.files.target(&open).expect("target");
         assert!(file.lock().is_dirty() && !file.lock().residency.writing);
-        core.note_change(&open, &target).expect("noted");
+        rooms.files.note_change(&open, &target).expect("noted");
         assert!(file.lock().residency.writing, "the object knows the size");
         drop(target);
-        core.absorb_change(&file).expect("recorded");
+        rooms.files.absorb_change(&file).expect("recorded");
         assert!(!file.lock().residency.writing);
-        core.release(opened.handle).expect("close");
+        rooms.files.release(opened.handle).expect("close");
     }
 
     #[test]
     fn what_changes_a_file_after_its_last_close_is_drained() {
         let lab = Lab::new();
-        let core = lab.core();
-        let file = create_drained(core);
+        let rooms = lab.rooms();
+        let file = create_drained(rooms);
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = core.open(file.ino, flags, false).expect("open");
-        let (open, _) = core.opens.file(opened.handle).expect("open");
+        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        let (open, _) = rooms.buffer.opens().file(opened.handle).expect("open");
         // The PFS did not answer; the program was told so, and has closed the file.
-        core.release(opened.handle).expect("close");
-        let written = core.write_to(&open, (0, b"CONTENT"), WriteHow::WAITING);
+        rooms.files.release(opened.handle).expect("close");
+        let written = rooms
+            .files
+            .write_to(&open, (0, b"CONTENT"), WriteHow::WAITING);
         assert!(file.lock().residency.writing, "nobody will close it");
-        assert_eq!(core.absorb_late(&open, written), Ok(Some(7)));
+        assert_eq!(rooms.files.absorb_late(&open, written), Ok(Some(7)));
         assert!(!file.lock().residency.writing);
-        drain(core);
+        drain(rooms);
         assert_eq!(lab.on_pfs("f"), b"CONTENT");
     }
 }

@@ -14,3 +14,76 @@ pub(crate) mod stable;
 pub(crate) mod stage;
 pub(crate) mod unnamed;
 pub(crate) mod unseen;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use forebay_namespace::Namespace;
+use forebay_types::ObjectId;
+use parking_lot::Mutex;
+
+use crate::base::Base;
+use crate::base::settings::Settings;
+use crate::buffer::Buffer;
+use crate::catalog::Catalog;
+use crate::drain::Drain;
+use crate::integrity::Integrity;
+use crate::plan::Plan;
+use descriptors::Descriptors;
+use guard::GuardPost;
+use unnamed::Unnamed;
+use unseen::Unseen;
+
+/// What programs do with files.
+pub struct Files {
+    settings: Arc<Settings>,
+    ns: Arc<Namespace>,
+    base: Arc<Base>,
+    catalog: Arc<Catalog>,
+    buffer: Arc<Buffer>,
+    integrity: Arc<Integrity>,
+    plan: Arc<Plan>,
+    drain: Arc<Drain>,
+    /// How many descriptors open files and others may have.
+    descriptors: Descriptors,
+    /// Watches over files that the kernel writes by itself.
+    guard: GuardPost,
+    /// What the kernel has written by itself.
+    unseen: Unseen,
+    /// Files that were made without a name, until they have one or are gone.
+    unnamed: Unnamed,
+    /// Serialises the making of space, so that two writers do not evict for the same need.
+    making_space: Mutex<()>,
+    /// Removed objects that are still on record as garbage.
+    removed: Mutex<Vec<ObjectId>>,
+    /// So many threads remove unused objects now.
+    collecting: AtomicU64,
+}
+
+impl Files {
+    /// No file is open.
+    pub fn new(drain: &Arc<Drain>, descriptors: Descriptors) -> Files {
+        Files {
+            settings: drain.base().settings().clone(),
+            ns: drain.base().ns().clone(),
+            descriptors,
+            guard: GuardPost::default(),
+            unseen: Unseen::default(),
+            unnamed: Unnamed::default(),
+            making_space: Mutex::default(),
+            removed: Mutex::default(),
+            collecting: AtomicU64::default(),
+            base: drain.base().clone(),
+            catalog: drain.catalog().clone(),
+            buffer: drain.buffer().clone(),
+            integrity: drain.integrity().clone(),
+            plan: drain.plan().clone(),
+            drain: drain.clone(),
+        }
+    }
+
+    /// The room below.
+    pub fn drain(&self) -> &Arc<Drain> {
+        &self.drain
+    }
+}

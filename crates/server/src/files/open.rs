@@ -14,7 +14,7 @@ use forebay_types::{
 use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
 use crate::buffer::opens::{Before, Claim, OpenFile, Target};
-use crate::core::Core;
+use crate::files::Files;
 use crate::integrity::atrest::Purpose;
 
 /// An object's descriptor to hand over, if it may be.
@@ -41,7 +41,7 @@ struct Foreseen {
     tier: TierId,
 }
 
-impl Core {
+impl Files {
     /// Creates a regular file in the burst buffer and opens it.
     pub fn create(
         &self,
@@ -59,7 +59,7 @@ impl Core {
             Err(error) => return Err(error.into()),
         };
         // It may take its time: the first one that finds no room makes the overflow, on a busy PFS.
-        let _request = self.activity.begin();
+        let _request = self.buffer.activity().begin();
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(&link.name);
         let foreseen = self.foresee(&path, cred.pid)?;
@@ -81,17 +81,17 @@ impl Core {
         self.make_way();
         let (tier, object) = self.create_object(foreseen.tier, &carried, shared)?;
         failpoint::hit(failpoint::Point::CreateObject);
-        self.ledger.arrive(object_id, tier, 0, true);
+        self.buffer.ledger().arrive(object_id, tier, 0, true);
         let lease = match shared && tier == foreseen.tier {
             true => self.lease(object_id, tier, 0, foreseen.bytes),
             false => None,
         };
         let undo = || {
-            self.ledger.depart(object_id);
+            self.buffer.ledger().depart(object_id);
             self.remove_partial(object_id, tier);
         };
         let object = match shared && lease.is_none() {
-            true => self.tiers.open_to_write(tier, object_id),
+            true => self.buffer.tiers().open_to_write(tier, object_id),
             false => Ok(object),
         };
         let object = object.inspect_err(|_| undo())?;
@@ -106,15 +106,15 @@ impl Core {
         };
         let created = self.ns.create(&dir, &link.name, gid, &new);
         let (attr, file) = created.inspect_err(|_| undo())?;
-        self.files.write().insert(object_id, file.clone());
-        self.apps.arrived(object_id, &identity);
-        self.apps.opened_for_write(object_id);
+        self.buffer.table().write().insert(object_id, file.clone());
+        self.catalog.apps().arrived(object_id, &identity);
+        self.catalog.apps().opened_for_write(object_id);
         let target = Target::Buffer { file, object, tier };
         let known = (identity.series_hash(), foreseen.bytes);
         let (opened, descriptor) = self.open_created(attr.ino, target, lease, known, flags);
         if !flags.writes() {
             // No writer's close will say that it is to be drained.
-            self.drain.add(object_id);
+            self.buffer.queue().add(object_id);
         }
         Ok((attr, opened, descriptor))
     }
@@ -123,12 +123,12 @@ impl Core {
     fn foresee(&self, path: &[u8], pid: u32) -> Result<Foreseen, Errno> {
         let identity = self.identify_new(path, pid);
         if identity.version.is_some() {
-            self.introduce(&identity.application, path, pid);
+            self.plan.introduce(&identity.application, path, pid);
         }
-        let expected = self.apps.expect(&identity);
+        let expected = self.catalog.apps().expect(&identity);
         let new = NewFile {
             predicted_bytes: expected.bytes,
-            durability: self.durability_of(path),
+            durability: self.catalog.durability_of(path),
             series_fsyncs: expected.fsyncs,
         };
         let tier = self.place_checkpoint(&identity, &new)?;
@@ -161,14 +161,14 @@ impl Core {
         flags: OpenFlags,
     ) -> (Opened, Handed) {
         let descriptor = lease.and_then(|_| hand_over(&target));
-        let open = Arc::new(self.opens.make(ino, target, descriptor.is_some()));
+        let open = Arc::new(self.buffer.opens().make(ino, target, descriptor.is_some()));
         open.lease_bytes
             .store(lease.unwrap_or(0), Ordering::Release);
         open.series.store(series, Ordering::Release);
         open.predicted_bytes
             .store(predicted.unwrap_or(0), Ordering::Release);
-        let claim = self.opens.claim(ino);
-        let handle = self.opens.add(&claim, &open, flags);
+        let claim = self.buffer.opens().claim(ino);
+        let handle = self.buffer.opens().add(&claim, &open, flags);
         self.guard.wake();
         (opened(handle, &open), descriptor)
     }
@@ -182,21 +182,23 @@ impl Core {
         shared: bool,
     ) -> Result<(TierId, Arc<dyn Object>), Errno> {
         let create = |tier: TierId| -> Result<Arc<dyn Object>, Errno> {
-            let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+            let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
             Ok(match shared {
                 true => slot.tier.create_shared(identity.object, identity)?,
                 false => slot.tier.create(identity.object, identity)?,
             })
         };
         match create(tier) {
-            Err(Errno::ENOSPC | Errno::EDQUOT) if self.tiers.kind(tier) != TierKind::Pfs => {
-                self.drain.hurry();
-                let overflow = self.tiers.need_overflow(self.ns.pfs())?;
+            Err(Errno::ENOSPC | Errno::EDQUOT)
+                if self.buffer.tiers().kind(tier) != TierKind::Pfs =>
+            {
+                self.buffer.queue().hurry();
+                let overflow = self.buffer.tiers().need_overflow(self.ns.pfs())?;
                 Ok((overflow, create(overflow)?))
             }
-            Err(Errno::ENOENT) if self.tiers.kind(tier) != TierKind::Pfs => {
+            Err(Errno::ENOENT) if self.buffer.tiers().kind(tier) != TierKind::Pfs => {
                 self.report_tier_removed(tier);
-                let overflow = self.tiers.need_overflow(self.ns.pfs())?;
+                let overflow = self.buffer.tiers().need_overflow(self.ns.pfs())?;
                 Ok((overflow, create(overflow)?))
             }
             made => Ok((tier, made?)),
@@ -204,8 +206,12 @@ impl Core {
     }
 
     fn report_tier_removed(&self, tier: TierId) {
-        let name = self.tiers.get(tier).map_or("", |slot| slot.tier.name());
-        self.report(
+        let name = self
+            .buffer
+            .tiers()
+            .get(tier)
+            .map_or("", |slot| slot.tier.name());
+        self.base.report(
             format!("(tier {name})").into_bytes(),
             Errno::ENOENT,
             "its directory has been removed by somebody else; new files go straight to the PFS until a restart".into(),
@@ -215,10 +221,10 @@ impl Core {
     /// Application and version of a file that a process is about to create: where its path says nothing, the
     /// application is the batch job that writes it.
     pub(crate) fn identify_new(&self, path: &[u8], pid: u32) -> forebay_policy::series::Identity {
-        let mut identity = self.rules.identify(path);
+        let mut identity = self.catalog.rules().identify(path);
         if identity.version.is_none()
-            && !self.rules.names_application(path)
-            && let Some(job) = self.writers.job_of(pid)
+            && !self.catalog.rules().names_application(path)
+            && let Some(job) = self.catalog.writers().job_of(pid)
         {
             identity.application = job.to_string();
         }
@@ -247,9 +253,9 @@ impl Core {
     /// Opens a file for whatever `flags` say.
     pub fn open(&self, ino: Ino, flags: OpenFlags, local: bool) -> OpenResult {
         self.make_way();
-        let claim = self.opens.claim(ino);
+        let claim = self.buffer.opens().claim(ino);
         if let Some(open) = claim.open() {
-            let handle = self.opens.add(&claim, &open, flags);
+            let handle = self.buffer.opens().add(&claim, &open, flags);
             let joined = self.join(&open, flags);
             drop(claim);
             return match joined {
@@ -280,7 +286,7 @@ impl Core {
             false => None,
         };
         let open = Arc::new(open);
-        let handle = self.opens.add(&claim, &open, flags);
+        let handle = self.buffer.opens().add(&claim, &open, flags);
         self.guard.wake();
         Ok((opened(handle, &open), descriptor))
     }
@@ -294,7 +300,9 @@ impl Core {
         local: bool,
     ) -> Result<Option<OpenFile>, Errno> {
         let shared = local && self.may_pass_through(file.tier());
-        let found = self.open_at_rest(claim, file, Purpose::Open, !shared)?;
+        let found = self
+            .integrity
+            .open_at_rest(claim, file, Purpose::Open, !shared)?;
         let Some((tier, object, pieces)) = found else {
             return Ok(None);
         };
@@ -303,7 +311,7 @@ impl Core {
         if shared && !open.passthrough {
             let target = open.target.get_mut();
             if let Target::Buffer { object, .. } = target {
-                *object = self.tiers.open_to_write(tier, file.object)?;
+                *object = self.buffer.tiers().open_to_write(tier, file.object)?;
             }
         }
         Ok(Some(open.not_compared(pieces)))
@@ -316,12 +324,12 @@ impl Core {
         flags: OpenFlags,
         mut passthrough: bool,
     ) -> Result<OpenFile, Errno> {
-        self.apps.opened(file.object);
+        self.catalog.apps().opened(file.object);
         let path = file.path();
         let mut lease = 0;
         let mut before = None;
         if flags.writes() {
-            self.apps.opened_for_write(file.object);
+            self.catalog.apps().opened_for_write(file.object);
             // The kernel's own writes would leave set-id bits standing.
             passthrough &= {
                 let state = file.lock();
@@ -330,8 +338,9 @@ impl Core {
             let stat = object.stat()?;
             if passthrough {
                 let predicted = self
-                    .apps
-                    .expect(&self.rules.identify(&path))
+                    .catalog
+                    .apps()
+                    .expect(&self.catalog.rules().identify(&path))
                     .bytes
                     .map(|b| b.max(stat.written_bytes()));
                 match self.lease(file.object, tier, stat.allocated_bytes, predicted) {
@@ -340,7 +349,7 @@ impl Core {
                         let begun = self.begin_unseen(file, &*object);
                         before = begun.inspect_err(|_| {
                             // Nobody will close it, and give back what was set aside.
-                            self.book(file, stat.allocated_bytes);
+                            self.buffer.book(file, stat.allocated_bytes);
                         })?;
                     }
                     None => passthrough = false,
@@ -352,7 +361,7 @@ impl Core {
             object,
             tier,
         };
-        let open = self.opens.make(file.ino, target, passthrough);
+        let open = self.buffer.opens().make(file.ino, target, passthrough);
         open.lease_bytes.store(lease, Ordering::Release);
         *open.before.lock() = before;
         Ok(open)
@@ -400,9 +409,9 @@ impl Core {
             writable: false,
         };
         if flags.writes() {
-            self.activity.note();
+            self.buffer.activity().note();
         }
-        Ok(self.opens.make(ino, target, false))
+        Ok(self.buffer.opens().make(ino, target, false))
     }
 
     /// A further handle on a file that is open already.
@@ -412,7 +421,7 @@ impl Core {
             && flags.writes()
             && open.counts.lock().writers == 1
         {
-            self.apps.opened_for_write(file.object);
+            self.catalog.apps().opened_for_write(file.object);
             if open.passthrough {
                 let used = object.stat()?.allocated_bytes;
                 // Readers have it in passthrough, and the kernel wants one kind: a writer gets what
@@ -428,7 +437,7 @@ impl Core {
         let handed = match (&*target, open.passthrough) {
             // The kernel has it, and asks for one only to be sure: it need not be taken back for that.
             (Target::Buffer { file, object, tier }, true) if !object.is_held() => {
-                let again = self.tiers.open_object(*tier, file.object)?;
+                let again = self.buffer.tiers().open_object(*tier, file.object)?;
                 Some(Arc::new(Local(again)) as Arc<dyn Descriptor>)
             }
             (target, true) => hand_over(target),
@@ -440,13 +449,17 @@ impl Core {
     /// Whether the kernel may write objects of a tier by itself: where it tells who does, and not while the server ends.
     fn may_pass_through(&self, tier: TierId) -> bool {
         self.settings.passthrough
-            && self.engine.allows_passthrough()
-            && matches!(self.tiers.kind(tier), TierKind::Dram | TierKind::Ssd)
+            && self.plan.engine().allows_passthrough()
+            && matches!(
+                self.buffer.tiers().kind(tier),
+                TierKind::Dram | TierKind::Ssd
+            )
             && self
-                .tiers
+                .buffer
+                .tiers()
                 .get(tier)
                 .is_some_and(|slot| slot.tier.tells_writers())
-            && !self.is_ending()
+            && !self.base.is_ending()
     }
 
     /// Sets space aside for unseen writes, which cannot be moved elsewhere; the guard watches over it.
@@ -457,14 +470,17 @@ impl Core {
         used: u64,
         predicted: Option<u64>,
     ) -> Option<u64> {
-        let spaces = self.ledger.spaces();
+        let spaces = self.buffer.ledger().spaces();
         let space = spaces.iter().find(|s| s.index == tier.0 as usize)?;
-        let writers = self.opens.open_files().min(64) as u32;
-        let beyond = self.ledger.beyond_bytes(tier);
-        let overrun = self.tiers.overrun_bytes();
+        let writers = self.buffer.opens().open_files().min(64) as u32;
+        let beyond = self.buffer.ledger().beyond_bytes(tier);
+        let overrun = self.buffer.tiers().overrun_bytes();
         let lease = grant_passthrough_write(space, predicted, writers, beyond, overrun)?;
         let held = lease.bytes.max(used);
-        self.ledger.try_hold(object, tier, used, held, true).ok()?;
+        self.buffer
+            .ledger()
+            .try_hold(object, tier, used, held, true)
+            .ok()?;
         Some(held)
     }
 
@@ -476,7 +492,7 @@ impl Core {
         // The last writer may have closed it since `attr` was taken: it is in the table until the record has
         // what it wrote. Or the file has been evicted since: then it has no names any more in the burst
         // buffer, but all of them on the PFS.
-        let (open, changing) = self.opens.look(attr.ino, |open| {
+        let (open, changing) = self.buffer.opens().look(attr.ino, |open| {
             attr = Attr {
                 nlink: attr.nlink,
                 ..file.attr()
@@ -495,7 +511,7 @@ impl Core {
             // Opened before it came into the burst buffer.
             Target::Pfs { writable, .. } => *writable,
         };
-        if live && !(self.is_on_pfs(&target) && self.pulse().is_silent()) {
+        if live && !(self.buffer.is_on_pfs(&target) && self.base.pulse().is_silent()) {
             let stat = target.object().stat()?;
             attr.size = stat.size;
             attr.blocks = stat.allocated_bytes.div_ceil(512);
@@ -552,27 +568,29 @@ mod tests {
     #[test]
     fn an_open_that_cannot_be_recorded_sets_no_space_aside() {
         let lab = Lab::new();
-        let core = lab.core();
+        let rooms = lab.rooms();
         for name in ["a-1", "a-2", "a-3"] {
-            let handle = create(core, name.as_bytes(), &[7; 5000]);
-            core.release(handle).expect("close");
+            let handle = create(rooms, name.as_bytes(), &[7; 5000]);
+            rooms.files.release(handle).expect("close");
         }
-        drain(core);
-        crate::lifecycle::monitor::look_below(core);
-        let files: Vec<_> = core.files.read().values().cloned().collect();
+        drain(rooms);
+        crate::lifecycle::monitor::look_below(&rooms.lifecycle);
+        let files: Vec<_> = rooms.buffer.table().read().values().cloned().collect();
         let file = files.iter().find(|f| f.path().ends_with(b"a-3"));
         let file = file.expect("file");
         let open = || {
-            let object = core.tiers.open_object(FLASH, file.object);
+            let object = rooms.buffer.tiers().open_object(FLASH, file.object);
             let target = (FLASH, object.expect("object"));
-            core.open_buffer(file, target, OpenFlags(libc::O_RDWR as u32), true)
+            rooms
+                .files
+                .open_buffer(file, target, OpenFlags(libc::O_RDWR as u32), true)
         };
         lab.store.fail_from(lab.pfs("a-3"));
         assert!(open().is_err());
         assert!(lab.store.fired() > 0);
-        let reserved_bytes = || core.ledger.entries()[&file.object].reserved_bytes;
+        let reserved_bytes = || rooms.buffer.ledger().entries()[&file.object].reserved_bytes;
         assert_eq!(reserved_bytes(), 0, "nobody will give it back");
-        assert!(!core.ledger.entries()[&file.object].dirty);
+        assert!(!rooms.buffer.ledger().entries()[&file.object].dirty);
         lab.store.heal();
         let opened = open().expect("open");
         let lease_bytes = opened.lease_bytes.load(Ordering::Acquire);

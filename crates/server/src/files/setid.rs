@@ -6,14 +6,14 @@ use std::io::Read;
 use forebay_namespace::without_set_id;
 use forebay_types::{Cred, Errno, Ino, SetAttr};
 
-use crate::core::Core;
+use crate::files::Files;
 
 /// So much of a process's state is read: its groups stand in the first part, and there may be many.
 const STATE_BYTES_MAX: u64 = 1 << 20;
 /// The bit that lets a program run as its group.
 const SET_GROUP_ID: u16 = 0o2000;
 
-impl Core {
+impl Files {
     /// They do not survive a change of content by an ordinary user.
     pub fn clear_set_id(&self, ino: Ino) -> Result<(), Errno> {
         let perm = self.getattr(ino)?.perm;

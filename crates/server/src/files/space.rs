@@ -19,7 +19,7 @@ use forebay_types::{Errno, Ino, ObjectId, TierId, failpoint, limits::SPACE_UNIT_
 
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
-use crate::core::Core;
+use crate::files::Files;
 use crate::files::fsync::refuse_primary;
 
 /// A writer that waits for space looks again after this long even if nobody woke it.
@@ -34,11 +34,11 @@ pub enum Room {
     WouldWait,
 }
 
-impl Core {
+impl Files {
     /// The tier with room for a file, made by eviction where that is enough.
     pub fn find_room(&self, file: &NewFile) -> Option<TierId> {
         for _ in 0..2 {
-            match choose_tier(&self.ledger.spaces(), file) {
+            match choose_tier(&self.buffer.ledger().spaces(), file) {
                 Placement::Tier(index) => return Some(TierId(index as u8)),
                 Placement::Pfs => return None,
                 Placement::Wait => {
@@ -53,15 +53,15 @@ impl Core {
     }
 
     /// The tier for a new file. Where none has room, but demotion will make some, it is created in a tier all the same and
-    /// its writes wait there ([`Core::admit`]); else the overflow.
+    /// its writes wait there ([`Files::admit`]); else the overflow.
     pub fn place_new(&self, file: &NewFile) -> Result<TierId, Errno> {
         if let Some(tier) = self.find_room(file) {
             return Ok(tier);
         }
-        self.drain.hurry();
-        let frees = self.can_drain_for(Ino::ROOT) || self.has_garbage();
+        self.buffer.queue().hurry();
+        let frees = self.drain.can_drain_for(Ino::ROOT) || self.has_garbage();
         let waits = !self.settings.wait_for_space.is_zero() && frees;
-        match waiting_tier(&self.ledger.spaces(), file) {
+        match waiting_tier(&self.buffer.ledger().spaces(), file) {
             Some(index) if waits => Ok(TierId(index as u8)),
             // What was on its way to the PFS at the first look has arrived there, perhaps.
             _ => match self.find_room(file) {
@@ -73,30 +73,33 @@ impl Core {
 
     /// The overflow, which is on the PFS.
     fn overflow(&self) -> Result<TierId, Errno> {
-        self.pulse().pass()?;
-        Ok(self.tiers.need_overflow(self.ns.pfs())?)
+        self.base.pulse().pass()?;
+        Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
     }
 
     /// The tier for a new file of an application: straight to the PFS where the burst buffer would have to make room and the
     /// file is colder than what is there, or where its application has no share.
     pub fn place_checkpoint(&self, identity: &Identity, file: &NewFile) -> Result<TierId, Errno> {
         let bytes = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
-        if !self.has_share(&identity.application, bytes) {
-            return Ok(self.tiers.need_overflow(self.ns.pfs())?);
+        if !self.plan.has_share(&identity.application, bytes) {
+            return Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?);
         }
         let fits = |s: &TierSpace| s.available_bytes() >= bytes;
         if self.settings.engine.direct
             && identity.version.is_some()
-            && !self.ledger.spaces().iter().any(fits)
+            && !self.buffer.ledger().spaces().iter().any(fits)
         {
-            let (incoming, residents) = self.apps.compare(identity);
+            let (incoming, residents) = self.catalog.apps().compare(identity);
             let incoming = Incoming {
                 must_make_room: true,
                 ..incoming
             };
-            if is_direct(true, self.engine.placement(), &incoming, residents) {
-                self.counters.direct_files.fetch_add(1, Ordering::Relaxed);
-                return Ok(self.tiers.need_overflow(self.ns.pfs())?);
+            if is_direct(true, self.plan.engine().placement(), &incoming, residents) {
+                self.base
+                    .counters()
+                    .direct_files
+                    .fetch_add(1, Ordering::Relaxed);
+                return Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?);
             }
         }
         self.place_new(file)
@@ -105,7 +108,8 @@ impl Core {
     /// Evicts clean copies from whichever tier has some; whether anything was freed.
     pub fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
         let tiers: Vec<TierId> = self
-            .ledger
+            .buffer
+            .ledger()
             .spaces()
             .iter()
             .map(|t| TierId(t.index as u8))
@@ -119,12 +123,12 @@ impl Core {
     /// can go. Answers with what was freed.
     pub fn make_space(&self, tier: TierId, wanted_bytes: u64) -> u64 {
         let _one = self.making_space.lock();
-        let before = self.ledger.held_bytes(tier);
+        let before = self.buffer.ledger().held_bytes(tier);
         if self.has_garbage() {
             self.collect_garbage();
         }
-        let collected = before.saturating_sub(self.ledger.held_bytes(tier));
-        let spaces = self.ledger.spaces();
+        let collected = before.saturating_sub(self.buffer.ledger().held_bytes(tier));
+        let spaces = self.buffer.ledger().spaces();
         let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
             return 0;
         };
@@ -133,12 +137,12 @@ impl Core {
             return collected;
         }
         let mut clean = self.clean_candidates(tier);
-        let policy = self.engine.placement();
-        let victims = choose_victims(policy, &mut clean, needed, self.apps.now_s());
+        let policy = self.plan.engine().placement();
+        let victims = choose_victims(policy, &mut clean, needed, self.catalog.apps().now_s());
         let mut freed = collected;
         for id in victims.ids {
-            if let Some(file) = self.file(ObjectId(id)) {
-                freed += self.evict(&file).unwrap_or(0);
+            if let Some(file) = self.buffer.file(ObjectId(id)) {
+                freed += self.buffer.evict(&file).unwrap_or(0);
             }
         }
         self.collect_garbage();
@@ -146,10 +150,10 @@ impl Core {
     }
 
     fn clean_candidates(&self, tier: TierId) -> Vec<CleanCandidate> {
-        let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
-        let reserved = self.share_owners();
+        let files: Vec<Arc<File>> = self.buffer.table().read().values().cloned().collect();
+        let reserved = self.plan.share_owners();
         let is_reserved = |file: &File| {
-            let of = self.apps.of(file.object);
+            let of = self.catalog.apps().of(file.object);
             of.is_some_and(|(number, _)| reserved.contains(&number.into()))
         };
         let mut clean = Vec::new();
@@ -162,9 +166,9 @@ impl Core {
                 let r = &state.residency;
                 r.tier == tier && r.clean && !r.writing && !state.demoting && !state.is_unlinked()
             };
-            if eligible && !self.opens.is_open_now(file.ino) {
-                let bytes = self.ledger.used_bytes(file.object);
-                let candidate = self.apps.candidate(file.object, bytes, false);
+            if eligible && !self.buffer.opens().is_open_now(file.ino) {
+                let bytes = self.buffer.ledger().used_bytes(file.object);
+                let candidate = self.catalog.apps().candidate(file.object, bytes, false);
                 clean.extend(CleanCandidate::new(candidate, PolicyResidency::Clean));
             }
         }
@@ -186,7 +190,7 @@ impl Core {
             match self.grow(open, len)? {
                 None => {
                     if counted {
-                        self.counters.note_space_wait(started.elapsed());
+                        self.base.counters().note_space_wait(started.elapsed());
                     }
                     return Ok(Room::Yes);
                 }
@@ -194,11 +198,14 @@ impl Core {
                 Some(refused) => {
                     if !counted {
                         counted = true;
-                        self.counters.waited_writes.fetch_add(1, Ordering::Relaxed);
+                        self.base
+                            .counters()
+                            .waited_writes
+                            .fetch_add(1, Ordering::Relaxed);
                     }
                     let waited = started.elapsed();
                     let hopeless = !hopes;
-                    if waited >= self.settings.wait_for_space || hopeless || self.is_ending() {
+                    if waited >= self.settings.wait_for_space || hopeless || self.base.is_ending() {
                         if open.passthrough {
                             // The kernel goes on writing where it is.
                             return Err(Errno::ENOSPC);
@@ -206,11 +213,11 @@ impl Core {
                         self.move_on(open, len, refused)?;
                         continue;
                     }
-                    hopes = self.can_drain_for(open.ino) || self.has_garbage();
+                    hopes = self.drain.can_drain_for(open.ino) || self.has_garbage();
                     if hopes {
-                        self.drain.hurry();
-                        self.wake_collector();
-                        self.ledger.wait_freed(LOOK_AGAIN);
+                        self.buffer.queue().hurry();
+                        self.buffer.wake_collector();
+                        self.buffer.ledger().wait_freed(LOOK_AGAIN);
                     }
                 }
             }
@@ -228,14 +235,20 @@ impl Core {
         };
         let used = object.stat()?.allocated_bytes;
         let mut last = Refused::DirtyCap;
-        if self.tiers.kind(tier) != TierKind::Pfs && !self.fits_share(file.object, len) {
+        if self.buffer.tiers().kind(tier) != TierKind::Pfs
+            && !self.plan.fits_share(file.object, len)
+        {
             return Ok(Some(last));
         }
         let predicted = open.predicted_bytes.load(Ordering::Acquire);
         // Near the limit a full unit may be too much where the bytes themselves still fit.
         for ahead in [growth_ahead(predicted, used + len), 0] {
             let held = (used + len + ahead).max(open.lease_bytes.load(Ordering::Acquire));
-            match self.ledger.try_hold(file.object, tier, used, held, true) {
+            match self
+                .buffer
+                .ledger()
+                .try_hold(file.object, tier, used, held, true)
+            {
                 Ok(()) => {
                     open.budget_bytes.store(ahead as i64, Ordering::Release);
                     return Ok(None);
@@ -247,7 +260,8 @@ impl Core {
                 && ahead == 0
                 && self.make_space(tier, missing_bytes.max(len)) > 0
                 && self
-                    .ledger
+                    .buffer
+                    .ledger()
                     .try_hold(file.object, tier, used, held, true)
                     .is_ok()
             {
@@ -263,7 +277,7 @@ impl Core {
     pub fn relocate(&self, open: &OpenFile, len: u64) -> Result<(), Errno> {
         let _growing = open.growing.lock();
         open.budget_bytes.store(0, Ordering::Release);
-        self.drain.hurry();
+        self.buffer.queue().hurry();
         self.move_on(open, len, Refused::Tier { missing_bytes: len })
     }
 
@@ -281,15 +295,17 @@ impl Core {
         };
         let size = object.stat()?.size;
         let to = match refused {
-            Refused::DirtyCap | Refused::Gone => self.tiers.need_overflow(self.ns.pfs())?,
+            Refused::DirtyCap | Refused::Gone => {
+                self.buffer.tiers().need_overflow(self.ns.pfs())?
+            }
             Refused::Tier { .. } => self.other_tier(*tier, size + len)?,
         };
         let (file, object) = (file.clone(), object.clone());
         let moved = self.copy_object(&file, &*object, to)?;
-        let flushed = (self.tiers.kind(to) != TierKind::Dram)
+        let flushed = (self.buffer.tiers().kind(to) != TierKind::Dram)
             .then(|| moved.stat().map(|stat| stat.size))
             .transpose()?;
-        let generation = self.generation(&file);
+        let generation = self.buffer.generation(&file);
         let from = *tier;
         let shadow = file.lock().residency.shadow;
         if !self
@@ -297,7 +313,7 @@ impl Core {
             .migrated(&file, generation, to, true, flushed)
             .map_err(Errno::from)?
         {
-            self.leave_copy(&file, to);
+            self.buffer.leave_copy(&file, to);
             return Err(Errno::EAGAIN);
         }
         let now = Target::Buffer {
@@ -307,14 +323,14 @@ impl Core {
         };
         open.put(&mut target, now);
         drop(target);
-        self.book(&file, moved.stat()?.allocated_bytes);
-        self.remove_left_behind(&file, from);
-        self.leave_shadow(&file, shadow, to);
+        self.buffer.book(&file, moved.stat()?.allocated_bytes);
+        self.buffer.remove_left_behind(&file, from);
+        self.buffer.leave_shadow(&file, shadow, to);
         Ok(())
     }
 
     fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Errno> {
-        match tier_to_grow_in(&self.ledger.spaces(), from.0 as usize, bytes) {
+        match tier_to_grow_in(&self.buffer.ledger().spaces(), from.0 as usize, bytes) {
             Some(index) => Ok(TierId(index as u8)),
             None => self.overflow(),
         }
@@ -327,11 +343,11 @@ impl Core {
         source: &dyn forebay_tiers::Object,
         to: TierId,
     ) -> Result<Arc<dyn forebay_tiers::Object>, Errno> {
-        let slot = self.tiers.get(to).ok_or(Errno::ENODEV)?;
+        let slot = self.buffer.tiers().get(to).ok_or(Errno::ENODEV)?;
         refuse_primary(file, to)?;
-        let identity = self.identity(file, false);
+        let identity = self.buffer.identity(file, false);
         let before = source.stat()?;
-        let expected = self.content_on_flash(file);
+        let expected = self.integrity.content_on_flash(file);
         let (destination, earlier) = match slot.tier.create(file.object, &identity.unfinished()) {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
                 (slot.tier.open(file.object)?, true)
@@ -345,10 +361,13 @@ impl Core {
         } else {
             let copied = copy(source, &*destination, &CopyControl::NONE);
             let good = copied.map_err(|e| e.errno()).and_then(|report| {
-                match self.is_other_content(file, expected, report.sums.crc) {
+                match self
+                    .integrity
+                    .is_other_content(file, expected, report.sums.crc)
+                {
                     None => Ok(()),
                     Some(_) => {
-                        self.rest.suspect(file.object);
+                        self.integrity.at_rest().suspect(file.object);
                         Err(Errno::EIO)
                     }
                 }

@@ -12,9 +12,9 @@ use forebay_tiers::TierKind;
 use forebay_types::{Errno, Ino, OpenFlags};
 use forebay_wire::Link;
 
-use crate::core::Core;
+use crate::files::Files;
 
-impl Core {
+impl Files {
     /// Before a rename: flushes the file where a loss of power would show what it replaces, or its own older
     /// version, under the new name.
     pub fn stabilise_for_rename(&self, from: &Link, to: &Link) -> Result<(), Errno> {
@@ -43,7 +43,7 @@ impl Core {
         if !standing.is_volatile {
             return Ok(());
         }
-        let rung = self.durability_of_file(&file).max(self.rung(to));
+        let rung = self.catalog.durability_of_file(&file).max(self.rung(to));
         match is_flushed_before_rename(rung, standing, None) {
             true => self.flush_for_names(&file, rung),
             false => Ok(()),
@@ -55,8 +55,8 @@ impl Core {
             let state = file.lock();
             (state.residency.tier, state.meta.allocated_bytes)
         };
-        let in_memory = self.tiers.kind(tier) == TierKind::Dram;
-        match can_flush_for_names(rung, in_memory, self.flash_for(bytes).is_some()) {
+        let in_memory = self.buffer.tiers().kind(tier) == TierKind::Dram;
+        match can_flush_for_names(rung, in_memory, self.buffer.flash_for(bytes).is_some()) {
             true => self.make_stable(file),
             false => Ok(()),
         }
@@ -69,7 +69,10 @@ impl Core {
                 let standing = self.standing(&file);
                 // Most are not, and a directory may be large: their rungs need not be known.
                 if (standing.is_volatile || standing.owes_fsync)
-                    && is_flushed_with_its_directory(self.durability_of_file(&file), standing)
+                    && is_flushed_with_its_directory(
+                        self.catalog.durability_of_file(&file),
+                        standing,
+                    )
                 {
                     self.stabilise(&file)?;
                 }
@@ -87,14 +90,15 @@ impl Core {
 
     fn rung(&self, link: &Link) -> Durability {
         match self.ns.node(link.parent) {
-            Ok(Node::Dir(dir)) => self.durability_of(&dir.path_of(&link.name)),
+            Ok(Node::Dir(dir)) => self.catalog.durability_of(&dir.path_of(&link.name)),
             _ => Durability::Memory,
         }
     }
 
     fn standing(&self, file: &File) -> Standing {
         let written = self
-            .opens
+            .buffer
+            .opens()
             .by_ino(file.ino)
             .is_some_and(|open| open.is_written());
         let state: &FileState = &file.lock();
@@ -134,16 +138,23 @@ mod tests {
     #[test]
     fn what_is_being_closed_is_not_taken_for_flushed_while_the_pfs_is_given_up() {
         let lab = Lab::new();
-        let core = lab.core();
-        let handle = create(core, b"f", b"content");
-        core.release(handle).expect("close");
-        let file = core.files.read().values().next().cloned().expect("file");
-        core.make_stable(&file).expect("flush");
-        assert!(!core.standing(&file).is_volatile, "it is flushed");
-        core.opens.note_given_up(true);
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+        let file = rooms
+            .buffer
+            .table()
+            .read()
+            .values()
+            .next()
+            .cloned()
+            .expect("file");
+        rooms.files.make_stable(&file).expect("flush");
+        assert!(!rooms.files.standing(&file).is_volatile, "it is flushed");
+        rooms.buffer.opens().note_given_up(true);
         // A close in its middle: out of the table, and what the kernel wrote not looked at yet.
-        let _closing = core.opens.claim(file.ino);
+        let _closing = rooms.buffer.opens().claim(file.ino);
         file.lock().residency.writing = true;
-        assert!(core.standing(&file).is_volatile);
+        assert!(rooms.files.standing(&file).is_volatile);
     }
 }

@@ -8,13 +8,13 @@ use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, TierKind, copy};
 use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
-use crate::core::Core;
+use crate::files::Files;
 use crate::integrity::atrest::Purpose;
 
 /// A file that came in, its object and that one's tier.
 pub type BroughtIn = (Arc<File>, Arc<dyn Object>, TierId);
 
-impl Core {
+impl Files {
     /// Copies a file of the PFS into an object, or, `empty`, gives it an empty one. A copy is clean;
     /// an empty object is dirty, and the PFS keeps the old file until the new content is whole.
     pub fn bring_in(
@@ -34,7 +34,7 @@ impl Core {
         let bytes = if empty { 0 } else { stat.size };
         let new = NewFile {
             predicted_bytes: Some(bytes),
-            durability: self.durability_of(&path),
+            durability: self.catalog.durability_of(&path),
             series_fsyncs: false,
         };
         let tier = match empty {
@@ -43,13 +43,14 @@ impl Core {
             false => self.find_room(&new).ok_or(Errno::ENOSPC)?,
         };
         let object_id = self.ns.new_object()?;
-        self.ledger.arrive(object_id, tier, 0, empty);
+        self.buffer.ledger().arrive(object_id, tier, 0, empty);
         if self
-            .ledger
+            .buffer
+            .ledger()
             .try_hold(object_id, tier, 0, bytes, empty)
             .is_err()
         {
-            self.ledger.depart(object_id);
+            self.buffer.ledger().depart(object_id);
             return Err(Errno::ENOSPC);
         }
         let mut made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
@@ -61,23 +62,27 @@ impl Core {
             }
         }
         if made.is_err() {
-            self.ledger.depart(object_id);
+            self.buffer.ledger().depart(object_id);
             self.remove_partial(object_id, tier);
         }
         let (file, object) = made?;
         let stat = object.stat()?;
-        self.book(&file, stat.allocated_bytes);
-        if !empty && self.tiers.kind(tier) == TierKind::Ssd {
-            self.rest.seal(object_id, Generation(1), &stat);
+        self.buffer.book(&file, stat.allocated_bytes);
+        if !empty && self.buffer.tiers().kind(tier) == TierKind::Ssd {
+            self.integrity
+                .at_rest()
+                .seal(object_id, Generation(1), &stat);
         }
-        self.files.write().insert(object_id, file.clone());
-        self.apps.arrived(object_id, &self.rules.identify(&path));
+        self.buffer.table().write().insert(object_id, file.clone());
+        self.catalog
+            .apps()
+            .arrived(object_id, &self.catalog.rules().identify(&path));
         Ok((file, object, tier))
     }
 
     /// Removes an object that did not become a file's.
     pub fn remove_partial(&self, object: ObjectId, tier: TierId) {
-        if let Some(slot) = self.tiers.get(tier)
+        if let Some(slot) = self.buffer.tiers().get(tier)
             && let Err(error) = slot.tier.remove(object)
             && error.raw_os_error() != Some(libc::ENOENT)
         {
@@ -97,7 +102,7 @@ impl Core {
         empty: bool,
         moved: &(dyn Fn(u64) + Sync),
     ) -> Result<(Arc<File>, Arc<dyn Object>), Errno> {
-        let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+        let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
         let identity = Identity {
             instance: self.ns.instance(),
             object: object_id,
@@ -123,7 +128,7 @@ impl Core {
         if !empty {
             let source = FileObject::new(source.try_clone()?);
             let control = CopyControl {
-                stop: &|| self.is_ending(),
+                stop: &|| self.base.is_ending(),
                 moved: &|bytes, _| moved(bytes),
             };
             let report = copy(&source, &*object, &control).map_err(|e| e.errno())?;
@@ -156,20 +161,25 @@ impl Core {
                 state.residency.clean,
             )
         };
-        let Some((dram, _)) = self.tiers.iter().find(|(_, s)| s.kind == TierKind::Dram) else {
+        let Some((dram, _)) = self
+            .buffer
+            .tiers()
+            .iter()
+            .find(|(_, s)| s.kind == TierKind::Dram)
+        else {
             return Ok(false);
         };
         // What is not safe on the PFS yet stays where it is safe.
-        if tier == dram || !clean || self.opens.by_ino(file.ino).is_some() {
+        if tier == dram || !clean || self.buffer.opens().by_ino(file.ino).is_some() {
             return Ok(false);
         }
-        let source = match self.tiers.open_object(tier, file.object) {
+        let source = match self.buffer.tiers().open_object(tier, file.object) {
             // It has left the burst buffer meanwhile.
             Err(_) if file.lock().is_unlinked() => return Ok(false),
             source => source?,
         };
         let bytes = source.stat()?.allocated_bytes;
-        let spaces = self.ledger.spaces();
+        let spaces = self.buffer.ledger().spaces();
         let room = spaces
             .iter()
             .any(|s| s.index == dram.0 as usize && s.available_bytes() >= bytes);
@@ -178,24 +188,25 @@ impl Core {
         }
         let copied = match self.copy_object(file, &*source, dram) {
             Err(Errno::EIO) => {
-                let claim = self.opens.claim(file.ino);
+                let claim = self.buffer.opens().claim(file.ino);
                 if !claim.is_open() {
                     // If it is damaged, it gives way to what the PFS has.
-                    self.open_at_rest(&claim, file, Purpose::Open, false)?;
+                    self.integrity
+                        .open_at_rest(&claim, file, Purpose::Open, false)?;
                 }
                 return Err(Errno::EIO);
             }
             copied => copied?,
         };
-        let claim = self.opens.claim(file.ino);
+        let claim = self.buffer.opens().claim(file.ino);
         if claim.is_open() || !self.ns.migrated(file, generation, dram, false, None)? {
             drop(claim);
-            self.remove_left_behind(file, dram);
+            self.buffer.remove_left_behind(file, dram);
             return Ok(false);
         }
         drop(claim);
-        self.book(file, copied.stat()?.allocated_bytes);
-        self.remove_left_behind(file, tier);
+        self.buffer.book(file, copied.stat()?.allocated_bytes);
+        self.buffer.remove_left_behind(file, tier);
         moved(bytes);
         Ok(true)
     }
@@ -220,9 +231,11 @@ mod tests {
     #[test]
     fn what_is_taken_from_the_pfs_is_looked_at_after_the_tick_in_which_it_was_written() {
         let lab = Lab::new();
-        let core = lab.core();
+        let rooms = lab.rooms();
         std::fs::write(lab.pfs("f"), b"theirs").expect("write");
-        let brought = core.bring_in(core.ns.root(), b"f", false, &|_| ());
+        let brought = rooms
+            .files
+            .bring_in(rooms.base.ns().root(), b"f", false, &|_| ());
         let (file, _, _) = brought.map_err(|errno| errno.to_string()).expect("in");
         let changed = std::fs::metadata(lab.pfs("f")).expect("stat");
         let changed = Duration::new(changed.ctime() as u64, changed.ctime_nsec() as u32);
@@ -230,8 +243,9 @@ mod tests {
         assert!(now - changed >= Duration::from_millis(20), "{changed:?}");
         // So whoever writes now, be it the same length, leaves another time.
         std::fs::write(lab.pfs("f"), b"THEIRS").expect("write");
-        let found = core
-            .ns
+        let found = rooms
+            .base
+            .ns()
             .lookup(forebay_types::Ino::ROOT, b"f")
             .expect("there");
         assert!(

@@ -15,7 +15,7 @@ use forebay_wire::{Link, Opened};
 use parking_lot::Mutex;
 
 use crate::buffer::opens::Target;
-use crate::core::Core;
+use crate::files::Files;
 use crate::files::open::born_at;
 
 /// What such a file is called where a path is asked for: that of the directory decides.
@@ -27,7 +27,7 @@ pub struct Unnamed {
     files: Mutex<HashMap<Ino, Arc<File>>>,
 }
 
-impl Core {
+impl Files {
     /// Creates a regular file without a name and opens it.
     pub fn create_unnamed(
         &self,
@@ -37,7 +37,7 @@ impl Core {
         cred: Cred,
     ) -> Result<(Attr, Opened), Errno> {
         let (dir, gid) = self.ns.check_unnamed(parent, &cred)?;
-        let _request = self.activity.begin();
+        let _request = self.buffer.activity().begin();
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(UNNAMED);
         let mut series = self.identify_new(&path, cred.pid);
@@ -45,7 +45,7 @@ impl Core {
         series.version = None;
         let kind = NewFile {
             predicted_bytes: None,
-            durability: self.durability_of(&path),
+            durability: self.catalog.durability_of(&path),
             series_fsyncs: false,
         };
         let wanted = self.place_checkpoint(&series, &kind)?;
@@ -54,7 +54,7 @@ impl Core {
         self.make_way();
         let (tier, object) = self.create_object(wanted, &carried, false)?;
         failpoint::hit(failpoint::Point::CreateObject);
-        self.ledger.arrive(object_id, tier, 0, true);
+        self.buffer.ledger().arrive(object_id, tier, 0, true);
         let new = NewRecord {
             object: object_id,
             tier,
@@ -65,8 +65,8 @@ impl Core {
             born: born_at(&*object),
         };
         let (attr, file) = self.ns.create_unnamed(&dir, gid, &new);
-        self.files.write().insert(object_id, file.clone());
-        self.apps.arrived(object_id, &series);
+        self.buffer.table().write().insert(object_id, file.clone());
+        self.catalog.apps().arrived(object_id, &series);
         let ino = attr.ino;
         let target = Target::Buffer {
             file: file.clone(),
@@ -118,12 +118,12 @@ impl Core {
         let path = file.path();
         let series = self.identify_new(&path, cred.pid);
         if series.version.is_some() {
-            self.introduce(&series.application, &path, cred.pid);
+            self.plan.introduce(&series.application, &path, cred.pid);
         }
-        self.apps.renamed(file.object, &series);
-        self.apps.opened_for_write(file.object);
-        self.name_by_xattrs(file);
-        let (open, written) = self.opens.look(file.ino, |open| {
+        self.catalog.apps().renamed(file.object, &series);
+        self.catalog.apps().opened_for_write(file.object);
+        self.catalog.name_by_xattrs(file);
+        let (open, written) = self.buffer.opens().look(file.ino, |open| {
             (open.is_some(), open.is_some_and(|open| open.is_written()))
         });
         if !written {
@@ -133,12 +133,12 @@ impl Core {
                 (state.meta.size, state.owes_fsync)
             };
             self.note_written(file, bytes, series.series_hash(), fsynced);
-            self.drain.add(file.object);
+            self.buffer.queue().add(file.object);
         }
         if !open && let Err(errno) = self.settle_shadow(file) {
             // It has its name all the same.
             let reason = format!("its copy on flash stays beside it: {errno}");
-            self.report(path, errno, reason);
+            self.base.report(path, errno, reason);
         }
         Ok(linked)
     }
@@ -158,9 +158,9 @@ impl Core {
                     btime_ns: dir.key.btime_ns,
                 },
                 name: name.to_vec(),
-                ..self.identity(file, shadow)
+                ..self.buffer.identity(file, shadow)
             };
-            let object = self.tiers.open_object(tier, file.object)?;
+            let object = self.buffer.tiers().open_object(tier, file.object)?;
             Ok(object.set_identity(&identity)?)
         };
         carry(tier, false)?;
@@ -171,7 +171,7 @@ impl Core {
     /// a name.
     pub fn begin_fsync_unnamed(&self, file: &File) -> Option<Durability> {
         let dir = file.lock().unnamed.clone()?;
-        let rung = self.durability_of(&dir.path_of(UNNAMED));
+        let rung = self.catalog.durability_of(&dir.path_of(UNNAMED));
         let mut state = file.lock();
         state.unnamed.as_ref()?;
         // Under its first name it may be on another rung.
@@ -186,7 +186,7 @@ impl Core {
             !files.is_empty() && nodes.iter().any(|(ino, _)| files.contains_key(ino))
         };
         if any {
-            self.wake_collector();
+            self.buffer.wake_collector();
         }
     }
 
@@ -194,8 +194,8 @@ impl Core {
     pub fn let_go_unnamed(&self) {
         let files: Vec<_> = self.unnamed.files.lock().values().cloned().collect();
         for file in files {
-            let known = !self.is_ending() && self.ns.node(file.ino).is_ok();
-            if !known && !self.opens.is_open_now(file.ino) {
+            let known = !self.base.is_ending() && self.ns.node(file.ino).is_ok();
+            if !known && !self.buffer.opens().is_open_now(file.ino) {
                 self.ns.let_go_unnamed(&file);
             }
             if file.lock().unnamed.is_none() {
@@ -211,14 +211,16 @@ mod tests {
     use forebay_types::{Attr, Errno, Handle, Ino, OpenFlags};
     use forebay_wire::{Link, WriteHow};
 
-    use crate::core::Core;
+    use crate::rooms::Rooms;
     use crate::testing::{Lab, drain, me};
 
-    fn create(core: &Core, content: &[u8]) -> (Attr, Handle) {
+    fn create(rooms: &Rooms, content: &[u8]) -> (Attr, Handle) {
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let created = core.create_unnamed(Ino::ROOT, 0o640, flags, me());
+        let created = rooms.files.create_unnamed(Ino::ROOT, 0o640, flags, me());
         let (attr, opened) = created.expect("create");
-        let written = core.write(opened.handle, 0, content, WriteHow::WAITING);
+        let written = rooms
+            .files
+            .write(opened.handle, 0, content, WriteHow::WAITING);
         assert_eq!(written, Ok(Some(content.len())));
         (attr, opened.handle)
     }
@@ -230,11 +232,11 @@ mod tests {
         }
     }
 
-    fn carried(core: &Core, ino: Ino) -> Identity {
-        let forebay_namespace::Node::File(file) = core.ns.node(ino).expect("known") else {
+    fn carried(rooms: &Rooms, ino: Ino) -> Identity {
+        let forebay_namespace::Node::File(file) = rooms.base.ns().node(ino).expect("known") else {
             panic!("not in the burst buffer");
         };
-        let slot = core.tiers.get(file.tier()).expect("tier");
+        let slot = rooms.buffer.tiers().get(file.tier()).expect("tier");
         let identity = slot.tier.identity(file.object).expect("identity");
         identity.expect("an identity")
     }
@@ -242,72 +244,91 @@ mod tests {
     #[test]
     fn the_object_carries_the_first_name_so_that_it_is_not_taken_for_nobodys() {
         let lab = Lab::new();
-        let core = lab.core();
-        let (attr, handle) = create(core, b"content");
-        let before = carried(core, attr.ino);
-        assert!(before.is_unnamed() && core.is_unnamed(before.object, &before));
-        core.link(attr.ino, &named("f"), &me()).expect("link");
-        let after = carried(core, attr.ino);
+        let rooms = lab.rooms();
+        let (attr, handle) = create(rooms, b"content");
+        let before = carried(rooms, attr.ino);
+        assert!(before.is_unnamed() && rooms.buffer.is_unnamed(before.object, &before));
+        rooms
+            .files
+            .link(attr.ino, &named("f"), &me())
+            .expect("link");
+        let after = carried(rooms, attr.ino);
         assert_eq!((&after.name[..], &after.path[..]), (&b"f"[..], &b"f"[..]));
-        assert_eq!(after.parent.ino, core.ns.root().key.ino);
-        assert!(!core.is_unnamed(after.object, &after));
-        core.release(handle).expect("close");
-        drain(core);
+        assert_eq!(after.parent.ino, rooms.base.ns().root().key.ino);
+        assert!(!rooms.buffer.is_unnamed(after.object, &after));
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
         assert_eq!(lab.on_pfs("f"), b"content");
     }
 
     #[test]
     fn a_first_name_that_cannot_be_recorded_leaves_the_file_without_one_and_whole() {
         let lab = Lab::new();
-        let core = lab.core();
-        let (attr, handle) = create(core, b"content");
+        let rooms = lab.rooms();
+        let (attr, handle) = create(rooms, b"content");
         lab.store.fail_from(lab.pfs(""));
-        assert!(core.link(attr.ino, &named("f"), &me()).is_err());
+        assert!(rooms.files.link(attr.ino, &named("f"), &me()).is_err());
         assert!(lab.store.fired() > 0);
-        assert_eq!(core.getattr(attr.ino).expect("getattr").nlink, 0);
-        assert!(core.drain.waiting().is_empty());
+        assert_eq!(rooms.files.getattr(attr.ino).expect("getattr").nlink, 0);
+        assert!(rooms.buffer.queue().waiting().is_empty());
         lab.store.heal();
-        core.collect_garbage();
-        let linked = core.link(attr.ino, &named("g"), &me());
+        rooms.files.collect_garbage();
+        let linked = rooms.files.link(attr.ino, &named("g"), &me());
         assert_eq!(linked.expect("link").nlink, 1);
-        core.release(handle).expect("close");
-        drain(core);
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
         assert_eq!(lab.on_pfs("g"), b"content");
         assert!(!lab.pfs("f").exists());
-        core.ns.forget(attr.ino, 3);
-        assert_eq!(core.audit_books(), Vec::<String>::new());
+        rooms.base.ns().forget(attr.ino, 3);
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
 
     #[test]
     fn what_is_known_to_the_kernel_waits_for_a_name_after_its_last_close() {
         let lab = Lab::new();
-        let core = lab.core();
-        let (late, handle) = create(core, b"late");
-        core.release(handle).expect("close");
-        core.collect_garbage();
-        let linked = core.link(late.ino, &named("late"), &me());
+        let rooms = lab.rooms();
+        let (late, handle) = create(rooms, b"late");
+        rooms.files.release(handle).expect("close");
+        rooms.files.collect_garbage();
+        let linked = rooms.files.link(late.ino, &named("late"), &me());
         assert_eq!(linked.expect("link").nlink, 1);
-        assert_eq!(core.drain.waiting().len(), 1, "no close will come");
-        drain(core);
+        assert_eq!(
+            rooms.buffer.queue().waiting().len(),
+            1,
+            "no close will come"
+        );
+        drain(rooms);
         assert_eq!(lab.on_pfs("late"), b"late");
-        let (gone, handle) = create(core, b"gone");
-        core.release(handle).expect("close");
-        core.ns.forget(gone.ino, 1);
-        core.note_forgotten(&[(gone.ino, 1)]);
-        assert_eq!(core.audit_books(), Vec::<String>::new());
-        let linked = core.link(gone.ino, &named("gone"), &me());
+        let (gone, handle) = create(rooms, b"gone");
+        rooms.files.release(handle).expect("close");
+        rooms.base.ns().forget(gone.ino, 1);
+        rooms.files.note_forgotten(&[(gone.ino, 1)]);
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+        let linked = rooms.files.link(gone.ino, &named("gone"), &me());
         assert_eq!(linked.map(drop), Err(Errno::ESTALE));
-        assert_eq!(core.ledger.dirty_and_capacity().0, 0);
+        assert_eq!(rooms.buffer.ledger().dirty_and_capacity().0, 0);
     }
 
     #[test]
     fn an_fsync_without_a_name_is_owed_to_the_directory_of_the_first() {
         let lab = Lab::new();
-        let core = lab.core();
-        let (attr, handle) = create(core, b"content");
-        core.fsync(handle, false).expect("fsync");
-        core.link(attr.ino, &named("f"), &me()).expect("link");
-        let file = core.file(core.files.read().keys().next().copied().expect("one"));
+        let rooms = lab.rooms();
+        let (attr, handle) = create(rooms, b"content");
+        rooms.files.fsync(handle, false).expect("fsync");
+        rooms
+            .files
+            .link(attr.ino, &named("f"), &me())
+            .expect("link");
+        let file = rooms.buffer.file(
+            rooms
+                .buffer
+                .table()
+                .read()
+                .keys()
+                .next()
+                .copied()
+                .expect("one"),
+        );
         let file = file.expect("file");
         let is_recorded = |file: &forebay_namespace::File| {
             let residency = file.lock().residency;
@@ -316,12 +337,17 @@ mod tests {
                 .is_some_and(|f| f.generation == residency.generation)
         };
         assert!(is_recorded(&file), "the fsync has flushed it");
-        core.write(handle, 0, b"CONTENT", WriteHow::WAITING)
+        rooms
+            .files
+            .write(handle, 0, b"CONTENT", WriteHow::WAITING)
             .expect("write");
         assert!(!is_recorded(&file));
-        core.sync_dir(Ino::ROOT).expect("fsync of the directory");
+        rooms
+            .files
+            .sync_dir(Ino::ROOT)
+            .expect("fsync of the directory");
         assert!(is_recorded(&file));
         assert!(!file.lock().owes_fsync);
-        core.release(handle).expect("close");
+        rooms.files.release(handle).expect("close");
     }
 }

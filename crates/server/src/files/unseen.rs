@@ -21,7 +21,7 @@ use forebay_types::{Errno, Generation, Handle, OpenFlags, TierId};
 use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::opens::{Before, OpenFile, Target};
-use crate::core::Core;
+use crate::files::Files;
 
 /// Between two questions to the kernel about the same file: at first, for a close through FUSE is told a moment before the kernel
 /// lets go of the object.
@@ -107,13 +107,13 @@ impl Unseen {
 }
 
 /// The thread that asks the kernel about files that can still be written.
-pub fn watch_writers(core: &Arc<Core>) {
+pub fn watch_writers(files: &Arc<Files>) {
     let mut pause = LOOK_FIRST;
-    while !core.is_ending() {
-        let (handles, any_new) = core.unseen.wait_outliving(pause);
+    while !files.base.is_ending() {
+        let (handles, any_new) = files.unseen.wait_outliving(pause);
         let begun = Instant::now();
         for &handle in &handles {
-            core.close_if_unwritten(handle);
+            files.close_if_unwritten(handle);
         }
         pause = match any_new {
             true => LOOK_FIRST,
@@ -124,20 +124,20 @@ pub fn watch_writers(core: &Arc<Core>) {
 }
 
 /// The thread that compares contents.
-pub fn compare(core: &Arc<Core>) {
-    while !core.is_ending() {
-        let Some(one) = core.unseen.next_untouched() else {
+pub fn compare(files: &Arc<Files>) {
+    while !files.base.is_ending() {
+        let Some(one) = files.unseen.next_untouched() else {
             continue;
         };
-        if let Err(errno) = core.settle_untouched(&one) {
+        if let Err(errno) = files.settle_untouched(&one) {
             let reason = format!("what it was opened with cannot be compared: {errno}");
-            core.report(one.file.path(), errno, reason);
+            files.base.report(one.file.path(), errno, reason);
         }
-        core.take_as_changed(&one);
+        files.take_as_changed(&one);
     }
 }
 
-impl Core {
+impl Files {
     /// Whether somebody can write what is open here without a request: has its object open for writing, or mapped. Where the kernel
     /// does not tell, somebody can.
     pub fn can_be_written(&self, open: &OpenFile) -> bool {
@@ -152,7 +152,7 @@ impl Core {
                     let reason = format!(
                         "the kernel does not tell who writes it (fs.leases-enable?), so it is not drained: {error}"
                     );
-                    self.report(file.path(), (&error).into(), reason);
+                    self.base.report(file.path(), (&error).into(), reason);
                 }
                 true
             }
@@ -161,7 +161,7 @@ impl Core {
 
     /// Whether somebody can write an object of a tier whose objects the kernel may write by itself.
     pub fn is_written_below(&self, tier: TierId, object: &dyn Object) -> Result<bool, Errno> {
-        let slot = self.tiers.get(tier);
+        let slot = self.buffer.tiers().get(tier);
         let tells = slot.is_some_and(|slot| slot.tier.tells_writers());
         Ok(tells && object.has_writers()?)
     }
@@ -175,19 +175,20 @@ impl Core {
     ) -> Result<(), Errno> {
         let used = object.stat()?.allocated_bytes;
         self.begin_change(file)?;
-        self.book(file, used);
+        self.buffer.book(file, used);
         let target = Target::Buffer {
             file: file.clone(),
             object,
             tier,
         };
         self.make_way();
-        let open = Arc::new(self.opens.make(file.ino, target, true));
+        let open = Arc::new(self.buffer.opens().make(file.ino, target, true));
         // The guard extends it as the file grows.
         open.lease_bytes.store(used.max(1), Ordering::Release);
-        let claim = self.opens.claim(file.ino);
+        let claim = self.buffer.opens().claim(file.ino);
         let flags = OpenFlags(libc::O_WRONLY as u32);
-        self.unseen.keep(self.opens.add(&claim, &open, flags));
+        self.unseen
+            .keep(self.buffer.opens().add(&claim, &open, flags));
         drop(claim);
         self.guard.wake();
         tracing::warn!(
@@ -198,11 +199,11 @@ impl Core {
     }
 
     fn close_if_unwritten(&self, handle: Handle) {
-        let Ok((open, _)) = self.opens.file(handle) else {
+        let Ok((open, _)) = self.buffer.opens().file(handle) else {
             return self.unseen.forget(handle);
         };
         // Who has it opens or closes the file; then somebody writes it, or the next look comes soon.
-        let Some(claim) = self.opens.try_claim(open.ino) else {
+        let Some(claim) = self.buffer.opens().try_claim(open.ino) else {
             return;
         };
         if self.can_be_written(&open) {
@@ -210,7 +211,8 @@ impl Core {
         }
         self.unseen.forget(handle);
         let closed = self
-            .opens
+            .buffer
+            .opens()
             .remove(handle)
             .and_then(|(open, flags)| self.close(claim, &open, flags));
         if let Err(errno) = closed {
@@ -218,7 +220,8 @@ impl Core {
                 Target::Buffer { file, .. } => file.path(),
                 Target::Pfs { node, .. } => node.parent.path_of(&node.name),
             };
-            self.report(path, errno, format!("its close failed: {errno}"));
+            self.base
+                .report(path, errno, format!("its close failed: {errno}"));
         }
     }
 
@@ -240,9 +243,9 @@ impl Core {
         let (file, Some(crc)) = (&one.file, one.before.crc) else {
             return Ok(());
         };
-        let stop = || self.is_ending() || one.is_over();
+        let stop = || self.base.is_ending() || one.is_over();
         let tier = file.tier();
-        let object = match self.tiers.open_object(tier, file.object) {
+        let object = match self.buffer.tiers().open_object(tier, file.object) {
             Err(_) if stop() => return Ok(()),
             opened => opened?,
         };
@@ -252,18 +255,20 @@ impl Core {
             Err(_) if stop() => return Ok(()),
             Err(error) => return Err((&error).into()),
         }
-        if self.tiers.kind(tier) == TierKind::Ssd {
+        if self.buffer.tiers().kind(tier) == TierKind::Ssd {
             // What is called clean is what a loss of power leaves.
             object.sync(true)?;
         }
-        let _claim = self.opens.claim(file.ino);
+        let _claim = self.buffer.opens().claim(file.ino);
         let stat = object.stat()?;
         if one.before.looks_like(&stat) && self.ns.unchanged(file, one.generation, crc)? {
-            if !self.errors.is_empty() {
-                self.errors.clear(&file.path());
+            if !self.base.errors().is_empty() {
+                self.base.errors().clear(&file.path());
             }
-            self.rest.seal(file.object, one.generation, &stat);
-            self.book(file, stat.allocated_bytes);
+            self.integrity
+                .at_rest()
+                .seal(file.object, one.generation, &stat);
+            self.buffer.book(file, stat.allocated_bytes);
         }
         Ok(())
     }
@@ -277,7 +282,7 @@ impl Core {
         };
         if !is_settled {
             self.note_written(file, before.stat.written_bytes(), one.series, one.fsynced);
-            self.drain.add(file.object);
+            self.buffer.queue().add(file.object);
         }
     }
 }
@@ -290,11 +295,14 @@ mod tests {
     #[test]
     fn an_error_of_a_drain_ends_with_its_reason() {
         let lab = Lab::new();
-        let core = lab.core();
-        core.release(create(core, b"f", b"content")).expect("close");
-        let object = core.drain.waiting()[0];
-        drain(core);
-        let file = core.file(object).expect("file");
+        let rooms = lab.rooms();
+        rooms
+            .files
+            .release(create(rooms, b"f", b"content"))
+            .expect("close");
+        let object = rooms.buffer.queue().waiting()[0];
+        drain(rooms);
+        let file = rooms.buffer.file(object).expect("file");
         let (generation, crc) = {
             let mut state = file.lock();
             let crc = state.residency.crc.expect("verified");
@@ -304,11 +312,11 @@ mod tests {
             state.error_unreported = true;
             (state.generation(), crc)
         };
-        let unchanged = core.ns.unchanged(&file, generation, crc);
+        let unchanged = rooms.base.ns().unchanged(&file, generation, crc);
         assert!(unchanged.expect("recorded"));
         let flags = OpenFlags(libc::O_RDWR as u32);
-        let (opened, _) = core.open(file.ino, flags, false).expect("open");
-        assert_eq!(core.fsync(opened.handle, false), Ok(()));
-        core.release(opened.handle).expect("close");
+        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        assert_eq!(rooms.files.fsync(opened.handle, false), Ok(()));
+        rooms.files.release(opened.handle).expect("close");
     }
 }

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::buffer::opens::Claim;
 use crate::buffer::pieces::Pieces;
-use crate::core::Core;
+use crate::integrity::Integrity;
 use crate::integrity::fsck::Whose;
 
 /// A file that changes while it is looked at is looked at again so often.
@@ -152,7 +152,7 @@ impl Recorded {
     }
 }
 
-impl Core {
+impl Integrity {
     /// Opens the object of a file that the caller has claimed and that nobody has open. A damaged copy gives way to what the
     /// PFS has; `EIO` is all there is of damaged data that the PFS does not have. `to_write`: requests will write it.
     pub fn open_at_rest(
@@ -163,22 +163,22 @@ impl Core {
         to_write: bool,
     ) -> Result<OpenedAtRest, Errno> {
         let tier = file.tier();
-        if self.tiers.kind(tier) == TierKind::Pfs {
-            self.pulse().pass()?;
+        if self.buffer.tiers().kind(tier) == TierKind::Pfs {
+            self.base.pulse().pass()?;
         }
         let opened = match to_write {
-            true => self.tiers.open_to_write(tier, file.object),
-            false => self.tiers.open_object(tier, file.object),
+            true => self.buffer.tiers().open_to_write(tier, file.object),
+            false => self.buffer.tiers().open_object(tier, file.object),
         };
         let has_become_the_file =
-            || self.tiers.kind(tier) == TierKind::Pfs && file.lock().residency.clean;
+            || self.buffer.tiers().kind(tier) == TierKind::Pfs && file.lock().residency.clean;
         if opened.as_ref().is_err_and(is_missing) && has_become_the_file() {
             // It has the file's name on the PFS by now, and its record could not go then.
-            self.evict_unopened(file).ok_or(Errno::EIO)?;
+            self.buffer.evict_unopened(file).ok_or(Errno::EIO)?;
             return Ok(None);
         }
         let generation = file.lock().generation();
-        let pieces = match self.look(file, tier, &opened, purpose, &|| self.is_ending())? {
+        let pieces = match self.look(file, tier, &opened, purpose, &|| self.base.is_ending())? {
             Looked::Sound => None,
             Looked::Unread(sums, stat) => {
                 let pieces = Pieces::new(file.clone(), generation, sums, stat);
@@ -203,7 +203,8 @@ impl Core {
     ) -> Result<Looked, Errno> {
         for _ in 0..LOOKS_MAX {
             let recorded = Recorded::of(file);
-            let is_flash = self.tiers.kind(tier) == TierKind::Ssd && self.tiers.get(tier).is_some();
+            let is_flash = self.buffer.tiers().kind(tier) == TierKind::Ssd
+                && self.buffer.tiers().get(tier).is_some();
             if !is_flash || recorded.residency.tier != tier {
                 return Ok(Looked::Sound);
             }
@@ -262,11 +263,13 @@ impl Core {
             return Ok(Looked::Unread(sums, stat));
         }
         if matches!(purpose, Purpose::Open | Purpose::Change) {
-            self.rest.compared_at_open.fetch_add(1, Ordering::Relaxed);
+            self.at_rest
+                .compared_at_open
+                .fetch_add(1, Ordering::Relaxed);
         }
         match checksum(object, *size, stop) {
             Ok(crc) if crc == expected => {
-                self.rest.seal(file.object, residency.generation, &stat);
+                self.at_rest.seal(file.object, residency.generation, &stat);
                 Ok(Looked::Sound)
             }
             Ok(crc) => Ok(Looked::Wrong(mismatch(crc, expected))),
@@ -288,9 +291,9 @@ impl Core {
             size_bytes: recorded.size,
             has_checksum: residency.crc.is_some(),
             compared_s_ago: self
-                .rest
+                .at_rest
                 .compared_s_ago(file.object, residency.generation, stat),
-            is_suspect: self.rest.suspects.lock().contains_key(&file.object),
+            is_suspect: self.at_rest.suspects.lock().contains_key(&file.object),
         };
         match purpose {
             Purpose::Open => look_at_open(&resting, self.settings.scrub.verify_on_open_bytes),
@@ -304,7 +307,7 @@ impl Core {
     /// Checksum and generation of what a file has on flash, where that is known.
     pub fn content_on_flash(&self, file: &File) -> Option<(u32, Generation)> {
         let residency = file.lock().residency;
-        let known = !residency.writing && self.tiers.kind(residency.tier) == TierKind::Ssd;
+        let known = !residency.writing && self.buffer.tiers().kind(residency.tier) == TierKind::Ssd;
         let crc = residency.crc.filter(|_| known)?;
         Some((crc, residency.generation))
     }
@@ -334,7 +337,7 @@ impl Core {
         self.note_damage(file, path, problem, report);
         match file.lock().is_unlinked() {
             true => {
-                self.wake_collector();
+                self.buffer.wake_collector();
                 Ok(())
             }
             false => Err(Errno::EIO),
@@ -349,8 +352,8 @@ impl Core {
             None => (problem, "none: it is looked at again".to_string()),
         };
         let known = match mended {
-            true => self.rest.suspects.lock().remove(&file.object),
-            false => self.rest.suspects.lock().insert(file.object, true),
+            true => self.at_rest.suspects.lock().remove(&file.object),
+            false => self.at_rest.suspects.lock().insert(file.object, true),
         }
         .unwrap_or(false);
         if !mended {
@@ -358,21 +361,21 @@ impl Core {
         }
         if mended || !known {
             let reason = format!("found damaged at rest: {problem}; {action}");
-            self.report(path, Errno::EIO, reason);
+            self.base.report(path, Errno::EIO, reason);
         }
         // Who sees the count finds the reason.
         if !known {
-            self.rest.found.fetch_add(1, Ordering::Relaxed);
+            self.at_rest.found.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// What was damaged is as it should be: somebody has put it right.
     fn is_sound_again(&self, file: &File) {
-        if self.rest.suspects.lock().remove(&file.object).is_some() {
+        if self.at_rest.suspects.lock().remove(&file.object).is_some() {
             let mut state = file.lock();
             state.error = state.error.filter(|errno| *errno != Errno::EIO);
             drop(state);
-            self.errors.clear(&file.path());
+            self.base.errors().clear(&file.path());
         }
     }
 }

@@ -9,13 +9,13 @@ use forebay_types::{Errno, SetTime, failpoint};
 
 use crate::buffer::opens::{OpenFile, Target};
 use crate::buffer::pieces::Pieces;
-use crate::core::Core;
+use crate::integrity::Integrity;
 use crate::integrity::atrest::is_exhaustion;
 
 /// One read from the PFS, bytes.
 const MEND_STEP_BYTES: u64 = 1 << 20;
 
-impl Core {
+impl Integrity {
     /// Bytes of an open file are about to be handed out. `EIO` if they are damaged, and the PFS does not have them.
     pub fn compare_before_read(
         &self,
@@ -58,7 +58,10 @@ impl Core {
             return Ok(());
         }
         let at = pieces.sums.range(piece);
-        let problem = match pieces.sums.is_good(object, piece, &|| self.is_ending()) {
+        let problem = match pieces
+            .sums
+            .is_good(object, piece, &|| self.base.is_ending())
+        {
             Ok(true) => {
                 self.piece_is_good(open, pieces, piece);
                 return Ok(());
@@ -79,17 +82,17 @@ impl Core {
         }
         let action = Remedy::Rewrite.describe();
         let reason = format!("found damaged at rest: {problem}; {action}");
-        self.report(path, Errno::EIO, reason);
-        self.rest.found.fetch_add(1, Ordering::Relaxed);
+        self.base.report(path, Errno::EIO, reason);
+        self.at_rest.found.fetch_add(1, Ordering::Relaxed);
         self.piece_is_good(open, pieces, piece);
         Ok(())
     }
 
     fn piece_is_good(&self, open: &OpenFile, pieces: &Pieces, piece: usize) {
-        self.rest.compared_pieces.fetch_add(1, Ordering::Relaxed);
+        self.at_rest.compared_pieces.fetch_add(1, Ordering::Relaxed);
         if pieces.note(piece) {
             let object = pieces.file.object;
-            self.rest.seal(object, pieces.generation, &pieces.before);
+            self.at_rest.seal(object, pieces.generation, &pieces.before);
             open.believe();
         }
     }
@@ -99,9 +102,9 @@ impl Core {
         let Pieces {
             file, sums, before, ..
         } = pieces;
-        self.pulse().pass()?;
+        self.base.pulse().pass()?;
         let original = self.original(file)?;
-        let stop = || self.is_ending();
+        let stop = || self.base.is_ending();
         let known = Knowledge {
             clean: file.lock().residency.clean,
             original_good: sums.is_good(&original, piece, &stop)?,

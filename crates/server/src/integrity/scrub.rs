@@ -14,7 +14,7 @@ use forebay_wire::control::ScrubStatus;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::core::Core;
+use crate::integrity::Integrity;
 use crate::integrity::atrest::{Looked, Purpose};
 use crate::integrity::unhurried::Unhurried;
 
@@ -66,24 +66,26 @@ impl Scrub {
 
 /// One pass.
 struct Pass<'a> {
-    core: &'a Core,
+    integrity: &'a Integrity,
     reader: Unhurried<'a>,
 }
 
 impl Pass<'_> {
     /// Looks at one object, if nobody has it open; whether it was not interrupted.
     fn visit(&self, file: &Arc<File>) -> bool {
-        let core = self.core;
+        let integrity = self.integrity;
         let (tier, size, compared) = {
             let state = file.lock();
             let r = &state.residency;
             (r.tier, state.meta.size, !r.writing && r.crc.is_some())
         };
-        if core.tiers.kind(tier) != TierKind::Ssd || core.opens.is_open_now(file.ino) {
+        if integrity.buffer.tiers().kind(tier) != TierKind::Ssd
+            || integrity.buffer.opens().is_open_now(file.ino)
+        {
             return true;
         }
         self.reader.spend(OBJECT_COST_BYTES);
-        let opened = core.tiers.open_object(tier, file.object);
+        let opened = integrity.buffer.tiers().open_object(tier, file.object);
         // Flash is to answer, not memory.
         let forget = || {
             if let Ok(object) = &opened {
@@ -104,17 +106,17 @@ impl Pass<'_> {
             }
             self.reader.is_over_for(&is_there)
         };
-        match core.look(file, tier, &opened, Purpose::Pass, &stop) {
+        match integrity.look(file, tier, &opened, Purpose::Pass, &stop) {
             Ok(Looked::Sound | Looked::Unread(..)) => {}
-            Ok(Looked::Wrong(problem)) => core.settle_damage(file, tier, problem),
-            Err(_) if core.is_ending() => return false,
+            Ok(Looked::Wrong(problem)) => integrity.settle_damage(file, tier, problem),
+            Err(_) if integrity.base.is_ending() => return false,
             Err(errno) => {
                 tracing::debug!("{}: {errno}", file.path().escape_ascii());
                 return true;
             }
         }
         forget();
-        let mut progress = core.scrub.progress.lock();
+        let mut progress = integrity.scrub.progress.lock();
         progress.checked_objects += 1;
         progress.checked_bytes += if compared { size } else { 0 };
         true
@@ -128,7 +130,7 @@ fn out_of_cache(object: &dyn Object) {
     }
 }
 
-impl Core {
+impl Integrity {
     /// For `status`.
     pub fn scrub_status(&self) -> ScrubStatus {
         let progress = *self.scrub.progress.lock();
@@ -136,14 +138,14 @@ impl Core {
             enabled: self.settings.scrub.enabled,
             checked_objects: progress.checked_objects,
             checked_bytes: progress.checked_bytes,
-            found: progress.found + self.rest.found.load(Ordering::Relaxed),
+            found: progress.found + self.at_rest.found.load(Ordering::Relaxed),
             passes: progress.passes,
             last_pass_end_s: progress.last_end_s,
             pass_begun_s: progress.begun_s.filter(|_| progress.under_way),
             left_objects: self.scrub.left.load(Ordering::Relaxed),
-            compared_at_open: self.rest.compared_at_open.load(Ordering::Relaxed),
-            compared_pieces: self.rest.compared_pieces.load(Ordering::Relaxed),
-            sealed: self.rest.sealed.load(Ordering::Relaxed),
+            compared_at_open: self.at_rest.compared_at_open.load(Ordering::Relaxed),
+            compared_pieces: self.at_rest.compared_pieces.load(Ordering::Relaxed),
+            sealed: self.at_rest.sealed.load(Ordering::Relaxed),
         }
     }
 
@@ -154,9 +156,9 @@ impl Core {
 
     /// The pass has found damage. Who has the file open keeps it; the next who opens it looks closely.
     pub fn settle_damage(&self, file: &Arc<File>, tier: TierId, problem: String) {
-        let claim = match self.pulse().is_silent() {
-            true => self.opens.try_claim(file.ino),
-            false => Some(self.opens.claim(file.ino)),
+        let claim = match self.base.pulse().is_silent() {
+            true => self.buffer.opens().try_claim(file.ino),
+            false => Some(self.buffer.opens().claim(file.ino)),
         };
         let Some(claim) = claim.filter(|claim| !claim.is_open()) else {
             return self.note_damage(file, file.path(), problem, Default::default());
@@ -180,15 +182,25 @@ impl Core {
             }
             progress.at
         };
-        let flash = self.tiers.iter().filter(|(_, s)| s.kind == TierKind::Ssd);
+        let flash = self
+            .buffer
+            .tiers()
+            .iter()
+            .filter(|(_, s)| s.kind == TierKind::Ssd);
         let bytes = flash
-            .map(|(id, _)| self.ledger.figures(id).used_bytes)
+            .map(|(id, _)| self.buffer.ledger().figures(id).used_bytes)
             .sum();
-        let objects: Vec<u64> = self.files.read().keys().map(|object| object.0).collect();
+        let objects: Vec<u64> = self
+            .buffer
+            .table()
+            .read()
+            .keys()
+            .map(|object| object.0)
+            .collect();
         let rate_bytes_per_s = pace.rate_bytes_per_s(objects.len() as u64, bytes);
         let may_read = |calm| pace.may_read(calm, self.scrub_begun_s_ago());
         let pass = Pass {
-            core: self,
+            integrity: self,
             reader: Unhurried::new(self, rate_bytes_per_s, &may_read),
         };
         let left = left_of_pass(objects, after);
@@ -199,7 +211,7 @@ impl Core {
             if pass.reader.is_over() {
                 return;
             }
-            if let Some(file) = self.file(ObjectId(*object))
+            if let Some(file) = self.buffer.file(ObjectId(*object))
                 && !pass.visit(&file)
             {
                 return;
@@ -212,8 +224,8 @@ impl Core {
         }
         self.scrub.left.store(0, Ordering::Relaxed);
         // One that left while its drain ended may have been noted after that.
-        let files: HashSet<ObjectId> = self.files.read().keys().copied().collect();
-        self.rest.keep(|object| files.contains(object));
+        let files: HashSet<ObjectId> = self.buffer.table().read().keys().copied().collect();
+        self.at_rest.keep(|object| files.contains(object));
         let mut progress = self.scrub.progress.lock();
         progress.under_way = false;
         progress.passes += 1;
@@ -225,7 +237,7 @@ impl Core {
     /// Puts on record how far it has come, and what was found.
     pub fn save_scrub(&self) {
         let mut progress = *self.scrub.progress.lock();
-        progress.found += self.rest.found.load(Ordering::Relaxed);
+        progress.found += self.at_rest.found.load(Ordering::Relaxed);
         let saved = postcard::to_stdvec(&progress).map_err(|e| e.to_string());
         let saved = saved.and_then(|b| self.ns.put_fact(NAME, &b).map_err(|e| e.to_string()));
         if let Err(error) = saved {
@@ -235,22 +247,25 @@ impl Core {
 }
 
 /// The thread.
-pub fn run(core: &Arc<Core>) {
-    let settings = &core.settings.scrub;
+pub fn run(integrity: &Arc<Integrity>) {
+    let settings = &integrity.settings.scrub;
     let pace = Pace {
         pass_s: settings.pass.as_secs_f64(),
         rate_max_bytes_per_s: settings.rate_max_bytes_per_s as f64,
     };
-    while settings.enabled && !core.is_ending() {
-        let under_way = core.scrub.progress.lock().under_way;
+    while settings.enabled && !integrity.base.is_ending() {
+        let under_way = integrity.scrub.progress.lock().under_way;
         let rest_s = match under_way {
             true => 0.0,
-            false => pace.rest_s(core.scrub_begun_s_ago()),
+            false => pace.rest_s(integrity.scrub_begun_s_ago()),
         };
         match rest_s > 0.0 {
             // A day at most: the clock may be set meanwhile.
-            true => core.rest(Duration::from_secs_f64(rest_s.clamp(0.05, 86_400.0))),
-            false => core.scrub_pass(&pace),
+            true => integrity
+                .base
+                .life()
+                .pause(Duration::from_secs_f64(rest_s.clamp(0.05, 86_400.0))),
+            false => integrity.scrub_pass(&pace),
         }
     }
 }

@@ -11,7 +11,7 @@ use forebay_policy::scrub::{OBJECT_COST_BYTES, Undrained, is_to_be_sealed};
 use forebay_tiers::{CHECKSUM_STEP_BYTES, Object, Sums, TierKind, sums};
 use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint};
 
-use crate::core::Core;
+use crate::integrity::Integrity;
 use crate::integrity::atrest::{Looked, Purpose};
 use crate::integrity::unhurried::Unhurried;
 
@@ -44,7 +44,7 @@ fn failed(what: &str) -> impl Fn(std::io::Error) -> Unsealed + '_ {
 
 /// Who seals.
 struct Sealer<'a> {
-    core: &'a Core,
+    integrity: &'a Integrity,
     after: Duration,
     /// The generations of undrained contents, and since when they have been seen.
     seen: HashMap<ObjectId, (Generation, Instant)>,
@@ -56,8 +56,8 @@ impl Sealer<'_> {
         let now = Instant::now();
         let mut seen = HashMap::new();
         let mut due = Vec::new();
-        for object in self.core.drain.waiting() {
-            let Some(file) = self.core.file(object) else {
+        for object in self.integrity.buffer.queue().waiting() {
+            let Some(file) = self.integrity.buffer.file(object) else {
                 continue;
             };
             let (residency, is_leaving, size) = {
@@ -65,7 +65,7 @@ impl Sealer<'_> {
                 (state.residency, state.demoting, state.meta.size)
             };
             let (generation, tier) = (residency.generation, residency.tier);
-            if self.core.tiers.kind(tier) != TierKind::Ssd {
+            if self.integrity.buffer.tiers().kind(tier) != TierKind::Ssd {
                 continue;
             }
             let before = self.seen.get(&object).filter(|(of, _)| *of == generation);
@@ -103,15 +103,18 @@ impl Sealer<'_> {
             self.seen.insert(one.file.object, again);
             match sealed {
                 Ok(()) => {
-                    self.core.rest.sealed.fetch_add(1, Ordering::Relaxed);
+                    self.integrity
+                        .at_rest
+                        .sealed
+                        .fetch_add(1, Ordering::Relaxed);
                 }
                 Err(Unsealed::Superseded) => {}
                 Err(Unsealed::Damaged(problem)) => {
-                    self.core.settle_damage(&one.file, one.tier, problem);
+                    self.integrity.settle_damage(&one.file, one.tier, problem);
                 }
                 Err(Unsealed::Failed(errno, reason)) => {
                     let reason = format!("no checksum was made of it: {reason}");
-                    self.core.report(one.file.path(), errno, reason);
+                    self.integrity.base.report(one.file.path(), errno, reason);
                 }
             }
         }
@@ -119,14 +122,18 @@ impl Sealer<'_> {
 
     fn seal(&self, due: &Due, reader: &Unhurried<'_>) -> Result<(), Unsealed> {
         let Due { file, size, .. } = due;
-        let opened = self.core.tiers.open_object(due.tier, file.object);
+        let opened = self
+            .integrity
+            .buffer
+            .tiers()
+            .open_object(due.tier, file.object);
         let stop = || {
             reader.spend(CHECKSUM_STEP_BYTES.min(*size));
             reader.is_over_for(&|| self.stands_still(due))
         };
         // What is cut short or another one's must not be vouched for.
         match self
-            .core
+            .integrity
             .look(file, due.tier, &opened, Purpose::Pass, &stop)
         {
             Ok(Looked::Sound | Looked::Unread(..)) => {}
@@ -136,7 +143,7 @@ impl Sealer<'_> {
         let object = opened.map_err(failed("its object cannot be opened"))?;
         let sums = match sums(&*object, *size, &stop) {
             Ok(sums) => sums,
-            Err(_) if self.core.is_ending() || !self.stands_still(due) => {
+            Err(_) if self.integrity.base.is_ending() || !self.stands_still(due) => {
                 return Err(Unsealed::Superseded);
             }
             Err(error) => return Err(failed("its object cannot be read")(error)),
@@ -151,13 +158,13 @@ impl Sealer<'_> {
         let stat = object.stat().map_err(failed("its object"))?;
         let (file, generation) = (&due.file, due.generation);
         let sealed = self
-            .core
+            .integrity
             .ns
             .seal(file, generation, due.tier, sums)
             .map_err(|error| Unsealed::Failed(error.errno(), error.to_string()))?;
         match sealed {
             true => {
-                self.core.rest.seal(file.object, generation, &stat);
+                self.integrity.at_rest.seal(file.object, generation, &stat);
                 Ok(())
             }
             false => Err(Unsealed::Superseded),
@@ -173,19 +180,22 @@ impl Sealer<'_> {
 }
 
 /// The thread.
-pub fn run(core: &Arc<Core>) {
-    let settings = &core.settings.scrub;
+pub fn run(integrity: &Arc<Integrity>) {
+    let settings = &integrity.settings.scrub;
     let after = settings.seal_after;
     let mut sealer = Sealer {
-        core,
+        integrity,
         after,
         seen: HashMap::new(),
     };
     let may_read = |calm| calm;
-    let reader = Unhurried::new(core, settings.rate_max_bytes_per_s as f64, &may_read);
-    while settings.enabled && !core.is_ending() {
+    let reader = Unhurried::new(integrity, settings.rate_max_bytes_per_s as f64, &may_read);
+    while settings.enabled && !integrity.base.is_ending() {
         let due = sealer.due();
         sealer.seal_all(&due, &reader);
-        core.rest((after / 2).clamp(LOOK_MIN, LOOK_MAX));
+        integrity
+            .base
+            .life()
+            .pause((after / 2).clamp(LOOK_MIN, LOOK_MAX));
     }
 }

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 use forebay_policy::scrub::next_due_s;
 use parking_lot::Mutex;
 
-use crate::core::Core;
+use crate::integrity::Integrity;
 
 /// Who waits for that looks so often.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Somebody who reads and is in no hurry.
 pub struct Unhurried<'a> {
-    core: &'a Core,
+    integrity: &'a Integrity,
     rate_bytes_per_s: f64,
     origin: Instant,
     /// The next bytes are due then, seconds from `origin`.
@@ -24,12 +24,12 @@ pub struct Unhurried<'a> {
 impl<'a> Unhurried<'a> {
     /// Nothing has been read yet.
     pub fn new(
-        core: &'a Core,
+        integrity: &'a Integrity,
         rate_bytes_per_s: f64,
         may_read: &'a (dyn Fn(bool) -> bool + Sync),
     ) -> Unhurried<'a> {
         Unhurried {
-            core,
+            integrity,
             rate_bytes_per_s,
             origin: Instant::now(),
             due_s: Mutex::new(0.0),
@@ -44,13 +44,19 @@ impl<'a> Unhurried<'a> {
 
     /// The same for who holds something open: also over where that `is_wanted` no more. What is held takes its space until then.
     pub fn is_over_for(&self, is_wanted: &dyn Fn() -> bool) -> bool {
-        let calm_s = self.core.settings.scrub.calm.as_secs_f64();
-        while !self.core.is_ending() && is_wanted() {
+        let calm_s = self.integrity.settings.scrub.calm.as_secs_f64();
+        while !self.integrity.base.is_ending() && is_wanted() {
             let ahead_s = *self.due_s.lock() - self.origin.elapsed().as_secs_f64();
             match ahead_s > 0.0 {
-                true => self.core.rest(Duration::from_secs_f64(ahead_s).min(LOOK)),
-                false if (self.may_read)(self.core.activity.quiet_s() >= calm_s) => return false,
-                false => self.core.rest(LOOK),
+                true => self
+                    .integrity
+                    .base
+                    .life()
+                    .pause(Duration::from_secs_f64(ahead_s).min(LOOK)),
+                false if (self.may_read)(self.integrity.buffer.activity().quiet_s() >= calm_s) => {
+                    return false;
+                }
+                false => self.integrity.base.life().pause(LOOK),
             }
         }
         true
@@ -61,21 +67,5 @@ impl<'a> Unhurried<'a> {
         let now_s = self.origin.elapsed().as_secs_f64();
         let mut due_s = self.due_s.lock();
         *due_s = next_due_s(*due_s, now_s, bytes, self.rate_bytes_per_s);
-    }
-}
-
-impl Core {
-    /// Sleeps; not beyond the end of the server.
-    pub fn rest(&self, time: Duration) {
-        let mut asleep = self.resting.0.lock();
-        if !self.is_ending() {
-            self.resting.1.wait_for(&mut asleep, time);
-        }
-    }
-
-    /// Everybody is to look whether the server ends.
-    pub fn wake_resting(&self) {
-        let _asleep = self.resting.0.lock();
-        self.resting.1.notify_all();
     }
 }

@@ -5,20 +5,20 @@ use std::collections::HashSet;
 use forebay_types::{ObjectId, TierId};
 
 use crate::buffer::ledger::Entry;
-use crate::core::Core;
+use crate::lifecycle::Lifecycle;
 
 /// A file system may give an object blocks for its own purposes when it writes back: so much is no error in the books.
 const SLACK_BYTES: u64 = 16 << 10;
 
-impl Core {
+impl Lifecycle {
     /// Compares the books with the files and with what lies in the tiers, one line for each difference. Of a server that nobody
     /// uses and that does nothing now there is none; else what is under way may look like one.
     pub fn audit_books(&self) -> Vec<String> {
-        self.collect_garbage();
+        self.files.collect_garbage();
         let mut wrong = Vec::new();
-        let mut entries = self.ledger.entries();
+        let mut entries = self.buffer.ledger().entries();
         let mut known = HashSet::new();
-        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
         for file in files {
             let residency = file.lock().residency;
             let shadow = residency.shadow.map(|(tier, _)| tier);
@@ -37,14 +37,14 @@ impl Core {
                 wrong.push(format!("{path}: booked {booked:?}, there is {there:?}"));
             }
         }
-        for stranded in self.stranded.lock().iter() {
+        for stranded in self.buffer.stranded().lock().iter() {
             known.insert((stranded.tier, stranded.object));
             entries.remove(&stranded.object);
         }
         for (object, entry) in entries {
             wrong.push(format!("object {object} has left: booked {entry:?}"));
         }
-        for (tier, slot) in self.tiers.iter() {
+        for (tier, slot) in self.buffer.tiers().iter() {
             let listed = slot.tier.list(&mut |object| {
                 if !known.contains(&(tier, object)) {
                     wrong.push(format!(
@@ -62,7 +62,7 @@ impl Core {
 
     /// 0 where there is no object.
     fn occupied_bytes(&self, tier: TierId, object: ObjectId) -> u64 {
-        let object = self.tiers.open_object(tier, object);
+        let object = self.buffer.tiers().open_object(tier, object);
         let stat = object.and_then(|object| object.stat());
         stat.map_or(0, |stat| stat.allocated_bytes)
     }

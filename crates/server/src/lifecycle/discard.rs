@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::core::Core;
+use crate::lifecycle::Lifecycle;
 
 /// Between two pieces.
 const STEP: Duration = Duration::from_secs(1);
@@ -78,16 +78,20 @@ impl Pass {
 }
 
 /// The thread that discards; ends at once where no device takes discards or it is switched off.
-pub fn run(core: &Arc<Core>) {
-    let rate = core.settings.engine.discard_bytes_per_s;
-    let dirs = core.settings.ssd.iter().map(|s| s.dir.clone());
+pub fn run(lifecycle: &Arc<Lifecycle>) {
+    let rate = lifecycle.settings.engine.discard_bytes_per_s;
+    let dirs = lifecycle.settings.ssd.iter().map(|s| s.dir.clone());
     let mut dirs: Vec<PathBuf> = dirs.filter(|dir| is_supported(dir)).collect();
     let mut discarded_at = 0;
     let mut passes: Vec<Pass> = Vec::new();
-    while !core.is_ending() && rate > 0 && !(dirs.is_empty() && passes.is_empty()) {
-        core.rest(STEP);
-        let deleted = core.counters.deleted_bytes.load(Ordering::Relaxed);
-        let (_, capacity) = core.ledger.dirty_and_capacity();
+    while !lifecycle.base.is_ending() && rate > 0 && !(dirs.is_empty() && passes.is_empty()) {
+        lifecycle.base.life().pause(STEP);
+        let deleted = lifecycle
+            .base
+            .counters()
+            .deleted_bytes
+            .load(Ordering::Relaxed);
+        let (_, capacity) = lifecycle.buffer.ledger().dirty_and_capacity();
         if passes.is_empty() && deleted - discarded_at > capacity / DELETED_SHARE {
             discarded_at = deleted;
             passes.extend(dirs.iter().filter_map(|dir| Pass::begin(dir).ok()));

@@ -9,3 +9,62 @@ pub(crate) mod orphans;
 pub(crate) mod pfsmark;
 pub(crate) mod recovery;
 pub(crate) mod statefolder;
+
+use std::sync::Arc;
+
+use forebay_namespace::Namespace;
+use forebay_types::TierId;
+use forebay_wire::control::FsckReport;
+use parking_lot::Mutex;
+
+use crate::base::Base;
+use crate::base::settings::Settings;
+use crate::buffer::Buffer;
+use crate::catalog::Catalog;
+use crate::files::Files;
+use crate::integrity::Integrity;
+use crate::orders::Orders;
+use boot::Boot;
+
+/// From a start to a stop.
+pub struct Lifecycle {
+    settings: Arc<Settings>,
+    ns: Arc<Namespace>,
+    base: Arc<Base>,
+    catalog: Arc<Catalog>,
+    buffer: Arc<Buffer>,
+    integrity: Arc<Integrity>,
+    files: Arc<Files>,
+    /// Which start of the node this is.
+    boot: Boot,
+    /// Tiers of files whose objects this start could not look at, one entry for each.
+    unreadable: Mutex<Vec<TierId>>,
+}
+
+impl Lifecycle {
+    /// Of the start that `boot` says.
+    pub fn new(orders: &Arc<Orders>, boot: Boot) -> Lifecycle {
+        let files = orders.files();
+        let drain = files.drain();
+        Lifecycle {
+            settings: drain.base().settings().clone(),
+            ns: drain.base().ns().clone(),
+            boot,
+            unreadable: Mutex::default(),
+            base: drain.base().clone(),
+            catalog: drain.catalog().clone(),
+            buffer: drain.buffer().clone(),
+            integrity: drain.integrity().clone(),
+            files: files.clone(),
+        }
+    }
+
+    /// Checks everything, and removes what the check has left nameless: see [`Integrity::fsck`].
+    pub fn fsck(&self, dry_run: bool, checksums: bool) -> FsckReport {
+        let report = self.integrity.fsck(dry_run, checksums);
+        if !dry_run {
+            self.files.collect_garbage();
+        }
+        report
+    }
+}

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_tiers::TierKind;
 use forebay_types::Errno;
 
-use crate::core::Core;
+use crate::lifecycle::Lifecycle;
 
 /// Between two looks at everything else.
 const LOOK: Duration = Duration::from_millis(50);
@@ -23,37 +23,41 @@ const STORE: &[u8] = b"(metadata store)";
 const GATHER: Duration = Duration::from_millis(20);
 
 /// The monitor thread.
-pub fn run(core: &Arc<Core>) {
+pub fn run(lifecycle: &Arc<Lifecycle>) {
     let mut space_at = Instant::now();
     let mut sync_at = Instant::now() + SYNC_EVERY;
     let mut mend_at = Instant::now();
     let mut was_given_up = false;
-    while !core.is_ending() {
-        was_given_up = watch_pulse(core, was_given_up);
-        if let Err(error) = core.ns.save_deferred() {
-            core.report(STORE.to_vec(), error.errno(), error.to_string());
+    while !lifecycle.base.is_ending() {
+        was_given_up = watch_pulse(lifecycle, was_given_up);
+        if let Err(error) = lifecycle.ns.save_deferred() {
+            lifecycle
+                .base
+                .report(STORE.to_vec(), error.errno(), error.to_string());
         }
         let now = Instant::now();
         if now >= space_at {
-            look_below(core);
+            look_below(lifecycle);
             space_at = now + SPACE_LOOK;
         }
         if now >= mend_at {
-            if mend_store(core) {
-                core.leave_overflow_late();
+            if mend_store(lifecycle) {
+                lifecycle.buffer.leave_overflow_late();
             }
             mend_at = Instant::now() + MEND_EVERY;
         }
         if now >= sync_at {
-            if let Err(errno) = core.forget_removed() {
-                core.report(
+            if let Err(errno) = lifecycle.files.forget_removed() {
+                lifecycle.base.report(
                     STORE.to_vec(),
                     errno,
                     format!("removed objects stay on record: {errno}"),
                 );
             }
-            if let Err(error) = core.ns.sync() {
-                core.report(STORE.to_vec(), error.errno(), error.to_string());
+            if let Err(error) = lifecycle.ns.sync() {
+                lifecycle
+                    .base
+                    .report(STORE.to_vec(), error.errno(), error.to_string());
             }
             sync_at = Instant::now() + SYNC_EVERY;
         }
@@ -62,38 +66,40 @@ pub fn run(core: &Arc<Core>) {
 }
 
 /// Opens the store again if storage has failed it and takes writes again. Records that failed are in memory. Whether it takes writes.
-fn mend_store(core: &Core) -> bool {
-    let find = |object| core.files.read().get(&object).cloned();
-    match core.ns.mend(&find) {
+fn mend_store(lifecycle: &Lifecycle) -> bool {
+    let find = |object| lifecycle.buffer.table().read().get(&object).cloned();
+    match lifecycle.ns.mend(&find) {
         Ok(mended) => {
             if mended {
                 tracing::info!("the metadata store was opened again, and has all records");
-                core.errors.clear(STORE);
+                lifecycle.base.errors().clear(STORE);
             }
             true
         }
         Err(error) => {
             let reason = format!("it takes no changes: {error}; tried again until there is room");
-            core.report(STORE.to_vec(), error.errno(), reason);
+            lifecycle.base.report(STORE.to_vec(), error.errno(), reason);
             false
         }
     }
 }
 
 /// Says when the PFS is given up and when it answers again; whether it is given up now.
-fn watch_pulse(core: &Core, before: bool) -> bool {
+fn watch_pulse(lifecycle: &Lifecycle, before: bool) -> bool {
     const PFS: &[u8] = b"(PFS)";
-    let why = core.given_up();
-    core.opens.note_given_up(why.is_some());
+    let why = lifecycle.base.given_up();
+    lifecycle.buffer.opens().note_given_up(why.is_some());
     match (before, why) {
         (false, Some(why)) => {
             let reason = format!("{why}; what is in the burst buffer is served and kept");
-            core.report(PFS.to_vec(), Errno::ETIMEDOUT, reason);
+            lifecycle
+                .base
+                .report(PFS.to_vec(), Errno::ETIMEDOUT, reason);
             true
         }
         (true, None) => {
             tracing::info!("the PFS answers again");
-            core.errors.clear(PFS);
+            lifecycle.base.errors().clear(PFS);
             false
         }
         (_, why) => why.is_some(),
@@ -101,17 +107,20 @@ fn watch_pulse(core: &Core, before: bool) -> bool {
 }
 
 /// Asks the file systems below the tiers what they can still give.
-pub fn look_below(core: &Core) {
-    give_back(core);
-    for (id, slot) in core.tiers.iter() {
+pub fn look_below(lifecycle: &Lifecycle) {
+    give_back(lifecycle);
+    for (id, slot) in lifecycle.buffer.tiers().iter() {
         if slot.kind == TierKind::Pfs {
             continue;
         }
         match slot.tier.space() {
-            Ok(space) => core.ledger.set_physical_free(id, space.free_bytes),
+            Ok(space) => lifecycle
+                .buffer
+                .ledger()
+                .set_physical_free(id, space.free_bytes),
             Err(error) => {
                 let path = format!("(tier {})", slot.tier.name()).into_bytes();
-                core.report(
+                lifecycle.base.report(
                     path,
                     (&error).into(),
                     format!("its file system does not answer: {error}"),
@@ -122,12 +131,15 @@ pub fn look_below(core: &Core) {
 }
 
 /// Memory that was borrowed beyond the tier's size goes back as soon as it is free.
-fn give_back(core: &Core) {
-    let held = core.ledger.held_bytes(crate::buffer::tierset::DRAM);
-    if let Err(error) = core.tiers.fit_dram(held)
+fn give_back(lifecycle: &Lifecycle) {
+    let held = lifecycle
+        .buffer
+        .ledger()
+        .held_bytes(crate::buffer::tierset::DRAM);
+    if let Err(error) = lifecycle.buffer.tiers().fit_dram(held)
         && error.raw_os_error() != Some(libc::EBUSY)
     {
-        core.report(
+        lifecycle.base.report(
             b"(tier dram)".to_vec(),
             (&error).into(),
             format!("its size cannot be changed: {error}"),
@@ -136,23 +148,25 @@ fn give_back(core: &Core) {
 }
 
 /// The collector thread: removes objects that nobody needs.
-pub fn collect(core: &Arc<Core>) {
+pub fn collect(lifecycle: &Arc<Lifecycle>) {
     loop {
         {
-            let mut due = core.collector.0.lock();
-            if !*due && !core.is_ending() {
-                core.collector
+            let mut due = lifecycle.buffer.collector().0.lock();
+            if !*due && !lifecycle.base.is_ending() {
+                lifecycle
+                    .buffer
+                    .collector()
                     .1
                     .wait_for(&mut due, Duration::from_millis(500));
             }
         }
         // Unlinks come in swarms: one round for many of them.
-        if !core.is_ending() {
+        if !lifecycle.base.is_ending() {
             std::thread::sleep(GATHER);
         }
-        *core.collector.0.lock() = false;
-        core.collect_garbage();
-        if core.is_ending() {
+        *lifecycle.buffer.collector().0.lock() = false;
+        lifecycle.files.collect_garbage();
+        if lifecycle.base.is_ending() {
             return;
         }
     }

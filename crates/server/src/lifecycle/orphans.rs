@@ -7,7 +7,7 @@ use forebay_tiers::Identity;
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::buffer::tierset::Slot;
-use crate::core::Core;
+use crate::lifecycle::Lifecycle;
 use crate::lifecycle::recovery::Inventory;
 
 /// What an orphan is worth.
@@ -24,12 +24,12 @@ enum Worth {
     Unknown,
 }
 
-impl Core {
+impl Lifecycle {
     /// Copies of files that live elsewhere and empty ones go; what may be the only copy of something stays for `fsck`, or,
     /// where its name is another's, goes aside.
     pub fn recover_orphans(&self, inventory: &Inventory, claimed: &HashSet<(TierId, ObjectId)>) {
         for (tier, objects) in inventory {
-            let Some(slot) = self.tiers.get(*tier) else {
+            let Some(slot) = self.buffer.tiers().get(*tier) else {
                 continue;
             };
             let mut removed = false;
@@ -39,7 +39,8 @@ impl Core {
             // Brought back by a power cut, it might be taken for what it is not.
             if removed && let Err(error) = slot.tier.sync_all() {
                 let path = format!("({})", slot.tier.name()).into_bytes();
-                self.report(path, (&error).into(), format!("flush: {error}"));
+                self.base
+                    .report(path, (&error).into(), format!("flush: {error}"));
             }
         }
     }
@@ -51,7 +52,7 @@ impl Core {
             Err(error) => {
                 let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
                 let reason = format!("cannot be looked at: {error}; it is kept");
-                self.report(path, (&error).into(), reason);
+                self.base.report(path, (&error).into(), reason);
                 return false;
             }
         };
@@ -83,7 +84,7 @@ impl Core {
                     "object {object} in {} has no record; 'forebay fsck' keeps its data on the PFS",
                     slot.tier.name()
                 );
-                self.report(path(), Errno::ENOENT, reason);
+                self.base.report(path(), Errno::ENOENT, reason);
             }
         }
         false
@@ -100,11 +101,11 @@ impl Core {
         match slot.tier.set_aside(object) {
             Ok(kept) => {
                 let reason = format!("{why}; it is kept in {kept} of {}", slot.tier.name());
-                self.report(path, errno, reason);
+                self.base.report(path, errno, reason);
             }
             Err(error) => {
                 let reason = format!("object {object} cannot be set aside: {error}");
-                self.report(path, (&error).into(), reason);
+                self.base.report(path, (&error).into(), reason);
             }
         }
     }
@@ -116,9 +117,10 @@ impl Core {
         object: ObjectId,
         identity: Option<&Identity>,
     ) -> Worth {
-        let is_of_nothing =
-            |identity: &Identity| identity.is_unfinished() || self.is_unnamed(object, identity);
-        if self.files.read().contains_key(&object) || identity.is_some_and(is_of_nothing) {
+        let is_of_nothing = |identity: &Identity| {
+            identity.is_unfinished() || self.buffer.is_unnamed(object, identity)
+        };
+        if self.buffer.table().read().contains_key(&object) || identity.is_some_and(is_of_nothing) {
             return Worth::Nothing;
         }
         let stat = slot.tier.open(object).and_then(|object| object.stat()).ok();
@@ -156,7 +158,7 @@ impl Core {
         if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
             return Ok(None);
         }
-        let may_be_torn = self.boot.may_have_torn(self.tiers.kind(tier));
+        let may_be_torn = self.boot.may_have_torn(self.buffer.tiers().kind(tier));
         let adopted = self.ns.adopt(identity, tier, may_be_torn);
         let adopted = adopted.map_err(Errno::from);
         let taken_over = adopted.and_then(|adopted| {
@@ -167,7 +169,7 @@ impl Core {
         });
         taken_over.map(Some).inspect_err(|errno| {
             let reason = format!("object {object} cannot be adopted: {errno}");
-            self.report(identity.path.clone(), *errno, reason);
+            self.base.report(identity.path.clone(), *errno, reason);
         })
     }
 }

@@ -10,7 +10,7 @@ use forebay_namespace::{File, Garbage, Loaded, NsError, Residency};
 use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
-use crate::core::Core;
+use crate::lifecycle::Lifecycle;
 use crate::starterror::{StartError, failed};
 
 /// Objects by tier.
@@ -23,7 +23,7 @@ const OPEN_FOR_WRITING: &str = "was open for writing: what was not yet flushed b
 /// Where not one object of a tier can be looked at, and it has so many, it is the tier that is broken.
 const BROKEN_OBJECTS_MIN: usize = 8;
 
-impl Core {
+impl Lifecycle {
     /// Finishes what was under way and takes all files over. Clean copies that turn out damaged are
     /// dropped where the PFS has the file whole.
     pub fn recover(&self, mut loaded: Loaded) -> Result<(), StartError> {
@@ -41,11 +41,11 @@ impl Core {
         for key in &loaded.unreadable {
             let path = format!("(record {})", key.escape_ascii()).into_bytes();
             let reason = "it does not decode; run 'forebay fsck'".to_string();
-            self.report(path, Errno::EIO, reason);
+            self.base.report(path, Errno::EIO, reason);
         }
         if let Err(error) = self.ns.settle_unpublished() {
             let reason = format!("versions could not be looked after: {error}");
-            self.report(b"(PFS)".to_vec(), error.errno(), reason);
+            self.base.report(b"(PFS)".to_vec(), error.errno(), reason);
         }
         for pending in std::mem::take(&mut loaded.changes) {
             self.ns.settle_change(pending)?;
@@ -71,14 +71,14 @@ impl Core {
     ) -> Result<(), NsError> {
         for (object, record) in loaded.lost {
             claimed.insert((record.residency.tier, object));
-            self.book_stranded(object, &record);
+            self.buffer.book_stranded(object, &record);
             let path = record
                 .names
                 .first()
                 .map(|(_, n)| n.clone())
                 .unwrap_or_default();
             let reason = "its directory is not known; run 'forebay fsck'".to_string();
-            self.report(path, Errno::ENOENT, reason);
+            self.base.report(path, Errno::ENOENT, reason);
         }
         // What was replaced or given up just now is garbage too, and no orphan.
         let garbage: Vec<_> = self
@@ -103,14 +103,14 @@ impl Core {
             }
         }
         drop(loaded.dirs);
-        self.absorb_conflicts();
-        self.collect_garbage();
+        self.base.absorb_conflicts();
+        self.files.collect_garbage();
         self.boot.record(&self.ns)
     }
 
     fn inventory(&self) -> Result<Inventory, Errno> {
         let mut inventory = Vec::new();
-        for (id, slot) in self.tiers.iter() {
+        for (id, slot) in self.buffer.tiers().iter() {
             let mut objects = HashSet::new();
             slot.tier.list(&mut |object| {
                 objects.insert(object);
@@ -134,7 +134,7 @@ impl Core {
         let moved = file.lock().residency.temporary;
         if let Err(error) = self.ns.settle_demotion(file) {
             let reason = format!("its demotion could not be looked after: {error}");
-            self.report(file.path(), error.errno(), reason);
+            self.base.report(file.path(), error.errno(), reason);
             if !holds(file.tier()) {
                 // It may be the file on the PFS by now; that is no reason to call it lost.
                 return Ok(());
@@ -166,27 +166,34 @@ impl Core {
     /// A copy on flash that an fsync has left is in the books again.
     fn book_found_shadow(&self, file: &File, tier: TierId) {
         let found = self
-            .tiers
+            .buffer
+            .tiers()
             .open_object(tier, file.object)
             .and_then(|o| o.stat());
         match found {
             Ok(stat) => self
-                .ledger
+                .buffer
+                .ledger()
                 .found_shadow(file.object, tier, stat.allocated_bytes),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => {
                 let reason = format!("its copy on flash cannot be looked at: {error}");
-                self.report(file.path(), (&error).into(), reason);
+                self.base.report(file.path(), (&error).into(), reason);
             }
         }
     }
 
     pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
         let path = file.path();
-        self.files.write().insert(file.object, file.clone());
-        self.apps.arrived(file.object, &self.rules.identify(&path));
-        self.name_by_xattrs(file);
-        let opened = self.tiers.open_object(tier, file.object);
+        self.buffer
+            .table()
+            .write()
+            .insert(file.object, file.clone());
+        self.catalog
+            .apps()
+            .arrived(file.object, &self.catalog.rules().identify(&path));
+        self.catalog.name_by_xattrs(file);
+        let opened = self.buffer.tiers().open_object(tier, file.object);
         let looked = opened.and_then(|object| object.stat().map(|stat| (object, stat)));
         let (object, stat) = match looked {
             Err(error) if is_of_one_object(&error) => {
@@ -196,10 +203,11 @@ impl Core {
             looked => looked?,
         };
         let dirty = file.lock().is_dirty();
-        self.ledger
+        self.buffer
+            .ledger()
             .arrive(file.object, tier, stat.allocated_bytes, dirty);
-        if self.is_written_below(tier, &*object)? {
-            return self.serve_outliving(file, object, tier);
+        if self.files.is_written_below(tier, &*object)? {
+            return self.files.serve_outliving(file, object, tier);
         }
         let (dirty, found) = {
             let mut state = file.lock();
@@ -217,7 +225,7 @@ impl Core {
                 is_sealed: residency.crc.is_some(),
                 is_writing: residency.writing,
                 has_older: residency.published.is_some(),
-                may_be_torn: self.boot.may_have_torn(self.tiers.kind(tier)),
+                may_be_torn: self.boot.may_have_torn(self.buffer.tiers().kind(tier)),
             };
             (state.is_dirty(), found)
         };
@@ -228,7 +236,7 @@ impl Core {
                 return Ok(());
             }
             // Nobody had it open: the object was damaged at rest.
-            self.report(
+            self.base.report(
                 path,
                 Errno::EIO,
                 format!("{problem}; the copy is dropped, the PFS has it whole"),
@@ -237,19 +245,19 @@ impl Core {
         }
         match of_undrained(&found) {
             Verdict::Damaged => {}
-            Verdict::Whole => return self.record_object(file, &*object),
+            Verdict::Whole => return self.files.record_object(file, &*object),
             Verdict::Taken => {
                 let cut = found.may_be_torn && Some(stat.size) != found.flushed_bytes;
                 if cut || stat.size < size {
                     let reason = "what was written after its last fsync is lost in part with the node's power";
-                    self.report_loss(path, Errno::EIO, reason.into());
+                    self.base.report_loss(path, Errno::EIO, reason.into());
                 }
-                return self.record_object(file, &*object);
+                return self.files.record_object(file, &*object);
             }
             Verdict::Lost => return self.give_up_torn(file, tier, stat.size),
         }
         file.lock().error = Some(Errno::EIO);
-        self.report(
+        self.base.report(
             path,
             Errno::EIO,
             format!("{problem}; it is kept, and not put on the PFS"),
@@ -268,7 +276,7 @@ impl Core {
             }
             (state.meta.allocated_bytes, dirty)
         };
-        self.ledger.arrive(file.object, tier, bytes, dirty);
+        self.buffer.ledger().arrive(file.object, tier, bytes, dirty);
         self.unreadable.lock().push(tier);
         let what = match dirty {
             true => "its data is not on the PFS; it is set aside where it is, and tried again",
@@ -276,15 +284,15 @@ impl Core {
         };
         let object = file.object;
         let reason = format!("its object {object} cannot be looked at: {error}; {what}");
-        self.report(file.path(), error.into(), reason);
+        self.base.report(file.path(), error.into(), reason);
     }
 
     /// One object that cannot be read is no reason not to serve the others; a device of which none can be is.
     pub(crate) fn refuse_broken_tiers(&self) -> Result<(), StartError> {
         let unreadable = self.unreadable.lock();
-        for (tier, slot) in self.tiers.iter() {
+        for (tier, slot) in self.buffer.tiers().iter() {
             let count = unreadable.iter().filter(|of| **of == tier).count();
-            let files = self.files.read();
+            let files = self.buffer.table().read();
             let all = files.values().filter(|file| file.tier() == tier).count();
             if count >= BROKEN_OBJECTS_MIN && count == all {
                 return Err(StartError::Failed {
@@ -301,7 +309,7 @@ impl Core {
     /// It was never fsynced, and the node lost its power: as in memory, it is lost. What there is of it is kept where an
     /// administrator finds it.
     fn give_up_torn(&self, file: &Arc<File>, tier: TierId, bytes: u64) -> Result<(), Errno> {
-        let kept = match self.tiers.get(tier) {
+        let kept = match self.buffer.tiers().get(tier) {
             Some(slot) if bytes > 0 => {
                 let place = slot.tier.set_aside(file.object)?;
                 format!("; {bytes} bytes of it are kept in {place} of its tier")
@@ -327,7 +335,8 @@ impl Core {
             true => "; the PFS has the version before it",
             false => "",
         };
-        self.report_loss(path, Errno::EIO, format!("{reason}{older}{kept}"));
+        self.base
+            .report_loss(path, Errno::EIO, format!("{reason}{older}{kept}"));
         for (dir, name) in names {
             self.ns.lost_of_version(&dir, &name)?;
         }
@@ -349,16 +358,16 @@ impl Core {
         if let Some((shadow, _)) = residency.shadow
             && holds(shadow)
         {
-            let generation = self.generation(file);
+            let generation = self.buffer.generation(file);
             self.ns.migrated(file, generation, shadow, true, None)?;
             // A later fsync may have been on its way: only the object knows the size.
             file.lock().residency.writing = true;
             claimed.insert((shadow, file.object));
             return self.take_over(file, shadow);
         }
-        if self.tiers.get(residency.tier).is_none() {
+        if self.buffer.tiers().get(residency.tier).is_none() {
             let reason = "its tier is not among those given at start; start with the same --dram and --ssd to reach it";
-            self.report(file.path(), Errno::ENODEV, reason.into());
+            self.base.report(file.path(), Errno::ENODEV, reason.into());
             return Ok(());
         }
         let nothing = file.lock().meta.size == 0 && residency.published.is_none();
@@ -382,7 +391,7 @@ impl Core {
 
     /// A copy, or an fsync, may have been on its way: what it has left belongs to nothing that is on record.
     fn collect_unrecorded(&self, file: &File, holds: impl Fn(TierId) -> bool) {
-        for (tier, _) in self.tiers.iter().filter(|(tier, _)| holds(*tier)) {
+        for (tier, _) in self.buffer.tiers().iter().filter(|(tier, _)| holds(*tier)) {
             let (object, tiers) = (file.object, [Some(tier), None]);
             self.ns.add_garbage(Garbage { object, tiers });
         }
@@ -390,13 +399,16 @@ impl Core {
 
     /// Totals of earlier runs.
     pub fn restore_totals(&self, facts: &crate::lifecycle::facts::Facts) {
-        self.counters
+        self.base
+            .counters()
             .demoted_bytes
             .store(facts.demoted_bytes, Ordering::Relaxed);
-        self.counters
+        self.base
+            .counters()
             .demoted_files
             .store(facts.demoted_files, Ordering::Relaxed);
-        self.counters
+        self.base
+            .counters()
             .evicted_bytes
             .store(facts.evicted_bytes, Ordering::Relaxed);
     }
@@ -431,22 +443,31 @@ mod tests {
     /// As a start looks at so many files, of which the objects `when` give an error.
     fn look_at_all(files: usize, when: When) -> Result<usize, String> {
         let (lab, flash) = Lab::with_faulty_flash();
-        let core = lab.core();
+        let rooms = lab.rooms();
         for n in 0..files {
-            let handle = create(core, format!("f{n}").as_bytes(), b"content");
-            core.release(handle).expect("close");
+            let handle = create(rooms, format!("f{n}").as_bytes(), b"content");
+            rooms.files.release(handle).expect("close");
         }
         let fault = flash.inject(Operation::Open, when, Effect::Fail(Errno::EIO));
-        let all: Vec<_> = core.files.read().values().cloned().collect();
+        let all: Vec<_> = rooms.buffer.table().read().values().cloned().collect();
         for file in all {
-            core.take_over(&file, FLASH).map_err(|e| e.to_string())?;
+            rooms
+                .lifecycle
+                .take_over(&file, FLASH)
+                .map_err(|e| e.to_string())?;
         }
         assert!(flash.fired(fault) > 0);
-        core.refuse_broken_tiers().map_err(|e| e.to_string())?;
-        let with_errors = core.files.read();
+        rooms
+            .lifecycle
+            .refuse_broken_tiers()
+            .map_err(|e| e.to_string())?;
+        let with_errors = rooms.buffer.table().read();
         let with_errors = with_errors.values().filter(|f| f.lock().error.is_some());
-        assert!(core.ledger.dirty_and_capacity().0 > 0, "they count");
-        assert!(!core.errors.is_empty(), "and are named");
+        assert!(
+            rooms.buffer.ledger().dirty_and_capacity().0 > 0,
+            "they count"
+        );
+        assert!(!rooms.base.errors().is_empty(), "and are named");
         Ok(with_errors.count())
     }
 

@@ -9,7 +9,7 @@ use forebay_tiers::ActAs;
 use forebay_types::{Attr, Errno, Ino};
 use forebay_wire::Peer;
 
-use crate::core::Core;
+use crate::orders::Orders;
 
 /// A user.
 #[derive(Clone, Debug)]
@@ -44,16 +44,16 @@ impl Asker {
 
 /// What one user may see of the tree, found out once for each directory of one answer.
 pub struct Sight<'a> {
-    core: &'a Core,
+    orders: &'a Orders,
     asker: &'a Asker,
     searchable: RefCell<HashMap<DirKey, Result<(), Errno>>>,
 }
 
 impl<'a> Sight<'a> {
     /// As the file system below says now.
-    pub fn new(core: &'a Core, asker: &'a Asker) -> Sight<'a> {
+    pub fn new(orders: &'a Orders, asker: &'a Asker) -> Sight<'a> {
         Sight {
-            core,
+            orders,
             asker,
             searchable: RefCell::default(),
         }
@@ -99,7 +99,7 @@ impl<'a> Sight<'a> {
             return true;
         }
         let list = || {
-            self.core
+            self.orders
                 .ns
                 .get_xattr(ino, ACCESS_LIST)
                 .map_err(|e| e.errno())
@@ -118,7 +118,7 @@ impl<'a> Sight<'a> {
                 Some(at) => &above[..at],
                 None => &[],
             };
-            if let Ok((dir, None)) = self.core.ns.resolve(above) {
+            if let Ok((dir, None)) = self.orders.ns.resolve(above) {
                 return self.may_search(&dir).err().unwrap_or(errno);
             }
             if above.is_empty() {
@@ -132,8 +132,8 @@ impl<'a> Sight<'a> {
             // Nobody else can use the mount, and there is no way to find out what they might see.
             return Err(Errno::EACCES);
         }
-        let handle = self.core.ns.open_dir(dir).map_err(|e| e.errno())?;
-        let pfs = self.core.ns.pfs();
+        let handle = self.orders.ns.open_dir(dir).map_err(|e| e.errno())?;
+        let pfs = self.orders.ns.pfs();
         let _user = ActAs::user(self.asker.uid, self.asker.gid, &self.asker.groups)?;
         match list {
             true => Ok(pfs.may_list(&handle)?),

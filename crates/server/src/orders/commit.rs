@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_namespace::Dir;
 use forebay_types::Errno;
 
-use crate::core::Core;
+use crate::orders::Orders;
 use crate::orders::asker::Sight;
 use crate::orders::jobs::{CLOSE_GRACE, Job, fail, left};
 use crate::orders::publication::{Figures, pause_after};
@@ -26,10 +26,10 @@ struct Pending {
 }
 
 /// Runs the job; only versions of who asks, unless that is root or the server's own user.
-pub fn run(core: &Core, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
+pub fn run(orders: &Orders, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
     let mut pending: Vec<Pending> = paths
         .iter()
-        .filter_map(|path| match order(core, job, path, sight) {
+        .filter_map(|path| match order(orders, job, path, sight) {
             Ok(pending) => pending,
             Err((errno, reason)) => {
                 fail(job, path.clone(), errno, reason);
@@ -39,9 +39,9 @@ pub fn run(core: &Core, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
         .collect();
     job.progress.lock().counting = false;
     while !pending.is_empty() {
-        let cancelled = job.cancelled.load(Ordering::Acquire) || core.is_ending();
+        let cancelled = job.cancelled.load(Ordering::Acquire) || orders.base.is_ending();
         let began = Instant::now();
-        let figures = core.version_figures();
+        let figures = orders.version_figures();
         let mut moved = 0;
         pending.retain_mut(|version| {
             let now = figures
@@ -49,7 +49,7 @@ pub fn run(core: &Core, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
                 .find(|(dir, _)| Arc::ptr_eq(dir, &version.dir));
             let left_bytes = now.map_or(0, |(_, figures)| figures.undrained_bytes());
             moved += version.bytes.saturating_sub(left_bytes);
-            match follow(core, version, now.map(|(_, figures)| figures)) {
+            match follow(orders, version, now.map(|(_, figures)| figures)) {
                 Outcome::Done => {
                     job.progress.lock().files_done += version.files;
                     job.bytes_done.fetch_add(version.bytes, Ordering::Relaxed);
@@ -75,13 +75,13 @@ pub fn run(core: &Core, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
 type Refused = (Errno, String);
 
 fn order(
-    core: &Core,
+    orders: &Orders,
     job: &Job,
     path: &[u8],
     sight: &Sight<'_>,
 ) -> Result<Option<Pending>, Refused> {
     let plain = |errno: Errno| (errno, errno.message());
-    let resolved = core.ns.resolve(path).map_err(|e| e.errno());
+    let resolved = orders.ns.resolve(path).map_err(|e| e.errno());
     let (dir, found) = resolved.map_err(|errno| plain(sight.of_missing(path, errno)))?;
     let above = dir.place().filter(|_| found.is_none());
     let above = above.map_or_else(|| dir.clone(), |(parent, _)| parent);
@@ -89,16 +89,16 @@ fn order(
     if found.is_some() {
         return Err(plain(Errno::ENOTDIR));
     }
-    let owner = core.getattr(dir.ino).ok().map(|attr| attr.uid);
+    let owner = orders.files.getattr(dir.ino).ok().map(|attr| attr.uid);
     let owner = owner.or_else(|| {
-        let handle = core.ns.open_dir(&dir).ok()?;
-        Some(core.ns.pfs().stat_dir(&handle).ok()?.uid)
+        let handle = orders.ns.open_dir(&dir).ok()?;
+        Some(orders.ns.pfs().stat_dir(&handle).ok()?.uid)
     });
     let asker = sight.asker();
     if !asker.is_trusted() && owner != Some(asker.uid()) {
         return Err((Errno::EPERM, "not your directory".into()));
     }
-    if let Some(version) = core.ns.version_of(&dir).filter(|v| !Arc::ptr_eq(v, &dir)) {
+    if let Some(version) = orders.ns.version_of(&dir).filter(|v| !Arc::ptr_eq(v, &dir)) {
         let name = version.path();
         let reason = format!(
             "inside the version {}, which is published as a whole",
@@ -106,12 +106,12 @@ fn order(
         );
         return Err((Errno::EINVAL, reason));
     }
-    core.order_publication(&dir).map_err(|errno| match errno {
+    orders.order_publication(&dir).map_err(|errno| match errno {
         Errno::ENODATA => (errno, "files of it were lost with the machine's power (see `forebay status`): write them again, or remove the version".into()),
         Errno::EINVAL => (errno, "no version directory: it was not made under a path rule with 'group', so its files appear on the PFS one by one; `forebay stage-out --wait` waits for them".into()),
         other => plain(other),
     })?;
-    let figures = core.version_figures();
+    let figures = orders.version_figures();
     let Some((_, figures)) = figures.into_iter().find(|(d, _)| Arc::ptr_eq(d, &dir)) else {
         let mut progress = job.progress.lock();
         (progress.files_total, progress.files_done) =
@@ -122,7 +122,7 @@ fn order(
     for (file, _) in &figures.undrained {
         // An earlier failure is tried again, and only what happens now counts.
         file.lock().error = None;
-        core.drain.add_urgent(file.object);
+        orders.buffer.queue().add_urgent(file.object);
     }
     let bytes = figures.undrained_bytes();
     let mut progress = job.progress.lock();
@@ -143,9 +143,9 @@ enum Outcome {
     Pending,
 }
 
-fn follow(core: &Core, version: &mut Pending, figures: Option<&Figures>) -> Outcome {
+fn follow(orders: &Orders, version: &mut Pending, figures: Option<&Figures>) -> Outcome {
     let Some(figures) = figures else {
-        return match core.ns.is_gone(&version.dir) {
+        return match orders.ns.is_gone(&version.dir) {
             false => Outcome::Done,
             true => Outcome::Failed(
                 version.path.clone(),
@@ -159,7 +159,7 @@ fn follow(core: &Core, version: &mut Pending, figures: Option<&Figures>) -> Outc
         let reason = format!("not demoted: {}; {kept}", errno.message());
         return Outcome::Failed(file.path(), errno, reason);
     }
-    if let Some(errno) = core.versions.why(&version.dir) {
+    if let Some(errno) = orders.versions.why(&version.dir) {
         let reason = format!("not published: {}; {kept}", errno.message());
         return Outcome::Failed(version.path.clone(), errno, reason);
     }

@@ -11,7 +11,7 @@ use forebay_wire::control::{JobProgress, Movement, PathFailure};
 use parking_lot::Mutex;
 
 use crate::buffer::opens::Target;
-use crate::core::Core;
+use crate::orders::Orders;
 use crate::orders::asker::{Asker, Sight};
 use crate::orders::unreachable::{explains, failure};
 use crate::orders::walk::Visited;
@@ -167,18 +167,18 @@ fn forget_oldest(jobs: &mut HashMap<u64, Arc<Job>>, max: usize, which: &dyn Fn(&
 /// Starts a movement on a thread of its own, of files that the user owns and may find; all of them for root and the
 /// server's own user.
 pub fn start(
-    core: &Arc<Core>,
+    orders: &Arc<Orders>,
     movement: Movement,
     paths: Vec<Vec<u8>>,
     asker: Asker,
 ) -> Result<u64, Errno> {
-    let job = core.jobs.add(&asker)?;
-    let core = core.clone();
+    let job = orders.jobs.add(&asker)?;
+    let orders = orders.clone();
     let id = job.id;
     let running = job.clone();
     let spawned = std::thread::Builder::new()
         .name(format!("fb-job-{id}"))
-        .spawn(move || run(&core, &running, movement, &paths, &asker));
+        .spawn(move || run(&orders, &running, movement, &paths, &asker));
     if let Err(error) = spawned {
         job.progress.lock().finished = true;
         return Err(error.into());
@@ -186,32 +186,32 @@ pub fn start(
     Ok(id)
 }
 
-fn run(core: &Core, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
-    let sight = Sight::new(core, asker);
+fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
+    let sight = Sight::new(orders, asker);
     let mut work: Vec<Visited> = Vec::new();
     let mut cut = false;
     let walked: &[Vec<u8>] = match movement {
         Movement::Commit => {
-            crate::orders::commit::run(core, job, paths, &sight);
+            crate::orders::commit::run(orders, job, paths, &sight);
             &[]
         }
         _ => paths,
     };
     let mut missing = Vec::new();
     let mut seen = HashSet::new();
-    let is_ended = || job.cancelled.load(Ordering::Acquire) || core.is_ending();
+    let is_ended = || job.cancelled.load(Ordering::Acquire) || orders.base.is_ending();
     for path in walked {
-        let go_on = core.walk(
+        let go_on = orders.walk(
             path,
             &sight,
             &mut |visited| {
                 seen.extend(visited.file.iter().map(|file| file.object));
-                if !asker.is_trusted() && owner(core, &visited) != Some(asker.uid()) {
+                if !asker.is_trusted() && owner(orders, &visited) != Some(asker.uid()) {
                     job.progress.lock().files_total += 1;
                     fail_file(job, visited.path(), Errno::EPERM, "not your file".into());
                     return true;
                 }
-                let (bytes, needed) = need(core, movement, &visited);
+                let (bytes, needed) = need(orders, movement, &visited);
                 let mut progress = job.progress.lock();
                 progress.files_total += 1;
                 if needed {
@@ -232,14 +232,14 @@ fn run(core: &Core, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &As
         }
     }
     let lost = match movement {
-        Movement::StageOut if !cut => core.unreachable(asker, paths, &seen),
+        Movement::StageOut if !cut => orders.unreachable(asker, paths, &seen),
         _ => Vec::new(),
     };
     fail_missing(job, missing, lost);
     job.progress.lock().counting = false;
     match movement {
-        Movement::StageOut => stage_out(core, job, work),
-        _ => one_by_one(core, job, movement, work),
+        Movement::StageOut => stage_out(orders, job, work),
+        _ => one_by_one(orders, job, movement, work),
     }
     let mut progress = job.progress.lock();
     job.bytes_under_way.store(0, Ordering::Relaxed);
@@ -261,31 +261,31 @@ fn fail_missing(job: &Job, missing: Vec<(Vec<u8>, Errno)>, lost: Vec<Vec<u8>>) {
     }
 }
 
-fn owner(core: &Core, visited: &Visited) -> Option<u32> {
+fn owner(orders: &Orders, visited: &Visited) -> Option<u32> {
     match &visited.file {
         Some(file) => Some(file.lock().meta.uid),
         None => {
-            let dir = core.ns.open_dir(&visited.dir).ok()?;
-            Some(core.ns.pfs().stat(&dir, &visited.name).ok()?.uid)
+            let dir = orders.ns.open_dir(&visited.dir).ok()?;
+            Some(orders.ns.pfs().stat(&dir, &visited.name).ok()?.uid)
         }
     }
 }
 
 /// Bytes to move, and whether there is anything to do.
-fn need(core: &Core, movement: Movement, visited: &Visited) -> (u64, bool) {
+fn need(orders: &Orders, movement: Movement, visited: &Visited) -> (u64, bool) {
     match (&visited.file, movement) {
         (None, Movement::StageIn | Movement::Prefetch) => {
-            let stat = core
+            let stat = orders
                 .ns
                 .open_dir(&visited.dir)
-                .and_then(|d| Ok(core.ns.pfs().stat(&d, &visited.name)?));
+                .and_then(|d| Ok(orders.ns.pfs().stat(&d, &visited.name)?));
             // One of several links stays one file only where it is.
             let linked = stat.as_ref().is_ok_and(|s| s.nlink > 1);
             (stat.map_or(0, |s| s.size), !linked)
         }
         (None, _) | (Some(_), Movement::StageIn) => (0, false),
         (Some(file), Movement::Prefetch) => {
-            let dram = core.tiers.kind(file.tier()) == forebay_tiers::TierKind::Dram;
+            let dram = orders.buffer.tiers().kind(file.tier()) == forebay_tiers::TierKind::Dram;
             let state = file.lock();
             (state.meta.size, !dram && state.residency.clean)
         }
@@ -293,7 +293,7 @@ fn need(core: &Core, movement: Movement, visited: &Visited) -> (u64, bool) {
             let state = file.lock();
             let written = state.residency.writing;
             let size = if written {
-                core.ledger.used_bytes(file.object)
+                orders.buffer.ledger().used_bytes(file.object)
             } else {
                 state.meta.size
             };
@@ -333,9 +333,9 @@ pub fn left(job: &Job, path: Vec<u8>) {
     }
 }
 
-fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
+fn one_by_one(orders: &Orders, job: &Job, movement: Movement, work: Vec<Visited>) {
     for visited in work {
-        if job.cancelled.load(Ordering::Acquire) || core.is_ending() {
+        if job.cancelled.load(Ordering::Acquire) || orders.base.is_ending() {
             left(job, visited.path());
             continue;
         }
@@ -344,14 +344,16 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
         };
         let turn = match movement {
             Movement::Release => None,
-            _ => core.engine.enter_staging(job.id),
+            _ => orders.plan.engine().enter_staging(job.id),
         };
         let done = match (movement, &visited.file) {
-            (Movement::Release, Some(file)) => release(core, file, &moved),
-            (Movement::Prefetch, Some(file)) => {
-                core.prefetch(file, &moved).map(|_| ()).map_err(plain)
-            }
-            (_, None) => stage_in(core, &visited, &moved),
+            (Movement::Release, Some(file)) => release(orders, file, &moved),
+            (Movement::Prefetch, Some(file)) => orders
+                .files
+                .prefetch(file, &moved)
+                .map(|_| ())
+                .map_err(plain),
+            (_, None) => stage_in(orders, &visited, &moved),
             _ => Ok(()),
         };
         drop(turn);
@@ -365,7 +367,7 @@ fn one_by_one(core: &Core, job: &Job, movement: Movement, work: Vec<Visited>) {
 const WRITTEN_IN_PLACE: (Errno, &str) = (Errno::ETXTBSY, "open for writing; close it first");
 
 fn stage_in(
-    core: &Core,
+    orders: &Orders,
     visited: &Visited,
     moved: &(dyn Fn(u64) + Sync),
 ) -> Result<(), (Errno, String)> {
@@ -373,10 +375,11 @@ fn stage_in(
         let (errno, reason) = WRITTEN_IN_PLACE;
         Err((errno, reason.to_owned()))
     };
-    if ino_on_pfs(core, visited).is_some_and(|ino| written_in_place(core, ino)) {
+    if ino_on_pfs(orders, visited).is_some_and(|ino| written_in_place(orders, ino)) {
         return refused();
     }
-    let (file, ..) = core
+    let (file, ..) = orders
+        .files
         .bring_in(&visited.dir, &visited.name, false, moved)
         .map_err(|errno| match errno {
             Errno::ENOSPC => (
@@ -387,23 +390,23 @@ fn stage_in(
         })?;
     // Who chose to write it in place before it was here has done so by now: see `prepare_change`. What cannot be
     // evicted at once is clean, and gives way when somebody looks at it.
-    if written_in_place(core, file.ino) {
-        core.evict_unopened(&file);
+    if written_in_place(orders, file.ino) {
+        orders.buffer.evict_unopened(&file);
         return refused();
     }
     Ok(())
 }
 
 /// The id of a file that is only on the PFS.
-fn ino_on_pfs(core: &Core, visited: &Visited) -> Option<Ino> {
-    let dir = core.ns.open_dir(&visited.dir).ok()?;
-    let stat = core.ns.pfs().stat(&dir, &visited.name).ok()?;
-    Some(core.ns.ino_of(stat.id))
+fn ino_on_pfs(orders: &Orders, visited: &Visited) -> Option<Ino> {
+    let dir = orders.ns.open_dir(&visited.dir).ok()?;
+    let stat = orders.ns.pfs().stat(&dir, &visited.name).ok()?;
+    Some(orders.ns.ino_of(stat.id))
 }
 
 /// Whether somebody writes a file of the PFS where it is. Waits for who is deciding it.
-fn written_in_place(core: &Core, ino: Ino) -> bool {
-    let open = core.opens.by_ino(ino);
+fn written_in_place(orders: &Orders, ino: Ino) -> bool {
+    let open = orders.buffer.opens().by_ino(ino);
     open.is_some_and(|o| matches!(&*o.target.read(), Target::Pfs { writable: true, .. }))
 }
 
@@ -411,7 +414,7 @@ fn plain(errno: Errno) -> (Errno, String) {
     (errno, errno.message())
 }
 
-fn release(core: &Core, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), (Errno, String)> {
+fn release(orders: &Orders, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), (Errno, String)> {
     let bytes = file.lock().meta.size;
     if file.lock().is_dirty() {
         return Err((
@@ -419,12 +422,12 @@ fn release(core: &Core, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), (Er
             "not on the PFS yet; run 'forebay stage-out --wait' first".into(),
         ));
     }
-    if core.evict(file).is_some() {
+    if orders.buffer.evict(file).is_some() {
         freed(bytes);
-        core.wake_collector();
+        orders.buffer.wake_collector();
         return Ok(());
     }
-    if core.opens.by_ino(file.ino).is_some() {
+    if orders.buffer.opens().by_ino(file.ino).is_some() {
         return Err((Errno::EBUSY, "open; close it first".into()));
     }
     match file.lock().is_unlinked() {
@@ -434,19 +437,19 @@ fn release(core: &Core, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), (Er
 }
 
 /// Queues all and waits for each. Demotion has its own workers and batches.
-fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
+fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>) {
     let files: Vec<Arc<File>> = work.iter().filter_map(|v| v.file.clone()).collect();
     for file in &files {
         // An earlier failure is tried again, and only what happens now counts.
         file.lock().error = None;
-        core.drain.add_urgent(file.object);
+        orders.buffer.queue().add_urgent(file.object);
     }
     let mut seen = Seen::default();
     let mut pending: Vec<(Arc<File>, Visited)> = files.into_iter().zip(work).collect();
     while !pending.is_empty() {
-        let cancelled = job.cancelled.load(Ordering::Acquire) || core.is_ending();
-        let given_up = core.given_up();
-        pending.retain(|(file, visited)| match outcome(core, file, &mut seen) {
+        let cancelled = job.cancelled.load(Ordering::Acquire) || orders.base.is_ending();
+        let given_up = orders.base.given_up();
+        pending.retain(|(file, visited)| match outcome(orders, file, &mut seen) {
             Outcome::Pending if given_up.is_some() => {
                 let why = given_up.as_deref().unwrap_or_default();
                 let reason = format!("not demoted: {why}; it is kept and tried again");
@@ -469,10 +472,13 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
             Outcome::Pending => true,
         });
         let under_way = pending.iter().take(UNDER_WAY_MAX);
-        let copied = under_way.map(|(file, _)| core.drain.copied_bytes(file.object));
+        let copied = under_way.map(|(file, _)| orders.buffer.queue().copied_bytes(file.object));
         job.bytes_under_way.store(copied.sum(), Ordering::Relaxed);
         if !pending.is_empty() {
-            core.drain.wait_settled(Duration::from_millis(50));
+            orders
+                .buffer
+                .queue()
+                .wait_settled(Duration::from_millis(50));
             // Looking at all of them takes time that the demoters need.
             std::thread::sleep(BETWEEN_LOOKS);
         }
@@ -481,8 +487,8 @@ fn stage_out(core: &Core, job: &Job, work: Vec<Visited>) {
 
 /// A dirty file that nobody writes belongs into the queue. One that was found outside for long is put there, so that nobody waits for it
 /// in vain, and the log says what is known of it: something else has gone wrong.
-fn put_back_idle(core: &Core, file: &Arc<File>, seen: &mut Seen) {
-    if core.drain.knows(file.object) {
+fn put_back_idle(orders: &Orders, file: &Arc<File>, seen: &mut Seen) {
+    if orders.buffer.queue().knows(file.object) {
         seen.idle.remove(&file.object.0);
         return;
     }
@@ -505,7 +511,7 @@ fn put_back_idle(core: &Core, file: &Arc<File>, seen: &mut Seen) {
         "{}: was not in the queue of demotions, and is now: {known}",
         file.path().escape_ascii()
     );
-    core.drain.add_urgent(file.object);
+    orders.buffer.queue().add_urgent(file.object);
 }
 
 enum Outcome {
@@ -521,7 +527,7 @@ struct Seen {
     idle: HashMap<u64, Instant>,
 }
 
-fn outcome(core: &Core, file: &Arc<File>, seen: &mut Seen) -> Outcome {
+fn outcome(orders: &Orders, file: &Arc<File>, seen: &mut Seen) -> Outcome {
     let (clean, unlinked, error, demoting, size) = {
         let state = file.lock();
         (
@@ -547,7 +553,12 @@ fn outcome(core: &Core, file: &Arc<File>, seen: &mut Seen) -> Outcome {
     if demoting {
         return Outcome::Pending;
     }
-    if core.opens.by_ino(file.ino).is_some_and(|o| o.is_written()) {
+    if orders
+        .buffer
+        .opens()
+        .by_ino(file.ino)
+        .is_some_and(|o| o.is_written())
+    {
         let since = seen.open.entry(file.object.0).or_insert_with(Instant::now);
         if since.elapsed() > CLOSE_GRACE {
             return Outcome::Failed(
@@ -556,10 +567,10 @@ fn outcome(core: &Core, file: &Arc<File>, seen: &mut Seen) -> Outcome {
             );
         }
     } else if seen.open.remove(&file.object.0).is_some() {
-        core.drain.add_urgent(file.object);
+        orders.buffer.queue().add_urgent(file.object);
     } else {
-        core.drain.urge_again(file.object);
-        put_back_idle(core, file, seen);
+        orders.buffer.queue().urge_again(file.object);
+        put_back_idle(orders, file, seen);
     }
     Outcome::Pending
 }
@@ -619,9 +630,9 @@ mod tests {
         strand(&lab, "gone", "f");
         let me = asker(rustix::process::geteuid().as_raw());
         for path in ["", "gone", "gone/f"] {
-            let job = lab.core().jobs.add(&me).expect("a job");
+            let job = lab.rooms().orders.jobs.add(&me).expect("a job");
             let paths = [path.as_bytes().to_vec()];
-            run(lab.core(), &job, Movement::StageOut, &paths, &me);
+            run(&lab.rooms().orders, &job, Movement::StageOut, &paths, &me);
             let progress = job.progress_now();
             assert!(progress.finished, "{progress:?}");
             assert_eq!((progress.files_total, progress.failed), (1, 1), "{path}");

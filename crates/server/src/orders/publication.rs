@@ -12,7 +12,7 @@ use forebay_wire::control::VersionStatus;
 use parking_lot::Mutex;
 
 use crate::buffer::opens::Target;
-use crate::core::Core;
+use crate::orders::Orders;
 
 /// Between two looks at versions that are not published; nothing is looked at while there are none.
 const LOOK: Duration = Duration::from_millis(100);
@@ -119,13 +119,16 @@ impl Versions {
     }
 }
 
-impl Core {
+impl Orders {
     /// Makes a directory; one that a path rule calls a version is made where outsiders do not see it.
     pub fn mkdir(&self, link: &Link, perm: u16, cred: &Cred) -> Result<Attr, Errno> {
-        let version = self.rules.has_groups() && {
+        let version = self.catalog.rules().has_groups() && {
             match self.ns.node(link.parent)? {
                 forebay_namespace::Node::Dir(parent) => {
-                    self.rules.group(&parent.path_of(&link.name)).is_some()
+                    self.catalog
+                        .rules()
+                        .group(&parent.path_of(&link.name))
+                        .is_some()
                         && self.ns.version_of(&parent).is_none()
                 }
                 _ => false,
@@ -144,7 +147,7 @@ impl Core {
     /// which files are lost. One that is published already needs nothing.
     pub fn order_publication(&self, dir: &Arc<Dir>) -> Result<(), Errno> {
         if dir.hidden().is_none() {
-            let is_version = self.rules.group(&dir.path()).is_some();
+            let is_version = self.catalog.rules().group(&dir.path()).is_some();
             return match is_version && self.ns.version_of(dir).is_none() {
                 true => Ok(()),
                 false => Err(Errno::EINVAL),
@@ -153,7 +156,7 @@ impl Core {
         let figures = self.version_figures();
         for (_, figures) in figures.iter().filter(|(d, _)| Arc::ptr_eq(d, dir)) {
             for (file, _) in &figures.undrained {
-                self.make_stable(file)?;
+                self.files.make_stable(file)?;
             }
         }
         match self.ns.order_publication(dir)? {
@@ -180,7 +183,7 @@ impl Core {
             return Vec::new();
         }
         let mut version_of: HashMap<DirKey, Option<DirKey>> = HashMap::new();
-        let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
+        let files: Vec<Arc<File>> = self.buffer.table().read().values().cloned().collect();
         for file in files {
             let (dirs, dirty) = {
                 let state = file.lock();
@@ -202,7 +205,7 @@ impl Core {
 
     /// Files that are only on the PFS and are changed there.
     fn count_on_pfs(&self, versions: &mut HashMap<DirKey, (Arc<Dir>, Figures)>) {
-        self.opens.each(|open| {
+        self.buffer.opens().each(|open| {
             if !open.is_written() {
                 return;
             }
@@ -224,16 +227,16 @@ impl Core {
     fn count(&self, figures: &mut Figures, file: &Arc<File>, dirty: bool) {
         figures.files += 1;
         // Who has just claimed it may wait for the PFS; it counts as written until that is over.
-        let written = match self.opens.try_claim(file.ino) {
+        let written = match self.buffer.opens().try_claim(file.ino) {
             Some(claim) => claim.open().is_some_and(|open| open.is_written()),
             None => true,
         };
         figures.written += u64::from(written);
         if dirty {
-            let bytes = self.ledger.used_bytes(file.object);
+            let bytes = self.buffer.ledger().used_bytes(file.object);
             figures.undrained.push((file.clone(), bytes));
         }
-        let quiet_s = self.apps.quiet_s(file.object);
+        let quiet_s = self.catalog.apps().quiet_s(file.object);
         figures.quiet_s = match figures.any {
             None => quiet_s,
             Some(_) => figures.quiet_s.min(quiet_s),
@@ -245,13 +248,19 @@ impl Core {
         let hidden = dir.hidden();
         let (has_files, quiet_s) = self.versions.follow(dir, figures);
         VersionFacts {
-            mode: self.rules.group(&dir.path()).unwrap_or(GroupMode::Commit),
+            mode: self
+                .catalog
+                .rules()
+                .group(&dir.path())
+                .unwrap_or(GroupMode::Commit),
             committed: hidden.as_ref().is_some_and(|hidden| hidden.committed),
             interrupted: hidden.is_some_and(|hidden| hidden.interrupted),
             has_files,
             written: figures.written,
             undrained: figures.undrained.len() as u64,
-            complete: figures.any.is_some_and(|any| self.apps.is_complete(any)),
+            complete: figures
+                .any
+                .is_some_and(|any| self.catalog.apps().is_complete(any)),
             quiet_s,
         }
     }
@@ -316,7 +325,7 @@ impl Core {
                 }
                 PublicationStep::Drain => {
                     for (file, _) in &figures.undrained {
-                        self.drain.urge_again(file.object);
+                        self.buffer.queue().urge_again(file.object);
                     }
                 }
                 PublicationStep::Publish => self.publish(&dir, &figures),
@@ -331,14 +340,14 @@ impl Core {
             now.is_some_and(|now| now.written == 0 && now.undrained.is_empty())
         };
         let published = self.ns.publish_version(dir, &whole);
-        self.absorb_conflicts();
+        self.base.absorb_conflicts();
         match published {
             Ok(Publication::Changed) => {}
             Ok(publication) => {
                 self.versions.tried(dir, None);
-                self.errors.clear(&path);
+                self.base.errors().clear(&path);
                 if let Some(any) = figures.any {
-                    self.apps.committed(any);
+                    self.catalog.apps().committed(any);
                 }
                 let name = match publication {
                     Publication::Conflict { name } => format!(" as {}", name.escape_ascii()),
@@ -348,7 +357,7 @@ impl Core {
             }
             Err(error) => self.not_published(dir, error.errno()),
         }
-        self.drain.wake_all();
+        self.buffer.queue().wake_all();
     }
 
     fn not_published(&self, dir: &Dir, errno: Errno) {
@@ -360,7 +369,7 @@ impl Core {
             ),
             None => "somebody has renamed or removed this version on the PFS".into(),
         };
-        self.report(dir.path(), errno, reason);
+        self.base.report(dir.path(), errno, reason);
     }
 }
 
@@ -370,10 +379,10 @@ pub fn pause_after(began: Instant, least: Duration) -> Duration {
 }
 
 /// The thread that publishes versions.
-pub fn run(core: &Arc<Core>) {
-    while !core.is_ending() {
+pub fn run(orders: &Arc<Orders>) {
+    while !orders.base.is_ending() {
         let began = Instant::now();
-        core.look_at_versions();
+        orders.look_at_versions();
         std::thread::sleep(pause_after(began, LOOK));
     }
 }

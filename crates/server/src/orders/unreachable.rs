@@ -7,13 +7,13 @@ use forebay_namespace::Dir;
 use forebay_types::{Errno, ObjectId};
 use forebay_wire::control::PathFailure;
 
-use crate::core::Core;
+use crate::orders::Orders;
 use crate::orders::asker::Asker;
 
 /// Why a command does nothing with them, and what does.
 const WHY: &str = "not on the PFS: its directory was removed or replaced there; `forebay fsck` puts it beside where it was";
 
-impl Core {
+impl Orders {
     /// Undrained files at or below `paths` that no walk comes by, as far as they are the user's; `seen` are those that one has come
     /// by, and the PFS is not asked about them. None while it is silent.
     pub fn unreachable(
@@ -22,17 +22,17 @@ impl Core {
         paths: &[Vec<u8>],
         seen: &HashSet<ObjectId>,
     ) -> Vec<Vec<u8>> {
-        if self.pulse().is_silent() {
+        if self.base.pulse().is_silent() {
             return Vec::new();
         }
         let paths: HashSet<&[u8]> = paths.iter().map(|path| &path[..]).collect();
         let mut found = Vec::new();
         if asker.is_trusted() {
-            let stranded = self.stranded.lock();
+            let stranded = self.buffer.stranded().lock();
             let named = stranded.iter().filter(|one| is_below(&one.path, &paths));
             found.extend(named.map(|one| one.path.clone()));
         }
-        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
         let mut gone = HashMap::new();
         for file in files {
             let meant = !seen.contains(&file.object) && {
@@ -46,9 +46,9 @@ impl Core {
             let path = file.path();
             let mut is_gone = |dir: &Arc<Dir>| {
                 let known = gone.entry(dir.key);
-                *known.or_insert_with(|| self.is_gone(dir))
+                *known.or_insert_with(|| self.buffer.is_gone(dir))
             };
-            if is_below(&path, &paths) && self.is_stranded_as(&file, &mut is_gone) {
+            if is_below(&path, &paths) && self.buffer.is_stranded_as(&file, &mut is_gone) {
                 found.push(path);
             }
         }
@@ -103,10 +103,10 @@ mod tests {
         let lab = Lab::new();
         strand(&lab, "gone", "f");
         strand(&lab, "gone2", "g");
-        let handle = create(lab.core(), b"kept", b"undrained");
-        lab.core().release(handle).expect("close");
+        let handle = create(lab.rooms(), b"kept", b"undrained");
+        lab.rooms().files.release(handle).expect("close");
         let me = asker(rustix::process::geteuid().as_raw());
-        let all = lab.core().locate(&me, &[Vec::new()], None);
+        let all = lab.rooms().locate(&me, &[Vec::new()], None);
         let ControlResponse::Where {
             files, failures, ..
         } = all
@@ -114,7 +114,11 @@ mod tests {
             panic!("{all:?}");
         };
         assert_eq!((files.len(), failures.len()), (1, 2), "{failures:?}");
-        let below = |path: &str| lab.core().unreachable(&me, &[path.into()], &HashSet::new());
+        let below = |path: &str| {
+            lab.rooms()
+                .orders
+                .unreachable(&me, &[path.into()], &HashSet::new())
+        };
         assert_eq!(below(""), [b"gone/f".to_vec(), b"gone2/g".to_vec()]);
         assert_eq!(below("gone"), [b"gone/f".to_vec()]);
         assert_eq!(below("gone/f"), [b"gone/f".to_vec()]);
@@ -122,11 +126,21 @@ mod tests {
             assert!(below(path).is_empty(), "{path}");
         }
         let other = asker(4_000_000);
-        let other = (lab.core()).unreachable(&other, &[Vec::new()], &HashSet::new());
+        let other = (lab.rooms())
+            .orders
+            .unreachable(&other, &[Vec::new()], &HashSet::new());
         assert!(other.is_empty());
-        let seen = lab.core().files.read().values().map(|f| f.object).collect();
+        let seen = lab
+            .rooms()
+            .buffer
+            .table()
+            .read()
+            .values()
+            .map(|f| f.object)
+            .collect();
         assert!(
-            (lab.core())
+            lab.rooms()
+                .orders
                 .unreachable(&me, &[Vec::new()], &seen)
                 .is_empty()
         );

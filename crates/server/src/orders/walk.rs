@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_namespace::{Dir, File};
 use forebay_types::{Errno, FileKind};
 
-use crate::core::Core;
+use crate::orders::Orders;
 use crate::orders::asker::Sight;
 
 /// A regular file that a walk came by.
@@ -25,7 +25,7 @@ impl Visited {
     }
 }
 
-impl Core {
+impl Orders {
     /// Visits the regular file at `path`, or all below it, in the order of their names, as far as `sight` goes. `visit`
     /// returns whether to go on; `fail` is told what cannot be read.
     pub fn walk(
@@ -74,8 +74,8 @@ impl Core {
             return true;
         }
         // Better some of the answer than none: who asks is told that it is not all.
-        let known = |errno: Errno| errno == Errno::ETIMEDOUT || self.pulse().is_silent();
-        let listed = match self.pulse().is_silent() {
+        let known = |errno: Errno| errno == Errno::ETIMEDOUT || self.base.pulse().is_silent();
+        let listed = match self.base.pulse().is_silent() {
             true => Err(Errno::ETIMEDOUT.into()),
             false => self.ns.list(dir),
         };

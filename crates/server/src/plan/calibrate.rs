@@ -16,7 +16,7 @@ use forebay_policy::plan::InterferenceLine;
 use forebay_types::Errno;
 use forebay_wire::control::{Calibrated, CalibrationStep};
 
-use crate::core::Core;
+use crate::plan::Plan;
 
 /// Name under which the bandwidths are on record.
 const NAME: &str = "bandwidths";
@@ -201,7 +201,7 @@ fn conclude(samples: &Samples, beside: Beside) -> (Bandwidths, Option<Interferen
     (bandwidths, line)
 }
 
-impl Core {
+impl Plan {
     /// Takes what an earlier calibration has put on record, unless the configuration says otherwise.
     pub fn restore_bandwidths(&self) {
         if self.engine.bandwidths().is_some() {
@@ -251,7 +251,7 @@ impl Core {
         let errno = |number| Trouble::Io(io::Error::from_raw_os_error(number));
         let dir = self.calibrated_tier().ok_or(errno(libc::ENODEV))?;
         let pfs = &self.settings.pfs;
-        let spaces = self.ledger.spaces();
+        let spaces = self.buffer.ledger().spaces();
         let free = spaces.iter().map(|s| s.available_bytes()).max();
         let file_bytes =
             (free.unwrap_or(0) / 2).min(FILE_BYTES_MAX) / CHUNK_BYTES as u64 * CHUNK_BYTES as u64;

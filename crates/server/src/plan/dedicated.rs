@@ -8,7 +8,7 @@ use forebay_types::{ObjectId, format_size};
 use parking_lot::Mutex;
 
 use crate::base::settings::Settings;
-use crate::core::Core;
+use crate::plan::Plan;
 
 /// Shares there are unless a size is configured.
 const SHARES_DEFAULT: u64 = 8;
@@ -46,10 +46,10 @@ impl Dedicated {
     }
 }
 
-impl Core {
+impl Plan {
     fn own_capacity_bytes(&self) -> u64 {
-        let (_, capacity) = self.ledger.dirty_and_capacity();
-        capacity.min(self.ledger.dirty_cap_bytes())
+        let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
+        capacity.min(self.buffer.ledger().dirty_cap_bytes())
     }
 
     fn with_shares<T>(&self, act: impl FnOnce(&mut Shares) -> T) -> Option<T> {
@@ -72,7 +72,7 @@ impl Core {
     /// Whether a new file of an application may come into the burst buffer; `true` under every other policy. Where its
     /// share is full, its own clean copies go first.
     pub fn has_share(&self, application: &str, bytes: u64) -> bool {
-        let number = u64::from(self.apps.number_or_new(application));
+        let number = u64::from(self.catalog.apps().number_or_new(application));
         // What it needs counts as it grows.
         let ask = |shares: &mut Shares| shares.has_room(number, bytes.min(shares.share_bytes()));
         match self.with_shares(ask) {
@@ -87,27 +87,28 @@ impl Core {
     }
 
     fn evict_own(&self, application: u64, wanted_bytes: u64) {
-        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
         let mut freed = 0;
         for file in files {
             if freed >= wanted_bytes {
                 break;
             }
             let own = self
-                .apps
+                .catalog
+                .apps()
                 .of(file.object)
                 .is_some_and(|(n, _)| u64::from(n) == application);
             let clean = file.lock().residency.clean;
             if own && clean {
-                freed += self.evict(&file).unwrap_or(0);
+                freed += self.buffer.evict(&file).unwrap_or(0);
             }
         }
-        self.wake_collector();
+        self.buffer.wake_collector();
     }
 
     /// Whether a file may grow by `len` within its application's share; `true` under every other policy.
     pub fn fits_share(&self, object: ObjectId, len: u64) -> bool {
-        let Some((number, _)) = self.apps.of(object) else {
+        let Some((number, _)) = self.catalog.apps().of(object) else {
             return true;
         };
         let admitted = self.with_shares(|shares| shares.admit(u64::from(number), len));
@@ -127,15 +128,15 @@ impl Core {
             return;
         }
         let mut held: HashMap<u64, Held> = HashMap::new();
-        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
         for file in files {
             let (dirty, unlinked) = {
                 let state = file.lock();
                 (state.is_dirty(), state.is_unlinked())
             };
             // What has no name any more is on its way out.
-            if let (Some((number, _)), false) = (self.apps.of(file.object), unlinked) {
-                let bytes = self.ledger.used_bytes(file.object);
+            if let (Some((number, _)), false) = (self.catalog.apps().of(file.object), unlinked) {
+                let bytes = self.buffer.ledger().used_bytes(file.object);
                 let held = held.entry(number.into()).or_default();
                 held.bytes += bytes;
                 held.dirty_bytes += if dirty { bytes } else { 0 };
@@ -143,7 +144,7 @@ impl Core {
         }
         let period_s = self.settings.engine.period.as_secs_f64();
         let has_ended = |owner: u64, held: Held| {
-            let idle_s = self.apps.idle_s(owner as u32);
+            let idle_s = self.catalog.apps().idle_s(owner as u32);
             has_ended(held.dirty_bytes, idle_s, period_s)
         };
         self.with_shares(|shares| {

@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::base::settings::Settings;
 use crate::buffer::opens::{OpenFile, Target};
-use crate::core::Core;
+use crate::plan::Plan;
 use crate::plan::block_io::BlockIo;
 use crate::plan::calibrate::Samples;
 use crate::plan::leaving::Leaving;
@@ -410,7 +410,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-impl Core {
+impl Plan {
     /// Takes another policy or placement by name.
     pub fn choose_policy(
         &self,
@@ -428,20 +428,25 @@ impl Core {
             self.engine.policy(),
             self.engine.placement()
         );
-        self.drain.wake_all();
+        self.buffer.queue().wake_all();
         Ok(())
     }
 
     /// Whether an idle burst buffer is drained, and it is idle now.
     pub fn is_quiet(&self) -> bool {
         let demotion = &self.settings.demotion;
-        demotion.idle && self.activity.quiet_s() >= demotion.idle_after.as_secs_f64()
+        demotion.idle && self.buffer.activity().quiet_s() >= demotion.idle_after.as_secs_f64()
     }
 
     /// Of so many bytes that may be dirty, what copies under way hold.
     pub fn under_way_bytes(&self, limit_bytes: f64) -> f64 {
         let copies = self.settings.demotion.workers;
-        limit_bytes - fillable_bytes(limit_bytes, copies, self.counters.mean_demoted_bytes())
+        limit_bytes
+            - fillable_bytes(
+                limit_bytes,
+                copies,
+                self.base.counters().mean_demoted_bytes(),
+            )
     }
 
     /// How far each of the copies to the PFS may run ahead of it, bytes.
@@ -461,12 +466,14 @@ impl Core {
     /// [`Engine::is_throttled`]. The request is under way until the answer is dropped.
     pub fn take_turn(&self, open: &OpenFile, class: Class, bytes: u64) -> Option<Turn<'_>> {
         let object = match &*open.target.read() {
-            Target::Buffer { file, tier, .. } if self.tiers.kind(*tier) != TierKind::Pfs => {
+            Target::Buffer { file, tier, .. }
+                if self.buffer.tiers().kind(*tier) != TierKind::Pfs =>
+            {
                 file.object
             }
             _ => return None,
         };
-        let (application, _) = self.apps.of(object)?;
+        let (application, _) = self.catalog.apps().of(object)?;
         let turn = self.engine.enter(application.into(), class);
         if class == Class::Checkpoint && bytes > 0 {
             self.engine.pace_write(bytes);
@@ -476,29 +483,29 @@ impl Core {
 }
 
 /// The engine's thread: learns, chooses the plan, sets limits.
-pub fn run(core: &Arc<Core>) {
+pub fn run(plan: &Arc<Plan>) {
     let mut ticks = 0u32;
     let mut leaving = Leaving::default();
-    while !core.is_ending() {
+    while !plan.base.is_ending() {
         std::thread::sleep(TICK);
-        core.learn();
-        look(core);
+        plan.learn();
+        look(plan);
         if ticks.is_multiple_of(SHARES_EVERY_TICKS) {
-            core.tend_shares();
-            leaving.tend(core);
+            plan.tend_shares();
+            leaving.tend(plan);
         }
         ticks = ticks.wrapping_add(1);
     }
     // The device outlives the server, and may have other users.
-    core.engine.block_io.limit(None);
+    plan.engine.block_io.limit(None);
 }
 
-fn look(core: &Core) {
-    let (dirty, capacity) = core.ledger.dirty_and_capacity();
-    let engine = &core.engine;
-    let (dwsf, dwpp) = core.learning.figures();
-    let limit_bytes = capacity.min(core.ledger.dirty_cap_bytes()) as f64;
-    let under_way_bytes = core.under_way_bytes(limit_bytes);
+fn look(plan: &Plan) {
+    let (dirty, capacity) = plan.buffer.ledger().dirty_and_capacity();
+    let engine = &plan.engine;
+    let (dwsf, dwpp) = plan.learning.figures();
+    let limit_bytes = capacity.min(plan.buffer.ledger().dirty_cap_bytes()) as f64;
+    let under_way_bytes = plan.under_way_bytes(limit_bytes);
     let choice = PlanChoice {
         policy: engine.policy(),
         bandwidths: engine.bandwidths(),
@@ -506,9 +513,9 @@ fn look(core: &Core) {
         dwpp_bytes: dwpp.map(|b| b as f64),
         period_s: engine.period_s,
     };
-    let is_pressed = core.drain.is_pressed();
-    let is_idle = core.is_quiet();
-    let has_work = core.drain.has_work();
+    let is_pressed = plan.buffer.queue().is_pressed();
+    let is_idle = plan.is_quiet();
+    let has_work = plan.buffer.queue().has_work();
     let load = Load {
         dwsf_bytes: dwsf as f64,
         // Files in the overflow and empty ones hold no bytes of ours, and have to go all the same.
@@ -517,7 +524,7 @@ fn look(core: &Core) {
         under_way_bytes,
         was_full: engine.is_full(),
         is_idle,
-        is_starved: core.drain.is_starved(),
+        is_starved: plan.buffer.queue().is_starved(),
     };
     engine.follow(&choice, &load, is_pressed);
     let is_full = engine.view().pace.demotion == DemotionPace::Full && is_idle;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::base::settings::Settings;
 use crate::buffer::opens::{OpenFile, Target};
-use crate::core::Core;
+use crate::plan::Plan;
 
 const NAME: &str = "learning";
 /// What was learned is on record after so long at the latest.
@@ -192,7 +192,7 @@ impl Learning {
     }
 
     /// Puts what was learned on record.
-    pub fn save(&self, core: &Core) -> Result<(), NsError> {
+    pub fn save(&self, plan: &Plan) -> Result<(), NsError> {
         let bytes = {
             let mut inner = self.inner.lock();
             inner.saved_s = self.now_s();
@@ -203,14 +203,14 @@ impl Learning {
                 .collect();
             for (number, runs) in &inner.runs {
                 let last = runs.detector.last_restart_s();
-                if let (Some(name), Some(last)) = (core.apps.name(*number), last) {
+                if let (Some(name), Some(last)) = (plan.catalog.apps().name(*number), last) {
                     applications.push((name, runs.detector.mtbf_s(), last));
                 }
             }
             let stored = Stored::of(&inner.learner, applications);
             postcard::to_stdvec(&stored).map_err(|e| NsError::Record(e.to_string()))?
         };
-        core.ns.put_fact(NAME, &bytes)?;
+        plan.ns.put_fact(NAME, &bytes)?;
         let mut inner = self.inner.lock();
         inner.changed = false;
         inner.unsaved = false;
@@ -240,20 +240,20 @@ impl Learning {
     }
 }
 
-impl Core {
+impl Plan {
     /// Counts what was written since the last look, and saves now and then.
     pub fn learn(&self) {
         let learning = &self.learning;
-        learning.forget(self.apps.take_forgotten());
+        learning.forget(self.catalog.apps().take_forgotten());
         let now_s = learning.now_s();
         let mut open_now = Vec::new();
-        self.opens.each(|open| {
+        self.buffer.opens().each(|open| {
             if !open.is_written() {
                 return;
             }
             // Also what went on to the PFS for want of room: it is what applications write that is predicted.
             if let Target::Buffer { file, .. } = &*open.target.read() {
-                open_now.push((file.object, self.ledger.used_bytes(file.object)));
+                open_now.push((file.object, self.buffer.ledger().used_bytes(file.object)));
             }
         });
         let closed = std::mem::take(&mut *learning.closed.lock());
@@ -283,7 +283,11 @@ impl Core {
             }
         }
         for (object, bytes) in written {
-            let name = self.apps.of(object).and_then(|(n, _)| self.apps.name(n));
+            let name = self
+                .catalog
+                .apps()
+                .of(object)
+                .and_then(|(n, _)| self.catalog.apps().name(n));
             // Removed meanwhile: it will never be demoted.
             let Some(name) = name else { continue };
             let mut inner = learning.inner.lock();
@@ -305,19 +309,19 @@ impl Core {
     /// A program has opened a file: writers are remembered, and the first read of a new run is a restart. Costs a few lookups,
     /// and a question to the kernel only where the application was written since its last restart.
     pub fn note_opened(&self, handle: Handle, flags: OpenFlags, cred: &Cred) {
-        let Ok((open, _)) = self.opens.file(handle) else {
+        let Ok((open, _)) = self.buffer.opens().file(handle) else {
             return;
         };
         let (application, is_hit) = match &*open.target.read() {
-            Target::Buffer { file, .. } => match self.apps.of(file.object) {
+            Target::Buffer { file, .. } => match self.catalog.apps().of(file.object) {
                 Some((number, _)) => (number, true),
                 None => return,
             },
             Target::Pfs { .. } if flags.writes() => return,
             Target::Pfs { node, .. } => {
                 let path = node.parent.path_of(&node.name);
-                let identity = self.rules.identify(&path);
-                match self.apps.number(&identity.application) {
+                let identity = self.catalog.rules().identify(&path);
+                match self.catalog.apps().number(&identity.application) {
                     Some(number) => (number, false),
                     None => return,
                 }
@@ -346,7 +350,7 @@ impl Core {
             runs.detector.on_write(runs.writer, now_s);
             return;
         }
-        let name = self.apps.name(application).unwrap_or_default();
+        let name = self.catalog.apps().name(application).unwrap_or_default();
         let mut detector = match inner.stored.remove(&name) {
             Some((mtbf_s, last_s)) => {
                 RestartDetector::restored(mtbf_s, last_s, self.learning.verify_window_s)
@@ -361,7 +365,7 @@ impl Core {
         };
         let writer = opener(pid);
         detector.on_write(writer, now_s);
-        self.apps.set_mtbf(application, detector.mtbf_s());
+        self.catalog.apps().set_mtbf(application, detector.mtbf_s());
         let runs = Runs {
             detector,
             writers: vec![pid],
@@ -375,7 +379,7 @@ impl Core {
 
     /// An application is about to create a file: what is known of its MTBF counts from the first one on.
     pub fn introduce(&self, application: &str, path: &[u8], pid: u32) {
-        if self.apps.number(application).is_some() {
+        if self.catalog.apps().number(application).is_some() {
             return;
         }
         let stored = self.learning.inner.lock().stored.get(application).copied();
@@ -383,13 +387,13 @@ impl Core {
             Some((mtbf_s, _)) => mtbf_s,
             None => self.prior_mtbf_s(path, pid),
         };
-        let number = self.apps.number_or_new(application);
-        self.apps.set_mtbf(number, mtbf_s);
+        let number = self.catalog.apps().number_or_new(application);
+        self.catalog.apps().set_mtbf(number, mtbf_s);
     }
 
     /// What is known before the first restart: the rule's or the configured MTBF, else by the number of nodes of the job.
     fn prior_mtbf_s(&self, path: &[u8], pid: u32) -> f64 {
-        if let Some(mtbf_s) = self.rules.mtbf_s(path) {
+        if let Some(mtbf_s) = self.catalog.rules().mtbf_s(path) {
             return mtbf_s;
         }
         match nodes_of(pid) {
@@ -402,7 +406,7 @@ impl Core {
         let now_s = self.learning.now_s();
         let mut inner = self.learning.inner.lock();
         if !inner.runs.contains_key(&application) {
-            let name = self.apps.name(application).unwrap_or_default();
+            let name = self.catalog.apps().name(application).unwrap_or_default();
             let Some((mtbf_s, last_s)) = inner.stored.remove(&name) else {
                 return;
             };
@@ -414,7 +418,7 @@ impl Core {
                 written_s: last_s,
                 bystander: None,
             };
-            self.apps.set_mtbf(application, mtbf_s);
+            self.catalog.apps().set_mtbf(application, mtbf_s);
             inner.runs.insert(application, runs);
         }
         let Some(runs) = inner.runs.get_mut(&application) else {
@@ -448,7 +452,7 @@ impl Core {
             inner.hits += u64::from(is_hit);
             inner.changed = true;
             drop(inner);
-            self.apps.set_mtbf(application, mtbf_s);
+            self.catalog.apps().set_mtbf(application, mtbf_s);
         }
     }
 }

@@ -13,7 +13,7 @@ use forebay_policy::placement::TierSpace;
 use forebay_policy::victims::{OutThresholds, Outflow};
 use forebay_types::{ObjectId, TierId};
 
-use crate::core::Core;
+use crate::plan::Plan;
 
 /// A look at all files may take this part of the time: one in so many.
 const SHARE_OF_TIME: u32 = 100;
@@ -27,24 +27,25 @@ pub struct Leaving {
 
 impl Leaving {
     /// Looks who is to leave. To be called now and then.
-    pub fn tend(&mut self, core: &Core) {
-        self.applications.extend(core.apps.newly_complete());
+    pub fn tend(&mut self, plan: &Plan) {
+        self.applications
+            .extend(plan.catalog.apps().newly_complete());
         let begun = Instant::now();
         if self.not_before.is_some_and(|at| begun < at) {
             return;
         }
-        if core.engine.placement() == PlacementPolicy::Coolness {
-            core.move_down();
+        if plan.engine.placement() == PlacementPolicy::Coolness {
+            plan.move_down();
         }
         if !self.applications.is_empty() {
-            core.drop_outdated(&std::mem::take(&mut self.applications));
+            plan.drop_outdated(&std::mem::take(&mut self.applications));
         }
         let took = begun.elapsed().max(Duration::from_millis(1));
         self.not_before = Some(begun + took * SHARE_OF_TIME);
     }
 }
 
-impl Core {
+impl Plan {
     /// Drops a clean file of an outdated version that nobody has open; whether it went. A version that is only guessed, like
     /// the number in `img_00017.png`, stays until its space is needed.
     pub fn leave_outdated(&self, file: &Arc<File>) -> bool {
@@ -52,32 +53,32 @@ impl Core {
             true => Residency::Clean,
             false => Residency::Dirty,
         };
-        let bytes = self.ledger.used_bytes(file.object);
-        let candidate = self.apps.candidate(file.object, bytes, false);
+        let bytes = self.buffer.ledger().used_bytes(file.object);
+        let candidate = self.catalog.apps().candidate(file.object, bytes, false);
         CleanCandidate::new(candidate, residency)
             .is_some_and(|c| leaves_at_once(self.engine.placement(), &c))
-            && self.apps.is_certain(file.object)
-            && self.evict(file).is_some()
+            && self.catalog.apps().is_certain(file.object)
+            && self.buffer.evict(file).is_some()
     }
 
     fn drop_outdated(&self, applications: &HashSet<u32>) {
-        let files: Vec<_> = self.files.read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
         let mut any = false;
         for file in files {
-            let of = self.apps.of(file.object);
+            let of = self.catalog.apps().of(file.object);
             if of.is_some_and(|(number, _)| applications.contains(&number)) {
                 any |= self.leave_outdated(&file);
             }
         }
         if any {
-            self.wake_collector();
+            self.buffer.wake_collector();
         }
     }
 
     /// Lets files move down where a tier has no more free space than the thresholds say.
     fn move_down(&self) {
         let (forced, normal) = self.settings.engine.out_fractions;
-        for space in self.ledger.spaces() {
+        for space in self.buffer.ledger().spaces() {
             let of = |fraction: f64| (space.capacity_bytes as f64 * fraction) as u64;
             // The order of the fractions was checked at the start.
             if let Ok(thresholds) = OutThresholds::new(of(forced), of(normal)) {
@@ -93,43 +94,48 @@ impl Core {
             return;
         }
         let mut candidates = self.movable(TierId(space.index as u8));
-        let chosen = thresholds.choose(&mut candidates, free_bytes, self.apps.now_s());
+        let chosen = thresholds.choose(&mut candidates, free_bytes, self.catalog.apps().now_s());
         let mut evicted = false;
-        for file in chosen.iter().filter_map(|id| self.file(ObjectId(*id))) {
+        for file in chosen
+            .iter()
+            .filter_map(|id| self.buffer.file(ObjectId(*id)))
+        {
             let (clean, demoting) = {
                 let state = file.lock();
                 (state.residency.clean, state.demoting)
             };
             match (clean, outflow) {
                 // One that is open stays until its last close.
-                (true, _) => evicted |= self.evict(&file).is_some(),
-                (false, Outflow::Forced) if !demoting => self.drain.add_urgent(file.object),
+                (true, _) => evicted |= self.buffer.evict(&file).is_some(),
+                (false, Outflow::Forced) if !demoting => {
+                    self.buffer.queue().add_urgent(file.object)
+                }
                 // In the order of coolness, at the rate that is in force.
-                (false, _) => self.drain.nudge(),
+                (false, _) => self.buffer.queue().nudge(),
             }
         }
         if evicted {
-            self.wake_collector();
+            self.buffer.wake_collector();
         }
     }
 
     /// Files of a tier that nobody writes.
     fn movable(&self, tier: TierId) -> Vec<Candidate> {
-        let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
+        let files: Vec<Arc<File>> = self.buffer.table().read().values().cloned().collect();
         let here = files.iter().filter(|file| {
             let state = file.lock();
             let r = &state.residency;
             r.tier == tier && !r.writing && !state.is_unlinked()
         });
         let written = |file: &File| {
-            let open = self.opens.by_ino(file.ino);
+            let open = self.buffer.opens().by_ino(file.ino);
             open.is_some_and(|open| open.is_written())
         };
         here.filter(|file| !written(file))
             .map(|file| {
-                let bytes = self.ledger.used_bytes(file.object);
-                let in_use = self.opens.is_open_now(file.ino);
-                self.apps.candidate(file.object, bytes, in_use)
+                let bytes = self.buffer.ledger().used_bytes(file.object);
+                let in_use = self.buffer.opens().is_open_now(file.ino);
+                self.catalog.apps().candidate(file.object, bytes, in_use)
             })
             .collect()
     }

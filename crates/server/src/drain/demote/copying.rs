@@ -12,7 +12,7 @@ use forebay_types::{Errno, failpoint};
 
 use super::{Failure, on_pfs};
 use crate::base::settings::Verify;
-use crate::core::Core;
+use crate::drain::Drain;
 use crate::integrity::atrest::{Looked, Purpose};
 
 /// A copy on the PFS that is not published yet.
@@ -60,12 +60,12 @@ impl Made {
     }
 
     /// Reads the copy back, and sees whether its source has stood still.
-    pub(super) fn check(&self, core: &Core, demotion: &Demotion) -> Result<(), Failure> {
-        if core.settings.demotion.verify == Verify::Media {
+    pub(super) fn check(&self, drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
+        if drain.settings.demotion.verify == Verify::Media {
             let dropped = self.file.drop_cache();
             dropped.map_err(on_pfs("dropping its cache"))?;
         }
-        let stop = || !core.ns.is_current(demotion);
+        let stop = || !drain.ns.is_current(demotion);
         verify(&self.file, &self.report, &stop).map_err(copy_failure)?;
         // Writes that the server does not see show here.
         let now = self
@@ -80,46 +80,57 @@ impl Made {
 }
 
 /// Creates and fills the copy.
-pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
+pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Failure> {
     let on_object = |e: std::io::Error| {
         Failure::Error((&e).into(), format!("its object cannot be opened: {e}"))
     };
-    let opened = core.tiers.open_object(demotion.tier, demotion.file.object);
+    let opened = drain
+        .buffer
+        .tiers()
+        .open_object(demotion.tier, demotion.file.object);
     // What is damaged is not put on the PFS.
     let tier = demotion.tier;
-    match core.look(&demotion.file, tier, &opened, Purpose::Copy, &|| false) {
+    match drain
+        .integrity
+        .look(&demotion.file, tier, &opened, Purpose::Copy, &|| false)
+    {
         Ok(Looked::Sound | Looked::Unread(..)) => {}
-        Ok(Looked::Wrong(problem)) => return Err(damaged(core, demotion, problem)),
+        Ok(Looked::Wrong(problem)) => return Err(damaged(drain, demotion, problem)),
         Err(errno) => return Err(Failure::Error(errno, "its object".into())),
     }
     let source = opened.map_err(on_object)?;
     let before = source.stat().map_err(on_object)?;
     let (file, named) =
-        create(core, demotion).map_err(|error| not_created(core, demotion, error))?;
+        create(drain, demotion).map_err(|error| not_created(drain, demotion, error))?;
     failpoint::hit(failpoint::Point::DemoteTemporary);
     let file = FileObject::new(file);
-    let stop = || !core.ns.is_current(demotion);
-    let ahead_bytes = core.copy_ahead_bytes();
+    let stop = || !drain.ns.is_current(demotion);
+    let ahead_bytes = drain.plan.copy_ahead_bytes();
     let behind = WriteBehind::default();
     let moved = |bytes, end| {
         // First: what counts as moved has left the page cache, and a copy that is told to stop leaves little to be written.
         behind.reached(&file, end, ahead_bytes);
-        core.drain.moved(demotion.file.object, bytes);
-        core.notice_end_of_pause();
-        core.engine
-            .pace_demotion(bytes, &|| stop() || core.is_ending());
+        drain.buffer.queue().moved(demotion.file.object, bytes);
+        drain.plan.notice_end_of_pause();
+        drain
+            .plan
+            .engine()
+            .pace_demotion(bytes, &|| stop() || drain.base.is_ending());
     };
     let control = CopyControl {
         stop: &stop,
         moved: &moved,
     };
-    let sealed = core.content_on_flash(&demotion.file);
+    let sealed = drain.integrity.content_on_flash(&demotion.file);
     let report = copy_to_new(&*source, &before, &file, &control).map_err(copy_failure)?;
-    if let Some(problem) = core.is_other_content(&demotion.file, sealed, report.sums.crc) {
-        return Err(damaged(core, demotion, problem));
+    if let Some(problem) = drain
+        .integrity
+        .is_other_content(&demotion.file, sealed, report.sums.crc)
+    {
+        return Err(damaged(drain, demotion, problem));
     }
     failpoint::hit(failpoint::Point::DemoteCopied);
-    let stat = give_attributes(core, demotion, &file)?;
+    let stat = give_attributes(drain, demotion, &file)?;
     failpoint::hit(failpoint::Point::DemoteAttributes);
     Ok(Made {
         source,
@@ -133,9 +144,11 @@ pub(super) fn make(core: &Core, demotion: &Demotion) -> Result<Made, Failure> {
 }
 
 /// Counts it and says so.
-fn damaged(core: &Core, demotion: &Demotion, problem: String) -> Failure {
+fn damaged(drain: &Drain, demotion: &Demotion, problem: String) -> Failure {
     let path = demotion.file.path();
-    core.note_damage(&demotion.file, path, problem.clone(), Default::default());
+    drain
+        .integrity
+        .note_damage(&demotion.file, path, problem.clone(), Default::default());
     Failure::Error(Errno::EIO, problem)
 }
 
@@ -151,8 +164,8 @@ fn copy_failure(error: CopyError) -> Failure {
 }
 
 /// A directory that somebody has removed takes no file: which error that is depends on the file system.
-fn not_created(core: &Core, demotion: &Demotion, error: std::io::Error) -> Failure {
-    let stat = core.ns.pfs().stat_dir(&demotion.handle);
+fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Failure {
+    let stat = drain.ns.pfs().stat_dir(&demotion.handle);
     if stat.is_ok_and(|stat| stat.nlink == 0) {
         let what = "its directory on the PFS: it was removed there; run 'forebay fsck'";
         return Failure::Error(Errno::ENOENT, what.into());
@@ -161,25 +174,25 @@ fn not_created(core: &Core, demotion: &Demotion, error: std::io::Error) -> Failu
 }
 
 /// As the owner, where the PFS lets them. The second field: it has a (temporary) name.
-fn create(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
+fn create(drain: &Drain, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
     let meta = &demotion.meta;
     if meta.uid == 0 {
-        return create_as_is(core, demotion);
+        return create_as_is(drain, demotion);
     }
     let first = {
         let _owner = ActAs::user(meta.uid, meta.gid, &[])?;
-        create_as_is(core, demotion)
+        create_as_is(drain, demotion)
     };
     match first {
         Err(e) if matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM)) => {
-            create_as_is(core, demotion)
+            create_as_is(drain, demotion)
         }
         other => other,
     }
 }
 
-fn create_as_is(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
-    let pfs = core.ns.pfs();
+fn create_as_is(drain: &Drain, demotion: &Demotion) -> std::io::Result<(fs::File, bool)> {
+    let pfs = drain.ns.pfs();
     let (dir, temporary) = (&demotion.handle, &demotion.temporary);
     // Nobody can open it before it is whole: it may have its permissions from the start.
     let perm = u32::from(demotion.meta.perm & 0o777);
@@ -194,7 +207,7 @@ fn create_as_is(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, 
         }
         other => other,
     };
-    let created = core.ns.change_unseen(&demotion.dir, dir, create);
+    let created = drain.ns.change_unseen(&demotion.dir, dir, create);
     let created = created.map_err(|error| std::io::Error::from(error.errno()));
     Ok((created?, true))
 }
@@ -202,11 +215,11 @@ fn create_as_is(core: &Core, demotion: &Demotion) -> std::io::Result<(fs::File, 
 /// Gives a copy the attributes of its file; what the PFS cannot hold is reported. Answers with what it looked
 /// like before.
 pub(super) fn give_attributes(
-    core: &Core,
+    drain: &Drain,
     demotion: &Demotion,
     file: &FileObject,
 ) -> Result<PfsStat, Failure> {
-    let (pfs, meta) = (core.ns.pfs(), &demotion.meta);
+    let (pfs, meta) = (drain.ns.pfs(), &demotion.meta);
     let now = pfs.stat_file(file.file()).map_err(on_pfs("attributes"))?;
     let wanted = Appearance {
         uid: meta.uid,
@@ -218,7 +231,9 @@ pub(super) fn give_attributes(
     };
     let warnings = apply_metadata(pfs, file.file(), &now, &wanted).map_err(on_pfs("attributes"))?;
     for warning in warnings {
-        core.report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
+        drain
+            .base
+            .report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
     }
     Ok(now)
 }
@@ -231,8 +246,8 @@ mod tests {
     fn a_removed_directory_is_called_so_whatever_its_file_system_says() {
         let lab = Lab::new();
         strand(&lab, "gone", "f");
-        drain(lab.core());
-        let errors = lab.core().errors.all();
+        drain(lab.rooms());
+        let errors = lab.rooms().base.errors().all();
         let last = errors.last().expect("an error");
         assert_eq!(last.path, b"gone/f");
         assert!(last.reason.contains("its directory on the PFS"), "{last:?}");

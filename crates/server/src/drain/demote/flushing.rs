@@ -7,7 +7,7 @@ use forebay_namespace::File;
 use forebay_tiers::{FlushTogether, TierKind};
 
 use super::{Copying, Failure, give_up, on_pfs};
-use crate::core::Core;
+use crate::drain::Drain;
 
 /// From so many files on, one flush of a whole file system is cheaper than one for each.
 const TOGETHER_FILES: usize = 8;
@@ -15,17 +15,17 @@ const TOGETHER_FILES: usize = 8;
 const SIDE_BY_SIDE: usize = 8;
 
 /// The flush of a batch that is about to be copied, where one does for all.
-pub(super) fn together(core: &Core, files: usize) -> Option<FlushTogether> {
+pub(super) fn together(drain: &Drain, files: usize) -> Option<FlushTogether> {
     match files < TOGETHER_FILES {
         true => None,
         // Each by itself does as well; what fails here will fail there.
-        false => core.ns.pfs().flush_together().ok().flatten(),
+        false => drain.ns.pfs().flush_together().ok().flatten(),
     }
 }
 
 /// Puts copies on stable storage; answers with those that are.
 pub(super) fn flush(
-    core: &Core,
+    drain: &Drain,
     copied: Vec<Copying>,
     together: Option<&FlushTogether>,
 ) -> Vec<Copying> {
@@ -34,24 +34,24 @@ pub(super) fn flush(
         .into_iter()
         .partition(|one| together.is_some_and(|together| together.covers(&one.made.stat)));
     let mut flushed = match together {
-        Some(together) if !covered.is_empty() => flush_covered(core, covered, together),
+        Some(together) if !covered.is_empty() => flush_covered(drain, covered, together),
         _ => covered,
     };
-    flushed.extend(flush_single(core, single));
+    flushed.extend(flush_single(drain, single));
     flushed
 }
 
-fn kept(core: &Core, one: Copying, outcome: Result<(), Failure>) -> Option<Copying> {
+fn kept(drain: &Drain, one: Copying, outcome: Result<(), Failure>) -> Option<Copying> {
     match outcome {
         Ok(()) => Some(one),
         Err(failure) => {
-            give_up(core, &one.demotion, failure);
+            give_up(drain, &one.demotion, failure);
             None
         }
     }
 }
 
-fn flush_covered(core: &Core, copied: Vec<Copying>, together: &FlushTogether) -> Vec<Copying> {
+fn flush_covered(drain: &Drain, copied: Vec<Copying>, together: &FlushTogether) -> Vec<Copying> {
     let outcome = |one: &Copying, flushed: &std::io::Result<()>| match flushed {
         Ok(()) => one.made.check_flushed(),
         Err(error) => Err(Failure::Error(
@@ -59,22 +59,22 @@ fn flush_covered(core: &Core, copied: Vec<Copying>, together: &FlushTogether) ->
             format!("flush of the PFS: {error}"),
         )),
     };
-    let flushed = core.ns.pfs().sync_together(together);
+    let flushed = drain.ns.pfs().sync_together(together);
     let keep = |one: Copying| {
         let outcome = outcome(&one, &flushed);
-        kept(core, one, outcome)
+        kept(drain, one, outcome)
     };
     copied.into_iter().filter_map(keep).collect()
 }
 
-fn flush_single(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
-    let pfs = core.ns.pfs();
+fn flush_single(drain: &Drain, copied: Vec<Copying>) -> Vec<Copying> {
+    let pfs = drain.ns.pfs();
     let flush = |one: &Copying| one.made.sync(pfs);
     let died = || on_pfs("flush")(thread_died());
     let outcomes = side_by_side(&copied, &flush, &died);
     let pairs = copied.into_iter().zip(outcomes);
     pairs
-        .filter_map(|(one, outcome)| kept(core, one, outcome))
+        .filter_map(|(one, outcome)| kept(drain, one, outcome))
         .collect()
 }
 
@@ -109,11 +109,11 @@ fn side_by_side<T: Sync, E: Send>(
 /// Puts the objects on flash that are about to be called clean on stable storage there: a loss of power must not leave a torn
 /// one behind a record that says so. One flush of the whole file system would wait for what programs are writing there now, and
 /// that of the tier is of names only. Where it fails the copies on the PFS are good all the same; answers with the files.
-pub(super) fn flush_objects(core: &Core, copied: &[Copying]) -> Vec<Arc<File>> {
+pub(super) fn flush_objects(drain: &Drain, copied: &[Copying]) -> Vec<Arc<File>> {
     let on_flash = |one: &&Copying| {
         let demotion = &one.demotion;
         let flushed = demotion.file.lock().residency.flushed;
-        core.tiers.kind(demotion.tier) == TierKind::Ssd
+        drain.buffer.tiers().kind(demotion.tier) == TierKind::Ssd
             && flushed.is_none_or(|flushed| flushed.generation != demotion.generation)
     };
     let objects: Vec<_> = copied.iter().filter(on_flash).collect();
@@ -125,7 +125,7 @@ pub(super) fn flush_objects(core: &Core, copied: &[Copying]) -> Vec<Arc<File>> {
     let failed = objects.iter().zip(outcomes).filter_map(|(one, outcome)| {
         let error = outcome.err()?;
         let file = &one.demotion.file;
-        core.report(
+        drain.base.report(
             file.path(),
             (&error).into(),
             format!("flush on flash: {error}"),

@@ -18,7 +18,7 @@ use forebay_tiers::{CopyReport, PfsDir, TierKind};
 use forebay_types::{Errno, ObjectId, failpoint};
 
 use crate::buffer::queue::Finished;
-use crate::core::Core;
+use crate::drain::Drain;
 use copying::Made;
 
 /// While the PFS is silent, demoters look this often whether it answers again.
@@ -53,76 +53,86 @@ struct Copying {
 const TIMES_OWED_FOR: Duration = Duration::from_secs(1);
 
 /// One demoter thread.
-pub fn run(core: &Arc<Core>) {
-    while !core.is_ending() {
-        if core.pulse().is_silent() {
+pub fn run(drain: &Arc<Drain>) {
+    while !drain.base.is_ending() {
+        if drain.base.pulse().is_silent() {
             // What is dirty keeps: it is tried when there is somebody to answer.
             std::thread::sleep(SILENT_PAUSE);
             continue;
         }
-        let batch = core.next_batch();
+        let batch = drain.next_batch();
         if !batch.is_empty() {
-            demote_batch(core, &batch);
+            demote_batch(drain, &batch);
         }
-        core.ns.put_owed_times(TIMES_OWED_FOR);
+        drain.ns.put_owed_times(TIMES_OWED_FOR);
     }
 }
 
 /// Demotes files together.
-pub fn demote_batch(core: &Core, objects: &[ObjectId]) {
-    let together = flushing::together(core, objects.len());
+pub fn demote_batch(drain: &Drain, objects: &[ObjectId]) {
+    let together = flushing::together(drain, objects.len());
     let mut copied = Vec::new();
     for &object in objects {
-        let Some(demotion) = begin(core, object) else {
+        let Some(demotion) = begin(drain, object) else {
             continue;
         };
-        sweep(core, object);
-        if core.tiers.kind(demotion.tier) == TierKind::Pfs && overflow::may_move(core, &demotion) {
-            overflow::finish(core, &demotion);
+        sweep(drain, object);
+        if drain.buffer.tiers().kind(demotion.tier) == TierKind::Pfs
+            && overflow::may_move(drain, &demotion)
+        {
+            overflow::finish(drain, &demotion);
             continue;
         }
-        let application = core.apps.of(object).map_or(0, |(number, _)| number);
-        let turn = core.engine.enter_demotion(application);
-        let made = copying::make(core, &demotion);
+        let application = drain
+            .catalog
+            .apps()
+            .of(object)
+            .map_or(0, |(number, _)| number);
+        let turn = drain.plan.engine().enter_demotion(application);
+        let made = copying::make(drain, &demotion);
         drop(turn);
         match made {
             Ok(made) => copied.push(Copying { demotion, made }),
-            Err(failure) => give_up(core, &demotion, failure),
+            Err(failure) => give_up(drain, &demotion, failure),
         }
     }
-    let noted = note(core, copied);
-    let doubtful = flushing::flush_objects(core, &noted);
-    let flushed = flushing::flush(core, noted, together.as_ref());
+    let noted = note(drain, copied);
+    let doubtful = flushing::flush_objects(drain, &noted);
+    let flushed = flushing::flush(drain, noted, together.as_ref());
     if !flushed.is_empty() {
         failpoint::hit(failpoint::Point::DemoteFlushed);
     }
-    let verified = verify(core, flushed);
-    publish(core, verified);
+    let verified = verify(drain, flushed);
+    publish(drain, verified);
     for file in &doubtful {
-        leave_doubtful(core, file);
+        leave_doubtful(drain, file);
     }
-    core.absorb_conflicts();
+    drain.base.absorb_conflicts();
 }
 
 /// Nobody knows what its device has of an object that could not be flushed: it goes as soon as the PFS has its content.
-fn leave_doubtful(core: &Core, file: &Arc<File>) {
+fn leave_doubtful(drain: &Drain, file: &Arc<File>) {
     if !file.lock().residency.clean {
         return;
     }
-    match core.evict(file) {
-        Some(_) => core.wake_collector(),
+    match drain.buffer.evict(file) {
+        Some(_) => drain.buffer.wake_collector(),
         // Somebody has it open, and what they read of it is good for as long as it is in memory.
-        None => core.rest.suspect(file.object),
+        None => drain.integrity.at_rest().suspect(file.object),
     }
 }
 
 /// Gives up those for which `failures` has a reason, by position; answers with the others.
-fn without_failed(core: &Core, all: Vec<Copying>, failures: Vec<(usize, NsError)>) -> Vec<Copying> {
+fn without_failed(
+    drain: &Drain,
+    all: Vec<Copying>,
+    failures: Vec<(usize, NsError)>,
+) -> Vec<Copying> {
     let mut failures: HashMap<usize, NsError> = failures.into_iter().collect();
     let mut left = Vec::with_capacity(all.len());
     for (at, one) in all.into_iter().enumerate() {
         match failures.remove(&at) {
-            Some(error) => give_up(core, &one.demotion, error.into()),
+            Some(error) => give_up(drain, &one.demotion, error.into()),
             None => left.push(one),
         }
     }
@@ -130,71 +140,77 @@ fn without_failed(core: &Core, all: Vec<Copying>, failures: Vec<(usize, NsError)
 }
 
 /// Puts the copies on record, before any of them has its name.
-fn note(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
+fn note(drain: &Drain, copied: Vec<Copying>) -> Vec<Copying> {
     let copies: Vec<_> = copied
         .iter()
         .map(|one| (&one.demotion, one.made.stat))
         .collect();
-    let failures = core.ns.note_temporaries(&copies);
-    without_failed(core, copied, failures)
+    let failures = drain.ns.note_temporaries(&copies);
+    without_failed(drain, copied, failures)
 }
 
 /// Starts the demotion of a file that nobody writes.
-fn begin(core: &Core, object: ObjectId) -> Option<Demotion> {
-    let Some(file) = core.file(object) else {
-        core.drain.finished(&[Finished::done(object)]);
+fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
+    let Some(file) = drain.buffer.file(object) else {
+        drain.buffer.queue().finished(&[Finished::done(object)]);
         return None;
     };
-    let claim = core.opens.claim(file.ino);
+    let claim = drain.buffer.opens().claim(file.ino);
     let written = claim.open().is_some_and(|open| open.is_written());
-    if !written && let Err(errno) = core.finish_close(&file) {
+    if !written && let Err(errno) = drain.buffer.finish_close(&file) {
         drop(claim);
-        note_failure(core, &file, errno, "its object does not answer");
-        core.drain.finished(&[Finished::failed(object)]);
+        note_failure(drain, &file, errno, "its object does not answer");
+        drain.buffer.queue().finished(&[Finished::failed(object)]);
         return None;
     }
     // A file under unseen writing is marked so, and is not begun.
-    let begun = core.ns.begin_demotion(&file);
+    let begun = drain.ns.begin_demotion(&file);
     drop(claim);
     match begun {
         Ok(Some(demotion)) => Some(demotion),
         Ok(None) => {
             // Clean, unlinked, or a writer has it: the writer's close will put it back.
-            core.leave_overflow(&file);
-            core.drain.finished(&[Finished::done(object)]);
+            drain.buffer.leave_overflow(&file);
+            drain.buffer.queue().finished(&[Finished::done(object)]);
             None
         }
         Err(error) => {
             note_failure(
-                core,
+                drain,
                 &file,
                 error.errno(),
                 &format!("its directory on the PFS: {error}"),
             );
-            core.drain.finished(&[Finished::failed(object)]);
+            drain.buffer.queue().finished(&[Finished::failed(object)]);
             None
         }
     }
 }
 
-fn note_failure(core: &Core, file: &File, errno: Errno, reason: &str) {
+fn note_failure(drain: &Drain, file: &File, errno: Errno, reason: &str) {
     {
         let mut state = file.lock();
         state.error_unreported |= state.error != Some(errno);
         state.error = Some(errno);
     }
-    core.report(file.path(), errno, not_demoted(core, file, reason));
+    drain
+        .base
+        .report(file.path(), errno, not_demoted(drain, file, reason));
 }
 
 /// What a person is told of a demotion that has failed.
-fn not_demoted(core: &Core, file: &File, reason: &str) -> String {
+fn not_demoted(drain: &Drain, file: &File, reason: &str) -> String {
     let tier = file.tier();
-    let found = core.tiers.open_object(tier, file.object);
+    let found = drain.buffer.tiers().open_object(tier, file.object);
     let is_gone = found.is_err_and(|error| Errno::from(&error) == Errno::ENOENT);
     // What went straight to the PFS leaves the overflow for its name before it is known to be flushed there.
-    match is_gone && core.tiers.kind(tier) != TierKind::Pfs {
+    match is_gone && drain.buffer.tiers().kind(tier) != TierKind::Pfs {
         true => {
-            let name = core.tiers.get(tier).map_or("", |slot| slot.tier.name());
+            let name = drain
+                .buffer
+                .tiers()
+                .get(tier)
+                .map_or("", |slot| slot.tier.name());
             format!(
                 "not demoted: its object has been removed from tier {name} by somebody else: what was only there is lost"
             )
@@ -205,19 +221,19 @@ fn not_demoted(core: &Core, file: &File, reason: &str) -> String {
 
 /// Reads the copies back. Then their records are flushed: from here on a crash finds out whether one has got
 /// its name.
-fn verify(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
+fn verify(drain: &Drain, copied: Vec<Copying>) -> Vec<Copying> {
     let mut verified = Vec::new();
     for one in copied {
-        match one.made.check(core, &one.demotion) {
+        match one.made.check(drain, &one.demotion) {
             Ok(()) => verified.push(one),
-            Err(failure) => give_up(core, &one.demotion, failure),
+            Err(failure) => give_up(drain, &one.demotion, failure),
         }
     }
     if verified.is_empty() {
         return verified;
     }
     failpoint::hit(failpoint::Point::DemoteVerified);
-    match core.ns.sync() {
+    match drain.ns.sync() {
         Ok(()) => {
             failpoint::hit(failpoint::Point::DemoteRecords);
             verified
@@ -225,7 +241,7 @@ fn verify(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
         Err(error) => {
             for one in &verified {
                 give_up(
-                    core,
+                    drain,
                     &one.demotion,
                     Failure::Error(error.errno(), error.to_string()),
                 );
@@ -235,33 +251,35 @@ fn verify(core: &Core, copied: Vec<Copying>) -> Vec<Copying> {
     }
 }
 
-fn publish(core: &Core, verified: Vec<Copying>) {
+fn publish(drain: &Drain, verified: Vec<Copying>) {
     let mut placed = Vec::new();
     let mut dirs: HashMap<*const Dir, (Arc<Dir>, PfsDir)> = HashMap::new();
     for one in verified {
-        match core.ns.place(&one.demotion, one.made.copy()) {
-            Ok(Placed::Superseded) => give_up(core, &one.demotion, Failure::Superseded),
+        match drain.ns.place(&one.demotion, one.made.copy()) {
+            Ok(Placed::Superseded) => give_up(drain, &one.demotion, Failure::Superseded),
             Ok(outcome) => {
                 let demotion = &one.demotion;
-                if core.tiers.kind(demotion.tier) == TierKind::Ssd {
+                if drain.buffer.tiers().kind(demotion.tier) == TierKind::Ssd {
                     // The checksum about to go on record was made from these very bytes.
                     let object = demotion.file.object;
-                    core.rest
+                    drain
+                        .integrity
+                        .at_rest()
                         .seal(object, demotion.generation, &one.made.before);
                 }
                 let dir = (demotion.dir.clone(), demotion.handle.clone());
                 dirs.insert(Arc::as_ptr(&demotion.dir), dir);
                 placed.push((one.demotion, one.made.report, outcome));
             }
-            Err(error) => give_up(core, &one.demotion, error.into()),
+            Err(error) => give_up(drain, &one.demotion, error.into()),
         }
     }
     let mut unflushed: HashMap<*const Dir, Errno> = HashMap::new();
     for (key, (dir, handle)) in &dirs {
-        core.ns.put_times_back(dir, handle);
-        if let Err(error) = core.ns.pfs().sync_dir(handle) {
+        drain.ns.put_times_back(dir, handle);
+        if let Err(error) = drain.ns.pfs().sync_dir(handle) {
             let reason = format!("flush of the directory on the PFS: {error}");
-            core.report(dir.path(), (&error).into(), reason);
+            drain.base.report(dir.path(), (&error).into(), reason);
             unflushed.insert(*key, (&error).into());
         }
     }
@@ -273,47 +291,50 @@ fn publish(core: &Core, verified: Vec<Copying>) {
         match unflushed.get(&Arc::as_ptr(&demotion.dir)) {
             Some(errno) => {
                 let failure = Failure::Error(*errno, "its directory was not flushed".into());
-                give_up(core, demotion, failure);
+                give_up(drain, demotion, failure);
             }
             None => durable.push((demotion, report, outcome)),
         }
     }
-    settle(core, &durable);
+    settle(drain, &durable);
     let mut left = false;
     for (demotion, _, _) in durable {
-        core.leave_overflow(&demotion.file);
-        left |= core.leave_outdated(&demotion.file);
+        drain.buffer.leave_overflow(&demotion.file);
+        left |= drain.plan.leave_outdated(&demotion.file);
     }
     if left {
-        core.wake_collector();
+        drain.buffer.wake_collector();
     }
 }
 
 /// The copies are durable under their names, or beside them.
-fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
+fn settle(drain: &Drain, placed: &[(&Demotion, &CopyReport, &Placed)]) {
     // Whoever waits for the files finds the conflicts in `status`.
-    core.absorb_conflicts();
+    drain.base.absorb_conflicts();
     let published: Vec<_> = placed
         .iter()
         .map(|(d, report, _)| (*d, &report.sums))
         .collect();
-    let outcomes = core.ns.confirm(&published);
+    let outcomes = drain.ns.confirm(&published);
     let mut finished = Vec::with_capacity(published.len());
     for ((demotion, report, outcome), confirmed) in placed.iter().zip(outcomes) {
         let object = demotion.file.object;
-        core.book_state(&demotion.file);
+        drain.buffer.book_state(&demotion.file);
         match confirmed {
             Ok(Confirmed {
                 current,
                 outdated_shadow,
             }) => {
                 if let Some(flash) = outdated_shadow {
-                    core.drop_outdated_shadow(&demotion.file, flash);
+                    drain.buffer.drop_outdated_shadow(&demotion.file, flash);
                 }
-                if **outcome == Placed::Published && !core.errors.is_empty() {
-                    core.errors.clear(&demotion.dir.path_of(&demotion.name));
+                if **outcome == Placed::Published && !drain.base.errors().is_empty() {
+                    drain
+                        .base
+                        .errors()
+                        .clear(&demotion.dir.path_of(&demotion.name));
                 }
-                let counters = &core.counters;
+                let counters = &drain.base.counters();
                 counters
                     .demoted_bytes
                     .fetch_add(report.data_bytes, Ordering::Relaxed);
@@ -325,25 +346,25 @@ fn settle(core: &Core, placed: &[(&Demotion, &CopyReport, &Placed)]) {
                 });
             }
             Err(error) => {
-                note_failure(core, &demotion.file, error.errno(), &error.to_string());
+                note_failure(drain, &demotion.file, error.errno(), &error.to_string());
                 finished.push(Finished::failed(object));
             }
         }
     }
-    core.drain.finished(&finished);
+    drain.buffer.queue().finished(&finished);
 }
 
-fn give_up(core: &Core, demotion: &Demotion, failure: Failure) {
-    if core.ns.is_settled(demotion) {
+fn give_up(drain: &Drain, demotion: &Demotion, failure: Failure) {
+    if drain.ns.is_settled(demotion) {
         let left = Leftover {
             dir: demotion.dir.clone(),
             handle: demotion.handle.clone(),
             temporary: demotion.temporary.clone(),
         };
-        unlink_temporary(core, demotion.file.object, left);
+        unlink_temporary(drain, demotion.file.object, left);
     }
     failpoint::hit(failpoint::Point::DemoteGivenUp);
-    give_up_keeping(core, demotion, failure);
+    give_up_keeping(drain, demotion, failure);
 }
 
 /// A temporary file of a demotion that was given up.
@@ -354,49 +375,54 @@ pub struct Leftover {
 }
 
 /// Where it is not known what has become of the copy, what has that name may be an outsider's.
-fn unlink_temporary(core: &Core, object: ObjectId, left: Leftover) {
+fn unlink_temporary(drain: &Drain, object: ObjectId, left: Leftover) {
     let (dir, handle) = (&left.dir, &left.handle);
-    let unlink = || core.ns.pfs().unlink(handle, &left.temporary);
-    match core.ns.change_unseen(dir, handle, unlink) {
-        Ok(()) => core.ns.put_times_back(dir, handle),
+    let unlink = || drain.ns.pfs().unlink(handle, &left.temporary);
+    match drain.ns.change_unseen(dir, handle, unlink) {
+        Ok(()) => drain.ns.put_times_back(dir, handle),
         Err(e) if e.errno() == Errno::ENOENT => {}
         Err(e) => {
             tracing::warn!(
                 "temporary file {} stays on the PFS for now: {e}",
                 left.temporary.escape_ascii()
             );
-            core.leftovers.lock().entry(object).or_default().push(left);
+            drain.leftovers.lock().entry(object).or_default().push(left);
         }
     }
 }
 
 /// Removes what could not be removed when demotions of a file were given up. The caller demotes the file: nobody else has a
 /// temporary file of it.
-fn sweep(core: &Core, object: ObjectId) {
-    let left = core.leftovers.lock().remove(&object);
+fn sweep(drain: &Drain, object: ObjectId) {
+    let left = drain.leftovers.lock().remove(&object);
     for one in left.into_iter().flatten() {
-        unlink_temporary(core, object, one);
+        unlink_temporary(drain, object, one);
     }
 }
 
-fn give_up_keeping(core: &Core, demotion: &Demotion, failure: Failure) {
+fn give_up_keeping(drain: &Drain, demotion: &Demotion, failure: Failure) {
     let file = &demotion.file;
     let (errno, failed) = match &failure {
         Failure::Superseded => (None, false),
         Failure::Error(errno, reason) => {
-            core.report(file.path(), *errno, not_demoted(core, file, reason));
+            drain
+                .base
+                .report(file.path(), *errno, not_demoted(drain, file, reason));
             (Some(*errno), true)
         }
     };
-    if let Err(error) = core.ns.abandon(demotion, errno) {
-        core.report(file.path(), error.errno(), error.to_string());
+    if let Err(error) = drain.ns.abandon(demotion, errno) {
+        drain
+            .base
+            .report(file.path(), error.errno(), error.to_string());
     }
-    let written = core
-        .opens
+    let written = drain
+        .buffer
+        .opens()
         .by_ino(file.ino)
         .is_some_and(|open| open.is_written());
     let again = !written && !file.lock().is_unlinked();
-    core.drain.finished(&[Finished {
+    drain.buffer.queue().finished(&[Finished {
         object: file.object,
         again,
         failed,
@@ -412,34 +438,35 @@ mod tests {
     use forebay_tiers::testing::{Effect, Operation, When};
     use forebay_types::{Errno, Ino, ObjectId, SetAttr, SetTime, TierId, TimeSpec};
 
-    use crate::core::Core;
+    use crate::rooms::Rooms;
     use crate::testing::{FLASH, Lab, create, drain};
 
-    fn close_new(core: &Core, names: &[&str]) {
+    fn close_new(rooms: &Rooms, names: &[&str]) {
         for name in names {
-            let handle = create(core, name.as_bytes(), name.as_bytes());
-            core.release(handle).expect("close");
+            let handle = create(rooms, name.as_bytes(), name.as_bytes());
+            rooms.files.release(handle).expect("close");
         }
     }
 
     #[test]
     fn many_files_that_are_called_clean_are_whole_on_flash_after_a_power_cut() {
         let (lab, flash) = Lab::with_faulty_flash();
-        let core = lab.core();
+        let rooms = lab.rooms();
         let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
-        close_new(core, &names);
+        close_new(rooms, &names);
         // Their names are there: only the content may be lost.
         flash.sync_all().expect("names");
-        drain(core);
-        let clean: Vec<(ObjectId, TierId)> = core
-            .files
+        drain(rooms);
+        let clean: Vec<(ObjectId, TierId)> = rooms
+            .buffer
+            .table()
             .read()
             .values()
             .map(|file| (file.object, file.lock().residency))
             .filter(|(_, residency)| residency.clean)
             .map(|(object, residency)| (object, residency.tier))
             .collect();
-        assert_eq!(clean.len(), names.len(), "{:?}", core.errors.all());
+        assert_eq!(clean.len(), names.len(), "{:?}", rooms.base.errors().all());
         flash.crash(1, 0).expect("power cut");
         for (object, tier) in clean {
             assert_eq!(tier, FLASH);
@@ -451,13 +478,13 @@ mod tests {
     #[test]
     fn a_tier_that_somebody_removes_is_named_and_new_files_go_to_the_pfs() {
         let lab = Lab::new();
-        let core = lab.core();
-        close_new(core, &["old"]);
-        let objects = core.settings.ssd[0].dir.join("objects");
+        let rooms = lab.rooms();
+        close_new(rooms, &["old"]);
+        let objects = rooms.base.settings().ssd[0].dir.join("objects");
         std::fs::remove_dir_all(objects).expect("removed");
-        drain(core);
+        drain(rooms);
         let told = |path: &[u8], what: &str| {
-            let errors = core.errors.all();
+            let errors = rooms.base.errors().all();
             let mut of_path = errors.iter().filter(|error| error.path == path);
             assert!(
                 of_path.any(|error| error.reason.contains(what)),
@@ -465,77 +492,89 @@ mod tests {
             );
         };
         told(b"old", "what was only there is lost");
-        close_new(core, &["new"]);
-        let tier = core
-            .tiers
+        close_new(rooms, &["new"]);
+        let tier = rooms
+            .buffer
+            .tiers()
             .get(FLASH)
             .expect("flash")
             .tier
             .name()
             .to_string();
         told(format!("(tier {tier})").as_bytes(), "has been removed");
-        drain(core);
+        drain(rooms);
         assert_eq!(lab.on_pfs("new"), b"new");
     }
 
     #[test]
     fn an_object_that_could_not_be_flushed_goes_when_the_pfs_has_its_content() {
         let (lab, flash) = Lab::with_faulty_flash();
-        let core = lab.core();
-        close_new(core, &["a", "b"]);
+        let rooms = lab.rooms();
+        close_new(rooms, &["a", "b"]);
         let fault = flash.inject(Operation::Sync, When::Nth(1), Effect::Fail(Errno::EIO));
-        drain(core);
+        drain(rooms);
         assert_eq!(flash.fired(fault), 1);
         assert_eq!(
             (lab.on_pfs("a"), lab.on_pfs("b")),
             (b"a".into(), b"b".into())
         );
-        assert_eq!(core.ledger.dirty_and_capacity().0, 0);
-        core.collect_garbage();
-        assert_eq!(core.files.read().len(), 1, "what may be torn is believed");
-        assert_eq!(core.audit_books(), Vec::<String>::new());
+        assert_eq!(rooms.buffer.ledger().dirty_and_capacity().0, 0);
+        rooms.files.collect_garbage();
+        assert_eq!(
+            rooms.buffer.table().read().len(),
+            1,
+            "what may be torn is believed"
+        );
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
     }
 
     #[test]
     fn a_file_whose_record_cannot_say_clean_is_undrained_in_every_book_and_tried_again() {
         let lab = Lab::new();
-        let core = lab.core();
-        let handle = create(core, b"f", b"content");
-        core.release(handle).expect("close");
-        let waiting = core.drain.waiting();
-        let file = core.file(waiting[0]).expect("file");
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+        let waiting = rooms.buffer.queue().waiting();
+        let file = rooms.buffer.file(waiting[0]).expect("file");
         lab.store.fail_from(lab.pfs("f"));
-        drain(core);
+        drain(rooms);
         assert!(lab.store.fired() > 0, "no commit failed");
         assert_eq!(lab.on_pfs("f"), b"content");
         assert!(file.lock().is_dirty(), "its record does not say clean");
-        assert!(core.ledger.dirty_and_capacity().0 > 0);
-        assert_eq!(core.drain.waiting(), waiting, "it waits for the next try");
+        assert!(rooms.buffer.ledger().dirty_and_capacity().0 > 0);
+        assert_eq!(
+            rooms.buffer.queue().waiting(),
+            waiting,
+            "it waits for the next try"
+        );
         lab.store.heal();
-        drain(core);
+        drain(rooms);
         assert!(!file.lock().is_dirty());
-        assert_eq!(core.ledger.dirty_and_capacity().0, 0);
-        assert!(core.drain.waiting().is_empty());
-        assert_eq!(core.conflicts.all().0, 0);
+        assert_eq!(rooms.buffer.ledger().dirty_and_capacity().0, 0);
+        assert!(rooms.buffer.queue().waiting().is_empty());
+        assert_eq!(rooms.base.conflicts().all().0, 0);
     }
 
     #[test]
     fn a_name_that_comes_during_a_demotion_gets_one_of_its_own() {
         for _ in 0..40 {
             let lab = Lab::new();
-            let core = lab.core();
-            close_new(core, &["f"]);
-            let object = core.drain.waiting()[0];
-            let file = core.file(object).expect("file");
+            let rooms = lab.rooms();
+            close_new(rooms, &["f"]);
+            let object = rooms.buffer.queue().waiting()[0];
+            let file = rooms.buffer.file(object).expect("file");
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    let linked = core.ns.link(file.ino, forebay_types::Ino::ROOT, b"g");
+                    let linked = rooms
+                        .base
+                        .ns()
+                        .link(file.ino, forebay_types::Ino::ROOT, b"g");
                     linked.expect("link");
                 });
-                drain(core);
+                drain(rooms);
             });
-            while !core.drain.waiting().is_empty() {
-                drain(core);
+            while !rooms.buffer.queue().waiting().is_empty() {
+                drain(rooms);
             }
             assert!(!file.lock().is_dirty(), "nobody would ever demote it");
             assert_eq!(lab.on_pfs("g"), b"f");
@@ -545,26 +584,31 @@ mod tests {
     #[test]
     fn the_time_that_a_program_gives_a_directory_stays_beside_a_drain() {
         let lab = Lab::new();
-        let core = lab.core();
+        let rooms = lab.rooms();
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !done.load(Ordering::Acquire) {
-                    drain(core);
+                    drain(rooms);
                 }
             });
             let mut lost = Vec::new();
             for sec in 1000..1400 {
-                close_new(core, &[&format!("f{sec}")]);
+                close_new(rooms, &[&format!("f{sec}")]);
                 let time = TimeSpec { sec, nsec: 0 };
                 let set = SetAttr {
                     mtime: Some(SetTime::At(time)),
                     ..SetAttr::default()
                 };
-                core.ns.setattr(Ino::ROOT, &set).map(drop).expect("set");
+                rooms
+                    .base
+                    .ns()
+                    .setattr(Ino::ROOT, &set)
+                    .map(drop)
+                    .expect("set");
                 // A drain that was about to put the time back has done so.
                 std::thread::sleep(Duration::from_millis(1));
-                let shown = core.getattr(Ino::ROOT).expect("stat").mtime;
+                let shown = rooms.files.getattr(Ino::ROOT).expect("stat").mtime;
                 if shown != time {
                     lost.push((sec, shown));
                 }

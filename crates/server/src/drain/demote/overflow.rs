@@ -6,31 +6,31 @@ use forebay_types::failpoint;
 
 use super::copying::give_attributes;
 use super::{Failure, give_up_keeping, on_pfs, settle};
-use crate::core::Core;
+use crate::drain::Drain;
 
 /// Whether an object in the overflow can become the file on the PFS: nobody has it open, and it has
 /// one name. Others are copied.
-pub(super) fn may_move(core: &Core, demotion: &Demotion) -> bool {
+pub(super) fn may_move(drain: &Drain, demotion: &Demotion) -> bool {
     let file = &demotion.file;
-    file.lock().names.len() == 1 && core.opens.by_ino(file.ino).is_none()
+    file.lock().names.len() == 1 && drain.buffer.opens().by_ino(file.ino).is_none()
 }
 
 /// A file that went straight to the PFS: its object becomes the file by a rename.
-pub(super) fn finish(core: &Core, demotion: &Demotion) {
-    if let Err(failure) = publish(core, demotion) {
-        give_up_keeping(core, demotion, failure);
+pub(super) fn finish(drain: &Drain, demotion: &Demotion) {
+    if let Err(failure) = publish(drain, demotion) {
+        give_up_keeping(drain, demotion, failure);
     }
 }
 
-fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
+fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
     let object = demotion.file.object;
-    let pfs = core.ns.pfs();
+    let pfs = drain.ns.pfs();
     let name = object.to_string().into_bytes();
-    let shelf = core.tiers.overflow_shelf(pfs, object);
+    let shelf = drain.buffer.tiers().overflow_shelf(pfs, object);
     let dir = shelf.map_err(on_pfs("overflow directory"))?;
     let (opened, moved) = match pfs.open_file(&dir, &name, true) {
         // By an earlier try that the PFS has not answered.
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) && core.ns.has_its_name(demotion)? => {
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) && drain.ns.has_its_name(demotion)? => {
             let opened = pfs.open_file(&demotion.handle, &demotion.name, true);
             (opened, true)
         }
@@ -40,32 +40,32 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     let stat = pfs
         .stat_file(file.file())
         .map_err(on_pfs("overflow object"))?;
-    if let Some((_, error)) = core.ns.note_temporaries(&[(demotion, stat)]).pop() {
+    if let Some((_, error)) = drain.ns.note_temporaries(&[(demotion, stat)]).pop() {
         return Err(error.into());
     }
     failpoint::hit(failpoint::Point::OverflowNoted);
     file.sync(false).map_err(on_pfs("flush"))?;
-    let sums = match sums(&file, stat.size, &|| !core.ns.is_current(demotion)) {
-        Err(_) if !core.ns.is_current(demotion) => return Err(Failure::Superseded),
+    let sums = match sums(&file, stat.size, &|| !drain.ns.is_current(demotion)) {
+        Err(_) if !drain.ns.is_current(demotion) => return Err(Failure::Superseded),
         other => other.map_err(on_pfs("reading it back"))?,
     };
     // Until the object is the file on the PFS and its record is gone, nobody opens it.
-    let claim = core.opens.claim(demotion.file.ino);
-    if claim.is_open() || !core.ns.is_current(demotion) {
+    let claim = drain.buffer.opens().claim(demotion.file.ino);
+    if claim.is_open() || !drain.ns.is_current(demotion) {
         return Err(Failure::Superseded);
     }
     if !moved {
-        become_plain(core, demotion, &file)?;
+        become_plain(drain, demotion, &file)?;
     }
     failpoint::hit(failpoint::Point::OverflowPlain);
-    core.ns.sync()?;
+    drain.ns.sync()?;
     failpoint::hit(failpoint::Point::OverflowRecords);
-    let placed = core.ns.place(demotion, Copy::Itself(&dir, &name));
+    let placed = drain.ns.place(demotion, Copy::Itself(&dir, &name));
     failpoint::hit(failpoint::Point::OverflowPlaced);
     let placed_or_not_known = matches!(placed, Ok(Placed::Published | Placed::Conflict { .. }))
-        || !core.ns.is_settled(demotion);
+        || !drain.ns.is_settled(demotion);
     if !placed_or_not_known {
-        let identity = core.identity(&demotion.file, false);
+        let identity = drain.buffer.identity(&demotion.file, false);
         file.set_identity(&identity).map_err(on_pfs("attributes"))?;
     }
     let report = CopyReport {
@@ -75,25 +75,25 @@ fn publish(core: &Core, demotion: &Demotion) -> Result<(), Failure> {
     match placed? {
         Placed::Superseded => return Err(Failure::Superseded),
         placed => {
-            core.ns.put_times_back(&demotion.dir, &demotion.handle);
+            drain.ns.put_times_back(&demotion.dir, &demotion.handle);
             if let Err(error) = pfs.sync_dir(&demotion.handle) {
-                core.ns.unsettle(demotion);
+                drain.ns.unsettle(demotion);
                 return Err(on_pfs("flush of its directory")(error));
             }
-            settle(core, &[(demotion, &report, &placed)]);
+            settle(drain, &[(demotion, &report, &placed)]);
         }
     }
     failpoint::hit(failpoint::Point::OverflowSettled);
-    core.evict_unopened(&demotion.file);
+    drain.buffer.evict_unopened(&demotion.file);
     drop(claim);
-    core.note_overstay(&demotion.file);
-    core.wake_collector();
+    drain.buffer.note_overstay(&demotion.file);
+    drain.buffer.wake_collector();
     Ok(())
 }
 
 /// Gives an object the attributes of the file that it becomes.
-fn become_plain(core: &Core, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
-    give_attributes(core, demotion, file)?;
+fn become_plain(drain: &Drain, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
+    give_attributes(drain, demotion, file)?;
     file.clear_identity().map_err(on_pfs("attributes"))?;
     file.sync(false).map_err(on_pfs("flush"))
 }
@@ -116,18 +116,20 @@ mod tests {
             settings.ssd[0].capacity_bytes = Some(1 << 20);
             settings.wait_for_space = Duration::ZERO;
         });
-        let core = lab.core();
-        core.release(create(core, b"f", &[7; 4 << 20]))
+        let rooms = lab.rooms();
+        rooms
+            .files
+            .release(create(rooms, b"f", &[7; 4 << 20]))
             .expect("close");
-        let file = core.ns.lookup(Ino::ROOT, b"f").expect("found").file;
+        let file = rooms.base.ns().lookup(Ino::ROOT, b"f").expect("found").file;
         let file = file.expect("in the burst buffer");
-        assert_eq!(core.tiers.kind(file.tier()), TierKind::Pfs);
+        assert_eq!(rooms.buffer.tiers().kind(file.tier()), TierKind::Pfs);
         let flags = OpenFlags(libc::O_RDONLY as u32);
-        let (reader, _) = core.open(file.ino, flags, false).expect("open");
-        drain(core);
+        let (reader, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        drain(rooms);
         assert!(file.lock().residency.clean);
         lab.store.fail_from(lab.pfs("f"));
-        core.release(reader.handle).expect("close");
+        rooms.files.release(reader.handle).expect("close");
         assert!(lab.store.fired() > 0 && !file.lock().is_unlinked());
         (lab, file)
     }
@@ -135,29 +137,33 @@ mod tests {
     #[test]
     fn what_could_not_leave_the_overflow_leaves_it_later() {
         let (lab, file) = overstaying();
-        let core = lab.core();
-        core.leave_overflow_late();
+        let rooms = lab.rooms();
+        rooms.buffer.leave_overflow_late();
         assert!(!file.lock().is_unlinked());
         lab.store.heal();
-        core.leave_overflow_late();
+        rooms.buffer.leave_overflow_late();
         assert!(file.lock().is_unlinked());
-        assert!(core.overstaying.lock().is_empty());
+        assert_eq!(rooms.buffer.overstaying_files(), 0);
         assert_eq!(lab.on_pfs("f"), vec![7; 4 << 20]);
     }
 
     #[test]
     fn what_has_become_the_file_on_the_pfs_opens_though_its_record_could_not_go() {
         let (lab, file) = overstaying();
-        let core = lab.core();
+        let rooms = lab.rooms();
         // As a rename to its name does.
-        let overflow = core.tiers.get(OVERFLOW).expect("overflow");
+        let overflow = rooms.buffer.tiers().get(OVERFLOW).expect("overflow");
         overflow.tier.remove(file.object).expect("remove");
-        let open = || core.open(file.ino, OpenFlags(libc::O_RDONLY as u32), false);
+        let open = || {
+            rooms
+                .files
+                .open(file.ino, OpenFlags(libc::O_RDONLY as u32), false)
+        };
         assert_eq!(open().err(), Some(Errno::EIO));
         lab.store.heal();
         let (opened, _) = open().expect("open");
         let mut found = [0; 8];
-        assert_eq!(core.read(opened.handle, 0, &mut found), Ok(8));
+        assert_eq!(rooms.files.read(opened.handle, 0, &mut found), Ok(8));
         assert_eq!(found, [7; 8]);
     }
 }

@@ -10,7 +10,7 @@ use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use super::recover::Hint;
 use super::{Check, Wrong};
-use crate::core::Core;
+use crate::integrity::Integrity;
 use crate::integrity::atrest::mismatch;
 
 /// What the record says, taken at one moment.
@@ -50,14 +50,14 @@ impl Check<'_> {
         }
         // First of all: under a wrong id lies what may be the only copy of another file, whatever its
         // length and whatever has become of this one.
-        let whose = self.core.whose(facts.residency.tier, file.object);
+        let whose = self.integrity.whose(facts.residency.tier, file.object);
         let ours = !matches!(whose, Whose::Swapped(_));
         if let (true, Some((dir, name))) = (residency.clean, name) {
             let stat = self
-                .core
+                .integrity
                 .ns
                 .open_dir(&dir)
-                .and_then(|d| Ok(self.core.ns.pfs().stat(&d, &name)?));
+                .and_then(|d| Ok(self.integrity.ns.pfs().stat(&d, &name)?));
             match stat {
                 Ok(stat) if residency.published.is_some_and(|p| p.is(&stat)) => {
                     facts.original = Some(stat);
@@ -83,7 +83,7 @@ impl Check<'_> {
         };
         if let Some(object) = self.object(&facts) {
             self.content(&facts, &*object, anonymous);
-            if !residency.clean && !self.claimed && self.core.is_stranded(file) {
+            if !residency.clean && !self.claimed && self.integrity.buffer.is_stranded(file) {
                 self.stranded(&facts);
             }
         }
@@ -99,13 +99,13 @@ impl Check<'_> {
         };
         let (file, tier) = (facts.file.clone(), facts.residency.tier);
         let hint = Hint::of_file(&file);
-        self.recovered(wrong, &hint, |core| {
-            let claim = core.opens.claim(file.ino);
+        self.recovered(wrong, &hint, |integrity| {
+            let claim = integrity.buffer.opens().claim(file.ino);
             if claim.is_open() || file.lock().demoting {
                 return Err(Errno::EBUSY);
             }
-            let place = core.recover_object(tier, file.object, &hint)?;
-            core.ns.disown(&file)?;
+            let place = integrity.recover_object(tier, file.object, &hint)?;
+            integrity.ns.disown(&file)?;
             Ok(place)
         });
     }
@@ -113,7 +113,7 @@ impl Check<'_> {
     /// The object, if it is there and of the right length.
     fn object(&mut self, facts: &Facts) -> Option<Arc<dyn Object>> {
         let (tier, id) = (facts.residency.tier, facts.file.object);
-        let opened = self.core.tiers.open_object(tier, id);
+        let opened = self.integrity.buffer.tiers().open_object(tier, id);
         let stat = opened.and_then(|object| object.stat().map(|stat| (object, stat.size)));
         let flushed = facts.residency.flushed.map(|flushed| flushed.bytes);
         let sealed = facts.residency.crc.is_some();
@@ -148,7 +148,7 @@ impl Check<'_> {
         if let (true, Some(expected)) = (self.checksums || anonymous.is_some(), facts.residency.crc)
         {
             self.report.verified_bytes += facts.size;
-            match checksum(object, facts.size, &|| self.core.is_ending()) {
+            match checksum(object, facts.size, &|| self.integrity.base.is_ending()) {
                 Ok(crc) if crc == expected => {}
                 Ok(crc) => {
                     let problem = mismatch(crc, expected);
@@ -177,7 +177,7 @@ impl Check<'_> {
     }
 
     fn shadow(&mut self, facts: &Facts, shadow: TierId) {
-        let gone = match self.core.tiers.get(shadow) {
+        let gone = match self.integrity.buffer.tiers().get(shadow) {
             None => true,
             Some(slot) => slot
                 .tier
@@ -193,7 +193,7 @@ impl Check<'_> {
     /// What the PFS has, by content. The object is good.
     fn original(&mut self, facts: &Facts) {
         self.report.verified_bytes += facts.size;
-        match self.core.pfs_crc(&facts.file) {
+        match self.integrity.pfs_crc(&facts.file) {
             Ok(crc) if Some(crc) == facts.residency.crc => {}
             Ok(crc) => {
                 let problem = format!("the PFS's copy is damaged: its checksum is {crc:08x}");
@@ -220,9 +220,9 @@ impl Check<'_> {
         };
         let file = facts.file.clone();
         let claimed = self.claimed;
-        self.found(wrong, |core, remedy| match claimed {
-            true => core.mend_unopened(&file, remedy),
-            false => core.mend_file(&file, remedy),
+        self.found(wrong, |integrity, remedy| match claimed {
+            true => integrity.mend_unopened(&file, remedy),
+            false => integrity.mend_file(&file, remedy),
         });
     }
 
@@ -232,7 +232,7 @@ impl Check<'_> {
             return false;
         };
         match facts.residency.crc {
-            Some(expected) => self.core.pfs_crc(&facts.file) == Ok(expected),
+            Some(expected) => self.integrity.pfs_crc(&facts.file) == Ok(expected),
             None => stat.size == facts.size,
         }
     }
@@ -260,10 +260,10 @@ fn needs_original(damage: Damage) -> bool {
     )
 }
 
-impl Core {
+impl Integrity {
     /// Whose object lies under an id.
     pub(crate) fn whose(&self, tier: TierId, object: ObjectId) -> Whose {
-        let Some(slot) = self.tiers.get(tier) else {
+        let Some(slot) = self.buffer.tiers().get(tier) else {
             return Whose::Ours;
         };
         match slot.tier.identity(object) {
@@ -282,7 +282,7 @@ impl Core {
 
     /// Applies a remedy to a file that nobody has open; `EBUSY` if somebody has opened it meanwhile.
     pub(crate) fn mend_file(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Errno> {
-        let claim = self.opens.claim(file.ino);
+        let claim = self.buffer.opens().claim(file.ino);
         match claim.is_open() {
             true => Err(Errno::EBUSY),
             false => self.mend_unopened(file, remedy),
@@ -296,13 +296,13 @@ impl Core {
         }
         let tier = file.tier();
         match remedy {
-            Remedy::DropCopy => match self.evict_unopened(file) {
+            Remedy::DropCopy => match self.buffer.evict_unopened(file) {
                 Some(_) => Ok(()),
                 None => Err(Errno::EBUSY),
             },
             Remedy::DropRecord => self.let_go(file),
             Remedy::SetAside => {
-                let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+                let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
                 match slot.tier.set_aside(file.object) {
                     Ok(kept) => tracing::info!(
                         "object {} is kept as {kept} in {}",
@@ -318,13 +318,13 @@ impl Core {
             }
             Remedy::DrainAgain => {
                 self.ns.call_dirty(file)?;
-                self.book_state(file);
-                self.drain.add(file.object);
+                self.buffer.book_state(file);
+                self.buffer.queue().add(file.object);
                 Ok(())
             }
             Remedy::Identify => {
-                let object = self.tiers.open_object(tier, file.object)?;
-                object.set_identity(&self.identity(file, false))?;
+                let object = self.buffer.tiers().open_object(tier, file.object)?;
+                object.set_identity(&self.buffer.identity(file, false))?;
                 failpoint::hit(failpoint::Point::FsckIdentified);
                 Ok(object.sync(false)?)
             }
@@ -335,7 +335,7 @@ impl Core {
 
     /// Drops a record behind which there is nothing any more. Where the PFS has the file, those who know its id find it there.
     fn let_go(&self, file: &Arc<File>) -> Result<(), Errno> {
-        match self.evict_unopened(file) {
+        match self.buffer.evict_unopened(file) {
             Some(_) => Ok(()),
             None => Ok(self.ns.disown(file)?),
         }
@@ -354,6 +354,6 @@ impl Core {
     pub(crate) fn pfs_crc(&self, file: &File) -> Result<u32, Errno> {
         let object = self.original(file)?;
         let size = object.stat()?.size;
-        Ok(checksum(&object, size, &|| self.is_ending())?)
+        Ok(checksum(&object, size, &|| self.base.is_ending())?)
     }
 }

@@ -16,7 +16,7 @@ use forebay_types::{Errno, ObjectId, TierId};
 use forebay_wire::control::{Finding, FsckReport};
 
 use crate::buffer::opens::Claim;
-use crate::core::Core;
+use crate::integrity::Integrity;
 pub(crate) use files::Whose;
 
 /// Folder in the state folder for records that do not decode.
@@ -24,7 +24,7 @@ const LOST_FOUND: &str = "lost+found";
 
 /// A check under way.
 struct Check<'a> {
-    core: &'a Core,
+    integrity: &'a Integrity,
     dry_run: bool,
     checksums: bool,
     /// With `checksums`: what the PFS has is read, too.
@@ -42,12 +42,12 @@ struct Wrong {
     known: Knowledge,
 }
 
-impl Core {
+impl Integrity {
     /// Checks everything and, unless `dry_run`, mends what can be mended. `checksums` reads every
     /// object whose checksum is known, and of clean ones what the PFS has too.
     pub fn fsck(&self, dry_run: bool, checksums: bool) -> FsckReport {
         let mut check = Check {
-            core: self,
+            integrity: self,
             dry_run,
             checksums,
             originals: checksums,
@@ -56,26 +56,22 @@ impl Core {
         };
         check.pfs_answers();
         check.records();
-        let files: Vec<Arc<File>> = self.files.read().values().cloned().collect();
+        let files: Vec<Arc<File>> = self.buffer.table().read().values().cloned().collect();
         for file in &files {
             check.report.records += 1;
-            if self.opens.by_ino(file.ino).is_none() {
+            if self.buffer.opens().by_ino(file.ino).is_none() {
                 check.file(file);
             }
         }
         check.strays();
-        let report = check.report;
-        if !dry_run {
-            self.collect_garbage();
-        }
-        report
+        check.report
     }
 
     /// Checks one file that the caller has claimed and that nobody has open, and mends it if that is safe. What the PFS has
     /// is only read if what is here is damaged.
     pub(crate) fn check_claimed(&self, _claim: &Claim<'_>, file: &Arc<File>) -> FsckReport {
         let mut check = Check {
-            core: self,
+            integrity: self,
             dry_run: false,
             checksums: true,
             originals: false,
@@ -96,9 +92,13 @@ impl Core {
             if file.lock().is_unlinked() {
                 continue;
             }
-            self.files.write().insert(file.object, file.clone());
-            self.apps
-                .arrived(file.object, &self.rules.identify(&file.path()));
+            self.buffer
+                .table()
+                .write()
+                .insert(file.object, file.clone());
+            self.catalog
+                .apps()
+                .arrived(file.object, &self.catalog.rules().identify(&file.path()));
             let (tier, bytes, dirty) = {
                 let state = file.lock();
                 (
@@ -107,10 +107,10 @@ impl Core {
                     state.is_dirty(),
                 )
             };
-            self.ledger.arrive(file.object, tier, bytes, dirty);
+            self.buffer.ledger().arrive(file.object, tier, bytes, dirty);
         }
         for (object, record) in &loaded.lost {
-            self.book_stranded(*object, record);
+            self.buffer.book_stranded(*object, record);
         }
         Ok(())
     }
@@ -124,20 +124,20 @@ impl Core {
         for file in loaded.files.iter().filter(|f| !f.lock().is_unlinked()) {
             self.ns.settle_demotion(file)?;
         }
-        self.absorb_conflicts();
+        self.base.absorb_conflicts();
         Ok(())
     }
 }
 
 impl Check<'_> {
     /// Notes what is wrong, and mends it with `act` if there is a remedy.
-    fn found(&mut self, wrong: Wrong, act: impl FnOnce(&Core, Remedy) -> Result<(), Errno>) {
+    fn found(&mut self, wrong: Wrong, act: impl FnOnce(&Integrity, Remedy) -> Result<(), Errno>) {
         let remedy = remedy(wrong.damage, wrong.known);
         let mut action = remedy.describe().to_string();
         let mended = match remedy {
             Remedy::Leave => false,
             _ if self.dry_run => true,
-            _ => match act(self.core, remedy) {
+            _ => match act(self.integrity, remedy) {
                 Ok(()) => true,
                 Err(errno) => {
                     action = format!("{action}; that failed: {}", errno.message());
@@ -156,7 +156,7 @@ impl Check<'_> {
 
     /// Says so if the PFS hangs: what is on it is not looked at then.
     fn pfs_answers(&mut self) {
-        let Some(silent) = self.core.pulse().silent_for() else {
+        let Some(silent) = self.integrity.base.pulse().silent_for() else {
             return;
         };
         let silent = forebay_types::format_duration(Duration::from_secs(silent.as_secs()));
@@ -182,8 +182,8 @@ impl Check<'_> {
 }
 
 /// Keeps the bytes of a record in the state folder.
-fn keep_record(core: &Core, key: &[u8], value: &[u8]) -> Result<(), Errno> {
-    let dir = core.settings.state.join(LOST_FOUND);
+fn keep_record(integrity: &Integrity, key: &[u8], value: &[u8]) -> Result<(), Errno> {
+    let dir = integrity.settings.state.join(LOST_FOUND);
     crate::buffer::private::make_private(&dir)?;
     let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     let path = dir.join(format!("record-{hex}"));

@@ -5,7 +5,7 @@ use forebay_tiers::{CopyControl, FileObject, Identity, Object, PfsDir, PfsTree, 
 use forebay_types::{Errno, ObjectId, SetAttr, TierId, failpoint, limits};
 
 use super::{Check, Wrong};
-use crate::core::Core;
+use crate::integrity::Integrity;
 
 /// What is known of the file that an object was.
 pub(super) struct Hint {
@@ -59,11 +59,11 @@ impl Check<'_> {
         &mut self,
         wrong: Wrong,
         hint: &Hint,
-        act: impl FnOnce(&Core) -> Result<Vec<u8>, Errno>,
+        act: impl FnOnce(&Integrity) -> Result<Vec<u8>, Errno>,
     ) {
         let mut place = None;
-        self.found(wrong, |core, _| {
-            place = Some(act(core)?);
+        self.found(wrong, |integrity, _| {
+            place = Some(act(integrity)?);
             Ok(())
         });
         if let (Some(place), Some(finding)) = (place, self.report.findings.last_mut()) {
@@ -76,7 +76,7 @@ impl Check<'_> {
     }
 }
 
-impl Core {
+impl Integrity {
     /// What a record, and the object itself, say of a file.
     pub(super) fn hint_of_record(
         &self,
@@ -84,7 +84,11 @@ impl Core {
         object: ObjectId,
         record: &FileRecord,
     ) -> Hint {
-        let identity = self.tiers.get(tier).map(|slot| slot.tier.identity(object));
+        let identity = self
+            .buffer
+            .tiers()
+            .get(tier)
+            .map(|slot| slot.tier.identity(object));
         let said = match identity {
             Some(Ok(Some(identity))) if identity.object == object => identity.path,
             _ => Vec::new(),
@@ -112,7 +116,7 @@ impl Core {
         object: ObjectId,
         hint: &Hint,
     ) -> Result<Vec<u8>, Errno> {
-        let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+        let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
         let pfs = self.ns.pfs();
         let (dir, above) = self.deepest(&hint.path)?;
         let name = hint.name(object);
@@ -157,11 +161,14 @@ impl Core {
 
     /// The object of which the PFS has the data now goes.
     pub(super) fn remove_recovered(&self, tier: TierId, object: ObjectId) -> Result<(), Errno> {
-        let slot = self.tiers.get(tier).ok_or(Errno::ENODEV)?;
+        let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
         slot.tier.remove(object)?;
         failpoint::hit(failpoint::Point::FsckRemoved);
-        self.ledger.depart(object);
-        self.stranded.lock().retain(|other| other.object != object);
+        self.buffer.ledger().depart(object);
+        self.buffer
+            .stranded()
+            .lock()
+            .retain(|other| other.object != object);
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use forebay_types::{Errno, ObjectId, TierId, failpoint};
 use super::recover::Hint;
 use super::{Check, Listed, Wrong, keep_record};
 use crate::buffer::tierset::Slot;
-use crate::core::Core;
+use crate::integrity::Integrity;
 
 /// What is wrong with something that is no file.
 fn stray(damage: Damage, subject: Vec<u8>, problem: String) -> Wrong {
@@ -28,7 +28,7 @@ fn in_tier(object: ObjectId, slot: &Slot) -> Vec<u8> {
 impl Check<'_> {
     /// Records that cannot be served.
     pub(super) fn records(&mut self) {
-        let troubles = match self.core.ns.check_records() {
+        let troubles = match self.integrity.ns.check_records() {
             Ok(troubles) => troubles,
             Err(error) => {
                 return self.unchecked(b"(metadata store)", Damage::RecordUnreadable, &error);
@@ -40,10 +40,10 @@ impl Check<'_> {
                     let subject = format!("(record {})", key.escape_ascii()).into_bytes();
                     let problem = "it does not decode".to_string();
                     let wrong = stray(Damage::RecordUnreadable, subject, problem);
-                    self.found(wrong, |core, _| {
-                        keep_record(core, &key, &value)?;
+                    self.found(wrong, |integrity, _| {
+                        keep_record(integrity, &key, &value)?;
                         failpoint::hit(failpoint::Point::FsckRecordKept);
-                        Ok(core.ns.remove_record(&key)?)
+                        Ok(integrity.ns.remove_record(&key)?)
                     });
                 }
                 RecordTrouble::DirectoryUnknown { object, record } => {
@@ -52,12 +52,12 @@ impl Check<'_> {
                     let subject = name.unwrap_or_default();
                     let wrong = stray(Damage::DirectoryUnknown, subject, problem);
                     let tier = record.residency.tier;
-                    let hint = self.core.hint_of_record(tier, object, &record);
-                    self.recovered(wrong, &hint, |core| {
-                        let place = core.recover_object(tier, object, &hint)?;
+                    let hint = self.integrity.hint_of_record(tier, object, &record);
+                    self.recovered(wrong, &hint, |integrity| {
+                        let place = integrity.recover_object(tier, object, &hint)?;
                         // The record first: an object without one is an orphan, and a record without an object is in the way for good.
-                        core.ns.remove_file_record(object)?;
-                        core.remove_recovered(tier, object)?;
+                        integrity.ns.remove_file_record(object)?;
+                        integrity.remove_recovered(tier, object)?;
                         Ok(place)
                     });
                 }
@@ -67,13 +67,13 @@ impl Check<'_> {
     }
 
     fn taken_twice(&mut self, object: ObjectId, name: &[u8]) {
-        let Some(file) = self.core.file(object) else {
+        let Some(file) = self.integrity.buffer.file(object) else {
             return;
         };
         let problem = format!("another file is shown under its name; it is object {object}");
         let wrong = stray(Damage::NameTakenTwice, file.path(), problem);
         let new = [name, format!(".forebay-conflict-{object}").as_bytes()].concat();
-        self.found(wrong, |core, _| {
+        self.found(wrong, |integrity, _| {
             let dir = file
                 .lock()
                 .names
@@ -81,16 +81,16 @@ impl Check<'_> {
                 .find(|(_, n)| **n == *name)
                 .cloned();
             let (dir, _) = dir.ok_or(Errno::ENOENT)?;
-            core.ns.part_names(&file, &dir, name, &new)?;
-            core.book_state(&file);
-            core.drain.add(object);
+            integrity.ns.part_names(&file, &dir, name, &new)?;
+            integrity.buffer.book_state(&file);
+            integrity.buffer.queue().add(object);
             Ok(())
         });
     }
 
     /// Objects that no record names, objects that were to be removed, unfinished copies.
     pub(super) fn strays(&mut self) {
-        let garbage = match self.core.ns.recorded_garbage() {
+        let garbage = match self.integrity.ns.recorded_garbage() {
             Ok(garbage) => garbage,
             Err(error) => {
                 return self.unchecked(b"(metadata store)", Damage::Garbage, &error);
@@ -98,7 +98,7 @@ impl Check<'_> {
         };
         let listed = self.list();
         for (tier, objects) in &listed {
-            let Some(slot) = self.core.tiers.get(*tier) else {
+            let Some(slot) = self.integrity.buffer.tiers().get(*tier) else {
                 continue;
             };
             for object in objects {
@@ -110,7 +110,7 @@ impl Check<'_> {
 
     fn list(&mut self) -> Listed {
         let mut listed = Vec::new();
-        for (id, slot) in self.core.tiers.iter() {
+        for (id, slot) in self.integrity.buffer.tiers().iter() {
             let mut objects = HashSet::new();
             let done = slot.tier.list(&mut |object| {
                 objects.insert(object);
@@ -128,29 +128,29 @@ impl Check<'_> {
     /// An object, by where it lies: is it the one that its record means?
     fn object_at(&mut self, tier: TierId, slot: &Slot, object: ObjectId, garbage: &[Garbage]) {
         let is_garbage = garbage.iter().any(|g| g.object == object);
-        if let Some(file) = self.core.file(object) {
+        if let Some(file) = self.integrity.buffer.file(object) {
             let residency = file.lock().residency;
             let named = residency.tier == tier || residency.shadow.is_some_and(|(t, _)| t == tier);
             // Under way from one tier to another, or being removed: seen at the next check.
-            if named || !self.dry_run || self.core.opens.by_ino(file.ino).is_some() {
+            if named || !self.dry_run || self.integrity.buffer.opens().by_ino(file.ino).is_some() {
                 return;
             }
         }
-        let remove = move |_: &Core, _| Ok(slot.tier.remove(object)?);
+        let remove = move |_: &Integrity, _| Ok(slot.tier.remove(object)?);
         if is_garbage {
             let problem = "was to be removed and is still there".to_string();
             let wrong = stray(Damage::Garbage, in_tier(object, slot), problem);
-            return self.found(wrong, move |core, remedy| {
-                remove(core, remedy)?;
+            return self.found(wrong, move |integrity, remedy| {
+                remove(integrity, remedy)?;
                 failpoint::hit(failpoint::Point::FsckGarbage);
-                Ok(core.ns.garbage_removed(&[object])?)
+                Ok(integrity.ns.garbage_removed(&[object])?)
             });
         }
         // Created since the files were looked at, or removed since the objects were.
         let Ok(stat) = slot.tier.open(object).and_then(|o| o.stat()) else {
             return;
         };
-        if self.core.file(object).is_some() || self.core.ns.is_recorded(object) {
+        if self.integrity.buffer.file(object).is_some() || self.integrity.ns.is_recorded(object) {
             return;
         }
         let problem = "no record names it".to_string();
@@ -159,12 +159,12 @@ impl Check<'_> {
             return self.found(wrong, remove);
         }
         match slot.tier.identity(object) {
-            Ok(Some(i)) if self.core.is_unnamed(object, &i) => {
+            Ok(Some(i)) if self.integrity.buffer.is_unnamed(object, &i) => {
                 let problem = "its file had no name when the daemon ended".to_string();
                 let wrong = stray(Damage::Garbage, in_tier(object, slot), problem);
                 self.found(wrong, remove);
             }
-            Ok(Some(i)) if i.object == object && i.instance == self.core.ns.instance() => {
+            Ok(Some(i)) if i.object == object && i.instance == self.integrity.ns.instance() => {
                 let hint = Hint::from(&i);
                 let subject = if i.path.is_empty() {
                     in_tier(object, slot)
@@ -176,9 +176,9 @@ impl Check<'_> {
                     subject,
                     format!("object {object}: {problem}"),
                 );
-                self.recovered(wrong, &hint, |core| {
-                    let place = core.recover_object(tier, object, &hint)?;
-                    core.remove_recovered(tier, object)?;
+                self.recovered(wrong, &hint, |integrity| {
+                    let place = integrity.recover_object(tier, object, &hint)?;
+                    integrity.remove_recovered(tier, object)?;
                     Ok(place)
                 });
             }
@@ -190,7 +190,7 @@ impl Check<'_> {
     }
 
     fn unfinished_copies(&mut self) {
-        let dirs = match self.core.ns.recorded_dirs() {
+        let dirs = match self.integrity.ns.recorded_dirs() {
             Ok(dirs) => dirs,
             Err(error) => {
                 return self.unchecked(b"(metadata store)", Damage::StrayCopy, &error);
@@ -198,11 +198,11 @@ impl Check<'_> {
         };
         for dir in dirs {
             // A directory that is gone has no copies in it.
-            let Ok(names) = self.core.ns.unfinished_copies(&dir) else {
+            let Ok(names) = self.integrity.ns.unfinished_copies(&dir) else {
                 continue;
             };
             for (name, object) in names {
-                let under_way = self.core.file(object).is_some_and(|file| {
+                let under_way = self.integrity.buffer.file(object).is_some_and(|file| {
                     let state = file.lock();
                     state.demoting || state.residency.temporary.is_some()
                 });
@@ -211,9 +211,9 @@ impl Check<'_> {
                 }
                 let problem = "an unfinished copy that nobody is making".to_string();
                 let wrong = stray(Damage::StrayCopy, dir.path_of(&name), problem);
-                self.found(wrong, |core, _| {
-                    let handle = core.ns.open_dir(&dir)?;
-                    Ok(core.ns.pfs().unlink(&handle, &name)?)
+                self.found(wrong, |integrity, _| {
+                    let handle = integrity.ns.open_dir(&dir)?;
+                    Ok(integrity.ns.pfs().unlink(&handle, &name)?)
                 });
             }
         }

@@ -1,0 +1,102 @@
+//! How the server comes to an end: the order to stop, the death of a thread, and threads that are to look whether they end.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// An order to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StopOrder {
+    /// Drain first.
+    pub drain: bool,
+    /// Give up draining then.
+    pub deadline: Option<Instant>,
+}
+
+/// What threads ask whether they go on.
+#[derive(Default)]
+pub struct Life {
+    ending: AtomicBool,
+    stop: Mutex<Option<StopOrder>>,
+    stop_given: Condvar,
+    /// A thread that everything depends on has died: which, and of what.
+    broken: Mutex<Option<String>>,
+    /// Threads that pause are woken here.
+    paused: (Mutex<()>, Condvar),
+}
+
+impl Life {
+    /// Whether threads are to end.
+    pub fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Acquire)
+    }
+
+    /// Threads are to end.
+    pub fn end(&self) {
+        self.ending.store(true, Ordering::Release);
+        let _asleep = self.paused.0.lock();
+        self.paused.1.notify_all();
+    }
+
+    /// Sleeps; not beyond the end of the server.
+    pub fn pause(&self, time: Duration) {
+        let mut asleep = self.paused.0.lock();
+        if !self.is_ending() {
+            self.paused.1.wait_for(&mut asleep, time);
+        }
+    }
+
+    /// Gives the order to stop.
+    pub fn order_stop(&self, order: StopOrder) {
+        *self.stop.lock() = Some(order);
+        self.stop_given.notify_all();
+    }
+
+    /// The order to stop, if one is given.
+    pub fn stop_order(&self) -> Option<StopOrder> {
+        *self.stop.lock()
+    }
+
+    /// Waits for an order to stop.
+    pub fn wait_stop_order(&self) -> StopOrder {
+        let mut stop = self.stop.lock();
+        loop {
+            match *stop {
+                Some(order) => return order,
+                None => self.stop_given.wait(&mut stop),
+            }
+        }
+    }
+
+    /// The server goes on, unless there is another order by now.
+    pub fn take_order_back(&self, order: StopOrder) {
+        let mut stop = self.stop.lock();
+        if *stop == Some(order) {
+            *stop = None;
+        }
+    }
+
+    /// A thread that everything depends on has died: the server stops, and touches nothing more than it must, for nobody
+    /// knows how far that thread had come. The next start looks at everything.
+    pub fn broke(&self, what: String) {
+        tracing::error!(
+            "{what}; the burst buffer ends, and what is not on the PFS yet stays for the next start"
+        );
+        self.broken.lock().get_or_insert(what);
+        self.order_stop(StopOrder {
+            drain: false,
+            deadline: None,
+        });
+    }
+
+    /// Whether a thread has died.
+    pub fn is_broken(&self) -> bool {
+        self.broken.lock().is_some()
+    }
+
+    /// Which thread has died, and of what.
+    pub fn broken(&self) -> Option<String> {
+        self.broken.lock().clone()
+    }
+}

@@ -1,0 +1,288 @@
+//! Opens a state folder: reads what earlier runs have left, and gives every room those below it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_namespace::{Loaded, Namespace};
+use forebay_policy::trigger::Trigger;
+use forebay_tiers::PfsTree;
+use forebay_types::{TierId, failpoint};
+
+use crate::base::Base;
+use crate::base::settings::Settings;
+use crate::buffer::Buffer;
+use crate::buffer::tierset::{OVERFLOW, SSDS_MAX, TierSet};
+use crate::catalog::Catalog;
+use crate::drain::Drain;
+use crate::drain::picking::Picking;
+use crate::files::Files;
+use crate::files::descriptors::Descriptors;
+use crate::integrity::Integrity;
+use crate::integrity::scrub::Scrub;
+use crate::lifecycle::boot::Boot;
+use crate::lifecycle::facts::Facts;
+use crate::lifecycle::statefolder::open_store;
+use crate::lifecycle::{Lifecycle, pfsmark};
+use crate::orders::Orders;
+use crate::plan::Plan;
+use crate::plan::dedicated::Dedicated;
+use crate::plan::engine::Engine;
+use crate::plan::learning::Learning;
+use crate::rooms::Rooms;
+use crate::starterror::{StartError, failed};
+
+/// What a state is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    /// What was under way is finished.
+    Serve,
+    /// Everything is taken as it is; unless `dry_run`, renames and demotions are finished.
+    Check {
+        /// Change nothing.
+        dry_run: bool,
+        /// The PFS has been replaced for good.
+        new_pfs: bool,
+    },
+}
+
+/// Opens a state folder.
+pub fn open_rooms(settings: Settings, mode: OpenMode) -> Result<Rooms, StartError> {
+    let pfs = PfsTree::watched(&settings.pfs, settings.pfs_timeout)
+        .map_err(failed(format!("PFS {}", settings.pfs.display())))?;
+    if !settings.demotion.unnamed {
+        pfs.without_unnamed();
+    }
+    let store = open_store(&settings.state)?;
+    open_with(settings, mode, pfs, store, &mut |_| ())
+}
+
+/// Rooms on a store of one's own, for tests; `wrap` may put something around the tiers.
+#[cfg(test)]
+pub fn open_on(
+    settings: Settings,
+    store: Box<dyn forebay_kv::Store>,
+    wrap: &mut dyn FnMut(&mut TierSet),
+) -> Result<Rooms, StartError> {
+    let pfs = PfsTree::open(&settings.pfs).map_err(failed("PFS"))?;
+    open_with(settings, OpenMode::Serve, pfs, store, wrap)
+}
+
+fn open_with(
+    settings: Settings,
+    mode: OpenMode,
+    pfs: PfsTree,
+    store: Box<dyn forebay_kv::Store>,
+    wrap: &mut dyn FnMut(&mut TierSet),
+) -> Result<Rooms, StartError> {
+    let instance = instance_id(&*store)?;
+    let (ns, loaded) = Namespace::open(pfs, store, instance).map_err(failed("metadata store"))?;
+    failpoint::hit(failpoint::Point::StartLoaded);
+    let mut facts = match Facts::load(&ns).map_err(failed("metadata store"))? {
+        Some(facts) if facts.pfs != settings.pfs => {
+            return Err(StartError::OtherPfs {
+                state: settings.state.display().to_string(),
+                was: facts.pfs.display().to_string(),
+                now: settings.pfs.display().to_string(),
+            });
+        }
+        Some(facts) => facts,
+        None => Facts::new(&settings),
+    };
+    let accept = matches!(
+        mode,
+        OpenMode::Check {
+            dry_run: false,
+            new_pfs: true
+        }
+    );
+    pfsmark::check(&ns, &settings.pfs, accept)?;
+    if !accept {
+        pfsmark::check_inner(&ns, &loaded.files, &settings.pfs)?;
+    }
+    facts.follow(&settings);
+    if settings.ssd.len() + facts.known_ssd.len() > SSDS_MAX {
+        return Err(StartError::Failed {
+            what: "--ssd".into(),
+            why: format!("more than {SSDS_MAX} directories"),
+        });
+    }
+    let mut tiers = TierSet::open(&settings, ns.pfs(), instance, &mut facts.known_ssd)
+        .map_err(failed("tiers"))?;
+    wrap(&mut tiers);
+    finish(settings, ns, loaded, &facts, tiers, mode)
+}
+
+/// The second half of [`open_with`].
+fn finish(
+    settings: Settings,
+    ns: Namespace,
+    loaded: Loaded,
+    facts: &Facts,
+    tiers: TierSet,
+    mode: OpenMode,
+) -> Result<Rooms, StartError> {
+    let state = settings.state.clone();
+    let count = missing_tiers(&loaded, &tiers);
+    if count > 0 && mode == OpenMode::Serve {
+        tiers.undo(&state);
+        return Err(StartError::TierMissing { count });
+    }
+    let scheduling = match Scheduling::new(&settings, &ns, facts, &tiers) {
+        Ok(scheduling) => scheduling,
+        Err(error) => {
+            tiers.undo(&state);
+            return Err(error);
+        }
+    };
+    let rooms = wire_up(settings, ns, tiers, scheduling);
+    let taken_over = take_over(&rooms, loaded, facts, mode);
+    if taken_over.is_err() {
+        rooms.buffer.tiers().undo(&state);
+    }
+    taken_over.map(|()| rooms)
+}
+
+/// Takes over what an earlier run has left.
+fn take_over(
+    rooms: &Rooms,
+    loaded: Loaded,
+    facts: &Facts,
+    mode: OpenMode,
+) -> Result<(), StartError> {
+    rooms.lifecycle.restore_totals(facts);
+    rooms.plan.restore_bandwidths();
+    match mode {
+        OpenMode::Serve => rooms.lifecycle.recover(loaded)?,
+        OpenMode::Check { dry_run, .. } => {
+            let opened = rooms.integrity.open_for_check(loaded, dry_run);
+            opened.map_err(failed("recovery"))?;
+        }
+    }
+    let ns = rooms.base.ns();
+    rooms.base.conflicts().prune(ns);
+    if mode == OpenMode::Serve
+        && let Err(why) = pfsmark::remember(ns)
+    {
+        tracing::warn!("which PFS this is will not be known at the next start: {why}");
+    }
+    Ok(())
+}
+
+/// How many undrained files lie in tiers that this start does not have.
+fn missing_tiers(loaded: &Loaded, tiers: &TierSet) -> usize {
+    let known = loaded.files.iter().filter(|file| file.lock().is_dirty());
+    let known = known.map(|file| file.tier());
+    let is_missing = |tier: &TierId| tiers.get(*tier).is_none();
+    known.chain(lost_tiers(loaded)).filter(is_missing).count()
+}
+
+/// Tiers of undrained files whose directory is not known.
+fn lost_tiers(loaded: &Loaded) -> impl Iterator<Item = TierId> {
+    let dirty = loaded
+        .lost
+        .iter()
+        .filter(|(_, record)| !record.residency.clean);
+    dirty.map(|(_, record)| record.residency.tier)
+}
+
+/// Who gets what, and when.
+struct Scheduling {
+    started: Instant,
+    dedicated: Dedicated,
+    trigger: Trigger,
+    engine: Engine,
+    learning: Learning,
+    scrub: Scrub,
+    boot: Boot,
+}
+
+impl Scheduling {
+    /// An error says why the settings cannot be, or what of earlier runs cannot be read.
+    fn new(
+        settings: &Settings,
+        ns: &Namespace,
+        facts: &Facts,
+        tiers: &TierSet,
+    ) -> Result<Self, StartError> {
+        const WHAT: &str = "scheduling";
+        let started = Instant::now();
+        let dedicated = Dedicated::new(settings);
+        let capacity = tiers.limits().iter().map(|(_, bytes)| bytes).sum();
+        facts.save(ns).map_err(failed(WHAT))?;
+        let fits = dedicated.check(capacity);
+        fits.map_err(failed("[engine] share"))?;
+        let boot = Boot::look(ns, settings.boot_id.as_deref());
+        Ok(Scheduling {
+            started,
+            dedicated,
+            trigger: Picking::trigger(&settings.demotion).map_err(failed(WHAT))?,
+            engine: Engine::new(settings, started).map_err(failed(WHAT))?,
+            learning: Learning::open(ns, settings, started).map_err(failed(WHAT))?,
+            scrub: Scrub::load(ns).map_err(failed(WHAT))?,
+            boot: boot.map_err(failed(WHAT))?,
+        })
+    }
+}
+
+/// Every room with those below it.
+fn wire_up(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Scheduling) -> Rooms {
+    let has_flash = !settings.ssd.is_empty();
+    let durability = settings.durability;
+    let durability = durability.unwrap_or(Files::default_durability(has_flash));
+    let descriptors = Descriptors::new(&settings, tiers.get(OVERFLOW).is_some());
+    ns.keep_directories(descriptors.directories_max);
+    let Scheduling {
+        started,
+        dedicated,
+        engine,
+        learning,
+        scrub,
+        boot,
+        trigger,
+    } = scheduling;
+    let picking = Picking::new(
+        &settings.demotion,
+        started,
+        trigger,
+        descriptors.batch_files_max,
+    );
+    let base = Arc::new(Base::new(settings, ns, started));
+    let catalog = Arc::new(Catalog::new(&base, durability));
+    let buffer = Arc::new(Buffer::new(&base, tiers));
+    let integrity = Arc::new(Integrity::new(&base, &catalog, &buffer, scrub));
+    let learned = (engine, learning, dedicated);
+    let plan = Arc::new(Plan::new(&base, &catalog, &buffer, learned));
+    let drain = Drain::new(&base, &catalog, &buffer, &integrity, &plan, picking);
+    let drain = Arc::new(drain);
+    let files = Arc::new(Files::new(&drain, descriptors));
+    let orders = Arc::new(Orders::new(&files));
+    let lifecycle = Arc::new(Lifecycle::new(&orders, boot));
+    Rooms {
+        base,
+        catalog,
+        buffer,
+        integrity,
+        plan,
+        drain,
+        files,
+        orders,
+        lifecycle,
+    }
+}
+
+fn instance_id(store: &dyn forebay_kv::Store) -> Result<[u8; 16], StartError> {
+    const KEY: &[u8] = b"c/instance-id";
+    let known = store.get(KEY).map_err(failed("metadata store"))?;
+    if let Some(id) = known.and_then(|bytes| <[u8; 16]>::try_from(bytes).ok()) {
+        return Ok(id);
+    }
+    let mut id = [0; 16];
+    let mut random = std::fs::File::open("/dev/urandom").map_err(failed("/dev/urandom"))?;
+    std::io::Read::read_exact(&mut random, &mut id).map_err(failed("/dev/urandom"))?;
+    let mut batch = forebay_kv::Batch::new();
+    batch.put(KEY, id);
+    store
+        .commit(batch, forebay_kv::Durability::Synced)
+        .map_err(failed("metadata store"))?;
+    Ok(id)
+}
