@@ -1,5 +1,8 @@
 //! Objects that are not, or no longer, what a file is: the second copy on flash, and what a move has left.
 
+use std::sync::Arc;
+
+use forebay_kv::Durability;
 use forebay_namespace::File;
 use forebay_policy::refuge::flash_with_room;
 use forebay_types::{Generation, TierId, failpoint};
@@ -67,6 +70,38 @@ impl Buffer {
         };
         if !wanted {
             self.remove_left_behind(file, tier);
+        }
+    }
+
+    /// A copy whose commit the store has failed: it may be what a start finds on record. It is charged, and goes when the store
+    /// takes the record of its file again.
+    pub fn leave_copy_later(&self, file: &Arc<File>, tier: TierId, bytes: u64) {
+        self.ledger.found_shadow(file.object, tier, bytes);
+        self.late_copies.lock().push((file.clone(), tier));
+    }
+
+    /// Removes copies whose commit has failed, where the store takes records again.
+    pub fn leave_copies_late(&self) {
+        let late = std::mem::take(&mut *self.late_copies.lock());
+        for (file, tier) in late {
+            let _copying = file.copying();
+            let saved = match file.lock() {
+                state if state.is_unlinked() => Ok(()),
+                state => self.ns.save(&file, &state, Durability::Synced),
+            };
+            if saved.is_err() {
+                self.late_copies.lock().push((file.clone(), tier));
+                continue;
+            }
+            let is_second = file
+                .lock()
+                .residency
+                .shadow
+                .is_some_and(|(flash, _)| flash == tier);
+            self.leave_copy(&file, tier);
+            if !is_second {
+                self.ledger.release_shadow(file.object);
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use forebay_namespace::{File, Namespace};
-use forebay_types::ObjectId;
+use forebay_types::{ObjectId, TierId};
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::Base;
@@ -51,6 +51,8 @@ pub struct Buffer {
     unclosed: Mutex<HashSet<ObjectId>>,
     /// Clean files whose object in the overflow could not make way for what the PFS has; tried again.
     overstaying: Mutex<Vec<Arc<File>>>,
+    /// Copies whose commit the store has failed.
+    late_copies: Mutex<Vec<(Arc<File>, TierId)>>,
     /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS they are undrained.
     stranded: Mutex<Vec<Stranded>>,
     /// The collector of unused objects sleeps here.
@@ -71,6 +73,7 @@ impl Buffer {
             queue: DrainQueue::new(demotion.retry_after),
             unclosed: Mutex::default(),
             overstaying: Mutex::default(),
+            late_copies: Mutex::default(),
             stranded: Mutex::default(),
             collector: Default::default(),
             base: base.clone(),

@@ -10,7 +10,7 @@ use forebay_types::{Errno, Generation, ObjectId};
 use parking_lot::RwLock;
 
 use crate::buffer::Buffer;
-use crate::buffer::opens::Target;
+use crate::buffer::opens::{Claim, Target};
 
 /// Files of the burst buffer by object.
 pub type FileTable = RwLock<HashMap<ObjectId, Arc<File>>>;
@@ -83,5 +83,11 @@ impl Buffer {
     pub fn is_unnamed(&self, object: ObjectId, identity: &Identity) -> bool {
         let own = identity.object == object && identity.instance == self.ns.instance();
         own && identity.is_unnamed()
+    }
+
+    /// The right to open a file, if nobody has it open.
+    pub fn claim_unopened(&self, file: &File) -> Option<Claim<'_>> {
+        let claim = self.opens.claim(file.ino);
+        (!claim.is_open()).then_some(claim)
     }
 }

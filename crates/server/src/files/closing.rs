@@ -13,6 +13,7 @@ use forebay_types::{Errno, Handle, OpenFlags, TierId};
 
 use crate::buffer::opens::{Claim, OpenFile, Target};
 use crate::files::Files;
+use crate::files::mover::Move;
 use crate::files::unseen::Untouched;
 
 impl Files {
@@ -235,28 +236,39 @@ impl Files {
         let stat = source.stat()?;
         let to = self.buffer.flash_for(stat.allocated_bytes);
         let to = to.ok_or(Errno::ENOSPC)?;
-        let (generation, shadow) = {
+        let generation = {
             let mut state = file.lock();
             if std::mem::take(&mut state.residency.writing) {
                 state.changed();
                 state.take_stat(&stat);
             }
-            (state.generation(), state.residency.shadow)
+            state.generation()
         };
-        let object = self.copy_object(file, &*source, to)?;
-        if self
-            .ns
-            .migrated(file, generation, to, true, Some(stat.size))?
-        {
-            if let Some((open, target)) = &mut held {
-                // Who has it open on a mount that was taken away under them may ask for it to the end.
-                let (file, tier) = (file.clone(), to);
-                open.put(target, Target::Buffer { file, object, tier });
-            }
-            self.buffer.book(file, stat.allocated_bytes);
-            self.buffer.remove_left_behind(file, tier);
-            self.buffer.leave_shadow(file, shadow, to);
-        }
+        let wanted = Move {
+            file,
+            source: &*source,
+            to,
+            generation: Some(generation),
+            is_exclusive: true,
+        };
+        self.move_object(
+            &wanted,
+            || Some(()),
+            |object| {
+                if let Some((open, target)) = &mut held {
+                    // Who has it open on a mount that was taken away under them may ask for it to the end.
+                    let file = file.clone();
+                    open.put(
+                        target,
+                        Target::Buffer {
+                            file,
+                            object,
+                            tier: to,
+                        },
+                    );
+                }
+            },
+        )?;
         Ok(())
     }
 

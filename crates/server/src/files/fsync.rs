@@ -13,14 +13,7 @@ use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
-
-/// What a file is itself is never written over by a copy of what it was.
-pub fn refuse_primary(file: &File, to: TierId) -> Result<(), Errno> {
-    match file.tier() == to {
-        true => Err(Errno::EBUSY),
-        false => Ok(()),
-    }
-}
+use crate::files::mover::{Move, refuse_primary};
 
 impl Files {
     /// Makes what was written so far as durable as the file's rung says.
@@ -275,22 +268,15 @@ impl Files {
         }
         // Writes after the last fsync are in memory only; what is on flash is brought up to date.
         let source = self.buffer.tiers().open_object(tier, file.object)?;
-        let moved = self.copy_object(file, &*source, flash)?;
-        let size = moved.stat()?.size;
+        let wanted = Move {
+            file,
+            source: &*source,
+            to: flash,
+            generation: Some(generation),
+            is_exclusive: false,
+        };
         // Somebody who opens it meanwhile would go on with the object that is about to go.
-        let claim = self.buffer.opens().claim(file.ino);
-        if !claim.is_open()
-            && self
-                .ns
-                .migrated(file, generation, flash, false, Some(size))?
-        {
-            drop(claim);
-            self.buffer.ledger().release_shadow(file.object);
-            self.buffer.book(file, moved.stat()?.allocated_bytes);
-            self.buffer.remove_left_behind(file, tier);
-        } else {
-            self.buffer.leave_copy(file, flash);
-        }
+        self.move_object(&wanted, || self.buffer.claim_unopened(file), drop)?;
         Ok(())
     }
 
@@ -336,34 +322,25 @@ impl Files {
             object.sync(false)?;
             return self.save_live(file, &*object, generation);
         }
-        let stat = object.stat()?;
-        let bytes = stat.allocated_bytes;
-        let Some(flash) = self.buffer.flash_for(bytes) else {
+        let Some(flash) = self.buffer.flash_for(object.stat()?.allocated_bytes) else {
             drop((claim, copying));
             return self.demote_and_wait(file);
         };
-        let shadow = file.lock().residency.shadow;
-        match self.copy_object(file, &*object, flash) {
-            // It had less than its tier was promised.
-            Err(Errno::ENOSPC | Errno::EDQUOT) => {
-                drop((claim, copying));
-                return self.demote_and_wait(file);
-            }
-            copied => drop(copied?),
-        }
-        if self
-            .ns
-            .migrated(file, generation, flash, false, Some(stat.size))?
-        {
-            self.buffer.book(file, bytes);
-            self.buffer.remove_left_behind(file, tier);
-            self.buffer.leave_shadow(file, shadow, flash);
-            return Ok(());
-        }
-        // Its attributes have changed meanwhile.
-        self.buffer.leave_copy(file, flash);
+        let wanted = Move {
+            file,
+            source: &*object,
+            to: flash,
+            generation: Some(generation),
+            is_exclusive: false,
+        };
+        let moved = self.move_object(&wanted, || Some(()), drop);
         drop((claim, copying));
-        self.demote_and_wait(file)
+        match moved {
+            Ok(Some(_)) => Ok(()),
+            // Its attributes have changed meanwhile, or flash had less than was promised.
+            Ok(None) | Err(Errno::ENOSPC | Errno::EDQUOT) => self.demote_and_wait(file),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// Demotes a file that may be open for unseen writing. The copy is published only if the object

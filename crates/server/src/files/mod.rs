@@ -7,6 +7,7 @@ pub(crate) mod fsync;
 pub(crate) mod garbage;
 pub(crate) mod guard;
 pub(crate) mod io;
+pub(crate) mod mover;
 pub(crate) mod open;
 pub(crate) mod setid;
 pub(crate) mod space;

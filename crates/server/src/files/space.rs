@@ -14,13 +14,13 @@ use forebay_policy::placement::{
 use forebay_policy::refuge::tier_to_grow_in;
 use forebay_policy::series::Identity;
 use forebay_policy::victims::{Incoming, is_direct};
-use forebay_tiers::{CopyControl, TierKind, copy, refresh};
-use forebay_types::{Errno, Ino, ObjectId, TierId, failpoint, limits::SPACE_UNIT_BYTES};
+use forebay_tiers::TierKind;
+use forebay_types::{Errno, Ino, ObjectId, TierId, limits::SPACE_UNIT_BYTES};
 
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
-use crate::files::fsync::refuse_primary;
+use crate::files::mover::Move;
 
 /// A writer that waits for space looks again after this long even if nobody woke it.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -301,32 +301,30 @@ impl Files {
             Refused::Tier { .. } => self.other_tier(*tier, size + len)?,
         };
         let (file, object) = (file.clone(), object.clone());
-        let moved = self.copy_object(&file, &*object, to)?;
-        let flushed = (self.buffer.tiers().kind(to) != TierKind::Dram)
-            .then(|| moved.stat().map(|stat| stat.size))
-            .transpose()?;
-        let generation = self.buffer.generation(&file);
-        let from = *tier;
-        let shadow = file.lock().residency.shadow;
-        if !self
-            .ns
-            .migrated(&file, generation, to, true, flushed)
-            .map_err(Errno::from)?
-        {
-            self.buffer.leave_copy(&file, to);
-            return Err(Errno::EAGAIN);
-        }
-        let now = Target::Buffer {
-            file: file.clone(),
-            object: moved.clone(),
-            tier: to,
+        let wanted = Move {
+            file: &file,
+            source: &*object,
+            to,
+            // Requests wait for the target.
+            generation: None,
+            is_exclusive: true,
         };
-        open.put(&mut target, now);
-        drop(target);
-        self.buffer.book(&file, moved.stat()?.allocated_bytes);
-        self.buffer.remove_left_behind(&file, from);
-        self.buffer.leave_shadow(&file, shadow, to);
-        Ok(())
+        let moved = self.move_object(
+            &wanted,
+            || Some(()),
+            |object| {
+                let file = file.clone();
+                let now = Target::Buffer {
+                    file,
+                    object,
+                    tier: to,
+                };
+                open.put(&mut target, now);
+                drop(target);
+            },
+        )?;
+        // Attributes have changed in the moment of the commit.
+        moved.map(drop).ok_or(Errno::EAGAIN)
     }
 
     fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Errno> {
@@ -334,60 +332,5 @@ impl Files {
             Some(index) => Ok(TierId(index as u8)),
             None => self.overflow(),
         }
-    }
-
-    /// Copies a file's object to another tier, flushed, with its times. `EIO` if what is on flash is not what its record says.
-    pub fn copy_object(
-        &self,
-        file: &Arc<File>,
-        source: &dyn forebay_tiers::Object,
-        to: TierId,
-    ) -> Result<Arc<dyn forebay_tiers::Object>, Errno> {
-        let slot = self.buffer.tiers().get(to).ok_or(Errno::ENODEV)?;
-        refuse_primary(file, to)?;
-        let identity = self.buffer.identity(file, false);
-        let before = source.stat()?;
-        let expected = self.integrity.content_on_flash(file);
-        let (destination, earlier) = match slot.tier.create(file.object, &identity.unfinished()) {
-            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
-                (slot.tier.open(file.object)?, true)
-            }
-            other => (other?, false),
-        };
-        failpoint::hit(failpoint::Point::MoveObject);
-        if earlier {
-            // What an fsync has left there stays until it is replaced, piece by piece.
-            refresh(source, &*destination, &CopyControl::NONE).map_err(|e| e.errno())?;
-        } else {
-            let copied = copy(source, &*destination, &CopyControl::NONE);
-            let good = copied.map_err(|e| e.errno()).and_then(|report| {
-                match self
-                    .integrity
-                    .is_other_content(file, expected, report.sums.crc)
-                {
-                    None => Ok(()),
-                    Some(_) => {
-                        self.integrity.at_rest().suspect(file.object);
-                        Err(Errno::EIO)
-                    }
-                }
-            });
-            if let Err(errno) = good {
-                if let Err(e) = slot.tier.remove(file.object) {
-                    tracing::warn!("object {} in {}: {e}", file.object, slot.tier.name());
-                }
-                return Err(errno);
-            }
-        }
-        failpoint::hit(failpoint::Point::MoveCopied);
-        let at = forebay_types::SetTime::At;
-        destination.set_times(Some(at(before.atime)), Some(at(before.mtime)))?;
-        destination.set_identity(&identity)?;
-        if slot.kind != TierKind::Dram {
-            destination.sync(false)?;
-            slot.tier.sync_all()?;
-            failpoint::hit(failpoint::Point::MoveFlushed);
-        }
-        Ok(destination)
     }
 }

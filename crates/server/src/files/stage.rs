@@ -9,6 +9,7 @@ use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, TierKi
 use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
 use crate::files::Files;
+use crate::files::mover::Move;
 use crate::integrity::atrest::Purpose;
 
 /// A file that came in, its object and that one's tier.
@@ -186,7 +187,14 @@ impl Files {
         if !room && self.make_space(dram, bytes) < bytes {
             return Err(Errno::ENOSPC);
         }
-        let copied = match self.copy_object(file, &*source, dram) {
+        let wanted = Move {
+            file,
+            source: &*source,
+            to: dram,
+            generation: Some(generation),
+            is_exclusive: false,
+        };
+        match self.move_object(&wanted, || self.buffer.claim_unopened(file), drop) {
             Err(Errno::EIO) => {
                 let claim = self.buffer.opens().claim(file.ino);
                 if !claim.is_open() {
@@ -196,17 +204,12 @@ impl Files {
                 }
                 return Err(Errno::EIO);
             }
-            copied => copied?,
-        };
-        let claim = self.buffer.opens().claim(file.ino);
-        if claim.is_open() || !self.ns.migrated(file, generation, dram, false, None)? {
-            drop(claim);
-            self.buffer.remove_left_behind(file, dram);
-            return Ok(false);
+            outcome => {
+                if outcome?.is_none() {
+                    return Ok(false);
+                }
+            }
         }
-        drop(claim);
-        self.buffer.book(file, copied.stat()?.allocated_bytes);
-        self.buffer.remove_left_behind(file, tier);
         moved(bytes);
         Ok(true)
     }

@@ -43,6 +43,7 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
         if now >= mend_at {
             if mend_store(lifecycle) {
                 lifecycle.buffer.leave_overflow_late();
+                lifecycle.buffer.leave_copies_late();
             }
             mend_at = Instant::now() + MEND_EVERY;
         }

@@ -1,0 +1,209 @@
+//! Moves of a file's object from one tier to another: one protocol for all of them.
+//!
+//! 1. *Copy.* The caller has the right to copy the object ([`File::copying`]), and keeps others from changing its content. The
+//!    copy is flushed where its tier is stable storage. What the file is itself is never copied over.
+//! 2. *Commit.* The record names the new tier. Where the file has changed since the copy began, or somebody has it who must
+//!    not, the move is refused, and the copy goes.
+//! 3. *Settle.* Who has the file open goes on with the new object, before the old one goes.
+//! 4. *Charge.* The ledger follows the record.
+//! 5. *Remove.* The old object goes, then a second copy that is of no use any more.
+//!
+//! Where the store fails in 2, nobody can say which of both tiers a start finds on record: both objects stay, both are charged,
+//! and the copy goes when the store takes the record of the file again ([`Buffer::leave_copies_late`]).
+//!
+//! [`Buffer::leave_copies_late`]: crate::buffer::Buffer::leave_copies_late
+
+use std::sync::Arc;
+
+use forebay_namespace::File;
+use forebay_tiers::{CopyControl, Identity, Object, TierKind, copy, refresh};
+use forebay_types::{Errno, Generation, SetTime, TierId, failpoint};
+
+use crate::buffer::tierset::Slot;
+use crate::files::Files;
+
+/// A move to be made.
+pub struct Move<'a> {
+    /// Of this file; the caller has the right to copy it.
+    pub file: &'a Arc<File>,
+    /// What it is now.
+    pub source: &'a dyn Object,
+    /// Where to.
+    pub to: TierId,
+    /// What is copied. `None`: nobody can change the content meanwhile, and attributes may.
+    pub generation: Option<Generation>,
+    /// The caller has the file to itself: also what is being written, or has no name, moves.
+    pub is_exclusive: bool,
+}
+
+/// What a file is itself is never written over by a copy of what it was.
+pub fn refuse_primary(file: &File, to: TierId) -> Result<(), Errno> {
+    match file.tier() == to {
+        true => Err(Errno::EBUSY),
+        false => Ok(()),
+    }
+}
+
+impl Files {
+    /// Moves an object. `may_commit` is asked when the copy is whole: `None` refuses the move, anything else is kept until the
+    /// record is made. `settle` gets the new object. Answers with what the object occupies, or `None` if the move was refused.
+    ///
+    /// # Errors
+    /// The file is where it was. `EIO` also if what is on flash is not what its record says.
+    pub fn move_object<G>(
+        &self,
+        wanted: &Move<'_>,
+        may_commit: impl FnOnce() -> Option<G>,
+        settle: impl FnOnce(Arc<dyn Object>),
+    ) -> Result<Option<u64>, Errno> {
+        let &Move { file, to, .. } = wanted;
+        let (from, shadow) = {
+            let state = file.lock();
+            (state.residency.tier, state.residency.shadow)
+        };
+        let object = self.copy_object(file, wanted.source, to)?;
+        let stat = object.stat()?;
+        let flushed = (self.buffer.tiers().kind(to) != TierKind::Dram).then_some(stat.size);
+        let held = may_commit();
+        let committed = match &held {
+            Some(_) => {
+                let generation = wanted
+                    .generation
+                    .unwrap_or_else(|| file.lock().generation());
+                self.ns
+                    .migrated(file, generation, to, wanted.is_exclusive, flushed)
+            }
+            None => Ok(false),
+        };
+        match committed {
+            Ok(true) => {}
+            Ok(false) => {
+                drop(held);
+                self.buffer.leave_copy(file, to);
+                return Ok(None);
+            }
+            Err(error) => {
+                drop(held);
+                self.buffer.leave_copy_later(file, to, stat.allocated_bytes);
+                return Err(error.into());
+            }
+        }
+        settle(object);
+        drop(held);
+        self.buffer.book(file, stat.allocated_bytes);
+        self.buffer.remove_left_behind(file, from);
+        self.buffer.leave_shadow(file, shadow, to);
+        Ok(Some(stat.allocated_bytes))
+    }
+
+    /// Copies a file's object to another tier, flushed, with its times. What cannot be copied leaves nothing behind.
+    fn copy_object(
+        &self,
+        file: &Arc<File>,
+        source: &dyn Object,
+        to: TierId,
+    ) -> Result<Arc<dyn Object>, Errno> {
+        let slot = self.buffer.tiers().get(to).ok_or(Errno::ENODEV)?;
+        refuse_primary(file, to)?;
+        let identity = self.buffer.identity(file, false);
+        let (destination, is_new) = match slot.tier.create(file.object, &identity.unfinished()) {
+            Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
+                (slot.tier.open(file.object)?, false)
+            }
+            other => (other?, true),
+        };
+        failpoint::hit(failpoint::Point::MoveObject);
+        let filled = self
+            .fill_copy(file, source, &*destination, is_new)
+            .and_then(|()| finish(slot, &*destination, &identity));
+        match filled {
+            Ok(()) => Ok(destination),
+            Err(errno) => {
+                // What an earlier fsync has left there is that fsync's still.
+                if is_new && let Err(e) = slot.tier.remove(file.object) {
+                    tracing::warn!("object {} in {}: {e}", file.object, slot.tier.name());
+                }
+                Err(errno)
+            }
+        }
+    }
+
+    /// Content and times.
+    fn fill_copy(
+        &self,
+        file: &Arc<File>,
+        source: &dyn Object,
+        destination: &dyn Object,
+        is_new: bool,
+    ) -> Result<(), Errno> {
+        let before = source.stat()?;
+        if is_new {
+            let expected = self.integrity.content_on_flash(file);
+            let report = copy(source, destination, &CopyControl::NONE).map_err(|e| e.errno())?;
+            let crc = report.sums.crc;
+            if self
+                .integrity
+                .is_other_content(file, expected, crc)
+                .is_some()
+            {
+                self.integrity.at_rest().suspect(file.object);
+                return Err(Errno::EIO);
+            }
+        } else {
+            // What an fsync has left there stays until it is replaced, piece by piece.
+            refresh(source, destination, &CopyControl::NONE).map_err(|e| e.errno())?;
+        }
+        failpoint::hit(failpoint::Point::MoveCopied);
+        let (atime, mtime) = (SetTime::At(before.atime), SetTime::At(before.mtime));
+        Ok(destination.set_times(Some(atime), Some(mtime))?)
+    }
+}
+
+/// The copy is whole: it says so, on stable storage where its tier is such.
+fn finish(slot: &Slot, destination: &dyn Object, identity: &Identity) -> Result<(), Errno> {
+    destination.set_identity(identity)?;
+    if slot.kind != TierKind::Dram {
+        destination.sync(false)?;
+        slot.tier.sync_all()?;
+        failpoint::hit(failpoint::Point::MoveFlushed);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::{FLASH, Lab, create};
+
+    #[test]
+    fn a_move_whose_commit_fails_leaves_nothing_uncharged() {
+        let (lab, _) = Lab::with_memory();
+        let rooms = lab.rooms();
+        rooms
+            .files
+            .release(create(rooms, b"f", &[7; 64 << 10]))
+            .expect("close");
+        let file = rooms
+            .buffer
+            .table()
+            .read()
+            .values()
+            .next()
+            .cloned()
+            .expect("file");
+        std::fs::write(lab.pfs("failing"), b"").expect("write");
+        lab.store.fail_from(lab.pfs("failing"));
+        rooms.files.leave_memory();
+        assert!(lab.store.fired() > 0, "the store has not failed");
+        assert_ne!(file.tier(), FLASH);
+        // A start may find either on record.
+        assert!(rooms.buffer.tiers().open_object(FLASH, file.object).is_ok());
+        assert!(rooms.buffer.ledger().figures(FLASH).used_bytes >= 64 << 10);
+        lab.store.heal();
+        rooms.buffer.leave_copies_late();
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+        assert_eq!(rooms.buffer.ledger().figures(FLASH).used_bytes, 0);
+        rooms.files.leave_memory();
+        assert_eq!(file.tier(), FLASH);
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+}
