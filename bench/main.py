@@ -11,12 +11,16 @@ import re
 import sys
 from pathlib import Path
 
+from many import many
 from report import GIB, MIB, print_report
-from sections import ALL, Bench
+from sections import ALL as SECTIONS, Bench
 from systems import Failure, Programs, ROOT, pfs_directory, say, tier_directory
 
 from machine import clean_exit_on_signals, workspace
 
+ALL = {**SECTIONS, "many": many}
+# Takes minutes and 10 GiB of memory: only where it is asked for.
+USUAL = list(SECTIONS)
 UNITS = {"": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
@@ -40,7 +44,8 @@ def arguments():
     product.add_argument("--forebay", type=Path, default=ROOT / "target/release/forebay", help="the binary to measure")
     product.add_argument("--without-forebay", dest="forebay", action="store_const", const=None,
                          help="the references only")
-    parser.add_argument("--only", type=sections, default=list(ALL), metavar="A,B", help=f"of {', '.join(ALL)}")
+    parser.add_argument("--only", type=sections, default=USUAL, metavar="A,B",
+                        help=f"of {', '.join(ALL)} (all but many)")
     parser.add_argument("--quick", action="store_true", help="small amounts, twice each: does it work?")
     parser.add_argument("--repeat", type=int, help="repetitions of each measurement (5)")
     parser.add_argument("--procs", type=int, default=2, help="load processes (2)")
@@ -48,6 +53,7 @@ def arguments():
     parser.add_argument("--files", type=int, help="metadata: files per process (20000)")
     parser.add_argument("--drain-bytes", type=size, help="draining: bytes in big files (1GiB)")
     parser.add_argument("--drain-files", type=int, help="draining: small files (10000)")
+    parser.add_argument("--many-files", type=int, default=1_000_000, help="many: undrained small files (1000000)")
     parser.add_argument("--work", type=Path, help="where temporary directories go, and with them the PFS of the runs")
     parser.add_argument("--bin-dir", help="where bare-passthrough and bench-load are (target/release)")
     parser.add_argument("--bare-options", type=str.split, default=[], metavar="'OPTIONS'",
@@ -78,6 +84,9 @@ def measure(args):
     tier_bytes = max(2 * args.procs * args.bytes, 2 * args.drain_bytes, 2 * GIB)
     # Sparse: it takes what is written. With room for what Forebay may write through when its memory is full.
     pfs_bytes = 4 * GIB + 2 * tier_bytes
+    if "many" in args.only:
+        # An inode for each 16 KiB.
+        pfs_bytes = max(pfs_bytes, 32 * 1024 * args.many_files)
     with (workspace("forebay-bench-", args.work) as base, tier_directory(base, tier_bytes) as tier,
           pfs_directory(base, pfs_bytes) as pfs):
         bench = Bench(args, base, tier, pfs, programs)

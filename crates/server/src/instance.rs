@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::base::life::StopOrder;
 use crate::base::settings::Settings;
+use crate::buffer::Buffer;
 use crate::drain::demote;
 use crate::files::{guard, unseen};
 use crate::integrity::{scrub, seal};
@@ -172,8 +173,9 @@ impl Instance {
     fn drain(&self, deadline: Option<Instant>) -> bool {
         let rooms = &self.rooms;
         rooms.buffer.queue().drain_all(true);
+        let mut look = ExactLook::default();
         loop {
-            if self.undrained().undrained_files == 0 && !rooms.orders.publications_under_way() {
+            if look.is_all_drained(&rooms.buffer) && !rooms.orders.publications_under_way() {
                 return true;
             }
             let order = rooms.base.life().stop_order();
@@ -193,7 +195,12 @@ impl Instance {
 
     /// What is not on the PFS now.
     pub fn undrained(&self) -> StopSummary {
-        self.rooms.undrained()
+        let undrained = self.rooms.buffer.undrained_exactly();
+        StopSummary {
+            undrained_files: undrained.files,
+            undrained_bytes: undrained.bytes,
+            in_memory_bytes: undrained.in_memory_bytes,
+        }
     }
 
     /// Ends all threads and leaves everything on stable storage where there is room for it. To be
@@ -273,6 +280,25 @@ impl Instance {
         if let Err(error) = saved {
             tracing::warn!("totals are not kept: {error}");
         }
+    }
+}
+
+/// Looks at every file only where the ledger has nothing undrained left, or for a twentieth of the time.
+#[derive(Default)]
+struct ExactLook {
+    next: Option<Instant>,
+}
+
+impl ExactLook {
+    fn is_all_drained(&mut self, buffer: &Buffer) -> bool {
+        let is_due = self.next.is_none_or(|next| Instant::now() >= next);
+        if buffer.undrained().files > 0 && !is_due {
+            return false;
+        }
+        let begun = Instant::now();
+        let is_all = buffer.undrained_exactly().files == 0;
+        self.next = Some(Instant::now() + 20 * begun.elapsed());
+        is_all
     }
 }
 

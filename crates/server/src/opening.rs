@@ -248,7 +248,7 @@ fn wire_up(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Schedu
     );
     let base = Arc::new(Base::new(settings, ns, started));
     let catalog = Arc::new(Catalog::new(&base, durability));
-    let buffer = Arc::new(Buffer::new(&base, tiers));
+    let buffer = Arc::new(Buffer::new(&base, &catalog, tiers));
     let integrity = Arc::new(Integrity::new(&base, &catalog, &buffer, scrub));
     let learned = (engine, learning, dedicated);
     let plan = Arc::new(Plan::new(&base, &catalog, &buffer, learned));

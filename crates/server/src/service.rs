@@ -281,7 +281,7 @@ impl Server {
                 if name.starts_with(b"user.forebay.")
                     && let Ok(forebay_namespace::Node::File(file)) = ns.node(ino)
                 {
-                    rooms.catalog.name_by_xattrs(&file);
+                    rooms.buffer.name_by_xattrs(&file);
                 }
             }
             Request::ListXattr { ino, cred } => {
@@ -321,10 +321,8 @@ impl Server {
             && let Some(file) = found.file
         {
             rooms
-                .catalog
-                .apps()
-                .renamed(file.object, &rooms.catalog.rules().identify(&file.path()));
-            rooms.catalog.name_by_xattrs(&file);
+                .buffer
+                .renamed(&file, &rooms.catalog.rules().identify(&file.path()));
             let older = {
                 let state = file.lock();
                 state.residency.published.filter(|_| state.is_dirty())

@@ -1,18 +1,16 @@
 //! Answers to `status` and `where`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::throttle::DemotionPace;
-use forebay_tiers::TierKind;
 use forebay_types::{Errno, TierId, limits};
 use forebay_wire::control::{
     ApplicationStatus, ControlResponse, PathFailure, PlanStatus, StatusBits, TierStatus, WhereEntry,
 };
 
 use crate::buffer::tierset::OVERFLOW;
-use crate::instance::StopSummary;
 use crate::orders::asker::{Asker, Sight};
 use crate::orders::unreachable::{explains, failure};
 use crate::orders::walk::Visited;
@@ -25,56 +23,11 @@ const WHERE_ENTRIES_MAX: usize = 1000;
 const APPLICATIONS_MAX: usize = 100;
 
 impl Rooms {
-    /// What is not on the PFS now.
-    pub fn undrained(&self) -> StopSummary {
-        let mut summary = StopSummary::default();
-        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
-        for file in files {
-            let (dirty, writing, tier) = {
-                let state = file.lock();
-                let dirty = state.is_dirty() && !state.is_unlinked();
-                (dirty, state.residency.writing, state.residency.tier)
-            };
-            if !dirty {
-                continue;
-            }
-            let unreachable =
-                self.buffer.tiers().kind(tier) == TierKind::Pfs && self.base.pulse().is_silent();
-            if writing
-                && !unreachable
-                && let Ok(stat) = self
-                    .buffer
-                    .tiers()
-                    .open_object(tier, file.object)
-                    .and_then(|o| o.stat())
-            {
-                self.buffer
-                    .ledger()
-                    .observe(file.object, stat.allocated_bytes);
-            }
-            let bytes = self.buffer.ledger().used_bytes(file.object);
-            summary.undrained_files += 1;
-            summary.undrained_bytes += bytes;
-            if self.buffer.tiers().kind(tier) == TierKind::Dram {
-                summary.in_memory_bytes += bytes;
-            }
-        }
-        for stranded in self.buffer.stranded().lock().iter() {
-            let bytes = self.buffer.ledger().used_bytes(stranded.object);
-            summary.undrained_files += 1;
-            summary.undrained_bytes += bytes;
-            if self.buffer.tiers().kind(stranded.tier) == TierKind::Dram {
-                summary.in_memory_bytes += bytes;
-            }
-        }
-        summary
-    }
-
     /// Everything `forebay status` shows.
     pub fn status(&self) -> StatusBits {
         use std::os::unix::ffi::OsStrExt;
         let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
-        let undrained = self.undrained();
+        let undrained = self.buffer.undrained();
         let own = self.buffer.tiers().iter().filter(|(id, _)| *id != OVERFLOW);
         let mut tiers: Vec<TierStatus> = own
             .map(|(id, slot)| self.tier_status(slot.tier.name(), id, slot.capacity_bytes))
@@ -115,7 +68,7 @@ impl Rooms {
                 true => 0,
                 false => self.buffer.queue().rate_bytes_per_s(),
             },
-            drain_queued_files: undrained.undrained_files,
+            drain_queued_files: undrained.files,
             drain_failing_files: failing,
             drain_next_try_ms: next_try.map(|time| time.as_millis() as u64),
             demoted_bytes_total: load(&self.base.counters().demoted_bytes),
@@ -210,33 +163,14 @@ impl Rooms {
 
     /// How many applications have something here, and those with most.
     fn application_status(&self) -> (u64, Vec<ApplicationStatus>) {
-        #[derive(Default)]
-        struct Sum {
-            resident: u64,
-            dirty: u64,
-            files: u64,
-        }
-        let mut sums: HashMap<u32, Sum> = HashMap::new();
-        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
-        for file in files {
-            let Some((application, _)) = self.catalog.apps().of(file.object) else {
-                continue;
-            };
-            let bytes = self.buffer.ledger().used_bytes(file.object);
-            let sum = sums.entry(application).or_default();
-            sum.files += 1;
-            sum.resident += bytes;
-            if file.lock().is_dirty() {
-                sum.dirty += bytes;
-            }
-        }
+        let here = self.buffer.ledger().applications();
         let mut list: Vec<ApplicationStatus> = self
             .catalog
             .apps()
             .figures()
             .into_iter()
             .filter_map(|(number, figures)| {
-                let sum = sums.get(&number)?;
+                let sum = here.get(&number)?;
                 let (dwsf_bytes, dwpp_bytes) =
                     self.plan.learning().application_figures(&figures.name);
                 Some(ApplicationStatus {
@@ -245,8 +179,8 @@ impl Rooms {
                     mtbf_ms: Some((figures.mtbf_s * 1e3) as u64),
                     dwsf_bytes,
                     dwpp_bytes,
-                    resident_bytes: sum.resident,
-                    dirty_bytes: sum.dirty,
+                    resident_bytes: sum.used_bytes,
+                    dirty_bytes: sum.dirty_bytes,
                     files: sum.files,
                 })
             })

@@ -15,7 +15,31 @@ struct Charge {
     used_bytes: u64,
     /// Occupied or set aside; at least `used_bytes`.
     held_bytes: u64,
+    /// Nobody can ask for it once it is closed: there is nothing to drain.
+    nameless: bool,
+    /// [`NOBODYS`] before it is known.
+    application: u32,
 }
+
+impl Charge {
+    fn is_undrained(&self) -> bool {
+        self.dirty && !self.nameless
+    }
+}
+
+/// What the objects of one application occupy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ApplicationFigures {
+    /// Objects.
+    pub files: u64,
+    /// Occupied, bytes.
+    pub used_bytes: u64,
+    /// Of those undrained, bytes.
+    pub dirty_bytes: u64,
+}
+
+/// Not an application's number.
+const NOBODYS: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
@@ -26,6 +50,8 @@ struct Sums {
     used_bytes: u64,
     held_bytes: u64,
     dirty_bytes: u64,
+    files: u64,
+    dirty_files: u64,
     /// Held by undrained objects: they may become so many undrained bytes without asking again.
     dirty_held_bytes: u64,
 }
@@ -43,6 +69,7 @@ struct Books {
     /// Copies on flash of objects in memory, beside their charges.
     shadows: HashMap<ObjectId, Charge>,
     tiers: Vec<Sums>,
+    applications: HashMap<u32, ApplicationFigures>,
 }
 
 /// Figures of one tier.
@@ -54,6 +81,10 @@ pub struct TierFigures {
     pub used_bytes: u64,
     /// Of those undrained, bytes.
     pub dirty_bytes: u64,
+    /// Undrained objects.
+    pub dirty_files: u64,
+    /// Objects that are not undrained.
+    pub other_files: u64,
     /// Set aside beyond `used_bytes`.
     pub reserved_bytes: u64,
 }
@@ -75,7 +106,7 @@ pub struct Entry {
 
 /// Accounts of all tiers. Invariants:
 ///
-/// 1. The sums of a tier are the sums over its charges.
+/// 1. The sums of a tier, and of an application, are the sums over its charges.
 /// 2. Objects are charged from `arrive` to `depart` only: nothing else makes an entry, so whoever comes too late for an object that
 ///    has left charges nothing. Its copy on flash is charged only beside it.
 /// 3. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes over
@@ -137,8 +168,30 @@ impl Ledger {
             dirty,
             used_bytes,
             held_bytes: used_bytes,
+            nameless: false,
+            application: NOBODYS,
         };
         self.books.lock().insert(object, charge);
+    }
+
+    /// An object belongs to an application.
+    pub fn assign(&self, object: ObjectId, application: u32) {
+        self.books
+            .lock()
+            .change_all(object, |charge| charge.application = application);
+    }
+
+    /// An object has no name any more, or has got its first.
+    pub fn set_nameless(&self, object: ObjectId, nameless: bool) {
+        self.books
+            .lock()
+            .change_all(object, |charge| charge.nameless = nameless);
+        self.freed.notify_all();
+    }
+
+    /// What each application has here.
+    pub fn applications(&self) -> HashMap<u32, ApplicationFigures> {
+        self.books.lock().applications.clone()
     }
 
     /// Sets what an object holds to `held_bytes`, of which `used_bytes` are occupied, if there is room.
@@ -163,9 +216,13 @@ impl Ledger {
                 .filter(|t| t.kind.is_some())
                 .map(|t| t.dirty_held_bytes)
                 .sum();
-            let mine = if old.dirty { old.held_bytes } else { 0 };
+            let mine = if old.is_undrained() {
+                old.held_bytes
+            } else {
+                0
+            };
             let after = others.saturating_sub(mine).saturating_add(held_bytes);
-            if dirty && after > self.dirty_cap_bytes {
+            if dirty && !old.nameless && after > self.dirty_cap_bytes {
                 return Err(Refused::DirtyCap);
             }
         }
@@ -174,6 +231,7 @@ impl Ledger {
             dirty,
             used_bytes,
             held_bytes,
+            ..Charge::default()
         };
         books.change(object, |old| *old = charge);
         Ok(())
@@ -223,6 +281,7 @@ impl Ledger {
             dirty: true,
             used_bytes,
             held_bytes: held_bytes.max(used_bytes),
+            ..Charge::default()
         };
         self.books.lock().change(object, |old| *old = charge);
     }
@@ -234,6 +293,7 @@ impl Ledger {
             dirty,
             used_bytes,
             held_bytes: used_bytes,
+            ..Charge::default()
         };
         self.books.lock().change(object, |old| *old = charge);
         self.freed.notify_all();
@@ -260,7 +320,7 @@ impl Ledger {
         let mut books = self.books.lock();
         books.take_shadow(object);
         if let Some(old) = books.charges.remove(&object) {
-            books.tier(old).subtract(old);
+            books.subtract(old);
         }
         drop(books);
         self.freed.notify_all();
@@ -272,7 +332,7 @@ impl Ledger {
         let entry = |(object, charge): (&ObjectId, &Charge)| {
             let entry = Entry {
                 tier: TierId(charge.tier),
-                dirty: charge.dirty,
+                dirty: charge.is_undrained(),
                 used_bytes: charge.used_bytes,
                 reserved_bytes: charge.held_bytes.saturating_sub(charge.used_bytes),
                 shadow: books.shadows.get(object).map(|shadow| TierId(shadow.tier)),
@@ -330,6 +390,8 @@ impl Ledger {
             capacity_bytes: sums.capacity_bytes,
             used_bytes: sums.used_bytes,
             dirty_bytes: sums.dirty_bytes,
+            dirty_files: sums.dirty_files,
+            other_files: sums.files - sums.dirty_files,
             reserved_bytes: sums.held_bytes.saturating_sub(sums.used_bytes),
         }
     }
@@ -363,7 +425,9 @@ impl Sums {
     fn add(&mut self, charge: Charge) {
         self.used_bytes += charge.used_bytes;
         self.held_bytes += charge.held_bytes;
-        if charge.dirty {
+        self.files += 1;
+        if charge.is_undrained() {
+            self.dirty_files += 1;
             self.dirty_bytes += charge.used_bytes;
             self.dirty_held_bytes += charge.held_bytes;
         }
@@ -372,7 +436,9 @@ impl Sums {
     fn subtract(&mut self, charge: Charge) {
         self.used_bytes -= charge.used_bytes;
         self.held_bytes -= charge.held_bytes;
-        if charge.dirty {
+        self.files -= 1;
+        if charge.is_undrained() {
+            self.dirty_files -= 1;
             self.dirty_bytes -= charge.used_bytes;
             self.dirty_held_bytes -= charge.held_bytes;
         }
@@ -396,21 +462,61 @@ impl Books {
 
     fn insert(&mut self, object: ObjectId, charge: Charge) {
         if let Some(old) = self.charges.insert(object, charge) {
-            self.tier(old).subtract(old);
+            self.subtract(old);
         }
+        self.add(charge);
+    }
+
+    fn add(&mut self, charge: Charge) {
         self.tier(charge).add(charge);
+        if charge.application != NOBODYS {
+            let figures = self.applications.entry(charge.application).or_default();
+            figures.files += 1;
+            figures.used_bytes += charge.used_bytes;
+            figures.dirty_bytes += if charge.is_undrained() {
+                charge.used_bytes
+            } else {
+                0
+            };
+        }
+    }
+
+    fn subtract(&mut self, charge: Charge) {
+        self.tier(charge).subtract(charge);
+        if let Some(figures) = self.applications.get_mut(&charge.application) {
+            figures.files -= 1;
+            figures.used_bytes -= charge.used_bytes;
+            figures.dirty_bytes -= if charge.is_undrained() {
+                charge.used_bytes
+            } else {
+                0
+            };
+            if figures.files == 0 {
+                self.applications.remove(&charge.application);
+            }
+        }
+    }
+
+    /// Changes what an object holds, if it is there. Whose it is and whether it has a name stay.
+    fn change(&mut self, object: ObjectId, change: impl FnOnce(&mut Charge)) {
+        self.change_all(object, |charge| {
+            let (nameless, application) = (charge.nameless, charge.application);
+            change(charge);
+            charge.nameless = nameless;
+            charge.application = application;
+        });
     }
 
     /// Changes the charge of an object, if it is there.
-    fn change(&mut self, object: ObjectId, change: impl FnOnce(&mut Charge)) {
+    fn change_all(&mut self, object: ObjectId, change: impl FnOnce(&mut Charge)) {
         let Some(charge) = self.charges.get_mut(&object) else {
             return;
         };
         let old = *charge;
         change(charge);
         let new = *charge;
-        self.tier(old).subtract(old);
-        self.tier(new).add(new);
+        self.subtract(old);
+        self.add(new);
     }
 
     fn put_shadow(&mut self, object: ObjectId, tier: TierId, bytes: u64) {
@@ -420,6 +526,8 @@ impl Books {
             dirty: false,
             used_bytes: bytes,
             held_bytes: bytes,
+            nameless: false,
+            application: NOBODYS,
         };
         self.tier(shadow).add(shadow);
         self.shadows.insert(object, shadow);

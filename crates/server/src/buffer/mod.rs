@@ -23,6 +23,7 @@ use forebay_types::{ObjectId, TierId};
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::Base;
+use crate::catalog::Catalog;
 use activity::Activity;
 use ledger::Ledger;
 use opens::OpenTable;
@@ -35,6 +36,7 @@ use tierset::TierSet;
 pub struct Buffer {
     ns: Arc<Namespace>,
     base: Arc<Base>,
+    catalog: Arc<Catalog>,
     /// The tiers.
     tiers: TierSet,
     /// Who holds what.
@@ -61,7 +63,7 @@ pub struct Buffer {
 
 impl Buffer {
     /// The tiers as they were opened; no file is known yet.
-    pub fn new(base: &Arc<Base>, tiers: TierSet) -> Buffer {
+    pub fn new(base: &Arc<Base>, catalog: &Arc<Catalog>, tiers: TierSet) -> Buffer {
         let demotion = &base.settings().demotion;
         Buffer {
             ns: base.ns().clone(),
@@ -77,6 +79,7 @@ impl Buffer {
             stranded: Mutex::default(),
             collector: Default::default(),
             base: base.clone(),
+            catalog: catalog.clone(),
         }
     }
 

@@ -95,7 +95,7 @@ pub struct OpenFile {
     pub ino: Ino,
     /// The kernel reads and writes the object by itself.
     pub passthrough: bool,
-    /// Where the bytes are. Writers of the lock move the file; readers do I/O, on what [`crate::rooms::Rooms::target`] has opened, or look.
+    /// Where the bytes are. Writers of the lock move the file; readers do I/O, on what `Files::target` has opened, or look.
     pub target: RwLock<Target>,
     /// Handles.
     pub counts: Mutex<Counts>,
@@ -321,6 +321,17 @@ impl OpenTable {
     /// Files that hold a descriptor.
     pub fn held(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
+    }
+
+    /// Files that the kernel writes by itself.
+    pub fn written_unseen(&self) -> Vec<Arc<OpenFile>> {
+        let mut found = Vec::new();
+        for shard in &self.by_ino {
+            let by_ino = shard.by_ino.lock();
+            let written = by_ino.open.values().filter(|open| open.passthrough);
+            found.extend(written.filter(|open| open.is_written()).cloned());
+        }
+        found
     }
 
     fn shard(&self, ino: Ino) -> &Shard {

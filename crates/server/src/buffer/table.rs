@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use forebay_namespace::File;
+use forebay_policy::series::Identity as PathIdentity;
 use forebay_tiers::{Identity, ParentKey, TierKind};
-use forebay_types::{Errno, Generation, ObjectId};
+use forebay_types::{Errno, Generation, ObjectId, TierId};
 
 use parking_lot::RwLock;
 
@@ -15,7 +16,121 @@ use crate::buffer::opens::{Claim, Target};
 /// Files of the burst buffer by object.
 pub type FileTable = RwLock<HashMap<ObjectId, Arc<File>>>;
 
+/// What is undrained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Undrained {
+    /// Files.
+    pub files: u64,
+    /// What they occupy, bytes.
+    pub bytes: u64,
+    /// Of those in memory: a reboot would lose them.
+    pub in_memory_bytes: u64,
+}
+
 impl Buffer {
+    /// An object is made, or found by a start: from here on space is charged to it. `dirty`: the PFS does not have it.
+    pub fn arrive(&self, object: ObjectId, tier: TierId, used_bytes: u64, dirty: bool) {
+        self.ledger.arrive(object, tier, used_bytes, dirty);
+        if let Some((application, _)) = self.catalog.apps().of(object) {
+            self.ledger.assign(object, application);
+        }
+    }
+
+    /// An object is a file's: it is found by its id from here on.
+    pub fn enter(&self, file: &Arc<File>, identity: &PathIdentity) {
+        self.table.write().insert(file.object, file.clone());
+        let application = self.catalog.apps().arrived(file.object, identity);
+        self.ledger.assign(file.object, application);
+    }
+
+    /// A file has another path.
+    pub fn renamed(&self, file: &File, identity: &PathIdentity) {
+        let application = self.catalog.apps().renamed(file.object, identity);
+        self.ledger.assign(file.object, application);
+        self.name_by_xattrs(file);
+    }
+
+    /// What somebody has set on the file itself goes before its path.
+    pub fn name_by_xattrs(&self, file: &File) {
+        if let Some(application) = self.catalog.name_by_xattrs(file) {
+            self.ledger.assign(file.object, application);
+        }
+    }
+
+    /// An object is gone, or did not become a file's.
+    pub fn leave(&self, object: ObjectId) {
+        self.table.write().remove(&object);
+        self.queue.forget(object);
+        self.ledger.depart(object);
+        self.catalog.apps().left(object);
+    }
+
+    /// All files, at some moment. Costs a step for each.
+    pub fn files(&self) -> Vec<Arc<File>> {
+        self.table.read().values().cloned().collect()
+    }
+
+    /// What is not on the PFS, as the ledger has it: cheap, and behind by what is under way.
+    pub fn undrained(&self) -> Undrained {
+        self.observe_written();
+        let mut sum = Undrained::default();
+        for (tier, slot) in self.tiers.iter() {
+            let figures = self.ledger.figures(tier);
+            sum.files += figures.dirty_files;
+            sum.bytes += figures.dirty_bytes;
+            if slot.kind == TierKind::Dram {
+                sum.in_memory_bytes += figures.dirty_bytes;
+            }
+        }
+        sum
+    }
+
+    /// The same by a look at every file.
+    pub fn undrained_exactly(&self) -> Undrained {
+        self.observe_written();
+        let mut sum = Undrained::default();
+        let mut add = |object, tier| {
+            let bytes = self.ledger.used_bytes(object);
+            sum.files += 1;
+            sum.bytes += bytes;
+            if self.tiers.kind(tier) == TierKind::Dram {
+                sum.in_memory_bytes += bytes;
+            }
+        };
+        for file in self.files() {
+            let (dirty, tier) = {
+                let state = file.lock();
+                (
+                    state.is_dirty() && !state.is_unlinked(),
+                    state.residency.tier,
+                )
+            };
+            if dirty {
+                add(file.object, tier);
+            }
+        }
+        for stranded in self.stranded.lock().iter() {
+            add(stranded.object, stranded.tier);
+        }
+        sum
+    }
+
+    /// What the kernel writes by itself is as large as it is.
+    fn observe_written(&self) {
+        for open in self.opens.written_unseen() {
+            // A file that is being moved is written by nobody.
+            let Some(target) = open.target.try_read() else {
+                continue;
+            };
+            if let Target::Buffer { file, object, tier } = &*target
+                && (self.tiers.kind(*tier) != TierKind::Pfs || !self.base.pulse().is_silent())
+                && let Ok(stat) = object.stat()
+            {
+                self.ledger.observe(file.object, stat.allocated_bytes);
+            }
+        }
+    }
+
     /// The file with this object.
     pub fn file(&self, object: ObjectId) -> Option<Arc<File>> {
         self.table.read().get(&object).cloned()

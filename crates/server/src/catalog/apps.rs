@@ -127,8 +127,8 @@ impl Applications {
         }
     }
 
-    /// A file has come into the burst buffer.
-    pub fn arrived(&self, object: ObjectId, identity: &Identity) {
+    /// A file has come into the burst buffer. Answers with its application.
+    pub fn arrived(&self, object: ObjectId, identity: &Identity) -> u32 {
         let now = self.now_s();
         let mut inner = self.inner.lock();
         let application = inner.application(&identity.application, self.quiet_s);
@@ -151,6 +151,7 @@ impl Applications {
         known.alive_s = now;
         known.files += 1;
         known.newest = known.newest.max(version);
+        application
     }
 
     /// A file was opened for writing.
@@ -197,8 +198,8 @@ impl Applications {
         series.fsyncs = fsynced;
     }
 
-    /// A file has another path now.
-    pub fn renamed(&self, object: ObjectId, identity: &Identity) {
+    /// A file has another path now. Answers with its application.
+    pub fn renamed(&self, object: ObjectId, identity: &Identity) -> u32 {
         let now = self.now_s();
         let mut inner = self.inner.lock();
         let application = inner.application(&identity.application, self.quiet_s);
@@ -219,6 +220,7 @@ impl Applications {
             known.versions.closed(version, now);
             inner.unsettled.insert(application);
         }
+        application
     }
 
     /// Somebody has said which application or version a file belongs to: that goes before its path.

@@ -21,8 +21,9 @@ impl Catalog {
     }
 
     /// Application and version that somebody has set on the file itself. Only of dirty files, whose
-    /// attributes are on record: those of others would cost a request to the PFS each.
-    pub fn name_by_xattrs(&self, file: &File) {
+    /// attributes are on record: those of others would cost a request to the PFS each. Answers with the application, if there
+    /// is anything of the kind.
+    pub fn name_by_xattrs(&self, file: &File) -> Option<u32> {
         let state = file.lock();
         let value = |name: &[u8]| {
             let found = state.xattrs.iter().find(|(n, _)| n == name)?;
@@ -31,9 +32,11 @@ impl Catalog {
         let application = value(b"user.forebay.app");
         let version = value(b"user.forebay.version").and_then(|v| v.trim().parse().ok());
         drop(state);
-        if application.is_some() || version.is_some() {
-            self.apps
-                .name_explicitly(file.object, application.as_deref(), version);
+        if application.is_none() && version.is_none() {
+            return None;
         }
+        self.apps
+            .name_explicitly(file.object, application.as_deref(), version);
+        self.apps.of(file.object).map(|(number, _)| number)
     }
 }

@@ -191,7 +191,7 @@ impl Files {
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in memory:
     /// after a stop nothing depends on the node staying up.
     pub fn leave_memory(&self) {
-        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.files();
         for file in files {
             let tier = file.tier();
             if self.buffer.tiers().kind(tier) != TierKind::Dram || file.lock().is_unlinked() {
@@ -283,7 +283,7 @@ impl Files {
     /// What stays here undrained after an orderly stop does not depend on the node staying up: a start after a reboot believes only
     /// what was flushed.
     pub fn flush_undrained(&self) {
-        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.files();
         let mut due = Vec::new();
         for file in files {
             let (residency, left) = {
@@ -395,14 +395,7 @@ mod tests {
         let (lab, flash) = Lab::with_memory();
         let rooms = lab.rooms();
         let handle = create(rooms, b"f", &OLD);
-        let file = rooms
-            .buffer
-            .table()
-            .read()
-            .values()
-            .next()
-            .cloned()
-            .expect("file");
+        let file = rooms.buffer.files().pop().expect("file");
         assert_ne!(file.tier(), FLASH, "not in memory");
         let before = slow_write(&flash);
         std::thread::scope(|scope| {
@@ -431,14 +424,7 @@ mod tests {
             .files
             .release(create(rooms, b"f", &OLD))
             .expect("close");
-        let file = rooms
-            .buffer
-            .table()
-            .read()
-            .values()
-            .next()
-            .cloned()
-            .expect("file");
+        let file = rooms.buffer.files().pop().expect("file");
         assert_ne!(file.tier(), FLASH, "not in memory");
         let (opened, _) = rooms
             .files
@@ -469,14 +455,7 @@ mod tests {
         let (lab, flash) = Lab::with_memory();
         let rooms = lab.rooms();
         let handle = create(rooms, b"f", &[9; 4096]);
-        let file = rooms
-            .buffer
-            .table()
-            .read()
-            .values()
-            .next()
-            .cloned()
-            .expect("file");
+        let file = rooms.buffer.files().pop().expect("file");
         rooms.files.fsync(handle, false).expect("fsync");
         let written = rooms.files.write(handle, 0, &OLD, WriteHow::WAITING);
         assert_eq!(written, Ok(Some(OLD.len())));

@@ -437,14 +437,7 @@ mod tests {
         let rooms = lab.rooms();
         let handle = create(rooms, b"f", &[1; 4096]);
         let (open, _) = rooms.buffer.opens().file(handle).expect("open");
-        let file = rooms
-            .buffer
-            .table()
-            .read()
-            .values()
-            .next()
-            .cloned()
-            .expect("file");
+        let file = rooms.buffer.files().pop().expect("file");
         std::thread::scope(|scope| {
             let growing = open.growing.lock();
             let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
@@ -476,14 +469,7 @@ mod tests {
         });
         let rooms = lab.rooms();
         let handle = create(rooms, b"f", &vec![1; 2 << 20]);
-        let file = rooms
-            .buffer
-            .table()
-            .read()
-            .values()
-            .next()
-            .cloned()
-            .expect("file");
+        let file = rooms.buffer.files().pop().expect("file");
         std::thread::sleep(Duration::from_millis(50));
         let written = rooms.files.write(handle, 0, &[2; 4096], WriteHow::WAITING);
         assert_eq!(written, Ok(Some(4096)));
@@ -509,14 +495,7 @@ mod tests {
         let rooms = lab.rooms();
         let handle = create(rooms, b"f", &[1; 4096]);
         rooms.files.release(handle).expect("close");
-        let file = rooms
-            .buffer
-            .table()
-            .read()
-            .values()
-            .next()
-            .cloned()
-            .expect("file");
+        let file = rooms.buffer.files().pop().expect("file");
         let open = |flags: i32| rooms.files.open(file.ino, OpenFlags(flags as u32), false);
         let (reader, _) = open(libc::O_RDONLY).expect("open");
         flash.inject(Operation::SetLen, When::Nth(1), Effect::Delay(LATE));

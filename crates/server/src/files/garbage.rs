@@ -33,17 +33,14 @@ impl Files {
             return;
         }
         for garbage in found {
-            let file = self.buffer.table().write().remove(&garbage.object);
+            let file = self.buffer.file(garbage.object);
             self.buffer.queue().forget(garbage.object);
             if let Some(file) = &file
                 && let Some(open) = self.buffer.opens().by_ino(file.ino)
                 && open.may_hold(garbage.object)
             {
                 // The last close collects it.
-                self.buffer
-                    .table()
-                    .write()
-                    .insert(garbage.object, file.clone());
+                self.buffer.ledger().set_nameless(garbage.object, true);
                 self.ns.add_garbage(garbage);
                 continue;
             }
@@ -62,8 +59,7 @@ impl Files {
                 .counters()
                 .deleted_bytes
                 .fetch_add(bytes, Ordering::Relaxed);
-            self.buffer.ledger().depart(garbage.object);
-            self.catalog.apps().left(garbage.object);
+            self.buffer.leave(garbage.object);
             self.integrity.at_rest().forget(garbage.object);
         }
         if removed.is_empty() {

@@ -182,14 +182,7 @@ mod tests {
             .files
             .release(create(rooms, b"f", &[7; 64 << 10]))
             .expect("close");
-        let file = rooms
-            .buffer
-            .table()
-            .read()
-            .values()
-            .next()
-            .cloned()
-            .expect("file");
+        let file = rooms.buffer.files().pop().expect("file");
         std::fs::write(lab.pfs("failing"), b"").expect("write");
         lab.store.fail_from(lab.pfs("failing"));
         rooms.files.leave_memory();

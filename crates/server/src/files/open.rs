@@ -81,13 +81,13 @@ impl Files {
         self.make_way();
         let (tier, object) = self.create_object(foreseen.tier, &carried, shared)?;
         failpoint::hit(failpoint::Point::CreateObject);
-        self.buffer.ledger().arrive(object_id, tier, 0, true);
+        self.buffer.arrive(object_id, tier, 0, true);
         let lease = match shared && tier == foreseen.tier {
             true => self.lease(object_id, tier, 0, foreseen.bytes),
             false => None,
         };
         let undo = || {
-            self.buffer.ledger().depart(object_id);
+            self.buffer.leave(object_id);
             self.remove_partial(object_id, tier);
         };
         let object = match shared && lease.is_none() {
@@ -106,8 +106,7 @@ impl Files {
         };
         let created = self.ns.create(&dir, &link.name, gid, &new);
         let (attr, file) = created.inspect_err(|_| undo())?;
-        self.buffer.table().write().insert(object_id, file.clone());
-        self.catalog.apps().arrived(object_id, &identity);
+        self.buffer.enter(&file, &identity);
         self.catalog.apps().opened_for_write(object_id);
         let target = Target::Buffer { file, object, tier };
         let known = (identity.series_hash(), foreseen.bytes);
@@ -575,7 +574,7 @@ mod tests {
         }
         drain(rooms);
         crate::lifecycle::monitor::look_below(&rooms.lifecycle);
-        let files: Vec<_> = rooms.buffer.table().read().values().cloned().collect();
+        let files: Vec<_> = rooms.buffer.files();
         let file = files.iter().find(|f| f.path().ends_with(b"a-3"));
         let file = file.expect("file");
         let open = || {

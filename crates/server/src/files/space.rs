@@ -136,6 +136,10 @@ impl Files {
         if needed == 0 {
             return collected;
         }
+        if self.buffer.ledger().figures(tier).other_files == 0 {
+            // Nothing is clean: a look at all files would find none.
+            return collected;
+        }
         let mut clean = self.clean_candidates(tier);
         let policy = self.plan.engine().placement();
         let victims = choose_victims(policy, &mut clean, needed, self.catalog.apps().now_s());
@@ -150,7 +154,7 @@ impl Files {
     }
 
     fn clean_candidates(&self, tier: TierId) -> Vec<CleanCandidate> {
-        let files: Vec<Arc<File>> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<Arc<File>> = self.buffer.files();
         let reserved = self.plan.share_owners();
         let is_reserved = |file: &File| {
             let of = self.catalog.apps().of(file.object);

@@ -141,14 +141,7 @@ mod tests {
         let rooms = lab.rooms();
         let handle = create(rooms, b"f", b"content");
         rooms.files.release(handle).expect("close");
-        let file = rooms
-            .buffer
-            .table()
-            .read()
-            .values()
-            .next()
-            .cloned()
-            .expect("file");
+        let file = rooms.buffer.files().pop().expect("file");
         rooms.files.make_stable(&file).expect("flush");
         assert!(!rooms.files.standing(&file).is_volatile, "it is flushed");
         rooms.buffer.opens().note_given_up(true);

@@ -44,14 +44,14 @@ impl Files {
             false => self.find_room(&new).ok_or(Errno::ENOSPC)?,
         };
         let object_id = self.ns.new_object()?;
-        self.buffer.ledger().arrive(object_id, tier, 0, empty);
+        self.buffer.arrive(object_id, tier, 0, empty);
         if self
             .buffer
             .ledger()
             .try_hold(object_id, tier, 0, bytes, empty)
             .is_err()
         {
-            self.buffer.ledger().depart(object_id);
+            self.buffer.leave(object_id);
             return Err(Errno::ENOSPC);
         }
         let mut made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
@@ -63,7 +63,7 @@ impl Files {
             }
         }
         if made.is_err() {
-            self.buffer.ledger().depart(object_id);
+            self.buffer.leave(object_id);
             self.remove_partial(object_id, tier);
         }
         let (file, object) = made?;
@@ -74,10 +74,8 @@ impl Files {
                 .at_rest()
                 .seal(object_id, Generation(1), &stat);
         }
-        self.buffer.table().write().insert(object_id, file.clone());
-        self.catalog
-            .apps()
-            .arrived(object_id, &self.catalog.rules().identify(&path));
+        self.buffer
+            .enter(&file, &self.catalog.rules().identify(&path));
         Ok((file, object, tier))
     }
 

@@ -54,7 +54,8 @@ impl Files {
         self.make_way();
         let (tier, object) = self.create_object(wanted, &carried, false)?;
         failpoint::hit(failpoint::Point::CreateObject);
-        self.buffer.ledger().arrive(object_id, tier, 0, true);
+        self.buffer.arrive(object_id, tier, 0, true);
+        self.buffer.ledger().set_nameless(object_id, true);
         let new = NewRecord {
             object: object_id,
             tier,
@@ -65,8 +66,7 @@ impl Files {
             born: born_at(&*object),
         };
         let (attr, file) = self.ns.create_unnamed(&dir, gid, &new);
-        self.buffer.table().write().insert(object_id, file.clone());
-        self.catalog.apps().arrived(object_id, &series);
+        self.buffer.enter(&file, &series);
         let ino = attr.ino;
         let target = Target::Buffer {
             file: file.clone(),
@@ -120,9 +120,9 @@ impl Files {
         if series.version.is_some() {
             self.plan.introduce(&series.application, &path, cred.pid);
         }
-        self.catalog.apps().renamed(file.object, &series);
+        self.buffer.ledger().set_nameless(file.object, false);
+        self.buffer.renamed(file, &series);
         self.catalog.apps().opened_for_write(file.object);
-        self.catalog.name_by_xattrs(file);
         let (open, written) = self.buffer.opens().look(file.ino, |open| {
             (open.is_some(), open.is_some_and(|open| open.is_written()))
         });

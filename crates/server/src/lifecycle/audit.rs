@@ -18,15 +18,18 @@ impl Lifecycle {
         let mut wrong = Vec::new();
         let mut entries = self.buffer.ledger().entries();
         let mut known = HashSet::new();
-        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.files();
         for file in files {
-            let residency = file.lock().residency;
+            let (residency, nameless) = {
+                let state = file.lock();
+                (state.residency, state.is_unlinked())
+            };
             let shadow = residency.shadow.map(|(tier, _)| tier);
             known.insert((residency.tier, file.object));
             known.extend(shadow.map(|tier| (tier, file.object)));
             let there = Entry {
                 tier: residency.tier,
-                dirty: !residency.clean,
+                dirty: !residency.clean && !nameless,
                 used_bytes: self.occupied_bytes(residency.tier, file.object),
                 reserved_bytes: 0,
                 shadow,

@@ -186,13 +186,8 @@ impl Lifecycle {
     pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
         let path = file.path();
         self.buffer
-            .table()
-            .write()
-            .insert(file.object, file.clone());
-        self.catalog
-            .apps()
-            .arrived(file.object, &self.catalog.rules().identify(&path));
-        self.catalog.name_by_xattrs(file);
+            .enter(file, &self.catalog.rules().identify(&path));
+        self.buffer.name_by_xattrs(file);
         let opened = self.buffer.tiers().open_object(tier, file.object);
         let looked = opened.and_then(|object| object.stat().map(|stat| (object, stat)));
         let (object, stat) = match looked {
@@ -204,7 +199,6 @@ impl Lifecycle {
         };
         let dirty = file.lock().is_dirty();
         self.buffer
-            .ledger()
             .arrive(file.object, tier, stat.allocated_bytes, dirty);
         if self.files.is_written_below(tier, &*object)? {
             return self.files.serve_outliving(file, object, tier);
@@ -276,7 +270,7 @@ impl Lifecycle {
             }
             (state.meta.allocated_bytes, dirty)
         };
-        self.buffer.ledger().arrive(file.object, tier, bytes, dirty);
+        self.buffer.arrive(file.object, tier, bytes, dirty);
         self.unreadable.lock().push(tier);
         let what = match dirty {
             true => "its data is not on the PFS; it is set aside where it is, and tried again",
@@ -449,7 +443,7 @@ mod tests {
             rooms.files.release(handle).expect("close");
         }
         let fault = flash.inject(Operation::Open, when, Effect::Fail(Errno::EIO));
-        let all: Vec<_> = rooms.buffer.table().read().values().cloned().collect();
+        let all: Vec<_> = rooms.buffer.files();
         for file in all {
             rooms
                 .lifecycle

@@ -183,7 +183,7 @@ impl Orders {
             return Vec::new();
         }
         let mut version_of: HashMap<DirKey, Option<DirKey>> = HashMap::new();
-        let files: Vec<Arc<File>> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<Arc<File>> = self.buffer.files();
         for file in files {
             let (dirs, dirty) = {
                 let state = file.lock();

@@ -32,7 +32,7 @@ impl Orders {
             let named = stranded.iter().filter(|one| is_below(&one.path, &paths));
             found.extend(named.map(|one| one.path.clone()));
         }
-        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.files();
         let mut gone = HashMap::new();
         for file in files {
             let meant = !seen.contains(&file.object) && {

@@ -87,7 +87,7 @@ impl Plan {
     }
 
     fn evict_own(&self, application: u64, wanted_bytes: u64) {
-        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.files();
         let mut freed = 0;
         for file in files {
             if freed >= wanted_bytes {
@@ -128,7 +128,7 @@ impl Plan {
             return;
         }
         let mut held: HashMap<u64, Held> = HashMap::new();
-        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.files();
         for file in files {
             let (dirty, unlinked) = {
                 let state = file.lock();

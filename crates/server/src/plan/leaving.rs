@@ -62,7 +62,7 @@ impl Plan {
     }
 
     fn drop_outdated(&self, applications: &HashSet<u32>) {
-        let files: Vec<_> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<_> = self.buffer.files();
         let mut any = false;
         for file in files {
             let of = self.catalog.apps().of(file.object);
@@ -121,7 +121,7 @@ impl Plan {
 
     /// Files of a tier that nobody writes.
     fn movable(&self, tier: TierId) -> Vec<Candidate> {
-        let files: Vec<Arc<File>> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<Arc<File>> = self.buffer.files();
         let here = files.iter().filter(|file| {
             let state = file.lock();
             let r = &state.residency;

@@ -56,7 +56,7 @@ impl Integrity {
         };
         check.pfs_answers();
         check.records();
-        let files: Vec<Arc<File>> = self.buffer.table().read().values().cloned().collect();
+        let files: Vec<Arc<File>> = self.buffer.files();
         for file in &files {
             check.report.records += 1;
             if self.buffer.opens().by_ino(file.ino).is_none() {
@@ -93,12 +93,7 @@ impl Integrity {
                 continue;
             }
             self.buffer
-                .table()
-                .write()
-                .insert(file.object, file.clone());
-            self.catalog
-                .apps()
-                .arrived(file.object, &self.catalog.rules().identify(&file.path()));
+                .enter(&file, &self.catalog.rules().identify(&file.path()));
             let (tier, bytes, dirty) = {
                 let state = file.lock();
                 (
@@ -107,7 +102,7 @@ impl Integrity {
                     state.is_dirty(),
                 )
             };
-            self.buffer.ledger().arrive(file.object, tier, bytes, dirty);
+            self.buffer.arrive(file.object, tier, bytes, dirty);
         }
         for (object, record) in &loaded.lost {
             self.buffer.book_stranded(*object, record);
