@@ -92,15 +92,25 @@ impl Instance {
             self.spawn(&format!("fb-demote-{i}"), false, &rooms.drain, demote::run)?;
         }
         monitor::look_below(&rooms.lifecycle);
-        self.spawn("fb-guard", false, &rooms.files, guard::run)?;
-        self.spawn("fb-room", false, &rooms.files, guard::make_room)?;
-        self.spawn("fb-writers", false, &rooms.files, unseen::watch_writers)?;
-        self.spawn("fb-compare", false, &rooms.files, unseen::compare)?;
+        self.spawn("fb-guard", false, &rooms.files, guard::watch::run)?;
+        self.spawn("fb-room", false, &rooms.files, guard::watch::make_room)?;
+        self.spawn(
+            "fb-writers",
+            false,
+            &rooms.files,
+            unseen::watch::watch_writers,
+        )?;
+        self.spawn("fb-compare", false, &rooms.files, unseen::watch::compare)?;
         self.spawn("fb-monitor", false, &rooms.lifecycle, monitor::run)?;
-        self.spawn("fb-engine", false, &rooms.plan, engine::run)?;
+        self.spawn("fb-engine", false, &rooms.plan, engine::beat::run)?;
         self.spawn("fb-discard", true, &rooms.lifecycle, discard::run)?;
-        self.spawn("fb-publish", false, &rooms.orders, publication::run)?;
-        self.spawn("fb-scrub", true, &rooms.integrity, scrub::run)?;
+        self.spawn(
+            "fb-publish",
+            false,
+            &rooms.orders,
+            publication::publish::run,
+        )?;
+        self.spawn("fb-scrub", true, &rooms.integrity, scrub::pass::run)?;
         self.spawn("fb-seal", true, &rooms.integrity, seal::run)?;
         self.spawn("fb-collect", false, &rooms.lifecycle, monitor::collect)
     }

@@ -383,7 +383,7 @@ impl Server {
                 self.bounded(move |rooms| rooms.locate(&asker, &paths, after))
             }
             Control::Start { movement, paths } => Ok(ControlResponse::Started {
-                id: jobs::start(&rooms.orders, movement, paths, asker)?,
+                id: jobs::run::start(&rooms.orders, movement, paths, asker)?,
             }),
             Control::Job { id } => job(self.job(id, &asker)),
             Control::Cancel { id } => job(rooms.orders.jobs().cancel(id, &asker)),

@@ -11,7 +11,8 @@ use forebay_wire::control::{
 };
 
 use crate::buffer::tierset::OVERFLOW;
-use crate::orders::asker::{Asker, Sight};
+use crate::orders::asker::Asker;
+use crate::orders::asker::sight::Sight;
 use crate::orders::unreachable::{explains, failure};
 use crate::orders::walk::Visited;
 use crate::plan::calibrate::four;

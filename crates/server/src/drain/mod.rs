@@ -1,6 +1,7 @@
 //! The drain: whose turn it is, copies to the PFS, what leaves afterwards.
 
 pub(crate) mod demote;
+pub(crate) mod leftover;
 pub(crate) mod picking;
 
 use std::collections::HashMap;
@@ -16,7 +17,7 @@ use crate::buffer::Buffer;
 use crate::catalog::Catalog;
 use crate::integrity::Integrity;
 use crate::plan::Plan;
-use demote::Leftover;
+use leftover::Leftover;
 use picking::Picking;
 
 /// Copies to the PFS.

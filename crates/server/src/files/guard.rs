@@ -1,31 +1,33 @@
 //! Keeps files that the kernel writes by itself within the space that is set aside for them: extends their leases
 //! ahead of the writers, and makes a writer wait whose lease is used up while there is no room.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+pub(crate) mod watch;
+
+use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use forebay_policy::placement::{
-    Extension, Lease, MIN_EXTENSION_BYTES, extend_lease, kept_memory_bytes, may_borrow,
-};
-use forebay_tiers::{Brake, MachineMemory, Object, TierKind};
-use forebay_types::{Errno, ObjectId, TierId, format_size};
+use forebay_policy::placement::Lease;
+use forebay_tiers::{Brake, Object};
+use forebay_types::{ObjectId, TierId};
 use parking_lot::{Condvar, Mutex};
 
-use crate::buffer::opens::{OpenFile, Target};
-use crate::files::Files;
+use crate::buffer::opens::OpenFile;
 
 /// Between two looks at files under unseen writing: at 10 GB/s a file grows by 50 MB meanwhile.
 const LOOK: Duration = Duration::from_millis(5);
+
 /// So many looks at nothing, and the guard sleeps until it is woken.
 const LOOKS_BEFORE_SLEEP: u32 = 40;
+
 /// Without being woken it looks this often, to see that all is to end.
 const SLEEP: Duration = Duration::from_millis(100);
+
 /// A writer waits so long for others to drain before more is borrowed for it. The kernel complains of a wait of two minutes.
 const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Between two rounds of eviction for the same need.
 const EVICTION_PAUSE: Duration = Duration::from_millis(20);
 
@@ -81,29 +83,6 @@ struct Growing<'a> {
     used_bytes: u64,
 }
 
-/// The guard's thread.
-pub fn run(files: &Arc<Files>) {
-    // Nobody else sets it.
-    let _ = files.guard.thread.set(std::thread::current());
-    be_punctual();
-    let mut guard = Guard::default();
-    let mut idle_looks = 0;
-    while !files.base.is_ending() {
-        let any = guard.look(files) > 0;
-        idle_looks = if any { 0 } else { idle_looks + 1 };
-        if idle_looks <= LOOKS_BEFORE_SLEEP {
-            std::thread::sleep(LOOK);
-            continue;
-        }
-        files.guard.asleep.store(true, Ordering::SeqCst);
-        // Whoever got a lease before they could see that nobody looks.
-        if guard.look(files) == 0 {
-            std::thread::park_timeout(SLEEP);
-        }
-        files.guard.asleep.store(false, Ordering::SeqCst);
-    }
-}
-
 /// A look late is space that nobody has: ahead of ordinary threads, where that is allowed.
 fn be_punctual() {
     let parameters = libc::sched_param { sched_priority: 1 };
@@ -117,205 +96,4 @@ fn be_punctual() {
             std::io::Error::last_os_error()
         );
     }
-}
-
-/// Who makes room: evicts, which may take a while.
-pub fn make_room(files: &Arc<Files>) {
-    while !files.base.is_ending() {
-        let wanted = {
-            let mut wanted = files.guard.wanted.lock();
-            if wanted.is_empty() {
-                files.guard.want.wait_for(&mut wanted, SLEEP);
-            }
-            std::mem::take(&mut *wanted)
-        };
-        for (tier, bytes) in &wanted {
-            files.make_space(*tier, *bytes);
-        }
-        if !wanted.is_empty() {
-            std::thread::sleep(EVICTION_PAUSE);
-        }
-    }
-}
-
-impl Guard {
-    /// Looks at all files that are written unseen; how many there are.
-    fn look(&mut self, files: &Files) -> usize {
-        let mut leases = 0;
-        let mut over = HashSet::new();
-        files.buffer.opens().each(|open| {
-            let lease = open.lease_bytes.load(Ordering::Acquire);
-            if lease == 0 || !open.is_written() {
-                return;
-            }
-            leases += 1;
-            let target = open.target.read().clone();
-            let Target::Buffer { file, object, tier } = target else {
-                return;
-            };
-            let Ok(stat) = object.stat() else {
-                return;
-            };
-            let used_bytes = stat.allocated_bytes;
-            if used_bytes != files.buffer.ledger().used_bytes(file.object) {
-                files.buffer.ledger().observe(file.object, used_bytes);
-                files.buffer.activity().note();
-            }
-            let growing = Growing {
-                open,
-                object: &*object,
-                id: file.object,
-                path: &|| file.path(),
-                tier,
-                lease: Lease { bytes: lease },
-                used_bytes,
-            };
-            if !extend(files, &growing) && used_bytes >= lease {
-                over.insert(file.object);
-                self.hold_back(files, &growing);
-            }
-        });
-        // Whoever else was held back has room now, or is closed.
-        self.held.retain(|object, _| over.contains(object));
-        leases
-    }
-
-    fn hold_back(&mut self, files: &Files, growing: &Growing<'_>) {
-        let held = self.held.entry(growing.id).or_insert_with(|| {
-            files
-                .base
-                .counters()
-                .waited_writes
-                .fetch_add(1, Ordering::Relaxed);
-            let brake = match growing.object.is_held() {
-                true => Brake::on(growing.object),
-                // It holds the file by itself.
-                false => files
-                    .buffer
-                    .tiers()
-                    .open_object(growing.tier, growing.id)
-                    .and_then(|object| Brake::on(&*object)),
-            };
-            match brake {
-                Ok(brake) => Hold::Braked {
-                    brake,
-                    since: Instant::now(),
-                },
-                Err(error) => {
-                    tracing::warn!("a write cannot be made to wait: {error}");
-                    Hold::LetGo
-                }
-            }
-        });
-        let helps =
-            files.drain.can_drain_for(growing.open.ino) && !files.base.pulse().is_given_up();
-        let waits = match held {
-            Hold::Braked { brake, since } => {
-                helps && since.elapsed() < PATIENCE && !brake.has_failed()
-            }
-            Hold::LetGo => false,
-        };
-        if waits || borrow(files, growing) || helps || matches!(held, Hold::LetGo) {
-            return;
-        }
-        *held = Hold::LetGo;
-        let reason = format!(
-            "has grown to {} where nothing else can make room, and there is no more to borrow: its writes will fail",
-            format_size(growing.used_bytes)
-        );
-        files.base.report((growing.path)(), Errno::ENOSPC, reason);
-    }
-}
-
-/// Extends a lease ahead of its writer; `false` if there is no room.
-fn extend(files: &Files, growing: &Growing<'_>) -> bool {
-    let (tier, lease, used) = (growing.tier, growing.lease, growing.used_bytes);
-    let spaces = files.buffer.ledger().spaces();
-    let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
-        return true;
-    };
-    match extend_lease(space, lease, used) {
-        Extension::Enough => return true,
-        Extension::Extended(longer) => {
-            let held = files
-                .buffer
-                .ledger()
-                .try_hold(growing.id, tier, used, longer.bytes, true);
-            if held.is_ok() {
-                growing
-                    .open
-                    .lease_bytes
-                    .store(longer.bytes, Ordering::Release);
-                return true;
-            }
-        }
-        Extension::Refused => {}
-    }
-    let beyond = used.saturating_sub(lease.bytes);
-    files.buffer.queue().hurry();
-    files.guard.want_room(
-        tier,
-        (lease.bytes / 2).max(MIN_EXTENSION_BYTES) + 2 * beyond,
-    );
-    false
-}
-
-/// Extends a lease beyond what the tier is meant to hold, by what the machine still has: the file cannot go elsewhere while the
-/// kernel writes it, and a write must not fail.
-fn borrow(files: &Files, growing: &Growing<'_>) -> bool {
-    let overrun_bytes = growing.used_bytes.saturating_sub(growing.lease.bytes);
-    let wanted = overrun_bytes + MIN_EXTENSION_BYTES;
-    let lease = growing.lease.bytes + wanted;
-    let able = match files.buffer.tiers().kind(growing.tier) {
-        TierKind::Dram => {
-            let memory = MachineMemory::now();
-            memory.is_some_and(|m| {
-                let kept = kept_memory_bytes(m.total_bytes);
-                may_borrow(m.available_bytes, wanted, kept)
-            }) && fit_memory(files, wanted)
-        }
-        _ => files
-            .buffer
-            .tiers()
-            .get(growing.tier)
-            .and_then(|slot| slot.tier.space().ok())
-            .is_some_and(|space| {
-                may_borrow(
-                    space.free_bytes,
-                    wanted,
-                    files.buffer.tiers().overrun_bytes(),
-                )
-            }),
-    };
-    if !able {
-        return false;
-    }
-    if growing.open.borrowed.swap(true, Ordering::AcqRel) {
-        tracing::debug!("{} more", format_size(wanted));
-    } else {
-        tracing::warn!(
-            "{}: outgrows the burst buffer while the kernel writes it; it gets more for as long as it is open",
-            (growing.path)().escape_ascii()
-        );
-    }
-    files
-        .buffer
-        .ledger()
-        .hold_beyond(growing.id, growing.tier, growing.used_bytes, lease);
-    growing.open.lease_bytes.store(lease, Ordering::Release);
-    true
-}
-
-fn fit_memory(files: &Files, more_bytes: u64) -> bool {
-    let held = files
-        .buffer
-        .ledger()
-        .held_bytes(crate::buffer::tierset::DRAM);
-    let fitted = files
-        .buffer
-        .tiers()
-        .fit_dram(held.saturating_add(more_bytes));
-    fitted
-        .inspect_err(|error| tracing::warn!("the memory tier cannot grow: {error}"))
-        .is_ok()
 }

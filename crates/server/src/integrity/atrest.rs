@@ -1,26 +1,20 @@
 //! Objects at rest on flash: what is damaged is not handed out. Here is what an open, a drain and the pass in the background
 //! look at; how closely is `policy::scrub`'s, what is done about damage is fsck's, file by file.
 
+pub(crate) mod looks;
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use forebay_namespace::{File, Residency};
-use forebay_policy::scrub::{
-    Content, Look, Resting, look_at_open, look_at_shape, look_before_change, look_before_copy,
-    look_in_passing,
-};
-use forebay_tiers::{Object, ObjectStat, Sums, TierKind, checksum};
-use forebay_types::{Errno, Generation, ObjectId, TierId, TimeSpec};
-use forebay_wire::control::FsckReport;
+use forebay_tiers::{Object, ObjectStat, Sums};
+use forebay_types::{Generation, ObjectId, TierId, TimeSpec};
 use parking_lot::Mutex;
 
-use crate::buffer::opens::Claim;
 use crate::buffer::pieces::Pieces;
-use crate::integrity::Integrity;
-use crate::integrity::fsck::Whose;
 
 /// A file that changes while it is looked at is looked at again so often.
 const LOOKS_MAX: usize = 8;
@@ -150,239 +144,6 @@ impl Recorded {
             && state.meta.size == self.size
             && !state.is_unlinked()
     }
-}
-
-impl Integrity {
-    /// Opens the object of a file that the caller has claimed and that nobody has open. A damaged copy gives way to what the
-    /// PFS has; `EIO` is all there is of damaged data that the PFS does not have. `to_write`: requests will write it.
-    pub fn open_at_rest(
-        &self,
-        claim: &Claim<'_>,
-        file: &Arc<File>,
-        purpose: Purpose,
-        to_write: bool,
-    ) -> Result<OpenedAtRest, Errno> {
-        let tier = file.tier();
-        if self.buffer.tiers().kind(tier) == TierKind::Pfs {
-            self.base.pulse().pass()?;
-        }
-        let opened = match to_write {
-            true => self.buffer.tiers().open_to_write(tier, file.object),
-            false => self.buffer.tiers().open_object(tier, file.object),
-        };
-        let has_become_the_file =
-            || self.buffer.tiers().kind(tier) == TierKind::Pfs && file.lock().residency.clean;
-        if opened.as_ref().is_err_and(is_missing) && has_become_the_file() {
-            // It has the file's name on the PFS by now, and its record could not go then.
-            self.buffer.evict_unopened(file).ok_or(Errno::EIO)?;
-            return Ok(None);
-        }
-        let generation = file.lock().generation();
-        let pieces = match self.look(file, tier, &opened, purpose, &|| self.base.is_ending())? {
-            Looked::Sound => None,
-            Looked::Unread(sums, stat) => {
-                let pieces = Pieces::new(file.clone(), generation, sums, stat);
-                Some(Arc::new(pieces))
-            }
-            Looked::Wrong(problem) => {
-                return self.give_way(claim, file, problem).map(|()| None);
-            }
-        };
-        Ok(Some((tier, opened?, pieces)))
-    }
-
-    /// What is wrong with an object at rest that was `opened` in `tier`; an error if that cannot be told now. Sound are also
-    /// those that are not on flash, and a file that is gone or elsewhere by now.
-    pub fn look(
-        &self,
-        file: &File,
-        tier: TierId,
-        opened: &io::Result<Arc<dyn Object>>,
-        purpose: Purpose,
-        stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Looked, Errno> {
-        for _ in 0..LOOKS_MAX {
-            let recorded = Recorded::of(file);
-            let is_flash = self.buffer.tiers().kind(tier) == TierKind::Ssd
-                && self.buffer.tiers().get(tier).is_some();
-            if !is_flash || recorded.residency.tier != tier {
-                return Ok(Looked::Sound);
-            }
-            let object = match opened {
-                Ok(object) => object,
-                Err(error) if file.lock().is_unlinked() || is_exhaustion(error) => {
-                    return Err(error.into());
-                }
-                Err(error) => {
-                    let problem = format!("its object cannot be opened: {error}");
-                    return Ok(Looked::Wrong(problem));
-                }
-            };
-            let found = self.look_closely(file, &recorded, &**object, purpose, stop)?;
-            if matches!(found, Looked::Sound) {
-                if purpose != Purpose::Shape {
-                    self.is_sound_again(file);
-                }
-                return Ok(found);
-            }
-            if recorded.holds(file) {
-                return Ok(found);
-            }
-            if file.lock().is_unlinked() {
-                return Ok(Looked::Sound);
-            }
-        }
-        Err(Errno::EIO)
-    }
-
-    fn look_closely(
-        &self,
-        file: &File,
-        recorded: &Recorded,
-        object: &dyn Object,
-        purpose: Purpose,
-        stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Looked, Errno> {
-        let Recorded { residency, size } = recorded;
-        if let Whose::Swapped(problem) = self.whose(residency.tier, file.object) {
-            return Ok(Looked::Wrong(problem));
-        }
-        let stat = object.stat()?;
-        let look = self.how_closely(file, recorded, &stat, purpose);
-        if look.length && stat.size != *size {
-            let problem = format!("its object has {} bytes, its record {size}", stat.size);
-            return Ok(Looked::Wrong(problem));
-        }
-        let compared = look.content != Content::Unread;
-        let Some(expected) = residency.crc.filter(|_| compared) else {
-            return Ok(Looked::Sound);
-        };
-        if look.content == Content::ByPiece
-            && let Some(sums) = self.ns.sums(file)?
-        {
-            return Ok(Looked::Unread(sums, stat));
-        }
-        if matches!(purpose, Purpose::Open | Purpose::Change) {
-            self.at_rest
-                .compared_at_open
-                .fetch_add(1, Ordering::Relaxed);
-        }
-        match checksum(object, *size, stop) {
-            Ok(crc) if crc == expected => {
-                self.at_rest.seal(file.object, residency.generation, &stat);
-                Ok(Looked::Sound)
-            }
-            Ok(crc) => Ok(Looked::Wrong(mismatch(crc, expected))),
-            Err(error) if is_exhaustion(&error) => Err(error.into()),
-            Err(error) => Ok(Looked::Wrong(format!("its object cannot be read: {error}"))),
-        }
-    }
-
-    fn how_closely(
-        &self,
-        file: &File,
-        recorded: &Recorded,
-        stat: &ObjectStat,
-        purpose: Purpose,
-    ) -> Look {
-        let residency = &recorded.residency;
-        let resting = Resting {
-            writing: residency.writing,
-            size_bytes: recorded.size,
-            has_checksum: residency.crc.is_some(),
-            compared_s_ago: self
-                .at_rest
-                .compared_s_ago(file.object, residency.generation, stat),
-            is_suspect: self.at_rest.suspects.lock().contains_key(&file.object),
-        };
-        match purpose {
-            Purpose::Open => look_at_open(&resting, self.settings.scrub.verify_on_open_bytes),
-            Purpose::Change => look_before_change(&resting),
-            Purpose::Pass => look_in_passing(&resting),
-            Purpose::Shape => look_at_shape(&resting),
-            Purpose::Copy => look_before_copy(&resting),
-        }
-    }
-
-    /// Checksum and generation of what a file has on flash, where that is known.
-    pub fn content_on_flash(&self, file: &File) -> Option<(u32, Generation)> {
-        let residency = file.lock().residency;
-        let known = !residency.writing && self.buffer.tiers().kind(residency.tier) == TierKind::Ssd;
-        let crc = residency.crc.filter(|_| known)?;
-        Some((crc, residency.generation))
-    }
-
-    /// What is wrong with a copy whose checksum is `copied`, made of what `expected` was known of before; nothing where that has
-    /// changed meanwhile.
-    pub fn is_other_content(
-        &self,
-        file: &File,
-        expected: Option<(u32, Generation)>,
-        copied: u32,
-    ) -> Option<String> {
-        let (crc, _) = expected.filter(|(crc, _)| *crc != copied)?;
-        (expected == self.content_on_flash(file)).then(|| mismatch(copied, crc))
-    }
-
-    /// Something is wrong with a file that is claimed and that nobody has open: all of it is checked, and mended if that is
-    /// safe. `EIO` if it is still there.
-    pub fn give_way(
-        &self,
-        claim: &Claim<'_>,
-        file: &Arc<File>,
-        problem: String,
-    ) -> Result<(), Errno> {
-        let path = file.path();
-        let report = self.check_claimed(claim, file);
-        self.note_damage(file, path, problem, report);
-        match file.lock().is_unlinked() {
-            true => {
-                self.buffer.wake_collector();
-                Ok(())
-            }
-            false => Err(Errno::EIO),
-        }
-    }
-
-    /// Counts damage and says what was done; of what is still there, once.
-    pub fn note_damage(&self, file: &File, path: Vec<u8>, problem: String, report: FsckReport) {
-        let mended = file.lock().is_unlinked();
-        let (problem, action) = match report.findings.into_iter().next() {
-            Some(finding) => (finding.problem, finding.action),
-            None => (problem, "none: it is looked at again".to_string()),
-        };
-        let known = match mended {
-            true => self.at_rest.suspects.lock().remove(&file.object),
-            false => self.at_rest.suspects.lock().insert(file.object, true),
-        }
-        .unwrap_or(false);
-        if !mended {
-            file.lock().error = Some(Errno::EIO);
-        }
-        if mended || !known {
-            let reason = format!("found damaged at rest: {problem}; {action}");
-            self.base.report(path, Errno::EIO, reason);
-        }
-        // Who sees the count finds the reason.
-        if !known {
-            self.at_rest.found.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// What was damaged is as it should be: somebody has put it right.
-    fn is_sound_again(&self, file: &File) {
-        if self.at_rest.suspects.lock().remove(&file.object).is_some() {
-            let mut state = file.lock();
-            state.error = state.error.filter(|errno| *errno != Errno::EIO);
-            drop(state);
-            self.base.errors().clear(&file.path());
-        }
-    }
-}
-
-/// For a person.
-pub fn mismatch(found: u32, expected: u32) -> String {
-    format!("checksum mismatch: {found:08x} instead of {expected:08x}")
 }
 
 /// Says nothing about the object: there is too little of something, or somebody wants it to end.

@@ -2,6 +2,7 @@
 
 pub(crate) mod atrest;
 pub(crate) mod fsck;
+pub(crate) mod identity;
 pub(crate) mod pieces;
 pub(crate) mod scrub;
 pub(crate) mod seal;

@@ -8,7 +8,7 @@ use forebay_namespace::Dir;
 use forebay_types::Errno;
 
 use crate::orders::Orders;
-use crate::orders::asker::Sight;
+use crate::orders::asker::sight::Sight;
 use crate::orders::jobs::{CLOSE_GRACE, Job, fail, left};
 use crate::orders::publication::{Figures, pause_after};
 

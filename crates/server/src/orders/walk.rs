@@ -6,7 +6,7 @@ use forebay_namespace::{Dir, File};
 use forebay_types::{Errno, FileKind};
 
 use crate::orders::Orders;
-use crate::orders::asker::Sight;
+use crate::orders::asker::sight::Sight;
 
 /// A regular file that a walk came by.
 pub struct Visited {

@@ -3,38 +3,39 @@
 //! What to do is decided in `policy`; here are the clock, the threads that wait, and the switches. While no plan sees contention
 //! the data path reads one atomic and takes no lock.
 
+pub(crate) mod beat;
+
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::demotion::{PlacementPolicy, ahead_bytes};
-use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, fillable_bytes, in_force};
+use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, in_force};
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::schedule::{Class, Rest, ScheduleConfig, Scheduler};
 use forebay_policy::throttle::{DemotionPace, Load, Pace, TokenBucket, is_full, pace};
-use forebay_tiers::TierKind;
-use forebay_types::Errno;
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::settings::Settings;
-use crate::buffer::opens::{OpenFile, Target};
-use crate::plan::Plan;
 use crate::plan::block_io::BlockIo;
 use crate::plan::calibrate::Samples;
-use crate::plan::leaving::Leaving;
 
 /// Between two looks at what was written.
 const TICK: Duration = Duration::from_millis(100);
+
 /// Shares are counted anew after so many: that visits all files.
 const SHARES_EVERY_TICKS: u32 = 10;
+
 /// Most requests that wait for their turn: the mount has 160 threads that may wait, and those of the application whose turn it
 /// is must find one, as must restarts. Beyond that requests go without a turn.
 const WAITING_MAX: usize = 96;
+
 /// Jobs stand beside applications in the queues, under numbers that no application has.
 const STAGING_JOBS: u64 = 1 << 63;
+
 /// A thread that waits looks again after this long whatever happens.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// Brmax is corrected by what was moved in so long.
 const CORRECT_EVERY: Duration = Duration::from_secs(5);
 
@@ -408,127 +409,6 @@ impl Drop for Turn<'_> {
         turns.scheduler.finish(self.application, self.class, now_s);
         self.engine.start_all(&mut turns);
     }
-}
-
-impl Plan {
-    /// Takes another policy or placement by name.
-    pub fn choose_policy(
-        &self,
-        policy: Option<&str>,
-        placement: Option<&str>,
-    ) -> Result<(), Errno> {
-        let policy = policy.map(str::parse).transpose();
-        let placement = placement.map(str::parse).transpose();
-        let (Ok(policy), Ok(placement)) = (policy, placement) else {
-            return Err(Errno::EINVAL);
-        };
-        self.engine.choose(policy, placement);
-        tracing::info!(
-            "policy {}, placement {}",
-            self.engine.policy(),
-            self.engine.placement()
-        );
-        self.buffer.queue().wake_all();
-        Ok(())
-    }
-
-    /// Whether an idle burst buffer is drained, and it is idle now.
-    pub fn is_quiet(&self) -> bool {
-        let demotion = &self.settings.demotion;
-        demotion.idle && self.buffer.activity().quiet_s() >= demotion.idle_after.as_secs_f64()
-    }
-
-    /// Of so many bytes that may be dirty, what copies under way hold.
-    pub fn under_way_bytes(&self, limit_bytes: f64) -> f64 {
-        let copies = self.settings.demotion.workers;
-        limit_bytes
-            - fillable_bytes(
-                limit_bytes,
-                copies,
-                self.base.counters().mean_demoted_bytes(),
-            )
-    }
-
-    /// How far each of the copies to the PFS may run ahead of it, bytes.
-    pub fn copy_ahead_bytes(&self) -> u64 {
-        self.engine.ahead_bytes(self.settings.demotion.workers)
-    }
-
-    /// For a copy to ask with every piece: demotion that is fast because of a pause does not go on until the next tick once the
-    /// pause is over.
-    pub fn notice_end_of_pause(&self) {
-        if self.engine.is_in_pause.load(Ordering::Relaxed) && !self.is_quiet() {
-            look(self);
-        }
-    }
-
-    /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be asked where
-    /// [`Engine::is_throttled`]. The request is under way until the answer is dropped.
-    pub fn take_turn(&self, open: &OpenFile, class: Class, bytes: u64) -> Option<Turn<'_>> {
-        let object = match &*open.target.read() {
-            Target::Buffer { file, tier, .. }
-                if self.buffer.tiers().kind(*tier) != TierKind::Pfs =>
-            {
-                file.object
-            }
-            _ => return None,
-        };
-        let (application, _) = self.catalog.apps().of(object)?;
-        let turn = self.engine.enter(application.into(), class);
-        if class == Class::Checkpoint && bytes > 0 {
-            self.engine.pace_write(bytes);
-        }
-        turn
-    }
-}
-
-/// The engine's thread: learns, chooses the plan, sets limits.
-pub fn run(plan: &Arc<Plan>) {
-    let mut ticks = 0u32;
-    let mut leaving = Leaving::default();
-    while !plan.base.is_ending() {
-        std::thread::sleep(TICK);
-        plan.learn();
-        look(plan);
-        if ticks.is_multiple_of(SHARES_EVERY_TICKS) {
-            plan.tend_shares();
-            leaving.tend(plan);
-        }
-        ticks = ticks.wrapping_add(1);
-    }
-    // The device outlives the server, and may have other users.
-    plan.engine.block_io.limit(None);
-}
-
-fn look(plan: &Plan) {
-    let (dirty, capacity) = plan.buffer.ledger().dirty_and_capacity();
-    let engine = &plan.engine;
-    let (dwsf, dwpp) = plan.learning.figures();
-    let limit_bytes = capacity.min(plan.buffer.ledger().dirty_cap_bytes()) as f64;
-    let under_way_bytes = plan.under_way_bytes(limit_bytes);
-    let choice = PlanChoice {
-        policy: engine.policy(),
-        bandwidths: engine.bandwidths(),
-        capacity_bytes: limit_bytes - under_way_bytes,
-        dwpp_bytes: dwpp.map(|b| b as f64),
-        period_s: engine.period_s,
-    };
-    let is_pressed = plan.buffer.queue().is_pressed();
-    let is_idle = plan.is_quiet();
-    let has_work = plan.buffer.queue().has_work();
-    let load = Load {
-        dwsf_bytes: dwsf as f64,
-        // Files in the overflow and empty ones hold no bytes of ours, and have to go all the same.
-        dirty_bytes: dirty.max(u64::from(has_work)) as f64,
-        limit_bytes,
-        under_way_bytes,
-        was_full: engine.is_full(),
-        is_idle,
-        is_starved: plan.buffer.queue().is_starved(),
-    };
-    engine.follow(&choice, &load, is_pressed);
-    let is_full = engine.view().pace.demotion == DemotionPace::Full && is_idle;
-    engine.correct(is_full, dirty > 0 && has_work);
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use forebay_types::{Errno, ObjectId, failpoint};
 
 use crate::buffer::queue::Finished;
 use crate::drain::Drain;
+use crate::drain::leftover::Leftover;
 use copying::Made;
 
 /// While the PFS is silent, demoters look this often whether it answers again.
@@ -365,13 +366,6 @@ fn give_up(drain: &Drain, demotion: &Demotion, failure: Failure) {
     }
     failpoint::hit(failpoint::Point::DemoteGivenUp);
     give_up_keeping(drain, demotion, failure);
-}
-
-/// A temporary file of a demotion that was given up.
-pub struct Leftover {
-    dir: Arc<Dir>,
-    handle: PfsDir,
-    temporary: Vec<u8>,
 }
 
 /// Where it is not known what has become of the copy, what has that name may be an outsider's.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use forebay_namespace::{File, Residency};
 use forebay_policy::durability::{Verdict, of_odd_length};
 use forebay_policy::repair::{Damage, Knowledge, Remedy};
-use forebay_tiers::{FileObject, IdentityError, Object, PfsStat, checksum};
-use forebay_types::{Errno, ObjectId, TierId, failpoint};
+use forebay_tiers::{FileObject, Object, PfsStat, checksum};
+use forebay_types::{Errno, TierId, failpoint};
 
 use super::recover::Hint;
 use super::{Check, Wrong};
 use crate::integrity::Integrity;
-use crate::integrity::atrest::mismatch;
+use crate::integrity::identity::{IdentityCheck, mismatch};
 
 /// What the record says, taken at one moment.
 struct Facts {
@@ -50,8 +50,10 @@ impl Check<'_> {
         }
         // First of all: under a wrong id lies what may be the only copy of another file, whatever its
         // length and whatever has become of this one.
-        let whose = self.integrity.whose(facts.residency.tier, file.object);
-        let ours = !matches!(whose, Whose::Swapped(_));
+        let found = self
+            .integrity
+            .check_identity(facts.residency.tier, file.object);
+        let ours = !matches!(found, IdentityCheck::Other(_));
         if let (true, Some((dir, name))) = (residency.clean, name) {
             let stat = self
                 .integrity
@@ -74,12 +76,12 @@ impl Check<'_> {
                 _ => {}
             }
         }
-        let anonymous = match whose {
-            Whose::Swapped(problem) => {
+        let anonymous = match found {
+            IdentityCheck::Other(problem) => {
                 return self.wrong(&facts, Damage::ObjectSwapped, problem, false);
             }
-            Whose::Unknown(problem) => Some(problem),
-            Whose::Ours => None,
+            IdentityCheck::Unknown(problem) => Some(problem),
+            IdentityCheck::Own => None,
         };
         if let Some(object) = self.object(&facts) {
             self.content(&facts, &*object, anonymous);
@@ -238,16 +240,6 @@ impl Check<'_> {
     }
 }
 
-/// What an object says about whose it is, with a line for a person.
-pub(crate) enum Whose {
-    /// The one that its name says.
-    Ours,
-    /// Nothing, or nothing legible.
-    Unknown(String),
-    /// Another one's.
-    Swapped(String),
-}
-
 /// Whether the choice of a remedy depends on what the PFS has.
 fn needs_original(damage: Damage) -> bool {
     matches!(
@@ -261,25 +253,6 @@ fn needs_original(damage: Damage) -> bool {
 }
 
 impl Integrity {
-    /// Whose object lies under an id.
-    pub(crate) fn whose(&self, tier: TierId, object: ObjectId) -> Whose {
-        let Some(slot) = self.buffer.tiers().get(tier) else {
-            return Whose::Ours;
-        };
-        match slot.tier.identity(object) {
-            Ok(Some(i)) if i.object == object && i.instance == self.ns.instance() => Whose::Ours,
-            Ok(Some(i)) => {
-                Whose::Swapped(format!("its object says that it is object {}", i.object))
-            }
-            Ok(None) => Whose::Unknown("its object carries no identity".into()),
-            Err(error) => match error.get_ref().is_some_and(|e| e.is::<IdentityError>()) {
-                true => Whose::Unknown(format!("its object's identity: {error}")),
-                // Whatever is wrong there shows when the content is read.
-                false => Whose::Ours,
-            },
-        }
-    }
-
     /// Applies a remedy to a file that nobody has open; `EBUSY` if somebody has opened it meanwhile.
     pub(crate) fn mend_file(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Errno> {
         let claim = self.buffer.opens().claim(file.ino);

@@ -17,7 +17,6 @@ use forebay_wire::control::{Finding, FsckReport};
 
 use crate::buffer::opens::Claim;
 use crate::integrity::Integrity;
-pub(crate) use files::Whose;
 
 /// Folder in the state folder for records that do not decode.
 const LOST_FOUND: &str = "lost+found";

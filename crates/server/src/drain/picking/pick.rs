@@ -1,0 +1,131 @@
+//! Picks a batch.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use forebay_policy::demotion::{
+    DrainItem, batch_bytes, drain_order, order_age_max_s, order_demotion,
+};
+use forebay_policy::throttle::{DemotionPace, Load};
+use forebay_policy::trigger::Drive;
+use forebay_policy::victims::{Treatment, treatment};
+use forebay_types::{Ino, ObjectId};
+
+use super::{BATCH_FILES_MAX, LOOK_AGAIN};
+use crate::buffer::queue::BatchLimits;
+use crate::drain::Drain;
+
+impl Drain {
+    /// The next files to demote together; empty if there is nothing to do now. Waits a little.
+    pub fn next_batch(&self) -> Vec<ObjectId> {
+        let asked = self.buffer.queue().asked();
+        let batch = self.pick();
+        if !batch.is_empty() || self.base.is_ending() {
+            return batch;
+        }
+        self.buffer.queue().wait_asked(asked, LOOK_AGAIN);
+        self.pick()
+    }
+
+    fn pick(&self) -> Vec<ObjectId> {
+        let demand = self.buffer.queue().demand();
+        let is_time = demand.is_urgent
+            || demand.has_waiting && (demand.is_ordered || self.is_time_to_drain());
+        if !is_time {
+            return Vec::new();
+        }
+        let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
+        let limits = BatchLimits {
+            files: self.picking.batch_files_max,
+            bytes: batch_bytes(capacity, self.plan.engine().demotion_limit_bytes_per_s()),
+        };
+        let bytes_of = |object| self.buffer.ledger().used_bytes(object);
+        let batch = self.buffer.queue().take_urgent(limits, bytes_of);
+        if !batch.is_empty() {
+            return batch;
+        }
+        let mut turn = self.picking.turn.lock();
+        let age_max = Duration::from_secs_f64(order_age_max_s(turn.took_s));
+        let is_old = turn.made_at.is_none_or(|at| at.elapsed() > age_max);
+        if turn.order.is_empty() || is_old {
+            let begun = Instant::now();
+            turn.order = self.ordered(self.buffer.queue().ready());
+            turn.made_at = Some(Instant::now());
+            turn.took_s = begun.elapsed().as_secs_f64();
+        }
+        self.buffer.queue().take(&mut turn.order, limits, bytes_of)
+    }
+
+    fn is_time_to_drain(&self) -> bool {
+        let (dirty, capacity) = self.buffer.ledger().dirty_and_capacity();
+        let mut trigger = self.picking.trigger.lock();
+        trigger.on_foreground(self.buffer.activity().last_s());
+        // Files in the overflow and empty ones are waiting too, but hold no bytes of ours.
+        let now_s = self.picking.origin.elapsed().as_secs_f64();
+        let limit_bytes = capacity.min(self.buffer.ledger().dirty_cap_bytes()) as f64;
+        let load = Load {
+            dwsf_bytes: self.plan.learning().dwsf_bytes() as f64,
+            dirty_bytes: dirty.max(1) as f64,
+            limit_bytes,
+            under_way_bytes: self.plan.under_way_bytes(limit_bytes),
+            was_full: self.plan.engine().is_full(),
+            is_idle: self.plan.is_quiet(),
+            is_starved: false,
+        };
+        if let Some(pace) = self.plan.engine().demotion_pace(&load) {
+            return pace != DemotionPace::Stop;
+        }
+        match trigger.drive(dirty.max(1), capacity, now_s) {
+            Drive::Stop => false,
+            Drive::Idle => self.picking.idle,
+            Drive::Paced | Drive::Full => true,
+        }
+    }
+
+    /// Whether waiting for space may help a writer: something other than its own file can be demoted.
+    pub fn can_drain_for(&self, writer: Ino) -> bool {
+        let other = |object: &ObjectId| {
+            self.buffer
+                .file(*object)
+                .is_some_and(|file| file.ino != writer)
+        };
+        self.buffer.queue().can_free(other)
+    }
+
+    /// Victims by the policy's order, the head of them in the order that the PFS likes.
+    fn ordered(&self, ready: Vec<ObjectId>) -> VecDeque<ObjectId> {
+        let candidate = |object| {
+            self.catalog
+                .apps()
+                .candidate(object, self.buffer.ledger().used_bytes(object), false)
+        };
+        let mut candidates: Vec<_> = ready.into_iter().map(candidate).collect();
+        order_demotion(
+            self.plan.engine().placement(),
+            &mut candidates,
+            self.catalog.apps().now_s(),
+        );
+        if let Some(every) = self.settings.engine.keep_every {
+            // A stable sort: postponed ones go last, each part in its order.
+            candidates.sort_by_key(|c| {
+                treatment(Some(every), c.version, c.outdated) == Treatment::Postpone
+            });
+        }
+        let head = candidates.len().min(BATCH_FILES_MAX * 2);
+        let mut items: Vec<DrainItem> = candidates[..head]
+            .iter()
+            .map(|c| DrainItem {
+                id: c.id,
+                path: self
+                    .buffer
+                    .file(ObjectId(c.id))
+                    .map(|f| f.path())
+                    .unwrap_or_default(),
+                bytes: c.bytes,
+            })
+            .collect();
+        drain_order(&mut items);
+        let rest = candidates[head..].iter().map(|c| ObjectId(c.id));
+        items.iter().map(|i| ObjectId(i.id)).chain(rest).collect()
+    }
+}

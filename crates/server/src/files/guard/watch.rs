@@ -1,0 +1,242 @@
+//! The threads that watch over leases.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use forebay_policy::placement::{
+    Extension, Lease, MIN_EXTENSION_BYTES, extend_lease, kept_memory_bytes, may_borrow,
+};
+use forebay_tiers::{Brake, MachineMemory, TierKind};
+use forebay_types::{Errno, format_size};
+
+use super::{
+    EVICTION_PAUSE, Growing, Guard, Hold, LOOK, LOOKS_BEFORE_SLEEP, PATIENCE, SLEEP, be_punctual,
+};
+use crate::buffer::opens::Target;
+use crate::files::Files;
+
+/// The guard's thread.
+pub fn run(files: &Arc<Files>) {
+    // Nobody else sets it.
+    let _ = files.guard.thread.set(std::thread::current());
+    be_punctual();
+    let mut guard = Guard::default();
+    let mut idle_looks = 0;
+    while !files.base.is_ending() {
+        let any = guard.look(files) > 0;
+        idle_looks = if any { 0 } else { idle_looks + 1 };
+        if idle_looks <= LOOKS_BEFORE_SLEEP {
+            std::thread::sleep(LOOK);
+            continue;
+        }
+        files.guard.asleep.store(true, Ordering::SeqCst);
+        // Whoever got a lease before they could see that nobody looks.
+        if guard.look(files) == 0 {
+            std::thread::park_timeout(SLEEP);
+        }
+        files.guard.asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Who makes room: evicts, which may take a while.
+pub fn make_room(files: &Arc<Files>) {
+    while !files.base.is_ending() {
+        let wanted = {
+            let mut wanted = files.guard.wanted.lock();
+            if wanted.is_empty() {
+                files.guard.want.wait_for(&mut wanted, SLEEP);
+            }
+            std::mem::take(&mut *wanted)
+        };
+        for (tier, bytes) in &wanted {
+            files.make_space(*tier, *bytes);
+        }
+        if !wanted.is_empty() {
+            std::thread::sleep(EVICTION_PAUSE);
+        }
+    }
+}
+
+impl Guard {
+    /// Looks at all files that are written unseen; how many there are.
+    fn look(&mut self, files: &Files) -> usize {
+        let mut leases = 0;
+        let mut over = HashSet::new();
+        files.buffer.opens().each(|open| {
+            let lease = open.lease_bytes.load(Ordering::Acquire);
+            if lease == 0 || !open.is_written() {
+                return;
+            }
+            leases += 1;
+            let target = open.target.read().clone();
+            let Target::Buffer { file, object, tier } = target else {
+                return;
+            };
+            let Ok(stat) = object.stat() else {
+                return;
+            };
+            let used_bytes = stat.allocated_bytes;
+            if used_bytes != files.buffer.ledger().used_bytes(file.object) {
+                files.buffer.ledger().observe(file.object, used_bytes);
+                files.buffer.activity().note();
+            }
+            let growing = Growing {
+                open,
+                object: &*object,
+                id: file.object,
+                path: &|| file.path(),
+                tier,
+                lease: Lease { bytes: lease },
+                used_bytes,
+            };
+            if !extend(files, &growing) && used_bytes >= lease {
+                over.insert(file.object);
+                self.hold_back(files, &growing);
+            }
+        });
+        // Whoever else was held back has room now, or is closed.
+        self.held.retain(|object, _| over.contains(object));
+        leases
+    }
+
+    fn hold_back(&mut self, files: &Files, growing: &Growing<'_>) {
+        let held = self.held.entry(growing.id).or_insert_with(|| {
+            files
+                .base
+                .counters()
+                .waited_writes
+                .fetch_add(1, Ordering::Relaxed);
+            let brake = match growing.object.is_held() {
+                true => Brake::on(growing.object),
+                // It holds the file by itself.
+                false => files
+                    .buffer
+                    .tiers()
+                    .open_object(growing.tier, growing.id)
+                    .and_then(|object| Brake::on(&*object)),
+            };
+            match brake {
+                Ok(brake) => Hold::Braked {
+                    brake,
+                    since: Instant::now(),
+                },
+                Err(error) => {
+                    tracing::warn!("a write cannot be made to wait: {error}");
+                    Hold::LetGo
+                }
+            }
+        });
+        let helps =
+            files.drain.can_drain_for(growing.open.ino) && !files.base.pulse().is_given_up();
+        let waits = match held {
+            Hold::Braked { brake, since } => {
+                helps && since.elapsed() < PATIENCE && !brake.has_failed()
+            }
+            Hold::LetGo => false,
+        };
+        if waits || borrow(files, growing) || helps || matches!(held, Hold::LetGo) {
+            return;
+        }
+        *held = Hold::LetGo;
+        let reason = format!(
+            "has grown to {} where nothing else can make room, and there is no more to borrow: its writes will fail",
+            format_size(growing.used_bytes)
+        );
+        files.base.report((growing.path)(), Errno::ENOSPC, reason);
+    }
+}
+
+/// Extends a lease ahead of its writer; `false` if there is no room.
+fn extend(files: &Files, growing: &Growing<'_>) -> bool {
+    let (tier, lease, used) = (growing.tier, growing.lease, growing.used_bytes);
+    let spaces = files.buffer.ledger().spaces();
+    let Some(space) = spaces.iter().find(|s| s.index == tier.0 as usize) else {
+        return true;
+    };
+    match extend_lease(space, lease, used) {
+        Extension::Enough => return true,
+        Extension::Extended(longer) => {
+            let held = files
+                .buffer
+                .ledger()
+                .try_hold(growing.id, tier, used, longer.bytes, true);
+            if held.is_ok() {
+                growing
+                    .open
+                    .lease_bytes
+                    .store(longer.bytes, Ordering::Release);
+                return true;
+            }
+        }
+        Extension::Refused => {}
+    }
+    let beyond = used.saturating_sub(lease.bytes);
+    files.buffer.queue().hurry();
+    files.guard.want_room(
+        tier,
+        (lease.bytes / 2).max(MIN_EXTENSION_BYTES) + 2 * beyond,
+    );
+    false
+}
+
+/// Extends a lease beyond what the tier is meant to hold, by what the machine still has: the file cannot go elsewhere while the
+/// kernel writes it, and a write must not fail.
+fn borrow(files: &Files, growing: &Growing<'_>) -> bool {
+    let overrun_bytes = growing.used_bytes.saturating_sub(growing.lease.bytes);
+    let wanted = overrun_bytes + MIN_EXTENSION_BYTES;
+    let lease = growing.lease.bytes + wanted;
+    let able = match files.buffer.tiers().kind(growing.tier) {
+        TierKind::Dram => {
+            let memory = MachineMemory::now();
+            memory.is_some_and(|m| {
+                let kept = kept_memory_bytes(m.total_bytes);
+                may_borrow(m.available_bytes, wanted, kept)
+            }) && fit_memory(files, wanted)
+        }
+        _ => files
+            .buffer
+            .tiers()
+            .get(growing.tier)
+            .and_then(|slot| slot.tier.space().ok())
+            .is_some_and(|space| {
+                may_borrow(
+                    space.free_bytes,
+                    wanted,
+                    files.buffer.tiers().overrun_bytes(),
+                )
+            }),
+    };
+    if !able {
+        return false;
+    }
+    if growing.open.borrowed.swap(true, Ordering::AcqRel) {
+        tracing::debug!("{} more", format_size(wanted));
+    } else {
+        tracing::warn!(
+            "{}: outgrows the burst buffer while the kernel writes it; it gets more for as long as it is open",
+            (growing.path)().escape_ascii()
+        );
+    }
+    files
+        .buffer
+        .ledger()
+        .hold_beyond(growing.id, growing.tier, growing.used_bytes, lease);
+    growing.open.lease_bytes.store(lease, Ordering::Release);
+    true
+}
+
+fn fit_memory(files: &Files, more_bytes: u64) -> bool {
+    let held = files
+        .buffer
+        .ledger()
+        .held_bytes(crate::buffer::tierset::DRAM);
+    let fitted = files
+        .buffer
+        .tiers()
+        .fit_dram(held.saturating_add(more_bytes));
+    fitted
+        .inspect_err(|error| tracing::warn!("the memory tier cannot grow: {error}"))
+        .is_ok()
+}

@@ -1,0 +1,278 @@
+//! Versions get their names.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use forebay_namespace::{Dir, DirKey, File, Publication};
+use forebay_policy::publication::{GroupMode, PublicationStep, VersionFacts, next_step};
+use forebay_types::{Attr, Cred, Errno};
+use forebay_wire::Link;
+use forebay_wire::control::VersionStatus;
+
+use super::{Figures, LOOK, pause_after};
+use crate::buffer::opens::Target;
+use crate::orders::Orders;
+
+impl Orders {
+    /// Makes a directory; one that a path rule calls a version is made where outsiders do not see it.
+    pub fn mkdir(&self, link: &Link, perm: u16, cred: &Cred) -> Result<Attr, Errno> {
+        let version = self.catalog.rules().has_groups() && {
+            match self.ns.node(link.parent)? {
+                forebay_namespace::Node::Dir(parent) => {
+                    self.catalog
+                        .rules()
+                        .group(&parent.path_of(&link.name))
+                        .is_some()
+                        && self.ns.version_of(&parent).is_none()
+                }
+                _ => false,
+            }
+        };
+        Ok(match version {
+            true => self
+                .ns
+                .mkdir_unpublished(link.parent, &link.name, perm, cred)?,
+            false => self.ns.mkdir(link.parent, &link.name, perm, cred)?,
+        })
+    }
+
+    /// Orders the publication of a version by its directory, after which neither the order nor what it is for
+    /// is lost by a loss of power. `EINVAL` for a directory that no rule calls a version, `ENODATA` for one of
+    /// which files are lost. One that is published already needs nothing.
+    pub fn order_publication(&self, dir: &Arc<Dir>) -> Result<(), Errno> {
+        if dir.hidden().is_none() {
+            let is_version = self.catalog.rules().group(&dir.path()).is_some();
+            return match is_version && self.ns.version_of(dir).is_none() {
+                true => Ok(()),
+                false => Err(Errno::EINVAL),
+            };
+        }
+        let figures = self.version_figures();
+        for (_, figures) in figures.iter().filter(|(d, _)| Arc::ptr_eq(d, dir)) {
+            for (file, _) in &figures.undrained {
+                self.files.make_stable(file)?;
+            }
+        }
+        match self.ns.order_publication(dir)? {
+            true => Ok(()),
+            false => Err(Errno::ENODATA),
+        }
+    }
+
+    fn figures_of(&self, dir: &Arc<Dir>) -> Option<Figures> {
+        let all = self.version_figures();
+        let own = all.into_iter().find(|(d, _)| Arc::ptr_eq(d, dir));
+        own.map(|(_, figures)| figures)
+    }
+
+    /// The files of every version that is not published, by its directory.
+    pub fn version_figures(&self) -> Vec<(Arc<Dir>, Figures)> {
+        let mut versions: HashMap<DirKey, (Arc<Dir>, Figures)> = self
+            .ns
+            .unpublished()
+            .into_iter()
+            .map(|dir| (dir.key, (dir, Figures::default())))
+            .collect();
+        if versions.is_empty() {
+            return Vec::new();
+        }
+        let mut version_of: HashMap<DirKey, Option<DirKey>> = HashMap::new();
+        let files: Vec<Arc<File>> = self.buffer.files();
+        for file in files {
+            let (dirs, dirty) = {
+                let state = file.lock();
+                let dirs: Vec<_> = state.names.iter().map(|(dir, _)| dir.clone()).collect();
+                (dirs, state.is_dirty())
+            };
+            for dir in dirs {
+                let version = version_of
+                    .entry(dir.key)
+                    .or_insert_with(|| self.ns.version_of(&dir).map(|version| version.key));
+                if let Some((_, figures)) = version.and_then(|key| versions.get_mut(&key)) {
+                    self.count(figures, &file, dirty);
+                }
+            }
+        }
+        self.count_on_pfs(&mut versions);
+        versions.into_values().collect()
+    }
+
+    /// Files that are only on the PFS and are changed there.
+    fn count_on_pfs(&self, versions: &mut HashMap<DirKey, (Arc<Dir>, Figures)>) {
+        self.buffer.opens().each(|open| {
+            if !open.is_written() {
+                return;
+            }
+            let version = match open.target.try_read().as_deref() {
+                Some(Target::Buffer { .. }) => return,
+                Some(Target::Pfs { node, .. }) => self.ns.version_of(&node.parent),
+                // It is just being moved, and could be any.
+                None => {
+                    let all = versions.values_mut();
+                    return all.for_each(|(_, figures)| figures.written += 1);
+                }
+            };
+            if let Some((_, figures)) = version.and_then(|v| versions.get_mut(&v.key)) {
+                figures.written += 1;
+            }
+        });
+    }
+
+    fn count(&self, figures: &mut Figures, file: &Arc<File>, dirty: bool) {
+        figures.files += 1;
+        // Who has just claimed it may wait for the PFS; it counts as written until that is over.
+        let written = match self.buffer.opens().try_claim(file.ino) {
+            Some(claim) => claim.open().is_some_and(|open| open.is_written()),
+            None => true,
+        };
+        figures.written += u64::from(written);
+        if dirty {
+            let bytes = self.buffer.ledger().used_bytes(file.object);
+            figures.undrained.push((file.clone(), bytes));
+        }
+        let quiet_s = self.catalog.apps().quiet_s(file.object);
+        figures.quiet_s = match figures.any {
+            None => quiet_s,
+            Some(_) => figures.quiet_s.min(quiet_s),
+        };
+        figures.any = Some(file.object);
+    }
+
+    fn facts(&self, dir: &Dir, figures: &Figures) -> VersionFacts {
+        let hidden = dir.hidden();
+        let (has_files, quiet_s) = self.versions.follow(dir, figures);
+        VersionFacts {
+            mode: self
+                .catalog
+                .rules()
+                .group(&dir.path())
+                .unwrap_or(GroupMode::Commit),
+            committed: hidden.as_ref().is_some_and(|hidden| hidden.committed),
+            interrupted: hidden.is_some_and(|hidden| hidden.interrupted),
+            has_files,
+            written: figures.written,
+            undrained: figures.undrained.len() as u64,
+            complete: figures
+                .any
+                .is_some_and(|any| self.catalog.apps().is_complete(any)),
+            quiet_s,
+        }
+    }
+
+    /// Versions that were ordered to be published and are not yet.
+    pub fn publications_under_way(&self) -> bool {
+        let ordered = |dir: &Arc<Dir>| dir.hidden().is_some_and(|hidden| hidden.committed);
+        self.ns.unpublished().iter().any(ordered)
+    }
+
+    /// What `status` says of versions that are not published.
+    pub fn version_status(&self) -> Vec<VersionStatus> {
+        let mut all: Vec<VersionStatus> = self
+            .version_figures()
+            .into_iter()
+            .filter_map(|(dir, figures)| {
+                let hidden = dir.hidden()?;
+                let failing = figures.failing().map(|(_, errno)| errno);
+                Some(VersionStatus {
+                    path: dir.path(),
+                    files: figures.files,
+                    undrained_files: figures.undrained.len() as u64,
+                    undrained_bytes: figures.undrained_bytes(),
+                    written_files: figures.written,
+                    committed: hidden.committed,
+                    interrupted: hidden.interrupted,
+                    lost_files: hidden.lost.len() as u64,
+                    since_s: hidden.since_s,
+                    error: self
+                        .versions
+                        .why(&dir)
+                        .or(failing)
+                        .map(|errno| errno.message()),
+                })
+            })
+            .collect();
+        all.sort_by(|a, b| a.path.cmp(&b.path));
+        all
+    }
+
+    fn look_at_versions(&self) {
+        let all = self.version_figures();
+        self.versions.forget_others(&all);
+        for (dir, figures) in all {
+            let step = next_step(&self.facts(&dir, &figures));
+            if matches!(step, PublicationStep::Order | PublicationStep::Publish)
+                && !self.versions.may_try(&dir)
+            {
+                continue;
+            }
+            match step {
+                PublicationStep::Wait => {}
+                PublicationStep::Order => {
+                    let path = dir.path();
+                    match self.order_publication(&dir) {
+                        Ok(()) => {
+                            tracing::info!("{}: complete", path.escape_ascii());
+                            self.versions.tried(&dir, None);
+                        }
+                        Err(errno) => self.not_published(&dir, errno),
+                    }
+                }
+                PublicationStep::Drain => {
+                    for (file, _) in &figures.undrained {
+                        self.buffer.queue().urge_again(file.object);
+                    }
+                }
+                PublicationStep::Publish => self.publish(&dir, &figures),
+            }
+        }
+    }
+
+    fn publish(&self, dir: &Arc<Dir>, figures: &Figures) {
+        let path = dir.path();
+        let whole = || {
+            let now = self.figures_of(dir);
+            now.is_some_and(|now| now.written == 0 && now.undrained.is_empty())
+        };
+        let published = self.ns.publish_version(dir, &whole);
+        self.base.absorb_conflicts();
+        match published {
+            Ok(Publication::Changed) => {}
+            Ok(publication) => {
+                self.versions.tried(dir, None);
+                self.base.errors().clear(&path);
+                if let Some(any) = figures.any {
+                    self.catalog.apps().committed(any);
+                }
+                let name = match publication {
+                    Publication::Conflict { name } => format!(" as {}", name.escape_ascii()),
+                    _ => String::new(),
+                };
+                tracing::info!("{}: published{name}", path.escape_ascii());
+            }
+            Err(error) => self.not_published(dir, error.errno()),
+        }
+        self.buffer.queue().wake_all();
+    }
+
+    fn not_published(&self, dir: &Dir, errno: Errno) {
+        self.versions.tried(dir, Some(errno));
+        let reason = match dir.hidden() {
+            Some(_) => format!(
+                "not published: {}; it is kept and tried again",
+                errno.message()
+            ),
+            None => "somebody has renamed or removed this version on the PFS".into(),
+        };
+        self.base.report(dir.path(), errno, reason);
+    }
+}
+
+/// The thread that publishes versions.
+pub fn run(orders: &Arc<Orders>) {
+    while !orders.base.is_ending() {
+        let began = Instant::now();
+        orders.look_at_versions();
+        std::thread::sleep(pause_after(began, LOOK));
+    }
+}
