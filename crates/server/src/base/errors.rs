@@ -45,3 +45,39 @@ impl ErrorLog {
         self.entries.lock().iter().cloned().collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::{Errno, limits};
+
+    use super::ErrorLog;
+
+    fn paths(log: &ErrorLog) -> Vec<Vec<u8>> {
+        log.all().into_iter().map(|entry| entry.path).collect()
+    }
+
+    #[test]
+    fn the_last_error_of_a_path_counts_and_comes_last() {
+        let log = ErrorLog::default();
+        log.add(b"a".to_vec(), Errno::EIO, "first".into());
+        log.add(b"b".to_vec(), Errno::EIO, "other".into());
+        log.add(b"a".to_vec(), Errno::ENOSPC, "second".into());
+        assert_eq!(paths(&log), [b"b", b"a"]);
+        assert_eq!(log.all()[1].reason, "second");
+        log.clear(b"b");
+        log.clear(b"never");
+        assert_eq!(paths(&log), [b"a"]);
+        log.clear(b"a");
+        assert!(log.is_empty());
+    }
+
+    #[test]
+    fn the_oldest_go_where_there_are_too_many() {
+        let log = ErrorLog::default();
+        for at in 0..limits::ERRORS_REMEMBERED_MAX + 3 {
+            log.add(at.to_string().into_bytes(), Errno::EIO, String::new());
+        }
+        assert_eq!(log.all().len(), limits::ERRORS_REMEMBERED_MAX);
+        assert_eq!(paths(&log)[0], b"3");
+    }
+}

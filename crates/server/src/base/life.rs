@@ -100,3 +100,55 @@ impl Life {
         self.broken.lock().clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::{Life, StopOrder};
+
+    const NOW: StopOrder = StopOrder {
+        drain: false,
+        deadline: None,
+    };
+    const DRAIN: StopOrder = StopOrder {
+        drain: true,
+        deadline: None,
+    };
+
+    #[test]
+    fn an_order_is_taken_back_only_where_it_is_still_the_one() {
+        let life = Life::default();
+        life.order_stop(DRAIN);
+        assert_eq!(life.wait_stop_order(), DRAIN);
+        life.order_stop(NOW);
+        life.take_order_back(DRAIN);
+        assert_eq!(life.stop_order(), Some(NOW), "the later order counts");
+        life.take_order_back(NOW);
+        assert_eq!(life.stop_order(), None);
+    }
+
+    #[test]
+    fn the_first_death_is_told_of_and_stops_the_server() {
+        let life = Life::default();
+        assert!(!life.is_broken());
+        life.broke("thread a panicked".into());
+        life.broke("thread b ended".into());
+        assert_eq!(life.broken().as_deref(), Some("thread a panicked"));
+        assert_eq!(life.stop_order(), Some(NOW));
+    }
+
+    #[test]
+    fn nobody_pauses_beyond_the_end() {
+        let life = Life::default();
+        let hour = Duration::from_secs(3600);
+        let begun = Instant::now();
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| life.pause(hour));
+            life.end();
+            sleeper.join().expect("thread");
+        });
+        life.pause(hour);
+        assert!(life.is_ending() && begun.elapsed() < hour);
+    }
+}

@@ -612,6 +612,41 @@ mod tests {
         assert_eq!(ledger.try_hold(ObjectId(2), tier, 10, 10, true), Ok(()));
     }
 
+    #[test]
+    fn what_nobody_can_ask_for_is_not_undrained_until_it_has_a_name() {
+        let ledger = ledger_with(&[(SSD, 100)], 0.5, &[1]);
+        let (object, tier) = (ObjectId(1), TierId(0));
+        ledger.set_nameless(object, true);
+        // The cap on undrained bytes is not for it.
+        assert_eq!(ledger.try_hold(object, tier, 80, 80, true), Ok(()));
+        let figures = ledger.figures(tier);
+        assert_eq!((figures.used_bytes, figures.dirty_bytes), (80, 0));
+        assert_eq!((figures.dirty_files, figures.other_files), (0, 1));
+        ledger.set_nameless(object, false);
+        let figures = ledger.figures(tier);
+        assert_eq!((figures.dirty_bytes, figures.dirty_files), (80, 1));
+    }
+
+    #[test]
+    fn what_an_application_has_follows_its_objects() {
+        let ledger = ledger_with(&[(SSD, 100)], 1.0, &[1, 2]);
+        ledger.assign(ObjectId(1), 7);
+        ledger.settle(ObjectId(1), TierId(0), 30, true);
+        ledger.assign(ObjectId(2), 7);
+        ledger.settle(ObjectId(2), TierId(0), 10, false);
+        let seven = ApplicationFigures {
+            files: 2,
+            used_bytes: 40,
+            dirty_bytes: 30,
+        };
+        assert_eq!(ledger.applications().get(&7), Some(&seven));
+        ledger.assign(ObjectId(1), 8);
+        assert_eq!(ledger.applications()[&7].used_bytes, 10);
+        assert_eq!(ledger.applications()[&8].dirty_bytes, 30);
+        ledger.depart(ObjectId(2));
+        assert!(!ledger.applications().contains_key(&7));
+    }
+
     proptest! {
         #[test]
         fn sums_are_the_sums_of_the_charges(ops in proptest::collection::vec((0u8..7, 0u64..6, 0u8..2, 0u64..80, any::<bool>()), 1..80)) {

@@ -421,3 +421,111 @@ impl DrainQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::time::Duration;
+
+    use forebay_types::ObjectId;
+
+    use super::{BatchLimits, Demand, DrainQueue, Finished};
+
+    const LIMITS: BatchLimits = BatchLimits {
+        files: 3,
+        bytes: 100,
+    };
+
+    fn queue() -> DrainQueue {
+        DrainQueue::new(Duration::from_secs(60))
+    }
+
+    fn objects(ids: &[u64]) -> Vec<ObjectId> {
+        ids.iter().map(|id| ObjectId(*id)).collect()
+    }
+
+    #[test]
+    fn a_batch_ends_with_the_file_that_reaches_its_bytes_or_with_its_files() {
+        let queue = queue();
+        let all = objects(&[1, 2, 3, 4, 5, 6]);
+        all.iter().for_each(|object| queue.add(*object));
+        let mut order: VecDeque<_> = all.into();
+        let by_bytes = queue.take(&mut order, LIMITS, |_| 60);
+        assert_eq!(by_bytes, objects(&[1, 2]));
+        let by_files = queue.take(&mut order, LIMITS, |_| 1);
+        assert_eq!(by_files, objects(&[3, 4, 5]));
+        assert_eq!(queue.take(&mut order, LIMITS, |_| 1), objects(&[6]));
+    }
+
+    #[test]
+    fn an_order_may_name_files_that_wait_no_more() {
+        let queue = queue();
+        queue.add(ObjectId(2));
+        let mut order: VecDeque<_> = objects(&[1, 2, 1]).into();
+        assert_eq!(queue.take(&mut order, LIMITS, |_| 0), objects(&[2]));
+        assert!(queue.take(&mut order, LIMITS, |_| 0).is_empty());
+    }
+
+    #[test]
+    fn a_file_that_failed_is_not_ready_before_its_time_unless_somebody_asks_for_it() {
+        let queue = queue();
+        queue.add(ObjectId(1));
+        let mut order: VecDeque<_> = objects(&[1]).into();
+        assert_eq!(queue.take(&mut order, LIMITS, |_| 0), objects(&[1]));
+        queue.finished(&[Finished::failed(ObjectId(1))]);
+        assert!(queue.ready().is_empty());
+        assert!(!queue.can_free(|_| true), "nothing could go now");
+        assert_eq!(queue.failing().0, 1);
+        queue.add_urgent(ObjectId(1));
+        assert_eq!(queue.take_urgent(LIMITS, |_| 0), objects(&[1]));
+        queue.finished(&[Finished::done(ObjectId(1))]);
+        assert_eq!(queue.failing(), (0, None));
+        assert!(!queue.has_work() && !queue.knows(ObjectId(1)));
+    }
+
+    #[test]
+    fn a_file_is_urged_once_and_pressing_until_it_has_ended() {
+        let queue = queue();
+        queue.add_urgent(ObjectId(7));
+        queue.add_urgent(ObjectId(7));
+        assert!(queue.demand().is_urgent && queue.is_pressed());
+        assert_eq!(queue.take_urgent(LIMITS, |_| 0), objects(&[7]));
+        assert!(!queue.demand().is_urgent);
+        assert!(queue.is_pressed() && queue.knows(ObjectId(7)));
+        queue.finished(&[Finished::done(ObjectId(7))]);
+        assert!(!queue.is_pressed() && !queue.knows(ObjectId(7)));
+    }
+
+    #[test]
+    fn a_drain_of_everything_is_an_order_and_forgets_pauses() {
+        let queue = queue();
+        queue.add(ObjectId(1));
+        let mut order: VecDeque<_> = objects(&[1]).into();
+        queue.take(&mut order, LIMITS, |_| 0);
+        queue.finished(&[Finished::failed(ObjectId(1))]);
+        let quiet = Demand {
+            is_urgent: false,
+            has_waiting: true,
+            is_ordered: false,
+        };
+        assert_eq!(queue.demand(), quiet);
+        let asked = queue.asked();
+        queue.drain_all(true);
+        assert!(queue.demand().is_ordered);
+        assert_eq!(queue.ready(), objects(&[1]));
+        assert_ne!(queue.asked(), asked, "who sleeps would go on sleeping");
+        queue.drain_all(false);
+        assert!(!queue.demand().is_ordered);
+    }
+
+    #[test]
+    fn a_file_that_was_forgotten_is_in_no_order() {
+        let queue = queue();
+        objects(&[1, 2])
+            .iter()
+            .for_each(|object| queue.add(*object));
+        queue.forget(ObjectId(1));
+        assert_eq!(queue.ready(), objects(&[2]));
+        assert_eq!(queue.waiting(), objects(&[2]));
+    }
+}

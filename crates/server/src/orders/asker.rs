@@ -2,9 +2,7 @@
 
 pub(crate) mod sight;
 
-
 use forebay_wire::Peer;
-
 
 /// A user.
 #[derive(Clone, Debug)]
