@@ -289,3 +289,12 @@ proptest! {
         prop_assert_eq!(flush_target(1, round, 0), None);
     }
 }
+
+#[test]
+fn making_orders_takes_a_twentieth_of_the_time_at_most() {
+    for took_s in [0.0, 0.001, 0.05, 0.4, 30.0] {
+        let share = took_s / (took_s + order_age_max_s(took_s));
+        assert!(share <= 1.0 / 20.0, "{took_s}: {share}");
+    }
+    assert!((order_age_max_s(0.0) - 1.0).abs() < 1e-9);
+}
