@@ -183,8 +183,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts a movement of paths that fit into one message, see [`batches`]. Refused with `EAGAIN` while this user has
-    /// too many under way.
+    /// Starts a movement of paths that fit into one message, see [`batches`]. Refused with `EAGAIN`
+    /// while this user has too many under way.
     pub fn start(&self, movement: Movement, paths: &[Vec<u8>]) -> Result<u64, AskError> {
         let paths = paths.to_vec();
         match self.ask(Control::Start { movement, paths })? {
@@ -274,7 +274,7 @@ pub fn batches(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
 
 /// One line for a path that failed.
 pub fn failure_line(mount: &Path, failure: &PathFailure) -> String {
-    let path = crate::paths::in_mount(mount, &failure.path);
+    let path = mounts::in_mount(mount, &failure.path);
     match failure.reason.is_empty() {
         true => format!("{}: {}", show_path(&path), failure.errno),
         false => format!("{}: {}", show_path(&path), failure.reason),

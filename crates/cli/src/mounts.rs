@@ -86,8 +86,8 @@ pub fn of_state<'a>(table: &'a [MountEntry], state: &Path) -> Vec<&'a MountEntry
         .collect()
 }
 
-/// Takes the mount at `point` out of the tree at once, if it is a burst buffer's. If it fails, the next `up` or `down`
-/// does it.
+/// Takes the mount at `point` out of the tree at once, if it is a burst buffer's. If it fails, the
+/// next `up` or `down` does it.
 pub fn detach_ours(point: &Path) {
     let ours = |entry: &MountEntry| entry.is_forebay() && entry.point == point;
     if read().is_ok_and(|table| table.iter().any(ours)) {
@@ -130,6 +130,16 @@ pub fn relative(entry: &MountEntry, path: &Path) -> Option<Vec<u8>> {
 pub fn trim_slash(mut path: Vec<u8>) -> Vec<u8> {
     while path.last() == Some(&b'/') {
         path.pop();
+    }
+    path
+}
+
+/// A path as users see it.
+pub fn in_mount(mount: &Path, relative: &[u8]) -> Vec<u8> {
+    let mut path = mount.as_os_str().as_bytes().to_vec();
+    if !relative.is_empty() {
+        path.push(b'/');
+        path.extend_from_slice(relative);
     }
     path
 }
@@ -188,5 +198,11 @@ broken line
             Some(b"run7/x".to_vec())
         );
         assert_eq!(relative(&table[2], Path::new("/bb")), None);
+    }
+
+    #[test]
+    fn users_see_paths_below_the_mount() {
+        assert_eq!(in_mount(Path::new("/bb"), b"a/b"), b"/bb/a/b");
+        assert_eq!(in_mount(Path::new("/bb"), b""), b"/bb");
     }
 }

@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 use crate::control::{Daemon, files_and_bytes};
 use crate::exit::{Exit, Explain, Failure, is_missing};
 use crate::job::{self, End, Until};
+use crate::mounts::in_mount;
 use crate::out;
-use crate::paths::{PathArgs, Target, in_mount};
+use crate::paths::{PathArgs, Target};
 use crate::show::json;
 use crate::show::text::{files, rate, show_path};
 use crate::signals::Signals;
@@ -61,8 +62,8 @@ pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Fail
     })
 }
 
-/// The exit code: what stopped it, else what failed. If nothing is a file, and nothing that was named was found, nothing could be done;
-/// of versions, if there is none.
+/// The exit code: what stopped it, else what failed. If nothing is a file, and nothing that was
+/// named was found, nothing could be done; of versions, if there is none.
 fn exit(movement: Movement, end: End, job: &JobProgress) -> Exit {
     let none = movement == Movement::Commit || job.failures.iter().all(|f| is_missing(f.errno));
     let nothing = job.files_total == 0 && none;

@@ -5,7 +5,6 @@
 //! copy_file_range(2) plus a read for the checksum, except where the file system copies by
 //! reference or on its server: there copy_file_range(2) goes first.
 
-use std::cell::Cell;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
@@ -14,11 +13,9 @@ use forebay_types::Errno;
 
 use crate::crc::crc32c_update;
 use crate::sums::Running;
-use crate::{Allocate, Object, ObjectStat, Seek, Sums, checksum};
+use crate::walk::{BUFFER_BYTES, Buffer, Walk};
+use crate::{Allocate, Object, ObjectStat, Sums, checksum};
 
-/// Small enough to stay in a core's second-level cache between read, checksum and write; larger
-/// ones measured slower.
-const BUFFER_BYTES: usize = 256 << 10;
 /// [`crate::checksum`] asks whether to stop before it reads so much, bytes.
 pub const CHECKSUM_STEP_BYTES: u64 = BUFFER_BYTES as u64;
 /// Between two reports to [`CopyControl::moved`].
@@ -45,7 +42,8 @@ pub struct CopyReport {
 pub struct CopyControl<'a> {
     /// Asked before every chunk; `true` ends the copy with [`CopyError::Stopped`].
     pub stop: &'a (dyn Fn() -> bool + Sync),
-    /// Told how many bytes were moved since the last call, and the offset behind the last of them. May sleep, to hold a rate.
+    /// Told how many bytes were moved since the last call, and the offset behind the last of them.
+    /// May sleep, to hold a rate.
     pub moved: &'a (dyn Fn(u64, u64) + Sync),
 }
 
@@ -109,8 +107,8 @@ pub fn copy(
     copy_over(source, &stat, destination, held != 0, control)
 }
 
-/// The same into a destination that has just been made: it is empty, and no other file than the source, of
-/// which the caller knows `stat`. Many small files are copied faster for not asking.
+/// The same into a destination that has just been made: it is empty, and no other file than the
+/// source, of which the caller knows `stat`. Many small files are copied faster for not asking.
 pub fn copy_to_new(
     source: &dyn Object,
     stat: &ObjectStat,
@@ -120,8 +118,8 @@ pub fn copy_to_new(
     copy_over(source, stat, destination, false, control)
 }
 
-/// With `holds` the destination holds something. It is not emptied first: that may be the only copy that
-/// survives the node, and where the source has not changed it is there at every moment.
+/// With `holds` the destination holds something. It is not emptied first: that may be the only copy
+/// that survives the node, and where the source has not changed it is there at every moment.
 fn copy_over(
     source: &dyn Object,
     stat: &ObjectStat,
@@ -239,110 +237,6 @@ fn verify_small(destination: &dyn Object, report: &CopyReport) -> Result<(), Cop
     })
 }
 
-thread_local! {
-    /// One buffer per thread, so that copying many small files allocates nothing.
-    static SPARE: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
-}
-
-/// The thread's buffer; comes back on drop. A second one at the same time is its own.
-pub(crate) struct Buffer(pub(crate) Box<[u8]>);
-
-impl Buffer {
-    pub(crate) fn take() -> Buffer {
-        let spare = SPARE.with(Cell::take);
-        Buffer(spare.unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice()))
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let buffer = std::mem::take(&mut self.0);
-        // The thread may be ending: then the buffer is freed.
-        let _ = SPARE.try_with(|spare| spare.set(Some(buffer)));
-    }
-}
-
-/// Walks the data of an object, hole after hole.
-///
-/// Invariant: every extent is non-empty and begins at or after the end of the one before, so a
-/// walk ends whatever happens to the object meanwhile.
-pub(crate) struct Walk<'a> {
-    object: &'a dyn Object,
-    size: u64,
-    position: u64,
-    finds_holes: bool,
-}
-
-impl<'a> Walk<'a> {
-    /// An object that takes as much space as it is long is taken for one without holes: looking
-    /// for them costs a visit to every page of a tmpfs, one part in ten of the copy. Holes that
-    /// space set aside elsewhere makes up for are then copied as zeros.
-    pub(crate) fn new(object: &'a dyn Object, stat: &ObjectStat, size: u64) -> Walk<'a> {
-        Walk::from(object, stat, 0, size)
-    }
-
-    /// The same from a position within the object.
-    pub(crate) fn from(
-        object: &'a dyn Object,
-        stat: &ObjectStat,
-        position: u64,
-        size: u64,
-    ) -> Walk<'a> {
-        Walk {
-            object,
-            size,
-            position,
-            finds_holes: stat.allocated_bytes < stat.size,
-        }
-    }
-
-    /// Start and end of the next data; `None` when only a hole, or nothing, is left.
-    pub(crate) fn next_data(&mut self) -> io::Result<Option<(u64, u64)>> {
-        let from = self.position;
-        if from >= self.size {
-            return Ok(None);
-        }
-        let start = match self.find(from, Seek::Data)? {
-            Some(start) => start.max(from),
-            None => self.size,
-        };
-        if start >= self.size {
-            self.position = self.size;
-            return Ok(None);
-        }
-        let end = match self.find(start, Seek::Hole)? {
-            Some(end) if end > start => end.min(self.size),
-            // A hole was punched, or the object cut, between the two questions: read a little and
-            // ask again.
-            _ => self.size.min(start.saturating_add(BUFFER_BYTES as u64)),
-        };
-        self.position = end;
-        Ok(Some((start, end)))
-    }
-
-    /// As [`Object::seek`]; where holes cannot be found, all is data.
-    fn find(&mut self, from: u64, what: Seek) -> io::Result<Option<u64>> {
-        if self.finds_holes {
-            match self.object.seek(from, what) {
-                Err(error) if cannot(&error) => self.finds_holes = false,
-                result => return result,
-            }
-        }
-        Ok(Some(match what {
-            Seek::Data => from,
-            Seek::Hole => self.size,
-        }))
-    }
-}
-
-/// Whether an error says that the operation is not to be had here, rather than that it failed.
-pub(crate) fn cannot(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY | libc::ESPIPE)
-    )
-}
-
 /// Truncating the destination would destroy the only copy.
 pub(crate) fn refuse_same_file(
     source: &dyn Object,
@@ -394,8 +288,8 @@ struct Mover<'a> {
     /// All that was moved lies before it.
     reached: u64,
     data_bytes: u64,
-    /// Blocks of zeros of an object with holes stay holes. In memory in huge pages one byte makes 2 MiB of data; on the PFS
-    /// it shall not.
+    /// Blocks of zeros of an object with holes stay holes. In memory in huge pages one byte makes 2
+    /// MiB of data; on the PFS it shall not.
     leaves_holes: bool,
     /// Bytes that were left so.
     left_bytes: u64,
@@ -498,7 +392,8 @@ impl Mover<'_> {
     }
 }
 
-/// Ranges of `data`, which is at `position` of a file, without the blocks of that file that are all zeros.
+/// Ranges of `data`, which is at `position` of a file, without the blocks of that file that are all
+/// zeros.
 fn runs_of_data(data: &[u8], position: u64) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut start = 0;

@@ -1,11 +1,10 @@
-//! Whether the PFS answers. A thread asks it something small every second; who is about to call it looks
-//! here first, which costs one load while it answers.
+//! Whether the PFS answers. A thread asks it something small every second; who is about to call it
+//! looks here first, which costs one load while it answers.
 //!
-//! What is called before the silence is noticed may block for as long as the PFS is silent: nothing but
-//! its answer, or the end of the process, brings a thread back from there.
+//! What is called before the silence is noticed may block for as long as the PFS is silent: nothing
+//! but its answer, or the end of the process, brings a thread back from there.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +12,6 @@ use std::time::{Duration, Instant};
 use forebay_policy::health::{Health, Patience, judge, next_change_s};
 use forebay_types::{Errno, Statfs};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::fs::{AtFlags, StatxFlags};
 
 /// Between an answer and the next question.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -65,17 +63,9 @@ impl Pulse {
         }
     }
 
-    /// Watches the file system that `root` is on; requests wait for it up to `give_up_after`.
-    pub(crate) fn watch(root: OwnedFd, give_up_after: Duration) -> io::Result<Pulse> {
-        Pulse::ask(give_up_after, move || {
-            let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-            // An error is an answer too.
-            let _ = rustix::fs::statx(&root, c"", how, StatxFlags::BASIC_STATS);
-            rustix::fs::fstatvfs(&root).ok().map(super::pfs::totals)
-        })
-    }
-
-    fn ask(
+    /// Watches the file system that is asked; requests wait for it up to `give_up_after`. An error
+    /// is an answer too.
+    pub(crate) fn ask(
         give_up_after: Duration,
         ask: impl Fn() -> Option<Statfs> + Send + 'static,
     ) -> io::Result<Pulse> {
@@ -152,8 +142,8 @@ impl Pulse {
         }
     }
 
-    /// Takes a lock that others hold during calls on the PFS: `ETIMEDOUT` once nobody waits for that
-    /// any more.
+    /// Takes a lock that others hold during calls on the PFS: `ETIMEDOUT` once nobody waits for
+    /// that any more.
     pub fn lock<'a, T>(&self, mutex: &'a Mutex<T>) -> io::Result<MutexGuard<'a, T>> {
         if let Some(guard) = mutex.try_lock() {
             return Ok(guard);
@@ -172,7 +162,8 @@ impl Pulse {
         }
     }
 
-    /// The same for who can come back later: `None` if the lock is not to be had while the PFS is silent.
+    /// The same for who can come back later: `None` if the lock is not to be had while the PFS is
+    /// silent.
     pub fn try_lock<'a, T>(&self, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
         loop {
             if let Some(guard) = mutex.try_lock() {
@@ -271,7 +262,8 @@ mod tests {
         }
     }
 
-    /// A pulse whose questions are answered one by one through the channel, and all once it is closed.
+    /// A pulse whose questions are answered one by one through the channel, and all once it is
+    /// closed.
     fn held(give_up_after: Duration) -> (Pulse, mpsc::Sender<()>) {
         let (answer, answers) = mpsc::channel();
         let pulse = Pulse::ask(give_up_after, move || {

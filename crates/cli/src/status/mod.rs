@@ -12,7 +12,7 @@ use forebay_wire::control::{ScrubStatus, StatusBits};
 
 use crate::control::{Daemon, failure_line, files_and_bytes};
 use crate::exit::{Exit, Failure};
-use crate::paths::in_mount;
+use crate::mounts::in_mount;
 use crate::show::json;
 use crate::show::table::{Align, Table};
 use crate::show::text::{bar, eta, files, percent, rate, show_path};
@@ -60,7 +60,8 @@ pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
     Ok(Exit::Complete)
 }
 
-/// Seconds until all is drained at the present rate: 0 when it is, `None` when nothing moves or some of it fails.
+/// Seconds until all is drained at the present rate: 0 when it is, `None` when nothing moves or
+/// some of it fails.
 pub fn drain_eta_s(bits: &StatusBits) -> Option<f64> {
     if bits.dirty_bytes > 0 && (bits.drain_failing_files > 0 || bits.pfs_silent_ms.is_some()) {
         return None;
