@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test test-posix soak check lint deny bench clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-posix soak check lint deny bench release clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -44,6 +44,9 @@ bench: setup-build setup-run ## figures against the bare pass-through and the ti
 	$(CARGO) build --release --locked -p forebay -p bare-passthrough
 	python3 bench/main.py
 
+release: setup-build ## dist/: the stripped binary in an archive, checksums, the licences of what it contains
+	CARGO=$(CARGO) python3 scripts/release.py
+
 setup-build:
 	@scripts/setup.sh build
 
@@ -55,4 +58,4 @@ setup-test:
 
 clean: ## what was built
 	$(CARGO) clean
-	rm -rf .cache
+	rm -rf .cache dist
