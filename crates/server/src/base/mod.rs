@@ -4,6 +4,7 @@ pub(crate) mod conflicts;
 pub(crate) mod context;
 pub(crate) mod counters;
 pub(crate) mod errors;
+pub(crate) mod failure;
 pub(crate) mod life;
 pub(crate) mod settings;
 

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use forebay_namespace::File;
 use forebay_policy::scrub::{OBJECT_COST_BYTES, Undrained, is_to_be_sealed};
 use forebay_tiers::{CHECKSUM_STEP_BYTES, Object, Sums, TierKind, sums};
-use forebay_types::{Errno, Generation, ObjectId, TierId, failpoint};
+use forebay_types::{Generation, ObjectId, TierId, failpoint};
 
+use crate::base::failure::Failure;
 use crate::integrity::Integrity;
 use crate::integrity::atrest::{Looked, Purpose};
 use crate::integrity::unhurried::Unhurried;
@@ -35,11 +36,11 @@ enum Unsealed {
     /// It is not what its record says.
     Damaged(String),
     /// Something failed that says nothing about it.
-    Failed(Errno, String),
+    Failed(Failure),
 }
 
-fn failed(what: &str) -> impl Fn(std::io::Error) -> Unsealed + '_ {
-    move |error| Unsealed::Failed((&error).into(), format!("{what}: {error}"))
+fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Unsealed {
+    move |error| Unsealed::Failed(Failure::of_io(what, error))
 }
 
 /// Who seals.
@@ -112,9 +113,11 @@ impl Sealer<'_> {
                 Err(Unsealed::Damaged(problem)) => {
                     self.integrity.settle_damage(&one.file, one.tier, problem);
                 }
-                Err(Unsealed::Failed(errno, reason)) => {
-                    let reason = format!("no checksum was made of it: {reason}");
-                    self.integrity.base.report(one.file.path(), errno, reason);
+                Err(Unsealed::Failed(failure)) => {
+                    let reason = format!("no checksum was made of it: {failure}");
+                    self.integrity
+                        .base
+                        .report(one.file.path(), failure.errno(), reason);
                 }
             }
         }
@@ -161,7 +164,7 @@ impl Sealer<'_> {
             .integrity
             .ns
             .seal(file, generation, due.tier, sums)
-            .map_err(|error| Unsealed::Failed(error.errno(), error.to_string()))?;
+            .map_err(|error| Unsealed::Failed(error.into()))?;
         match sealed {
             true => {
                 self.integrity.at_rest.seal(file.object, generation, &stat);

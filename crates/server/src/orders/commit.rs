@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_namespace::Dir;
 use forebay_types::Errno;
 
+use crate::base::failure::Failure;
 use crate::orders::Orders;
 use crate::orders::asker::sight::Sight;
 use crate::orders::jobs::{CLOSE_GRACE, Job, fail, left};
@@ -31,8 +32,8 @@ pub fn run(orders: &Orders, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
         .iter()
         .filter_map(|path| match order(orders, job, path, sight) {
             Ok(pending) => pending,
-            Err((errno, reason)) => {
-                fail(job, path.clone(), errno, reason);
+            Err(failure) => {
+                fail(job, path.clone(), failure.errno(), failure.to_string());
                 None
             }
         })
@@ -55,8 +56,8 @@ pub fn run(orders: &Orders, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
                     job.bytes_done.fetch_add(version.bytes, Ordering::Relaxed);
                     false
                 }
-                Outcome::Failed(path, errno, reason) => {
-                    fail(job, path, errno, reason);
+                Outcome::Failed(path, failure) => {
+                    fail(job, path, failure.errno(), failure.to_string());
                     false
                 }
                 Outcome::Pending if cancelled => {
@@ -72,22 +73,19 @@ pub fn run(orders: &Orders, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
     }
 }
 
-type Refused = (Errno, String);
-
 fn order(
     orders: &Orders,
     job: &Job,
     path: &[u8],
     sight: &Sight<'_>,
-) -> Result<Option<Pending>, Refused> {
-    let plain = |errno: Errno| (errno, errno.message());
+) -> Result<Option<Pending>, Failure> {
     let resolved = orders.ns.resolve(path).map_err(|e| e.errno());
-    let (dir, found) = resolved.map_err(|errno| plain(sight.of_missing(path, errno)))?;
+    let (dir, found) = resolved.map_err(|errno| Failure::from(sight.of_missing(path, errno)))?;
     let above = dir.place().filter(|_| found.is_none());
     let above = above.map_or_else(|| dir.clone(), |(parent, _)| parent);
-    sight.may_search(&above).map_err(plain)?;
+    sight.may_search(&above).map_err(Failure::from)?;
     if found.is_some() {
-        return Err(plain(Errno::ENOTDIR));
+        return Err(Errno::ENOTDIR.into());
     }
     let owner = orders.files.getattr(dir.ino).ok().map(|attr| attr.uid);
     let owner = owner.or_else(|| {
@@ -96,7 +94,7 @@ fn order(
     });
     let asker = sight.asker();
     if !asker.is_trusted() && owner != Some(asker.uid()) {
-        return Err((Errno::EPERM, "not your directory".into()));
+        return Err(Failure::new(Errno::EPERM, "not your directory"));
     }
     if let Some(version) = orders.ns.version_of(&dir).filter(|v| !Arc::ptr_eq(v, &dir)) {
         let name = version.path();
@@ -104,12 +102,12 @@ fn order(
             "inside the version {}, which is published as a whole",
             name.escape_ascii()
         );
-        return Err((Errno::EINVAL, reason));
+        return Err(Failure::new(Errno::EINVAL, reason));
     }
     orders.order_publication(&dir).map_err(|errno| match errno {
-        Errno::ENODATA => (errno, "files of it were lost with the machine's power (see `forebay status`): write them again, or remove the version".into()),
-        Errno::EINVAL => (errno, "no version directory: it was not made under a path rule with 'group', so its files appear on the PFS one by one; `forebay stage-out --wait` waits for them".into()),
-        other => plain(other),
+        Errno::ENODATA => Failure::new(errno, "files of it were lost with the machine's power (see `forebay status`): write them again, or remove the version"),
+        Errno::EINVAL => Failure::new(errno, "no version directory: it was not made under a path rule with 'group', so its files appear on the PFS one by one; `forebay stage-out --wait` waits for them"),
+        other => other.into(),
     })?;
     let figures = orders.version_figures();
     let Some((_, figures)) = figures.into_iter().find(|(d, _)| Arc::ptr_eq(d, &dir)) else {
@@ -139,7 +137,7 @@ fn order(
 
 enum Outcome {
     Done,
-    Failed(Vec<u8>, Errno, String),
+    Failed(Vec<u8>, Failure),
     Pending,
 }
 
@@ -149,19 +147,18 @@ fn follow(orders: &Orders, version: &mut Pending, figures: Option<&Figures>) -> 
             false => Outcome::Done,
             true => Outcome::Failed(
                 version.path.clone(),
-                Errno::ENOENT,
-                "removed before it was published".into(),
+                Failure::new(Errno::ENOENT, "removed before it was published"),
             ),
         };
     };
     let kept = "the version is kept, and published when that is mended";
     if let Some((file, errno)) = figures.failing() {
         let reason = format!("not demoted: {}; {kept}", errno.message());
-        return Outcome::Failed(file.path(), errno, reason);
+        return Outcome::Failed(file.path(), Failure::new(errno, reason));
     }
     if let Some(errno) = orders.versions.why(&version.dir) {
         let reason = format!("not published: {}; {kept}", errno.message());
-        return Outcome::Failed(version.path.clone(), errno, reason);
+        return Outcome::Failed(version.path.clone(), Failure::new(errno, reason));
     }
     if figures.written == 0 {
         version.written = None;
@@ -171,8 +168,10 @@ fn follow(orders: &Orders, version: &mut Pending, figures: Option<&Figures>) -> 
     match since.elapsed() > CLOSE_GRACE {
         true => Outcome::Failed(
             version.path.clone(),
-            Errno::ETXTBSY,
-            "files in it are open for writing; it is published when they are closed".into(),
+            Failure::new(
+                Errno::ETXTBSY,
+                "files in it are open for writing; it is published when they are closed",
+            ),
         ),
         false => Outcome::Pending,
     }

@@ -11,6 +11,7 @@ use forebay_types::{Errno, limits};
 use forebay_wire::control::{JobProgress, PathFailure};
 use parking_lot::Mutex;
 
+use crate::base::failure::Failure;
 use crate::orders::asker::Asker;
 use crate::orders::unreachable::{explains, failure};
 
@@ -177,7 +178,8 @@ fn fail_missing(job: &Job, missing: Vec<(Vec<u8>, Errno)>, lost: Vec<Vec<u8>>) {
     }
     for failed in lost.into_iter().map(failure) {
         job.progress.lock().files_total += 1;
-        fail_file(job, failed.path, failed.errno, failed.reason);
+        let failure = Failure::new(failed.errno, failed.reason);
+        fail_file(job, failed.path, &failure);
     }
 }
 
@@ -195,8 +197,8 @@ pub fn fail(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
 }
 
 /// The same of a file that counts as one to move.
-fn fail_file(job: &Job, path: Vec<u8>, errno: Errno, reason: String) {
-    fail(job, path, errno, reason);
+fn fail_file(job: &Job, path: Vec<u8>, failure: &Failure) {
+    fail(job, path, failure.errno(), failure.to_string());
     let mut progress = job.progress.lock();
     progress.files_failed += 1;
     progress.files_done += 1;
@@ -210,15 +212,13 @@ pub fn left(job: &Job, path: Vec<u8>) {
     }
 }
 
-const WRITTEN_IN_PLACE: (Errno, &str) = (Errno::ETXTBSY, "open for writing; close it first");
-
-fn plain(errno: Errno) -> (Errno, String) {
-    (errno, errno.message())
+fn written_in_place() -> Failure {
+    Failure::new(Errno::ETXTBSY, "open for writing; close it first")
 }
 
 enum Outcome {
     Done(u64),
-    Failed(Errno, String),
+    Failed(Failure),
     Pending,
 }
 

@@ -10,9 +10,10 @@ use forebay_types::{Errno, Ino};
 use forebay_wire::control::Movement;
 
 use super::{
-    BETWEEN_LOOKS, CLOSE_GRACE, IDLE_GRACE, Job, Outcome, Seen, UNDER_WAY_MAX, WRITTEN_IN_PLACE,
-    fail_file, fail_missing, left, plain,
+    BETWEEN_LOOKS, CLOSE_GRACE, IDLE_GRACE, Job, Outcome, Seen, UNDER_WAY_MAX, fail_file,
+    fail_missing, left,
 };
+use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::orders::Orders;
 use crate::orders::asker::Asker;
@@ -63,7 +64,8 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
                 seen.extend(visited.file.iter().map(|file| file.object));
                 if !asker.is_trusted() && owner(orders, &visited) != Some(asker.uid()) {
                     job.progress.lock().files_total += 1;
-                    fail_file(job, visited.path(), Errno::EPERM, "not your file".into());
+                    let failure = Failure::new(Errno::EPERM, "not your file");
+                    fail_file(job, visited.path(), &failure);
                     return true;
                 }
                 let (bytes, needed) = need(orders, movement, &visited);
@@ -165,14 +167,14 @@ fn one_by_one(orders: &Orders, job: &Job, movement: Movement, work: Vec<Visited>
                 .files
                 .prefetch(file, &moved)
                 .map(|_| ())
-                .map_err(plain),
+                .map_err(Failure::from),
             (_, None) => stage_in(orders, &visited, &moved),
             _ => Ok(()),
         };
         drop(turn);
         match done {
             Ok(()) => job.progress.lock().files_done += 1,
-            Err((errno, reason)) => fail_file(job, visited.path(), errno, reason),
+            Err(failure) => fail_file(job, visited.path(), &failure),
         }
     }
 }
@@ -181,29 +183,25 @@ fn stage_in(
     orders: &Orders,
     visited: &Visited,
     moved: &(dyn Fn(u64) + Sync),
-) -> Result<(), (Errno, String)> {
-    let refused = || {
-        let (errno, reason) = WRITTEN_IN_PLACE;
-        Err((errno, reason.to_owned()))
-    };
+) -> Result<(), Failure> {
     if ino_on_pfs(orders, visited).is_some_and(|ino| written_in_place(orders, ino)) {
-        return refused();
+        return Err(super::written_in_place());
     }
     let (file, ..) = orders
         .files
         .bring_in(&visited.dir, &visited.name, false, moved)
         .map_err(|errno| match errno {
-            Errno::ENOSPC => (
+            Errno::ENOSPC => Failure::new(
                 errno,
-                "no room in the burst buffer: everything there is in use or not drained yet".into(),
+                "no room in the burst buffer: everything there is in use or not drained yet",
             ),
-            other => plain(other),
+            other => other.into(),
         })?;
     // Who chose to write it in place before it was here has done so by now: see `prepare_change`. What cannot be
     // evicted at once is clean, and gives way when somebody looks at it.
     if written_in_place(orders, file.ino) {
         orders.buffer.evict_unopened(&file);
-        return refused();
+        return Err(super::written_in_place());
     }
     Ok(())
 }
@@ -221,12 +219,12 @@ fn written_in_place(orders: &Orders, ino: Ino) -> bool {
     open.is_some_and(|o| matches!(&*o.target.read(), Target::Pfs { writable: true, .. }))
 }
 
-fn release(orders: &Orders, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), (Errno, String)> {
+fn release(orders: &Orders, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), Failure> {
     let bytes = file.lock().meta.size;
     if file.lock().is_dirty() {
-        return Err((
+        return Err(Failure::new(
             Errno::EBUSY,
-            "not on the PFS yet; run 'forebay stage-out --wait' first".into(),
+            "not on the PFS yet; run 'forebay stage-out --wait' first",
         ));
     }
     if orders.buffer.evict(file).is_some() {
@@ -235,11 +233,11 @@ fn release(orders: &Orders, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(),
         return Ok(());
     }
     if orders.buffer.opens().by_ino(file.ino).is_some() {
-        return Err((Errno::EBUSY, "open; close it first".into()));
+        return Err(Failure::new(Errno::EBUSY, "open; close it first"));
     }
     match file.lock().is_unlinked() {
         true => Ok(()),
-        false => Err((Errno::EBUSY, "changed meanwhile".into())),
+        false => Err(Failure::new(Errno::EBUSY, "changed meanwhile")),
     }
 }
 
@@ -260,7 +258,8 @@ fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>) {
             Outcome::Pending if given_up.is_some() => {
                 let why = given_up.as_deref().unwrap_or_default();
                 let reason = format!("not demoted: {why}; it is kept and tried again");
-                fail_file(job, visited.path(), Errno::ETIMEDOUT, reason);
+                let failure = Failure::new(Errno::ETIMEDOUT, reason);
+                fail_file(job, visited.path(), &failure);
                 false
             }
             Outcome::Done(bytes) => {
@@ -268,8 +267,8 @@ fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>) {
                 job.progress.lock().files_done += 1;
                 false
             }
-            Outcome::Failed(errno, reason) => {
-                fail_file(job, visited.path(), errno, reason);
+            Outcome::Failed(failure) => {
+                fail_file(job, visited.path(), &failure);
                 false
             }
             Outcome::Pending if cancelled => {
@@ -336,13 +335,11 @@ fn outcome(orders: &Orders, file: &Arc<File>, seen: &mut Seen) -> Outcome {
         return Outcome::Done(size);
     }
     if let (Some(errno), false) = (error, demoting) {
-        return Outcome::Failed(
-            errno,
-            format!(
-                "not demoted: {}; it is kept and tried again",
-                errno.message()
-            ),
+        let reason = format!(
+            "not demoted: {}; it is kept and tried again",
+            errno.message()
         );
+        return Outcome::Failed(Failure::new(errno, reason));
     }
     if demoting {
         return Outcome::Pending;
@@ -355,10 +352,10 @@ fn outcome(orders: &Orders, file: &Arc<File>, seen: &mut Seen) -> Outcome {
     {
         let since = seen.open.entry(file.object.0).or_insert_with(Instant::now);
         if since.elapsed() > CLOSE_GRACE {
-            return Outcome::Failed(
+            return Outcome::Failed(Failure::new(
                 Errno::ETXTBSY,
-                "open for writing; it is demoted when it is closed".into(),
-            );
+                "open for writing; it is demoted when it is closed",
+            ));
         }
     } else if seen.open.remove(&file.object.0).is_some() {
         orders.buffer.queue().add_urgent(file.object);
