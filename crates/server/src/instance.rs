@@ -198,7 +198,7 @@ impl Instance {
         }
     }
 
-    /// What the books have wrong, of a server that nobody uses and that does nothing now: see [`Rooms::audit_books`].
+    /// What the books have wrong, of a server that nobody uses and that does nothing now: see `Lifecycle::audit_books`.
     pub fn audit_books(&self) -> Vec<String> {
         self.rooms.lifecycle.audit_books()
     }

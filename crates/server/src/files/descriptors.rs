@@ -4,7 +4,7 @@
 //! first as far as one bit for each can tell; whoever needs one again opens the object by its id, under which it stays in its
 //! tier until the last close, with a name or without. Invariants:
 //!
-//! 1. What is read and written is held open meanwhile ([`Files::target`]): it is handed back only by who has the lock of the file's
+//! 1. What is read and written is held open meanwhile (`Files::target`): it is handed back only by who has the lock of the file's
 //!    target to write, so nobody is in the middle of anything.
 //! 2. What requests have written to flash is on its device before the descriptor goes: of an error of write-back the kernel tells who
 //!    has the file open, and it may forget it with the last of those. Another descriptor waits for that, so that the error

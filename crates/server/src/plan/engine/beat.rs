@@ -67,7 +67,7 @@ impl Plan {
     }
 
     /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be asked where
-    /// [`Engine::is_throttled`]. The request is under way until the answer is dropped.
+    /// `Engine::is_throttled`. The request is under way until the answer is dropped.
     pub fn take_turn(&self, open: &OpenFile, class: Class, bytes: u64) -> Option<Turn<'_>> {
         let object = match &*open.target.read() {
             Target::Buffer { file, tier, .. }
