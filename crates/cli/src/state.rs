@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use forebay_types::ProcStat;
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 
@@ -159,17 +160,9 @@ fn write_pid(file: &mut File) -> io::Result<()> {
 
 /// Whether a process exists and is not on its way out.
 fn is_alive(pid: u32) -> bool {
-    match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
-        Ok(stat) => !is_dead_stat(&stat),
-        Err(_) => false,
-    }
-}
-
-/// Whether a line of /proc/PID/stat is that of a zombie. The name before the state may itself hold
-/// parentheses.
-fn is_dead_stat(stat: &str) -> bool {
-    let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
-    state.is_none_or(|rest| rest.starts_with(['Z', 'X', 'x']))
+    // Bytes: the name in it need not be UTF-8.
+    let line = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+    ProcStat::parse(&line).is_some_and(|stat| !stat.is_dead())
 }
 
 /// Whether a living instance holds the state folder, and its process id. `None` if there is no lock
@@ -288,10 +281,15 @@ mod tests {
     }
 
     #[test]
-    fn zombies_are_dead_whatever_their_name() {
-        assert!(is_dead_stat("12 (forebay) Z 1 12"));
-        assert!(!is_dead_stat("12 (a) Z b) S 1 12"));
-        assert!(is_dead_stat(""));
+    fn a_zombie_is_not_alive() {
+        let mut child = std::process::Command::new("true").spawn().expect("spawns");
+        let pid = child.id();
+        let ended = || !is_alive(pid);
+        while !ended() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        child.wait().expect("ends");
+        assert!(ended() && is_alive(std::process::id()));
     }
 
     #[test]

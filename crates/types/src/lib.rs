@@ -6,12 +6,14 @@ pub mod failpoint;
 mod ids;
 pub mod limits;
 mod name;
+mod procstat;
 mod quantity;
 
 pub use attr::{Attr, Cred, FileKind, OpenFlags, SetAttr, SetTime, Statfs, TimeSpec};
 pub use errno::Errno;
 pub use ids::{Generation, Handle, Ino, ObjectId, TierId};
 pub use name::{NameError, check_name};
+pub use procstat::ProcStat;
 pub use quantity::{
     QuantityError, format_duration, format_size, parse_duration, parse_percent, parse_size,
 };

@@ -6,6 +6,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use forebay_policy::job;
+use forebay_types::ProcStat;
 use parking_lot::Mutex;
 
 /// Processes that are remembered; beyond that the memory starts anew.
@@ -29,7 +30,7 @@ impl Writers {
     /// The job of a process. `None` if it has none, is gone, or may not be looked into: of another user's
     /// process only a privileged daemon reads the environment.
     pub fn job_of(&self, pid: u32) -> Option<Arc<str>> {
-        let started = started(&read(pid, "stat", 4096)?)?;
+        let started = ProcStat::parse(&read(pid, "stat", 4096)?)?.started_ticks;
         if let Some(known) = self.known.lock().get(&pid)
             && known.started == started
         {
@@ -64,13 +65,6 @@ fn read(pid: u32, what: &str, bytes_max: u64) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// The 22nd field of `/proc/PID/stat`; the second, the program's name, may hold anything.
-fn started(stat: &[u8]) -> Option<u64> {
-    let end = stat.iter().rposition(|&b| b == b')')?;
-    let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
-    rest.split_ascii_whitespace().nth(19)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,16 +94,5 @@ mod tests {
         child.wait().expect("wait");
         assert_eq!(writers.job_of(child.id()), None, "it is gone");
         assert_eq!(writers.job_of(0), None);
-    }
-
-    #[test]
-    fn the_start_time_is_found_behind_any_name() {
-        let mut stat = b"7 (a) b (c) S".to_vec();
-        for field in 4..=30 {
-            stat.extend_from_slice(format!(" {field}").as_bytes());
-        }
-        assert_eq!(started(&stat), Some(22));
-        assert_eq!(started(b"7 (x"), None);
-        assert_eq!(started(b"7 (x) S 4"), None);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use forebay_namespace::{Namespace, NsError};
 use forebay_policy::forecast::Learner;
 use forebay_policy::mtbf::{Opener, PRIOR_MTBF_S, ReadPurpose, RestartDetector, Writers, prior_s};
-use forebay_types::{Cred, Handle, ObjectId, OpenFlags};
+use forebay_types::{Cred, Handle, ObjectId, OpenFlags, ProcStat};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -456,57 +456,35 @@ impl Core {
 /// A process and its session. A number is used again only after many others, far later than what is compared here.
 fn opener(pid: u32) -> Opener {
     let process = u64::from(pid);
-    let session = ProcStat::of(pid).map_or(process, |stat| stat.family(process));
+    let session = stat_of(pid).map_or(process, |stat| family(&stat, process));
     Opener { process, session }
 }
 
 /// For how long a process has been running; `None` where it does not, or cannot be seen.
 fn age_s(pid: u32) -> Option<f64> {
-    let started_ticks = ProcStat::of(pid).filter(|stat| stat.runs)?.started_ticks;
+    let started_ticks = stat_of(pid).filter(|stat| !stat.is_dead())?.started_ticks as f64;
     let per_s = rustix::param::clock_ticks_per_second() as f64;
     let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Some(up.tv_sec as f64 + up.tv_nsec as f64 / 1e9 - started_ticks / per_s)
 }
 
-/// What the kernel tells of a process, as this process may see it: numbers of another PID namespace are 0.
-struct ProcStat {
-    runs: bool,
-    group: u64,
-    session: u64,
-    /// Since the machine started.
-    started_ticks: f64,
+/// What the kernel tells of a process. `None` where it is not there, or of a PID namespace that is not seen from
+/// here (`pid` is 0 then).
+fn stat_of(pid: u32) -> Option<ProcStat> {
+    if pid == 0 {
+        return None;
+    }
+    // Bytes: the name in it need not be UTF-8, and the kernel cuts a long one anywhere.
+    ProcStat::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-impl ProcStat {
-    /// `None` where the process is not there, or of a PID namespace that is not seen from here (`pid` is 0 then).
-    fn of(pid: u32) -> Option<Self> {
-        if pid == 0 {
-            return None;
-        }
-        Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
-    }
-
-    /// The session, as far as it can be seen: in a container it may be one of outside, which is shown as 0. The process
-    /// group stands for it then, and the process itself where that is of outside too.
-    fn family(&self, process: u64) -> u64 {
-        let seen = [self.session, self.group]
-            .into_iter()
-            .find(|number| *number > 0);
-        seen.unwrap_or(process)
-    }
-
-    fn parse(stat: &str) -> Option<Self> {
-        // The name in brackets may hold anything, brackets and spaces too.
-        let words: Vec<&str> = stat[stat.rfind(')')? + 1..]
-            .split_ascii_whitespace()
-            .collect();
-        Some(Self {
-            runs: !matches!(*words.first()?, "Z" | "X"),
-            group: words.get(2)?.parse().ok()?,
-            session: words.get(3)?.parse().ok()?,
-            started_ticks: words.get(19)?.parse().ok()?,
-        })
-    }
+/// The session of a process, as far as it can be seen: in a container it may be one of outside, which is shown as 0.
+/// The process group stands for it then, and the process itself where that is of outside too.
+fn family(stat: &ProcStat, process: u64) -> u64 {
+    let seen = [stat.session, stat.group]
+        .into_iter()
+        .find(|number| *number > 0);
+    seen.unwrap_or(process)
 }
 
 /// Nodes of the job that a process belongs to, by its environment.
@@ -557,21 +535,35 @@ mod tests {
         child.wait().expect("ends");
         assert_eq!(age_s(pid), None);
     }
+
+    #[test]
+    fn a_process_has_an_age_whatever_its_name() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        // The kernel keeps 15 bytes of the name: half of the last letter.
+        let program = folder.path().join("simulations-größe");
+        std::os::unix::fs::symlink("/bin/sleep", &program).expect("symlink");
+        let mut child = std::process::Command::new(&program)
+            .arg("600")
+            .spawn()
+            .expect("spawns");
+        let age = age_s(child.id());
+        child.kill().expect("kill");
+        child.wait().expect("ends");
+        assert!(age.is_some());
+    }
+
     #[test]
     fn sessions_of_processes() {
-        let stat = |group, session| {
-            let line = format!(
-                "7 (a ) b) S 1 {group} {session} 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4242 0"
-            );
-            ProcStat::parse(&line).expect("parses")
+        let stat = |group, session| ProcStat {
+            state: b'S',
+            group,
+            session,
+            started_ticks: 4242,
         };
-        let seen = stat(6, 5);
-        assert_eq!((seen.runs, seen.group, seen.session), (true, 6, 5));
-        assert_eq!(seen.started_ticks, 4242.0);
-        assert!(ProcStat::parse("7 (a) S 1").is_none());
+        assert_eq!(family(&stat(6, 5), 7), 5);
         // A session of outside a container is 0 there: its group tells the runs apart, then the process.
-        assert_eq!(stat(6, 0).family(7), 6);
-        assert_eq!(stat(0, 0).family(7), 7);
+        assert_eq!(family(&stat(6, 0), 7), 6);
+        assert_eq!(family(&stat(0, 0), 7), 7);
         assert_eq!(opener(0).session, 0);
     }
 }
