@@ -1,7 +1,9 @@
 //! `forebay up`: starts a burst buffer and mounts it.
 
 mod detach;
-mod layer;
+mod given;
+mod keys;
+mod layers;
 mod log;
 mod preflight;
 pub mod resources;
@@ -10,7 +12,7 @@ mod settle;
 mod supervisor;
 mod values;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -18,9 +20,9 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use forebay_types::format_size;
 
 use self::detach::Readiness;
-use self::layer::Layer;
+use self::layers::{ConfigFile, Layers};
 use self::settle::Plan;
-use self::values::{Count, FromText, PolicyName, Rung, Size, Ssd, parse_ssd};
+use self::values::{Count, FromText, PolicyName, Rung, Size, parse_ssd};
 use crate::exit::{Exit, Failure, reason};
 use crate::paths::need_working_directory;
 use crate::state::{Lock, LockError};
@@ -62,17 +64,17 @@ pub struct UpArgs {
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
     /// Memory to borrow
-    #[arg(long, value_name = "SIZE", value_parser = Size::from_text)]
-    dram: Option<Size>,
+    #[arg(long, value_name = "SIZE", value_parser = text_of::<Size>)]
+    dram: Option<String>,
     /// Flash directory and how much of it to use (default: what its file system has); repeatable
     #[arg(long, value_name = "DIR[:SIZE]", value_parser = ssd_parser())]
-    ssd: Vec<Ssd>,
+    ssd: Vec<OsString>,
     /// What fsync promises: memory, ssd or pfs
-    #[arg(long, value_name = "RUNG", value_parser = Rung::from_text)]
-    durability: Option<Rung>,
+    #[arg(long, value_name = "RUNG", value_parser = text_of::<Rung>)]
+    durability: Option<String>,
     /// When to demote: bbos, maxbw, maxeff or dedicated
-    #[arg(long, value_name = "NAME", value_parser = PolicyName::from_text)]
-    policy: Option<PolicyName>,
+    #[arg(long, value_name = "NAME", value_parser = text_of::<PolicyName>)]
+    policy: Option<String>,
     /// Do not let the kernel read and write by itself (it does so only for root)
     #[arg(long)]
     no_passthrough: bool,
@@ -83,8 +85,8 @@ pub struct UpArgs {
     #[arg(long, conflicts_with = "allow_other")]
     no_allow_other: bool,
     /// Threads of the mount (default: one per core, 2 to 8)
-    #[arg(long, value_name = "N", value_parser = Count::from_text)]
-    threads: Option<Count>,
+    #[arg(long, value_name = "N", value_parser = text_of::<Count>)]
+    threads: Option<String>,
     /// Settings in TOML (or FOREBAY_CONFIG)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -96,8 +98,13 @@ pub struct UpArgs {
     detached: bool,
 }
 
-fn ssd_parser() -> impl TypedValueParser<Value = Ssd> {
-    OsStringValueParser::new().try_map(|text: OsString| parse_ssd(&text).map(Ssd))
+fn ssd_parser() -> impl TypedValueParser<Value = OsString> {
+    OsStringValueParser::new().try_map(|text: OsString| parse_ssd(&text).map(|_| text))
+}
+
+/// The text of a value that can be read: the command line is a layer like the others, but says at once what is wrong.
+fn text_of<T: FromText>(text: &str) -> Result<String, String> {
+    T::from_text(text).map(|_| text.to_string())
 }
 
 /// Runs the command.
@@ -171,46 +178,78 @@ pub fn lock(state: &Path) -> Result<Lock, Failure> {
 
 /// All sources laid over each other, with defaults.
 fn settings(args: &UpArgs) -> Result<Plan, Failure> {
-    let (environment, unknown) = Layer::from_environment(std::env::vars_os())?;
-    for name in unknown {
-        out::complain(&format!(
-            "environment variable {name} is no setting and is ignored; see `forebay up --help`"
-        ));
-    }
     let config = args.config.clone().or_else(|| {
         std::env::var_os("FOREBAY_CONFIG")
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     });
-    let file = config.map_or_else(|| Ok(Layer::default()), |file| Layer::from_file(&file))?;
-    let merged = args.layer().over(environment).over(file);
+    let file = config.map(|file| ConfigFile::read(&file)).transpose()?;
+    let mut layers = file
+        .as_ref()
+        .map_or_else(|| Ok(Layers::default()), Layers::of_file)?;
+    for name in layers.put_environment(std::env::vars_os()) {
+        let meant = layers::variable_like(&name).map_or_else(
+            || "see `forebay up --help`".to_string(),
+            |meant| format!("did you mean {meant}?"),
+        );
+        out::complain(&format!(
+            "environment variable {name} is no setting and is ignored; {meant}"
+        ));
+    }
+    args.put_into(&mut layers);
+    let given = layers.read()?;
     forebay_types::failpoint::arm_from_environment()
         .map_err(|error| Failure::fatal(error.to_string()))?;
-    let mut plan = settle::settle(merged, resources::may_mount())?;
-    plan.settings.boot_id = std::env::var(layer::BOOT_ID)
+    let mut plan = settle::settle(given, resources::may_mount())?;
+    plan.settings.boot_id = std::env::var(layers::BOOT_ID)
         .ok()
         .filter(|id| !id.is_empty());
     Ok(plan)
 }
 
 impl UpArgs {
-    fn layer(&self) -> Layer {
-        Layer {
-            pfs: self.pfs.clone(),
-            mount: self.mount.clone(),
-            state: self.state.clone(),
-            dram: self.dram.clone(),
-            ssd: (!self.ssd.is_empty()).then(|| self.ssd.clone()),
-            durability: self.durability.clone(),
-            policy: self.policy.clone(),
-            passthrough: self.no_passthrough.then_some(false),
-            allow_other: match (self.allow_other, self.no_allow_other) {
-                (true, _) => Some(true),
-                (_, true) => Some(false),
-                _ => None,
-            },
-            threads: self.threads.clone().map(|count| count.0),
-            ..Layer::default()
+    /// Lays what was given over the other layers.
+    fn put_into(&self, layers: &mut Layers) {
+        let folders = [
+            ("pfs", &self.pfs),
+            ("mount", &self.mount),
+            ("state", &self.state),
+        ];
+        let folders = folders.map(|(key, dir)| (key, dir.as_ref().map(|dir| dir.as_os_str())));
+        let texts = [
+            ("dram", &self.dram),
+            ("durability", &self.durability),
+            ("policy", &self.policy),
+            ("threads", &self.threads),
+        ];
+        let texts = texts.map(|(key, text)| (key, text.as_ref().map(OsStr::new)));
+        for (key, given) in folders.into_iter().chain(texts) {
+            if let Some(given) = given {
+                layers.put(key, format!("--{key}"), given);
+            }
+        }
+        if !self.ssd.is_empty() {
+            let dirs = self.ssd.iter().map(|dir| dir.as_os_str());
+            layers.put_list("ssd", "--ssd".into(), dirs);
+        }
+        for (key, flag, is_given, value) in [
+            (
+                "passthrough",
+                "--no-passthrough",
+                self.no_passthrough,
+                "false",
+            ),
+            ("allow_other", "--allow-other", self.allow_other, "true"),
+            (
+                "allow_other",
+                "--no-allow-other",
+                self.no_allow_other,
+                "false",
+            ),
+        ] {
+            if is_given {
+                layers.put(key, flag.into(), OsStr::new(value));
+            }
         }
     }
 }
@@ -239,6 +278,8 @@ fn announcement(plan: &Plan) -> String {
 mod tests {
     use clap::Parser;
 
+    use super::given::Given;
+    use super::values::{Folder, Switch};
     use super::*;
 
     #[derive(Parser)]
@@ -247,15 +288,17 @@ mod tests {
         up: UpArgs,
     }
 
-    fn layer_of(args: &[&str]) -> Result<Layer, String> {
+    fn given_by(args: &[&str]) -> Result<Given, String> {
         let line = Line::try_parse_from(std::iter::once(&"up").chain(args));
-        line.map(|line| line.up.layer())
-            .map_err(|error| error.to_string())
+        let line = line.map_err(|error| error.to_string())?;
+        let mut layers = Layers::default();
+        line.up.put_into(&mut layers);
+        layers.read().map_err(|failure| failure.message)
     }
 
     #[test]
-    fn flags_become_a_layer() {
-        let layer = layer_of(&[
+    fn flags_are_a_layer() {
+        let given = given_by(&[
             "--pfs",
             "/p",
             "--dram",
@@ -272,20 +315,21 @@ mod tests {
             "3",
         ])
         .expect("valid");
-        assert_eq!(layer.dram, Some(Size(1 << 30)));
-        assert_eq!(layer.ssd.as_ref().map(Vec::len), Some(2));
+        assert_eq!(given.pfs, Some(Folder("/p".into())));
+        assert_eq!(given.dram, Some(Size(1 << 30)));
+        assert_eq!(given.ssd.as_ref().map(Vec::len), Some(2));
         assert_eq!(
-            (layer.passthrough, layer.allow_other, layer.threads),
-            (Some(false), Some(false), Some(3))
+            (given.passthrough, given.allow_other, given.threads),
+            (Some(Switch(false)), Some(Switch(false)), Some(Count(3)))
         );
-        assert_eq!(layer_of(&[]).expect("valid"), Layer::default());
+        assert_eq!(given_by(&[]).expect("valid"), Given::default());
     }
 
     #[test]
     fn the_file_in_the_help_is_valid_and_has_all_keys() {
-        let layer = Layer::from_toml(include_str!("sample.toml")).expect("valid");
+        let given: Given = toml::from_str(include_str!("sample.toml")).expect("valid");
         // `None` is only where the second flash directory has no size.
-        assert_eq!(format!("{layer:?}").matches("None").count(), 1, "{layer:?}");
+        assert_eq!(format!("{given:?}").matches("None").count(), 1, "{given:?}");
     }
 
     #[test]
@@ -296,7 +340,7 @@ mod tests {
             (["--durability", "disk"], "memory, ssd, pfs"),
             (["--ssd", ":4G"], "DIR:SIZE"),
         ] {
-            let error = layer_of(&args).unwrap_err();
+            let error = given_by(&args).unwrap_err();
             assert!(error.contains(part), "{args:?}: {error}");
         }
     }

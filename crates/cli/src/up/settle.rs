@@ -1,5 +1,6 @@
 //! From what the sources say to what the server is started with.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,7 +11,8 @@ use forebay_policy::schedule::ScheduleConfig;
 use forebay_server::{DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings};
 use forebay_types::{format_duration, format_size, limits};
 
-use super::layer::{DemotionLayer, EngineLayer, Layer, ScrubLayer};
+use super::given::{Demotion, Engine, Given, Rule, Scrub};
+use super::values::{Count, Folder};
 use crate::exit::{Explain, Failure};
 
 /// Threads and workers: more only fight for the same queue.
@@ -35,60 +37,68 @@ pub struct Plan {
 
 /// Fills in defaults and refuses what makes no sense, without looking at the machine. Who may mount
 /// by itself lets other users in unless told otherwise.
-pub fn settle(layer: Layer, may_mount: bool) -> Result<Plan, Failure> {
+pub fn settle(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     let mut settings = Settings::new(
-        folder(layer.pfs, "pfs", "the slow file system")?,
-        folder(layer.mount, "mount", "the directory to show it at")?,
+        folder(given.pfs, "pfs", "the slow file system")?,
+        folder(given.mount, "mount", "the directory to show it at")?,
         folder(
-            layer.state,
+            given.state,
             "state",
             "a folder on this machine for the records",
         )?,
     );
-    settings.dram_bytes = layer.dram.map(|size| size.0);
-    for ssd in layer.ssd.unwrap_or_default() {
+    settings.dram_bytes = given.dram.map(Into::into);
+    for ssd in given.ssd.unwrap_or_default() {
         let mut ssd = ssd.0;
         ssd.dir = std::path::absolute(&ssd.dir).explain(ssd.dir.display(), "")?;
         settings.ssd.push(ssd);
     }
-    settings.durability = layer.durability.map(|rung| rung.0);
-    if let Some(policy) = layer.policy {
-        settings.policy = policy.0;
-    }
+    settings.durability = given.durability.map(Into::into);
+    set(&mut settings.policy, given.policy);
+    set(&mut settings.passthrough, given.passthrough);
     // The kernel takes descriptors of root only.
-    settings.passthrough = layer.passthrough.unwrap_or(true) && may_mount;
-    settings.overrun_bytes = layer.overrun.map(|size| size.0);
-    if let Some(wait) = layer.wait_for_space {
-        settings.wait_for_space = wait.0;
+    settings.passthrough &= may_mount;
+    settings.overrun_bytes = given.overrun.map(Into::into);
+    set(&mut settings.wait_for_space, given.wait_for_space);
+    set(&mut settings.pfs_timeout, given.pfs_timeout);
+    if settings.pfs_timeout < PFS_TIMEOUT_MIN {
+        return Err(Failure::fatal(format!(
+            "pfs_timeout: {}: a PFS that works may take longer to answer; at least {}",
+            format_duration(settings.pfs_timeout),
+            format_duration(PFS_TIMEOUT_MIN)
+        )));
     }
-    if let Some(timeout) = layer.pfs_timeout {
-        if timeout.0 < PFS_TIMEOUT_MIN {
-            return Err(Failure::fatal(format!(
-                "pfs_timeout: {}: a PFS that works may take longer to answer; at least {}",
-                format_duration(timeout.0),
-                format_duration(PFS_TIMEOUT_MIN)
-            )));
-        }
-        settings.pfs_timeout = timeout.0;
-    }
-    settings.demotion = demotion(layer.demotion)?;
-    settings.engine = engine(layer.engine)?;
-    settings.scrub = scrub(layer.scrub)?;
-    for rule in layer.rules {
-        check_pattern(&rule.path)?;
-        settings.rules.push(PathRule {
-            pattern: rule.path,
-            durability: rule.durability.map(|r| r.0),
-            mtbf: rule.mtbf.map(|span| span.0),
-            group: rule.group.map(|g| g.0),
-        });
+    settings.demotion = demotion(given.demotion)?;
+    settings.engine = engine(given.engine)?;
+    settings.scrub = scrub(given.scrub)?;
+    for rule in given.rules {
+        settings.rules.push(path_rule(rule)?);
     }
     check_tiers(&settings)?;
-    let threads = count("threads", layer.threads, default_threads())?;
+    let threads = count("threads", given.threads, default_threads())?;
+    let mut allow_other = may_mount;
+    set(&mut allow_other, given.allow_other);
     Ok(Plan {
         settings,
-        allow_other: layer.allow_other.unwrap_or(may_mount),
+        allow_other,
         threads,
+    })
+}
+
+/// What is given takes the place of the default.
+fn set<T>(setting: &mut T, given: Option<impl Into<T>>) {
+    if let Some(given) = given {
+        *setting = given.into();
+    }
+}
+
+fn path_rule(rule: Rule) -> Result<PathRule, Failure> {
+    check_pattern(&rule.path)?;
+    Ok(PathRule {
+        pattern: rule.path,
+        durability: rule.durability.map(Into::into),
+        mtbf: rule.mtbf.map(Into::into),
+        group: rule.group.map(Into::into),
     })
 }
 
@@ -97,8 +107,9 @@ fn default_threads() -> usize {
     cores.clamp(*THREADS_DEFAULT.start(), *THREADS_DEFAULT.end())
 }
 
-fn folder(path: Option<PathBuf>, key: &str, what: &str) -> Result<PathBuf, Failure> {
+fn folder(path: Option<Folder>, key: &str, what: &str) -> Result<PathBuf, Failure> {
     let path = path
+        .map(PathBuf::from)
         .filter(|path| !path.as_os_str().is_empty())
         .ok_or_else(|| {
             Failure::fatal(format!(
@@ -108,8 +119,8 @@ fn folder(path: Option<PathBuf>, key: &str, what: &str) -> Result<PathBuf, Failu
     std::path::absolute(&path).explain(path.display(), "")
 }
 
-fn count(name: &str, given: Option<usize>, default: usize) -> Result<usize, Failure> {
-    match given.unwrap_or(default) {
+fn count(name: &str, given: Option<Count>, default: usize) -> Result<usize, Failure> {
+    match given.map_or(default, |count| count.0) {
         n @ 1..=THREADS_MAX => Ok(n),
         n => Err(Failure::fatal(format!(
             "up: {name} is {n}; it must be 1 to {THREADS_MAX}"
@@ -117,18 +128,15 @@ fn count(name: &str, given: Option<usize>, default: usize) -> Result<usize, Fail
     }
 }
 
-fn demotion(layer: DemotionLayer) -> Result<DemotionSettings, Failure> {
-    let default = DemotionSettings::default();
-    let settings = DemotionSettings {
-        idle: layer.idle.unwrap_or(default.idle),
-        idle_after: layer.idle_after.map_or(default.idle_after, |span| span.0),
-        start_fraction: layer.start.map_or(default.start_fraction, |f| f.0),
-        dirty_cap_fraction: layer.dirty_cap.map_or(default.dirty_cap_fraction, |f| f.0),
-        verify: layer.verify.map_or(default.verify, |v| v.0),
-        unnamed: true,
-        workers: count("demotion.workers", layer.workers, default.workers)?,
-        retry_after: layer.retry_after.map_or(default.retry_after, |span| span.0),
-    };
+fn demotion(given: Demotion) -> Result<DemotionSettings, Failure> {
+    let mut settings = DemotionSettings::default();
+    set(&mut settings.idle, given.idle);
+    set(&mut settings.idle_after, given.idle_after);
+    set(&mut settings.start_fraction, given.start);
+    set(&mut settings.dirty_cap_fraction, given.dirty_cap);
+    set(&mut settings.verify, given.verify);
+    set(&mut settings.retry_after, given.retry_after);
+    settings.workers = count("demotion.workers", given.workers, settings.workers)?;
     let (start, cap) = (settings.start_fraction, settings.dirty_cap_fraction);
     if cap <= 0.0 {
         return Err(Failure::fatal(
@@ -149,90 +157,89 @@ fn demotion(layer: DemotionLayer) -> Result<DemotionSettings, Failure> {
     Ok(settings)
 }
 
-fn engine(layer: EngineLayer) -> Result<EngineSettings, Failure> {
-    let default = EngineSettings::default();
-    let refuse = |why: String| Failure::fatal(format!("up: [engine] {why}"));
-    let rates = [layer.bw_max, layer.bw_min, layer.br_max, layer.br_min].map(|r| r.map(|r| r.0));
-    let bandwidths = match rates {
-        [None, None, None, None] => None,
-        [Some(bw_max), Some(bw_min), Some(br_max), Some(br_min)] => Some(Bandwidths {
+fn engine(given: Engine) -> Result<EngineSettings, Failure> {
+    let mut settings = EngineSettings {
+        bandwidths: bandwidths(&given)?,
+        keep_every: given.keep_every.map(|count| count.0 as u64),
+        share_bytes: given.share.map(Into::into),
+        mtbf: given.mtbf.map(Into::into),
+        ..EngineSettings::default()
+    };
+    set(&mut settings.period, given.period);
+    set(&mut settings.placement, given.placement);
+    set(&mut settings.throttle, given.throttle);
+    set(&mut settings.turns, given.turns);
+    set(&mut settings.turn, given.turn);
+    set(&mut settings.max_wait, given.max_wait);
+    set(&mut settings.direct, given.direct);
+    set(&mut settings.verify_window, given.verify_window);
+    set(&mut settings.quiet, given.quiet);
+    set(&mut settings.out_fractions.0, given.forced_out);
+    set(&mut settings.out_fractions.1, given.normal_out);
+    set(&mut settings.block_io, given.block_io);
+    set(&mut settings.discard_bytes_per_s, given.discard);
+    check_engine(&settings)?;
+    Ok(settings)
+}
+
+fn refuse_engine(why: impl Display) -> Failure {
+    Failure::fatal(format!("up: [engine] {why}"))
+}
+
+fn bandwidths(given: &Engine) -> Result<Option<Bandwidths>, Failure> {
+    let rates = [&given.bw_max, &given.bw_min, &given.br_max, &given.br_min];
+    let bandwidths = match rates.map(|rate| rate.as_ref().map(|rate| rate.0)) {
+        [None, None, None, None] => return Ok(None),
+        [Some(bw_max), Some(bw_min), Some(br_max), Some(br_min)] => Bandwidths {
             bw_max_bytes_per_s: bw_max,
             bw_min_bytes_per_s: bw_min,
             br_max_bytes_per_s: br_max,
             br_min_bytes_per_s: br_min,
-        }),
+        },
         _ => {
-            return Err(refuse(
-                "takes all of bw_max, bw_min, br_max, br_min, or none of them".into(),
+            return Err(refuse_engine(
+                "takes all of bw_max, bw_min, br_max, br_min, or none of them",
             ));
         }
     };
-    if let Some(bandwidths) = &bandwidths {
-        bandwidths.check().map_err(|e| refuse(e.to_string()))?;
-    }
-    let settings = EngineSettings {
-        period: layer.period.map_or(default.period, |span| span.0),
-        bandwidths,
-        placement: layer.placement.map_or(default.placement, |o| o.0),
-        throttle: layer.throttle.unwrap_or(default.throttle),
-        turns: layer.turns.unwrap_or(default.turns),
-        turn: layer.turn.map_or(default.turn, |span| span.0),
-        max_wait: layer.max_wait.map_or(default.max_wait, |span| span.0),
-        direct: layer.direct.unwrap_or(default.direct),
-        keep_every: layer.keep_every,
-        share_bytes: layer.share.map(|size| size.0),
-        mtbf: layer.mtbf.map(|span| span.0),
-        verify_window: layer
-            .verify_window
-            .map_or(default.verify_window, |span| span.0),
-        quiet: layer.quiet.map_or(default.quiet, |span| span.0),
-        out_fractions: (
-            layer.forced_out.map_or(default.out_fractions.0, |f| f.0),
-            layer.normal_out.map_or(default.out_fractions.1, |f| f.0),
-        ),
-        block_io: layer.block_io.unwrap_or(default.block_io),
-        discard_bytes_per_s: layer
-            .discard
-            .map_or(default.discard_bytes_per_s, |size| size.0),
-    };
-    Meter::new(settings.period.as_secs_f64()).map_err(|e| refuse(e.to_string()))?;
+    bandwidths.check().map_err(refuse_engine)?;
+    Ok(Some(bandwidths))
+}
+
+fn check_engine(settings: &EngineSettings) -> Result<(), Failure> {
+    Meter::new(settings.period.as_secs_f64()).map_err(refuse_engine)?;
     let schedule = ScheduleConfig {
         turn_s: settings.turn.as_secs_f64(),
         max_wait_s: settings.max_wait.as_secs_f64(),
         ..ScheduleConfig::default()
     };
-    schedule.check().map_err(|e| refuse(e.to_string()))?;
+    schedule.check().map_err(refuse_engine)?;
     if settings.mtbf.is_some_and(|mtbf| mtbf.is_zero()) {
-        return Err(refuse("mtbf is 0; give it a duration".into()));
+        return Err(refuse_engine("mtbf is 0; give it a duration"));
     }
     let (forced, normal) = settings.out_fractions;
     if forced > normal {
-        return Err(refuse(format!(
+        return Err(refuse_engine(format!(
             "forced_out {:.0} % exceeds normal_out {:.0} %: files move down before they are forced out",
             forced * 100.0,
             normal * 100.0
         )));
     }
     if settings.keep_every == Some(0) {
-        return Err(refuse("keep_every is 0; 1 keeps every version".into()));
+        return Err(refuse_engine("keep_every is 0; 1 keeps every version"));
     }
-    Ok(settings)
+    Ok(())
 }
 
-fn scrub(layer: ScrubLayer) -> Result<ScrubSettings, Failure> {
-    let default = ScrubSettings::default();
-    let settings = ScrubSettings {
-        enabled: layer.enabled.unwrap_or(default.enabled),
-        pass: layer.pass.map_or(default.pass, |span| span.0),
-        rate_max_bytes_per_s: layer
-            .rate_max
-            .map_or(default.rate_max_bytes_per_s, |rate| rate.0 as u64),
-        verify_on_open_bytes: layer
-            .verify_on_open
-            .map_or(default.verify_on_open_bytes, |size| size.0),
-        seal_after: layer.seal_after.map_or(default.seal_after, |span| span.0),
-        calm: layer.calm.map_or(default.calm, |span| span.0),
-    };
+fn scrub(given: Scrub) -> Result<ScrubSettings, Failure> {
+    let mut settings = ScrubSettings::default();
+    set(&mut settings.enabled, given.enabled);
+    set(&mut settings.pass, given.pass);
+    let rate_max = given.rate_max.map(|rate| rate.0 as u64);
+    set(&mut settings.rate_max_bytes_per_s, rate_max);
+    set(&mut settings.verify_on_open_bytes, given.verify_on_open);
+    set(&mut settings.seal_after, given.seal_after);
+    set(&mut settings.calm, given.calm);
     if settings.pass.is_zero() || settings.rate_max_bytes_per_s == 0 {
         return Err(Failure::fatal(
             "up: [scrub] pass and rate_max must not be 0; enabled = false turns it off",
@@ -291,8 +298,8 @@ mod tests {
 
     fn settled(text: &str) -> Result<Plan, String> {
         let base = "pfs = \"/p\"\nmount = \"/m\"\nstate = \"/s\"\n";
-        let layer = Layer::from_toml(&format!("{base}{text}")).expect("valid TOML");
-        settle(layer, false).map_err(|failure| failure.message)
+        let given = toml::from_str(&format!("{base}{text}")).expect("valid TOML");
+        settle(given, false).map_err(|failure| failure.message)
     }
 
     #[test]
@@ -303,12 +310,8 @@ mod tests {
         assert_eq!(plan.settings.demotion, DemotionSettings::default());
         assert!(!plan.settings.passthrough && !plan.allow_other);
         assert!((2..=8).contains(&plan.threads));
-        let flags = Layer {
-            pfs: Some("p".into()),
-            mount: Some("/m".into()),
-            ..Layer::default()
-        };
-        let error = settle(flags, true).unwrap_err().message;
+        let given = toml::from_str("pfs = \"p\"\nmount = \"/m\"").expect("valid TOML");
+        let error = settle(given, true).unwrap_err().message;
         assert!(error.contains("--state is missing"), "{error}");
     }
 

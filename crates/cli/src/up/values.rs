@@ -1,8 +1,8 @@
 //! Values that settings take as text, wherever the text comes from.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -20,11 +20,42 @@ pub trait FromText: Sized {
     const EXPECTED: &'static str;
     /// The value, or what is wrong.
     fn from_text(text: &str) -> Result<Self, String>;
+    /// Likewise of what need not be UTF-8, as names of files.
+    fn from_os(text: &OsStr) -> Result<Self, String> {
+        Self::from_text(text.to_str().ok_or("is not UTF-8")?)
+    }
+    /// Likewise of a truth, where one is expected.
+    fn from_bool(_truth: bool) -> Option<Self> {
+        None
+    }
+}
+
+/// In front of what [`carried`] had to write in another way: no name of a file has it.
+const CARRIED: char = '\0';
+
+/// Any text as UTF-8, which TOML takes only. [`brought`] is the way back.
+pub fn carried(text: &OsStr) -> String {
+    match text.to_str() {
+        Some(text) => text.to_string(),
+        None => {
+            let bytes = text.as_bytes().iter().map(|byte| char::from(*byte));
+            std::iter::once(CARRIED).chain(bytes).collect()
+        }
+    }
+}
+
+fn brought(text: &str) -> OsString {
+    let carried = text.strip_prefix(CARRIED);
+    let bytes: Option<Vec<u8>> = carried.and_then(|rest| {
+        let bytes = rest.chars().map(|c| u8::try_from(c).ok());
+        bytes.collect()
+    });
+    bytes.map_or_else(|| text.into(), OsString::from_vec)
 }
 
 /// Declares a value and reads it from TOML strings and numbers.
 macro_rules! value {
-    ($(#[$doc:meta])* $name:ident($inner:ty), $expected:literal, $parse:expr) => {
+    ($(#[$doc:meta])* $name:ident($inner:ty), $expected:literal, $parse:expr $(; $also:item)*) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name(pub $inner);
@@ -34,6 +65,13 @@ macro_rules! value {
             fn from_text(text: &str) -> Result<Self, String> {
                 let parse: fn(&str) -> Result<$inner, String> = $parse;
                 parse(text).map($name)
+            }
+            $($also)*
+        }
+
+        impl From<$name> for $inner {
+            fn from(value: $name) -> $inner {
+                value.0
             }
         }
 
@@ -54,7 +92,10 @@ impl<T: FromText> de::Visitor<'_> for TextVisitor<T> {
         f.write_str(T::EXPECTED)
     }
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
-        T::from_text(text).map_err(E::custom)
+        T::from_os(&brought(text)).map_err(E::custom)
+    }
+    fn visit_bool<E: de::Error>(self, truth: bool) -> Result<T, E> {
+        T::from_bool(truth).ok_or_else(|| E::invalid_type(de::Unexpected::Bool(truth), &self))
     }
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
         self.visit_str(&number.to_string())
@@ -121,7 +162,17 @@ value!(
 );
 value!(
     /// A flash directory, `DIR` or `DIR:SIZE`.
-    Ssd(SsdSetting), "DIR or DIR:SIZE", |text| parse_ssd(OsStr::new(text))
+    Ssd(SsdSetting), "DIR or DIR:SIZE", |text| parse_ssd(OsStr::new(text));
+    fn from_os(text: &OsStr) -> Result<Self, String> {
+        parse_ssd(text).map(Ssd)
+    }
+);
+value!(
+    /// A directory.
+    Folder(PathBuf), "the path of a directory", |text| Ok(text.into());
+    fn from_os(text: &OsStr) -> Result<Self, String> {
+        Ok(Folder(text.into()))
+    }
 );
 value!(
     /// On or off.
@@ -129,6 +180,9 @@ value!(
         "1" | "true" | "yes" | "on" => Ok(true),
         "0" | "false" | "no" | "off" => Ok(false),
         _ => Err(format!("'{text}' is neither true nor false")),
+    };
+    fn from_bool(truth: bool) -> Option<Self> {
+        Some(Switch(truth))
     }
 );
 value!(
@@ -171,6 +225,19 @@ pub fn parse_ssd(text: &OsStr) -> Result<SsdSetting, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_are_not_text_are_carried_as_text() {
+        for name in [
+            &b"/plain"[..],
+            b"",
+            b"/\xff\xfe\x80:4G",
+            "/größe".as_bytes(),
+        ] {
+            let name = OsStr::from_bytes(name);
+            assert_eq!(brought(&carried(name)), name);
+        }
+    }
 
     #[test]
     fn flash_directories() {

@@ -1,0 +1,102 @@
+//! What may be set: every setting once, with its type. The names of the fields are the keys of the file, and with
+//! `FOREBAY_` in front, in capitals, the names of the variables. docs/operations.md has a row for each, which a test compares.
+
+use serde::Deserialize;
+
+use super::values::{
+    Count, Folder, Fraction, Group, Order, PolicyName, Rate, Rung, Size, Span, Ssd, Switch,
+    Verification,
+};
+
+/// What command line, environment and file say together. `None`: the default, which the server's settings have.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)] // docs/operations.md says what they mean
+pub struct Given {
+    pub pfs: Option<Folder>,
+    pub mount: Option<Folder>,
+    pub state: Option<Folder>,
+    pub dram: Option<Size>,
+    pub ssd: Option<Vec<Ssd>>,
+    pub durability: Option<Rung>,
+    pub policy: Option<PolicyName>,
+    pub passthrough: Option<Switch>,
+    pub overrun: Option<Size>,
+    pub allow_other: Option<Switch>,
+    pub threads: Option<Count>,
+    pub wait_for_space: Option<Span>,
+    pub pfs_timeout: Option<Span>,
+    #[serde(default)]
+    pub demotion: Demotion,
+    #[serde(default)]
+    pub engine: Engine,
+    #[serde(default)]
+    pub scrub: Scrub,
+    #[serde(default, rename = "rule")]
+    pub rules: Vec<Rule>,
+}
+
+/// The section `[demotion]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Demotion {
+    pub idle: Option<Switch>,
+    pub idle_after: Option<Span>,
+    pub start: Option<Fraction>,
+    pub dirty_cap: Option<Fraction>,
+    pub verify: Option<Verification>,
+    pub workers: Option<Count>,
+    pub retry_after: Option<Span>,
+}
+
+/// The section `[engine]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Engine {
+    pub period: Option<Span>,
+    pub bw_max: Option<Rate>,
+    pub bw_min: Option<Rate>,
+    pub br_max: Option<Rate>,
+    pub br_min: Option<Rate>,
+    pub placement: Option<Order>,
+    pub throttle: Option<Switch>,
+    pub turns: Option<Switch>,
+    pub turn: Option<Span>,
+    pub max_wait: Option<Span>,
+    pub direct: Option<Switch>,
+    pub keep_every: Option<Count>,
+    pub share: Option<Size>,
+    pub mtbf: Option<Span>,
+    pub verify_window: Option<Span>,
+    pub quiet: Option<Span>,
+    pub forced_out: Option<Fraction>,
+    pub normal_out: Option<Fraction>,
+    pub block_io: Option<Switch>,
+    pub discard: Option<Size>,
+}
+
+/// The section `[scrub]`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Scrub {
+    pub enabled: Option<Switch>,
+    pub pass: Option<Span>,
+    pub rate_max: Option<Rate>,
+    pub verify_on_open: Option<Size>,
+    pub seal_after: Option<Span>,
+    pub calm: Option<Span>,
+}
+
+/// One `[[rule]]`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct Rule {
+    pub path: String,
+    pub durability: Option<Rung>,
+    pub mtbf: Option<Span>,
+    pub group: Option<Group>,
+}
