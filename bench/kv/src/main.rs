@@ -1,8 +1,9 @@
 //! Compares embedded key-value engines on the metadata workload of a file system.
 //!
-//! `cargo run --release [DIR [FILES [ROUNDS]]]` prints a table. Each measurement runs in a process of its own, so that one
-//! engine's memory is not counted to another; the median of the rounds is printed.
-//! `DIR` is the directory for temporary files unless given; figures for synced commits mean something only on a real disk.
+//! `cargo run --release [DIR [FILES [ROUNDS]]]` prints a table. Each measurement runs in a process
+//! of its own, so that one engine's memory is not counted to another; the median of the rounds is
+//! printed. `DIR` is the directory for temporary files unless given; figures for synced commits
+//! mean something only on a real disk.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,8 @@ const COLUMNS: [&str; 11] = [
     "disk MiB",
 ];
 
-/// Set in the processes that measure: which candidate, in which directory, with how many files and threads.
+/// Set in the processes that measure: which candidate, in which directory, with how many files and
+/// threads.
 const CHILD: &str = "BENCH_KV_CHILD";
 
 fn main() -> ExitCode {
@@ -76,7 +78,8 @@ fn compare(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
                 candidates.map(|(index, candidate)| (index, candidate, threads, Vec::new())),
             );
         }
-        // Round after round, so that a disturbance of the machine hits every engine and the median drops it.
+        // Round after round, so that a disturbance of the machine hits every engine and the median
+        // drops it.
         for _ in 0..rounds {
             for (index, _, threads, rows) in &mut cases {
                 rows.push(spawn(*index, &parent, files, *threads)?);

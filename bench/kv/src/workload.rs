@@ -10,8 +10,8 @@ const FILES_PER_DIR: u64 = 1000;
 /// An inode with its layout, and a directory entry that carries the attributes a listing needs.
 const VALUE_BYTES: usize = 250;
 
-/// A prime larger than any count of files that is asked for in practice shares no factor with it, so that stepping by it
-/// visits every file once, in no order a cache could guess.
+/// A prime larger than any count of files that is asked for in practice shares no factor with it,
+/// so that stepping by it visits every file once, in no order a cache could guess.
 const STRIDE: u64 = 1_000_003;
 
 /// What one phase took.

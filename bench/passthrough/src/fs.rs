@@ -1,7 +1,7 @@
 //! The file system: every operation is the same operation on the source.
 //!
-//! Left out, since the benchmark has no use for it: symbolic links, device files, extended attributes, locks across
-//! mounts, errors that the source reports only at `close`.
+//! Left out, since the benchmark has no use for it: symbolic links, device files, extended
+//! attributes, locks across mounts, errors that the source reports only at `close`.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -122,7 +122,8 @@ fn attr(ino: u64, stat: &Stat) -> FileAttr {
 }
 
 impl PassThrough {
-    /// Shows the tree of the directory `root`; with `passthrough` the kernel reads and writes by itself.
+    /// Shows the tree of the directory `root`; with `passthrough` the kernel reads and writes by
+    /// itself.
     pub fn new(root: OwnedFd, passthrough: bool, faults: Option<PathBuf>) -> io::Result<Self> {
         let faults = Faults::new(faults);
         Ok(Self {
@@ -429,7 +430,8 @@ impl Filesystem for PassThrough {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // Nothing is held back here: "not implemented" lets the kernel close files without asking again.
+        // Nothing is held back here: "not implemented" lets the kernel close files without asking
+        // again.
         reply.error(Errno::ENOSYS);
     }
 

@@ -1,7 +1,8 @@
 //! A bare pass-through FUSE file system: what any FUSE file system costs, and nothing on top.
 //!
-//! It shows the tree `SOURCE` at `MOUNTPOINT`. Reads and writes go to the source file inside the kernel
-//! (FUSE passthrough), or through this process with `--plain`. The benchmark measures Forebay against it.
+//! It shows the tree `SOURCE` at `MOUNTPOINT`. Reads and writes go to the source file inside the
+//! kernel (FUSE passthrough), or through this process with `--plain`. The benchmark measures
+//! Forebay against it.
 
 mod faults;
 mod fs;
@@ -31,10 +32,12 @@ struct Args {
     /// Read and write in this process instead of in the kernel; needs no privilege
     #[arg(long)]
     plain: bool,
-    /// Let other users in, and have the kernel check permissions, at the price of one more request per create
+    /// Let other users in, and have the kernel check permissions, at the price of one more request
+    /// per create
     #[arg(long)]
     permissions: bool,
-    /// Take the faults from this folder that a test writes there; names and attributes are asked for every time then
+    /// Take the faults from this folder that a test writes there; names and attributes are asked
+    /// for every time then
     #[arg(long, hide = true)]
     faults: Option<PathBuf>,
     /// Give each thread a descriptor of its own on /dev/fuse
@@ -86,7 +89,8 @@ fn run(args: &Args) -> io::Result<()> {
     unmount(session, args)
 }
 
-/// Unmounts; when files are still open there, the mount disappears at once and the process with its last user.
+/// Unmounts; when files are still open there, the mount disappears at once and the process with its
+/// last user.
 fn unmount(session: BackgroundSession, args: &Args) -> io::Result<()> {
     use rustix::io::Errno;
     if session.guard.is_finished() {
@@ -112,7 +116,8 @@ fn raise_descriptor_limit() -> io::Result<()> {
 /// Blocks SIGTERM and SIGINT in this thread, and so in all threads it starts.
 fn block_signals() -> io::Result<libc::sigset_t> {
     let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigemptyset initialises the set that the later calls read; all pointers live through the calls.
+    // SAFETY: sigemptyset initialises the set that the later calls read; all pointers live through
+    // the calls.
     let (set, result) = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);

@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 use rustix::fs::{self as sys, AtFlags, Mode, OFlags, Stat};
 use rustix::io::{Errno, Result};
 
-/// An open source file. All opens of one inode share it, since the kernel wants one backing id per inode.
+/// An open source file. All opens of one inode share it, since the kernel wants one backing id per
+/// inode.
 #[derive(Debug)]
 pub struct OpenFile {
     /// The source file, open for writing too where that is possible.
@@ -74,7 +75,8 @@ impl Table {
         }
     }
 
-    /// Counts one more reference of the kernel to `stat`'s inode, found as `name`. Returns its generation.
+    /// Counts one more reference of the kernel to `stat`'s inode, found as `name`. Returns its
+    /// generation.
     pub fn remember(&self, stat: &Stat, parent: &Arc<OwnedFd>, name: &OsStr, is_new: bool) -> u64 {
         let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.get_mut(&stat.st_ino) {
@@ -149,7 +151,8 @@ impl Table {
         Ok(Arc::clone(node.dir.get_or_insert(opened)))
     }
 
-    /// Makes `opened` the open file of `ino`, unless another thread was quicker: then that one is used.
+    /// Makes `opened` the open file of `ino`, unless another thread was quicker: then that one is
+    /// used.
     pub fn share(&self, ino: INodeNo, opened: OpenFile) -> Arc<OpenFile> {
         let opened = Arc::new(opened);
         if let Some(node) = self.nodes.lock().get_mut(&ino.0) {

@@ -1,5 +1,6 @@
-//! `cargo bench -p bench-twin`: a month of 1,000 to 16,000 applications. Time per application grows with the logarithm of their number, so
-//! that the whole is n log n; throughput is printed in applications per second.
+//! `cargo bench -p bench-twin`: a month of 1,000 to 16,000 applications. Time per application grows
+//! with the logarithm of their number, so that the whole is n log n; throughput is printed in
+//! applications per second.
 #![allow(missing_docs)]
 
 use bench_twin::Interval;

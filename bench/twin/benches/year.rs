@@ -1,5 +1,6 @@
-//! `cargo bench -p bench-twin --bench year`: a simulated year of 1,000 to 30,000 applications, each size in a process of its own, so that its
-//! time and its largest resident memory can be told. With arguments (`-- 10000 hour`) only that one.
+//! `cargo bench -p bench-twin --bench year`: a simulated year of 1,000 to 30,000 applications, each
+//! size in a process of its own, so that its time and its largest resident memory can be told. With
+//! arguments (`-- 10000 hour`) only that one.
 #![allow(missing_docs)]
 
 use std::error::Error;

@@ -21,8 +21,9 @@ impl Interval {
     }
 }
 
-/// `applications` that each write a checkpoint every `interval` for `days`, at random times, against a burst buffer and a PFS that grow
-/// with them, so that every size is equally loaded. Failures are real: each application fails about once a month.
+/// `applications` that each write a checkpoint every `interval` for `days`, at random times,
+/// against a burst buffer and a PFS that grow with them, so that every size is equally loaded.
+/// Failures are real: each application fails about once a month.
 pub fn scenario(
     applications: u32,
     days: u32,

@@ -183,8 +183,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts a movement of paths that fit into one message, see [`batches`]. Refused with `EAGAIN` while this user has
-    /// too many under way.
+    /// Starts a movement of paths that fit into one message, see [`batches`]. Refused with `EAGAIN`
+    /// while this user has too many under way.
     pub fn start(&self, movement: Movement, paths: &[Vec<u8>]) -> Result<u64, AskError> {
         let paths = paths.to_vec();
         match self.ask(Control::Start { movement, paths })? {

@@ -32,7 +32,8 @@ const LOOK_LAST: Duration = Duration::from_millis(250);
 const STOP_LIMIT: Duration = Duration::from_secs(600);
 /// After this time the user is told what it waits for.
 const STOP_NOTICE: Duration = Duration::from_secs(5);
-/// The daemon keeps the deadline of a drain; one that does not say that it has given up is not waited for any longer than this.
+/// The daemon keeps the deadline of a drain; one that does not say that it has given up is not
+/// waited for any longer than this.
 const GIVE_UP_GRACE: Duration = Duration::from_secs(2);
 /// A drain that fails and moves nothing for so long is left to itself, so that this command ends.
 const STALL_LIMIT: Duration = Duration::from_secs(120);
@@ -215,7 +216,8 @@ impl<'a> Wait<'a> {
         self.last = bits;
     }
 
-    /// Lines about tries that have failed since the last look: each file once, and in all a screenful at most.
+    /// Lines about tries that have failed since the last look: each file once, and in all a
+    /// screenful at most.
     fn new_failures(&mut self, bits: &StatusBits) -> Vec<String> {
         let new = bits.errors_total.saturating_sub(self.errors_shown);
         let new = usize::try_from(new).unwrap_or(usize::MAX);
@@ -347,7 +349,8 @@ impl<'a> Wait<'a> {
         Vec::new()
     }
 
-    /// Versions that nobody has committed: all of them is on the PFS after a drain, but not to be seen.
+    /// Versions that nobody has committed: all of them is on the PFS after a drain, but not to be
+    /// seen.
     fn name_unpublished(&self, end: End) -> usize {
         let versions = self.last.unpublished.iter().filter(|v| !v.committed);
         let versions: Vec<_> = versions

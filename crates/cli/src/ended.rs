@@ -1,5 +1,5 @@
-//! What a burst buffer says when it has ended in order: a note in its state folder, for who waits for that. Who finds none knows that
-//! it died.
+//! What a burst buffer says when it has ended in order: a note in its state folder, for who waits
+//! for that. Who finds none knows that it died.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -40,7 +40,8 @@ pub struct FsckArgs {
     /// Read all content in the burst buffer and compare it with its checksums
     #[arg(long)]
     checksums: bool,
-    /// The PFS was replaced for good: take what is mounted there now for it, and put undrained data on it (not while it runs)
+    /// The PFS was replaced for good: take what is mounted there now for it, and put undrained data
+    /// on it (not while it runs)
     #[arg(long)]
     new_pfs: bool,
     /// Print one JSON object

@@ -110,8 +110,8 @@ fn end_of(end: End, last: &JobProgress) -> End {
     }
 }
 
-/// The jobs of one movement: one for every batch of paths that fits into a message, as many at a time as the burst
-/// buffer takes.
+/// The jobs of one movement: one for every batch of paths that fits into a message, as many at a
+/// time as the burst buffer takes.
 struct Jobs<'a> {
     daemon: &'a Daemon,
     movement: Movement,

@@ -86,8 +86,8 @@ pub fn of_state<'a>(table: &'a [MountEntry], state: &Path) -> Vec<&'a MountEntry
         .collect()
 }
 
-/// Takes the mount at `point` out of the tree at once, if it is a burst buffer's. If it fails, the next `up` or `down`
-/// does it.
+/// Takes the mount at `point` out of the tree at once, if it is a burst buffer's. If it fails, the
+/// next `up` or `down` does it.
 pub fn detach_ours(point: &Path) {
     let ours = |entry: &MountEntry| entry.is_forebay() && entry.point == point;
     if read().is_ok_and(|table| table.iter().any(ours)) {

@@ -61,8 +61,8 @@ pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Fail
     })
 }
 
-/// The exit code: what stopped it, else what failed. If nothing is a file, and nothing that was named was found, nothing could be done;
-/// of versions, if there is none.
+/// The exit code: what stopped it, else what failed. If nothing is a file, and nothing that was
+/// named was found, nothing could be done; of versions, if there is none.
 fn exit(movement: Movement, end: End, job: &JobProgress) -> Exit {
     let none = movement == Movement::Commit || job.failures.iter().all(|f| is_missing(f.errno));
     let nothing = job.files_total == 0 && none;

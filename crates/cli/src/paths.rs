@@ -23,7 +23,8 @@ const PATH_LIMIT: Duration = Duration::from_secs(60);
 /// The paths of a command.
 #[derive(Args, Debug)]
 pub struct PathArgs {
-    /// Files or directories, below the mount or below the PFS directory behind it; directories recurse
+    /// Files or directories, below the mount or below the PFS directory behind it; directories
+    /// recurse
     #[arg(value_name = "PATH", required_unless_present = "from_file")]
     pub paths: Vec<PathBuf>,
     /// Take further paths from FILE, one per line; `-` is standard input
@@ -93,8 +94,8 @@ impl PathArgs {
         }
     }
 
-    /// Finds the burst buffer that all the paths belong to. Paths that belong to none keep nothing from the others; it is a
-    /// failure if there are no others.
+    /// Finds the burst buffer that all the paths belong to. Paths that belong to none keep nothing
+    /// from the others; it is a failure if there are no others.
     pub fn resolve(&self) -> Result<Target, Failure> {
         let table = mount_table()?;
         let mut known_pfs = Vec::new();
@@ -281,8 +282,9 @@ fn bounded_path(path: &Path) -> io::Result<PathBuf> {
     receive.recv_timeout(PATH_LIMIT).unwrap_or_else(silent)
 }
 
-/// An absolute path without `.`, `..` and symbolic links: `latest` stands for the checkpoint that it leads to. What does not
-/// exist (a file only in the burst buffer, named by its PFS path; a link that leads nowhere) is appended as it is.
+/// An absolute path without `.`, `..` and symbolic links: `latest` stands for the checkpoint that
+/// it leads to. What does not exist (a file only in the burst buffer, named by its PFS path; a link
+/// that leads nowhere) is appended as it is.
 fn full_path(path: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
     let is_link = |meta: std::fs::Metadata| meta.is_symlink();

@@ -50,8 +50,8 @@ pub enum Hangup {
     Calls(Box<dyn FnMut() + Send>),
 }
 
-/// Calls `on_signal` with the signal's number and a count from 1 on, on a thread of its own. Must be
-/// called before other threads exist: they inherit the mask that leaves the signals to this one.
+/// Calls `on_signal` with the signal's number and a count from 1 on, on a thread of its own. Must
+/// be called before other threads exist: they inherit the mask that leaves the signals to this one.
 pub fn watch(
     mut hangup: Hangup,
     mut on_signal: impl FnMut(i32, u32) + Send + 'static,

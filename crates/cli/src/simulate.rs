@@ -68,7 +68,8 @@ pub struct SimulateArgs {
     /// Vary a key: FROM..TO, FROM..TO:POINTS or A,B,C (may be repeated)
     #[arg(long, value_name = "KEY=RANGE")]
     sweep: Vec<String>,
-    /// With --sweep: find the smallest value of its first key with FIELD<=LIMIT or FIELD>=LIMIT (may be repeated)
+    /// With --sweep: find the smallest value of its first key with FIELD<=LIMIT or FIELD>=LIMIT
+    /// (may be repeated)
     #[arg(long, value_name = "TARGET", requires = "sweep")]
     target: Vec<String>,
     /// Simulate a live experiment's parameters and compare job by job (docs/twin.md)

@@ -69,8 +69,9 @@ impl Lock {
     }
 }
 
-/// Opens a file of a state folder. The folder is not looked up again for it, no link is followed, and it must be a file of
-/// the folder's owner with no other name: others may have made the folder before it was ours.
+/// Opens a file of a state folder. The folder is not looked up again for it, no link is followed,
+/// and it must be a file of the folder's owner with no other name: others may have made the folder
+/// before it was ours.
 pub fn open(state: &Path, name: &str, flags: OFlags, mode: u32) -> io::Result<File> {
     let folder = open_folder(state)?;
     let owner = rustix::fs::fstat(&folder)?.st_uid;
@@ -132,7 +133,8 @@ pub fn unfit(state: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// The folder on the way to a canonical path in which somebody else could exchange what leads to it.
+/// The folder on the way to a canonical path in which somebody else could exchange what leads to
+/// it.
 pub fn exchangeable(path: &Path) -> io::Result<Option<PathBuf>> {
     let me = rustix::process::geteuid().as_raw();
     for above in path.ancestors().skip(1) {

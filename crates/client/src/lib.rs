@@ -241,8 +241,8 @@ impl Client {
         }
     }
 
-    /// For how long the PFS has not answered, zero while it does, and how long requests wait for it.
-    /// Never waits itself.
+    /// For how long the PFS has not answered, zero while it does, and how long requests wait for
+    /// it. Never waits itself.
     pub fn pulse(&self) -> Result<(Duration, Duration), Errno> {
         match self.call(Request::Pulse)? {
             Response::Pulse {
@@ -315,7 +315,8 @@ impl Client {
         self.created(request)
     }
 
-    /// Creates a regular file without a name in a directory and opens it; [`Self::link`] gives it one.
+    /// Creates a regular file without a name in a directory and opens it; [`Self::link`] gives it
+    /// one.
     pub fn create_unnamed(
         &self,
         parent: Ino,

@@ -5,8 +5,8 @@ pub type Entry = (Vec<u8>, Option<Vec<u8>>);
 
 /// A set of changes applied all or none, if every expectation holds.
 ///
-/// All expectations are judged on the store as it was before the batch, whatever the order of the calls. Where a batch
-/// changes the same key more than once, the last change counts.
+/// All expectations are judged on the store as it was before the batch, whatever the order of the
+/// calls. Where a batch changes the same key more than once, the last change counts.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     pub(crate) expectations: Vec<Entry>,
@@ -43,7 +43,8 @@ impl Batch {
         self.expectations.is_empty() && self.ops.is_empty()
     }
 
-    /// The expectations, and the changes in the order they were asked for; for engines outside of this crate.
+    /// The expectations, and the changes in the order they were asked for; for engines outside of
+    /// this crate.
     pub fn into_parts(self) -> (Vec<Entry>, Vec<Entry>) {
         (self.expectations, self.ops)
     }
@@ -60,10 +61,11 @@ impl Batch {
         check_size(Part::Batch, batch_bytes, MAX_BATCH_BYTES)
     }
 
-    /// Leaves one change per key, the last. Engines that stamp a whole batch with one version cannot order two changes of
-    /// one key within it.
+    /// Leaves one change per key, the last. Engines that stamp a whole batch with one version
+    /// cannot order two changes of one key within it.
     pub(crate) fn keep_last_change_per_key(&mut self) {
-        // Nearly every batch changes two to four keys: comparing pairs is cheaper there than sorting.
+        // Nearly every batch changes two to four keys: comparing pairs is cheaper there than
+        // sorting.
         const PAIRWISE_MAX_OPS: usize = 8;
         if self.ops.len() <= PAIRWISE_MAX_OPS {
             let mut index = 0;
@@ -79,7 +81,8 @@ impl Batch {
             }
             return;
         }
-        // Reversed, the stable sort puts the last change of a key before its earlier ones, and dedup keeps the first.
+        // Reversed, the stable sort puts the last change of a key before its earlier ones, and
+        // dedup keeps the first.
         self.ops.reverse();
         self.ops.sort_by(|a, b| a.0.cmp(&b.0));
         self.ops.dedup_by(|later, first| later.0 == first.0);

@@ -1,4 +1,5 @@
-//! What every engine must do. Each function takes a way to make an empty store, and panics where the store is wrong.
+//! What every engine must do. Each function takes a way to make an empty store, and panics where
+//! the store is wrong.
 
 use crate::{
     Batch, Durability, Error, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_VALUE_BYTES, Part, Store,

@@ -39,8 +39,9 @@ pub enum Error {
         /// As found.
         found: String,
     },
-    /// An earlier flush failed, so nobody knows what reached storage. Only closing the store and opening it again, which
-    /// reads storage back, says what survived; until then no commit is accepted.
+    /// An earlier flush failed, so nobody knows what reached storage. Only closing the store and
+    /// opening it again, which reads storage back, says what survived; until then no commit is
+    /// accepted.
     #[error("the key-value store takes no commits, because an earlier one failed to reach storage")]
     Poisoned,
     /// The store is already open, here or in another process.

@@ -37,7 +37,8 @@ struct Fault {
     outcome: Outcome,
 }
 
-/// 1. A fault is removed when it fires, so `fired` and what is left of `faults` sum up to those armed.
+/// 1. A fault is removed when it fires, so `fired` and what is left of `faults` sum up to those
+///    armed.
 #[derive(Debug, Default)]
 struct State {
     faults: Vec<Fault>,
@@ -86,7 +87,8 @@ impl<S: Store> Failing<S> {
         });
     }
 
-    /// How many faults have fired. A test that armed some asserts this, or it may have tested nothing.
+    /// How many faults have fired. A test that armed some asserts this, or it may have tested
+    /// nothing.
     pub fn fired(&self) -> u64 {
         self.state.lock().fired
     }

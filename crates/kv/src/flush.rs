@@ -2,7 +2,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::Error;
 
-/// Shares flushes: callers that arrive while a flush runs wait for the next one, and one flush then serves them all.
+/// Shares flushes: callers that arrive while a flush runs wait for the next one, and one flush then
+/// serves them all.
 #[derive(Debug, Default)]
 pub(crate) struct SharedFlush {
     state: Mutex<State>,
@@ -11,8 +12,8 @@ pub(crate) struct SharedFlush {
 
 /// 1. `completed <= started`, and they differ by one exactly while a flush runs.
 /// 2. Flush number n covers everything written before it started.
-/// 3. `failed` is taken back only by [`SharedFlush::mended`]: after a failed flush the kernel may have dropped the dirty
-///    pages, and a second flush would report success without them.
+/// 3. `failed` is taken back only by [`SharedFlush::mended`]: after a failed flush the kernel may
+///    have dropped the dirty pages, and a second flush would report success without them.
 #[derive(Debug, Default)]
 struct State {
     started: u64,
@@ -24,7 +25,8 @@ impl SharedFlush {
     /// Returns when a run of `flush` that started after this call has succeeded.
     pub(crate) fn run(&self, flush: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
         let mut state = self.state.lock();
-        // A flush that already runs may have started before the caller's writes, so only the next one will do.
+        // A flush that already runs may have started before the caller's writes, so only the next
+        // one will do.
         let wanted = state.started + 1;
         loop {
             if state.failed {
@@ -40,7 +42,8 @@ impl SharedFlush {
         }
         state.started += 1;
         drop(state);
-        // Counts as failed unless the flush says otherwise, so that a panic in it strands no waiter.
+        // Counts as failed unless the flush says otherwise, so that a panic in it strands no
+        // waiter.
         let mut end = EndOfFlush {
             shared: self,
             succeeded: false,

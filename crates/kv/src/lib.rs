@@ -1,6 +1,7 @@
 //! A small transactional ordered key-value trait, and its engines.
 //!
-//! [`Store`] has five methods, and every engine behaves the same through them: the functions in [`conformance`] say how.
+//! [`Store`] has five methods, and every engine behaves the same through them: the functions in
+//! [`conformance`] say how.
 //!
 //! | engine | survives | for |
 //! | --- | --- | --- |
@@ -29,11 +30,12 @@ pub use error::{Error, Part};
 /// The longest key. Room for a name of 255 bytes with its parent and tags, four times over.
 pub const MAX_KEY_BYTES: usize = 1024;
 
-/// The longest value. Extended attributes, the largest thing a file system keeps in one value, end at 64 KiB.
+/// The longest value. Extended attributes, the largest thing a file system keeps in one value, end
+/// at 64 KiB.
 pub const MAX_VALUE_BYTES: usize = 64 * 1024;
 
-/// The most bytes of keys and values in one batch, expectations included. An engine holds a batch in memory until it is
-/// applied, so this bounds what one caller can make it hold.
+/// The most bytes of keys and values in one batch, expectations included. An engine holds a batch
+/// in memory until it is applied, so this bounds what one caller can make it hold.
 pub const MAX_BATCH_BYTES: usize = 16 * 1024 * 1024;
 
 const _: () = assert!(
@@ -55,10 +57,12 @@ pub enum Durability {
 /// Invariants of every engine:
 ///
 /// 1. Once a read has seen any change of a batch, every read that starts later sees all of them.
-/// 2. Commits take effect one after another; an expectation is judged at the moment its batch takes effect.
+/// 2. Commits take effect one after another; an expectation is judged at the moment its batch takes
+///    effect.
 /// 3. What survives a crash is a prefix of the commits: no later one without every earlier one.
-/// 4. When storage fails a write or a flush with [`Error::Io`], the store is poisoned: whether that batch survives is known
-///    only after opening the store again, and until then commits and syncs give [`Error::Poisoned`]. Reads go on.
+/// 4. When storage fails a write or a flush with [`Error::Io`], the store is poisoned: whether that
+///    batch survives is known only after opening the store again, and until then commits and syncs
+///    give [`Error::Poisoned`]. Reads go on.
 /// 5. [`Store::mend`] opens it again in place.
 pub trait Store: Send + Sync {
     /// The value of `key`, or `None` if it is absent.
@@ -68,11 +72,12 @@ pub trait Store: Send + Sync {
     /// A key over its limits, or storage that fails or is damaged.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error>;
 
-    /// Visits keys with `prefix` in ascending order, starting strictly after `after` if given; stops when `visit` returns
-    /// false.
+    /// Visits keys with `prefix` in ascending order, starting strictly after `after` if given;
+    /// stops when `visit` returns false.
     ///
-    /// `visit` may use the store. The scan shows each key once: every key present and unchanged during the whole scan, and
-    /// of those that change meanwhile, either state. An engine may show a single moment, but callers must not need it.
+    /// `visit` may use the store. The scan shows each key once: every key present and unchanged
+    /// during the whole scan, and of those that change meanwhile, either state. An engine may show
+    /// a single moment, but callers must not need it.
     ///
     /// # Errors
     ///
@@ -84,14 +89,16 @@ pub trait Store: Send + Sync {
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error>;
 
-    /// Applies `batch` whole if all its expectations hold, and returns when it is as durable as asked.
+    /// Applies `batch` whole if all its expectations hold, and returns when it is as durable as
+    /// asked.
     ///
     /// Readers may see a [`Durability::Synced`] batch before it is durable.
     ///
     /// # Errors
     ///
-    /// [`Error::Conflict`], [`Error::TooLarge`], [`Error::EmptyKey`] and [`Error::Poisoned`] change nothing. After
-    /// [`Error::Io`] the batch may survive or not, and the caller must not assume either.
+    /// [`Error::Conflict`], [`Error::TooLarge`], [`Error::EmptyKey`] and [`Error::Poisoned`] change
+    /// nothing. After [`Error::Io`] the batch may survive or not, and the caller must not assume
+    /// either.
     fn commit(&self, batch: Batch, durability: Durability) -> Result<(), Error>;
 
     /// Everything committed before is on stable storage when this returns.
@@ -101,13 +108,14 @@ pub trait Store: Send + Sync {
     /// [`Error::Poisoned`], or storage that fails, which poisons the store.
     fn sync(&self) -> Result<(), Error>;
 
-    /// Opens a poisoned store again, if storage takes writes again. Then everything that was committed is on stable
-    /// storage, nothing of the commits that failed is, and the store takes commits: `true`. A store that is not poisoned is
-    /// left alone: `false`.
+    /// Opens a poisoned store again, if storage takes writes again. Then everything that was
+    /// committed is on stable storage, nothing of the commits that failed is, and the store takes
+    /// commits: `true`. A store that is not poisoned is left alone: `false`.
     ///
     /// # Errors
     ///
-    /// Why it stays poisoned. If opening is what failed, reads give [`Error::Poisoned`], too, until a later call succeeds.
+    /// Why it stays poisoned. If opening is what failed, reads give [`Error::Poisoned`], too, until
+    /// a later call succeeds.
     fn mend(&self) -> Result<bool, Error>;
 }
 

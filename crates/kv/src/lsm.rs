@@ -14,9 +14,9 @@ use crate::flush::SharedFlush;
 use crate::tail::{Change, Tail};
 use crate::{Batch, Durability, Entry, Error, Store, batch, media, range};
 
-/// How large the in-memory part of the tree may grow before it is written out. The engine holds commits back when four of
-/// this size wait to be written, so memory stays below about five. Larger ones cost memory and gave no more commits per
-/// second.
+/// How large the in-memory part of the tree may grow before it is written out. The engine holds
+/// commits back when four of this size wait to be written, so memory stays below about five. Larger
+/// ones cost memory and gave no more commits per second.
 const MEMTABLE_BYTES: u64 = 8 * 1024 * 1024;
 
 /// Cache for blocks of the part on storage; the kernel's page cache is the larger one behind it.
@@ -25,16 +25,18 @@ const BLOCK_CACHE_BYTES: u64 = 8 * 1024 * 1024;
 /// Journals are kept until the memtables they cover are written out. The least the engine allows.
 const JOURNALS_BYTES: u64 = 64 * 1024 * 1024;
 
-/// One thread writes memtables out while the other compacts; with a single one, memtables pile up behind compaction.
+/// One thread writes memtables out while the other compacts; with a single one, memtables pile up
+/// behind compaction.
 const WORKER_THREADS: usize = 2;
 
 const KEYSPACE: &str = "forebay";
 
-/// Where so much was committed since the last flush, the next commit flushes: it is all kept in memory until then.
+/// Where so much was committed since the last flush, the next commit flushes: it is all kept in
+/// memory until then.
 const TAIL_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// The engine's own wait for a memtable has no end once its threads have died. It begins at four, and one commit can add
-/// two; so this store waits before, where it sees whether they have.
+/// The engine's own wait for a memtable has no end once its threads have died. It begins at four,
+/// and one commit can add two; so this store waits before, where it sees whether they have.
 const SEALED_MEMTABLES_MAX: usize = 1;
 const MEMTABLE_LOOK: Duration = Duration::from_millis(5);
 
@@ -50,7 +52,8 @@ const AGAIN_BYTES: usize = 1024 * 1024;
 /// A store in a directory.
 pub struct Lsm {
     dir: PathBuf,
-    /// Held from judging expectations until the batch is applied, so that no other batch comes between.
+    /// Held from judging expectations until the batch is applied, so that no other batch comes
+    /// between.
     commits: Mutex<Committed>,
     flush: SharedFlush,
     /// `None` after opening again has failed.
@@ -61,7 +64,8 @@ pub struct Lsm {
 #[derive(Default)]
 struct Committed {
     tail: Tail,
-    /// Keys of commits that failed on their way to the journal: the engine does not show them, storage may have them.
+    /// Keys of commits that failed on their way to the journal: the engine does not show them,
+    /// storage may have them.
     uncertain: Vec<Slice>,
     /// What keys are to hold again whose commits failed after they were applied.
     back: Vec<Change>,
@@ -70,7 +74,8 @@ struct Committed {
 }
 
 impl Lsm {
-    /// Opens the store in `dir`, and creates both if they are not there. The store is locked until this value is dropped.
+    /// Opens the store in `dir`, and creates both if they are not there. The store is locked until
+    /// this value is dropped.
     ///
     /// # Errors
     ///
@@ -89,7 +94,8 @@ impl Lsm {
         self.engine.read().clone().ok_or(Error::Poisoned)
     }
 
-    /// Judges the expectations and hands the changes to the kernel. Returns the number of the first change after it.
+    /// Judges the expectations and hands the changes to the kernel. Returns the number of the first
+    /// change after it.
     fn apply(&self, batch: &Batch, changes: Vec<Change>) -> Result<(u64, bool), Error> {
         let mut committed = self.commits.lock();
         if self.flush.has_failed() {
@@ -112,7 +118,8 @@ impl Lsm {
         engine: &Engine,
         changes: Vec<Change>,
     ) -> Result<(), Error> {
-        // The engine poisons itself as well, but not for a failure between its journal and its memtable.
+        // The engine poisons itself as well, but not for a failure between its journal and its
+        // memtable.
         match engine.write(&changes) {
             Ok(()) => committed.tail.extend(changes),
             Err(error) => {
@@ -128,7 +135,8 @@ impl Lsm {
         Ok(())
     }
 
-    /// A commit has failed after it was applied: it is taken back, but for what somebody has changed since.
+    /// A commit has failed after it was applied: it is taken back, but for what somebody has
+    /// changed since.
     fn take_back(&self, before: Vec<Change>, end: u64) {
         let mut committed = self.commits.lock();
         let mut back = before;
@@ -265,7 +273,8 @@ impl Store for Lsm {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         batch::check_key(key)?;
         let engine = self.engine()?;
-        // Through a snapshot, because a plain read may see the first half of a batch that is being applied.
+        // Through a snapshot, because a plain read may see the first half of a batch that is being
+        // applied.
         let value = engine
             .database
             .snapshot()
@@ -303,7 +312,8 @@ impl Store for Lsm {
         if durability == Durability::Buffered {
             let (_, is_long) = self.apply(&batch, changes)?;
             if is_long && let Err(error) = self.sync() {
-                // This batch is applied, as it was to be; the store is poisoned, and says so to the next.
+                // This batch is applied, as it was to be; the store is poisoned, and says so to the
+                // next.
                 debug_assert!(self.flush.has_failed(), "{error}");
             }
             return Ok(());
@@ -324,7 +334,8 @@ impl Store for Lsm {
         self.flush.run(|| {
             let engine = self.engine()?;
             let end = self.commits.lock().tail.end();
-            // The journal has its length ahead of time, and its name is made durable when it is created.
+            // The journal has its length ahead of time, and its name is made durable when it is
+            // created.
             let flushed = engine.database.persist(PersistMode::SyncData);
             let mut committed = self.commits.lock();
             match flushed {

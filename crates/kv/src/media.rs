@@ -11,8 +11,8 @@ use crate::Error;
 const JOURNAL: &str = "jnl";
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Fails unless a file of so many bytes can be written and flushed in `dir`. Nothing is left behind, not by a crash
-/// either.
+/// Fails unless a file of so many bytes can be written and flushed in `dir`. Nothing is left
+/// behind, not by a crash either.
 pub(crate) fn need_room(dir: &Path, bytes: u64) -> Result<(), Error> {
     let mut options = OpenOptions::new();
     options.write(true).custom_flags(libc::O_TMPFILE);
@@ -35,9 +35,9 @@ pub(crate) fn need_room(dir: &Path, bytes: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the journals of a closed store to new files, flushed, under the same names. After a flush that failed the kernel
-/// takes pages that it could not write for clean: neither would another flush of that file write them, nor is it known
-/// how long they will be there to be read.
+/// Writes the journals of a closed store to new files, flushed, under the same names. After a flush
+/// that failed the kernel takes pages that it could not write for clean: neither would another
+/// flush of that file write them, nor is it known how long they will be there to be read.
 pub(crate) fn write_anew(dir: &Path) -> Result<(), Error> {
     for path in journals(dir)? {
         // Not a name that the engine would take for one of its own.

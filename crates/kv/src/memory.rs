@@ -6,8 +6,8 @@ use parking_lot::RwLock;
 
 use crate::{Batch, Durability, Error, Store, batch, range};
 
-/// How many entries a scan copies under one hold of the lock: enough that the lock costs little, few enough that a commit
-/// need not wait for a large directory to be listed.
+/// How many entries a scan copies under one hold of the lock: enough that the lock costs little,
+/// few enough that a commit need not wait for a large directory to be listed.
 const SCAN_CHUNK_ENTRIES: usize = 256;
 
 /// A store in memory. It keeps neither durability: everything dies with the value.

@@ -2,14 +2,16 @@ use std::ops::Bound;
 
 type Keys = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
-/// The range of keys that have `prefix` and come strictly after `after`, or `None` if there can be none.
+/// The range of keys that have `prefix` and come strictly after `after`, or `None` if there can be
+/// none.
 pub(crate) fn bounds(prefix: &[u8], after: Option<&[u8]>) -> Option<Keys> {
     let end = match end_of_prefix(prefix) {
         Some(end) => Bound::Excluded(end),
         None => Bound::Unbounded,
     };
     let start = match after {
-        // `after` sorts before every key with the prefix, or is the prefix itself without being a key past it.
+        // `after` sorts before every key with the prefix, or is the prefix itself without being a
+        // key past it.
         Some(after) if after >= prefix => Bound::Excluded(after.to_vec()),
         _ => Bound::Included(prefix.to_vec()),
     };

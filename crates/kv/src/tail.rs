@@ -7,9 +7,11 @@ use fjall::Slice;
 /// A key and what it holds now, or `None` where it is absent.
 pub(crate) type Change = (Slice, Option<Slice>);
 
-/// Changes that storage may not have yet. Keys and values are shared with the engine, so that this costs their handles.
+/// Changes that storage may not have yet. Keys and values are shared with the engine, so that this
+/// costs their handles.
 ///
-/// 1. `kept[i]` is number `first + i` since the store was opened, in the order in which they took effect.
+/// 1. `kept[i]` is number `first + i` since the store was opened, in the order in which they took
+///    effect.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
     kept: VecDeque<Change>,

@@ -1,6 +1,7 @@
 //! What the embedded engine keeps when its process is killed, and when its storage fails.
 //!
-//! The process that dies is this test again: `child` does nothing unless it is told what to do through the environment.
+//! The process that dies is this test again: `child` does nothing unless it is told what to do
+//! through the environment.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -13,7 +14,8 @@ use forebay_kv::{Batch, Durability, Error, Store, open_default};
 const TASK: &str = "FOREBAY_KV_TEST_TASK";
 const DIR: &str = "FOREBAY_KV_TEST_DIR";
 
-/// Keys are reused after this many commits, so that there is always something to overwrite and to delete.
+/// Keys are reused after this many commits, so that there is always something to overwrite and to
+/// delete.
 const SLOTS: u64 = 1024;
 
 /// Large enough that memtables and journals are replaced many times in a second.
@@ -52,7 +54,8 @@ fn value(count: u64) -> Vec<u8> {
     count.to_be_bytes().repeat(VALUE_BYTES / 8)
 }
 
-/// Commit number `count`: sets one slot in two places, clears another in both, and says so in `last`.
+/// Commit number `count`: sets one slot in two places, clears another in both, and says so in
+/// `last`.
 fn batch(count: u64) -> Batch {
     let (set, cleared) = (count % SLOTS, (count + SLOTS / 2) % SLOTS);
     let mut batch = Batch::new();
@@ -143,7 +146,8 @@ fn acknowledged_commits_survive_kill() {
         let id = child.id();
         let killer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(lifetime_ms));
-            // SAFETY: plain system call. The child is not waited for until this thread has ended, so the id is still its.
+            // SAFETY: plain system call. The child is not waited for until this thread has ended,
+            // so the id is still its.
             unsafe { libc::kill(id as libc::pid_t, libc::SIGKILL) }
         });
         let acknowledged = last_acknowledged(&mut child);
@@ -173,7 +177,8 @@ fn limit_files(bytes: u64) {
         rlim_cur: bytes,
         rlim_max: libc::RLIM_INFINITY,
     };
-    // SAFETY: ignoring a signal installs no handler; setrlimit reads a struct that lives across the call.
+    // SAFETY: ignoring a signal installs no handler; setrlimit reads a struct that lives across the
+    // call.
     let limited = unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         libc::setrlimit(libc::RLIMIT_FSIZE, &limit)

@@ -36,7 +36,8 @@ enum Step {
     Reopen,
 }
 
-/// Few bytes and short keys, so that operations meet, among them the bytes at which ranges go wrong.
+/// Few bytes and short keys, so that operations meet, among them the bytes at which ranges go
+/// wrong.
 fn bytes(len: impl Into<prop::collection::SizeRange>) -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(prop::sample::select(vec![0, b'a', b'b', 0xff]), len)
 }

@@ -361,7 +361,8 @@ impl Filesystem for Adapter {
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // close(2) promises nothing that needs the server; ENOSYS tells the kernel not to ask again.
+        // close(2) promises nothing that needs the server; ENOSYS tells the kernel not to ask
+        // again.
         reply.error(errno(Errno::ENOSYS));
     }
 

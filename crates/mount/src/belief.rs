@@ -23,8 +23,9 @@ struct Written {
 
 /// What the kernel was told and would not notice to be outdated.
 ///
-/// A file that it writes by itself changes through mappings without its knowing: of such a file it asks every time. A
-/// mode with set-id bits changes with a write, after which the kernel asks for size and times, but not for the mode.
+/// A file that it writes by itself changes through mappings without its knowing: of such a file it
+/// asks every time. A mode with set-id bits changes with a write, after which the kernel asks for
+/// size and times, but not for the mode.
 #[derive(Default)]
 pub(crate) struct Belief {
     notifier: OnceLock<Notifier>,
@@ -60,7 +61,8 @@ impl Belief {
         self.writers.load(Ordering::Acquire) > 0 && self.written.lock().handles.contains_key(&ino)
     }
 
-    /// The kernel is about to write a file by itself; what it knows of one that it knew before is from before.
+    /// The kernel is about to write a file by itself; what it knows of one that it knew before is
+    /// from before.
     pub(crate) fn begin_writing(&self, ino: Ino, handle: Handle, is_new: bool) {
         {
             let mut written = self.written.lock();

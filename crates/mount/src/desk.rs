@@ -1,10 +1,10 @@
 //! Who serves which request, so that one that blocks takes nothing from the others.
 //!
-//! Requests are served where they are read. When the PFS stops answering, a thread may block in a call
-//! on it for as long as that takes. A watchdog sees it, and lets another thread read in its place; the
-//! request gets its answer from the watchdog: what may be known without the PFS is asked once more,
-//! by a thread of the pool, and in the end there is an error. For that, the reply of every request
-//! under way lies in its thread's slot, and whoever takes it out answers.
+//! Requests are served where they are read. When the PFS stops answering, a thread may block in a
+//! call on it for as long as that takes. A watchdog sees it, and lets another thread read in its
+//! place; the request gets its answer from the watchdog: what may be known without the PFS is asked
+//! once more, by a thread of the pool, and in the end there is an error. For that, the reply of
+//! every request under way lies in its thread's slot, and whoever takes it out answers.
 
 use std::cell::OnceCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -24,8 +24,8 @@ use crate::belief::Belief;
 use crate::convert::{attr, errno};
 use crate::pool::Pool;
 
-/// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once before
-/// nobody is left; each costs its stack.
+/// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once
+/// before nobody is left; each costs its stack.
 pub(crate) const SPARES: usize = 62;
 /// Between two looks of the watchdog.
 const TICK: Duration = Duration::from_millis(100);
@@ -400,7 +400,8 @@ fn ask_again(
     }));
 }
 
-/// Answers with what was found or made; the reference that comes with it is dropped if nobody wants it.
+/// Answers with what was found or made; the reference that comes with it is dropped if nobody wants
+/// it.
 pub(crate) fn answer_entry(
     client: &Client,
     belief: &Belief,

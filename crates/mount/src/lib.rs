@@ -59,9 +59,9 @@ pub struct Mounted {
     ended: adapter::EndCall,
 }
 
-/// Every thread of a session has a buffer of 16 MiB, of which most never see more than a request. As mappings of their own they
-/// cost what was used of them. But glibc stops making mappings of that size once it has seen one freed, and clears memory instead,
-/// which is then in use whole.
+/// Every thread of a session has a buffer of 16 MiB, of which most never see more than a request.
+/// As mappings of their own they cost what was used of them. But glibc stops making mappings of
+/// that size once it has seen one freed, and clears memory instead, which is then in use whole.
 fn keep_buffers_lazy() {
     #[cfg(target_env = "gnu")]
     {
@@ -168,8 +168,8 @@ impl Mounted {
         self.desk.on_death(f);
     }
 
-    /// Unmounts. `EBUSY` while it is in use, unless `lazily`: then it vanishes from the tree at once
-    /// and ends when the last user lets go; this call does not wait for that.
+    /// Unmounts. `EBUSY` while it is in use, unless `lazily`: then it vanishes from the tree at
+    /// once and ends when the last user lets go; this call does not wait for that.
     pub fn unmount(&self, lazily: bool) -> io::Result<()> {
         let here = std::fs::metadata(&self.mount_point).is_ok_and(|m| m.dev() == self.dev);
         if here {

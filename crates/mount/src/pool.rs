@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
-/// Most threads: at most 96 requests wait for their application's turn or for space, and 62 may block in calls on the PFS.
+/// Most threads: at most 96 requests wait for their application's turn or for space, and 62 may
+/// block in calls on the PFS.
 const THREADS_MAX: usize = 160;
 
 type Task = Box<dyn FnOnce(&mut Vec<u8>) + Send>;
@@ -18,7 +19,8 @@ struct Inner {
     ending: bool,
 }
 
-/// Threads that start when they are needed and stay for reuse. Each has a buffer that its tasks use.
+/// Threads that start when they are needed and stay for reuse. Each has a buffer that its tasks
+/// use.
 #[derive(Clone, Default)]
 pub(crate) struct Pool {
     shared: Arc<(Mutex<Inner>, Condvar)>,

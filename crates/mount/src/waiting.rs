@@ -1,8 +1,10 @@
-//! How much requests may hold that wait: a write that has to wait for space is copied, so that its reader can go on.
+//! How much requests may hold that wait: a write that has to wait for space is copied, so that its
+//! reader can go on.
 
 use parking_lot::{Condvar, Mutex};
 
-/// Bytes of all of them together: beyond that the readers of requests wait too, and the kernel keeps what it has not handed over.
+/// Bytes of all of them together: beyond that the readers of requests wait too, and the kernel
+/// keeps what it has not handed over.
 const WAITING_BYTES_MAX: usize = 96 << 20;
 /// What a request takes beside its bytes, and more: many small ones count, too.
 const REQUEST_BYTES: usize = 1024;

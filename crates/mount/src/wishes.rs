@@ -18,14 +18,16 @@ pub(crate) fn wish(client: &Client, config: &mut KernelConfig) -> io::Result<()>
         InitFlags::FUSE_ASYNC_DIO,
         InitFlags::FUSE_CACHE_SYMLINKS,
         InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-        // What a handle names is found as long as the kernel knows it, and not after: so none are given.
+        // What a handle names is found as long as the kernel knows it, and not after: so none are
+        // given.
         InitFlags::FUSE_NO_EXPORT_SUPPORT,
     ] {
         if let Err(missing) = config.add_capabilities(wish) {
             tracing::debug!("the kernel does not offer {missing:?}");
         }
     }
-    // The kernel checks access control lists where the PFS has them; then the umask is ours to apply.
+    // The kernel checks access control lists where the PFS has them; then the umask is ours to
+    // apply.
     let lists = client.get_xattr(Ino::ROOT, b"system.posix_acl_access");
     if lists != Err(Errno::EOPNOTSUPP) {
         let wish = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;

@@ -1,4 +1,5 @@
-//! When a bandwidth has been measured: one number says nothing about how far the next will be from it.
+//! When a bandwidth has been measured: one number says nothing about how far the next will be from
+//! it.
 
 /// Tries that must agree.
 const AGREEING: usize = 3;
@@ -6,7 +7,8 @@ const AGREEING: usize = 3;
 const AGREEMENT: f64 = 0.15;
 /// After so many tries it is over.
 const TRIES_MAX: usize = 9;
-/// Where no [`AGREEING`] tries agree, the middle half of all must lie within this share of their median.
+/// Where no [`AGREEING`] tries agree, the middle half of all must lie within this share of their
+/// median.
 const SPREAD_MAX: f64 = 0.5;
 
 /// What tries of one measurement say.
@@ -30,8 +32,8 @@ pub enum Verdict {
     },
 }
 
-/// Judges the rates of all tries, in their order. The first tries of a device or a file system are often its slowest or its
-/// fastest, so the last ones count where they agree.
+/// Judges the rates of all tries, in their order. The first tries of a device or a file system are
+/// often its slowest or its fastest, so the last ones count where they agree.
 pub fn judge(rates: &[f64]) -> Verdict {
     let Some(last) = rates.len().checked_sub(AGREEING) else {
         return Verdict::Again;

@@ -10,24 +10,28 @@ use std::collections::HashMap;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlacementPolicy {
-    /// Outdated checkpoint versions first, then the application least likely to fail next: highest MTBF first (BBOS, victim
-    /// order). Where the papers say "highest failure rate" once, their evaluations say the opposite, and that is built.
+    /// Outdated checkpoint versions first, then the application least likely to fail next: highest
+    /// MTBF first (BBOS, victim order). Where the papers say "highest failure rate" once, their
+    /// evaluations say the opposite, and that is built.
     #[default]
     Bbos,
     /// First in, first out.
     Fifo,
     /// Least recently used first.
     Lru,
-    /// Coolest first (ONFS, downward migration): closed files by `T_closed · T_co/T_oc`, open ones by `LRU · T_co/T_oc`.
+    /// Coolest first (ONFS, downward migration): closed files by `T_closed · T_co/T_oc`, open ones
+    /// by `LRU · T_co/T_oc`.
     Coolness,
 }
 
 named!(PlacementPolicy, "placement policy", Bbos => "bbos", Fifo => "fifo", Lru => "lru", Coolness => "coolness");
 
-/// Shortest open time in seconds that coolness divides by: a file opened for an instant is not infinitely cool.
+/// Shortest open time in seconds that coolness divides by: a file opened for an instant is not
+/// infinitely cool.
 const MIN_OPEN_TIME_S: f64 = 1e-3;
 
-/// A file in the burst buffer that may be demoted or evicted. Times are seconds of the caller's clock.
+/// A file in the burst buffer that may be demoted or evicted. Times are seconds of the caller's
+/// clock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
     /// The caller's name for the file; the last tie-breaker, so that orders are reproducible.
@@ -46,7 +50,8 @@ pub struct Candidate {
     pub accessed_at_s: f64,
     /// Last close; for an open file, when it was opened.
     pub closed_at_s: f64,
-    /// T_co: mean time from a close to the next open; any value for a file opened once, 1 is neutral.
+    /// T_co: mean time from a close to the next open; any value for a file opened once, 1 is
+    /// neutral.
     pub closed_to_open_s: f64,
     /// T_oc: mean time from an open to its close; 1 is neutral.
     pub open_to_close_s: f64,
@@ -73,8 +78,8 @@ pub enum Residency {
 pub struct CleanCandidate(Candidate);
 
 impl CleanCandidate {
-    /// `None` unless `residency` is [`Residency::Clean`]. The caller has read it in the transaction that will evict, or checks it
-    /// again there.
+    /// `None` unless `residency` is [`Residency::Clean`]. The caller has read it in the transaction
+    /// that will evict, or checks it again there.
     pub fn new(candidate: Candidate, residency: Residency) -> Option<Self> {
         (residency == Residency::Clean).then_some(Self(candidate))
     }
@@ -87,9 +92,10 @@ impl CleanCandidate {
 
 /// Orders dirty files, first to be demoted first. Open files come last: they may change again.
 ///
-/// [`PlacementPolicy::Bbos`]: outdated versions; then highest MTBF; among applications of one MTBF the one whose candidate was
-/// closed longest ago, so that an application with old data is not kept waiting by the numbers of others; within an
-/// application the oldest version, then the oldest close.
+/// [`PlacementPolicy::Bbos`]: outdated versions; then highest MTBF; among applications of one MTBF
+/// the one whose candidate was closed longest ago, so that an application with old data is not kept
+/// waiting by the numbers of others; within an application the oldest version, then the oldest
+/// close.
 pub fn order_demotion(policy: PlacementPolicy, candidates: &mut [Candidate], now_s: f64) {
     order(policy, candidates, now_s, |c| c);
 }
@@ -176,10 +182,12 @@ fn coolness(c: &Candidate, now_s: f64) -> f64 {
     (now_s - since_s).max(0.0) * ratio
 }
 
-/// Part of the capacity that is freed beyond what is wanted, once something must be: evicting for every single write is slow.
+/// Part of the capacity that is freed beyond what is wanted, once something must be: evicting for
+/// every single write is slow.
 const EVICTION_SLACK_DIVISOR: u64 = 32;
 
-/// Bytes to evict so that `wanted_bytes` become available; 0 where they are. Clean copies stay until then, for restarts.
+/// Bytes to evict so that `wanted_bytes` become available; 0 where they are. Clean copies stay
+/// until then, for restarts.
 pub fn evict_needed(space: &TierSpace, wanted_bytes: u64) -> u64 {
     let available_bytes = space.available_bytes();
     if available_bytes >= wanted_bytes {
@@ -222,22 +230,25 @@ pub fn choose_victims(
     victims
 }
 
-/// Whether a clean file leaves the burst buffer at once, not only when space is needed: it is of an outdated version, which no
-/// restart will read (BBOS, victim order 1).
+/// Whether a clean file leaves the burst buffer at once, not only when space is needed: it is of an
+/// outdated version, which no restart will read (BBOS, victim order 1).
 pub fn leaves_at_once(policy: PlacementPolicy, candidate: &CleanCandidate) -> bool {
     policy == PlacementPolicy::Bbos && candidate.0.outdated && !candidate.0.in_use
 }
 
-/// Most bytes that are copied before a batch is flushed and its files become clean: flushes cost more than they give beyond.
+/// Most bytes that are copied before a batch is flushed and its files become clean: flushes cost
+/// more than they give beyond.
 pub const BATCH_BYTES_MAX: u64 = 256 << 20;
 
-/// Part of the capacity that one batch may take: until it ends, all of it is undrained, and nobody gets its space.
+/// Part of the capacity that one batch may take: until it ends, all of it is undrained, and nobody
+/// gets its space.
 const BATCH_CAPACITY_DIVISOR: u64 = 64;
 
 /// A batch of limited demotion lasts so long, about.
 const BATCH_S: f64 = 0.5;
 
-/// Bytes of one batch of several files, given the rate that demotion is held to; one file is always allowed.
+/// Bytes of one batch of several files, given the rate that demotion is held to; one file is always
+/// allowed.
 pub fn batch_bytes(capacity_bytes: u64, rate_bytes_per_s: Option<f64>) -> u64 {
     let by_rate = rate_bytes_per_s.map_or(u64::MAX, |rate| (rate * BATCH_S) as u64);
     (capacity_bytes / BATCH_CAPACITY_DIVISOR)
@@ -245,7 +256,8 @@ pub fn batch_bytes(capacity_bytes: u64, rate_bytes_per_s: Option<f64>) -> u64 {
         .min(BATCH_BYTES_MAX)
 }
 
-/// Copies run ahead of the PFS by what that takes in so long: when they are told to stop, so long is still being written.
+/// Copies run ahead of the PFS by what that takes in so long: when they are told to stop, so long
+/// is still being written.
 const AHEAD_S: f64 = 0.1;
 
 /// Beyond this more in flight makes no PFS faster that is known; bytes, of one stream.
@@ -254,7 +266,8 @@ const AHEAD_BYTES_MAX: u64 = 32 << 20;
 /// With less a PFS that answers late would be kept waiting; of one stream.
 const AHEAD_BYTES_MIN: u64 = 1 << 20;
 
-/// How far each of so many streams may run ahead of the PFS, given what the PFS takes: 1 to 32 MiB, the most where that is not known.
+/// How far each of so many streams may run ahead of the PFS, given what the PFS takes: 1 to 32 MiB,
+/// the most where that is not known.
 pub fn ahead_bytes(br_max_bytes_per_s: Option<f64>, streams: usize) -> u64 {
     br_max_bytes_per_s
         .map_or(AHEAD_BYTES_MAX, |rate| {
@@ -288,10 +301,13 @@ impl DrainItem {
 
 /// Re-orders a batch that is already in victim order the way the PFS likes it.
 ///
-/// - Files of one directory go together: its entry, lock and layout stay in the caches of the PFS, and a checkpoint version
-///   becomes whole early. Directories keep the order in which the batch first names them, which is the victim order.
-/// - Within a directory large files go first, largest first: several demoters finish together when the last pieces are small.
-/// - The small ones follow by path, the order in which they were most likely created and will be listed and read.
+/// - Files of one directory go together: its entry, lock and layout stay in the caches of the PFS,
+///   and a checkpoint version becomes whole early. Directories keep the order in which the batch
+///   first names them, which is the victim order.
+/// - Within a directory large files go first, largest first: several demoters finish together when
+///   the last pieces are small.
+/// - The small ones follow by path, the order in which they were most likely created and will be
+///   listed and read.
 pub fn drain_order(batch: &mut [DrainItem]) {
     let mut first_seen: HashMap<Vec<u8>, usize> = HashMap::new();
     for (i, item) in batch.iter().enumerate() {
@@ -319,8 +335,8 @@ pub fn drain_order(batch: &mut [DrainItem]) {
     });
 }
 
-/// Which of `targets` PFS servers a burst-buffer node flushes to in a round, so that no two of at most `targets` nodes meet at
-/// one (TRIO, inter-BB ordered flush). `None` without targets.
+/// Which of `targets` PFS servers a burst-buffer node flushes to in a round, so that no two of at
+/// most `targets` nodes meet at one (TRIO, inter-BB ordered flush). `None` without targets.
 pub fn flush_target(node: u32, round: u32, targets: u32) -> Option<u32> {
     let target = (u64::from(node) + u64::from(round)).checked_rem(u64::from(targets))?;
     u32::try_from(target).ok()

@@ -3,7 +3,8 @@
 use crate::named::named;
 use serde::{Deserialize, Serialize};
 
-/// The durability ladder, chosen per mount and per path rule: what the data of a completed fsync survives.
+/// The durability ladder, chosen per mount and per path rule: what the data of a completed fsync
+/// survives.
 ///
 /// Ordered by strength where it matters for choosing a tier: `Memory < Ssd < Replica < Pfs`.
 #[derive(
@@ -11,9 +12,11 @@ use serde::{Deserialize, Serialize};
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
-    /// Survives a crash or kill of the daemon and of the application. Lost when the node loses power or its kernel.
+    /// Survives a crash or kill of the daemon and of the application. Lost when the node loses
+    /// power or its kernel.
     Memory,
-    /// Survives a crash of the node as well: the data is on flash and flushed. Lost with the device.
+    /// Survives a crash of the node as well: the data is on flash and flushed. Lost with the
+    /// device.
     #[default]
     Ssd,
     /// Survives the loss of one server: the data is in the tiers of two.
@@ -35,11 +38,12 @@ pub struct Standing {
     pub owes_fsync: bool,
 }
 
-/// Whether a file is flushed to flash before it is renamed, over `replaced` if there is such a file. On the rung of the PFS, too: a
-/// rename does not wait for a drain.
+/// Whether a file is flushed to flash before it is renamed, over `replaced` if there is such a
+/// file. On the rung of the PFS, too: a rename does not wait for a drain.
 ///
-/// Else a power cut might leave neither what was fsynced nor what replaced it, but what the PFS had before both; or the older
-/// version, which goes where the file goes, under a name that it never had.
+/// Else a power cut might leave neither what was fsynced nor what replaced it, but what the PFS had
+/// before both; or the older version, which goes where the file goes, under a name that it never
+/// had.
 pub fn is_flushed_before_rename(
     rung: Durability,
     file: Standing,
@@ -49,15 +53,15 @@ pub fn is_flushed_before_rename(
     rung != Durability::Memory && file.is_volatile && (file.has_older || replaces)
 }
 
-/// Whether a change of names waits until a file is flushed. On the rung of the PFS it never waits for a drain: what is in memory stays
-/// there where flash has no room for it.
+/// Whether a change of names waits until a file is flushed. On the rung of the PFS it never waits
+/// for a drain: what is in memory stays there where flash has no room for it.
 pub fn can_flush_for_names(rung: Durability, is_in_memory: bool, has_room_on_flash: bool) -> bool {
     rung != Durability::Pfs || !is_in_memory || has_room_on_flash
 }
 
-/// Whether an fsync of its directory makes a file durable too: its name is promised to stay what it is, and without the content
-/// the older version would show under it. So does one of a file that was fsynced before it had its name: what its rung means could
-/// not be done then.
+/// Whether an fsync of its directory makes a file durable too: its name is promised to stay what it
+/// is, and without the content the older version would show under it. So does one of a file that
+/// was fsynced before it had its name: what its rung means could not be done then.
 pub fn is_flushed_with_its_directory(rung: Durability, file: Standing) -> bool {
     rung != Durability::Memory && (file.owes_fsync || (file.is_volatile && file.has_older))
 }
@@ -79,7 +83,8 @@ pub struct Found {
     pub is_writing: bool,
     /// The PFS has an older version under its name.
     pub has_older: bool,
-    /// The node has started anew since: of what was not flushed nobody knows what has reached the device.
+    /// The node has started anew since: of what was not flushed nobody knows what has reached the
+    /// device.
     pub may_be_torn: bool,
 }
 
@@ -88,17 +93,19 @@ pub struct Found {
 pub enum Verdict {
     /// It is what was written.
     Whole,
-    /// What was written after the last fsync is lost in part, as in any local file system; the file is as long as its object.
+    /// What was written after the last fsync is lost in part, as in any local file system; the file
+    /// is as long as its object.
     Taken,
-    /// It was never fsynced, and what a power cut left of it may be torn: it is lost, as it would be in memory, and what the PFS has
-    /// counts.
+    /// It was never fsynced, and what a power cut left of it may be torn: it is lost, as it would
+    /// be in memory, and what the PFS has counts.
     Lost,
     /// Something is missing that was fsynced: nobody but a person can say what the rest is worth.
     Damaged,
 }
 
-/// The decision. Lengths tell nothing where a file was given its size first, or was written again in place: after a power cut only
-/// what was flushed is believed. A new file without content has nothing to be torn.
+/// The decision. Lengths tell nothing where a file was given its size first, or was written again
+/// in place: after a power cut only what was flushed is believed. A new file without content has
+/// nothing to be torn.
 pub fn of_undrained(found: &Found) -> Verdict {
     let same = found.object_bytes == found.recorded_bytes;
     if !found.may_be_torn {

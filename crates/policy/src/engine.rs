@@ -36,8 +36,8 @@ impl Bandwidths {
         self.input(1.0, 0.0, 1.0).check()
     }
 
-    /// Measured values in the order that plans need: a slower checkpoint beside demotion, a slower demotion beside a
-    /// checkpoint. Noise can turn them round.
+    /// Measured values in the order that plans need: a slower checkpoint beside demotion, a slower
+    /// demotion beside a checkpoint. Noise can turn them round.
     #[must_use]
     pub fn ordered(self) -> Self {
         Self {
@@ -47,8 +47,8 @@ impl Bandwidths {
         }
     }
 
-    /// Corrects Brmax by what demotion was seen to reach at full speed: by an eighth of the difference each time. Brmin and
-    /// order are kept.
+    /// Corrects Brmax by what demotion was seen to reach at full speed: by an eighth of the
+    /// difference each time. Brmin and order are kept.
     #[must_use]
     pub fn corrected_br_max(self, seen_bytes_per_s: f64) -> Self {
         if !(seen_bytes_per_s.is_finite() && seen_bytes_per_s > 0.0) {
@@ -65,8 +65,9 @@ impl Bandwidths {
 /// Greatest share of the capacity that copies under way are taken to hold.
 const UNDER_WAY_MAX: f64 = 1.0 / 8.0;
 
-/// S of a plan: the capacity less what copies to the PFS hold. A file is undrained until its copy is whole, flushed and named, so that
-/// much of the capacity is never there to be filled. The papers' equations let every demoted byte free its place at once.
+/// S of a plan: the capacity less what copies to the PFS hold. A file is undrained until its copy
+/// is whole, flushed and named, so that much of the capacity is never there to be filled. The
+/// papers' equations let every demoted byte free its place at once.
 pub fn fillable_bytes(capacity_bytes: f64, copies: usize, mean_file_bytes: f64) -> f64 {
     let under_way_bytes = copies as f64 * mean_file_bytes.max(0.0);
     capacity_bytes - under_way_bytes.min(capacity_bytes * UNDER_WAY_MAX)
@@ -96,7 +97,8 @@ pub enum Reason {
     NothingLearned,
     /// The numbers cannot be used.
     Refused(PlanError),
-    /// More is expected than can arrive without overflow: demotion at full speed from the first byte.
+    /// More is expected than can arrive without overflow: demotion at full speed from the first
+    /// byte.
     Overflow {
         /// DWPP over the largest that can be served.
         ratio: f64,
@@ -193,14 +195,14 @@ pub fn in_force(choice: &PlanChoice) -> InForce {
 }
 
 impl InForce {
-    /// Whether the kernel may write objects by itself: nobody can slow it down or make it wait for its turn, so only while the
-    /// plan sees no contention.
+    /// Whether the kernel may write objects by itself: nobody can slow it down or make it wait for
+    /// its turn, so only while the plan sees no contention.
     pub fn allows_passthrough(&self) -> bool {
         !self.is_contended
     }
 
-    /// Whether applications take turns: where more is expected than fits, also while only one does I/O, which is then not
-    /// disturbed by the next. `dedicated` schedules nothing.
+    /// Whether applications take turns: where more is expected than fits, also while only one does
+    /// I/O, which is then not disturbed by the next. `dedicated` schedules nothing.
     pub fn has_turns(&self, policy: DrainPolicy) -> bool {
         self.is_contended && policy != DrainPolicy::Dedicated
     }

@@ -1,10 +1,11 @@
-//! What a period will bring: DWSF is counted, DWPP predicted from the periods before (BBOS, facts about checkpoints: data written
-//! per period is steady).
+//! What a period will bring: DWSF is counted, DWPP predicted from the periods before (BBOS, facts
+//! about checkpoints: data written per period is steady).
 //!
-//! The estimator is Holt's linear method (level and trend, smoothed exponentially) with a margin on top, since too high a
-//! prediction slows writes a little and too low a one stalls them. Its error, by the tests of this module over 200 seeded series
-//! of 60 periods each, the first five left out (mean absolute error of the expectation; share of periods whose data exceeded
-//! the prediction with margin):
+//! The estimator is Holt's linear method (level and trend, smoothed exponentially) with a margin on
+//! top, since too high a prediction slows writes a little and too low a one stalls them. Its error,
+//! by the tests of this module over 200 seeded series of 60 periods each, the first five left out
+//! (mean absolute error of the expectation; share of periods whose data exceeded the prediction
+//! with margin):
 //!
 //! | series | error | exceeded |
 //! | --- | --- | --- |
@@ -12,8 +13,8 @@
 //! | drifting: grows 2 % a period, ±5 % | below 4 % | below 7 % |
 //! | bursty: every fifth period brings thrice as much, ±5 % | below 60 % | below 22 %: the bursts themselves |
 //!
-//! A burst that comes without warning cannot be foreseen: what then keeps writes from stalling are the thresholds of
-//! [`crate::trigger`], not the plan.
+//! A burst that comes without warning cannot be foreseen: what then keeps writes from stalling are
+//! the thresholds of [`crate::trigger`], not the plan.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -24,12 +25,14 @@ const LEVEL_WEIGHT: f64 = 0.35;
 const TREND_WEIGHT: f64 = 0.15;
 /// Weight of the newest error in the mean error.
 const ERROR_WEIGHT: f64 = 0.25;
-/// The margin is that many mean errors: of normal errors, one in eighty exceeds 2.5 of them on one side.
+/// The margin is that many mean errors: of normal errors, one in eighty exceeds 2.5 of them on one
+/// side.
 const MARGIN_ERRORS: f64 = 2.5;
 /// Least margin, as a share of the expectation.
 const MARGIN_MIN: f64 = 0.02;
-/// After one period its error is not known; taken for this share of it. Data written per period is steady (BBOS), and a margin
-/// that asks for more than can be served slows writes from the first byte on.
+/// After one period its error is not known; taken for this share of it. Data written per period is
+/// steady (BBOS), and a margin that asks for more than can be served slows writes from the first
+/// byte on.
 const FIRST_ERROR: f64 = 0.03;
 
 /// Predicts the next value of a series of bytes per period.
@@ -64,7 +67,8 @@ impl Forecast {
         (self.periods > 0).then_some((self.level_bytes + self.trend_bytes) as u64)
     }
 
-    /// The value to plan with: the expectation and its margin. `None` before the first period has ended.
+    /// The value to plan with: the expectation and its margin. `None` before the first period has
+    /// ended.
     pub fn planned_bytes(&self) -> Option<u64> {
         let expected = self.expected_bytes()? as f64;
         let margin = (self.error_bytes * MARGIN_ERRORS).max(expected * MARGIN_MIN);
@@ -92,8 +96,9 @@ pub struct BadPeriod(pub f64);
 
 /// Counts DWSF and predicts DWPP.
 ///
-/// A period begins with the first byte after the one before has ended, so that a burst is not cut in two where periods and
-/// bursts are of one length. Time without bytes belongs to no period: it says nothing about the next burst.
+/// A period begins with the first byte after the one before has ended, so that a burst is not cut
+/// in two where periods and bursts are of one length. Time without bytes belongs to no period: it
+/// says nothing about the next burst.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Meter {
     period_s: f64,
@@ -146,8 +151,8 @@ impl Meter {
         self.dwsf_bytes
     }
 
-    /// DWPP: what this period is planned to bring, at least what it has brought already. `None` in the first period, of which
-    /// nothing is known.
+    /// DWPP: what this period is planned to bring, at least what it has brought already. `None` in
+    /// the first period, of which nothing is known.
     pub fn dwpp_bytes(&mut self, now_s: f64) -> Option<u64> {
         self.advance(now_s);
         Some(self.forecast.planned_bytes()?.max(self.dwsf_bytes))
@@ -169,7 +174,8 @@ impl Meter {
     }
 }
 
-/// Applications remembered by a [`Learner`]; the one whose period began longest ago is forgotten first.
+/// Applications remembered by a [`Learner`]; the one whose period began longest ago is forgotten
+/// first.
 pub const MAX_LEARNED_APPLICATIONS: usize = 4096;
 
 /// What is learned about one application.
@@ -179,8 +185,9 @@ struct Learned {
     written_s: f64,
 }
 
-/// Meters for the whole burst buffer and for each application. `K` names applications. Serialise it to let it survive a restart;
-/// times must then be of a clock that does, such as seconds since 1970.
+/// Meters for the whole burst buffer and for each application. `K` names applications. Serialise it
+/// to let it survive a restart; times must then be of a clock that does, such as seconds
+/// since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(bound(
     serialize = "K: Serialize + Ord",
@@ -200,7 +207,8 @@ impl<K: Ord + Clone> Learner<K> {
         })
     }
 
-    /// Continues with what was stored, unless it is damaged or of periods of another length: then anew.
+    /// Continues with what was stored, unless it is damaged or of periods of another length: then
+    /// anew.
     pub fn restored(stored: Option<Self>, period_s: f64) -> Result<Self, BadPeriod> {
         let fresh = Self::new(period_s)?;
         let fits = |m: &Meter| m.period_s == period_s && m.forecast.is_sound();
@@ -245,8 +253,8 @@ impl<K: Ord + Clone> Learner<K> {
         self.applications.insert(application.clone(), learned);
     }
 
-    /// The same with those applications only that bring most in a period, as long as `fits` takes them: what is kept where there is
-    /// room for so much.
+    /// The same with those applications only that bring most in a period, as long as `fits` takes
+    /// them: what is kept where there is room for so much.
     pub fn worthiest(&self, mut fits: impl FnMut(&K) -> bool) -> Self {
         let brings = |learned: &Learned| {
             let meter = &learned.meter;

@@ -1,22 +1,26 @@
 //! Whether the PFS answers, judged by how long a question to it has been open.
 //!
-//! A dead server of a PFS does not fail: every call on it blocks. A slow one does the same for a while, so one open question
-//! means nothing at first, then that nobody should start to wait who need not, and only in the end an error.
+//! A dead server of a PFS does not fail: every call on it blocks. A slow one does the same for a
+//! while, so one open question means nothing at first, then that nobody should start to wait who
+//! need not, and only in the end an error.
 
 /// When an open question begins to mean something.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Patience {
-    /// From here on the PFS counts as silent: what is known without it is answered without it. Seconds.
+    /// From here on the PFS counts as silent: what is known without it is answered without it.
+    /// Seconds.
     pub silent_after_s: f64,
     /// From here on requests that need it fail. Seconds, not below `silent_after_s`.
     pub give_up_after_s: f64,
 }
 
-/// Above the pauses of a busy machine and of a PFS that flushes, below what a person takes for dead.
+/// Above the pauses of a busy machine and of a PFS that flushes, below what a person takes for
+/// dead.
 const SILENT_AFTER_S: f64 = 3.0;
 
 impl Patience {
-    /// Requests wait for a silent PFS until `give_up_after_s`, which is at least a tenth of a second.
+    /// Requests wait for a silent PFS until `give_up_after_s`, which is at least a tenth of a
+    /// second.
     pub fn new(give_up_after_s: f64) -> Patience {
         let give_up_after_s = give_up_after_s.max(0.1);
         Patience {
@@ -38,7 +42,8 @@ pub enum Health {
     GivenUp,
 }
 
-/// What an open question means: `open_s` is for how long it has been asked, `None` if there is none.
+/// What an open question means: `open_s` is for how long it has been asked, `None` if there is
+/// none.
 pub fn judge(open_s: Option<f64>, patience: &Patience) -> Health {
     match open_s {
         Some(open_s) if open_s >= patience.give_up_after_s => Health::GivenUp,

@@ -15,9 +15,10 @@ const VARIABLES: [(&str, &str); 8] = [
 /// A job's id is no longer than this, bytes.
 const ID_BYTES_MAX: usize = 64;
 
-/// The name of the job, such as `slurm-4711`, from an environment as `/proc/PID/environ` shows it (`NAME=value`, each
-/// ended by NUL). The first of the known variables that holds an id counts; a value that is none (empty, too long, or
-/// with other characters than letters, digits and `._-[]`) is passed over.
+/// The name of the job, such as `slurm-4711`, from an environment as `/proc/PID/environ` shows it
+/// (`NAME=value`, each ended by NUL). The first of the known variables that holds an id counts; a
+/// value that is none (empty, too long, or with other characters than letters, digits and `._-[]`)
+/// is passed over.
 pub fn of_environment(environment: &[u8]) -> Option<String> {
     VARIABLES.iter().find_map(|(variable, system)| {
         let value = environment

@@ -1,11 +1,13 @@
 //! Every decision Forebay takes, as pure functions and small state machines.
 //!
-//! Nothing here does I/O, starts a thread or reads a clock: time is an argument, in seconds as `f64` (`now_s`), counted
-//! from any fixed origin that does not run backwards. The same code runs in the servers and in the discrete-event twin.
+//! Nothing here does I/O, starts a thread or reads a clock: time is an argument, in seconds as
+//! `f64` (`now_s`), counted from any fixed origin that does not run backwards. The same code runs
+//! in the servers and in the discrete-event twin.
 //!
-//! Sizes are bytes (`_bytes`), rates are bytes per second (`_bytes_per_s`). Papers are cited by short name: *BBOS* (burst-buffer
-//! over-subscription, dissertation 2020 and IEEE Access 2023), *ONFS* (DRAM, SSD and HDD in one namespace, 2017), *TRIO*
-//! (draining in the order the file system likes, dissertation 2017).
+//! Sizes are bytes (`_bytes`), rates are bytes per second (`_bytes_per_s`). Papers are cited by
+//! short name: *BBOS* (burst-buffer over-subscription, dissertation 2020 and IEEE Access 2023),
+//! *ONFS* (DRAM, SSD and HDD in one namespace, 2017), *TRIO* (draining in the order the file system
+//! likes, dissertation 2017).
 //!
 //! | question | module |
 //! | --- | --- |

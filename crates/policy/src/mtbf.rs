@@ -1,23 +1,27 @@
-//! How likely an application is to fail next: mean time between failures, restarts, and the checkpoint that is not worth
-//! a place in the burst buffer.
+//! How likely an application is to fail next: mean time between failures, restarts, and the
+//! checkpoint that is not worth a place in the burst buffer.
 
-/// MTBF of an application on one node of which nothing is known yet. It halves its weight with every restart, so a day is long
-/// enough to rank below applications that do fail and short enough to be forgotten soon.
+/// MTBF of an application on one node of which nothing is known yet. It halves its weight with
+/// every restart, so a day is long enough to rank below applications that do fail and short enough
+/// to be forgotten soon.
 pub const PRIOR_MTBF_S: f64 = 86_400.0;
 
 /// No application is taken to fail more often, however many nodes it has.
 pub const MIN_MTBF_S: f64 = 60.0;
 
-/// Default of [`RestartDetector::new`]: a read that soon after a write by the same login or job is a verification.
+/// Default of [`RestartDetector::new`]: a read that soon after a write by the same login or job is
+/// a verification.
 pub const DEFAULT_VERIFY_WINDOW_S: f64 = 60.0;
 
-/// MTBF before the first restart: failure rates grow with the number of nodes (BBOS, facts about checkpoints).
+/// MTBF before the first restart: failure rates grow with the number of nodes (BBOS, facts about
+/// checkpoints).
 pub fn prior_s(nodes: u32) -> f64 {
     (PRIOR_MTBF_S / f64::from(nodes.max(1))).max(MIN_MTBF_S)
 }
 
-/// MTBF after a restart at `now_s`, when the one before (or the start of the application) was at `last_s`:
-/// `(mtbf + (now − last)) / 2` (BBOS, restart). A clock that ran backwards counts as no time.
+/// MTBF after a restart at `now_s`, when the one before (or the start of the application) was at
+/// `last_s`: `(mtbf + (now − last)) / 2` (BBOS, restart). A clock that ran backwards counts as no
+/// time.
 pub fn on_restart(mtbf_s: f64, now_s: f64, last_s: f64) -> f64 {
     f64::midpoint(mtbf_s, (now_s - last_s).max(0.0))
 }
@@ -25,7 +29,8 @@ pub fn on_restart(mtbf_s: f64, now_s: f64, last_s: f64) -> f64 {
 /// Who opens a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Opener {
-    /// The process: equal for all its threads, never used again by another (for instance pid and start time hashed).
+    /// The process: equal for all its threads, never used again by another (for instance pid and
+    /// start time hashed).
     pub process: u64,
     /// What it belongs to: the job where there is one, otherwise the login session.
     pub session: u64,
@@ -56,15 +61,17 @@ pub enum Writers {
 /// An open for read of a file of the application counts as a restart when all of these hold:
 ///
 /// 1. It comes through the mount, not from Forebay itself.
-/// 2. The application was written since the last restart that was counted: the many processes of one restart, and the
-///    many reads of one analysis, count once.
-/// 3. No process that wrote it still runs: who restarts has failed before. A run that reads back what it has just
-///    written, and a user who looks at a running job's files, do not count.
-/// 4. The reader is not the last writer, and if it belongs to the same session, the verify window has passed since the last
-///    write: a script that compares what its programs have just written is a verification.
+/// 2. The application was written since the last restart that was counted: the many processes of
+///    one restart, and the many reads of one analysis, count once.
+/// 3. No process that wrote it still runs: who restarts has failed before. A run that reads back
+///    what it has just written, and a user who looks at a running job's files, do not count.
+/// 4. The reader is not the last writer, and if it belongs to the same session, the verify window
+///    has passed since the last write: a script that compares what its programs have just written
+///    is a verification.
 ///
-/// Listing, `stat` and opens for write are no input at all. What is miscounted: an analysis of a job that has ended looks
-/// like one restart; a second failure before the first new checkpoint is not seen. Both only move a rank.
+/// Listing, `stat` and opens for write are no input at all. What is miscounted: an analysis of a
+/// job that has ended looks like one restart; a second failure before the first new checkpoint is
+/// not seen. Both only move a rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RestartDetector {
     mtbf_s: f64,
@@ -84,8 +91,8 @@ impl RestartDetector {
         }
     }
 
-    /// Continues with what was stored: the MTBF and the time of the last restart. Data found at start-up may be restarted from,
-    /// so the next read by anyone but a running writer counts.
+    /// Continues with what was stored: the MTBF and the time of the last restart. Data found at
+    /// start-up may be restarted from, so the next read by anyone but a running writer counts.
     pub fn restored(mtbf_s: f64, last_restart_s: f64, verify_window_s: f64) -> Self {
         let nobody = Opener {
             process: u64::MAX,
@@ -108,7 +115,8 @@ impl RestartDetector {
         self.last_restart_s
     }
 
-    /// Whether the next read by a new run would count; for callers to whom telling runs apart costs something.
+    /// Whether the next read by a new run would count; for callers to whom telling runs apart costs
+    /// something.
     pub fn is_armed(&self) -> bool {
         self.last_write.is_some()
     }
@@ -124,7 +132,8 @@ impl RestartDetector {
         self.last_write = Some((opener, now_s));
     }
 
-    /// A file of the application was opened for read. Returns the new MTBF in seconds where this is a restart.
+    /// A file of the application was opened for read. Returns the new MTBF in seconds where this is
+    /// a restart.
     pub fn on_read_open(
         &mut self,
         opener: Opener,
@@ -151,9 +160,10 @@ impl RestartDetector {
     }
 }
 
-/// Whether a checkpoint goes straight to the PFS (BBOS, direct checkpoint): the burst buffer would have to make room for it, and
-/// it is colder than what is there, because its MTBF is higher than that of every other resident application or because it
-/// is not the newest version of its own. Alone in the burst buffer it makes room among its own older versions.
+/// Whether a checkpoint goes straight to the PFS (BBOS, direct checkpoint): the burst buffer would
+/// have to make room for it, and it is colder than what is there, because its MTBF is higher than
+/// that of every other resident application or because it is not the newest version of its own.
+/// Alone in the burst buffer it makes room among its own older versions.
 pub fn goes_straight_to_pfs(
     must_make_room: bool,
     mtbf_s: f64,

@@ -12,7 +12,8 @@ pub struct UnknownName {
     pub expected: String,
 }
 
-/// Gives an enum `ALL`, `name`, `Display` and `FromStr` from one table of names. Case is ignored when reading.
+/// Gives an enum `ALL`, `name`, `Display` and `FromStr` from one table of names. Case is ignored
+/// when reading.
 macro_rules! named {
     ($type:ident, $what:literal, $($variant:ident => $name:literal),+ $(,)?) => {
         impl $type {

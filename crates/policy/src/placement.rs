@@ -1,4 +1,5 @@
-//! Where a new file goes, how much space a passthrough write is granted, and what the first change to a file of the PFS does.
+//! Where a new file goes, how much space a passthrough write is granted, and what the first change
+//! to a file of the PFS does.
 
 use crate::durability::Durability;
 
@@ -8,13 +9,16 @@ const GIB: u64 = 1 << 30;
 /// Space is set aside in units of this size (ONFS, space allocation unit).
 pub const SPACE_UNIT_BYTES: u64 = 4 * MIB;
 
-/// The largest write(2) that Linux does at once, rounded up. Nobody who writes can be made to wait within one.
+/// The largest write(2) that Linux does at once, rounded up. Nobody who writes can be made to wait
+/// within one.
 pub const LARGEST_WRITE_BYTES: u64 = 2 * GIB;
 
-/// Least room beyond what is set aside, where memory is short: what a processor writes in a tenth of a second.
+/// Least room beyond what is set aside, where memory is short: what a processor writes in a tenth
+/// of a second.
 const LEAST_OVERRUN_BYTES: u64 = GIB;
 
-/// Kept free per open passthrough writer when a new one is admitted, so that those before it can still extend.
+/// Kept free per open passthrough writer when a new one is admitted, so that those before it can
+/// still extend.
 pub const EXTENSION_HEADROOM_BYTES: u64 = 16 * MIB;
 
 /// Least growth of a lease.
@@ -77,17 +81,19 @@ pub struct NewFile {
 pub enum Placement {
     /// Into the tier with this index.
     Tier(usize),
-    /// No tier has room now, and at least one is large enough: evict, demote, try again. The write waits, it does not
-    /// fail (ONFS, write control).
+    /// No tier has room now, and at least one is large enough: evict, demote, try again. The write
+    /// waits, it does not fail (ONFS, write control).
     Wait,
     /// No tier could ever hold it, or there is none: straight to the PFS.
     Pfs,
 }
 
-/// Chooses the tier of a new file: memory first, then flash, among equals the one with the largest available share.
+/// Chooses the tier of a new file: memory first, then flash, among equals the one with the largest
+/// available share.
 ///
-/// A series that is known to fsync goes to flash straight away where flash is what the promise needs, for its first fsync
-/// would have to move it there anyway. It goes to memory when no flash has room: waiting later beats waiting now.
+/// A series that is known to fsync goes to flash straight away where flash is what the promise
+/// needs, for its first fsync would have to move it there anyway. It goes to memory when no flash
+/// has room: waiting later beats waiting now.
 pub fn choose_tier(tiers: &[TierSpace], file: &NewFile) -> Placement {
     let needed_bytes = file
         .predicted_bytes
@@ -95,7 +101,8 @@ pub fn choose_tier(tiers: &[TierSpace], file: &NewFile) -> Placement {
         .max(1)
         .checked_next_multiple_of(SPACE_UNIT_BYTES)
         .unwrap_or(u64::MAX);
-    // A tier smaller than a unit is a test's; whatever is free there is room for a file of unknown size.
+    // A tier smaller than a unit is a test's; whatever is free there is room for a file of unknown
+    // size.
     let fits = |bytes: u64, tier: &TierSpace| bytes >= needed_bytes.min(tier.capacity_bytes.max(1));
     let holds = |tier: &TierSpace| tier.capacity_bytes >= file.predicted_bytes.unwrap_or(1).max(1);
     let first = if file.series_fsyncs && file.durability == Durability::Ssd {
@@ -123,8 +130,8 @@ pub fn choose_tier(tiers: &[TierSpace], file: &NewFile) -> Placement {
     }
 }
 
-/// The tier in which a new file waits for space where [`choose_tier`] says [`Placement::Wait`]: of those large enough the
-/// largest, memory and flash alike. `None` where it can never be held.
+/// The tier in which a new file waits for space where [`choose_tier`] says [`Placement::Wait`]: of
+/// those large enough the largest, memory and flash alike. `None` where it can never be held.
 pub fn waiting_tier(tiers: &[TierSpace], file: &NewFile) -> Option<usize> {
     let needed_bytes = file.predicted_bytes.unwrap_or(1).max(1);
     let large = tiers.iter().filter(|t| t.capacity_bytes >= needed_bytes);
@@ -149,8 +156,9 @@ impl Lease {
     }
 }
 
-/// What is set aside beyond the bytes of a write that is admitted by itself, so that not every one asks: a unit, but not beyond the end that is
-/// predicted for its file (0: none is), or many files that fit together would keep each other waiting. `end_bytes`: what the file holds then.
+/// What is set aside beyond the bytes of a write that is admitted by itself, so that not every one
+/// asks: a unit, but not beyond the end that is predicted for its file (0: none is), or many files
+/// that fit together would keep each other waiting. `end_bytes`: what the file holds then.
 pub fn growth_ahead(predicted_bytes: u64, end_bytes: u64) -> u64 {
     match predicted_bytes.checked_sub(end_bytes) {
         Some(left) => left.min(SPACE_UNIT_BYTES),
@@ -158,19 +166,22 @@ pub fn growth_ahead(predicted_bytes: u64, end_bytes: u64) -> u64 {
     }
 }
 
-/// Room that the file systems below must have beyond all that is set aside, for what the kernel writes between two looks at a
-/// file that has used up its lease: [`LARGEST_WRITE_BYTES`], and not more than an eighth of the machine's memory, which it may be.
+/// Room that the file systems below must have beyond all that is set aside, for what the kernel
+/// writes between two looks at a file that has used up its lease: [`LARGEST_WRITE_BYTES`], and not
+/// more than an eighth of the machine's memory, which it may be.
 pub fn overrun_bytes(machine_memory_bytes: u64) -> u64 {
     (machine_memory_bytes / 8).clamp(LEAST_OVERRUN_BYTES, LARGEST_WRITE_BYTES)
 }
 
-/// Sets space aside for a passthrough write: the kernel writes to the tier's own file system, without asking. A quarter
-/// more than predicted, if the tier has it, and beside it the headroom for the extensions of `open_passthrough_writers` others.
+/// Sets space aside for a passthrough write: the kernel writes to the tier's own file system,
+/// without asking. A quarter more than predicted, if the tier has it, and beside it the headroom
+/// for the extensions of `open_passthrough_writers` others.
 ///
-/// `beyond_bytes`: what the file system below has beyond all that is set aside in it; `overrun_bytes` of it must stay.
+/// `beyond_bytes`: what the file system below has beyond all that is set aside in it;
+/// `overrun_bytes` of it must stay.
 ///
-/// `None`: take the plain path, where each write is admitted by itself, and a file that outgrows the tier moves on. So does a
-/// file of which nothing is known: it may grow to any size.
+/// `None`: take the plain path, where each write is admitted by itself, and a file that outgrows
+/// the tier moves on. So does a file of which nothing is known: it may grow to any size.
 pub fn grant_passthrough_write(
     space: &TierSpace,
     predicted_bytes: Option<u64>,
@@ -190,8 +201,9 @@ pub fn grant_passthrough_write(
     fits.then_some(Lease { bytes })
 }
 
-/// Whether a file that must grow beyond what its tier is meant to hold may have `wanted_bytes` more all the same, of the
-/// `free_bytes` that the machine's memory or the file system below still has: as long as `kept_bytes` of them stay.
+/// Whether a file that must grow beyond what its tier is meant to hold may have `wanted_bytes` more
+/// all the same, of the `free_bytes` that the machine's memory or the file system below still has:
+/// as long as `kept_bytes` of them stay.
 pub fn may_borrow(free_bytes: u64, wanted_bytes: u64, kept_bytes: u64) -> bool {
     wanted_bytes
         .checked_add(kept_bytes)
@@ -210,12 +222,14 @@ pub enum Extension {
     Enough,
     /// Set aside the difference to the old lease.
     Extended(Lease),
-    /// The tier has nothing left to give: evict or demote for it at once, and make the writer wait when the lease is used up.
+    /// The tier has nothing left to give: evict or demote for it at once, and make the writer wait
+    /// when the lease is used up.
     Refused,
 }
 
-/// Extends a lease of which `size_bytes` are used: by half, at least [`MIN_EXTENSION_BYTES`], at most half of what is available,
-/// which leaves as much for the others. `space.reserved_bytes` includes the old lease.
+/// Extends a lease of which `size_bytes` are used: by half, at least [`MIN_EXTENSION_BYTES`], at
+/// most half of what is available, which leaves as much for the others. `space.reserved_bytes`
+/// includes the old lease.
 pub fn extend_lease(space: &TierSpace, lease: Lease, size_bytes: u64) -> Extension {
     if size_bytes <= lease.bytes - lease.bytes / 4 {
         return Extension::Enough;
@@ -240,7 +254,8 @@ fn round_down(bytes: u64) -> u64 {
 /// Limits on what is copied from the PFS before a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeLimits {
-    /// Larger files are changed where they are: copying all of them to change a part costs more than the change.
+    /// Larger files are changed where they are: copying all of them to change a part costs more
+    /// than the change.
     pub max_stage_in_bytes: u64,
 }
 
@@ -256,7 +271,8 @@ impl Default for ChangeLimits {
 /// What the first change to a file that is only on the PFS does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FirstChange {
-    /// Begin an empty object: nothing of the old data is left. The PFS keeps the old file until the new one is whole.
+    /// Begin an empty object: nothing of the old data is left. The PFS keeps the old file until the
+    /// new one is whole.
     FreshObject,
     /// Copy the file into the burst buffer, then change it there.
     StageIn,
@@ -264,7 +280,8 @@ pub enum FirstChange {
     InPlaceOnPfs,
 }
 
-/// Chooses the cheapest safe way for the first change to a file of `existing_bytes` that is only on the PFS.
+/// Chooses the cheapest safe way for the first change to a file of `existing_bytes` that is only on
+/// the PFS.
 pub fn first_change(
     existing_bytes: u64,
     truncates_to_zero: bool,

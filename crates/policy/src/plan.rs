@@ -1,20 +1,25 @@
-//! When to demote, and how fast: the BBOS equations (dissertation 2020; IEEE Access 2023, "when to demote").
+//! When to demote, and how fast: the BBOS equations (dissertation 2020; IEEE Access 2023, "when to
+//! demote").
 //!
-//! Write and read bandwidth of the burst buffer trade on a line, [`InterferenceLine`]. Within one period checkpoints of DWPP
-//! bytes arrive; what exceeds the capacity S, `C = DWPP − S`, must leave while they still do. The plan is the shortest time of
-//! disturbance: `tc` undisturbed, `tdd` over which both rates ramp linearly, `tds` at full demotion speed.
+//! Write and read bandwidth of the burst buffer trade on a line, [`InterferenceLine`]. Within one
+//! period checkpoints of DWPP bytes arrive; what exceeds the capacity S, `C = DWPP − S`, must leave
+//! while they still do. The plan is the shortest time of disturbance: `tc` undisturbed, `tdd` over
+//! which both rates ramp linearly, `tds` at full demotion speed.
 //!
 //! - Pattern 1, DWPP ≤ S: demote only when the burst buffer is idle.
-//! - Pattern 2 (tds = 0): `Bwmax·tc + (Bwmax+Bwmin)/2·tdd = DWPP`, `Brmin·tc + (Brmax+Brmin)/2·tdd = C`.
-//! - Pattern 3 (tc = 0): `(Bwmax+Bwmin)/2·tdd + Bwmin·tds = DWPP`, `(Brmax+Brmin)/2·tdd + Brmax·tds = C`.
+//! - Pattern 2 (tds = 0): `Bwmax·tc + (Bwmax+Bwmin)/2·tdd = DWPP`,
+//!   `Brmin·tc + (Brmax+Brmin)/2·tdd = C`.
+//! - Pattern 3 (tc = 0): `(Bwmax+Bwmin)/2·tdd + Bwmin·tds = DWPP`,
+//!   `(Brmax+Brmin)/2·tdd + Brmax·tds = C`.
 //!
-//! The 2023 paper draws a start at 0.7 S for DWPP 1.2 S; its equations give 0.459 S, and the equations are followed.
+//! The 2023 paper draws a start at 0.7 S for DWPP 1.2 S; its equations give 0.459 S, and the
+//! equations are followed.
 
 use crate::named::named;
 use serde::{Deserialize, Serialize};
 
-/// Measured bandwidths, capacity and prediction. All finite; all positive, but `br_min` may be 0 (a checkpoint at full speed
-/// may leave demotion nothing) and `dwpp_bytes` may be 0.
+/// Measured bandwidths, capacity and prediction. All finite; all positive, but `br_min` may be 0 (a
+/// checkpoint at full speed may leave demotion nothing) and `dwpp_bytes` may be 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PlanInput {
     /// S: capacity of the burst buffer.
@@ -117,13 +122,15 @@ impl PlanInput {
         Ok(())
     }
 
-    /// Largest DWPP that can arrive back to back without overflow, `S/(1 − Brmax/Bwmin)`; infinite where demotion keeps up.
+    /// Largest DWPP that can arrive back to back without overflow, `S/(1 − Brmax/Bwmin)`; infinite
+    /// where demotion keeps up.
     pub fn max_dwpp_bytes(&self) -> f64 {
         let ratio = self.br_max_bytes_per_s / self.bw_min_bytes_per_s;
         reciprocal_share(self.capacity_bytes, ratio)
     }
 
-    /// DWPP at which pattern 2 gives way to pattern 3: tc is 0 there. Infinite where demotion keeps up on the ramp.
+    /// DWPP at which pattern 2 gives way to pattern 3: tc is 0 there. Infinite where demotion keeps
+    /// up on the ramp.
     pub fn border_dwpp_bytes(&self) -> f64 {
         reciprocal_share(self.capacity_bytes, self.br_mean() / self.bw_mean())
     }
@@ -208,11 +215,13 @@ impl Plan {
         &self.input
     }
 
-    /// Checkpoint and demotion rate once `dwsf_bytes` were written in this period, while checkpoints arrive.
+    /// Checkpoint and demotion rate once `dwsf_bytes` were written in this period, while
+    /// checkpoints arrive.
     ///
-    /// The ramps are linear in time. On the ramp `dwsf − start = tdd·(Bwmax·x − (Bwmax−Bwmin)·x²/2)` for the share x of tdd
-    /// gone by; solved for x it gives both rates. Beyond DWPP (the prediction was too low) demotion runs at full speed. In
-    /// pattern 1 nothing is demoted beside a checkpoint.
+    /// The ramps are linear in time. On the ramp
+    /// `dwsf − start = tdd·(Bwmax·x − (Bwmax−Bwmin)·x²/2)` for the share x of tdd gone by; solved
+    /// for x it gives both rates. Beyond DWPP (the prediction was too low) demotion runs at full
+    /// speed. In pattern 1 nothing is demoted beside a checkpoint.
     pub fn rates_at(&self, dwsf_bytes: f64) -> Rates {
         let i = &self.input;
         let beyond_bytes = dwsf_bytes - self.start_dwsf_bytes;
@@ -253,8 +262,9 @@ fn lerp(from: f64, to: f64, x: f64) -> f64 {
 fn solve_pattern_2(i: &PlanInput) -> (f64, f64) {
     let (d, c) = (i.dwpp_bytes, i.dwpp_bytes - i.capacity_bytes);
     let (wm, rm) = (i.bw_mean(), i.br_mean());
-    // Demotion at Brmin alone carries C away before the last byte arrives: no ramp is needed. Also covers the bandwidths that
-    // do not disturb each other, for which the equations below are not independent.
+    // Demotion at Brmin alone carries C away before the last byte arrives: no ramp is needed. Also
+    // covers the bandwidths that do not disturb each other, for which the equations below are not
+    // independent.
     let undisturbed_s = d / i.bw_max_bytes_per_s;
     if i.br_min_bytes_per_s * undisturbed_s >= c {
         return (undisturbed_s, 0.0);
@@ -308,8 +318,9 @@ pub enum DrainPolicy {
 named!(DrainPolicy, "policy", Bbos => "bbos", MaxBw => "maxbw", MaxEff => "maxeff", Dedicated => "dedicated");
 
 impl DrainPolicy {
-    /// Rates while checkpoints arrive: `dwsf_bytes` were written in this period, `dirty_bytes` are not on the PFS yet. For
-    /// [`DrainPolicy::Dedicated`], `dirty_bytes` and the plan's S are those of one job's allocation.
+    /// Rates while checkpoints arrive: `dwsf_bytes` were written in this period, `dirty_bytes` are
+    /// not on the PFS yet. For [`DrainPolicy::Dedicated`], `dirty_bytes` and the plan's S are those
+    /// of one job's allocation.
     pub fn rates_at(self, plan: &Plan, dwsf_bytes: f64, dirty_bytes: f64) -> Rates {
         let i = plan.input();
         let full_speed = Rates {
@@ -328,7 +339,8 @@ impl DrainPolicy {
     }
 }
 
-/// `BWw = m·BWr + b`: write bandwidth left beside demotion at BWr (BBOS, interference model). `m ≤ 0`.
+/// `BWw = m·BWr + b`: write bandwidth left beside demotion at BWr (BBOS, interference model).
+/// `m ≤ 0`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct InterferenceLine {
     /// Slope, without unit.
@@ -347,8 +359,9 @@ impl InterferenceLine {
         ])
     }
 
-    /// Least squares through measured pairs (demotion, write) in bytes/s. `None` for fewer than two different demotion rates
-    /// or anything that is not finite. A rising line is noise: it is returned flat, through the mean.
+    /// Least squares through measured pairs (demotion, write) in bytes/s. `None` for fewer than two
+    /// different demotion rates or anything that is not finite. A rising line is noise: it is
+    /// returned flat, through the mean.
     pub fn fit(samples: &[(f64, f64)]) -> Option<Self> {
         let n = samples.len() as f64;
         let mean_r = samples.iter().map(|s| s.0).sum::<f64>() / n;

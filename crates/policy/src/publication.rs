@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 pub enum GroupMode {
     /// By an order only: `forebay commit`, or the attribute `user.forebay.commit`.
     Commit,
-    /// By an order, or when all its files are closed and the next version has begun or a quiet time has passed.
+    /// By an order, or when all its files are closed and the next version has begun or a quiet time
+    /// has passed.
     Complete,
 }
 
@@ -41,8 +42,8 @@ pub struct VersionFacts {
 pub enum PublicationStep {
     /// Nothing: it is not complete.
     Wait,
-    /// It is complete by itself. That is to be put on record like an order: what a restart finds of a version
-    /// tells nothing of what was still to come.
+    /// It is complete by itself. That is to be put on record like an order: what a restart finds of
+    /// a version tells nothing of what was still to come.
     Order,
     /// Its files are to be drained before others; they land in its hidden directory.
     Drain,

@@ -1,5 +1,6 @@
-//! Who goes first by [`order_demotion`](crate::demotion::order_demotion), kept up to date change by change, for who has many
-//! files and takes one at a time: every change costs O(log n) instead of a sort.
+//! Who goes first by [`order_demotion`](crate::demotion::order_demotion), kept up to date change by
+//! change, for who has many files and takes one at a time: every change costs O(log n) instead of a
+//! sort.
 
 use std::collections::BTreeSet;
 
@@ -34,12 +35,14 @@ struct Members {
     files: SmallVec<[Member; 1]>,
 }
 
-/// Files that are not in use. The first is always the one that [`order_demotion`](crate::demotion::order_demotion) puts first among
-/// the same candidates; a property test holds the two together.
+/// Files that are not in use. The first is always the one that
+/// [`order_demotion`](crate::demotion::order_demotion) puts first among the same candidates; a
+/// property test holds the two together.
 ///
-/// What it needs that the sort does not: all candidates of an application have the application's MTBF (change it with
-/// [`VictimQueue::rerank`]), ids are unique, and under [`PlacementPolicy::Coolness`] files have neutral ratios
-/// (`closed_to_open_s` = `open_to_close_s`), because other ratios change the order while time passes.
+/// What it needs that the sort does not: all candidates of an application have the application's
+/// MTBF (change it with [`VictimQueue::rerank`]), ids are unique, and under
+/// [`PlacementPolicy::Coolness`] files have neutral ratios (`closed_to_open_s` =
+/// `open_to_close_s`), because other ratios change the order while time passes.
 #[derive(Debug, Clone)]
 pub struct VictimQueue {
     policy: PlacementPolicy,
@@ -114,7 +117,8 @@ impl VictimQueue {
         group.files.insert(at, member);
     }
 
-    /// Takes a file out. `c` is as it was inserted, but for the MTBF. `false` where it is not there.
+    /// Takes a file out. `c` is as it was inserted, but for the MTBF. `false` where it is not
+    /// there.
     pub fn remove(&mut self, c: &Candidate) -> bool {
         let was_there = match self.policy {
             PlacementPolicy::Bbos => self.remove_member(c),

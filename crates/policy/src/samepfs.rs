@@ -1,15 +1,18 @@
-//! Whether the PFS is the one that a state was made for: its directory may be there while it is not mounted.
+//! Whether the PFS is the one that a state was made for: its directory may be there while it is not
+//! mounted.
 
 use serde::{Deserialize, Serialize};
 
 /// What tells one PFS from another, as its root shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PfsIdentity {
-    /// Type of the file system (`statfs`). Its device number and file-system id may change with every mount.
+    /// Type of the file system (`statfs`). Its device number and file-system id may change with
+    /// every mount.
     pub fs_type: u64,
     /// Inode number of the root.
     pub root_ino: u64,
-    /// The root's time of birth, nanoseconds since the epoch; 0 where the file system does not tell.
+    /// The root's time of birth, nanoseconds since the epoch; 0 where the file system does not
+    /// tell.
     pub root_btime_ns: u64,
     /// A mark that Forebay has put on the root, where one may be put.
     pub mark: Option<[u8; 16]>,

@@ -1,15 +1,18 @@
 //! Who does I/O now: one queue per application, served round-robin in phases (BBOS, I/O engine).
 //!
-//! While one application has its turn, the checkpoint requests of the others wait: each writes its checkpoint at the whole speed
-//! of the device, and the checkpoints do not interleave. A turn ends when the application has nothing more to write, or
-//! after [`ScheduleConfig::turn_s`] if others wait. Restart reads, demotion and staging have no turns, only limits on how many
-//! run side by side, and take the applications in rotation. An application that lost its turn only because it was silent for a
-//! moment, with a file neither flushed nor closed, is the next when it goes on. Nobody waits longer than
-//! [`ScheduleConfig::max_wait_s`]: a request that has is started whatever the turn and the limits say.
+//! While one application has its turn, the checkpoint requests of the others wait: each writes its
+//! checkpoint at the whole speed of the device, and the checkpoints do not interleave. A turn ends
+//! when the application has nothing more to write, or after [`ScheduleConfig::turn_s`] if others
+//! wait. Restart reads, demotion and staging have no turns, only limits on how many run side by
+//! side, and take the applications in rotation. An application that lost its turn only because it
+//! was silent for a moment, with a file neither flushed nor closed, is the next when it goes on.
+//! Nobody waits longer than [`ScheduleConfig::max_wait_s`]: a request that has is started whatever
+//! the turn and the limits say.
 //!
 //! A change costs O(log n) of the applications that wait.
 //!
-//! With one application its requests are only counted: it holds the turn, and nobody is there to wait for.
+//! With one application its requests are only counted: it holds the turn, and nobody is there to
+//! wait for.
 
 mod lane;
 
@@ -40,10 +43,11 @@ named!(Class, "class", Restart => "restart", Checkpoint => "checkpoint", Demotio
 pub struct ScheduleConfig {
     /// Longest turn while others wait, seconds.
     pub turn_s: f64,
-    /// An application keeps its turn that long without a request: the next one comes when the last was answered, which on a
-    /// busy machine takes its time.
+    /// An application keeps its turn that long without a request: the next one comes when the last
+    /// was answered, which on a busy machine takes its time.
     pub linger_s: f64,
-    /// The same once it flushes a file: most have nothing more to write until that has returned, or at all.
+    /// The same once it flushes a file: most have nothing more to write until that has returned, or
+    /// at all.
     pub linger_flushing_s: f64,
     /// The same once it has closed a file: a program that writes many files opens the next at once.
     pub linger_closed_s: f64,
@@ -145,7 +149,8 @@ struct Lapsed {
     used_s: f64,
 }
 
-/// An application that lost its turn by being silent is the next if it goes on within this time, seconds.
+/// An application that lost its turn by being silent is the next if it goes on within this time,
+/// seconds.
 const LAPSED_S: f64 = 10.0;
 /// Turns that lapse in one such time are few: when the machine stands still.
 const LAPSED_MAX: usize = 16;
@@ -161,8 +166,8 @@ pub struct Started<T> {
     pub class: Class,
 }
 
-/// The queues. The caller enqueues, starts what [`Scheduler::start`] gives until it gives none, and says when each is done;
-/// when nothing else happens, it asks again at [`Scheduler::next_s`].
+/// The queues. The caller enqueues, starts what [`Scheduler::start`] gives until it gives none, and
+/// says when each is done; when nothing else happens, it asks again at [`Scheduler::next_s`].
 #[derive(Debug, Clone)]
 pub struct Scheduler<T> {
     config: ScheduleConfig,
@@ -200,7 +205,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// The next request to start; `None` where nothing may start now. It counts as running until [`Scheduler::finish`].
+    /// The next request to start; `None` where nothing may start now. It counts as running until
+    /// [`Scheduler::finish`].
     pub fn start(&mut self, now_s: f64) -> Option<Started<T>> {
         for &class in Class::ALL {
             let application = self.overdue(class, now_s).or_else(|| {
@@ -237,7 +243,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// An application has come to an end, perhaps of many: unless its next request comes soon, its turn is over.
+    /// An application has come to an end, perhaps of many: unless its next request comes soon, its
+    /// turn is over.
     pub fn rests(&mut self, application: u64, rest: Rest, now_s: f64) {
         if let Some(turn) = &mut self.turn
             && turn.application == application
@@ -251,8 +258,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// When to ask again if nothing comes and nothing ends: the turn passes, or somebody has waited long enough. `None` where
-    /// nobody waits.
+    /// When to ask again if nothing comes and nothing ends: the turn passes, or somebody has waited
+    /// long enough. `None` where nobody waits.
     pub fn next_s(&self) -> Option<f64> {
         let overdue = self
             .lanes
@@ -298,7 +305,8 @@ impl<T> Scheduler<T> {
                 return Some(turn.application);
             }
             let lingers = !used_up && now_s < turn.until_s;
-            // The turn passes when nothing of it is under way any more, or the checkpoints would interleave.
+            // The turn passes when nothing of it is under way any more, or the checkpoints would
+            // interleave.
             if running || lingers {
                 return None;
             }

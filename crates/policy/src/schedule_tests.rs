@@ -234,8 +234,9 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Started once, in the order of the application's queue; never beyond the bound; no two applications side by side
-    /// unless somebody is overdue; limits hold for those that are not overdue.
+    /// Started once, in the order of the application's queue; never beyond the bound; no two
+    /// applications side by side unless somebody is overdue; limits hold for those that are not
+    /// overdue.
     #[test]
     fn what_must_always_hold(events in proptest::collection::vec(event(), 1..200)) {
         let mut s = Scheduler::new(config()).expect("valid");

@@ -1,24 +1,26 @@
-//! Objects at rest on flash: what an open looks at before it hands one out, and the pace at which all of them are read again
-//! in the background.
+//! Objects at rest on flash: what an open looks at before it hands one out, and the pace at which
+//! all of them are read again in the background.
 
 /// Slowest pace of a pass, bytes per second: what is small is gone through in less than its time.
 pub const RATE_MIN_BYTES_PER_S: f64 = 1_048_576.0;
 /// Looking at an object takes its time however small it is: as long as reading so many bytes.
 pub const OBJECT_COST_BYTES: u64 = 16 << 10;
-/// A comparison is believed for so long, seconds: flash does not change what was good a moment ago, but it does not keep it
-/// for ever.
+/// A comparison is believed for so long, seconds: flash does not change what was good a moment ago,
+/// but it does not keep it for ever.
 pub const BELIEVED_S: f64 = 86_400.0;
 
 /// What is known of a file on flash that nobody has open.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Resting {
-    /// Only the object knows the size, and its content may be anything: written unseen when the last run ended.
+    /// Only the object knows the size, and its content may be anything: written unseen when the
+    /// last run ended.
     pub writing: bool,
     /// Its size by the record, bytes.
     pub size_bytes: u64,
     /// The checksum of its content is on record.
     pub has_checksum: bool,
-    /// Its content was compared with that so long ago, seconds, and nothing has touched it since; `None`: not in this run.
+    /// Its content was compared with that so long ago, seconds, and nothing has touched it since;
+    /// `None`: not in this run.
     pub compared_s_ago: Option<f64>,
     /// Damage was found in it, and could not be mended yet.
     pub is_suspect: bool,
@@ -44,8 +46,8 @@ pub enum Content {
     Whole,
 }
 
-/// Before a file is opened that nobody has open. To read more than `limit_bytes` would take too long: that is compared piece by
-/// piece as it is asked for.
+/// Before a file is opened that nobody has open. To read more than `limit_bytes` would take too
+/// long: that is compared piece by piece as it is asked for.
 pub fn look_at_open(file: &Resting, limit_bytes: u64) -> Look {
     let content = match look_before_change(file).content {
         Content::Whole if !file.is_suspect && file.size_bytes > limit_bytes => Content::ByPiece,
@@ -57,7 +59,8 @@ pub fn look_at_open(file: &Resting, limit_bytes: u64) -> Look {
     }
 }
 
-/// Before a part of a file's content is changed: what is left of it gets a new checksum then, whatever it is.
+/// Before a part of a file's content is changed: what is left of it gets a new checksum then,
+/// whatever it is.
 pub fn look_before_change(file: &Resting) -> Look {
     let believed = file.compared_s_ago.is_some_and(|ago| ago <= BELIEVED_S);
     match believed && !file.is_suspect {
@@ -85,8 +88,8 @@ pub fn look_at_shape(file: &Resting) -> Look {
     }
 }
 
-/// Before a file is copied to the PFS. Its content is compared with its checksum while it is copied, and beforehand only if that
-/// is likely to be for nothing.
+/// Before a file is copied to the PFS. Its content is compared with its checksum while it is
+/// copied, and beforehand only if that is likely to be for nothing.
 pub fn look_before_copy(file: &Resting) -> Look {
     match file.is_suspect {
         true => look_in_passing(file),
@@ -107,8 +110,8 @@ pub struct Undrained {
     pub unchanged_s: f64,
 }
 
-/// Whether its content is to be sealed: read, and its checksum put on record. What has stood still for `after_s` seconds may go
-/// on doing so; what is about to be drained is read for that.
+/// Whether its content is to be sealed: read, and its checksum put on record. What has stood still
+/// for `after_s` seconds may go on doing so; what is about to be drained is read for that.
 pub fn is_to_be_sealed(file: &Undrained, after_s: f64) -> bool {
     let held = file.writing || file.is_leaving;
     !held && !file.has_checksum && file.unchanged_s >= after_s
@@ -132,19 +135,21 @@ impl Pace {
             .min(self.rate_max_bytes_per_s.max(1.0))
     }
 
-    /// Seconds to rest after a pass that began `begun_s` ago. A clock that was set back makes no rest longer than a pass.
+    /// Seconds to rest after a pass that began `begun_s` ago. A clock that was set back makes no
+    /// rest longer than a pass.
     pub fn rest_s(&self, begun_s: f64) -> f64 {
         (self.pass_s - begun_s.max(0.0)).max(0.0)
     }
 
-    /// Whether it may read now: not beside programs that write, unless the pass has had its time already.
+    /// Whether it may read now: not beside programs that write, unless the pass has had its time
+    /// already.
     pub fn may_read(&self, quiet: bool, begun_s: f64) -> bool {
         quiet || begun_s >= self.pass_s
     }
 }
 
-/// When the next bytes are due, seconds, after `bytes` that were due at `due_s` and were read until `now_s`. Time that was
-/// lost is not made up for.
+/// When the next bytes are due, seconds, after `bytes` that were due at `due_s` and were read until
+/// `now_s`. Time that was lost is not made up for.
 pub fn next_due_s(due_s: f64, now_s: f64, bytes: u64, rate_bytes_per_s: f64) -> f64 {
     due_s.max(now_s) + bytes as f64 / rate_bytes_per_s.max(1.0)
 }

@@ -1,21 +1,26 @@
-//! Space reserved per application, no sharing: how DataWarp allocates a burst buffer, and what `dedicated` compares with.
+//! Space reserved per application, no sharing: how DataWarp allocates a burst buffer, and what
+//! `dedicated` compares with.
 //!
-//! An application is given its share when it first asks and keeps it until [`Shares::release`], which is for [`has_ended`] to say where
-//! nobody announces the end of a job. It never takes space of others, full or not; whoever finds everything given away goes without.
+//! An application is given its share when it first asks and keeps it until [`Shares::release`],
+//! which is for [`has_ended`] to say where nobody announces the end of a job. It never takes space
+//! of others, full or not; whoever finds everything given away goes without.
 
 use std::collections::BTreeMap;
 
-/// Periods without a sign of life after which an application has ended: one that runs writes in every period.
+/// Periods without a sign of life after which an application has ended: one that runs writes in
+/// every period.
 pub const ENDED_AFTER_PERIODS: f64 = 2.0;
 
-/// Whether an application has ended, as far as can be told from its files: nothing of it is undrained (`dirty_bytes`), and it has
-/// opened and closed none for `idle_s` seconds, two periods of `period_s`.
+/// Whether an application has ended, as far as can be told from its files: nothing of it is
+/// undrained (`dirty_bytes`), and it has opened and closed none for `idle_s` seconds, two periods
+/// of `period_s`.
 pub fn has_ended(dirty_bytes: u64, idle_s: f64, period_s: f64) -> bool {
     dirty_bytes == 0 && idle_s > ENDED_AFTER_PERIODS * period_s
 }
 
-/// How much of a capacity is given away in shares of `share_bytes`, which is at least one byte: as many as find their room with what a
-/// file system takes beyond the bytes of a file (blocks that are not full, lists of blocks; 64 KiB or a 1024th), and one at least.
+/// How much of a capacity is given away in shares of `share_bytes`, which is at least one byte: as
+/// many as find their room with what a file system takes beyond the bytes of a file (blocks that
+/// are not full, lists of blocks; 64 KiB or a 1024th), and one at least.
 pub fn given_away_bytes(capacity_bytes: u64, share_bytes: u64) -> u64 {
     let beyond = (share_bytes >> 10).max(64 << 10);
     let count = capacity_bytes / share_bytes.saturating_add(beyond);
@@ -43,7 +48,8 @@ pub enum ShareError {
 pub enum ShareAdmission {
     /// Yes.
     Admit,
-    /// Its own share is full: it waits until its own data has been demoted, whatever is free elsewhere.
+    /// Its own share is full: it waits until its own data has been demoted, whatever is free
+    /// elsewhere.
     Wait,
     /// Never in one piece: larger than a share.
     TooLarge,
@@ -51,7 +57,8 @@ pub enum ShareAdmission {
     NoShare,
 }
 
-/// Who owns how much. Invariants: 1. Shares given away are at most the capacity. 2. `used` of each is at most its share.
+/// Who owns how much. Invariants: 1. Shares given away are at most the capacity. 2. `used` of each
+/// is at most its share.
 #[derive(Debug, Clone)]
 pub struct Shares {
     capacity_bytes: u64,
@@ -99,7 +106,8 @@ impl Shares {
         ShareAdmission::Admit
     }
 
-    /// Whether `bytes` more would be admitted. Nothing counts as used yet, but who has no share gets one.
+    /// Whether `bytes` more would be admitted. Nothing counts as used yet, but who has no share
+    /// gets one.
     pub fn has_room(&mut self, application: u64, bytes: u64) -> ShareAdmission {
         let answer = self.admit(application, bytes);
         if answer == ShareAdmission::Admit {

@@ -1,16 +1,19 @@
-//! Holding a rate: token buckets, and the rates of the plan's ramps ([`crate::plan::Plan::rates_at`], BBOS, throttler).
+//! Holding a rate: token buckets, and the rates of the plan's ramps
+//! ([`crate::plan::Plan::rates_at`], BBOS, throttler).
 
 use crate::plan::{DrainPolicy, Plan};
 
-/// A bucket holds what its rate gives in this time. It is the credit for whoever comes late, because a thread slept longer than
-/// it was told or a disk flushed: less credit, and the rate falls short; over a window of 10 s it is 2.5 % too much at most.
+/// A bucket holds what its rate gives in this time. It is the credit for whoever comes late,
+/// because a thread slept longer than it was told or a disk flushed: less credit, and the rate
+/// falls short; over a window of 10 s it is 2.5 % too much at most.
 pub const BURST_S: f64 = 0.25;
 
 /// Longest pause that one request is told to make: a rate that rises meanwhile is noticed by then.
 pub const PAUSE_MAX_S: f64 = 0.25;
 
-/// Holds a rate. Requests are served at once and pay by the pause before the next one, so that a request may be larger than the
-/// bucket: over any window of w seconds at most `rate·w + rate·BURST_S` bytes and one request pass.
+/// Holds a rate. Requests are served at once and pay by the pause before the next one, so that a
+/// request may be larger than the bucket: over any window of w seconds at most
+/// `rate·w + rate·BURST_S` bytes and one request pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenBucket {
     /// `None`: no limit.
@@ -35,7 +38,8 @@ impl TokenBucket {
         self.rate_bytes_per_s
     }
 
-    /// Sets another rate; what was earned or owed at the old one stays. Lifting the limit forgives debt.
+    /// Sets another rate; what was earned or owed at the old one stays. Lifting the limit forgives
+    /// debt.
     pub fn set_rate(&mut self, rate_bytes_per_s: Option<f64>, now_s: f64) {
         self.fill(now_s);
         let was_limited = self.rate_bytes_per_s.is_some();
@@ -46,7 +50,8 @@ impl TokenBucket {
         self.cap();
     }
 
-    /// Seconds to wait before the next request may pass: 0 if it may now, at most [`PAUSE_MAX_S`], after which to ask again.
+    /// Seconds to wait before the next request may pass: 0 if it may now, at most [`PAUSE_MAX_S`],
+    /// after which to ask again.
     pub fn pause_s(&mut self, now_s: f64) -> f64 {
         self.fill(now_s);
         match self.rate_bytes_per_s {
@@ -108,7 +113,8 @@ pub struct Load {
     pub dirty_bytes: f64,
     /// Dirty bytes at which writes begin to wait: the capacity, or the cap on dirty bytes.
     pub limit_bytes: f64,
-    /// Of that, what copies under way hold ([`crate::engine::fillable_bytes`]); 0 where every demoted byte frees its place at once.
+    /// Of that, what copies under way hold ([`crate::engine::fillable_bytes`]); 0 where every
+    /// demoted byte frees its place at once.
     pub under_way_bytes: f64,
     /// [`is_full`] said so a moment ago.
     pub was_full: bool,
@@ -118,12 +124,14 @@ pub struct Load {
     pub is_starved: bool,
 }
 
-/// Rates of a policy. `plan`: what [`DrainPolicy::Bbos`] follows; where there is none (nothing is known yet, or no plan
-/// avoids an overflow), it demotes beside checkpoints at full speed once half of the limit is dirty, and slows nobody.
+/// Rates of a policy. `plan`: what [`DrainPolicy::Bbos`] follows; where there is none (nothing is
+/// known yet, or no plan avoids an overflow), it demotes beside checkpoints at full speed once half
+/// of the limit is dirty, and slows nobody.
 ///
-/// The thresholds are those of the papers: `maxeff` 0 S, `maxbw` and `dedicated` 1 S, `bbos` the plan's start. A plan keeps
-/// checkpoints at Bwmin also where a write waits for space: those that need none would take from the demotion it waits for. In a
-/// pause its limit for them stays, for whoever ends the pause meets a demotion at full speed.
+/// The thresholds are those of the papers: `maxeff` 0 S, `maxbw` and `dedicated` 1 S, `bbos` the
+/// plan's start. A plan keeps checkpoints at Bwmin also where a write waits for space: those that
+/// need none would take from the demotion it waits for. In a pause its limit for them stays, for
+/// whoever ends the pause meets a demotion at full speed.
 pub fn pace(policy: DrainPolicy, plan: Option<&Plan>, load: &Load) -> Pace {
     let free = |demotion| Pace {
         checkpoint_bytes_per_s: None,
@@ -149,8 +157,9 @@ pub fn pace(policy: DrainPolicy, plan: Option<&Plan>, load: &Load) -> Pace {
     }
 }
 
-/// Whether demotion is at its limit. It stays there while what is free is only what copies have just left, or demotion would rest
-/// whenever that is as much as the next files take. Of `dedicated` nobody may take what others have left.
+/// Whether demotion is at its limit. It stays there while what is free is only what copies have
+/// just left, or demotion would rest whenever that is as much as the next files take. Of
+/// `dedicated` nobody may take what others have left.
 pub fn is_full(policy: DrainPolicy, load: &Load) -> bool {
     let left_bytes = match policy {
         DrainPolicy::Dedicated => 0.0,
@@ -160,10 +169,12 @@ pub fn is_full(policy: DrainPolicy, load: &Load) -> bool {
     load.is_starved || load.dirty_bytes >= load.limit_bytes - left_bytes
 }
 
-/// Dirty share of the limit from which on data is demoted beside checkpoints where there is no plan.
+/// Dirty share of the limit from which on data is demoted beside checkpoints where there is no
+/// plan.
 pub const UNPLANNED_START: f64 = 0.5;
 
-/// Dirty share of the limit from which on a plan is taken for failed: its prediction was too low, or its bandwidths too high.
+/// Dirty share of the limit from which on a plan is taken for failed: its prediction was too low,
+/// or its bandwidths too high.
 pub const PLAN_FAILED_AT: f64 = 0.97;
 
 fn follow(plan: &Plan, load: &Load) -> Pace {
@@ -291,7 +302,8 @@ mod tests {
         assert_eq!(at(500.0), DemotionPace::Full);
     }
 
-    /// Serves requests of `size` as one thread would that oversleeps by `late_s`, for `span_s`; the bytes of each moment.
+    /// Serves requests of `size` as one thread would that oversleeps by `late_s`, for `span_s`; the
+    /// bytes of each moment.
     fn serve(bucket: &mut TokenBucket, size: u64, late_s: f64, span_s: f64) -> Vec<(f64, u64)> {
         let (mut now_s, mut served) = (0.0, Vec::new());
         while now_s < span_s {

@@ -2,7 +2,8 @@
 
 use crate::plan::Plan;
 
-/// Demotion uses an idle burst buffer after that long without foreground bytes: longer than the gaps inside a burst.
+/// Demotion uses an idle burst buffer after that long without foreground bytes: longer than the
+/// gaps inside a burst.
 pub const DEFAULT_IDLE_S: f64 = 0.5;
 
 /// Dirty share at which demotion starts where there is no plan.
@@ -11,7 +12,8 @@ pub const DEFAULT_START_FRACTION: f64 = 0.5;
 /// Dirty share at which demotion runs at full speed.
 pub const DEFAULT_HIGH_FRACTION: f64 = 0.8;
 
-/// Demotion stops at this part of the threshold that started it, so that it does not flutter around it.
+/// Demotion stops at this part of the threshold that started it, so that it does not flutter around
+/// it.
 const STOP_PART: f64 = 0.8;
 
 /// Thresholds of a [`Trigger`]. Fractions are dirty bytes over capacity, 0 to 1.
@@ -49,8 +51,8 @@ impl TriggerConfig {
         }
     }
 
-    /// Starts where the plan does: until then nearly all that was written is dirty. In pattern 1 the threshold only serves a
-    /// prediction that was too low.
+    /// Starts where the plan does: until then nearly all that was written is dirty. In pattern 1
+    /// the threshold only serves a prediction that was too low.
     pub fn from_plan(plan: &Plan) -> Self {
         let start_fraction = plan.start_dwsf_bytes / plan.input().capacity_bytes;
         Self::starting_at(match plan.pattern {
@@ -110,7 +112,8 @@ pub enum TriggerError {
 pub enum Drive {
     /// Nothing: there is nothing dirty, or checkpoints go first.
     Stop,
-    /// Full speed while nobody writes; the next foreground byte ends it, unless a threshold is passed.
+    /// Full speed while nobody writes; the next foreground byte ends it, unless a threshold is
+    /// passed.
     Idle,
     /// Beside checkpoints, at the rates the plan gives (or Brmin without one).
     Paced,
@@ -157,8 +160,8 @@ impl Trigger {
         self.foreground_s = self.foreground_s.max(now_s);
     }
 
-    /// What demotion does from now on, with `dirty_bytes` of `capacity_bytes` not on the PFS yet. Clean copies do not count: they
-    /// give way at once.
+    /// What demotion does from now on, with `dirty_bytes` of `capacity_bytes` not on the PFS yet.
+    /// Clean copies do not count: they give way at once.
     pub fn drive(&mut self, dirty_bytes: u64, capacity_bytes: u64, now_s: f64) -> Drive {
         if dirty_bytes == 0 {
             self.pressure = Pressure::None;
@@ -212,8 +215,8 @@ pub enum Admission {
     Bypass,
 }
 
-/// Admits a write of `len_bytes` under a hard cap on dirty bytes. Writing what is dirty already adds nothing: pass only the bytes
-/// that become dirty.
+/// Admits a write of `len_bytes` under a hard cap on dirty bytes. Writing what is dirty already
+/// adds nothing: pass only the bytes that become dirty.
 pub fn admit_write(dirty_bytes: u64, cap_bytes: u64, len_bytes: u64) -> Admission {
     if len_bytes == 0 {
         return Admission::Admit;

@@ -1,13 +1,17 @@
-//! Which checkpoint versions of one application are complete and which are outdated, and how large its files are.
+//! Which checkpoint versions of one application are complete and which are outdated, and how large
+//! its files are.
 //!
-//! Version-aware placement (BBOS 2023, victim order): an application keeps several versions but needs only the newest complete one.
+//! Version-aware placement (BBOS 2023, victim order): an application keeps several versions but
+//! needs only the newest complete one.
 
 use std::collections::VecDeque;
 
-/// Versions remembered per application. Far more than are kept in practice; the one begun longest ago is forgotten first.
+/// Versions remembered per application. Far more than are kept in practice; the one begun longest
+/// ago is forgotten first.
 pub const MAX_TRACKED_VERSIONS: usize = 64;
 
-/// Default of [`VersionTracker::new`]: longer than the gaps inside a burst, shorter than a checkpoint period.
+/// Default of [`VersionTracker::new`]: longer than the gaps inside a burst, shorter than a
+/// checkpoint period.
 pub const DEFAULT_QUIET_S: f64 = 30.0;
 
 /// Sizes remembered per file series.
@@ -30,15 +34,18 @@ struct VersionState {
 
 /// Follows the checkpoint versions of one application.
 ///
-/// A version is *complete* when it is committed, or when all its files are closed and either a newer version has begun or
-/// nothing was written to it for the quiet time. A newer version that has begun is not enough where fewer files were closed
-/// than the version before had: one writer may be a burst ahead of another.
+/// A version is *complete* when it is committed, or when all its files are closed and either a
+/// newer version has begun or nothing was written to it for the quiet time. A newer version that
+/// has begun is not enough where fewer files were closed than the version before had: one writer
+/// may be a burst ahead of another.
 ///
-/// A version is *outdated* when a version with a higher number, begun no earlier, is complete. The second condition serves the
-/// application that starts again from a lower number: what it writes now is not outdated by what an earlier run left.
+/// A version is *outdated* when a version with a higher number, begun no earlier, is complete. The
+/// second condition serves the application that starts again from a lower number: what it writes
+/// now is not outdated by what an earlier run left.
 #[derive(Debug, Clone)]
 pub struct VersionTracker {
-    /// In their order. Most applications have one or two: a map of them would take ten times the memory.
+    /// In their order. Most applications have one or two: a map of them would take ten times the
+    /// memory.
     versions: Vec<(u64, VersionState)>,
     quiet_s: f64,
 }
@@ -50,7 +57,8 @@ impl Default for VersionTracker {
 }
 
 impl VersionTracker {
-    /// `quiet_s`: seconds without a write event after which a version whose files are all closed is complete, at least 0.
+    /// `quiet_s`: seconds without a write event after which a version whose files are all closed is
+    /// complete, at least 0.
     pub fn new(quiet_s: f64) -> Self {
         Self {
             versions: Vec::new(),
@@ -58,7 +66,8 @@ impl VersionTracker {
         }
     }
 
-    /// A file of `version` was created or opened for write. A committed version is no longer taken as complete.
+    /// A file of `version` was created or opened for write. A committed version is no longer taken
+    /// as complete.
     pub fn opened_for_write(&mut self, version: u64, now_s: f64) {
         let quiet_s = self.quiet_s;
         let state = self.known(version, now_s);
@@ -72,7 +81,8 @@ impl VersionTracker {
         self.forget_excess();
     }
 
-    /// A file of `version` that was open for write was closed, or its writer died. Unknown versions are ignored.
+    /// A file of `version` that was open for write was closed, or its writer died. Unknown versions
+    /// are ignored.
     pub fn closed(&mut self, version: u64, now_s: f64) {
         if let Ok(at) = self.place(version) {
             let state = &mut self.versions[at].1;
@@ -82,8 +92,8 @@ impl VersionTracker {
         }
     }
 
-    /// `version` was published as one group; it is complete whatever is still open. Also makes a version known that was found
-    /// complete at start-up.
+    /// `version` was published as one group; it is complete whatever is still open. Also makes a
+    /// version known that was found complete at start-up.
     pub fn committed(&mut self, version: u64, now_s: f64) {
         self.known(version, now_s).committed = true;
         self.forget_excess();
@@ -144,7 +154,8 @@ impl VersionTracker {
         as_many && after.iter().any(|(_, s)| s.begun_s >= state.begun_s)
     }
 
-    /// The complete version that was begun last, the one a restart wants. `None` where none is complete.
+    /// The complete version that was begun last, the one a restart wants. `None` where none is
+    /// complete.
     pub fn newest_complete(&self, now_s: f64) -> Option<u64> {
         let complete = self
             .versions
@@ -177,7 +188,8 @@ impl VersionTracker {
 
     fn forget_excess(&mut self) {
         while self.versions.len() > MAX_TRACKED_VERSIONS {
-            // Idle versions first; where all are open, the oldest goes all the same, for the bound holds.
+            // Idle versions first; where all are open, the oldest goes all the same, for the bound
+            // holds.
             let oldest = self.versions.iter().min_by(|a, b| {
                 let open = |s: &VersionState| s.open_writers > 0;
                 open(&a.1)
@@ -200,7 +212,8 @@ pub struct SizeHistory {
 }
 
 impl SizeHistory {
-    /// A file of the series was closed after being written; `bytes` is its size then. Keeps the last [`MAX_SIZE_HISTORY`].
+    /// A file of the series was closed after being written; `bytes` is its size then. Keeps the
+    /// last [`MAX_SIZE_HISTORY`].
     pub fn observe(&mut self, bytes: u64) {
         if self.sizes_bytes.len() == MAX_SIZE_HISTORY {
             self.sizes_bytes.pop_front();
@@ -208,7 +221,8 @@ impl SizeHistory {
         self.sizes_bytes.push_back(bytes);
     }
 
-    /// Bytes a new file of the series will need: the largest of the last few, and a sixteenth more. `None` before the first.
+    /// Bytes a new file of the series will need: the largest of the last few, and a sixteenth more.
+    /// `None` before the first.
     pub fn predict(&self) -> Option<u64> {
         let largest = self.sizes_bytes.iter().max()?;
         Some(largest.saturating_add(largest.div_ceil(SIZE_MARGIN_DIVISOR)))

@@ -1,5 +1,5 @@
-//! Beside the order of victims ([`crate::demotion`]): when files leave, which outdated versions are kept, and whether a
-//! checkpoint comes into the burst buffer at all.
+//! Beside the order of victims ([`crate::demotion`]): when files leave, which outdated versions are
+//! kept, and whether a checkpoint comes into the burst buffer at all.
 
 use crate::demotion::{Candidate, PlacementPolicy, order_demotion};
 use crate::mtbf::goes_straight_to_pfs;
@@ -9,13 +9,14 @@ use crate::mtbf::goes_straight_to_pfs;
 pub enum Treatment {
     /// Demoted in its order.
     Demote,
-    /// Demoted only when its space is needed or everything is drained: a version that nobody wants to keep. Its owner is
-    /// expected to delete it before; it is never dropped.
+    /// Demoted only when its space is needed or everything is drained: a version that nobody wants
+    /// to keep. Its owner is expected to delete it before; it is never dropped.
     Postpone,
 }
 
-/// Every `keep_every`-th version is kept on the PFS, as users of SCR do; outdated versions between them are postponed. `None` or 1:
-/// all are kept. Files without a version, and versions that are not outdated, are always demoted in their order.
+/// Every `keep_every`-th version is kept on the PFS, as users of SCR do; outdated versions between
+/// them are postponed. `None` or 1: all are kept. Files without a version, and versions that are
+/// not outdated, are always demoted in their order.
 pub fn treatment(keep_every: Option<u64>, version: Option<u64>, outdated: bool) -> Treatment {
     match (keep_every, version) {
         (Some(every), Some(version)) if outdated && every > 1 && !version.is_multiple_of(every) => {
@@ -68,8 +69,9 @@ impl OutThresholds {
         })
     }
 
-    /// C_n-m as C_f-m and `ΔC_n = N · mean file size`, `N = B_write(tier)/B_write(one disk)`: as many files move down at a time as
-    /// disks keep up with the tier. A ratio that is not a positive number counts as 1.
+    /// C_n-m as C_f-m and `ΔC_n = N · mean file size`, `N = B_write(tier)/B_write(one disk)`: as
+    /// many files move down at a time as disks keep up with the tier. A ratio that is not a
+    /// positive number counts as 1.
     pub fn from_bandwidths(
         forced_bytes: u64,
         tier_write_bytes_per_s: f64,
@@ -101,7 +103,8 @@ impl OutThresholds {
         }
     }
 
-    /// Files that move down, coolest first, until more than the normal threshold would be free. Orders `candidates`.
+    /// Files that move down, coolest first, until more than the normal threshold would be free.
+    /// Orders `candidates`.
     pub fn choose(&self, candidates: &mut [Candidate], free_bytes: u64, now_s: f64) -> Vec<u64> {
         let outflow = self.outflow(free_bytes);
         let mut chosen = Vec::new();
@@ -136,8 +139,9 @@ pub struct Incoming {
     pub must_make_room: bool,
 }
 
-/// Whether a checkpoint goes straight to the PFS (BBOS, direct checkpoint; [`goes_straight_to_pfs`]). `residents`: application and
-/// MTBF of what is in the burst buffer. Only [`PlacementPolicy::Bbos`] does so, and only where `enabled`.
+/// Whether a checkpoint goes straight to the PFS (BBOS, direct checkpoint;
+/// [`goes_straight_to_pfs`]). `residents`: application and MTBF of what is in the burst buffer.
+/// Only [`PlacementPolicy::Bbos`] does so, and only where `enabled`.
 pub fn is_direct(
     enabled: bool,
     policy: PlacementPolicy,

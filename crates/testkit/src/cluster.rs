@@ -283,8 +283,8 @@ impl Cluster {
     }
 
     /// Cuts the power of the machine: what the flash and the state folder (those that are disks of
-    /// their own) had not on stable storage is gone, and all memory. The PFS is elsewhere. It does not
-    /// start again by itself.
+    /// their own) had not on stable storage is gone, and all memory. The PFS is elsewhere. It does
+    /// not start again by itself.
     #[track_caller]
     pub fn cut_power(&self) {
         // Nothing goes on between one disk's end and the other's.
@@ -315,8 +315,8 @@ impl Cluster {
         self.power_on();
     }
 
-    /// Cuts the power of the PFS's server, with [`Builder::fuse_pfs_on_disk`]; answers with the folder that has what is left. The
-    /// PFS is gone then.
+    /// Cuts the power of the PFS's server, with [`Builder::fuse_pfs_on_disk`]; answers with the
+    /// folder that has what is left. The PFS is gone then.
     #[track_caller]
     pub fn cut_pfs_power(&mut self) -> PathBuf {
         let disk = self
@@ -398,7 +398,8 @@ impl Cluster {
         Pid::from_child(child.as_ref().expect("a daemon runs"))
     }
 
-    /// Whether the kernel writes an open file by itself: whether a write of what is there already goes on while the daemon is stopped.
+    /// Whether the kernel writes an open file by itself: whether a write of what is there already
+    /// goes on while the daemon is stopped.
     #[track_caller]
     pub fn is_passed_through(&self, file: &File) -> bool {
         let mut byte = [0];

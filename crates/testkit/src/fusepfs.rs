@@ -1,5 +1,5 @@
-//! A PFS that can hang: a FUSE file system whose process is stopped. Every call on it then blocks until
-//! the process goes on, as with a network file system whose server is gone.
+//! A PFS that can hang: a FUSE file system whose process is stopped. Every call on it then blocks
+//! until the process goes on, as with a network file system whose server is gone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -107,8 +107,8 @@ impl FusePfs {
         assert!(gone.is_ok(), "{name} was not under way: {gone:?}");
     }
 
-    /// Stops in the next `operation` (link, rename, fsync, fsyncdir, unlink, create, lookup, getattr) on this name, or any if it is
-    /// empty.
+    /// Stops in the next `operation` (link, rename, fsync, fsyncdir, unlink, create, lookup,
+    /// getattr) on this name, or any if it is empty.
     pub fn hold(&self, operation: &str, when: When, name: &str) {
         self.order(
             format!("{operation}.hold"),

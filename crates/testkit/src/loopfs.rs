@@ -32,8 +32,8 @@ impl LoopFs {
         LoopFs::of_kind("ext4", folder, point, size_bytes)
     }
 
-    /// A disk that has less room than it says: what goes beyond `backed_bytes` is taken by the page cache and fails when it is
-    /// written back.
+    /// A disk that has less room than it says: what goes beyond `backed_bytes` is taken by the page
+    /// cache and fails when it is written back.
     pub fn thin(folder: &Path, point: &Path, size_bytes: u64, backed_bytes: u64) -> LoopFs {
         let memory = folder.join("thin");
         std::fs::create_dir(&memory).expect("mkdir");
@@ -85,8 +85,8 @@ impl LoopFs {
         run_bounded(&mut mount, LIMIT).ok();
     }
 
-    /// What a machine finds after its power was cut, once nobody uses the file system any more: it was
-    /// shut down before.
+    /// What a machine finds after its power was cut, once nobody uses the file system any more: it
+    /// was shut down before.
     pub fn power_on(&self) {
         crate::wait_until("nobody uses the loop file system", || {
             unmount(&self.point, UnmountFlags::empty()).is_ok()

@@ -91,8 +91,8 @@ pub fn exit_code(status: ExitStatus) -> i32 {
 /// Does something on a thread that is another user, without further groups. Needs root.
 pub fn as_user<T: Send>(uid: u32, work: impl FnOnce() -> T + Send) -> T {
     let become_user = || {
-        // SAFETY: takes no pointer that is read (there are no groups) and changes this thread alone, which the C library's
-        // setgroups(3) would not.
+        // SAFETY: takes no pointer that is read (there are no groups) and changes this thread
+        // alone, which the C library's setgroups(3) would not.
         let groups = unsafe { libc::syscall(libc::SYS_setgroups, 0usize, std::ptr::null::<u32>()) };
         assert_eq!(groups, 0, "{}", std::io::Error::last_os_error());
         for call in [libc::SYS_setresgid, libc::SYS_setresuid] {

@@ -28,8 +28,8 @@ pub(crate) fn helper(package: &'static str) -> PathBuf {
     path
 }
 
-/// Builds the program of a package of the same name with the profile and into the target directory of
-/// this test.
+/// Builds the program of a package of the same name with the profile and into the target directory
+/// of this test.
 fn build(package: &str) -> PathBuf {
     let test = std::env::current_exe().expect("path of the test");
     // TARGET/PROFILE/deps/TEST

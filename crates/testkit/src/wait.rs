@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 pub const LONG: Duration = Duration::from_secs(60);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Promised time within which changes made on the PFS are seen, with a little for the clock's grain.
+/// Promised time within which changes made on the PFS are seen, with a little for the clock's
+/// grain.
 const REVALIDATION: Duration = Duration::from_millis(1050);
 
 /// Waits until `condition` holds; panics with `what` if it does not within [`LONG`].

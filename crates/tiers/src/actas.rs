@@ -5,10 +5,10 @@ use std::marker::PhantomData;
 
 use forebay_types::Errno;
 
-/// Acts as `uid`/`gid` with the given supplementary groups towards the file systems, on this thread,
-/// while it lives; then the thread is what it was, also after a panic. Nothing happens when the
-/// process is not root. Guards may be nested; they end in reverse order. A thread that is started
-/// meanwhile stays the user for good, so start none.
+/// Acts as `uid`/`gid` with the given supplementary groups towards the file systems, on this
+/// thread, while it lives; then the thread is what it was, also after a panic. Nothing happens when
+/// the process is not root. Guards may be nested; they end in reverse order. A thread that is
+/// started meanwhile stays the user for good, so start none.
 ///
 /// Only the file-system ids change: the kernel takes a thread's permission to override file modes
 /// away with fsuid 0, and the thread cannot be signalled or traced by the user meanwhile.

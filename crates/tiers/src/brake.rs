@@ -12,8 +12,8 @@ use rustix::fs::OFlags;
 use crate::Object;
 use crate::file::reopen;
 
-/// `UFFDIO_API`, `UFFDIO_REGISTER` and `UFFDIO_WAKE` of `linux/userfaultfd.h`: `_IOWR(0xaa, 0x3f, 24 bytes)`,
-/// `_IOWR(0xaa, 0x00, 32 bytes)`, `_IOR(0xaa, 0x02, 16 bytes)`.
+/// `UFFDIO_API`, `UFFDIO_REGISTER` and `UFFDIO_WAKE` of `linux/userfaultfd.h`:
+/// `_IOWR(0xaa, 0x3f, 24 bytes)`, `_IOWR(0xaa, 0x00, 32 bytes)`, `_IOR(0xaa, 0x02, 16 bytes)`.
 const UFFDIO_API: libc::Ioctl = 0xc018_aa3f_u32 as libc::Ioctl;
 const UFFDIO_REGISTER: libc::Ioctl = 0xc020_aa00_u32 as libc::Ioctl;
 const UFFDIO_WAKE: libc::Ioctl = 0x8010_aa02_u32 as libc::Ioctl;
@@ -40,15 +40,17 @@ struct Register {
     ioctls: u64,
 }
 
-/// Holds the lock that the kernel takes for every write(2) to a file, so that whoever writes next waits, inside the kernel
-/// and whichever way they came, until this is dropped. Who is writing now finishes that call first.
+/// Holds the lock that the kernel takes for every write(2) to a file, so that whoever writes next
+/// waits, inside the kernel and whichever way they came, until this is dropped. Who is writing now
+/// finishes that call first.
 ///
-/// A thread writes one byte to the file from a page that is not there: the kernel takes the file's lock, and waits for the page
-/// until somebody provides it. Nobody ever does. When the brake is let go the page becomes forbidden, the
-/// write fails, and the file is as it was but for its time of modification. The same when the process is killed.
+/// A thread writes one byte to the file from a page that is not there: the kernel takes the file's
+/// lock, and waits for the page until somebody provides it. Nobody ever does. When the brake is let
+/// go the page becomes forbidden, the write fails, and the file is as it was but for its time of
+/// modification. The same when the process is killed.
 ///
-/// What also takes that lock waits as well: truncation, changes of times and attributes, on some file systems (XFS) reads.
-/// What does not: stat(2), reads elsewhere, writes to mapped memory.
+/// What also takes that lock waits as well: truncation, changes of times and attributes, on some
+/// file systems (XFS) reads. What does not: stat(2), reads elsewhere, writes to mapped memory.
 #[derive(Debug)]
 pub struct Brake {
     trap: Arc<Trap>,
@@ -58,8 +60,8 @@ impl Brake {
     /// Begins to hold back writers of an object that has data.
     ///
     /// # Errors
-    /// `ENOSYS`, `EPERM`: the kernel has no userfaultfd(2), or not for this process. `EOPNOTSUPP`: the object has no descriptor.
-    /// `ENXIO`: it has no data.
+    /// `ENOSYS`, `EPERM`: the kernel has no userfaultfd(2), or not for this process. `EOPNOTSUPP`:
+    /// the object has no descriptor. `ENXIO`: it has no data.
     pub fn on(object: &dyn Object) -> io::Result<Brake> {
         let descriptor = object
             .descriptor()
@@ -104,7 +106,8 @@ struct Trap {
     failed: AtomicBool,
 }
 
-// SAFETY: the page is never read or written by this process, only named in system calls, which any thread may make.
+// SAFETY: the page is never read or written by this process, only named in system calls, which any
+// thread may make.
 unsafe impl Send for Trap {}
 // SAFETY: as above; what changes is an atomic.
 unsafe impl Sync for Trap {}
@@ -166,7 +169,8 @@ impl Trap {
 
     /// Blocks, with the lock of `file`, until the page is forbidden.
     fn hold(&self, file: &File, at: u64) {
-        // SAFETY: the page is mapped for as long as `self` lives, and the kernel copes with its not being there.
+        // SAFETY: the page is mapped for as long as `self` lives, and the kernel copes with its not
+        // being there.
         let written =
             unsafe { libc::pwrite(file.as_raw_fd(), self.page.as_ptr(), 1, at as libc::off_t) };
         let error = io::Error::last_os_error();
@@ -186,9 +190,11 @@ impl Trap {
 
     /// Whoever waits for the page gets `EFAULT`, and so does who comes later.
     fn forbid(&self) {
-        // SAFETY: the mapping is our own. It stays, so that nothing else can come to this address while a write still names it.
+        // SAFETY: the mapping is our own. It stays, so that nothing else can come to this address
+        // while a write still names it.
         let done = unsafe { libc::mprotect(self.page.as_ptr(), self.len, libc::PROT_NONE) };
-        // Neither fails for a whole mapping; a page that could not be forbidden must not be woken, for it would be written.
+        // Neither fails for a whole mapping; a page that could not be forbidden must not be woken,
+        // for it would be written.
         assert_eq!(done, 0, "mprotect: {}", io::Error::last_os_error());
         let woken = request(&self.faults, UFFDIO_WAKE, &mut self.range());
         assert!(woken.is_ok(), "UFFDIO_WAKE: {woken:?}");
@@ -197,7 +203,8 @@ impl Trap {
 
 impl Drop for Trap {
     fn drop(&mut self) {
-        // SAFETY: the mapping is our own, and the thread that names it has ended or never began: it holds `self`.
+        // SAFETY: the mapping is our own, and the thread that names it has ended or never began: it
+        // holds `self`.
         unsafe { libc::munmap(self.page.as_ptr(), self.len) };
     }
 }

@@ -274,7 +274,8 @@ pub fn bytes(factory: Factory<'_>) {
     assert_eq!(sum, crate::crc32c_update(0, &whole));
 }
 
-/// What is written through a shared object is there, also without a name; who else can write it is told.
+/// What is written through a shared object is there, also without a name; who else can write it is
+/// told.
 pub fn shared(factory: Factory<'_>) {
     let tier = factory();
     let (made, found) = (ObjectId(1), ObjectId(2));
@@ -301,7 +302,8 @@ pub fn shared(factory: Factory<'_>) {
     assert_eq!(content(object.as_ref())[0], b'!');
 }
 
-/// An object that is not held is the one that was made, says the same of itself, and takes nothing between two calls.
+/// An object that is not held is the one that was made, says the same of itself, and takes nothing
+/// between two calls.
 pub fn unheld(factory: Factory<'_>) {
     let tier = factory();
     let id = ObjectId(0x1ff);

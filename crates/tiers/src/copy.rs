@@ -45,7 +45,8 @@ pub struct CopyReport {
 pub struct CopyControl<'a> {
     /// Asked before every chunk; `true` ends the copy with [`CopyError::Stopped`].
     pub stop: &'a (dyn Fn() -> bool + Sync),
-    /// Told how many bytes were moved since the last call, and the offset behind the last of them. May sleep, to hold a rate.
+    /// Told how many bytes were moved since the last call, and the offset behind the last of them.
+    /// May sleep, to hold a rate.
     pub moved: &'a (dyn Fn(u64, u64) + Sync),
 }
 
@@ -109,8 +110,8 @@ pub fn copy(
     copy_over(source, &stat, destination, held != 0, control)
 }
 
-/// The same into a destination that has just been made: it is empty, and no other file than the source, of
-/// which the caller knows `stat`. Many small files are copied faster for not asking.
+/// The same into a destination that has just been made: it is empty, and no other file than the
+/// source, of which the caller knows `stat`. Many small files are copied faster for not asking.
 pub fn copy_to_new(
     source: &dyn Object,
     stat: &ObjectStat,
@@ -120,8 +121,8 @@ pub fn copy_to_new(
     copy_over(source, stat, destination, false, control)
 }
 
-/// With `holds` the destination holds something. It is not emptied first: that may be the only copy that
-/// survives the node, and where the source has not changed it is there at every moment.
+/// With `holds` the destination holds something. It is not emptied first: that may be the only copy
+/// that survives the node, and where the source has not changed it is there at every moment.
 fn copy_over(
     source: &dyn Object,
     stat: &ObjectStat,
@@ -394,8 +395,8 @@ struct Mover<'a> {
     /// All that was moved lies before it.
     reached: u64,
     data_bytes: u64,
-    /// Blocks of zeros of an object with holes stay holes. In memory in huge pages one byte makes 2 MiB of data; on the PFS
-    /// it shall not.
+    /// Blocks of zeros of an object with holes stay holes. In memory in huge pages one byte makes 2
+    /// MiB of data; on the PFS it shall not.
     leaves_holes: bool,
     /// Bytes that were left so.
     left_bytes: u64,
@@ -498,7 +499,8 @@ impl Mover<'_> {
     }
 }
 
-/// Ranges of `data`, which is at `position` of a file, without the blocks of that file that are all zeros.
+/// Ranges of `data`, which is at `position` of a file, without the blocks of that file that are all
+/// zeros.
 fn runs_of_data(data: &[u8], position: u64) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut start = 0;

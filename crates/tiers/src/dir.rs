@@ -157,8 +157,8 @@ impl Shards {
     }
 }
 
-/// Takes a directory that holds no objects back out of use. The marker goes last: without it the rest would be taken for
-/// somebody's.
+/// Takes a directory that holds no objects back out of use. The marker goes last: without it the
+/// rest would be taken for somebody's.
 fn unmake(dir: &OwnedFd) -> io::Result<()> {
     let gone = |result: rustix::io::Result<()>| match result {
         Err(Sys::NOENT) => Ok(()),

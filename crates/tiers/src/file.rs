@@ -48,8 +48,9 @@ impl FileObject {
         FileObject { file, shared }
     }
 
-    /// Wraps a file that was opened for reading and that others write through descriptors of their own. A change through this
-    /// object opens the file for as long as that takes, so that [`Object::has_writers`] tells of the others.
+    /// Wraps a file that was opened for reading and that others write through descriptors of their
+    /// own. A change through this object opens the file for as long as that takes, so that
+    /// [`Object::has_writers`] tells of the others.
     pub fn shared(file: File) -> FileObject {
         let shared = true;
         FileObject { file, shared }
@@ -171,8 +172,8 @@ fn zero_by_hole(file: &File, keep_size: bool, offset: u64, len: u64) -> rustix::
 }
 
 impl FileObject {
-    /// Writes at the end of the file as its file system finds it, also where others write it; answers with how much was written,
-    /// and where that ends.
+    /// Writes at the end of the file as its file system finds it, also where others write it;
+    /// answers with how much was written, and where that ends.
     pub fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
         let file = self.writable()?;
         let mut done = 0;

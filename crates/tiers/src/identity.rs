@@ -145,7 +145,8 @@ impl Identity {
         self.shadow && self.generation == Generation(0)
     }
 
-    /// Whether it was written for a file without a name: after a crash nobody can ask for that any more.
+    /// Whether it was written for a file without a name: after a crash nobody can ask for that any
+    /// more.
     pub fn is_unnamed(&self) -> bool {
         self.name.is_empty()
     }

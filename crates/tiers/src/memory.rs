@@ -7,7 +7,8 @@ use std::path::Path;
 pub struct MachineMemory {
     /// All of the machine's, bytes.
     pub total_bytes: u64,
-    /// What can be had without swapping, bytes: of the machine, or of the tightest control group (version 2) around this process.
+    /// What can be had without swapping, bytes: of the machine, or of the tightest control group
+    /// (version 2) around this process.
     pub available_bytes: u64,
 }
 

@@ -33,12 +33,13 @@ impl ObjectStat {
 pub enum Allocate {
     /// Takes the space; the size stays (`KEEP_SIZE`).
     Reserve,
-    /// Takes the space and grows the file to the end of the range, if that lies beyond; a file does not grow by one that fails, where
-    /// its file system knows [`Allocate::Reserve`].
+    /// Takes the space and grows the file to the end of the range, if that lies beyond; a file does
+    /// not grow by one that fails, where its file system knows [`Allocate::Reserve`].
     Extend,
     /// Gives the space back; the range reads as zeros, the size stays.
     PunchHole,
-    /// Makes the range read as zeros, with its space taken; grows the file like [`Allocate::Extend`].
+    /// Makes the range read as zeros, with its space taken; grows the file like
+    /// [`Allocate::Extend`].
     ZeroRange,
     /// As [`Allocate::ZeroRange`]; the size stays.
     ZeroRangeKeepSize,
@@ -84,8 +85,9 @@ pub trait Object: Send + Sync {
     /// Replaces the identity carried beside the data.
     fn set_identity(&self, identity: &Identity) -> io::Result<()>;
 
-    /// Whether anybody has the object open for writing or mapped so that they can store into it; this object counts if it was
-    /// opened for writing. What was `false` stays so until somebody opens the object for writing.
+    /// Whether anybody has the object open for writing or mapped so that they can store into it;
+    /// this object counts if it was opened for writing. What was `false` stays so until somebody
+    /// opens the object for writing.
     ///
     /// # Errors
     /// Where [`crate::Tier::tells_writers`] is `false`.

@@ -40,8 +40,8 @@ pub struct Appearance<'a> {
     pub mtime: TimeSpec,
 }
 
-/// Gives `file`, which looks like `now`, its owner, mode, attributes and times, in this order: chown(2) clears
-/// set-id bits, and everything before the times would change them.
+/// Gives `file`, which looks like `now`, its owner, mode, attributes and times, in this order:
+/// chown(2) clears set-id bits, and everything before the times would change them.
 ///
 /// Attributes that the PFS cannot hold (it has none, not of that name space, or not so large) come
 /// back as warnings; anything else that fails is an error.

@@ -1,8 +1,8 @@
-//! Whether the PFS answers. A thread asks it something small every second; who is about to call it looks
-//! here first, which costs one load while it answers.
+//! Whether the PFS answers. A thread asks it something small every second; who is about to call it
+//! looks here first, which costs one load while it answers.
 //!
-//! What is called before the silence is noticed may block for as long as the PFS is silent: nothing but
-//! its answer, or the end of the process, brings a thread back from there.
+//! What is called before the silence is noticed may block for as long as the PFS is silent: nothing
+//! but its answer, or the end of the process, brings a thread back from there.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -152,8 +152,8 @@ impl Pulse {
         }
     }
 
-    /// Takes a lock that others hold during calls on the PFS: `ETIMEDOUT` once nobody waits for that
-    /// any more.
+    /// Takes a lock that others hold during calls on the PFS: `ETIMEDOUT` once nobody waits for
+    /// that any more.
     pub fn lock<'a, T>(&self, mutex: &'a Mutex<T>) -> io::Result<MutexGuard<'a, T>> {
         if let Some(guard) = mutex.try_lock() {
             return Ok(guard);
@@ -172,7 +172,8 @@ impl Pulse {
         }
     }
 
-    /// The same for who can come back later: `None` if the lock is not to be had while the PFS is silent.
+    /// The same for who can come back later: `None` if the lock is not to be had while the PFS is
+    /// silent.
     pub fn try_lock<'a, T>(&self, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
         loop {
             if let Some(guard) = mutex.try_lock() {
@@ -271,7 +272,8 @@ mod tests {
         }
     }
 
-    /// A pulse whose questions are answered one by one through the channel, and all once it is closed.
+    /// A pulse whose questions are answered one by one through the channel, and all once it is
+    /// closed.
     fn held(give_up_after: Duration) -> (Pulse, mpsc::Sender<()>) {
         let (answer, answers) = mpsc::channel();
         let pulse = Pulse::ask(give_up_after, move || {

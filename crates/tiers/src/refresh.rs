@@ -3,10 +3,10 @@
 use crate::copy::{Buffer, Walk, cannot, refuse_same_file, write_all};
 use crate::{Allocate, CopyControl, CopyError, Object, Seek};
 
-/// Makes `destination`, an earlier copy of `source`, equal to it again; answers with the bytes written. Both are
-/// read, and only what differs is written, in its place: at no moment is there less of the earlier copy than of a
-/// file that was written in the middle, so what was flushed of it before is never lost. Metadata are left alone and
-/// nothing is synced.
+/// Makes `destination`, an earlier copy of `source`, equal to it again; answers with the bytes
+/// written. Both are read, and only what differs is written, in its place: at no moment is there
+/// less of the earlier copy than of a file that was written in the middle, so what was flushed of
+/// it before is never lost. Metadata are left alone and nothing is synced.
 pub fn refresh(
     source: &dyn Object,
     destination: &dyn Object,

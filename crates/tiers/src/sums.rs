@@ -1,8 +1,8 @@
-//! Checksums of a content: of all of it, and on the way there after every piece, so that a part of a large file can be
-//! compared by itself.
+//! Checksums of a content: of all of it, and on the way there after every piece, so that a part of
+//! a large file can be compared by itself.
 //!
-//! A CRC goes on where it left off. So piece `k` is good if its bytes, on top of the sum before it, give the sum after it: one
-//! number for each piece is enough for the pieces and for the whole.
+//! A CRC goes on where it left off. So piece `k` is good if its bytes, on top of the sum before it,
+//! give the sum after it: one number for each piece is enough for the pieces and for the whole.
 
 use std::io;
 use std::ops::Range;
@@ -15,8 +15,8 @@ use crate::{Object, ObjectStat};
 
 /// Size of a piece, bytes, of all but very large contents: some milliseconds of reading.
 pub const PIECE_BYTES_MIN: u64 = 4 << 20;
-/// No content has more pieces: larger contents have larger ones. Their sums are kept as one value of a store whose values end at
-/// 64 KiB, five bytes each at most.
+/// No content has more pieces: larger contents have larger ones. Their sums are kept as one value
+/// of a store whose values end at 64 KiB, five bytes each at most.
 pub const PIECES_MAX: u64 = 12 << 10;
 
 /// Size of the pieces of a content of `bytes`, bytes: a power of two.
@@ -25,8 +25,8 @@ fn piece_bytes(bytes: u64) -> u64 {
     even.checked_next_power_of_two().unwrap_or(1 << 63)
 }
 
-/// Checksums of a content. Invariant: there is a sum after every piece but the last, so `after_pieces` is empty where all of
-/// it is one piece.
+/// Checksums of a content. Invariant: there is a sum after every piece but the last, so
+/// `after_pieces` is empty where all of it is one piece.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     /// Its length, bytes, holes included.
@@ -50,7 +50,8 @@ impl Sums {
         }
     }
 
-    /// Puts them together from what was kept; `None` if there are not as many as the content has pieces.
+    /// Puts them together from what was kept; `None` if there are not as many as the content has
+    /// pieces.
     pub fn kept(bytes: u64, crc: u32, piece_bytes: u64, after_pieces: Vec<u32>) -> Option<Sums> {
         let pieces = bytes.div_ceil(piece_bytes.max(1)).max(1);
         let fits = piece_bytes > 0 && after_pieces.len() as u64 == pieces - 1;
@@ -95,8 +96,8 @@ impl Sums {
         self.after_pieces.get(piece).copied().unwrap_or(self.crc)
     }
 
-    /// Reads a piece of an object and tells whether it is what it was. One that ends within the piece is an error of kind
-    /// `UnexpectedEof`; `stop` ends with `ECANCELED`.
+    /// Reads a piece of an object and tells whether it is what it was. One that ends within the
+    /// piece is an error of kind `UnexpectedEof`; `stop` ends with `ECANCELED`.
     pub fn is_good(
         &self,
         object: &dyn Object,

@@ -446,8 +446,8 @@ impl Object for FaultyObject {
     }
 }
 
-/// Bytes of a file that are only in the page cache: cachestat(2), Linux 6.5. `None` where the kernel does not know it, and of an object
-/// without a descriptor.
+/// Bytes of a file that are only in the page cache: cachestat(2), Linux 6.5. `None` where the
+/// kernel does not know it, and of an object without a descriptor.
 pub fn unwritten_bytes(object: &dyn Object) -> Option<u64> {
     const CACHESTAT: libc::c_long = 451;
     let fd = object.descriptor()?;

@@ -51,8 +51,8 @@ pub trait Tier: Send + Sync {
     /// Makes an empty object. `EEXIST` if the id is taken.
     fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>>;
 
-    /// As [`Tier::create`]; others will write the object through descriptors of their own. What is made holds none for writing, and
-    /// is slower to write through.
+    /// As [`Tier::create`]; others will write the object through descriptors of their own. What is
+    /// made holds none for writing, and is slower to write through.
     fn create_shared(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {
         self.create(id, identity)
     }
@@ -65,15 +65,16 @@ pub trait Tier: Send + Sync {
         self.open(id)
     }
 
-    /// An object that takes no descriptor while nothing is done with it; `None` where there is no such. It is looked for by its id
-    /// with every call, so it must not be removed before. To be looked at, not to be written: of an error of write-back only
-    /// who holds it open is told.
+    /// An object that takes no descriptor while nothing is done with it; `None` where there is no
+    /// such. It is looked for by its id with every call, so it must not be removed before. To be
+    /// looked at, not to be written: of an error of write-back only who holds it open is told.
     fn unheld(&self, id: ObjectId) -> Option<Arc<dyn Object>> {
         let _ = id;
         None
     }
 
-    /// Whether [`Object::has_writers`] works here: only then may others write objects through descriptors of their own.
+    /// Whether [`Object::has_writers`] works here: only then may others write objects through
+    /// descriptors of their own.
     fn tells_writers(&self) -> bool {
         false
     }
@@ -88,8 +89,8 @@ pub trait Tier: Send + Sync {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
-    /// Takes back what opening the tier has made, where nothing was put in it since: else it would go on belonging to an instance
-    /// that never was. `ENOTEMPTY` if there is something.
+    /// Takes back what opening the tier has made, where nothing was put in it since: else it would
+    /// go on belonging to an instance that never was. `ENOTEMPTY` if there is something.
     fn give_back(&self) -> io::Result<()> {
         Ok(())
     }
@@ -99,7 +100,8 @@ pub trait Tier: Send + Sync {
     /// [`crate::IdentityError`].
     fn identity(&self, id: ObjectId) -> io::Result<Option<Identity>>;
 
-    /// Visits every object, in no order. What is created or removed meanwhile may or may not appear.
+    /// Visits every object, in no order. What is created or removed meanwhile may or may not
+    /// appear.
     fn list(&self, visit: &mut dyn FnMut(ObjectId)) -> io::Result<()>;
 
     /// Puts what was created or removed before on stable storage: the names. Content is put there

@@ -1,4 +1,5 @@
-//! Page cache that is to reach its device soon: so that a rate is held there, too, and a flush has little left to do.
+//! Page cache that is to reach its device soon: so that a rate is held there, too, and a flush has
+//! little left to do.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -8,14 +9,15 @@ use forebay_types::Errno;
 
 use crate::Object;
 
-/// Starts to write dirty pages of `len` bytes from `offset` to the device. Best effort: the flush finds every error.
+/// Starts to write dirty pages of `len` bytes from `offset` to the device. Best effort: the flush
+/// finds every error.
 pub fn start_writeback(object: &dyn Object, offset: u64, len: u64) {
     // Nobody waits, so no error is taken from the descriptor.
     let _result = range(object, offset, len, libc::SYNC_FILE_RANGE_WRITE);
 }
 
-/// Waits until what was written of an object is on its device; no flush. The kernel tells a descriptor of an error once: who
-/// drops this one hides it from the flush.
+/// Waits until what was written of an object is on its device; no flush. The kernel tells a
+/// descriptor of an error once: who drops this one hides it from the flush.
 pub fn wait_writeback(object: &dyn Object) -> io::Result<()> {
     let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
@@ -31,7 +33,8 @@ fn range(object: &dyn Object, offset: u64, len: u64, flags: libc::c_uint) -> io:
     match unsafe { libc::sync_file_range(fd.as_raw_fd(), offset as i64, len as i64, flags) } {
         0 => Ok(()),
         _ => match io::Error::last_os_error() {
-            // Kernels and sandboxes without the call: nothing was waited for, and the flush does all.
+            // Kernels and sandboxes without the call: nothing was waited for, and the flush does
+            // all.
             e if matches!(e.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => Ok(()),
             error => Err(error),
         },
@@ -41,9 +44,9 @@ fn range(object: &dyn Object, offset: u64, len: u64, flags: libc::c_uint) -> io:
 /// Less is left for the flush: many small files go to the device together, not one by one.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// A stream of writes that runs no further ahead of its device than it is told. Without it a copy, or a program, fills the page
-/// cache at the speed of memory: the device goes on with what is there long after a copy was told to stop, and whoever comes next
-/// waits for all of it.
+/// A stream of writes that runs no further ahead of its device than it is told. Without it a copy,
+/// or a program, fills the page cache at the speed of memory: the device goes on with what is there
+/// long after a copy was told to stop, and whoever comes next waits for all of it.
 #[derive(Default)]
 pub struct WriteBehind {
     started: AtomicU64,
@@ -53,9 +56,10 @@ pub struct WriteBehind {
 }
 
 impl WriteBehind {
-    /// The stream has written `destination` up to `end`. Waits until no more than `ahead_bytes`, a piece of 1 MiB, and what came
-    /// since the last call are on their way to the device. What is written before the furthest `end` is left to the flush, and so
-    /// may be what several threads write out of order.
+    /// The stream has written `destination` up to `end`. Waits until no more than `ahead_bytes`, a
+    /// piece of 1 MiB, and what came since the last call are on their way to the device. What is
+    /// written before the furthest `end` is left to the flush, and so may be what several threads
+    /// write out of order.
     pub fn reached(&self, destination: &dyn Object, end: u64, ahead_bytes: u64) {
         let started = self.started.load(Ordering::Relaxed);
         if end < started.saturating_add(PIECE_BYTES) {
@@ -73,7 +77,8 @@ impl WriteBehind {
         }
     }
 
-    /// The error that a wait has met, for good: the flush of the same descriptor does not hear of it any more.
+    /// The error that a wait has met, for good: the flush of the same descriptor does not hear of
+    /// it any more.
     pub fn check(&self) -> io::Result<()> {
         match self.failed.load(Ordering::Acquire) {
             0 => Ok(()),

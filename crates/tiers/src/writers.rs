@@ -7,14 +7,16 @@ use std::sync::Once;
 /// `F_SETLEASE` of `linux/fcntl.h`.
 const F_SETLEASE: libc::c_int = 1024;
 
-/// Whether any process has the file behind `file` open for writing or mapped so that it can store into it, through whichever
-/// path: also through a FUSE passthrough registration, and through a mapping whose descriptor is closed. `file` itself counts if it
-/// was opened for writing.
+/// Whether any process has the file behind `file` open for writing or mapped so that it can store
+/// into it, through whichever path: also through a FUSE passthrough registration, and through a
+/// mapping whose descriptor is closed. `file` itself counts if it was opened for writing.
 ///
-/// A read lease is refused exactly that long. It is given back at once; who opens the file for writing in between waits for that.
+/// A read lease is refused exactly that long. It is given back at once; who opens the file for
+/// writing in between waits for that.
 ///
 /// # Errors
-/// `EINVAL`: the file system or the system's settings (`fs.leases-enable`) have no leases. `EACCES`: the file is another user's.
+/// `EINVAL`: the file system or the system's settings (`fs.leases-enable`) have no leases.
+/// `EACCES`: the file is another user's.
 pub(crate) fn exist(file: BorrowedFd<'_>) -> io::Result<bool> {
     ignore_breaks();
     match set_lease(file, libc::F_RDLCK) {
@@ -37,10 +39,12 @@ fn set_lease(file: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
     }
 }
 
-/// Who waits for a lease makes the kernel send its holder SIGIO, which ends a process that does not ignore it.
+/// Who waits for a lease makes the kernel send its holder SIGIO, which ends a process that does not
+/// ignore it.
 fn ignore_breaks() {
     static ONCE: Once = Once::new();
-    // SAFETY: SIG_IGN is no code of ours, and nobody else in a process that holds tiers asks for SIGIO.
+    // SAFETY: SIG_IGN is no code of ours, and nobody else in a process that holds tiers asks for
+    // SIGIO.
     ONCE.call_once(|| unsafe {
         libc::signal(libc::SIGIO, libc::SIG_IGN);
     });

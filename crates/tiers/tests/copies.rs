@@ -445,7 +445,8 @@ fn a_copy_tells_how_far_it_is() {
     assert_eq!(reached.into_inner(), 23 * MIB);
 }
 
-/// A file system on a disk that has less room than it says: what does not fit fails when it is written back.
+/// A file system on a disk that has less room than it says: what does not fit fails when it is
+/// written back.
 #[test]
 fn an_error_of_write_back_that_a_wait_meets_is_told() {
     let Some(small) = Mounted::tmpfs("size=24m") else {

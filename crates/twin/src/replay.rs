@@ -252,7 +252,8 @@ mod tests {
 
     #[test]
     fn of_throughput_the_mean_and_the_middle_are_compared() {
-        // One job as simulated (1 s), one in 4 s: means of 0.625 and 1 GB/s, and two is their middle.
+        // One job as simulated (1 s), one in 4 s: means of 0.625 and 1 GB/s, and two is their
+        // middle.
         let two = live(1.0).replacen("\"latency_s\":1", "\"latency_s\":4", 1);
         let notes = replay(&two, &mut |_| true).unwrap().notes;
         assert_eq!(notes.len(), 3, "{notes:?}");

@@ -8,7 +8,8 @@ use rand_chacha::ChaCha8Rng;
 pub struct Rng(ChaCha8Rng);
 
 impl Rng {
-    /// A stream of its own for every purpose, so that drawing more for one changes nothing for the others.
+    /// A stream of its own for every purpose, so that drawing more for one changes nothing for the
+    /// others.
     pub fn new(seed: u64, purpose: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         rng.set_stream(purpose);

@@ -1,4 +1,5 @@
-//! One scenario with keys varied, and the smallest value of the first that meets a target: how large must the burst buffer be?
+//! One scenario with keys varied, and the smallest value of the first that meets a target: how
+//! large must the burst buffer be?
 
 use std::str::FromStr;
 
@@ -148,7 +149,8 @@ pub struct Target {
 impl FromStr for Target {
     type Err = BadSweep;
 
-    /// `stall<=1s`, `hit_ratio>=0.9`: a field of the row (`stall`, `wait` and `latency` mean the means), a comparison, a limit.
+    /// `stall<=1s`, `hit_ratio>=0.9`: a field of the row (`stall`, `wait` and `latency` mean the
+    /// means), a comparison, a limit.
     fn from_str(text: &str) -> Result<Self, BadSweep> {
         let (field, limit, at_most) = text
             .split_once("<=")
@@ -206,8 +208,9 @@ pub enum SweepError {
 /// The smallest is found to a part in so many.
 const RESOLUTION: f64 = 256.0;
 
-/// Runs the scenario for every combination. With targets, the smallest value of the first key that meets all of them is
-/// searched between the greatest that does not and the smallest that does, for every combination of the others.
+/// Runs the scenario for every combination. With targets, the smallest value of the first key that
+/// meets all of them is searched between the greatest that does not and the smallest that does, for
+/// every combination of the others.
 pub fn sweep(
     text: &str,
     set: &[Override],

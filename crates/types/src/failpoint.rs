@@ -1,11 +1,13 @@
-//! Points between the steps of every operation that has several: a test kills the process there, one
-//! after the other, and looks at what a restart makes of it.
+//! Points between the steps of every operation that has several: a test kills the process there,
+//! one after the other, and looks at what a restart makes of it.
 //!
-//! A point is armed by [`arm_from_environment`] or, in tests, [`arm`]: the process gets `SIGKILL` when
-//! it is hit for the n-th time, or the thread that hits it panics. Builds without debug assertions have no points at all.
-//! `crates/server/tests/failpoints.rs` goes through [`Point::ALL`]; a variant that nothing hits fails it.
+//! A point is armed by [`arm_from_environment`] or, in tests, [`arm`]: the process gets `SIGKILL`
+//! when it is hit for the n-th time, or the thread that hits it panics. Builds without debug
+//! assertions have no points at all. `crates/server/tests/failpoints.rs` goes through
+//! [`Point::ALL`]; a variant that nothing hits fails it.
 
-/// The environment variable: `NAME`, `NAME:N` or `NAME:N:panic`, a variant of [`Point`] and a count from 1.
+/// The environment variable: `NAME`, `NAME:N` or `NAME:N:panic`, a variant of [`Point`] and a count
+/// from 1.
 pub const VARIABLE: &str = "FOREBAY_FAILPOINT";
 
 macro_rules! points {
@@ -46,9 +48,11 @@ points! {
     TruncateObject,
     /// unlink of one of several names: the intent is on record.
     UnlinkIntent,
-    /// unlink of an older version, which a newer one in the buffer would have replaced: the record says that it goes.
+    /// unlink of an older version, which a newer one in the buffer would have replaced: the record
+    /// says that it goes.
     OlderGoing,
-    /// unlink of an older version that somebody has open, after a rename over it: the PFS has lost it.
+    /// unlink of an older version that somebody has open, after a rename over it: the PFS has lost
+    /// it.
     OlderGone,
     /// unlink: the PFS has lost the name.
     UnlinkPfs,
@@ -309,8 +313,8 @@ mod armed {
     pub static EVERYWHERE: RwLock<Vec<(super::Point, ActOfAll)>> = RwLock::new(Vec::new());
 }
 
-/// From now on the `nth` hit (from 1) of `point` ends this process, or the thread. Nothing in builds without
-/// debug assertions.
+/// From now on the `nth` hit (from 1) of `point` ends this process, or the thread. Nothing in
+/// builds without debug assertions.
 #[cfg_attr(not(debug_assertions), expect(unused_variables))]
 pub fn arm(point: Point, nth: u64, ends: Ends) {
     #[cfg(debug_assertions)]
@@ -322,16 +326,17 @@ pub fn arm(point: Point, nth: u64, ends: Ends) {
     }
 }
 
-/// When the calling thread comes to `point` next, it does `act` there: what another thread might do just then. For tests. Nothing in
-/// builds without debug assertions.
+/// When the calling thread comes to `point` next, it does `act` there: what another thread might do
+/// just then. For tests. Nothing in builds without debug assertions.
 #[cfg_attr(not(debug_assertions), expect(unused_variables))]
 pub fn meanwhile(point: Point, act: impl FnOnce() + 'static) {
     #[cfg(debug_assertions)]
     armed::HERE.set(Some((point, Box::new(act))));
 }
 
-/// From now on every thread does `act` whenever it comes to `point`: what somebody else might do between two steps of threads that
-/// a test does not know. Nothing in builds without debug assertions.
+/// From now on every thread does `act` whenever it comes to `point`: what somebody else might do
+/// between two steps of threads that a test does not know. Nothing in builds without debug
+/// assertions.
 #[cfg_attr(not(debug_assertions), expect(unused_variables))]
 pub fn always(point: Point, act: impl Fn() + Send + Sync + 'static) {
     #[cfg(debug_assertions)]

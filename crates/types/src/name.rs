@@ -25,7 +25,8 @@ impl From<NameError> for Errno {
     }
 }
 
-/// Accepts what one component of a path may be: 1 to 255 bytes, any but '/' and NUL, not `.` or `..`.
+/// Accepts what one component of a path may be: 1 to 255 bytes, any but '/' and NUL, not `.` or
+/// `..`.
 pub fn check_name(name: &[u8]) -> Result<(), NameError> {
     if name.is_empty() || name == b"." || name == b".." {
         return Err(NameError::Reserved);

@@ -38,8 +38,9 @@ fn split<'a>(text: &'a str, example: &'static str) -> Result<(f64, &'a str), Qua
     Ok((number, trimmed[end..].trim()))
 }
 
-/// Bytes from `4GiB`, `500MB`, `1.5T`, `4096`. Units: `B kB MB GB TB PB` (1000), `KiB MiB GiB TiB PiB`
-/// and single letters (1024), in any case. The result is rounded down to whole bytes.
+/// Bytes from `4GiB`, `500MB`, `1.5T`, `4096`. Units: `B kB MB GB TB PB` (1000),
+/// `KiB MiB GiB TiB PiB` and single letters (1024), in any case. The result is rounded down to
+/// whole bytes.
 pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
     let (number, unit) = split(text, SIZES)?;
     let factor: f64 = match unit.to_ascii_lowercase().as_str() {

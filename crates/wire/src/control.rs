@@ -113,11 +113,13 @@ pub struct Calibrated {
     pub demotion_bytes_per_s: Option<u64>,
     /// After the last step: Bwmax, Bwmin, Brmax, Brmin, bytes/s.
     pub bandwidths: Option<[u64; 4]>,
-    /// After the last step: slope of the interference line in millionths, and its bytes/s without demotion.
+    /// After the last step: slope of the interference line in millionths, and its bytes/s without
+    /// demotion.
     pub line: Option<(i64, u64)>,
     /// How far tries lie apart, in thousandths of the rate.
     pub spread_permille: u64,
-    /// Lowest and highest of tries that lie too far apart, bytes/s: nothing was measured, and nothing changed.
+    /// Lowest and highest of tries that lie too far apart, bytes/s: nothing was measured, and
+    /// nothing changed.
     pub unsettled: Option<(u64, u64)>,
 }
 

@@ -87,8 +87,8 @@ pub fn say_hello(stream: &mut impl Write) -> io::Result<()> {
     stream.write_all(&hello)
 }
 
-/// Sends and expects the hello. Who refuses a connection says so and closes it at once: what they said is there to
-/// be read although nothing can be sent any more.
+/// Sends and expects the hello. Who refuses a connection says so and closes it at once: what they
+/// said is there to be read although nothing can be sent any more.
 pub fn greet(stream: &mut (impl Read + Write)) -> Result<(), FrameError> {
     match say_hello(stream) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}

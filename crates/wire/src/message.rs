@@ -66,11 +66,13 @@ pub struct Link {
 /// How a write is done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteHow {
-    /// At the end of the file as the server finds it (`O_APPEND`): who asks may not know that somebody else has written.
+    /// At the end of the file as the server finds it (`O_APPEND`): who asks may not know that
+    /// somebody else has written.
     pub append: bool,
     /// The set-id bits go where the writer may not keep them.
     pub drop_suid: bool,
-    /// Until there is space; else the server answers [`Response::WouldWait`] instead of blocking who asks.
+    /// Until there is space; else the server answers [`Response::WouldWait`] instead of blocking
+    /// who asks.
     pub may_wait: bool,
 }
 
@@ -89,7 +91,8 @@ impl WriteHow {
 pub enum Request {
     /// Resolves a name and takes one reference on what it finds.
     Lookup(Link),
-    /// Drops references taken by `Lookup`, `Create`, `CreateUnnamed`, `Mkdir`, `Mknod`, `Symlink`, `Link`.
+    /// Drops references taken by `Lookup`, `Create`, `CreateUnnamed`, `Mkdir`, `Mknod`, `Symlink`,
+    /// `Link`.
     Forget(Vec<(Ino, u64)>),
     /// Attributes; through the handle where there is one.
     Getattr {
@@ -226,8 +229,8 @@ pub enum Request {
     },
     /// From the command line, not from a mount.
     Control(Control),
-    /// Creates a regular file without a name in a directory and opens it (`O_TMPFILE`). `Link` gives it its first name;
-    /// without one it goes when nobody has it open or knows it any more.
+    /// Creates a regular file without a name in a directory and opens it (`O_TMPFILE`). `Link`
+    /// gives it its first name; without one it goes when nobody has it open or knows it any more.
     CreateUnnamed {
         parent: Ino,
         perm: u16,

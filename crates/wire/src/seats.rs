@@ -10,7 +10,8 @@ use crate::Peer;
 
 /// Connections served at once, of all users together: each has a thread.
 const CONNECTIONS_MAX: usize = 96;
-/// Of those, for root and the server's own user alone: whoever else takes what there is does not keep them out.
+/// Of those, for root and the server's own user alone: whoever else takes what there is does not
+/// keep them out.
 const RESERVED: usize = 32;
 /// Connections of one other user.
 const PER_USER_MAX: usize = 16;
@@ -51,7 +52,8 @@ fn groups_of(stream: &UnixStream) -> io::Result<Vec<u32>> {
     let mut groups = vec![0u32; 64];
     loop {
         let mut bytes = size_of_val(&groups[..]) as libc::socklen_t;
-        // SAFETY: the descriptor is open, `groups` has room for `bytes` bytes, and the kernel writes no more than that.
+        // SAFETY: the descriptor is open, `groups` has room for `bytes` bytes, and the kernel
+        // writes no more than that.
         let result = unsafe {
             libc::getsockopt(
                 stream.as_raw_fd(),

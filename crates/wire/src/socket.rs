@@ -151,7 +151,8 @@ fn accept_loop(listener: &UnixListener, service: &Arc<dyn Service>, stopping: &A
     }
 }
 
-/// Says that there are too many connections. What is said first fits into the socket, so nobody can hold the acceptor.
+/// Says that there are too many connections. What is said first fits into the socket, so nobody can
+/// hold the acceptor.
 fn refuse(mut stream: UnixStream) {
     let said = frame::say_hello(&mut stream).map_err(FrameError::from);
     let refusal = Response::Failed(Errno::EUSERS);

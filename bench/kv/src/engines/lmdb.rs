@@ -18,11 +18,12 @@ pub fn open(dir: &Path, durability: Durability) -> Result<Box<dyn Store>, Error>
     let mut options = EnvOpenOptions::new();
     options.map_size(MAP_BYTES);
     if durability == Durability::Buffered {
-        // SAFETY: without flushes the file may be damaged by power loss, and reading a damaged map is undefined. The
-        // directory is new and does not outlive this run.
+        // SAFETY: without flushes the file may be damaged by power loss, and reading a damaged map
+        // is undefined. The directory is new and does not outlive this run.
         unsafe { options.flags(EnvFlags::NO_SYNC) };
     }
-    // SAFETY: the directory belongs to this run, so nothing else changes the mapped file, and it is opened once.
+    // SAFETY: the directory belongs to this run, so nothing else changes the mapped file, and it is
+    // opened once.
     let env = unsafe { options.open(dir) }.map_err(engine_error)?;
     let create = env.write_txn().map_err(engine_error)?;
     let created = env.create_databases_and_commit(create, |opener, create| {

@@ -8,7 +8,8 @@ mod lmdb;
 mod redb;
 mod sqlite;
 
-/// The cache of the competitors that have one of their own: as much as fjall gets for its cache and one memtable.
+/// The cache of the competitors that have one of their own: as much as fjall gets for its cache and
+/// one memtable.
 const CACHE_BYTES: usize = 16 * 1024 * 1024;
 
 /// One engine in one setting.

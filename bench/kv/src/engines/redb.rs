@@ -10,8 +10,9 @@ use super::{CACHE_BYTES, engine_error};
 
 const TABLE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("entries");
 
-/// A file that is never flushed. `Durability::None` would not do: such a commit lives in the process until the next durable
-/// one. With this backend each commit reaches the kernel, and survives the death of the process.
+/// A file that is never flushed. `Durability::None` would not do: such a commit lives in the
+/// process until the next durable one. With this backend each commit reaches the kernel, and
+/// survives the death of the process.
 #[derive(Debug)]
 struct Unflushed(FileBackend);
 

@@ -1,6 +1,8 @@
-//! The load generator of the benchmark: processes that write, read, or create many files, started together.
+//! The load generator of the benchmark: processes that write, read, or create many files, started
+//! together.
 //!
-//! Prints one line of JSON. The time of a phase runs from the first start to the last end in the whole group.
+//! Prints one line of JSON. The time of a phase runs from the first start to the last end in the
+//! whole group.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};

@@ -23,7 +23,8 @@ pub fn insert_path(object: &mut Map<String, Value>, key: &str, path: &[u8]) {
     }
 }
 
-/// A list of `{"path", "errno", "error"}`: what lies outside, as it was named, and what failed below the mount.
+/// A list of `{"path", "errno", "error"}`: what lies outside, as it was named, and what failed
+/// below the mount.
 pub fn failures(mount: &Path, refused: &[Refused], failures: &[PathFailure]) -> Value {
     let outside = refused
         .iter()

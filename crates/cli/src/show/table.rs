@@ -9,8 +9,8 @@ pub enum Align {
     Right,
 }
 
-/// Rows of cells, each column as wide as its widest cell, two blanks between; no blanks at the ends of
-/// lines.
+/// Rows of cells, each column as wide as its widest cell, two blanks between; no blanks at the ends
+/// of lines.
 pub struct Table {
     columns: Vec<(String, Align)>,
     rows: Vec<Vec<String>>,

@@ -28,7 +28,8 @@ fn escape(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// `[##===.....]`: of `whole`, `#` is `marked` (not yet on the PFS), `=` the rest of `used`, `.` free.
+/// `[##===.....]`: of `whole`, `#` is `marked` (not yet on the PFS), `=` the rest of `used`, `.`
+/// free.
 pub fn bar(used: u64, marked: u64, whole: u64, width: usize) -> String {
     let cells = |bytes: u64| match whole {
         0 => 0,

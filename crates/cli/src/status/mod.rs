@@ -60,7 +60,8 @@ pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
     Ok(Exit::Complete)
 }
 
-/// Seconds until all is drained at the present rate: 0 when it is, `None` when nothing moves or some of it fails.
+/// Seconds until all is drained at the present rate: 0 when it is, `None` when nothing moves or
+/// some of it fails.
 pub fn drain_eta_s(bits: &StatusBits) -> Option<f64> {
     if bits.dirty_bytes > 0 && (bits.drain_failing_files > 0 || bits.pfs_silent_ms.is_some()) {
         return None;

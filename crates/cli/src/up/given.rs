@@ -1,5 +1,6 @@
-//! What may be set: every setting once, with its type. The names of the fields are the keys of the file, and with
-//! `FOREBAY_` in front, in capitals, the names of the variables. docs/operations.md has a row for each, which a test compares.
+//! What may be set: every setting once, with its type. The names of the fields are the keys of the
+//! file, and with `FOREBAY_` in front, in capitals, the names of the variables. docs/operations.md
+//! has a row for each, which a test compares.
 
 use serde::Deserialize;
 
@@ -8,7 +9,8 @@ use super::values::{
     Verification,
 };
 
-/// What command line, environment and file say together. `None`: the default, which the server's settings have.
+/// What command line, environment and file say together. `None`: the default, which the server's
+/// settings have.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)] // docs/operations.md says what they mean

@@ -1,4 +1,5 @@
-//! The keys of a settings structure, asked of its own deserialisation: so no second list of them has to be kept.
+//! The keys of a settings structure, asked of its own deserialisation: so no second list of them
+//! has to be kept.
 
 use std::fmt;
 
@@ -8,8 +9,8 @@ use serde::de::{
 };
 use serde::forward_to_deserialize_any;
 
-/// Every key of `T`, `section.key` for those of a section, in the order in which they are declared. A key is a field
-/// that may be left out; a list (`[[rule]]`) has none of its own.
+/// Every key of `T`, `section.key` for those of a section, in the order in which they are declared.
+/// A key is a field that may be left out; a list (`[[rule]]`) has none of its own.
 pub fn keys_of<T: Deserialize<'static>>() -> Vec<String> {
     let mut keys = Vec::new();
     let asked = Structure {
@@ -38,7 +39,8 @@ impl de::Error for NoStructure {
     }
 }
 
-/// A structure in which every optional field is missing and every list empty; it writes down the fields.
+/// A structure in which every optional field is missing and every list empty; it writes down the
+/// fields.
 struct Structure<'a> {
     prefix: String,
     keys: &'a mut Vec<String>,

@@ -1,6 +1,7 @@
-//! Settings from three sources, laid over each other as tables: command line over environment over file. The result is
-//! read once. Whatever is wrong in it is said with the place that it is from, which its span tells: below [`NAMED`] it is
-//! a place in the file, from there on a number in the list of flags and variables.
+//! Settings from three sources, laid over each other as tables: command line over environment over
+//! file. The result is read once. Whatever is wrong in it is said with the place that it is from,
+//! which its span tells: below [`NAMED`] it is a place in the file, from there on a number in the
+//! list of flags and variables.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -18,7 +19,8 @@ use crate::exit::{Explain, Failure};
 
 /// Prefix of the variables that are settings.
 const PREFIX: &str = "FOREBAY_";
-/// Which start of the node this is, where it is not for the kernel to say: a test that cuts the power of its disks.
+/// Which start of the node this is, where it is not for the kernel to say: a test that cuts the
+/// power of its disks.
 pub const BOOT_ID: &str = "FOREBAY_BOOT_ID";
 /// Variables that are read elsewhere: the file's name, the log filter, and of tests.
 const OTHER_VARIABLES: [&str; 4] = [
@@ -27,7 +29,8 @@ const OTHER_VARIABLES: [&str; 4] = [
     BOOT_ID,
     forebay_types::failpoint::VARIABLE,
 ];
-/// Settings that are folders: in a file they count from its own. `ssd` is a list, and may be given several times.
+/// Settings that are folders: in a file they count from its own. `ssd` is a list, and may be given
+/// several times.
 const FOLDERS: [&str; 3] = ["pfs", "mount", "state"];
 const LIST: &str = "ssd";
 /// No file is as long as this.
@@ -116,7 +119,8 @@ impl<'t> Layers<'t> {
         unknown
     }
 
-    /// Over what is there: one setting, and what to call it in a message. Several directories are separated by commas.
+    /// Over what is there: one setting, and what to call it in a message. Several directories are
+    /// separated by commas.
     pub fn put(&mut self, key: &str, called: String, value: &OsStr) {
         if key == LIST {
             let parts = value.as_bytes().split(|&byte| byte == b',');
@@ -207,7 +211,8 @@ fn likest<S: AsRef<str>>(name: &str, known: impl Iterator<Item = S>) -> Option<S
         .max_by(|a, b| like(a).total_cmp(&like(b)))
 }
 
-/// A message of an unknown field lists those that there are; the one that was most likely meant goes first.
+/// A message of an unknown field lists those that there are; the one that was most likely meant
+/// goes first.
 fn with_suggestion(why: &str) -> String {
     let mut names = why.split('`').skip(1).step_by(2);
     let meant = match (why.strip_prefix("unknown field `"), names.next()) {

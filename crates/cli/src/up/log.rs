@@ -1,7 +1,8 @@
 //! Where the log goes, and how much of it there is.
 //!
-//! A log that cannot be written takes nothing else down: a line is lost, and counted. Neither is there ever more of it than
-//! two files of [`file::BYTES_MAX`], nor more than a few lines a minute of one kind ([`limit`]).
+//! A log that cannot be written takes nothing else down: a line is lost, and counted. Neither is
+//! there ever more of it than two files of [`file::BYTES_MAX`], nor more than a few lines a minute
+//! of one kind ([`limit`]).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -52,8 +53,8 @@ pub fn start(state: Option<&Path>) -> Result<Log, Failure> {
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
-/// What `FOREBAY_LOG` asks for: a level, or several directives with a level each. A word that is none would be taken for
-/// the name of a module, and nothing be logged.
+/// What `FOREBAY_LOG` asks for: a level, or several directives with a level each. A word that is
+/// none would be taken for the name of a module, and nothing be logged.
 fn level_filter(asked: Option<&str>) -> Result<EnvFilter, Failure> {
     let asked = asked.map(str::trim).filter(|text| !text.is_empty());
     let Some(asked) = asked else {

@@ -102,7 +102,8 @@ fn ssd_parser() -> impl TypedValueParser<Value = OsString> {
     OsStringValueParser::new().try_map(|text: OsString| parse_ssd(&text).map(|_| text))
 }
 
-/// The text of a value that can be read: the command line is a layer like the others, but says at once what is wrong.
+/// The text of a value that can be read: the command line is a layer like the others, but says at
+/// once what is wrong.
 fn text_of<T: FromText>(text: &str) -> Result<String, String> {
     T::from_text(text).map(|_| text.to_string())
 }

@@ -14,8 +14,9 @@ use crate::mounts::MountEntry;
 /// Bit of CAP_SYS_ADMIN in a capability set.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 
-/// Raises the limit of descriptors, of which each file that a program has open here takes one while there are enough: to what the
-/// kernel lets any process have where that is allowed (`CAP_SYS_RESOURCE`), else to the hard limit. Answers with what it is then.
+/// Raises the limit of descriptors, of which each file that a program has open here takes one while
+/// there are enough: to what the kernel lets any process have where that is allowed
+/// (`CAP_SYS_RESOURCE`), else to the hard limit. Answers with what it is then.
 pub fn raise_open_files() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let hard = getrlimit(Resource::Nofile).maximum;
@@ -117,7 +118,8 @@ fn find_program(name: &str) -> Option<PathBuf> {
 /// Users of the system itself keep their files.
 const FIRST_USER: u32 = 1000;
 
-/// What an ordinary user should know of memory that is borrowed without a mount: logind takes it back.
+/// What an ordinary user should know of memory that is borrowed without a mount: logind takes it
+/// back.
 pub fn borrowed_until_logout(settings: &Settings) -> Option<&'static str> {
     let by_mount = settings.dram_bytes.is_none() || may_mount();
     let is_user = rustix::process::geteuid().as_raw() >= FIRST_USER;
@@ -127,8 +129,8 @@ pub fn borrowed_until_logout(settings: &Settings) -> Option<&'static str> {
     )
 }
 
-/// Whether sessions end here as logind ends them: systemd is what has booted (as sd_booted(3) finds out), and logind has its
-/// first seat. Images of containers have empty folders of both.
+/// Whether sessions end here as logind ends them: systemd is what has booted (as sd_booted(3) finds
+/// out), and logind has its first seat. Images of containers have empty folders of both.
 fn logind_runs(run: &Path) -> bool {
     let booted = std::fs::symlink_metadata(run.join("systemd/system")).is_ok_and(|m| m.is_dir());
     booted && run.join("systemd/seats/seat0").exists()

@@ -163,8 +163,9 @@ fn unmount(mounted: &Mounted, point: &Path) {
     }
 }
 
-/// The first signal stops in order, the second at once; what fsync promised is safe either way. SIGHUP opens the log
-/// again, unless somebody's terminal goes away with this process in its foreground.
+/// The first signal stops in order, the second at once; what fsync promised is safe either way.
+/// SIGHUP opens the log again, unless somebody's terminal goes away with this process in its
+/// foreground.
 fn watch_signals(plan: &Plan, detached: bool, log: &Log, served: Served) -> std::io::Result<()> {
     let state = plan.settings.state.clone();
     let mount = plan.settings.mount.clone();

@@ -1,5 +1,5 @@
-//! Notices that a thread has died, and ends the burst buffer in order: half of one would hold up every program that
-//! uses it for ever.
+//! Notices that a thread has died, and ends the burst buffer in order: half of one would hold up
+//! every program that uses it for ever.
 
 use std::any::Any;
 use std::io;
@@ -17,7 +17,8 @@ use crate::mounts;
 const TICK: Duration = Duration::from_secs(5);
 /// Between two looks for an instance that is still starting.
 const LOOK: Duration = Duration::from_millis(50);
-/// After a death the end itself may take so long. Then the process ends as by a kill, which loses nothing either.
+/// After a death the end itself may take so long. Then the process ends as by a kill, which loses
+/// nothing either.
 const END_LIMIT: Duration = Duration::from_secs(40);
 
 /// Hears of deaths.

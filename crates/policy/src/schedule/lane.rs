@@ -35,7 +35,8 @@ pub(super) struct Lane<T> {
     next_place: u64,
     /// The least that was given.
     first_place: u64,
-    /// Since when the first request of each queue waits (as [`rank`] orders it), and whose it is. The same set again.
+    /// Since when the first request of each queue waits (as [`rank`] orders it), and whose it is.
+    /// The same set again.
     fronts: BTreeSet<(u64, u64)>,
     waiting: usize,
     running: FxHashMap<u64, u32>,
@@ -120,7 +121,8 @@ impl<T> Lane<T> {
         }
     }
 
-    /// The application whose oldest request has waited longest, and since when; of equals the least number.
+    /// The application whose oldest request has waited longest, and since when; of equals the least
+    /// number.
     pub fn oldest(&self) -> Option<(u64, f64)> {
         let (_, application) = self.fronts.first()?;
         let front = self.queues.get(application)?.requests.front()?;

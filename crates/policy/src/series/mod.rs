@@ -1,12 +1,14 @@
 //! Which application and which checkpoint version a file belongs to, from its path alone.
 //!
-//! Nothing is configured and nothing is remembered: equal paths give equal answers on every node. A wrong guess costs
-//! speed (a file leaves the burst buffer earlier or later than is best), never data, so the rules favour the names that
-//! checkpoint libraries really write over completeness. Explicit attributes and path rules come before this one.
+//! Nothing is configured and nothing is remembered: equal paths give equal answers on every node. A
+//! wrong guess costs speed (a file leaves the burst buffer earlier or later than is best), never
+//! data, so the rules favour the names that checkpoint libraries really write over completeness.
+//! Explicit attributes and path rules come before this one.
 //!
 //! # How the version is chosen
 //!
-//! Every run of digits in the path is a *number*. What stands before it (or, for `1200steps`, behind it) labels it:
+//! Every run of digits in the path is a *number*. What stands before it (or, for `1200steps`,
+//! behind it) labels it:
 //!
 //! | label | meaning | in the application |
 //! | --- | --- | --- |
@@ -17,31 +19,36 @@
 //! | another word, glued, no zero padding (`h5`, `fp16`, `float32`) | part of the word | kept |
 //! | another word, separated (`heat_000040`) | a weak candidate | chosen, or `{n}` |
 //!
-//! The best candidate is, in this order: a rank 1 label, rank 2, rank 3 (the outermost component first, hence a directory
-//! before a file; within one component the keyword earlier in the list, so `step` beats `ckpt`); a directory that is
-//! only a number (`100/U`; the innermost); a weak candidate of the file name; a directory that is only a date; a zero-padded
-//! weak candidate of a directory (`heat_000040/`). A component that is only a number takes its label from the directory above
-//! (`checkpoints/500`).
+//! The best candidate is, in this order: a rank 1 label, rank 2, rank 3 (the outermost component
+//! first, hence a directory before a file; within one component the keyword earlier in the list, so
+//! `step` beats `ckpt`); a directory that is only a number (`100/U`; the innermost); a weak
+//! candidate of the file name; a directory that is only a date; a zero-padded weak candidate of a
+//! directory (`heat_000040/`). A component that is only a number takes its label from the directory
+//! above (`checkpoints/500`).
 //!
 //! Decisions where names are ambiguous:
 //!
 //! - `out.00012.000003.bp`: of numbers in a row the first is the version, the rest count writers.
 //! - `mesh_64_heat_000040.h5`: among weak candidates a zero-padded one wins, then the last.
 //! - `2026-11-21_00:00:00`, `20261121T0600`, `0005-01-01-21600`: one number, `YYYYMMDDhhmmss`.
-//! - `time_0.50`, `0.5/`: a decimal, in units of 10⁻⁹, so that 0.9 comes before 1.05. Whole numbers stay as they are.
-//! - `v2/ckpt-7`: 7. Labels of rank 3 above the version name a run (`lightning_logs/version_3`) and stay as they are.
-//! - `snapdir_012/snapshot_012.3`: a zero-padded number above the version that is written the same is the version, too.
+//! - `time_0.50`, `0.5/`: a decimal, in units of 10⁻⁹, so that 0.9 comes before 1.05. Whole numbers
+//!   stay as they are.
+//! - `v2/ckpt-7`: 7. Labels of rank 3 above the version name a run (`lightning_logs/version_3`) and
+//!   stay as they are.
+//! - `snapdir_012/snapshot_012.3`: a zero-padded number above the version that is written the same
+//!   is the version, too.
 //! - `nek.f00012`: a zero-padded number glued to a word is the weakest candidate of a file name.
 //! - `out.bp/data.3`: the files of an ADIOS directory are its writers'.
 //! - A number above `u64::MAX` is never a version.
-//! - `tmpk3j_9`: letters about digits (`k3j`) are a name that nobody thought of. Numbers in it that are not padded, no dates and without
-//!   a label of their own are no versions.
+//! - `tmpk3j_9`: letters about digits (`k3j`) are a name that nobody thought of. Numbers in it that
+//!   are not padded, no dates and without a label of their own are no versions.
 //!
 //! # The application
 //!
-//! The path down to the component that bears the version, which is the same for all versions and writers of a run; what
-//! lies below it belongs to the version. Where there is no version: the first two directories (a user's run, a group's project), so
-//! that the directories of a source tree are no applications of their own.
+//! The path down to the component that bears the version, which is the same for all versions and
+//! writers of a run; what lies below it belongs to the version. Where there is no version: the
+//! first two directories (a user's run, a group's project), so that the directories of a source
+//! tree are no applications of their own.
 
 mod label;
 mod number;
@@ -51,25 +58,30 @@ use label::{Label, VersionRank};
 use number::{Number, numbers};
 use text::BoundedText;
 
-/// Longest `application` or `file_series` in bytes. A longer one is cut and ends in `~` and a hash of the whole.
+/// Longest `application` or `file_series` in bytes. A longer one is cut and ends in `~` and a hash
+/// of the whole.
 pub const MAX_SERIES_BYTES: usize = text::MAX_BYTES;
 
-/// Files without a version belong to the application that is named by so many directories: below them are parts of one thing.
+/// Files without a version belong to the application that is named by so many directories: below
+/// them are parts of one thing.
 const PLAIN_DEPTH: usize = 2;
 
 /// What a path says about the file.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Identity {
-    /// The series the file belongs to: the path with its version replaced by `{version}` and writer-counting numbers by
-    /// `{n}`, down to the component that bears the version. Without a version, the first two directories (`.` in the
-    /// root). At most [`MAX_SERIES_BYTES`] long; bytes that are not UTF-8 are written `\xHH`.
+    /// The series the file belongs to: the path with its version replaced by `{version}` and
+    /// writer-counting numbers by `{n}`, down to the component that bears the version. Without a
+    /// version, the first two directories (`.` in the root). At most [`MAX_SERIES_BYTES`] long;
+    /// bytes that are not UTF-8 are written `\xHH`.
     pub application: String,
-    /// Grows from one checkpoint to the next; `None` where no number in the path looks like a version.
+    /// Grows from one checkpoint to the next; `None` where no number in the path looks like a
+    /// version.
     pub version: Option<u64>,
-    /// The path with every number replaced by `{n}`: files of one series are expected to be of one size.
+    /// The path with every number replaced by `{n}`: files of one series are expected to be of one
+    /// size.
     pub file_series: String,
-    /// The version is more than a guess: its label counts versions, or it is named by a rule. `false` for the number in
-    /// `img_00017.png`, whose neighbours may all be wanted.
+    /// The version is more than a guess: its label counts versions, or it is named by a rule.
+    /// `false` for the number in `img_00017.png`, whose neighbours may all be wanted.
     pub is_certain: bool,
 }
 
@@ -80,8 +92,9 @@ impl Identity {
     }
 }
 
-/// Identifies a file by its path relative to the mount root, `/`-separated, any bytes. Never fails; time and memory are linear
-/// in the length of the path. A rename asks again: `ckpt-7.tmp` and `ckpt-7` are different applications.
+/// Identifies a file by its path relative to the mount root, `/`-separated, any bytes. Never fails;
+/// time and memory are linear in the length of the path. A rename asks again: `ckpt-7.tmp` and
+/// `ckpt-7` are different applications.
 pub fn identify(path: &[u8]) -> Identity {
     let chosen = choose(path);
     Identity {
@@ -107,7 +120,8 @@ fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|c| !c.is_empty() && *c != b".")
 }
 
-/// Smaller is better. The fields in order: kind of evidence, place of the component, preference within the component.
+/// Smaller is better. The fields in order: kind of evidence, place of the component, preference
+/// within the component.
 type Score = (u8, usize, u8, usize);
 
 fn choose(path: &[u8]) -> Option<Chosen> {

@@ -27,7 +27,8 @@ const MIN_GLUED_T_DIGITS: usize = 3;
 /// Eight digits that begin with an earlier year are a counter, not a date.
 const MIN_COMPACT_YEAR: u64 = 1900;
 
-/// The numbers of `component` from left to right. `parent` is the directory it lies in, which labels a bare number.
+/// The numbers of `component` from left to right. `parent` is the directory it lies in, which
+/// labels a bare number.
 pub(super) fn numbers(component: &[u8], parent: Option<&[u8]>) -> Vec<Number> {
     let mut found: Vec<Number> = Vec::new();
     let mut at = 0;
@@ -86,14 +87,16 @@ fn number_at(
 enum Before<'a> {
     /// A word with no separator between.
     Glued { word: &'a [u8], after_digit: bool },
-    /// A word, then separators; `None` where the word is not known, nor the one before a single letter (`Cell_D_00001`).
+    /// A word, then separators; `None` where the word is not known, nor the one before a single
+    /// letter (`Cell_D_00001`).
     Separated {
         label: Option<Label>,
         word: &'a [u8],
     },
     /// Another number, then separators.
     Number,
-    /// Nothing: the component starts with the number. The word is the last of the directory above, where it ends in one.
+    /// Nothing: the component starts with the number. The word is the last of the directory above,
+    /// where it ends in one.
     Start { parent_word: Option<&'a [u8]> },
     /// Separators only, or punctuation.
     Nothing,
@@ -239,7 +242,8 @@ fn followed_by_of(rest: &[u8]) -> bool {
     is_separator(*separator) && is_separator(*other) && digit.is_ascii_digit()
 }
 
-/// Year, month and day from `start`, then hour, minute and second where they follow, as `YYYYMMDDhhmmss`.
+/// Year, month and day from `start`, then hour, minute and second where they follow, as
+/// `YYYYMMDDhhmmss`.
 fn date(component: &[u8], start: usize) -> Option<(usize, u64)> {
     let run = end_of_digits(component, start) - start;
     let (mut at, year, month, day) = match run {
@@ -278,7 +282,8 @@ fn date(component: &[u8], start: usize) -> Option<(usize, u64)> {
     Some((at, days * 1_000_000 + time))
 }
 
-/// `_00:00:00`, `T0600`, `-21600` (seconds of the day), `_12` from `at`, as `hhmmss`, and where it ends.
+/// `_00:00:00`, `T0600`, `-21600` (seconds of the day), `_12` from `at`, as `hhmmss`, and where it
+/// ends.
 fn time_of_day(component: &[u8], at: usize) -> Option<(usize, u64)> {
     if !matches!(
         component.get(at)?,
@@ -342,7 +347,8 @@ fn field(component: &[u8], at: usize, width: usize) -> Option<u64> {
     parse(digits)
 }
 
-/// Whole part `start..point`, then a point and a fraction; in billionths, `None` inside where that exceeds `u64`.
+/// Whole part `start..point`, then a point and a fraction; in billionths, `None` inside where that
+/// exceeds `u64`.
 fn decimal(component: &[u8], start: usize, point: usize) -> Option<(usize, Option<u64>)> {
     let whole = &component[start..point];
     // `00012.000003` is two counters.

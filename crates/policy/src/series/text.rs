@@ -20,7 +20,8 @@ pub(super) fn hash(bytes: &[u8]) -> u64 {
     hash_more(FNV_OFFSET, bytes)
 }
 
-/// Collects bytes as text. All of them are hashed (FNV-1a, 64 bits), only the first [`MAX_BYTES`] are kept.
+/// Collects bytes as text. All of them are hashed (FNV-1a, 64 bits), only the first [`MAX_BYTES`]
+/// are kept.
 pub(super) struct BoundedText {
     bytes: Vec<u8>,
     hash: u64,

@@ -185,7 +185,8 @@ pub(super) fn has_attributes(fd: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// Whether the kernel tells here who can write a file; tried out, because the system's settings decide too.
+/// Whether the kernel tells here who can write a file; tried out, because the system's settings
+/// decide too.
 pub(super) fn tells_writers(fd: &OwnedFd) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let marker = rustix::fs::openat(fd, MARKER, flags, Mode::empty());

@@ -27,7 +27,8 @@ pub(super) fn read(shards: &Shards, id: ObjectId) -> io::Result<Option<Vec<u8>>>
 }
 
 /// Removes an object and its identity. The identity goes last: what a crash leaves of it is
-/// replaced when the id is used again. It goes also where the object has become a file elsewhere: `ENOENT` then.
+/// replaced when the id is used again. It goes also where the object has become a file elsewhere:
+/// `ENOENT` then.
 pub(super) fn remove(shards: &Shards, id: ObjectId) -> io::Result<()> {
     let _one_at_a_time = shards.sidecars.lock();
     let removed = rustix::fs::unlinkat(shards.dir(id), id.to_string(), AtFlags::empty());

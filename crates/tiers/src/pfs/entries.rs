@@ -215,8 +215,8 @@ impl PfsTree {
         }
     }
 
-    /// Lets two names of a directory change what they stand for. `Ok(false)`: this file system cannot, which is found
-    /// out once and remembered.
+    /// Lets two names of a directory change what they stand for. `Ok(false)`: this file system
+    /// cannot, which is found out once and remembered.
     pub fn exchange(&self, dir: &PfsDir, name: &[u8], other: &[u8]) -> io::Result<bool> {
         if !self.exchange.load(Ordering::Acquire) {
             return Ok(false);

@@ -1,7 +1,8 @@
 //! What is on stable storage, and how that is asked for.
 //!
-//! syncfs(2) is one call for any number of files, but only some file systems take it for what it says: to a FUSE file system the
-//! kernel sends nothing at all, and what others make of it is theirs. There every file is flushed by itself.
+//! syncfs(2) is one call for any number of files, but only some file systems take it for what it
+//! says: to a FUSE file system the kernel sends nothing at all, and what others make of it is
+//! theirs. There every file is flushed by itself.
 
 use std::fs::File;
 use std::io;
@@ -11,8 +12,8 @@ use forebay_types::FileKind;
 
 use super::{PfsDir, PfsStat, PfsTree, reopen, stat_fd};
 
-/// File systems on devices of this node that have everything on stable storage when syncfs(2) returns: ext2 to ext4, XFS, btrfs; and
-/// tmpfs, which has none.
+/// File systems on devices of this node that have everything on stable storage when syncfs(2)
+/// returns: ext2 to ext4, XFS, btrfs; and tmpfs, which has none.
 const SYNCFS_COUNTS: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994];
 
 /// Whether syncfs(2) is all that it takes on the file system of `dir`.
@@ -22,8 +23,9 @@ pub(super) fn syncfs_counts(dir: impl AsFd) -> io::Result<bool> {
     Ok(SYNCFS_COUNTS.contains(&(kind & 0xffff_ffff)))
 }
 
-/// One flush for many files. The kernel tells each descriptor once of an error of the file system's write-back: this one is nobody
-/// else's, and if it was opened before the files were written, it hears of all theirs.
+/// One flush for many files. The kernel tells each descriptor once of an error of the file system's
+/// write-back: this one is nobody else's, and if it was opened before the files were written, it
+/// hears of all theirs.
 #[derive(Debug)]
 pub struct FlushTogether {
     dir: OwnedFd,
@@ -38,7 +40,8 @@ impl FlushTogether {
 }
 
 impl PfsTree {
-    /// To be had before the first byte is written. `None` where files have to be flushed one by one.
+    /// To be had before the first byte is written. `None` where files have to be flushed one by
+    /// one.
     pub fn flush_together(&self) -> io::Result<Option<FlushTogether>> {
         if !self.syncfs_counts {
             return Ok(None);
@@ -61,7 +64,8 @@ impl PfsTree {
         Ok(rustix::fs::fsync(reopen(dir)?)?)
     }
 
-    /// Puts a directory with all that is below it on stable storage, other file systems that are mounted there too.
+    /// Puts a directory with all that is below it on stable storage, other file systems that are
+    /// mounted there too.
     pub fn sync_tree(&self, dir: &PfsDir) -> io::Result<()> {
         let together = self.flush_together()?;
         if let Some(together) = &together {
@@ -105,7 +109,8 @@ impl PfsTree {
     }
 }
 
-/// Removed or replaced meanwhile; or nobody without privilege may open it, who could not have changed it either.
+/// Removed or replaced meanwhile; or nobody without privilege may open it, who could not have
+/// changed it either.
 fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

@@ -107,9 +107,9 @@ impl PfsTree {
         })
     }
 
-    /// The same, and watches from now on whether the file system answers: where it is silent, every call
-    /// here waits for it up to `give_up_after` and then fails with `ETIMEDOUT`. A call that is under way
-    /// when the silence begins blocks as long as that.
+    /// The same, and watches from now on whether the file system answers: where it is silent, every
+    /// call here waits for it up to `give_up_after` and then fails with `ETIMEDOUT`. A call that is
+    /// under way when the silence begins blocks as long as that.
     pub fn watched(root: &Path, give_up_after: Duration) -> io::Result<PfsTree> {
         let mut tree = PfsTree::open(root)?;
         tree.pulse = Pulse::watch(tree.root.0.try_clone()?, give_up_after)?;

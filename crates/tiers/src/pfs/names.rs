@@ -36,8 +36,8 @@ impl PfsTree {
         u64::from_str_radix(digits, 16).ok().map(ObjectId)
     }
 
-    /// `.forebay-<instance>-<number>.version`: the directory of a version that is published as a whole,
-    /// until it is.
+    /// `.forebay-<instance>-<number>.version`: the directory of a version that is published as a
+    /// whole, until it is.
     pub fn version_name(instance: [u8; 16], number: ObjectId) -> Vec<u8> {
         let mut name = PREFIX.to_vec();
         for byte in &instance[..INSTANCE_BYTES] {

@@ -10,9 +10,9 @@ use super::{PfsDir, PfsTree, checked, reopen};
 use crate::actas::fs_uid;
 
 impl PfsTree {
-    /// Opens a directory that nobody else may enter; `None` if there is nothing of this name, `EPERM` for whatever else has
-    /// it: a link, or a directory that somebody else owns or may enter. `probe` is a free name, for a file that
-    /// shows as whom the PFS takes this process.
+    /// Opens a directory that nobody else may enter; `None` if there is nothing of this name,
+    /// `EPERM` for whatever else has it: a link, or a directory that somebody else owns or may
+    /// enter. `probe` is a free name, for a file that shows as whom the PFS takes this process.
     pub fn open_private(
         &self,
         parent: &PfsDir,
@@ -51,7 +51,8 @@ impl PfsTree {
         reopen(dir)
     }
 
-    /// Whether an owner is who this process is on the PFS. A server of the PFS may take root for somebody else.
+    /// Whether an owner is who this process is on the PFS. A server of the PFS may take root for
+    /// somebody else.
     fn is_own(&self, parent: &PfsDir, uid: u32, probe: &[u8]) -> io::Result<bool> {
         if uid == fs_uid() {
             return Ok(true);

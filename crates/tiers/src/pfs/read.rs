@@ -26,8 +26,8 @@ fn kind_of(kind: FileType) -> Option<FileKind> {
 }
 
 impl PfsTree {
-    /// Visits every entry but `.`, `..` and Forebay's own files that are not whole yet, in the order
-    /// of the file system below. Readers do not disturb each other.
+    /// Visits every entry but `.`, `..` and Forebay's own files that are not whole yet, in the
+    /// order of the file system below. Readers do not disturb each other.
     pub fn read_dir(&self, dir: &PfsDir, visit: &mut dyn FnMut(PfsEntry)) -> io::Result<()> {
         self.pulse.pass()?;
         let fd = reopen(dir)?;

@@ -1,7 +1,7 @@
 //! What a power cut would take away.
 //!
-//! Names: objects created since the last `sync_all` vanish, removed ones come back (their removal is
-//! put off until it is synced). Content: the first change of a page since the last sync keeps a
+//! Names: objects created since the last `sync_all` vanish, removed ones come back (their removal
+//! is put off until it is synced). Content: the first change of a page since the last sync keeps a
 //! copy of it, and a crash puts copies back. Identities and times are not undone.
 
 use std::collections::btree_map::Entry;

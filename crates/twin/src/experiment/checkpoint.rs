@@ -1,4 +1,5 @@
-//! Throughput and latency of checkpoints: one period from an empty burst buffer, one checkpoint of 80 GB per job.
+//! Throughput and latency of checkpoints: one period from an empty burst buffer, one checkpoint of
+//! 80 GB per job.
 
 use forebay_policy::plan::DrainPolicy;
 

@@ -1,4 +1,5 @@
-//! The built-in experiments: the papers' evaluations with the papers' constants. Each varies a few keys of a scenario file.
+//! The built-in experiments: the papers' evaluations with the papers' constants. Each varies a few
+//! keys of a scenario file.
 
 mod checkpoint;
 mod direct;

@@ -1,4 +1,5 @@
-//! Restarts served from the burst buffer, by placement: ten periods, failures drawn in proportion to 1/MTBF after two of them.
+//! Restarts served from the burst buffer, by placement: ten periods, failures drawn in proportion
+//! to 1/MTBF after two of them.
 
 use forebay_policy::demotion::PlacementPolicy;
 

@@ -179,8 +179,9 @@ fn direct_checkpoints_save_much_where_versions_are_not_known() {
     };
     let known = mean(&[]);
     assert!(known < 0.15, "{known}");
-    // As the mean over five seeds, the papers' 38 % lies between three and four versions kept, nearer to four. Single seeds differ
-    // more than that: with four some save less than 38 %, with five all save more.
+    // As the mean over five seeds, the papers' 38 % lies between three and four versions kept,
+    // nearer to four. Single seeds differ more than that: with four some save less than 38 %, with
+    // five all save more.
     let (three, four, five) = (unknown("3"), unknown("4"), unknown("5"));
     assert!(three < 0.37 && 0.38 < four, "{three} {four}");
     assert!(0.41 < five, "{five}");

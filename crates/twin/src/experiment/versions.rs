@@ -6,7 +6,8 @@ use crate::row::Row;
 
 const LOAD: f64 = 1.9;
 
-/// Jobs that write once, twice and three times an hour. The nearest whole numbers to what 1.9 S of 80 GB would be.
+/// Jobs that write once, twice and three times an hour. The nearest whole numbers to what 1.9 S of
+/// 80 GB would be.
 const MIXES: [(&str, [f64; 3]); 2] = [("1:1:1", [13.0, 13.0, 13.0]), ("5:2:1", [30.0, 12.0, 6.0])];
 
 pub(super) fn run(runner: &mut Runner<'_>) -> Result<Report, ExperimentError> {

@@ -1,4 +1,5 @@
-//! Shapes as PNG. Letters are filled outlines of a font that is compiled in, so that no font need be installed.
+//! Shapes as PNG. Letters are filled outlines of a font that is compiled in, so that no font need
+//! be installed.
 
 use tiny_skia::{FillRule, Paint, Path, PathBuilder, Pixmap, Stroke, Transform};
 use ttf_parser::{Face, OutlineBuilder};

@@ -8,7 +8,8 @@ use crate::rng::Rng;
 pub enum Dist {
     /// Always this.
     Fixed(f64),
-    /// Between the two; with a step, the whole multiples of the step that are above the lower and not above the upper bound.
+    /// Between the two; with a step, the whole multiples of the step that are above the lower and
+    /// not above the upper bound.
     Uniform {
         /// Lower bound.
         from_s: f64,

@@ -1,4 +1,5 @@
-//! What is simulated: the burst buffer, the PFS, the applications, and what goes wrong. `docs/twin.md` describes every key.
+//! What is simulated: the burst buffer, the PFS, the applications, and what goes wrong.
+//! `docs/twin.md` describes every key.
 
 mod dist;
 mod parse;
@@ -13,7 +14,8 @@ pub use read::{Override, ScenarioError};
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::plan::{DrainPolicy, PlanInput};
 
-/// A scenario that was checked: sizes are positive, rates can be met, there is at least one application.
+/// A scenario that was checked: sizes are positive, rates can be met, there is at least one
+/// application.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scenario {
     /// What it is called.
@@ -138,10 +140,11 @@ pub struct Arrivals {
 pub enum FailureMode {
     /// Nothing fails.
     None,
-    /// An application fails at exponential times of its MTBF, loses the checkpoint it is writing, reads the newest complete one and
-    /// goes on.
+    /// An application fails at exponential times of its MTBF, loses the checkpoint it is writing,
+    /// reads the newest complete one and goes on.
     Process,
-    /// Restarts are drawn: so many per period, each of an application chosen in proportion to 1/MTBF. They read and disturb nothing.
+    /// Restarts are drawn: so many per period, each of an application chosen in proportion to
+    /// 1/MTBF. They read and disturb nothing.
     Draws,
 }
 
@@ -163,21 +166,22 @@ pub struct Failures {
     pub restarts_per_period: u32,
     /// Failures begin after that many seconds, when the burst buffer holds what it usually does.
     pub from_s: f64,
-    /// Whether the burst buffer knows each application's true MTBF from the beginning, and keeps to it. Otherwise it begins with the
-    /// prior and learns from restarts.
+    /// Whether the burst buffer knows each application's true MTBF from the beginning, and keeps to
+    /// it. Otherwise it begins with the prior and learns from restarts.
     pub mtbf_known: bool,
 }
 
-/// What the papers leave open and the servers decide. Other values serve to see what a difference from the papers comes from
-/// (docs/reproduction.md); no server does so. Defaults are what the servers do.
+/// What the papers leave open and the servers decide. Other values serve to see what a difference
+/// from the papers comes from (docs/reproduction.md); no server does so. Defaults are what the
+/// servers do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Assume {
     /// Demoted copies stay until their space is wanted.
     pub copies_stay: bool,
     /// Reads of restarts count as use (placement `lru`).
     pub reads_are_use: bool,
-    /// Only what is closed is demoted, as the servers do; else bytes go while their checkpoint is still being written, as in the
-    /// papers' equations.
+    /// Only what is closed is demoted, as the servers do; else bytes go while their checkpoint is
+    /// still being written, as in the papers' equations.
     pub whole_files: bool,
 }
 

@@ -22,7 +22,8 @@ pub const MAX_NODES: u64 = 4096;
 
 const MAX_COMPUTE_NODES: u64 = 10_000_000;
 
-/// Mean time between failures of an application that says nothing: that of one node (see `policy::mtbf`).
+/// Mean time between failures of an application that says nothing: that of one node (see
+/// `policy::mtbf`).
 const DEFAULT_MTBF_S: f64 = forebay_policy::mtbf::PRIOR_MTBF_S;
 
 /// What an unknown name is answered with.

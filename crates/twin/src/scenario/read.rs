@@ -1,5 +1,5 @@
-//! Reading a TOML file key by key: every value knows its line, every key that nobody asked for is refused, and a value can be
-//! replaced from the command line.
+//! Reading a TOML file key by key: every value knows its line, every key that nobody asked for is
+//! refused, and a value can be replaced from the command line.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -38,7 +38,8 @@ fn place(line: &Option<usize>, key: &str) -> String {
 /// Replaces the value of a key, as `--sweep` and `--set` do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Override {
-    /// Full name, `bb.capacity`; `application.checkpoint` means every application, `application.NAME.checkpoint` those of that name.
+    /// Full name, `bb.capacity`; `application.checkpoint` means every application,
+    /// `application.NAME.checkpoint` those of that name.
     pub key: String,
     /// As it would stand in the file; text needs no quotes.
     pub value: String,
@@ -62,7 +63,8 @@ pub(super) enum Raw<'a> {
 
 /// The file with what replaces parts of it.
 pub(super) struct Document<'a> {
-    /// Where the lines of the file end: every key asks for its line, and histories have tens of thousands of keys.
+    /// Where the lines of the file end: every key asks for its line, and histories have tens of
+    /// thousands of keys.
     line_ends: Vec<usize>,
     overrides: &'a [Override],
     used: RefCell<BTreeSet<usize>>,

@@ -54,8 +54,8 @@ impl Ord for Entry {
     }
 }
 
-/// The calendar. What is far off lies unordered in its page; only the open page is kept in order, and is small enough for the
-/// processor's caches whatever the number of applications.
+/// The calendar. What is far off lies unordered in its page; only the open page is kept in order,
+/// and is small enough for the processor's caches whatever the number of applications.
 #[derive(Debug)]
 pub(super) struct Calendar {
     page_s: f64,

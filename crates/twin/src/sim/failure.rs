@@ -26,8 +26,8 @@ impl Sim<'_> {
         self.count_restart(app);
     }
 
-    /// Counts a restart, learns from it, and says whether the burst buffer had all of the newest checkpoint; `None` without a
-    /// complete one.
+    /// Counts a restart, learns from it, and says whether the burst buffer had all of the newest
+    /// checkpoint; `None` without a complete one.
     fn count_restart(&mut self, app: u32) -> Option<bool> {
         let now_s = self.now_s;
         let newest = self.apps[app as usize].newest?;
@@ -97,7 +97,8 @@ impl Sim<'_> {
         self.apps[app as usize].known_mtbf_s = new_s;
     }
 
-    /// [`crate::scenario::FailureMode::Process`]: what it was writing is lost; it reads its newest checkpoint and goes on.
+    /// [`crate::scenario::FailureMode::Process`]: what it was writing is lost; it reads its newest
+    /// checkpoint and goes on.
     pub(super) fn fail(&mut self, app: u32) {
         let now_s = self.now_s;
         let a = &self.apps[app as usize];

@@ -8,7 +8,8 @@ use super::node::Access;
 use super::part::State;
 use super::{MIN_STEP_S, Sim};
 
-/// A ramp of the plan is walked in so many steps. Rates are linear in time there, so a step runs at the mean of its ends.
+/// A ramp of the plan is walked in so many steps. Rates are linear in time there, so a step runs at
+/// the mean of its ends.
 const RAMP_STEPS: f64 = 64.0;
 
 impl Sim<'_> {
@@ -38,7 +39,8 @@ impl Sim<'_> {
         if is_end && n.ends_demotion {
             demote = u64::MAX;
         }
-        // What was there before is demoted first: its space is what a writer in a full burst buffer gets.
+        // What was there before is demoted first: its space is what a writer in a full burst buffer
+        // gets.
         demote -= self.demote(node, demote);
         let before = self.nodes[node].dirty;
         for worker in 0..self.nodes[node].workers.len() {
@@ -58,8 +60,8 @@ impl Sim<'_> {
         self.outcome.max_dirty_bytes = self.outcome.max_dirty_bytes.max(n.dirty);
     }
 
-    /// Turns up to `bytes` of the part in demotion clean; of the part being written where there is none and that may be. Returns
-    /// how many.
+    /// Turns up to `bytes` of the part in demotion clean; of the part being written where there is
+    /// none and that may be. Returns how many.
     fn demote(&mut self, node: usize, bytes: u64) -> u64 {
         let may_take_open = self.may_demote_open(node);
         let n = &mut self.nodes[node];
@@ -77,8 +79,8 @@ impl Sim<'_> {
         moved
     }
 
-    /// Whether bytes of a part that is being written may go. Where nothing else can make room they do: the servers let such a
-    /// file go on on the PFS.
+    /// Whether bytes of a part that is being written may go. Where nothing else can make room they
+    /// do: the servers let such a file go on on the PFS.
     fn may_demote_open(&self, node: usize) -> bool {
         !self.scenario.assume.whole_files || self.nodes[node].is_full()
     }
@@ -232,7 +234,8 @@ impl Sim<'_> {
         self.node_next_s[node] = now_s + dt.max(MIN_STEP_S);
     }
 
-    /// The limit for writes and the cap for demotion, both in bytes/s, as the throttler of the servers would set them.
+    /// The limit for writes and the cap for demotion, both in bytes/s, as the throttler of the
+    /// servers would set them.
     fn pace(&mut self, node: usize, has_writers: bool) -> (f64, f64) {
         let now_s = self.now_s;
         let scenario = self.scenario;

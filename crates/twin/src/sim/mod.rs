@@ -1,8 +1,9 @@
 //! The simulation: a calendar of events, and bytes that flow between them.
 //!
-//! Between two events all rates of a node are constant, so a node is advanced only when something happens to it. Every step costs
-//! O(log n) of the number of applications: the calendar and the victim queues are ordered, nothing is scanned. Bytes are whole
-//! numbers and are only written into space that is free, so capacity is never exceeded, not by a byte.
+//! Between two events all rates of a node are constant, so a node is advanced only when something
+//! happens to it. Every step costs O(log n) of the number of applications: the calendar and the
+//! victim queues are ordered, nothing is scanned. Bytes are whole numbers and are only written into
+//! space that is free, so capacity is never exceeded, not by a byte.
 
 mod app;
 mod event;
@@ -38,13 +39,15 @@ use stats::Sums;
 /// Steps between two looks at the progress.
 const STEPS_PER_LOOK: u64 = 1 << 14;
 
-/// Pages of the calendar in a period: the open one has some hundred events of ten thousand applications.
+/// Pages of the calendar in a period: the open one has some hundred events of ten thousand
+/// applications.
 const PAGES_PER_PERIOD: f64 = 64.0;
 
 /// A step is never shorter: rounding cannot make time stand still.
 const MIN_STEP_S: f64 = 1e-6;
 
-/// Longer than any simulation: phases are not cut into turns (BBOS, I/O engine: I/O phases do not interleave).
+/// Longer than any simulation: phases are not cut into turns (BBOS, I/O engine: I/O phases do not
+/// interleave).
 const WHOLE_PHASE_S: f64 = 1e18;
 
 /// What a run is asked for beside its sums.
@@ -78,7 +81,8 @@ pub fn run(scenario: &Scenario, options: Options) -> Run {
     run_watched(scenario, options, |_| true).unwrap_or_default()
 }
 
-/// Simulates to the end; `watch` is told the share of the time that has passed, 0 to 1, and says whether to go on.
+/// Simulates to the end; `watch` is told the share of the time that has passed, 0 to 1, and says
+/// whether to go on.
 pub fn run_watched(
     scenario: &Scenario,
     options: Options,

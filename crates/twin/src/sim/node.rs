@@ -47,7 +47,8 @@ pub(super) struct Request {
     pub since_s: f64,
 }
 
-/// `dirty + clean ≤ capacity`, always: bytes are whole numbers, and none is written before its space is free.
+/// `dirty + clean ≤ capacity`, always: bytes are whole numbers, and none is written before its
+/// space is free.
 pub(super) struct Node {
     pub capacity: u64,
     pub dirty: u64,
@@ -134,7 +135,8 @@ impl Node {
         !self.workers.is_empty() || self.direct > 0
     }
 
-    /// Less space than this is none: the unit in which space is given, and never more than a thousandth of a small burst buffer.
+    /// Less space than this is none: the unit in which space is given, and never more than a
+    /// thousandth of a small burst buffer.
     pub fn unit(&self) -> u64 {
         SPACE_UNIT_BYTES.min(self.capacity / 1024 + 1)
     }

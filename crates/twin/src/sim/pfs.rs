@@ -1,5 +1,6 @@
-//! The parallel file system: servers that share their bandwidth among the nodes that flush to them and the operations that go to
-//! it or come from it directly, each of which is spread over all servers.
+//! The parallel file system: servers that share their bandwidth among the nodes that flush to them
+//! and the operations that go to it or come from it directly, each of which is spread over all
+//! servers.
 
 use std::collections::BTreeMap;
 
@@ -29,8 +30,9 @@ pub(super) struct PfsOperation {
     pub purpose: Purpose,
 }
 
-/// Operations of applications whose links are as fast as each other: at any moment all of them get the same rate. So one
-/// count of bytes serves for all, and each ends when it has come to a mark that was set when it began.
+/// Operations of applications whose links are as fast as each other: at any moment all of them get
+/// the same rate. So one count of bytes serves for all, and each ends when it has come to a mark
+/// that was set when it began.
 #[derive(Debug)]
 struct Lane {
     link_bytes_per_s: f64,
@@ -246,7 +248,8 @@ impl Sim<'_> {
         self.operations_changed();
     }
 
-    /// What was read from the PFS stays as a clean copy, if there is room beside what is not drained.
+    /// What was read from the PFS stays as a clean copy, if there is room beside what is not
+    /// drained.
     fn stage_in(&mut self, operation: &PfsOperation) {
         let node = operation.node as usize;
         self.advance(node);

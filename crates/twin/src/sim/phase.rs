@@ -155,7 +155,8 @@ impl Sim<'_> {
             is_newest_version: true,
             must_make_room: n.free() < request.bytes,
         };
-        // The policy asks whether all others are warmer; it is enough to show it the coldest of them.
+        // The policy asks whether all others are warmer; it is enough to show it the coldest of
+        // them.
         let own = a
             .parts
             .iter()
@@ -228,8 +229,9 @@ impl Sim<'_> {
         }
     }
 
-    /// Policy `dedicated`: writes at once, in its own space, over its own older versions; where these are not on the PFS yet it
-    /// waits for them. Without space of its own it writes straight to the PFS.
+    /// Policy `dedicated`: writes at once, in its own space, over its own older versions; where
+    /// these are not on the PFS yet it waits for them. Without space of its own it writes straight
+    /// to the PFS.
     fn begin_in_own_space(&mut self, node: usize, request: Request) {
         let own = self.apps[request.app as usize].parts.clone();
         for id in own {
@@ -347,7 +349,8 @@ impl Sim<'_> {
         }
     }
 
-    /// A new version is complete: older ones are outdated, and the application deletes what it does not keep.
+    /// A new version is complete: older ones are outdated, and the application deletes what it does
+    /// not keep.
     fn retire_old_versions(&mut self, app: u32) {
         let a = &self.apps[app as usize];
         let (newest, kind) = (a.version, a.kind as usize);

@@ -6,13 +6,15 @@ use super::Sim;
 use super::part::{PartId, State};
 
 impl Sim<'_> {
-    /// Frees clean bytes for `wanted_bytes` more, as far as there are any; the order and the amount are the policy's.
+    /// Frees clean bytes for `wanted_bytes` more, as far as there are any; the order and the amount
+    /// are the policy's.
     pub(super) fn make_room(&mut self, node: usize, wanted_bytes: u64) {
         let mut left = evict_needed(&self.nodes[node].space(), wanted_bytes);
         while left > 0 {
             let n = &self.nodes[node];
             let queued = n.clean_queue.first().map(|id| id as PartId);
-            // Files of a part that is still being copied or written can go one by one as well, last.
+            // Files of a part that is still being copied or written can go one by one as well,
+            // last.
             let victim = queued.or_else(|| {
                 let partly = [n.demoting, n.writing_part()];
                 partly
@@ -87,8 +89,8 @@ impl Sim<'_> {
         }
     }
 
-    /// Which applications have bytes on a node, for the decision on direct checkpoints. `arrives`: the first part was just added;
-    /// otherwise one was just removed.
+    /// Which applications have bytes on a node, for the decision on direct checkpoints. `arrives`:
+    /// the first part was just added; otherwise one was just removed.
     pub(super) fn note_resident(&mut self, app: u32, node: u32, arrives: bool) {
         if !self.scenario.direct {
             return;

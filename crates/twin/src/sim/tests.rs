@@ -238,7 +238,8 @@ fn who_uses_the_pfs_shares_it_as_far_as_links_go() {
     // The second comes when the first has moved half of its bytes.
     let late = application("") + &application("start = \"50s\"");
     near(&staged_s(&late), &[150.0, 200.0]);
-    // A link of 0.4 GB/s takes no more than that; what it leaves nobody else gets (a share is a share).
+    // A link of 0.4 GB/s takes no more than that; what it leaves nobody else gets (a share is a
+    // share).
     let slow = application("") + &application("bandwidth = \"0.4GB/s\"");
     near(&staged_s(&slow), &[200.0, 400.0]);
 }

@@ -1,5 +1,5 @@
-//! The text of `darshan-parser`: a header of `# key: value`, then counters, one a line, separated by tabs. Several logs may follow
-//! each other.
+//! The text of `darshan-parser`: a header of `# key: value`, then counters, one a line, separated
+//! by tabs. Several logs may follow each other.
 
 use super::{History, Job, TraceError};
 

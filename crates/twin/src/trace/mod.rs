@@ -1,6 +1,8 @@
-//! A centre's own history as a scenario: Slurm's accounting, job logs in the Standard Workload Format, Darshan's records of I/O.
+//! A centre's own history as a scenario: Slurm's accounting, job logs in the Standard Workload
+//! Format, Darshan's records of I/O.
 //!
-//! No source tells everything. What is assumed is a parameter ([`Assumptions`]) and is written at the top of the scenario.
+//! No source tells everything. What is assumed is a parameter ([`Assumptions`]) and is written at
+//! the top of the scenario.
 
 mod darshan;
 mod sacct;
@@ -71,7 +73,8 @@ pub enum TraceError {
 pub struct Assumptions {
     /// Time between two checkpoints; a shorter job writes one at its end.
     pub interval_s: f64,
-    /// Part of a job's memory that a checkpoint holds, where the source tells the memory and not what was written.
+    /// Part of a job's memory that a checkpoint holds, where the source tells the memory and not
+    /// what was written.
     pub memory_share: f64,
     /// Size of a checkpoint per node, where the source tells neither.
     pub bytes_per_node: u64,

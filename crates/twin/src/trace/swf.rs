@@ -19,7 +19,8 @@ pub(super) fn read(text: &str) -> History {
     history
 }
 
-/// Fields, from 1: 1 number, 2 submitted, 3 wait, 4 run time, 5 processors, 7 memory per processor in KiB.
+/// Fields, from 1: 1 number, 2 submitted, 3 wait, 4 run time, 5 processors, 7 memory per processor
+/// in KiB.
 fn job(line: &str) -> Option<Job> {
     let fields: Result<Vec<f64>, _> = line.split_whitespace().map(str::parse).collect();
     let f = fields.ok().filter(|f| f.len() == FIELDS)?;

@@ -1,4 +1,5 @@
-//! Objects damaged at rest under a burst buffer that runs: rows 11 to 13 of the fault matrix, as programs see them.
+//! Objects damaged at rest under a burst buffer that runs: rows 11 to 13 of the fault matrix, as
+//! programs see them.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -200,7 +200,8 @@ fn bad_input_that_shows_only_when_the_tiers_are_open() {
     assert_refused_late(&cluster, &both, "belongs to another instance");
 }
 
-/// All is well but the mount itself: the state folder that the flash would belong to is not kept either.
+/// All is well but the mount itself: the state folder that the flash would belong to is not kept
+/// either.
 #[test]
 fn bad_input_that_shows_only_at_the_mount() {
     if needs_root() || needs_file("/dev/fuse") {
@@ -348,7 +349,8 @@ fn bad_input_tier_left_out_that_holds_undrained_data() {
     assert!(cluster.mounts().iter().all(|line| !line.contains("/mnt ")));
 }
 
-/// The directory is there, but what was mounted on it is not: what goes there would be hidden by the next mount.
+/// The directory is there, but what was mounted on it is not: what goes there would be hidden by
+/// the next mount.
 #[test]
 fn bad_input_pfs_that_is_not_mounted() {
     if needs_root() {

@@ -290,7 +290,8 @@ fn command_policy_changes_it_while_running_and_calibrate_gives_a_plan() {
         (&"maxeff".into(), &"lru".into())
     );
     assert_eq!(cluster.status()["policy"], "maxeff");
-    // On a machine that does much else tries may lie too far apart; that is said, and nothing changes.
+    // On a machine that does much else tries may lie too far apart; that is said, and nothing
+    // changes.
     let refused = |output: &Output| {
         let line = output.stderr.contains("no bandwidth to plan with");
         output.code == 1 && line && cluster.status()["plan"]["bandwidths"].is_null()

@@ -48,7 +48,8 @@ fn fault_01_a_killed_program_harms_only_what_it_wrote() {
     pattern(1200, MIB).assert_in(&cluster.pfs("other"));
 }
 
-/// Writes files until the mount is gone; answers with those whose rename had returned, and the numbers of their contents, which grow.
+/// Writes files until the mount is gone; answers with those whose rename had returned, and the
+/// numbers of their contents, which grow.
 fn load(cluster: &Cluster, writer: u64) -> Vec<(String, u64)> {
     let mut done = Vec::new();
     for at in 0.. {
@@ -91,7 +92,8 @@ fn fault_04_kill_9_at_random_times_under_load_loses_nothing_that_was_closed() {
         cluster.start();
         for (name, number) in &done {
             let found = version_of(&fs::read(cluster.mnt(name)).expect("read"));
-            // The last rename may have happened although its answer was lost; then the next content is there.
+            // The last rename may have happened although its answer was lost; then the next content
+            // is there.
             let next = number + NAMES;
             assert!(
                 found == Some(*number) || found == Some(next),

@@ -178,7 +178,8 @@ fn fault_09_an_error_of_a_flush_of_the_pfs_keeps_the_files_undrained() {
     assert!(cluster.dirty_bytes() > 0, "nothing was kept");
 }
 
-/// Also of one that went straight to the PFS, and becomes the file there by a rename; and of many in one batch.
+/// Also of one that went straight to the PFS, and becomes the file there by a rename; and of many
+/// in one batch.
 #[test]
 fn fault_09_an_error_of_a_flush_of_a_directory_of_the_pfs_keeps_the_files_undrained() {
     if needs_root() {

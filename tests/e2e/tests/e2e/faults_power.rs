@@ -1,5 +1,5 @@
-//! Rows 5 and 6 of the fault matrix once more: what a power cut leaves where records, objects and PFS were not flushed at the
-//! same time. The PFS is elsewhere: it keeps what it was told.
+//! Rows 5 and 6 of the fault matrix once more: what a power cut leaves where records, objects and
+//! PFS were not flushed at the same time. The PFS is elsewhere: it keeps what it was told.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -186,8 +186,8 @@ fn promise_3_a_copy_that_was_lost_from_the_records_does_not_come_back_later() {
     assert_no_errors(&cluster);
 }
 
-/// Everybody's memory is lost; `f` was drained, and its successor, which nobody fsynced, has taken its place and its version on the
-/// PFS.
+/// Everybody's memory is lost; `f` was drained, and its successor, which nobody fsynced, has taken
+/// its place and its version on the PFS.
 fn successor_in_memory(name: &str) -> Cluster {
     let cluster = disks("64MiB");
     write_file(&cluster.mnt(name), pattern(2160, LEN));

@@ -1,4 +1,5 @@
-//! What was flushed, and what was not: power cuts of the PFS's server, and of this machine where it leaves halves behind.
+//! What was flushed, and what was not: power cuts of the PFS's server, and of this machine where it
+//! leaves halves behind.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -333,7 +333,8 @@ fn promise_6_changes_on_the_pfs_reach_a_version_before_it_is_published() {
     });
     assert!(!cluster.pfs("run/ckpt-21/rank-1").exists());
     pattern(213, MIB).assert_in(&cluster.pfs("run/ckpt-21/rank-3"));
-    // A version that somebody takes away, or gives a name, is no version any more; what is here is kept.
+    // A version that somebody takes away, or gives a name, is no version any more; what is here is
+    // kept.
     for version in [22, 23] {
         fs::create_dir(cluster.mnt(format!("run/ckpt-{version}"))).expect("mkdir");
         let hidden = fs::read_dir(cluster.pfs("run")).expect("read_dir");

@@ -49,7 +49,8 @@ fn is_whole(cluster: &Cluster, names: &[&str], content: &str) {
     assert_eq!(conflicts(cluster), 0);
 }
 
-/// A log that is drained and written on, also while it is drained again; then the PFS hangs within `operation` on `name`.
+/// A log that is drained and written on, also while it is drained again; then the PFS hangs within
+/// `operation` on `name`.
 fn hung_within(operation: &str, when: When, name: &str) {
     let cluster = cluster();
     let pfs = cluster.fuse_pfs();
@@ -227,7 +228,8 @@ fn promise_8_an_error_of_the_pfs_at_a_start_undoes_no_rename() {
     is_whole(&cluster, &["b"], "newer");
 }
 
-/// A rename over one of several links: where the PFS does not give the older one up, it is replaced by the drain.
+/// A rename over one of several links: where the PFS does not give the older one up, it is replaced
+/// by the drain.
 #[test]
 fn fault_17_a_link_that_the_pfs_keeps_in_a_rename_is_replaced_by_the_drain() {
     if needs_root() {

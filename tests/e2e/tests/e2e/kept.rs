@@ -110,7 +110,8 @@ fn promise_4_undrained_bytes_keep_below_the_cap() {
 fn promise_4_what_is_gone_takes_no_space() {
     const WRITERS: u64 = 3;
     let cluster = Cluster::builder().lazy().up();
-    // The kernel sends the close when close(2) has returned: the unlink comes before it, in its midst, or after.
+    // The kernel sends the close when close(2) has returned: the unlink comes before it, in its
+    // midst, or after.
     std::thread::scope(|scope| {
         for writer in 0..WRITERS {
             let path = cluster.mnt(format!("f{writer}"));

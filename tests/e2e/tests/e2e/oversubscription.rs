@@ -65,8 +65,8 @@ fn limit_of(device: &str) -> Option<u64> {
     Some(limit.trim().parse().expect("a number"))
 }
 
-/// Writes one file over and over, until the plan slows it down at the device: what is written counts, and needs no space.
-/// How many periods that takes depends on the machine.
+/// Writes one file over and over, until the plan slows it down at the device: what is written
+/// counts, and needs no space. How many periods that takes depends on the machine.
 fn write_until_limited(cluster: &Cluster, device: &str) -> u64 {
     let deadline = Instant::now() + LONG;
     loop {

@@ -1,4 +1,5 @@
-//! Promise 2, what stat(2) shows and what may be set: times, set-id bits, attributes, directories that are open.
+//! Promise 2, what stat(2) shows and what may be set: times, set-id bits, attributes, directories
+//! that are open.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -110,7 +111,8 @@ fn promise_2_times_of_a_directory_are_those_that_programs_gave_it() {
     assert_eq!(times(&cluster.mnt("left/1")), file, "nor of a file");
     assert_eq!(times(&cluster.pfs("set")).0, OLD, "the PFS shows the same");
     assert_eq!(times(&cluster.pfs("left")).0, left.0);
-    // What is no drain counts: a mode for the time of change, a name for both, an outsider's name, too.
+    // What is no drain counts: a mode for the time of change, a name for both, an outsider's name,
+    // too.
     fs::set_permissions(cluster.mnt("set"), PermissionsExt::from_mode(0o700)).expect("chmod");
     let changed = times(&cluster.mnt("set"));
     assert!(changed.0 == OLD && changed.1 > set.1, "{changed:?}");
@@ -442,8 +444,8 @@ fn stat_after_stores(cluster: &Cluster) {
     let file = options.read(true).write(true).open(&path).expect("open");
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     let null = std::ptr::null_mut();
-    // SAFETY: a fresh shared mapping of LEN bytes of a file of that length, which nobody cuts meanwhile; it is
-    // unmapped below.
+    // SAFETY: a fresh shared mapping of LEN bytes of a file of that length, which nobody cuts
+    // meanwhile; it is unmapped below.
     unsafe {
         let map = mmap(null, LEN, protection, MapFlags::SHARED, &file, 0).expect("mmap");
         for store in 0..3 {
@@ -480,8 +482,8 @@ fn promise_2_handles_of_files_that_would_not_hold_are_not_offered() {
     let mut handle = [0u32; 34];
     handle[0] = 128;
     let mut mount_id = 0i32;
-    // SAFETY: the descriptor is open, the name is a C string, and the buffer has the 128 bytes behind its header
-    // that it says it has.
+    // SAFETY: the descriptor is open, the name is a C string, and the buffer has the 128 bytes
+    // behind its header that it says it has.
     let told = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,

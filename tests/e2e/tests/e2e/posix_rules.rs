@@ -1,5 +1,5 @@
-//! Promise 2, rules that programs rely on without thinking of them: who keeps what open, who may do what,
-//! what is kept to the last nanosecond.
+//! Promise 2, rules that programs rely on without thinking of them: who keeps what open, who may do
+//! what, what is kept to the last nanosecond.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};

@@ -192,7 +192,8 @@ fn promise_3_an_fsync_before_the_first_name_counts_with_that_of_its_directory() 
         for name in ["f", "safe/f"] {
             content.assert_in(&cluster.mnt(name));
         }
-        // Of the one on the PFS the copy here, which may have been written since, is given up, and that is said.
+        // Of the one on the PFS the copy here, which may have been written since, is given up, and
+        // that is said.
         let errors = cluster.status()["errors"].to_string();
         assert!(!errors.contains("/mnt/f\""), "{errors}");
     }

@@ -1,4 +1,5 @@
-//! Every sentence of `docs/semantics.md` names tests that exist, and every such test is named there.
+//! Every sentence of `docs/semantics.md` names tests that exist, and every such test is named
+//! there.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -131,8 +131,9 @@ fn assert_pieces(path: &std::path::Path, pieces: u64) {
     assert_eq!(file.read(&mut found).expect("read"), 0);
 }
 
-/// The series is small, so the file gets little space set aside; then the buffer fills up, and then the file grows beyond all of
-/// it, also beyond what its file system can hold. It is where it was: the kernel writes it, so it could not be moved.
+/// The series is small, so the file gets little space set aside; then the buffer fills up, and then
+/// the file grows beyond all of it, also beyond what its file system can hold. It is where it was:
+/// the kernel writes it, so it could not be moved.
 #[test]
 fn promise_5_a_file_outgrows_the_buffer_while_the_kernel_writes_it() {
     if needs_root() {
@@ -153,7 +154,8 @@ fn promise_5_a_file_outgrows_the_buffer_while_the_kernel_writes_it() {
     }
     for at in 1..PIECES {
         file.write_all(&piece(at)).expect("write");
-        // A busy machine may look late; what may be written until then is a matter of configuration.
+        // A busy machine may look late; what may be written until then is a matter of
+        // configuration.
         std::thread::sleep(Duration::from_millis(10));
     }
     let dram = &cluster.status()["tiers"][0];

@@ -468,7 +468,8 @@ fn trace_import_reads_darshans_own_logs_by_means_of_pydarshan() {
     let find = "import darshan, pathlib; print(pathlib.Path(darshan.__file__).parent / 'examples/example_logs')";
     let mut command = Command::new(&python);
     let logs = run_bounded(command.args(["-c", find]), LONG).ok().stdout;
-    // What `darshan-job-summary` shows of them: processes, and bytes written through POSIX and STDIO.
+    // What `darshan-job-summary` shows of them: processes, and bytes written through POSIX and
+    // STDIO.
     for (log, nodes, bytes) in [
         ("example.darshan", 2048, 2_199_023_263_277_u64),
         ("ior_hdf5_example.darshan", 4, 4_198_221),

@@ -1,4 +1,5 @@
-//! What the kernel writes by itself: stores through mappings, mappings that outlive descriptors, descriptors that outlive the daemon.
+//! What the kernel writes by itself: stores through mappings, mappings that outlive descriptors,
+//! descriptors that outlive the daemon.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,13 +11,15 @@ use forebay_testkit::{Builder, Cluster, LONG, needs_root, pattern, run_bounded, 
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-/// Files of a burst buffer on memory, and on flash alone: large enough to lend each open file what it may grow by.
+/// Files of a burst buffer on memory, and on flash alone: large enough to lend each open file what
+/// it may grow by.
 fn on_memory_and_flash() -> [Builder; 2] {
     let flash = Cluster::builder().dram("").ssd("256MiB");
     [Cluster::builder().dram("256MiB").lazy(), flash.lazy()]
 }
 
-/// Makes `NAME-1` to `NAME-3` of so many bytes: the size of the last was known, so the kernel writes it by itself.
+/// Makes `NAME-1` to `NAME-3` of so many bytes: the size of the last was known, so the kernel
+/// writes it by itself.
 fn known_series(cluster: &Cluster, name: &str, bytes: usize) -> PathBuf {
     let path = |run: u64| cluster.mnt(format!("{name}-{run}"));
     for run in 1..=3 {

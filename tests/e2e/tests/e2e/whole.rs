@@ -108,8 +108,8 @@ fn promise_6_a_file_is_replaced_on_the_pfs_at_once() {
 fn promise_6_temporary_names_are_not_visible_through_the_mount() {
     let cluster = Cluster::builder().lazy().up();
     write_file(&cluster.mnt("f"), pattern(23, LARGE));
-    // Where the PFS has files without a name there are none; so that there is one, as after a crash of another
-    // burst buffer on the same PFS:
+    // Where the PFS has files without a name there are none; so that there is one, as after a crash
+    // of another burst buffer on the same PFS:
     let left = ".forebay-0badcafe-0000000000000007-1.part";
     fs::write(cluster.pfs(left), b"unfinished").unwrap();
     let mut shown = BTreeSet::new();

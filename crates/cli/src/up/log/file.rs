@@ -56,8 +56,8 @@ impl LogFile {
         Ok(())
     }
 
-    /// Adds a line, in a new file if the old one would become too large. Writes nothing beyond the bound, not even where
-    /// there can be no new file.
+    /// Adds a line, in a new file if the old one would become too large. Writes nothing beyond the
+    /// bound, not even where there can be no new file.
     pub(super) fn write_line(&mut self, line: &[u8]) -> io::Result<()> {
         let len = line.len() as u64;
         if self.bytes > 0 && self.bytes + len > self.bytes_max {

@@ -79,7 +79,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Whether a line is to be written, and what is to be said before it of the period that it ends.
+    /// Whether a line is to be written, and what is to be said before it of the period that it
+    /// ends.
     pub(super) fn admit(
         &mut self,
         kind: Kind,
