@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! hang               while it is there, no operation begins
-//! OPERATION.hold     "before|after NAME": the next such operation on NAME (any, if empty) stops before or after it has been
-//!                    done; the file is called OPERATION.held meanwhile, and it goes on when that is removed
-//! OPERATION.error    "before|after ERRNO NAME": while it is there, such operations fail, not done or done;
-//!                    OPERATION.failed gets a byte for each
+//! OPERATION.hold     "before|after NAME": the next such operation on NAME (any, if empty) stops
+//!                    before or after it has been done; the file is called OPERATION.held
+//!                    meanwhile, and it goes on when that is removed
+//! OPERATION.error    "before|after ERRNO NAME": while it is there, such operations fail, not done
+//!                    or done; OPERATION.failed gets a byte for each
 //! ```
 
 use std::ffi::OsStr;

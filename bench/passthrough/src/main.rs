@@ -4,6 +4,7 @@
 //! kernel (FUSE passthrough), or through this process with `--plain`. The benchmark measures
 //! Forebay against it.
 
+mod convert;
 mod faults;
 mod fs;
 mod table;

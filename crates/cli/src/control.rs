@@ -274,7 +274,7 @@ pub fn batches(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
 
 /// One line for a path that failed.
 pub fn failure_line(mount: &Path, failure: &PathFailure) -> String {
-    let path = crate::paths::in_mount(mount, &failure.path);
+    let path = mounts::in_mount(mount, &failure.path);
     match failure.reason.is_empty() {
         true => format!("{}: {}", show_path(&path), failure.errno),
         false => format!("{}: {}", show_path(&path), failure.reason),

@@ -14,9 +14,9 @@ use crate::control::{AskError, Daemon, failure_line, files_and_bytes, no_state_f
 use crate::ended::{self, is_drained};
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::{mount_table, named_state};
+use crate::mounts::in_mount;
 use crate::mounts::{self, MountEntry};
 use crate::movement::{NAMED_MAX, name_left};
-use crate::paths::in_mount;
 use crate::show::json;
 use crate::show::progress::{Amount, Progress};
 use crate::show::text::{files, show_path};

@@ -134,6 +134,16 @@ pub fn trim_slash(mut path: Vec<u8>) -> Vec<u8> {
     path
 }
 
+/// A path as users see it.
+pub fn in_mount(mount: &Path, relative: &[u8]) -> Vec<u8> {
+    let mut path = mount.as_os_str().as_bytes().to_vec();
+    if !relative.is_empty() {
+        path.push(b'/');
+        path.extend_from_slice(relative);
+    }
+    path
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,5 +198,11 @@ broken line
             Some(b"run7/x".to_vec())
         );
         assert_eq!(relative(&table[2], Path::new("/bb")), None);
+    }
+
+    #[test]
+    fn users_see_paths_below_the_mount() {
+        assert_eq!(in_mount(Path::new("/bb"), b"a/b"), b"/bb/a/b");
+        assert_eq!(in_mount(Path::new("/bb"), b""), b"/bb");
     }
 }

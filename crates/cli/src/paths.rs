@@ -318,16 +318,6 @@ fn full_path(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// A path as users see it.
-pub fn in_mount(mount: &Path, relative: &[u8]) -> Vec<u8> {
-    let mut path = mount.as_os_str().as_bytes().to_vec();
-    if !relative.is_empty() {
-        path.push(b'/');
-        path.extend_from_slice(relative);
-    }
-    path
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -423,11 +413,5 @@ mod tests {
             b""
         );
         assert!(place(Path::new("/scratch2/x"), &table, &mut known).is_err());
-    }
-
-    #[test]
-    fn users_see_paths_below_the_mount() {
-        assert_eq!(in_mount(Path::new("/bb"), b"a/b"), b"/bb/a/b");
-        assert_eq!(in_mount(Path::new("/bb"), b""), b"/bb");
     }
 }

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 
 use crate::control::{Daemon, failure_line};
 use crate::exit::{Exit, Failure, is_missing};
-use crate::paths::{PathArgs, in_mount};
+use crate::mounts::in_mount;
+use crate::paths::PathArgs;
 use crate::show::json::insert_path;
 use crate::show::table::{Align, Table};
 use crate::show::text::show_path;

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::fusepfs::{BEHIND, FusePfs};
 use crate::loopfs::LoopFs;
 use crate::process::{Output, exit_code, run_bounded, wait_bounded};
-use crate::program::program;
+use crate::program::{bare_command, limited_command};
 use crate::random::is_root;
 use crate::wait::{LONG, wait_until};
 
@@ -572,32 +572,4 @@ impl Drop for Cluster {
         }
         self.clean_up();
     }
-}
-
-/// The program without settings from the environment.
-pub fn bare_command() -> Command {
-    let mut command = Command::new(program());
-    without_settings(&mut command);
-    command
-}
-
-/// The same, with a hard limit of descriptors and without the right to raise it.
-fn limited_command(most: u64) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args(["--bounding-set", "-sys_resource", "prlimit"]);
-    command
-        .arg(format!("--nofile={most}:{most}"))
-        .arg(program());
-    without_settings(&mut command);
-    command
-}
-
-/// Takes the program's settings out of a command's environment.
-pub fn without_settings(command: &mut Command) -> &mut Command {
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("FOREBAY_") {
-            command.env_remove(name);
-        }
-    }
-    command
 }

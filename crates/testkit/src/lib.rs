@@ -16,14 +16,14 @@ mod skip;
 mod tree;
 mod wait;
 
-pub use cluster::{Builder, Cluster, bare_command, without_settings};
+pub use cluster::{Builder, Cluster};
 pub use data::{Pattern, pattern, read_all_at, write_file};
 pub use fusepfs::{FusePfs, When};
 pub use loopfs::LoopFs;
 pub use model::{Model, Name};
 pub use names::{all_files, listing, os_name};
 pub use process::{Output, as_user, run_bounded};
-pub use program::{program, program_for_everybody};
+pub use program::{bare_command, program, program_for_everybody, without_settings};
 pub use random::{Seed, is_root};
 pub use skip::{needs_file, needs_root, skip};
 pub use tree::{Entry, snapshot};

@@ -16,6 +16,34 @@ pub fn program() -> &'static Path {
     })
 }
 
+/// The program without settings from the environment.
+pub fn bare_command() -> Command {
+    let mut command = Command::new(program());
+    without_settings(&mut command);
+    command
+}
+
+/// The same, with a hard limit of descriptors and without the right to raise it.
+pub(crate) fn limited_command(most: u64) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-sys_resource", "prlimit"]);
+    command
+        .arg(format!("--nofile={most}:{most}"))
+        .arg(program());
+    without_settings(&mut command);
+    command
+}
+
+/// Takes the program's settings out of a command's environment.
+pub fn without_settings(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("FOREBAY_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
 /// Another program of this repository, built once beside the tests.
 pub(crate) fn helper(package: &'static str) -> PathBuf {
     static BUILT: Mutex<Vec<(&str, PathBuf)>> = Mutex::new(Vec::new());

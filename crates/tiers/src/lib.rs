@@ -25,6 +25,7 @@ mod sums;
 #[doc(hidden)]
 pub mod testing;
 mod tier;
+mod walk;
 mod writeback;
 mod writers;
 

@@ -5,7 +5,6 @@
 //! but its answer, or the end of the process, brings a thread back from there.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +12,6 @@ use std::time::{Duration, Instant};
 use forebay_policy::health::{Health, Patience, judge, next_change_s};
 use forebay_types::{Errno, Statfs};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::fs::{AtFlags, StatxFlags};
 
 /// Between an answer and the next question.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -65,17 +63,9 @@ impl Pulse {
         }
     }
 
-    /// Watches the file system that `root` is on; requests wait for it up to `give_up_after`.
-    pub(crate) fn watch(root: OwnedFd, give_up_after: Duration) -> io::Result<Pulse> {
-        Pulse::ask(give_up_after, move || {
-            let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-            // An error is an answer too.
-            let _ = rustix::fs::statx(&root, c"", how, StatxFlags::BASIC_STATS);
-            rustix::fs::fstatvfs(&root).ok().map(super::pfs::totals)
-        })
-    }
-
-    fn ask(
+    /// Watches the file system that is asked; requests wait for it up to `give_up_after`. An error
+    /// is an answer too.
+    pub(crate) fn ask(
         give_up_after: Duration,
         ask: impl Fn() -> Option<Statfs> + Send + 'static,
     ) -> io::Result<Pulse> {

@@ -1,6 +1,7 @@
 //! Brings an earlier copy up to date.
 
-use crate::copy::{Buffer, Walk, cannot, refuse_same_file, write_all};
+use crate::copy::{refuse_same_file, write_all};
+use crate::walk::{Buffer, Walk, cannot};
 use crate::{Allocate, CopyControl, CopyError, Object, Seek};
 
 /// Makes `destination`, an earlier copy of `source`, equal to it again; answers with the bytes

@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use forebay_types::Errno;
 
-use crate::copy::{Buffer, Walk};
 use crate::crc::{crc32c_append_zeros, crc32c_update};
+use crate::walk::{Buffer, Walk};
 use crate::{Object, ObjectStat};
 
 /// Size of a piece, bytes, of all but very large contents: some milliseconds of reading.

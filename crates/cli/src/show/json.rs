@@ -8,8 +8,8 @@ use forebay_types::Errno;
 use forebay_wire::control::PathFailure;
 use serde_json::{Map, Value, json};
 
-use crate::out;
-use crate::paths::{self, Refused};
+use crate::paths::Refused;
+use crate::{mounts, out};
 
 /// Adds a path.
 pub fn insert_path(object: &mut Map<String, Value>, key: &str, path: &[u8]) {
@@ -30,7 +30,7 @@ pub fn failures(mount: &Path, refused: &[Refused], failures: &[PathFailure]) -> 
         .iter()
         .map(|one| failure(one.path.as_os_str().as_bytes(), one.errno, &one.why));
     let inside = failures.iter().map(|one| {
-        let path = paths::in_mount(mount, &one.path);
+        let path = mounts::in_mount(mount, &one.path);
         failure(&path, one.errno, &one.reason)
     });
     outside.chain(inside).collect()
@@ -53,7 +53,7 @@ fn failure(path: &[u8], errno: Errno, reason: &str) -> Value {
 pub fn path_list(mount: &Path, relative: &[Vec<u8>]) -> Value {
     let one = |path: &Vec<u8>| {
         let mut object = Map::new();
-        insert_path(&mut object, "path", &paths::in_mount(mount, path));
+        insert_path(&mut object, "path", &mounts::in_mount(mount, path));
         Value::Object(object)
     };
     relative.iter().map(one).collect()

@@ -12,7 +12,7 @@ use forebay_wire::control::{ScrubStatus, StatusBits};
 
 use crate::control::{Daemon, failure_line, files_and_bytes};
 use crate::exit::{Exit, Failure};
-use crate::paths::in_mount;
+use crate::mounts::in_mount;
 use crate::show::json;
 use crate::show::table::{Align, Table};
 use crate::show::text::{bar, eta, files, percent, rate, show_path};

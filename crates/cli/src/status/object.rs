@@ -9,7 +9,7 @@ use forebay_wire::control::{
 use serde_json::{Map, Value, json};
 
 use super::{drain_eta_s, mount_of};
-use crate::paths::in_mount;
+use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
 /// The object that `--json` prints.

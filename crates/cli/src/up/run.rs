@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use forebay_client::Client;
 use forebay_mount::{MountOptions, Mounted};
@@ -13,16 +13,13 @@ use forebay_wire::{InMemory, Peer, Request, Response, Service, UnixServer};
 use super::log::Log;
 use super::resources;
 use super::settle::Plan;
-use super::supervisor::Supervisor;
+use super::supervisor::{Served, Supervisor};
 use crate::control::files_and_bytes;
 use crate::ended::{self, Note};
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::signals::Hangup;
 use crate::state::{self, SocketPath};
 use crate::{mounts, out, signals};
-
-/// The instance, once there is one, for threads that are there before it.
-pub type Served = Arc<OnceLock<Arc<Instance>>>;
 
 /// Serves until it is told to stop; the caller holds the lock of the state folder. `announce` is
 /// called when the mount answers; if it fails, nobody wants the mount any more.

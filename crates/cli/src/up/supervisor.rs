@@ -6,10 +6,12 @@ use std::io;
 use std::panic::PanicHookInfo;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use forebay_server::Instance;
+
 use super::log::Log;
-use super::run::Served;
 use crate::exit::Exit;
 use crate::mounts;
 
@@ -20,6 +22,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// After a death the end itself may take so long. Then the process ends as by a kill, which loses
 /// nothing either.
 const END_LIMIT: Duration = Duration::from_secs(40);
+
+/// The instance, once there is one, for threads that are there before it.
+pub type Served = Arc<OnceLock<Arc<Instance>>>;
 
 /// Hears of deaths.
 #[derive(Clone)]

@@ -112,7 +112,12 @@ impl PfsTree {
     /// under way when the silence begins blocks as long as that.
     pub fn watched(root: &Path, give_up_after: Duration) -> io::Result<PfsTree> {
         let mut tree = PfsTree::open(root)?;
-        tree.pulse = Pulse::watch(tree.root.0.try_clone()?, give_up_after)?;
+        let root = tree.root.0.try_clone()?;
+        tree.pulse = Pulse::ask(give_up_after, move || {
+            let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+            let _ = rustix::fs::statx(&root, c"", how, StatxFlags::BASIC_STATS);
+            rustix::fs::fstatvfs(&root).ok().map(totals)
+        })?;
         Ok(tree)
     }
 
@@ -239,7 +244,7 @@ impl PfsTree {
     }
 }
 
-pub(crate) fn totals(stat: rustix::fs::StatVfs) -> Statfs {
+fn totals(stat: rustix::fs::StatVfs) -> Statfs {
     Statfs {
         block_bytes: u32::try_from(stat.f_frsize).unwrap_or(u32::MAX),
         blocks: stat.f_blocks,

@@ -1,6 +1,5 @@
 //! Quantities in seconds that differ from application to application.
 
-use super::read::{ScenarioError, Section};
 use crate::rng::Rng;
 
 /// A fixed value or a distribution, in seconds.
@@ -23,31 +22,6 @@ pub enum Dist {
 }
 
 impl Dist {
-    pub(super) fn read(section: &Section<'_>) -> Result<Self, ScenarioError> {
-        if let Some(mean_s) = section.seconds("exponential")? {
-            return Ok(Self::Exponential(mean_s));
-        }
-        let Some(bounds) = section.seconds_list("uniform")? else {
-            let why =
-                "must be a duration, { uniform = [from, to] } or { exponential = mean }".to_owned();
-            return Err(section.error("uniform", section.line, why));
-        };
-        let step_s = section.seconds("step")?.unwrap_or(0.0);
-        match bounds[..] {
-            [from_s, to_s] if from_s <= to_s && (step_s == 0.0 || to_s - from_s >= step_s) => {
-                Ok(Self::Uniform {
-                    from_s,
-                    to_s,
-                    step_s,
-                })
-            }
-            _ => {
-                let why = "needs two durations, the smaller one first, a step apart";
-                Err(section.error("uniform", section.line, why))
-            }
-        }
-    }
-
     /// Draws a value.
     pub fn sample(&self, rng: &mut Rng) -> f64 {
         match *self {

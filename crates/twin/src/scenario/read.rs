@@ -338,9 +338,35 @@ impl<'a> Section<'a> {
         };
         let name = self.full(key);
         let inner = Section::new(self.document, &name, Some(table), found.line);
-        let dist = Dist::read(&inner)?;
+        let dist = inner.distribution()?;
         inner.finish()?;
         Ok(Some(dist))
+    }
+
+    /// What stands in a table of its own for a distribution.
+    fn distribution(&self) -> Result<Dist, ScenarioError> {
+        if let Some(mean_s) = self.seconds("exponential")? {
+            return Ok(Dist::Exponential(mean_s));
+        }
+        let Some(bounds) = self.seconds_list("uniform")? else {
+            let why =
+                "must be a duration, { uniform = [from, to] } or { exponential = mean }".to_owned();
+            return Err(self.error("uniform", self.line, why));
+        };
+        let step_s = self.seconds("step")?.unwrap_or(0.0);
+        match bounds[..] {
+            [from_s, to_s] if from_s <= to_s && (step_s == 0.0 || to_s - from_s >= step_s) => {
+                Ok(Dist::Uniform {
+                    from_s,
+                    to_s,
+                    step_s,
+                })
+            }
+            _ => {
+                let why = "needs two durations, the smaller one first, a step apart";
+                Err(self.error("uniform", self.line, why))
+            }
+        }
     }
 
     /// A list of seconds.
