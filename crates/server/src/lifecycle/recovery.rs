@@ -200,6 +200,7 @@ impl Core {
         }
     }
 
+    #[allow(clippy::too_many_lines, reason = "being moved")]
     pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
         let path = file.path();
         self.files.write().insert(file.object, file.clone());
