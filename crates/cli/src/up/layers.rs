@@ -200,8 +200,11 @@ pub fn variable_of(key: &str) -> String {
 
 /// The variable that somebody most likely meant.
 pub fn variable_like(name: &str) -> Option<String> {
-    let variables = keys_of::<Given>().into_iter().map(|key| variable_of(&key));
-    likest(name, variables)
+    let keys = keys_of::<Given>().into_iter();
+    let variables = keys.map(|key| variable_of(&key)[PREFIX.len()..].to_string());
+    // Without what all of them have in common.
+    let meant = likest(name.strip_prefix(PREFIX)?, variables)?;
+    Some(PREFIX.to_string() + &meant)
 }
 
 fn likest<S: AsRef<str>>(name: &str, known: impl Iterator<Item = S>) -> Option<S> {

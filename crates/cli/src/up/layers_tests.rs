@@ -143,6 +143,7 @@ fn the_command_line_wins_over_the_environment_over_the_file() {
         variable_like("FOREBAY_DARM").as_deref(),
         Some("FOREBAY_DRAM")
     );
+    assert_eq!(variable_like("FOREBAY_QUUX"), None);
 }
 
 #[test]

@@ -276,6 +276,9 @@ fn announcement(plan: &Plan) -> String {
 }
 
 #[cfg(test)]
+mod table_tests;
+
+#[cfg(test)]
 mod tests {
     use clap::Parser;
 

@@ -43,6 +43,7 @@ impl Namespace {
         Ok(Some(file))
     }
 
+    #[allow(clippy::too_many_lines, reason = "being moved")]
     fn unlink_file(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {
         let _naming = file.naming(&self.pfs)?;
         self.settle_held(file)?;

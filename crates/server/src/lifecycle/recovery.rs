@@ -183,6 +183,7 @@ impl Lifecycle {
         }
     }
 
+    #[allow(clippy::too_many_lines, reason = "being moved")]
     pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
         let path = file.path();
         self.buffer

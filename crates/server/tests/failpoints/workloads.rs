@@ -362,6 +362,7 @@ fn each(lists: impl IntoIterator<Item = Vec<Workload>>) -> Vec<Workload> {
 }
 
 /// The workloads that hit a point; at least one.
+#[allow(clippy::too_many_lines, reason = "a list: one entry for each point")]
 pub fn workloads(point: Point) -> Vec<Workload> {
     let large = || vec![work([], [Write("a", 1, LARGE)]).on(Tiers::Tiny)];
     match point {

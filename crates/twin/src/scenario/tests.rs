@@ -52,6 +52,7 @@ fn a_scenario_is_read() {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a list of cases")]
 fn bad_values_are_refused_with_line_and_reason() {
     let cases = [
         ("\"3.2TB\"", "\"-4GB\"", Some(6), "bb.capacity", "positive"),
