@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use forebay_tiers::{PfsDir, PfsStat, RenameMode};
-use forebay_types::{Errno, TimeSpec, limits};
+use forebay_tiers::{PfsDir, PfsStat};
+use forebay_types::{Errno, RenameMode, TimeSpec, limits};
 
 use crate::dir::Dir;
 use crate::record::Published;

@@ -8,8 +8,8 @@
 use std::fs;
 use std::sync::Arc;
 
-use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode};
-use forebay_types::{Errno, Generation, ObjectId, TimeSpec, failpoint};
+use forebay_tiers::{PfsDir, PfsStat, PfsTree};
+use forebay_types::{Errno, Generation, ObjectId, RenameMode, TimeSpec, failpoint};
 
 use forebay_kv::Durability;
 

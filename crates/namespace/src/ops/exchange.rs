@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_tiers::RenameMode as PfsRename;
-use forebay_types::{FileKind, failpoint};
+use forebay_types::{FileKind, RenameMode, failpoint};
 
 use crate::dir::Dir;
 use crate::log::Batch;
@@ -36,10 +35,10 @@ impl Namespace {
         self.dirs_written(&to.dir);
         failpoint::hit(failpoint::Point::ExchangeIntent);
         let (a, b, mode) = match (from_on_pfs, to_on_pfs) {
-            (true, true) => (from, to, PfsRename::Exchange),
+            (true, true) => (from, to, RenameMode::Exchange),
             // What an outsider may have put where we have nothing is not replaced.
-            (true, false) => (from, to, PfsRename::NoReplace),
-            _ => (to, from, PfsRename::NoReplace),
+            (true, false) => (from, to, RenameMode::NoReplace),
+            _ => (to, from, RenameMode::NoReplace),
         };
         if let Err(error) = self
             .pfs

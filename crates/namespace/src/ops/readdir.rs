@@ -3,8 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use forebay_types::{FileKind, Ino};
-use forebay_wire::Dirent;
+use forebay_types::{Dirent, FileKind, Ino};
 
 use crate::dir::Dir;
 use crate::{File, Namespace, NsError};

@@ -11,9 +11,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
-use forebay_types::{Errno, FileKind, Ino, TimeSpec, check_name, failpoint};
-use forebay_wire::RenameMode;
+use forebay_tiers::{PfsDir, PfsStat, PfsTree};
+use forebay_types::{Errno, FileKind, Ino, RenameMode, TimeSpec, check_name, failpoint};
 use parking_lot::MutexGuard;
 
 use crate::dir::{Children, Dir};
@@ -424,7 +423,7 @@ impl Namespace {
         let rename = || {
             let (old, new) = ((&from.handle, &from.name), (&to.handle, &to.name));
             self.pfs
-                .rename(old.0, old.1, new.0, new.1, PfsRename::Replace)
+                .rename(old.0, old.1, new.0, new.1, RenameMode::Replace)
         };
         let replaced = self.hold_replaced_dir(to)?;
         let renamed = match to.is_dir() {

@@ -10,9 +10,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_kv::Durability;
-use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
-use forebay_types::{Attr, Cred, Errno, FileKind, Ino, TimeSpec, check_name, failpoint};
-use forebay_wire::RenameMode;
+use forebay_tiers::{PfsDir, PfsStat, PfsTree};
+use forebay_types::{
+    Attr, Cred, Errno, FileKind, Ino, RenameMode, TimeSpec, check_name, failpoint,
+};
 use parking_lot::RwLockReadGuard;
 
 use crate::dir::{Dir, Hidden};
@@ -307,7 +308,7 @@ impl Namespace {
     fn name_version(&self, handle: &PfsDir, hidden: &[u8], name: &[u8]) -> std::io::Result<()> {
         match self
             .pfs
-            .rename(handle, hidden, handle, name, PfsRename::NoReplace)
+            .rename(handle, hidden, handle, name, RenameMode::NoReplace)
         {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
             done => return done,
@@ -316,7 +317,7 @@ impl Namespace {
             Ok(_) => Err(Errno::EEXIST.into()),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
                 self.pfs
-                    .rename(handle, hidden, handle, name, PfsRename::Replace)
+                    .rename(handle, hidden, handle, name, RenameMode::Replace)
             }
             Err(e) => Err(e),
         }

@@ -5,8 +5,7 @@ use std::sync::Arc;
 
 use forebay_kv::Durability;
 use forebay_tiers::PfsDir;
-use forebay_types::{Cred, Errno, Ino, TimeSpec, failpoint, limits};
-use forebay_wire::XattrMode;
+use forebay_types::{Cred, Errno, Ino, TimeSpec, XattrMode, failpoint, limits};
 
 use crate::acl::{self, Acl};
 use crate::dir::Dir;

@@ -683,7 +683,7 @@ mod tests {
             panic!("not in the burst buffer");
         };
         let named = |name: &[u8]| core.ns.get_xattr(file.ino, name);
-        let mode = forebay_wire::XattrMode::Set;
+        let mode = forebay_types::XattrMode::Set;
         core.ns
             .set_xattr(file.ino, b"user.a", b"1", mode)
             .expect("set");
