@@ -1,4 +1,5 @@
-//! Entries of directories, and how names and attributes are replaced. Messages carry these words, and the tree acts by them.
+//! Entries of directories, and how names and attributes are replaced. Messages carry these words,
+//! and the tree acts by them.
 
 use serde::{Deserialize, Serialize};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_types::{Dirent, FileKind, Ino};
 
-use crate::dir::Dir;
+use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
 /// One entry of a directory, and its file if that is in the burst buffer.

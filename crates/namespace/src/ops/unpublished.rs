@@ -6,7 +6,6 @@
 //! two names it is, so no step needs an intent.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_kv::Durability;
@@ -16,12 +15,12 @@ use forebay_types::{
 };
 use parking_lot::RwLockReadGuard;
 
-use crate::dir::{Dir, Hidden};
+use crate::conflict::{CONFLICT_INFIX, Conflict, ConflictKind};
 use crate::log::Batch;
 use crate::ops::lookup::Found;
 use crate::ops::make::{as_owner, umask};
-use crate::outside::{CONFLICT_INFIX, Conflict, ConflictKind};
 use crate::record::{self, UnpublishedRecord};
+use crate::tree::{Dir, Hidden};
 use crate::{Namespace, NsError};
 
 /// Who puts a copy in its place waits so long for who names a version, and the other way round, before they
@@ -113,7 +112,7 @@ impl Namespace {
 
     /// Whether a directory was removed, or leads nowhere on the PFS.
     pub fn is_gone(&self, dir: &Arc<Dir>) -> bool {
-        dir.removed.load(Ordering::Acquire)
+        dir.is_removed()
             || matches!(
                 self.open_dir(dir),
                 Err(NsError::Errno(Errno::ENOENT | Errno::ESTALE))
@@ -275,7 +274,7 @@ impl Namespace {
             }
         }
         self.unhide(parent, dir, name)?;
-        self.handles.forget(dir);
+        dir.forget_handle();
         Err(Errno::ENOENT.into())
     }
 
@@ -331,7 +330,7 @@ impl Namespace {
         hidden: &[u8],
     ) -> Result<Vec<u8>, NsError> {
         let (_, name) = dir.place().ok_or(Errno::EINVAL)?;
-        for beside in crate::outside::conflict_names(&name) {
+        for beside in crate::conflict::conflict_names(&name) {
             // Who finds the hidden name gone looks there.
             dir.move_to(parent.clone(), &beside);
             let failed = match self.name_version(handle, hidden, &beside) {
@@ -350,7 +349,7 @@ impl Namespace {
     fn unhide(&self, parent: &Dir, dir: &Arc<Dir>, name: &[u8]) -> Result<(), NsError> {
         let mut batch = Batch::new();
         batch.delete(record::unpublished_key(dir.key));
-        if !dir.removed.load(Ordering::Acquire) {
+        if !dir.is_removed() {
             self.put_dir(&mut batch, dir)?;
         }
         self.commit(batch)?;

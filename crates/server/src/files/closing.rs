@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability as KvDurability;
-use forebay_namespace::{File, Flushed, ctime_after};
+use forebay_namespace::File;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::schedule::Rest;
 use forebay_tiers::{Object, TierKind, start_writeback};
@@ -95,23 +95,7 @@ impl Core {
         let (dirty, unlinked) = {
             let mut state = file.lock();
             // What the kernel wrote is a change whatever was taken for known of it meanwhile.
-            if state.residency.writing || open.passthrough {
-                state.residency.writing = false;
-                // What requests wrote is counted: the PFS may have just this.
-                let safe = !open.passthrough && state.safe == Some(state.generation());
-                if safe && state.is_published() {
-                    state.settled();
-                } else {
-                    state.changed();
-                }
-            }
-            state.meta.size = stat.size;
-            state.meta.allocated_bytes = stat.allocated_bytes;
-            state.meta.atime = state.meta.atime.max(stat.atime);
-            if state.is_dirty() {
-                state.meta.mtime = stat.mtime;
-                state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
-            }
+            state.close(&stat, open.passthrough);
             // Until then the record says that the object knows the size, which is as good.
             self.ns.save_later(file, &mut state);
             let dirty = self.book_held(file, &state, stat.allocated_bytes);
@@ -159,10 +143,7 @@ impl Core {
         self.activity.note();
         {
             let mut state = file.lock();
-            state.changed();
-            state.residency.writing = true;
-            state.error = Some(errno);
-            state.error_unreported = true;
+            state.fail_close(errno);
             self.ns.save_later(file, &mut state);
         }
         self.unclosed.lock().insert(file.object);
@@ -181,13 +162,7 @@ impl Core {
         let tier = file.tier();
         let stat = self.tiers.open_object(tier, file.object)?.stat()?;
         let mut state = file.lock();
-        state.residency.writing = false;
-        let meta = &mut state.meta;
-        meta.size = stat.size;
-        meta.allocated_bytes = stat.allocated_bytes;
-        meta.atime = meta.atime.max(stat.atime);
-        meta.mtime = stat.mtime;
-        meta.ctime = ctime_after(meta.ctime, stat.mtime);
+        state.finish_close(&stat);
         self.ns.save_later(file, &mut state);
         self.book_held(file, &state, stat.allocated_bytes);
         drop(state);
@@ -201,7 +176,7 @@ impl Core {
         let mut state = file.lock();
         // Of a file in memory flash keeps it until the next fsync.
         let here = self.tiers.kind(state.residency.tier) != TierKind::Dram;
-        if size == 0 && here && state.residency.flushed.take().is_some() {
+        if size == 0 && here && state.forget_flushed() {
             self.ns.save_later(file, &mut state);
         }
     }
@@ -256,10 +231,7 @@ impl Core {
         let to = to.ok_or(Errno::ENOSPC)?;
         let (generation, shadow) = {
             let mut state = file.lock();
-            if std::mem::take(&mut state.residency.writing) {
-                state.changed();
-                state.take_stat(&stat);
-            }
+            state.end_unseen_as(&stat);
             (state.generation(), state.residency.shadow)
         };
         let object = self.copy_object(file, &*source, to)?;
@@ -337,7 +309,7 @@ impl Core {
         let bytes = object.stat()?.size;
         let mut state = file.lock();
         if state.is_dirty() {
-            state.residency.flushed = Some(Flushed { generation, bytes });
+            state.note_flushed(generation, bytes);
             self.ns
                 .save(file, &state, KvDurability::Buffered)
                 .map_err(|error| io::Error::from(error.errno()))?;

@@ -483,8 +483,7 @@ impl Core {
         let stat = object.stat()?;
         let (dirty, unlinked) = {
             let mut state = file.lock();
-            state.residency.writing = false;
-            state.take_stat(&stat);
+            state.end_writing(&stat);
             self.ns.save(file, &state, KvDurability::Buffered)?;
             let dirty = self.book_held(file, &state, stat.allocated_bytes);
             (dirty, state.is_unlinked())
@@ -687,9 +686,9 @@ mod tests {
         core.ns
             .set_xattr(file.ino, b"user.a", b"1", mode)
             .expect("set");
-        file.lock().drain_open += 1;
+        file.lock().begin_wait();
         flush_to_pfs(core, file.object);
-        file.lock().drain_open -= 1;
+        file.lock().end_wait();
         assert_eq!(lab.on_pfs("f"), b"content");
         core.write(handle, 7, b" and more", WriteHow::WAITING)
             .expect("write");
@@ -711,9 +710,9 @@ mod tests {
         };
         // A write that has been noted, and is overtaken by the copy for somebody else's fsync.
         core.note_change(&open, &target).expect("noted");
-        file.lock().drain_open += 1;
+        file.lock().begin_wait();
         flush_to_pfs(core, file.object);
-        file.lock().drain_open -= 1;
+        file.lock().end_wait();
         object.write_at(b"CONTENT", 0).expect("write");
         core.note_changed(&target).expect("noted");
         drop(target);

@@ -143,7 +143,7 @@ mod tests {
         core.opens.note_given_up(true);
         // A close in its middle: out of the table, and what the kernel wrote not looked at yet.
         let _closing = core.opens.claim(file.ino);
-        file.lock().residency.writing = true;
+        file.lock().begin_unseen();
         assert!(core.standing(&file).is_volatile);
     }
 }

@@ -178,11 +178,7 @@ fn begin(core: &Core, object: ObjectId) -> Option<Demotion> {
 }
 
 fn note_failure(core: &Core, file: &File, errno: Errno, reason: &str) {
-    {
-        let mut state = file.lock();
-        state.error_unreported |= state.error != Some(errno);
-        state.error = Some(errno);
-    }
+    file.lock().fail_demotion(errno);
     core.report(file.path(), errno, not_demoted(core, file, reason));
 }
 
