@@ -161,6 +161,8 @@ impl Namespace {
                 }
                 !ours && published != Some(Published::GOING)
             }
+            // An outsider has removed it since it was looked at: the copy is dropped.
+            (Some(file), None) if file.lock().residency.clean => return Err(Errno::EAGAIN.into()),
             _ => false,
         };
         Ok(End {
