@@ -82,3 +82,30 @@ fn the_tree_behaves_like_the_reference() {
         world.compare();
     }
 }
+
+#[test]
+fn a_copy_that_has_just_got_its_name_is_not_taken_for_the_older_version() {
+    let mut world = World::new(1);
+    let root = world.dir("");
+    let file = world.create_at(&root, world::cred().gid, "f");
+    assert!(world.begin(&file));
+    let pending = world.pending.take().expect("begun");
+    let placed = world.ns.place(&pending.demotion, pending.copy());
+    assert_eq!(
+        placed.expect("placed"),
+        forebay_namespace::Placed::Published
+    );
+    // Somebody had what it has replaced open when a rename asked for this.
+    world
+        .ns
+        .part_from_older(&file)
+        .expect("nothing to part from");
+    assert!(world.on_pfs("f").exists(), "the only copy on the PFS");
+    let confirmed = world.ns.confirm(&[(&pending.demotion, &pending.sums)]);
+    assert!(
+        confirmed
+            .into_iter()
+            .all(|one| one.is_ok_and(|one| one.current))
+    );
+    world.compare();
+}

@@ -25,7 +25,10 @@ impl Namespace {
             let state = file.lock();
             let here = matches!(&state.names[..], [(d, n)] if Arc::ptr_eq(d, &dir) && *n == name);
             let published = state.residency.published;
-            published.filter(|_| here && state.is_dirty())
+            // A copy that a drain has just put there has replaced the older version already.
+            let copy = state.residency.temporary;
+            let is_newest = copy.is_some_and(|copy| state.is_published_as(copy));
+            published.filter(|_| here && state.is_dirty() && !is_newest)
         };
         let Some(older) = older else {
             return Ok(());
