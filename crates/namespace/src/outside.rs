@@ -79,10 +79,11 @@ impl Namespace {
     pub(crate) fn move_beside(
         &self,
         source: (&PfsDir, &[u8]),
-        handle: &PfsDir,
+        (dir, handle): (&Dir, &PfsDir),
         name: &[u8],
     ) -> Result<Vec<u8>, NsError> {
-        for beside in conflict_names(name) {
+        // A name may be free on the PFS, and that of a file which is in the burst buffer only.
+        for beside in conflict_names(name).filter(|beside| !dir.is_taken(beside)) {
             let moved = self
                 .pfs
                 .rename(source.0, source.1, handle, &beside, RenameMode::NoReplace);
@@ -103,7 +104,7 @@ impl Namespace {
         handle: &PfsDir,
         name: &[u8],
     ) -> Result<(), NsError> {
-        let kept_as = self.move_beside((handle, name), handle, name)?;
+        let kept_as = self.move_beside((handle, name), (dir, handle), name)?;
         self.note_conflict(Conflict {
             path: dir.path_of(name),
             kept_as,

@@ -322,7 +322,7 @@ impl Namespace {
                 Named::Foreign(ConflictKind::Removed) => self.lose_name(file, dir, name)?,
                 Named::Foreign(kind) => {
                     self.unlink_if_there(&handle, &temporary)?;
-                    let beside = self.link_beside(source, &target)?;
+                    let beside = self.link_beside(source, (dir, &target))?;
                     self.yield_name(file, (dir, name), &beside, kind)?;
                     dir.times.touch();
                     file.lock().set_placed(dir, &beside);
@@ -363,9 +363,9 @@ impl Namespace {
     fn link_beside(
         &self,
         source: (&PfsDir, &[u8]),
-        target: &Target<'_>,
+        (dir, target): (&Dir, &Target<'_>),
     ) -> Result<Vec<u8>, NsError> {
-        for beside in conflict_names(target.name) {
+        for beside in conflict_names(target.name).filter(|beside| !dir.is_taken(beside)) {
             match self.pfs.link(source.0, source.1, target.dir, &beside) {
                 Ok(()) => return Ok(beside),
                 Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
@@ -421,7 +421,7 @@ impl Namespace {
                 (dir, target.temporary)
             }
         };
-        let name = self.move_beside(source, dir, &demotion.name)?;
+        let name = self.move_beside(source, (&demotion.dir, dir), &demotion.name)?;
         demotion.dir.times.touch();
         failpoint::hit(failpoint::Point::ConflictPlaced);
         let stat = self.pfs.stat(dir, &name)?;

@@ -159,7 +159,7 @@ impl Namespace {
             return self.clear_aside(dir, target);
         }
         // The name is somebody else's already.
-        let kept_as = self.move_beside((handle, temporary), handle, name)?;
+        let kept_as = self.move_beside((handle, temporary), (dir, handle), name)?;
         self.note_conflict(Conflict {
             path: dir.path_of(name),
             kept_as,

@@ -109,3 +109,20 @@ fn a_copy_that_has_just_got_its_name_is_not_taken_for_the_older_version() {
     );
     world.compare();
 }
+
+#[test]
+fn a_conflict_takes_no_name_of_a_file_that_is_only_in_the_burst_buffer() {
+    let mut world = World::new(1);
+    let (root, gid) = (world.dir(""), world::cred().gid);
+    let file = world.create_at(&root, gid, "f");
+    let now = forebay_types::TimeSpec::now().sec;
+    for second in now..now + 5 {
+        world.create_at(&root, gid, &format!("f.forebay-conflict-{second}"));
+    }
+    let theirs = reference::Facts::new(b"an outsider's".to_vec(), 0o644);
+    world.outsider_puts("f", &theirs.content);
+    world.reference.hidden.insert("f".to_string(), theirs);
+    assert!(world.begin(&file));
+    world.end_drain();
+    world.compare();
+}

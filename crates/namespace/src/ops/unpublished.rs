@@ -15,7 +15,7 @@ use forebay_types::{
 };
 use parking_lot::RwLockReadGuard;
 
-use crate::conflict::{CONFLICT_INFIX, Conflict, ConflictKind};
+use crate::conflict::{CONFLICT_INFIX, Conflict, ConflictKind, conflict_names};
 use crate::log::Batch;
 use crate::ops::lookup::Found;
 use crate::ops::make::{as_owner, umask};
@@ -330,7 +330,7 @@ impl Namespace {
         hidden: &[u8],
     ) -> Result<Vec<u8>, NsError> {
         let (_, name) = dir.place().ok_or(Errno::EINVAL)?;
-        for beside in crate::conflict::conflict_names(&name) {
+        for beside in conflict_names(&name).filter(|beside| !parent.is_taken(beside)) {
             // Who finds the hidden name gone looks there.
             dir.move_to(parent.clone(), &beside);
             let failed = match self.name_version(handle, hidden, &beside) {

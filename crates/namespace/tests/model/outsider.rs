@@ -42,7 +42,7 @@ impl World {
     }
 
     /// Makes a file, or gives the name to another.
-    fn outsider_puts(&self, path: &str, content: &[u8]) {
+    pub fn outsider_puts(&self, path: &str, content: &[u8]) {
         self.tell("outsider puts", path);
         let aside = self.top.path().join("(outsider)");
         fs::write(&aside, content).expect("write");
