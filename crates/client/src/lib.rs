@@ -6,10 +6,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, Statfs};
+use forebay_types::{
+    Attr, Cred, Dirent, Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
+};
 use forebay_wire::{
-    Connection, Descriptor, Dirent, Link, Opened, RenameMode, Reply, Request, Response, SeekWhat,
-    SpaceChange, WriteHow, XattrMode,
+    Connection, Descriptor, Link, Opened, Reply, Request, Response, SeekWhat, SpaceChange, WriteHow,
 };
 
 /// Outcome of a request that may have to wait for space.

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use forebay_client::Client;
-use forebay_types::{Errno, Handle, OpenFlags as Flags, SetAttr};
-use forebay_wire::{RenameMode, WriteHow};
+use forebay_types::{Errno, Handle, OpenFlags as Flags, RenameMode, SetAttr};
+use forebay_wire::WriteHow;
 use fuser::{
     BsdFileFlags, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig, LockOwner,
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forebay_types::{Attr, Cred, Errno, FileKind, Ino, SetTime, TimeSpec};
-use forebay_wire::{SeekWhat, SpaceChange, XattrMode};
+use forebay_types::{Attr, Cred, Errno, FileKind, Ino, SetTime, TimeSpec, XattrMode};
+use forebay_wire::{SeekWhat, SpaceChange};
 use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
 
 pub(crate) fn time(at: TimeSpec) -> SystemTime {

@@ -162,6 +162,13 @@ pub fn change_mode(xattrs: &mut Xattrs, perm: u16) {
     }
 }
 
+/// Permission bits without set-user-id, and without set-group-id where it means that (with group
+/// execution; without it the bit asks for mandatory locking).
+pub fn without_set_id(perm: u16) -> u16 {
+    let group = if perm & 0o010 != 0 { 0o2000 } else { 0 };
+    perm & !(0o4000 | group)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

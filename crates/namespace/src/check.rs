@@ -7,9 +7,9 @@ use forebay_kv::Durability;
 use forebay_tiers::PfsTree;
 use forebay_types::ObjectId;
 
-use crate::dir::Dir;
 use crate::log::Batch;
 use crate::record::{self, DirKey, DirRecord, FileRecord, SumsRecord, UnpublishedRecord};
+use crate::tree::Dir;
 use crate::{File, Garbage, Namespace, NsError};
 
 /// A record that cannot be served as it is.
@@ -146,8 +146,7 @@ impl Namespace {
         let mut state = file.lock();
         let new = (dir.clone(), new_name.into());
         state.rename_name(&(dir.clone(), name.into()), new);
-        state.residency.published = None;
-        state.changed();
+        state.count_as_new();
         self.save(file, &state, Durability::Synced)?;
         if children.get(name).is_some_and(|f| Arc::ptr_eq(f, file)) {
             children.remove(name);
@@ -169,7 +168,7 @@ impl Namespace {
     /// A second, durable copy is not there.
     pub fn forget_shadow(&self, file: &File) -> Result<(), NsError> {
         let mut state = file.lock();
-        state.residency.shadow = None;
+        state.forget_shadow();
         self.save(file, &state, Durability::Synced)
     }
 

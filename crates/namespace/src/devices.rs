@@ -8,13 +8,14 @@
 
 use std::collections::HashMap;
 
+use forebay_kv::Durability;
 use forebay_tiers::PfsId;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
-use crate::log::Log;
+use crate::NsError;
+use crate::log::{Batch, Log};
 use crate::record::{self, DirKey};
-use crate::{Namespace, NsError};
 
 /// The ordinal of the device that the root of the PFS is on.
 const OUTER: u64 = 0;
@@ -97,6 +98,42 @@ impl Devices {
         }
     }
 
+    /// The key of a directory that is found under this name in that directory. The file system that it is the root of gets an
+    /// ordinal if it has none.
+    pub(crate) fn meet(&self, store: &Log, parent: DirKey, name: &[u8], id: PfsId) -> DirKey {
+        let key = self.key_at(parent, name, id);
+        if key.dev != UNKNOWN {
+            return key;
+        }
+        let mut inner = self.inner.lock();
+        if let Some(ordinal) = ordinal_of(&inner, parent, name, id) {
+            // Somebody else has just met it.
+            return DirKey::new(id, ordinal);
+        }
+        let ordinal = inner.len() as u64 + 1;
+        let new = Inner {
+            parent,
+            name: name.to_vec(),
+            root_ino: id.ino,
+            root_btime_ns: id.btime_ns,
+        };
+        let mut batch = Batch::new();
+        let saved = record::encode(&new).and_then(|value| {
+            batch.put(fact(ordinal), value);
+            Ok(store.commit(batch, Durability::Buffered)?)
+        });
+        if let Err(error) = saved {
+            // Nothing in it goes on record before it is.
+            tracing::warn!("a file system inside the PFS is not known yet: {error}");
+            return key;
+        }
+        inner.push(new);
+        // With the list held: who finds it there finds its number.
+        self.number(id.dev, ordinal);
+        drop(inner);
+        DirKey::new(id, ordinal)
+    }
+
     /// The number of the device that a directory is on; that of none where it is not mounted.
     pub(crate) fn number_of(&self, key: DirKey) -> u64 {
         let by_number = self.by_number.read();
@@ -109,44 +146,6 @@ impl Devices {
         let mut by_number = self.by_number.write();
         by_number.retain(|_, of| *of != ordinal);
         by_number.insert(dev, ordinal);
-    }
-}
-
-impl Namespace {
-    /// The key of a directory that is found under this name in that directory. The file system that it is the root of gets an
-    /// ordinal if it has none.
-    pub(crate) fn key_below(&self, parent: DirKey, name: &[u8], id: PfsId) -> DirKey {
-        let key = self.devices.key_at(parent, name, id);
-        if key.dev != UNKNOWN {
-            return key;
-        }
-        let mut inner = self.devices.inner.lock();
-        if let Some(ordinal) = ordinal_of(&inner, parent, name, id) {
-            // Somebody else has just met it.
-            return DirKey::new(id, ordinal);
-        }
-        let ordinal = inner.len() as u64 + 1;
-        let new = Inner {
-            parent,
-            name: name.to_vec(),
-            root_ino: id.ino,
-            root_btime_ns: id.btime_ns,
-        };
-        let mut batch = crate::log::Batch::new();
-        let saved = record::encode(&new).and_then(|value| {
-            batch.put(fact(ordinal), value);
-            self.commit(batch)
-        });
-        if let Err(error) = saved {
-            // Nothing in it goes on record before it is.
-            tracing::warn!("a file system inside the PFS is not known yet: {error}");
-            return key;
-        }
-        inner.push(new);
-        // With the list held: who finds it there finds its number.
-        self.devices.number(id.dev, ordinal);
-        drop(inner);
-        DirKey::new(id, ordinal)
     }
 }
 

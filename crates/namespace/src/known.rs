@@ -6,9 +6,9 @@ use std::sync::Arc;
 use forebay_tiers::PfsStat;
 use forebay_types::{Attr, FileKind};
 
-use crate::dir::Dir;
 use crate::ops::readdir::Listed;
 use crate::table::Node;
+use crate::tree::Dir;
 use crate::{Namespace, NsError};
 
 impl Namespace {

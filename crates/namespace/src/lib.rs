@@ -8,15 +8,15 @@
 
 mod acl;
 mod check;
+mod conflict;
 mod devices;
-mod dir;
 mod error;
-mod file;
 mod known;
 mod log;
 mod namespace;
 mod ops;
 mod outside;
+mod owed;
 mod placement;
 mod publish;
 mod record;
@@ -24,22 +24,21 @@ mod residency;
 mod table;
 mod tick;
 mod times;
+mod tree;
 mod unsettled;
 mod vacancy;
 
-pub use acl::ACCESS as ACCESS_LIST;
+pub use acl::{ACCESS as ACCESS_LIST, without_set_id};
 pub use check::RecordTrouble;
-pub use dir::{Dir, Hidden, Place};
+pub use conflict::{Conflict, ConflictKind};
 pub use error::NsError;
-pub use file::{File, FileState, ctime_after};
 pub use namespace::{Garbage, Loaded, Namespace, PendingChange};
 pub use ops::create::{Adopted, NewFile};
 pub use ops::lookup::{Found, Resolved};
-pub use ops::setattr::{AttrPlan, without_set_id};
+pub use ops::setattr::AttrPlan;
 pub use ops::unnamed::FirstName;
 pub use ops::unpublished::Publication;
 pub use ops::xattr::PFS_MARK;
-pub use outside::{Conflict, ConflictKind};
 pub use publish::{Confirmed, Copy, Demotion, Placed};
 pub use record::{
     DirKey, FileRecord, Flushed, Meta, Published, Residency, Temporary, Unplaced, Xattrs,
@@ -47,3 +46,5 @@ pub use record::{
 
 pub use residency::Arrival;
 pub use table::{Node, PlainNode};
+pub use tree::state::ctime_after;
+pub use tree::{Dir, File, FileFacts, FileState, Hidden, Place};

@@ -11,17 +11,17 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::NsError;
 use crate::acl;
+use crate::conflict::Conflict;
 use crate::devices::Devices;
-use crate::dir::{Dir, Handles};
-use crate::file::{File, FileState};
 use crate::log::{Batch, Log};
-use crate::outside::Conflict;
+use crate::owed::OwedTimes;
 use crate::record::{self, DirKey, DirRecord, FileRecord, Intent};
 use crate::table::{Node, Table};
-use crate::times::OwedTimes;
+use crate::tree::Dir;
+use crate::tree::handles::Handles;
+use crate::tree::{File, FileState};
 
-mod save;
-pub(crate) use save::Beside;
+pub(crate) mod save;
 
 /// Object ids are set aside in the store so many at a time.
 const OBJECT_IDS_AHEAD: u64 = 1 << 20;
@@ -37,8 +37,8 @@ pub struct Garbage {
 
 /// A change of names that a crash interrupted.
 pub struct PendingChange {
-    sequence: u64,
-    intent: Intent,
+    pub(crate) sequence: u64,
+    pub(crate) intent: Intent,
 }
 
 /// A change of names that the PFS and memory have, and whose record the store has refused. Its intent stays on record, so that a
@@ -111,7 +111,7 @@ impl Namespace {
         let devices = Devices::load(&store, root_dev)?;
         let root_key = devices.key(root_stat.id);
         let root = Arc::new(Dir::new(root_key, Ino::ROOT, None));
-        root.persisted.store(true, Ordering::Release);
+        root.mark_persisted();
         let next = match store.get(record::NEXT_OBJECT_KEY)? {
             Some(bytes) => record::decode(&bytes)?,
             None => 1,
@@ -232,22 +232,8 @@ impl Namespace {
         if names.is_empty() {
             return Err(Box::new(file));
         }
-        let state = FileState {
-            names: names.clone(),
-            unnamed: None,
-            owes_fsync: false,
-            meta: file.meta,
-            xattrs: file.xattrs,
-            residency: file.residency,
-            unplaced: file.unplaced,
-            unsettled: false,
-            demoting: false,
-            error: None,
-            error_unreported: false,
-            drain_open: 0,
-            safe: None,
-            unsaved: false,
-        };
+        let held = (names.clone(), None);
+        let state = FileState::new(held, file.meta, file.xattrs, file.residency, file.unplaced);
         self.table.lock().reserve(file.ino);
         let file = Arc::new(File::new(object, file.ino, state));
         for (dir, name) in names {
@@ -272,7 +258,7 @@ impl Namespace {
         let record = records.get(&key)?;
         let parent = self.load_dir(record.parent, records, depth + 1)?;
         let dir = self.intern_key(key, &parent, &record.name);
-        dir.persisted.store(true, Ordering::Release);
+        dir.mark_persisted();
         Some(dir)
     }
 
@@ -330,7 +316,7 @@ impl Namespace {
 
     /// The one `Dir` for a directory of the PFS, corrected if it is found at another place.
     pub(crate) fn intern_dir(&self, id: PfsId, parent: &Arc<Dir>, name: &[u8]) -> Arc<Dir> {
-        let key = self.key_below(parent.key, name, id);
+        let key = self.devices.meet(&self.store, parent.key, name, id);
         self.intern_key(key, parent, name)
     }
 
@@ -370,7 +356,7 @@ impl Namespace {
     }
 
     fn rewrite_dir_record(&self, dir: &Arc<Dir>) {
-        if !dir.persisted.load(Ordering::Acquire) {
+        if !dir.is_persisted() {
             return;
         }
         let mut batch = Batch::new();
@@ -406,7 +392,7 @@ impl Namespace {
     /// Adds the records of a directory and its parents that the store does not have yet.
     pub(crate) fn put_dirs(&self, batch: &mut Batch, dir: &Arc<Dir>) -> Result<(), NsError> {
         let mut at = dir.clone();
-        while !at.persisted.load(Ordering::Acquire) {
+        while !at.is_persisted() {
             self.put_dir(batch, &at)?;
             match at.place() {
                 Some((parent, _)) => at = parent,
@@ -418,7 +404,7 @@ impl Namespace {
 
     /// Writes the records of a directory and its parents, if the store does not have them yet.
     pub(crate) fn persist_dirs(&self, dir: &Arc<Dir>) -> Result<(), NsError> {
-        if dir.persisted.load(Ordering::Acquire) {
+        if dir.is_persisted() {
             return Ok(());
         }
         let mut batch = Batch::new();
@@ -430,7 +416,7 @@ impl Namespace {
 
     pub(crate) fn dirs_written(&self, dir: &Arc<Dir>) {
         let mut at = dir.clone();
-        while !at.persisted.swap(true, Ordering::AcqRel) {
+        while at.mark_persisted() {
             match at.place() {
                 Some((parent, _)) => at = parent,
                 None => break,
@@ -473,7 +459,7 @@ impl Namespace {
         for file in files.iter().flatten() {
             let (dirty, unsaved) = {
                 let state = file.lock();
-                (state.is_dirty(), state.unsaved)
+                (state.is_dirty(), state.is_unsaved())
             };
             if unsaved {
                 self.save_deferred()?;
@@ -532,31 +518,5 @@ impl Namespace {
 
     pub(crate) fn dir_key(&self, stat: &PfsStat) -> DirKey {
         self.devices.key(stat.id)
-    }
-
-    /// Finishes or takes back a change of names that a crash interrupted: the PFS tells which. Where that gives an error, the
-    /// change stays as it is, and nothing may be served: records that do not agree with the PFS would make one's own files
-    /// look like an outsider's.
-    pub fn settle_change(&self, pending: PendingChange) -> Result<(), NsError> {
-        let settled = crate::ops::settle::settle(self, pending.sequence, &pending.intent);
-        settled.map_err(|error| match error {
-            NsError::Errno(errno) => NsError::Unsettled {
-                change: self.describe(&pending.intent),
-                errno,
-            },
-            error => error,
-        })
-    }
-
-    fn describe(&self, intent: &Intent) -> String {
-        let path = |place: &record::PlaceKey| match self.known_dir(place.0) {
-            Some(dir) => dir.path_of(&place.1).escape_ascii().to_string(),
-            None => place.1.escape_ascii().to_string(),
-        };
-        match intent {
-            Intent::Rename(one) => format!("rename of {} to {}", path(&one.from), path(&one.to)),
-            Intent::Exchange(one) => format!("exchange of {} and {}", path(&one.a), path(&one.b)),
-            Intent::Link(one) => format!("change of the link {}", path(&one.place)),
-        }
     }
 }

@@ -8,15 +8,15 @@
 use std::fs;
 use std::sync::Arc;
 
-use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode};
-use forebay_types::{Errno, Generation, ObjectId, TimeSpec, failpoint};
+use forebay_tiers::{PfsDir, PfsStat, PfsTree};
+use forebay_types::{Errno, Generation, ObjectId, RenameMode, failpoint};
 
 use forebay_kv::Durability;
 
-use crate::dir::Dir;
-use crate::outside::{Conflict, ConflictKind, conflict_names};
+use crate::conflict::{Conflict, ConflictKind, conflict_names};
 use crate::publish::{Copy, Demotion, Placed};
 use crate::record::{Published, Temporary};
+use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
 /// What came of giving a copy one name.
@@ -108,9 +108,7 @@ impl Namespace {
     /// An object has become the file itself, but whether that outlasts a loss of the PFS's power is not known: the file is undrained,
     /// and what has become of its copy is looked for before the next try.
     pub fn unsettle(&self, demotion: &Demotion) {
-        let mut state = demotion.file.lock();
-        state.unsettled = true;
-        state.residency.clean = false;
+        demotion.file.lock().unsettle_itself();
     }
 
     /// The PFS may have done it all the same: the copy is known by what it is.
@@ -122,17 +120,19 @@ impl Namespace {
         error: NsError,
     ) -> Result<Placed, NsError> {
         let file = &demotion.file;
-        file.lock().unsettled = true;
+        file.lock().unsettle();
         if let Err(later) = self.settle_copy(file) {
             let path = demotion.dir.path_of(&demotion.name);
             tracing::debug!("{}: settled later: {later}", path.escape_ascii());
             return Err(error);
         }
         let mut state = file.lock();
-        if !state.is_published_as(ours) || !state.unplaced.is_empty() {
+        if !state.is_published_as(ours) || !state.is_published() {
             return Err(error);
         }
-        state.residency.clean |= matches!(copy, Copy::Itself(..));
+        if matches!(copy, Copy::Itself(..)) {
+            state.became_itself();
+        }
         Ok(match state.names.first() {
             Some((_, name)) if *name != demotion.name => Placed::Conflict {
                 name: name.to_vec(),
@@ -175,30 +175,18 @@ impl Namespace {
             std::io::Result::Ok(since_named(copied, &stat))
         };
         if demotion.file.lock().names.len() > 1 {
-            self.first_is_placed(&demotion.file, published()?);
+            demotion.file.lock().first_is_placed(published()?);
             self.place_links(demotion, target.ours)?;
         }
         let linked = published()?;
         // From here on an unlink or rename must act on the PFS too.
         let mut state = demotion.file.lock();
-        state.residency.published = Some(linked);
-        state.residency.clean |= matches!(copy, Copy::Itself(..));
+        state.set_published(Some(linked));
+        if matches!(copy, Copy::Itself(..)) {
+            state.became_itself();
+        }
         failpoint::hit(failpoint::Point::DemoteLinks);
         Ok(Placed::Published)
-    }
-
-    /// The first name has the new version; the others have what they had.
-    pub(crate) fn first_is_placed(&self, file: &File, published: Published) {
-        let mut state = file.lock();
-        let further: Vec<_> = state.names.iter().skip(1).cloned().collect();
-        for (dir, name) in further {
-            let older = state.expected_at(&dir, &name);
-            state.set_unplaced(&dir, &name, older);
-        }
-        if let Some((dir, name)) = state.names.first().cloned() {
-            state.set_placed(&dir, &name);
-        }
-        state.residency.published = Some(published);
     }
 
     /// What the copy is before it gets its name: whoever changes it from then on is an outsider. `None` where it has it already, by an
@@ -334,7 +322,7 @@ impl Namespace {
                 Named::Foreign(ConflictKind::Removed) => self.lose_name(file, dir, name)?,
                 Named::Foreign(kind) => {
                     self.unlink_if_there(&handle, &temporary)?;
-                    let beside = self.link_beside(source, &target)?;
+                    let beside = self.link_beside(source, (dir, &target))?;
                     self.yield_name(file, (dir, name), &beside, kind)?;
                     dir.times.touch();
                     file.lock().set_placed(dir, &beside);
@@ -375,9 +363,9 @@ impl Namespace {
     fn link_beside(
         &self,
         source: (&PfsDir, &[u8]),
-        target: &Target<'_>,
+        (dir, target): (&Dir, &Target<'_>),
     ) -> Result<Vec<u8>, NsError> {
-        for beside in conflict_names(target.name) {
+        for beside in conflict_names(target.name).filter(|beside| !dir.is_taken(beside)) {
             match self.pfs.link(source.0, source.1, target.dir, &beside) {
                 Ok(()) => return Ok(beside),
                 Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
@@ -402,7 +390,7 @@ impl Namespace {
         let mut children = dir.lock();
         let mut state = file.lock();
         state.drop_name(dir, name);
-        state.meta.ctime = TimeSpec::now();
+        state.touch();
         children.remove(name);
         tracing::info!(
             "{}: removed on the PFS; the file goes on under its other names",
@@ -433,16 +421,18 @@ impl Namespace {
                 (dir, target.temporary)
             }
         };
-        let name = self.move_beside(source, dir, &demotion.name)?;
+        let name = self.move_beside(source, (&demotion.dir, dir), &demotion.name)?;
         demotion.dir.times.touch();
         failpoint::hit(failpoint::Point::ConflictPlaced);
         let stat = self.pfs.stat(dir, &name)?;
         let file = &demotion.file;
         self.yield_name(file, (&demotion.dir, &demotion.name), &name, kind)?;
-        self.first_is_placed(file, since_named(copied, &stat));
+        file.lock().first_is_placed(since_named(copied, &stat));
         failpoint::hit(failpoint::Point::ConflictYielded);
         self.place_links(demotion, target.ours)?;
-        file.lock().residency.clean |= matches!(copy, Copy::Itself(..));
+        if matches!(copy, Copy::Itself(..)) {
+            file.lock().became_itself();
+        }
         Ok(Placed::Conflict { name })
     }
 

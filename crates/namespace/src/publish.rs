@@ -9,10 +9,11 @@ use forebay_types::{Errno, Generation, TierId, failpoint};
 
 use forebay_kv::Durability;
 
-use crate::dir::Dir;
-use crate::file::{File, FileState};
-use crate::namespace::Beside;
-use crate::record::{Meta, Residency, Temporary, Xattrs};
+use crate::namespace::save::Beside;
+use crate::record::{Meta, Temporary};
+use crate::tree::Dir;
+use crate::tree::transition::Unconfirmed;
+use crate::tree::{File, FileState};
 use crate::{Namespace, NsError};
 
 /// What is put in its place.
@@ -86,7 +87,7 @@ impl Namespace {
             let Some((dir, name)) = state.names.first().cloned() else {
                 return Ok(None);
             };
-            state.demoting = true;
+            state.begin_demotion();
             let residency = state.residency;
             (
                 dir,
@@ -110,7 +111,7 @@ impl Namespace {
                 xattrs,
             })),
             Err(error) => {
-                file.lock().demoting = false;
+                file.lock().end_demotion();
                 Err(error)
             }
         }
@@ -122,7 +123,7 @@ impl Namespace {
         let files: Vec<_> = copies.iter().map(|(demotion, _)| &demotion.file).collect();
         let mut change = |at: usize, state: &mut FileState| {
             let (demotion, stat) = &copies[at];
-            state.residency.temporary = Some(Temporary {
+            state.note_copy(Temporary {
                 generation: demotion.generation,
                 ino: stat.id.ino,
                 btime_ns: stat.id.btime_ns,
@@ -162,14 +163,18 @@ impl Namespace {
         let before = std::cell::RefCell::new(before);
         let mut change = |at: usize, state: &mut FileState| {
             let (demotion, sums) = published[at];
-            before.borrow_mut()[at] = Some(Unconfirmed::of(state));
-            outcomes[at] = Ok(confirm_one(state, demotion, sums));
+            before.borrow_mut()[at] = Some(state.unconfirmed());
+            let (current, outdated_shadow) = state.confirm(demotion.generation, sums);
+            outcomes[at] = Ok(Confirmed {
+                current,
+                outdated_shadow,
+            });
             true
         };
         // What is not on record is not so: the file stays undrained, and is tried again.
         let mut undo = |at: usize, state: &mut FileState| {
             if let Some(before) = before.borrow_mut()[at].take() {
-                before.restore(state);
+                state.take_confirmation_back(before);
             }
         };
         let failures = self.save_together(&files, &mut change, &mut undo, Some(beside));
@@ -187,78 +192,13 @@ impl Namespace {
     /// Whether it is known what has become of the copy of a demotion that failed: else nobody may touch what has its
     /// temporary name, which may be an outsider's.
     pub fn is_settled(&self, demotion: &Demotion) -> bool {
-        !demotion.file.lock().unsettled
+        !demotion.file.lock().is_unsettled()
     }
 
     /// The demotion is given up; the temporary file has been removed, or never was, or is to be looked after.
     pub fn abandon(&self, demotion: &Demotion, error: Option<Errno>) -> Result<(), NsError> {
         let mut state = demotion.file.lock();
-        state.demoting = false;
-        if !state.unsettled {
-            state.residency.temporary = None;
-        }
-        if let Some(errno) = error {
-            state.error_unreported |= state.error != Some(errno);
-            state.error = Some(errno);
-        }
+        state.abandon(error);
         self.save(&demotion.file, &state, Durability::Buffered)
-    }
-}
-
-/// What a confirmation changes of a file.
-struct Unconfirmed {
-    residency: Residency,
-    safe: Option<Generation>,
-    error: Option<Errno>,
-    error_unreported: bool,
-    xattrs: Xattrs,
-}
-
-impl Unconfirmed {
-    fn of(state: &FileState) -> Unconfirmed {
-        Unconfirmed {
-            residency: state.residency,
-            safe: state.safe,
-            error: state.error,
-            error_unreported: state.error_unreported,
-            xattrs: state.xattrs.clone(),
-        }
-    }
-
-    fn restore(self, state: &mut FileState) {
-        state.residency = self.residency;
-        state.safe = self.safe;
-        state.error = self.error;
-        state.error_unreported = self.error_unreported;
-        state.xattrs = self.xattrs;
-    }
-}
-
-fn confirm_one(state: &mut FileState, demotion: &Demotion, sums: &Sums) -> Confirmed {
-    state.demoting = false;
-    state.error = None;
-    state.error_unreported = false;
-    state.residency.temporary = None;
-    let current = state.residency.generation == demotion.generation;
-    if current {
-        state.safe = Some(demotion.generation);
-        state.residency.vouch(sums);
-        // Of a file that is not clean the record is what the next copy goes by.
-        if state.is_published() && !state.residency.writing {
-            state.settled();
-        }
-    }
-    // A name that came meanwhile is not placed: it takes another copy.
-    let current = current && (state.is_published() || state.residency.writing);
-    // After a crash an older copy must not stand for what the PFS has; one of the same content only takes space.
-    let residency = &mut state.residency;
-    let outdated = |generation| generation <= demotion.generation;
-    let outdated_shadow = residency.shadow.take_if(|(_, of)| outdated(*of));
-    residency
-        .flushed
-        .take_if(|flushed| outdated(flushed.generation));
-    Confirmed {
-        current,
-        outdated_shadow: outdated_shadow.map(|(tier, _)| tier),
     }
 }

@@ -16,12 +16,12 @@ use forebay_kv::Durability;
 use forebay_tiers::{PfsStat, Sums};
 use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, TimeSpec, failpoint};
 
-use crate::dir::Dir;
-use crate::file::{File, FileState};
 use crate::log::Batch;
-use crate::record::{Flushed, Meta, Published, Residency};
+use crate::record::{Meta, Published, Residency};
 use crate::table::{Node, PlainNode};
 use crate::tick;
+use crate::tree::Dir;
+use crate::tree::{File, FileState};
 use crate::{Namespace, NsError};
 
 /// The object of a file that comes in from the PFS.
@@ -101,31 +101,18 @@ impl Namespace {
             table.reserve(ino);
             ino
         };
-        let state = FileState {
-            names: vec![(dir.clone(), name.into())],
-            unnamed: None,
-            owes_fsync: false,
-            meta: Meta {
-                perm: stat.perm(),
-                uid: stat.uid,
-                gid: stat.gid,
-                size: if residency.clean { stat.size } else { 0 },
-                allocated_bytes: arrival.allocated_bytes,
-                atime: stat.atime,
-                mtime: stat.mtime,
-                ctime: stat.ctime,
-            },
-            xattrs,
-            residency,
-            unplaced: Vec::new(),
-            unsettled: false,
-            demoting: false,
-            error: None,
-            error_unreported: false,
-            drain_open: 0,
-            safe: None,
-            unsaved: false,
+        let meta = Meta {
+            perm: stat.perm(),
+            uid: stat.uid,
+            gid: stat.gid,
+            size: if residency.clean { stat.size } else { 0 },
+            allocated_bytes: arrival.allocated_bytes,
+            atime: stat.atime,
+            mtime: stat.mtime,
+            ctime: stat.ctime,
         };
+        let names = (vec![(dir.clone(), name.into())], None);
+        let state = FileState::new(names, meta, xattrs, residency, Vec::new());
         let file = Arc::new(File::new(arrival.object, ino, state));
         let mut batch = Batch::new();
         self.put_dirs(&mut batch, dir)?;
@@ -180,20 +167,14 @@ impl Namespace {
             true => Durability::Synced,
             false => Durability::Buffered,
         };
-        let before = state.residency;
         let loaded = xattrs.filter(|_| state.residency.clean);
-        let xattrs_before = loaded.map(|xattrs| std::mem::replace(&mut state.xattrs, xattrs));
-        state.changed();
-        state.residency.writing |= writing;
+        let before = state.begin_change(writing, loaded);
         if !persist {
             return Ok(());
         }
         if let Err(error) = self.save(file, &state, durability) {
             // Else the next change would be made without a record of any: a start would call the file clean, or damaged.
-            state.residency = before;
-            if let Some(xattrs) = xattrs_before {
-                state.xattrs = xattrs;
-            }
+            state.take_change_back(before);
             return Err(error);
         }
         failpoint::hit(failpoint::Point::ChangeRecorded);
@@ -211,16 +192,12 @@ impl Namespace {
     ) -> Result<bool, NsError> {
         let mut state = file.lock();
         let unlinked = state.is_unlinked();
-        let residency = &mut state.residency;
+        let residency = &state.residency;
         let same = (residency.generation, residency.tier) == (generation, tier);
         if !same || residency.writing || residency.clean || unlinked {
             return Ok(false);
         }
-        residency.vouch(sums);
-        residency.flushed = Some(Flushed {
-            generation,
-            bytes: sums.bytes,
-        });
+        state.seal(sums);
         let mut batch = Batch::new();
         self.put_file(&mut batch, file, &state)?;
         self.put_sums(&mut batch, file, sums)?;
@@ -239,12 +216,10 @@ impl Namespace {
     ) -> Result<bool, NsError> {
         let mut state = file.lock();
         let same = state.generation() == generation && state.is_published();
-        let residency = &mut state.residency;
-        if !same || residency.writing || residency.clean {
+        if !same || state.residency.writing || state.residency.clean {
             return Ok(false);
         }
-        residency.crc = Some(crc);
-        state.settled();
+        state.settled_as(crc);
         self.save(file, &state, Durability::Buffered)?;
         Ok(true)
     }
@@ -265,15 +240,10 @@ impl Namespace {
         if state.residency.generation != generation || (busy && !exclusive) {
             return Ok(false);
         }
-        let before = state.residency;
-        state.residency.tier = tier;
-        state.residency.shadow = None;
-        if let (Some(bytes), true) = (flushed_bytes, state.is_dirty()) {
-            state.residency.flushed = Some(Flushed { generation, bytes });
-        }
+        let before = state.migrate(tier, flushed_bytes);
         if let Err(error) = self.save(file, &state, Durability::Synced) {
             // Who has it open goes on with the object that it had.
-            state.residency = before;
+            state.take_change_back(before);
             return Err(error);
         }
         failpoint::hit(failpoint::Point::MoveRecord);
@@ -316,7 +286,7 @@ impl Namespace {
         let Some(published) = residency.published.filter(|_| here) else {
             return Ok(false);
         };
-        let stable = !state.unsaved && self.store.is_stable(file.object);
+        let stable = !state.is_unsaved() && self.store.is_stable(file.object);
         if !residency.clean || residency.writing || state.demoting || !stable {
             return Ok(false);
         }
@@ -324,7 +294,7 @@ impl Namespace {
         let garbage = self.drop_file(&mut batch, file, &state)?;
         self.commit(batch)?;
         failpoint::hit(failpoint::Point::EvictRecord);
-        state.names.clear();
+        state.unlink();
         for (dir, name) in &names {
             let at = dirs.iter().position(|d| Arc::ptr_eq(d, dir));
             at.and_then(|at| children[at].remove(name));
@@ -366,7 +336,7 @@ impl Namespace {
         let mut batch = Batch::new();
         let garbage = self.drop_file(&mut batch, file, &state)?;
         self.commit(batch)?;
-        state.names.clear();
+        state.unlink();
         self.add_garbage(garbage);
         Ok(())
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use forebay_tiers::PfsId;
 use forebay_types::{FileKind, Ino};
 
-use crate::dir::Dir;
-use crate::file::File;
+use crate::tree::Dir;
+use crate::tree::File;
 
 /// First of the ids given out when the PFS's own inode number is taken.
 const FIRST_SUBSTITUTE: u64 = 1 << 61;

@@ -7,17 +7,11 @@
 //! times, through the mount or by an outsider, counts as ever.
 //!
 //! Where a name came and went before any drain, or was changed on the PFS a moment before it was noted here, the PFS gets the
-//! time that is shown a little later ([`Namespace::put_owed_times`]).
+//! time that is shown a little later ([`crate::Namespace::put_owed_times`]).
 
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
-
-use forebay_tiers::{PfsDir, PfsStat, PfsTree};
-use forebay_types::{SetAttr, SetTime, TimeSpec};
+use forebay_tiers::{PfsStat, PfsTree};
+use forebay_types::{SetAttr, TimeSpec};
 use parking_lot::{Mutex, MutexGuard};
-
-use crate::dir::Dir;
-use crate::{Namespace, NsError};
 
 /// Times of modification and of change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +43,7 @@ struct State {
     /// When a name was last added or removed that the PFS has not seen.
     touched: Option<TimeSpec>,
     unseen: Option<Unseen>,
-    /// The PFS is to hear of that without a drain: it stands in [`OwedTimes`].
+    /// The PFS is to hear of that without a drain: it stands in [`crate::owed::OwedTimes`].
     owed: bool,
 }
 
@@ -90,9 +84,19 @@ impl DirTimes {
     }
 
     /// The same of a name that no drain follows; whether that is news.
-    fn owe(&self) -> bool {
+    pub(crate) fn owe(&self) -> bool {
         self.touch();
         !std::mem::replace(&mut self.state.lock().owed, true)
+    }
+
+    /// The PFS is being told of it.
+    pub(crate) fn pay(&self) {
+        self.state.lock().owed = false;
+    }
+
+    /// The right to change what the PFS says of the times.
+    pub(crate) fn changing(&self, pfs: &PfsTree) -> std::io::Result<MutexGuard<'_, ()>> {
+        pfs.pulse().lock(&self.changing)
     }
 
     /// Keeps a drain from being in the middle of something while what the PFS says is looked at. `None`: who is, waits for the PFS.
@@ -107,7 +111,7 @@ impl DirTimes {
     }
 
     /// A drain has changed what the PFS says.
-    fn changed_unseen(&self, before: &PfsStat, after: &PfsStat) {
+    pub(crate) fn changed_unseen(&self, before: &PfsStat, after: &PfsStat) {
         let mut state = self.state.lock();
         state.unseen = Some(Unseen {
             left: Stamp::of(after),
@@ -116,7 +120,7 @@ impl DirTimes {
     }
 
     /// A program has set attributes there.
-    fn set(&self, set: &SetAttr, before: &PfsStat, after: &PfsStat) {
+    pub(crate) fn set(&self, set: &SetAttr, before: &PfsStat, after: &PfsStat) {
         let mut state = self.state.lock();
         if set.mtime.is_some() {
             (state.touched, state.unseen) = (None, None);
@@ -129,117 +133,16 @@ impl DirTimes {
     }
 
     /// The time of modification that the PFS is to have instead of this one.
-    fn to_be_put_back(&self, stat: &PfsStat) -> Option<TimeSpec> {
+    pub(crate) fn to_be_put_back(&self, stat: &PfsStat) -> Option<TimeSpec> {
         let shown = self.state.lock().shown(stat).mtime;
         (shown != stat.mtime).then_some(shown)
     }
 }
 
-/// Directories in which names came or went without a drain that would tell the PFS, and since when.
-#[derive(Default)]
-pub(crate) struct OwedTimes(Mutex<Vec<(Weak<Dir>, Instant)>>);
-
-impl OwedTimes {
-    /// Those that have waited so long.
-    fn take(&self, age: Duration) -> Vec<Arc<Dir>> {
-        let mut owed = self.0.lock();
-        let due = owed.iter().take_while(|(_, since)| since.elapsed() >= age);
-        let due = due.count();
-        owed.drain(..due)
-            .filter_map(|(dir, _)| dir.upgrade())
-            .collect()
-    }
-}
-
-impl Namespace {
-    /// A name has come or gone for programs, and no drain of that directory may follow.
-    pub(crate) fn touch(&self, dir: &Arc<Dir>) {
-        if dir.times.owe() {
-            let mut owed = self.owed_times.0.lock();
-            owed.push((Arc::downgrade(dir), Instant::now()));
-        }
-    }
-
-    /// The PFS gets the times of modification of directories in which names came or went at least `age` ago. To be called now and
-    /// then: many changes of one directory cost the PFS one.
-    pub fn put_owed_times(&self, age: Duration) {
-        for dir in self.owed_times.take(age) {
-            dir.times.state.lock().owed = false;
-            // One that is gone owes nothing; where the PFS does not answer, the next change or drain tries it.
-            let (Ok(handle), Ok(_order)) = (self.open_dir(&dir), dir.order(&self.pfs)) else {
-                continue;
-            };
-            self.put_times_back(&dir, &handle);
-        }
-    }
-
-    /// Sets attributes of a directory on the PFS.
-    pub(crate) fn setattr_dir(&self, dir: &Arc<Dir>, set: &SetAttr) -> Result<(), NsError> {
-        let handle = self.open_dir(dir)?;
-        let _order = dir.order(&self.pfs)?;
-        let _alone = self.pfs.pulse().lock(&dir.times.changing)?;
-        let before = self.pfs.stat_dir(&handle)?;
-        self.pfs.set_attr_dir(&handle, set)?;
-        dir.times.set(set, &before, &self.pfs.stat_dir(&handle)?);
-        Ok(())
-    }
-
-    /// Does something to a directory on the PFS that its times are not to show. Who holds its order keeps others from
-    /// changing it meanwhile; what they change all the same counts if it is told with [`DirTimes::touch`].
-    pub(crate) fn unseen<T>(&self, dir: &Dir, handle: &PfsDir, act: impl FnOnce() -> T) -> T {
-        let Some(_alone) = dir.times.settled(&self.pfs) else {
-            return act();
-        };
-        let before = self.pfs.stat_dir(handle);
-        let done = act();
-        // Where it cannot be asked, its times show the change.
-        if let (Ok(before), Ok(after)) = (before, self.pfs.stat_dir(handle)) {
-            dir.times.changed_unseen(&before, &after);
-        }
-        done
-    }
-
-    /// The same for who has nothing of the directory.
-    pub fn change_unseen<T>(
-        &self,
-        dir: &Arc<Dir>,
-        handle: &PfsDir,
-        act: impl FnOnce() -> std::io::Result<T>,
-    ) -> Result<T, NsError> {
-        let _order = dir.order(&self.pfs)?;
-        Ok(self.unseen(dir, handle, act)?)
-    }
-
-    /// A drain is done with a directory: the PFS gets the time of modification back that programs see, unless somebody
-    /// else has changed the directory since. Where it cannot be set, the mount alone shows it.
-    pub fn put_times_back(&self, dir: &Dir, handle: &PfsDir) {
-        if let Err(error) = self.try_to_put_back(dir, handle) {
-            let path = dir.path();
-            tracing::debug!("{}: times of a drain stay: {error}", path.escape_ascii());
-        }
-    }
-
-    fn try_to_put_back(&self, dir: &Dir, handle: &PfsDir) -> std::io::Result<()> {
-        let Some(_alone) = dir.times.settled(&self.pfs) else {
-            return Ok(());
-        };
-        let before = self.pfs.stat_dir(handle)?;
-        let Some(mtime) = dir.times.to_be_put_back(&before) else {
-            return Ok(());
-        };
-        let set = SetAttr {
-            mtime: Some(SetTime::At(mtime)),
-            ..SetAttr::default()
-        };
-        self.pfs.set_attr_dir(handle, &set)?;
-        let after = self.pfs.stat_dir(handle)?;
-        dir.times.changed_unseen(&before, &after);
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use forebay_types::SetTime;
+
     use super::*;
 
     fn at(sec: i64) -> TimeSpec {

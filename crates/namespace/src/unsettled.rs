@@ -7,10 +7,10 @@ use forebay_kv::Durability;
 use forebay_tiers::{PfsDir, PfsStat};
 use forebay_types::{Errno, failpoint};
 
-use crate::dir::Dir;
-use crate::outside::{CONFLICT_INFIX, Conflict, ConflictKind};
+use crate::conflict::{CONFLICT_INFIX, Conflict, ConflictKind};
 use crate::placement::Target;
 use crate::record::Temporary;
+use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
 impl Namespace {
@@ -20,7 +20,7 @@ impl Namespace {
         let settled = self.settle_copy(file);
         if settled.is_err() {
             // Until it is known, it must not be taken for an outsider's.
-            file.lock().unsettled = true;
+            file.lock().unsettle();
         }
         settled
     }
@@ -30,7 +30,7 @@ impl Namespace {
         loop {
             let dir = {
                 let state = file.lock();
-                match (state.unsettled, state.names.first()) {
+                match (state.is_unsettled(), state.names.first()) {
                     (true, Some((dir, _))) => dir.clone(),
                     _ => return Ok(()),
                 }
@@ -50,7 +50,7 @@ impl Namespace {
 
     /// The same with the naming of the file held.
     pub(crate) fn settle_held(&self, file: &Arc<File>) -> Result<(), NsError> {
-        match file.lock().unsettled {
+        match file.lock().is_unsettled() {
             true => {}
             false => return Ok(()),
         }
@@ -61,7 +61,7 @@ impl Namespace {
         let (ours, names) = {
             let mut state = file.lock();
             let Some(ours) = state.residency.temporary else {
-                state.unsettled = false;
+                state.forget_copy();
                 return Ok(());
             };
             let names = state.names.iter();
@@ -95,8 +95,7 @@ impl Namespace {
             published |= there && at == 0;
         }
         let mut state = file.lock();
-        state.residency.temporary = None;
-        state.unsettled = false;
+        state.forget_copy();
         // Whether its directory was flushed is not known, so it stays dirty and is copied again.
         self.save(file, &state, Durability::Buffered)?;
         failpoint::hit(failpoint::Point::SettleDemotion);
@@ -134,7 +133,7 @@ impl Namespace {
         };
         let published = ours.published(&stat);
         match first {
-            true => self.first_is_placed(file, published),
+            true => file.lock().first_is_placed(published),
             false if file.lock().is_published_as(ours) => file.lock().set_placed(dir, &name),
             false => file.lock().set_unplaced(dir, &name, Some(published)),
         }
@@ -160,7 +159,7 @@ impl Namespace {
             return self.clear_aside(dir, target);
         }
         // The name is somebody else's already.
-        let kept_as = self.move_beside((handle, temporary), handle, name)?;
+        let kept_as = self.move_beside((handle, temporary), (dir, handle), name)?;
         self.note_conflict(Conflict {
             path: dir.path_of(name),
             kept_as,

@@ -9,8 +9,7 @@ use forebay_kv::memory::Memory;
 use forebay_kv::{Batch, Durability, Error, Store};
 use forebay_namespace::{Arrival, File, Namespace, NewFile, NsError};
 use forebay_tiers::{PfsTree, Sums};
-use forebay_types::{Cred, Errno, Ino, ObjectId, TierId, TimeSpec};
-use forebay_wire::RenameMode;
+use forebay_types::{Cred, Errno, Ino, ObjectId, RenameMode, TierId, TimeSpec};
 
 /// A store that outlives the tree on it.
 #[derive(Clone)]

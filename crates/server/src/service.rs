@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use forebay_types::{Cred, Errno, Handle, limits};
+use forebay_types::{Cred, Dirent, Errno, Handle, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
-use forebay_wire::{Dirent, Peer, Reply, Request, Response, Service};
+use forebay_wire::{Peer, Reply, Request, Response, Service};
 
 use crate::base::life::StopOrder;
 use crate::orders::asker::Asker;
@@ -299,12 +299,12 @@ impl Server {
         &self,
         from: &forebay_wire::Link,
         to: &forebay_wire::Link,
-        mode: forebay_wire::RenameMode,
+        mode: forebay_types::RenameMode,
         _cred: &Cred,
     ) -> Result<(), Errno> {
         let rooms = &self.rooms;
         rooms.files.stabilise_for_rename(from, to)?;
-        if mode == forebay_wire::RenameMode::Exchange {
+        if mode == forebay_types::RenameMode::Exchange {
             rooms.files.stabilise_for_rename(to, from)?;
         }
         let renamed = rooms

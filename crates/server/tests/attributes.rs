@@ -7,8 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_testkit::skip;
-use forebay_types::{Attr, Cred, Errno, Ino, OpenFlags, SetAttr, SetTime, TimeSpec};
-use forebay_wire::{RenameMode, WriteHow, XattrMode};
+use forebay_types::{
+    Attr, Cred, Errno, Ino, OpenFlags, RenameMode, SetAttr, SetTime, TimeSpec, XattrMode,
+};
+use forebay_wire::WriteHow;
 
 use common::{Running, Scratch, me, settings};
 

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use common::{Running, Scratch, make_dirs, me, settings};
 use forebay_policy::engine::Bandwidths;
 use forebay_server::Settings;
-use forebay_types::{Cred, Errno, Ino, OpenFlags};
-use forebay_wire::RenameMode;
+use forebay_types::{Cred, Errno, Ino, OpenFlags, RenameMode};
 use forebay_wire::control::{Control, ControlResponse, StatusBits};
 
 const MIB: usize = 1 << 20;

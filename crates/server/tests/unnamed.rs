@@ -7,8 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Barrier;
 
-use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags};
-use forebay_wire::XattrMode;
+use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, XattrMode};
 
 use common::{Running, Scratch, me, settings};
 

@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use common::{in_memory, on_disk};
 use forebay_testkit::{is_root, needs_root, skip};
-use forebay_tiers::{
-    ActAs, Appearance, MetadataWarning, PfsDir, PfsTree, RenameMode, apply_metadata,
+use forebay_tiers::{ActAs, Appearance, MetadataWarning, PfsDir, PfsTree, apply_metadata};
+use forebay_types::{
+    Errno, FileKind, Generation, ObjectId, RenameMode, SetAttr, SetTime, TimeSpec,
 };
-use forebay_types::{Errno, FileKind, Generation, ObjectId, SetAttr, SetTime, TimeSpec};
 use proptest::prelude::*;
 use tempfile::TempDir;
 

@@ -1,6 +1,7 @@
 //! Ids, sizes, limits, attributes and errno: the words every other crate speaks. No I/O.
 
 mod attr;
+mod entry;
 mod errno;
 pub mod failpoint;
 mod ids;
@@ -10,6 +11,7 @@ mod procstat;
 mod quantity;
 
 pub use attr::{Attr, Cred, FileKind, OpenFlags, SetAttr, SetTime, Statfs, TimeSpec};
+pub use entry::{Dirent, RenameMode, XattrMode};
 pub use errno::Errno;
 pub use ids::{Generation, Handle, Ino, ObjectId, TierId};
 pub use name::{NameError, check_name};

@@ -13,8 +13,5 @@ mod socket;
 
 pub use connection::{Connection, Descriptor, InMemory, Peer, Reply, Service};
 pub use frame::{FrameError, PROTOCOL_VERSION};
-pub use message::{
-    Dirent, Link, OpenMode, Opened, RenameMode, Request, Response, SeekWhat, SpaceChange, WriteHow,
-    XattrMode,
-};
+pub use message::{Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange, WriteHow};
 pub use socket::{UnixConnection, UnixServer};

@@ -1,34 +1,12 @@
 //! The messages: one request, one response.
 
 use forebay_types::{
-    Attr, Cred, Errno, FileKind, Handle, Ino, NameError, OpenFlags, SetAttr, Statfs, check_name,
-    limits,
+    Attr, Cred, Dirent, Errno, Handle, Ino, NameError, OpenFlags, RenameMode, SetAttr, Statfs,
+    XattrMode, check_name, limits,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, ControlResponse};
-
-/// What a rename does when the new name exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum RenameMode {
-    /// Replaces it, as rename(2).
-    Replace,
-    /// Fails with `EEXIST` (`RENAME_NOREPLACE`).
-    NoReplace,
-    /// Swaps the two (`RENAME_EXCHANGE`).
-    Exchange,
-}
-
-/// What a setxattr does when the attribute exists, or does not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum XattrMode {
-    /// Creates or replaces.
-    Set,
-    /// Fails with `EEXIST` if it exists (`XATTR_CREATE`).
-    Create,
-    /// Fails with `ENODATA` if it does not (`XATTR_REPLACE`).
-    Replace,
-}
 
 /// The modes of fallocate(2) that Forebay serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -258,19 +236,6 @@ pub struct Opened {
     pub handle: Handle,
     /// How it may be served.
     pub mode: OpenMode,
-}
-
-/// One entry of a directory.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Dirent {
-    /// `d_ino`.
-    pub ino: Ino,
-    /// `d_type`.
-    pub kind: FileKind,
-    /// Name.
-    pub name: Vec<u8>,
-    /// Position after this entry, for the next `ReadDir`.
-    pub next: u64,
 }
 
 /// What a server answers.

@@ -1,7 +1,6 @@
 //! Writing the records of files, and of what is to be collected.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability;
 use forebay_tiers::{PIECE_BYTES_MIN, Sums};
@@ -9,10 +8,10 @@ use forebay_types::{Ino, ObjectId, failpoint};
 
 use super::{Garbage, Namespace, Unrecorded};
 use crate::NsError;
-use crate::dir::Dir;
-use crate::file::{File, FileState};
 use crate::log::Batch;
 use crate::record::{self, SumsRecord};
+use crate::tree::Dir;
+use crate::tree::{File, FileState};
 
 /// So many records are written in one commit: their files are held meanwhile, some hundred microseconds.
 const COMMIT_FILES_MAX: usize = 64;
@@ -152,7 +151,7 @@ impl Namespace {
     /// Writes a file's record with the next batch, which is soon. For changes that recovery finds
     /// out by itself.
     pub fn save_later(&self, file: &Arc<File>, state: &mut FileState) {
-        if !std::mem::replace(&mut state.unsaved, true) {
+        if state.mark_unsaved() {
             self.unsaved.lock().push(file.clone());
         }
     }
@@ -165,7 +164,7 @@ impl Namespace {
         let held: Vec<_> = files.iter().collect();
         let failures = self.save_together(
             &held,
-            &mut |_, state| std::mem::take(&mut state.unsaved),
+            &mut |_, state| state.take_unsaved(),
             &mut |_, _| {},
             None,
         );
@@ -276,7 +275,7 @@ impl Namespace {
         for one in &ended {
             batch.delete(record::intent_key(one.sequence));
             let dirs = one.dirs.iter();
-            for dir in dirs.filter(|dir| !dir.removed.load(Ordering::Acquire)) {
+            for dir in dirs.filter(|dir| !dir.is_removed()) {
                 self.put_dir(&mut batch, dir)?;
                 if let Some((above, _)) = dir.place() {
                     self.put_dirs(&mut batch, &above)?;

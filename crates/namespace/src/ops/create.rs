@@ -1,7 +1,6 @@
 //! create: a new regular file exists in the burst buffer only, until its first demotion.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability;
 use forebay_tiers::{Identity, PfsDir, PfsStat, PfsTree};
@@ -10,10 +9,10 @@ use forebay_types::{
 };
 
 use crate::acl;
-use crate::dir::Dir;
-use crate::file::{File, FileState, Name};
 use crate::record::{DirKey, Meta, Residency, Xattrs};
 use crate::table::Node;
+use crate::tree::Dir;
+use crate::tree::{File, FileState, Place};
 use crate::{Namespace, NsError};
 
 /// A file to be created.
@@ -50,45 +49,33 @@ pub enum Adopted {
 pub(crate) fn born(
     new: &NewFile,
     gid: u32,
-    names: Vec<Name>,
+    names: Vec<Place>,
     unnamed: Option<Arc<Dir>>,
 ) -> Arc<File> {
-    let state = FileState {
-        names,
-        unnamed,
-        owes_fsync: false,
-        meta: Meta {
-            perm: new.perm,
-            uid: new.cred.uid,
-            gid,
-            size: 0,
-            allocated_bytes: 0,
-            atime: new.born,
-            mtime: new.born,
-            ctime: new.born,
-        },
-        xattrs: new.xattrs.clone(),
-        residency: Residency {
-            tier: new.tier,
-            shadow: None,
-            flushed: None,
-            generation: Generation(1),
-            published: None,
-            clean: false,
-            writing: new.writing,
-            crc: None,
-            has_sums: false,
-            temporary: None,
-        },
-        unplaced: Vec::new(),
-        unsettled: false,
-        demoting: false,
-        error: None,
-        error_unreported: false,
-        drain_open: 0,
-        safe: None,
-        unsaved: false,
+    let meta = Meta {
+        perm: new.perm,
+        uid: new.cred.uid,
+        gid,
+        size: 0,
+        allocated_bytes: 0,
+        atime: new.born,
+        mtime: new.born,
+        ctime: new.born,
     };
+    let residency = Residency {
+        tier: new.tier,
+        shadow: None,
+        flushed: None,
+        generation: Generation(1),
+        published: None,
+        clean: false,
+        writing: new.writing,
+        crc: None,
+        has_sums: false,
+        temporary: None,
+    };
+    let names = (names, unnamed);
+    let state = FileState::new(names, meta, new.xattrs.clone(), residency, Vec::new());
     let ino = Ino(Ino::FIRST_BORN | new.object.0);
     Arc::new(File::new(new.object, ino, state))
 }
@@ -203,7 +190,7 @@ impl Namespace {
 
     /// A new file that could not be recorded was never there.
     fn take_new_back(&self, file: &Arc<File>) {
-        let names = std::mem::take(&mut file.lock().names);
+        let names = file.lock().unlink();
         for (dir, name) in names {
             let mut children = dir.lock();
             if children
@@ -218,7 +205,7 @@ impl Namespace {
     fn insert_new(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {
         let _order = dir.order(&self.pfs)?;
         let mut children = dir.lock();
-        if dir.removed.load(Ordering::Acquire) {
+        if dir.is_removed() {
             return Err(Errno::ENOENT.into());
         }
         if children.contains_key(name) || dir.unpublished_child(name).is_some() {

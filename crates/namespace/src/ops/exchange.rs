@@ -1,15 +1,13 @@
 //! rename with `RENAME_EXCHANGE`: two names are swapped, in every mix of burst buffer and PFS.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use forebay_tiers::RenameMode as PfsRename;
-use forebay_types::{FileKind, failpoint};
+use forebay_types::{FileKind, RenameMode, failpoint};
 
-use crate::dir::Dir;
 use crate::log::Batch;
-use crate::ops::rename::{End, Locked};
+use crate::ops::ends::{End, Locked};
 use crate::record::{self, ExchangeIntent, Intent, Published};
+use crate::tree::Dir;
 use crate::{Namespace, NsError};
 
 impl Namespace {
@@ -36,10 +34,10 @@ impl Namespace {
         self.dirs_written(&to.dir);
         failpoint::hit(failpoint::Point::ExchangeIntent);
         let (a, b, mode) = match (from_on_pfs, to_on_pfs) {
-            (true, true) => (from, to, PfsRename::Exchange),
+            (true, true) => (from, to, RenameMode::Exchange),
             // What an outsider may have put where we have nothing is not replaced.
-            (true, false) => (from, to, PfsRename::NoReplace),
-            _ => (to, from, PfsRename::NoReplace),
+            (true, false) => (from, to, RenameMode::NoReplace),
+            _ => (to, from, RenameMode::NoReplace),
         };
         if let Err(error) = self
             .pfs
@@ -125,10 +123,10 @@ impl Namespace {
                 state.lose_published_at(&other.dir, &other.name);
             }
             if published.is_some() && state.is_placed(&other.dir, &other.name) {
-                state.residency.published = published;
+                state.set_published(published);
             }
             if state.is_dirty() {
-                state.residency.generation = state.residency.generation.next();
+                state.outdate_copy();
             }
             self.put_file(batch, file, &state)?;
             return Ok(None);
@@ -139,7 +137,7 @@ impl Namespace {
         if stat.kind() == FileKind::Directory {
             let dir = self.intern_dir(stat.id, &end.dir, &end.name);
             dir.move_to(other.dir.clone(), &other.name);
-            if dir.persisted.load(Ordering::Acquire) {
+            if dir.is_persisted() {
                 self.put_dir(batch, &dir)?;
             }
             return Ok(Some(dir));

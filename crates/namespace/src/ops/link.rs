@@ -4,15 +4,15 @@
 use std::sync::Arc;
 
 use forebay_tiers::{PfsDir, PfsTree};
-use forebay_types::{Attr, Errno, Ino, TimeSpec, check_name, failpoint};
+use forebay_types::{Attr, Errno, Ino, check_name, failpoint};
 
-use crate::dir::Dir;
-use crate::file::Name;
 use crate::log::Batch;
 use crate::ops::unnamed::FirstName;
 use crate::outside::Seen;
 use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
 use crate::table::Node;
+use crate::tree::Dir;
+use crate::tree::Place;
 use crate::{File, Namespace, NsError};
 
 /// Names of one file that the burst buffer keeps; more are refused with `EMLINK`.
@@ -85,18 +85,8 @@ impl Namespace {
             return Err(Errno::ENOENT.into());
         }
         let before = state.clone();
-        state.unnamed = None;
-        state.names.push((dir.clone(), name.into()));
-        match linked {
-            Some((published, _)) => state.residency.published = Some(published),
-            None if state.residency.published.is_some() => state.set_unplaced(&dir, name, None),
-            None => {}
-        }
-        state.meta.ctime = TimeSpec::now();
-        if state.is_dirty() && !is_first {
-            // A copy under way would be published without the new name.
-            state.residency.generation = state.residency.generation.next();
-        }
+        let published = linked.map(|(published, _)| published);
+        state.link((dir.clone(), name.into()), published);
         let recorded = self
             .put_dirs(&mut batch, &dir)
             .and_then(|()| self.put_file(&mut batch, file, &state))
@@ -133,7 +123,7 @@ impl Namespace {
     ) -> Result<Option<(Published, u64)>, NsError> {
         let (first, names, published) = {
             let state = file.lock();
-            let placed = |(dir, name): &&Name| state.is_placed(dir, name);
+            let placed = |(dir, name): &&Place| state.is_placed(dir, name);
             let first = state.names.iter().find(placed).cloned();
             let published = state.residency.published;
             (first, state.names.len(), published)

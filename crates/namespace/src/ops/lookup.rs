@@ -8,10 +8,10 @@ use std::sync::Arc;
 use forebay_tiers::{PfsId, PfsStat, PfsTree};
 use forebay_types::{Attr, Errno, FileKind, Ino, check_name};
 
-use crate::dir::Dir;
-use crate::file::File;
 use crate::record::Published;
 use crate::table::{Node, PlainNode};
+use crate::tree::Dir;
+use crate::tree::File;
 use crate::{Namespace, NsError};
 
 /// What a name stands for.
@@ -173,7 +173,7 @@ impl Namespace {
         } else {
             let garbage = self.drop_file(&mut batch, file, &state)?;
             self.commit(batch)?;
-            state.names.clear();
+            state.unlink();
             self.add_garbage(garbage);
         }
         children.remove(name);

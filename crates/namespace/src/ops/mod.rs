@@ -1,6 +1,7 @@
 //! One file per operation.
 
 pub(crate) mod create;
+mod ends;
 pub(crate) mod exchange;
 pub(crate) mod getattr;
 pub(crate) mod link;
@@ -13,6 +14,7 @@ pub(crate) mod rename;
 pub(crate) mod setattr;
 pub(crate) mod settle;
 mod settle_links;
+mod times;
 pub(crate) mod unlink;
 pub(crate) mod unnamed;
 pub mod unpublished;

@@ -6,9 +6,9 @@ use forebay_kv::Durability;
 use forebay_tiers::PfsDir;
 use forebay_types::failpoint;
 
-use crate::dir::Dir;
-use crate::file::{FileState, Name};
 use crate::record::Published;
+use crate::tree::Dir;
+use crate::tree::{FileState, Place};
 use crate::{File, Namespace, NsError};
 
 impl Namespace {
@@ -25,7 +25,10 @@ impl Namespace {
             let state = file.lock();
             let here = matches!(&state.names[..], [(d, n)] if Arc::ptr_eq(d, &dir) && *n == name);
             let published = state.residency.published;
-            published.filter(|_| here && state.is_dirty())
+            // A copy that a drain has just put there has replaced the older version already.
+            let copy = state.residency.temporary;
+            let is_newest = copy.is_some_and(|copy| state.is_published_as(copy));
+            published.filter(|_| here && state.is_dirty() && !is_newest)
         };
         let Some(older) = older else {
             return Ok(());
@@ -38,7 +41,7 @@ impl Namespace {
             failpoint::hit(failpoint::Point::OlderGone);
         }
         let mut state = file.lock();
-        state.residency.published = None;
+        state.set_published(None);
         self.save(file, &state, Durability::Buffered)
     }
 
@@ -53,7 +56,7 @@ impl Namespace {
         let ((other, other_name), published) = {
             let state = file.lock();
             let published = state.residency.published?;
-            let other = |place: &&Name| {
+            let other = |place: &&Place| {
                 let is_it = Arc::ptr_eq(&place.0, dir) && *place.1 == *name;
                 !is_it && state.is_placed(&place.0, &place.1)
             };
@@ -81,13 +84,14 @@ impl Namespace {
     /// A name less has changed the ctime that the PFS shows under the others. For a start, when nobody
     /// else is there.
     pub(crate) fn follow_links(&self, state: &mut FileState) {
-        let placed = |(dir, name): &&Name| state.is_placed(dir, name);
+        let placed = |(dir, name): &&Place| state.is_placed(dir, name);
         let place = state.names.iter().find(placed);
         if let (Some(published), Some((dir, name))) = (state.residency.published, place) {
-            state.residency.published = Some(match self.open_dir(dir) {
+            let published = match self.open_dir(dir) {
                 Ok(handle) => self.follow(published, &handle, name),
                 Err(_) => published.with_ctime_moved(),
-            });
+            };
+            state.set_published(Some(published));
         }
     }
 }

@@ -4,7 +4,7 @@ use forebay_tiers::PfsStat;
 use forebay_types::failpoint;
 
 use crate::log::Batch;
-use crate::ops::rename::End;
+use crate::ops::ends::End;
 use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
 use crate::{File, Namespace, NsError};
 
@@ -54,17 +54,17 @@ impl Namespace {
                 Some(_) if state.names.len() > 1 => {
                     state.set_unplaced(&to.dir, &to.name, staying);
                 }
-                Some(_) => state.residency.published = staying,
+                Some(_) => state.set_published(staying),
             }
             self.put_file(&mut batch, file, &state)?;
         }
         if let Some(old) = &to.file {
             let mut state = old.lock();
-            state.residency.published = left.or(state.residency.published);
+            state.follow_published(left);
             if staying.is_some() {
                 // That link goes later, which moves the ctime of its others.
                 let published = state.residency.published;
-                state.residency.published = published.map(Published::with_ctime_moved);
+                state.set_published(published.map(Published::with_ctime_moved));
             }
             if !state.is_unlinked() {
                 self.put_file(&mut batch, old, &state)?;

@@ -3,10 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use forebay_types::{FileKind, Ino};
-use forebay_wire::Dirent;
+use forebay_types::{Dirent, FileKind, Ino};
 
-use crate::dir::Dir;
+use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
 /// One entry of a directory, and its file if that is in the burst buffer.

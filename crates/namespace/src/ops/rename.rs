@@ -9,90 +9,20 @@
 //! first and settled after a crash by looking at what the PFS has.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
-use forebay_types::{Errno, FileKind, Ino, TimeSpec, check_name, failpoint};
-use forebay_wire::RenameMode;
+use forebay_tiers::{PfsDir, PfsTree};
+use forebay_types::{Errno, FileKind, Ino, RenameMode, check_name, failpoint};
 use parking_lot::MutexGuard;
 
-use crate::dir::{Children, Dir};
 use crate::log::Batch;
+use crate::ops::ends::{End, Locked};
 use crate::ops::parting::parting;
-use crate::record::{self, Intent, PlaceKey, Published, RenameIntent};
+use crate::record::{self, Intent, Published, RenameIntent};
+use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
 /// A rename looks at the PFS, and begins anew where that has changed meanwhile.
 const RENAME_TRIES: usize = 4;
-
-/// Children of one or two directories, locked in the order of their keys.
-pub(crate) struct Locked<'a> {
-    pub(crate) from: MutexGuard<'a, Children>,
-    to: Option<MutexGuard<'a, Children>>,
-}
-
-impl<'a> Locked<'a> {
-    pub(crate) fn new(from: &'a Arc<Dir>, to: &'a Arc<Dir>) -> Locked<'a> {
-        if Arc::ptr_eq(from, to) {
-            return Locked {
-                from: from.lock(),
-                to: None,
-            };
-        }
-        if from.key < to.key {
-            let first = from.lock();
-            Locked {
-                from: first,
-                to: Some(to.lock()),
-            }
-        } else {
-            let first = to.lock();
-            Locked {
-                from: from.lock(),
-                to: Some(first),
-            }
-        }
-    }
-
-    pub(crate) fn to(&mut self) -> &mut Children {
-        self.to.as_mut().unwrap_or(&mut self.from)
-    }
-}
-
-/// One end of a rename.
-pub(crate) struct End {
-    pub(crate) dir: Arc<Dir>,
-    pub(crate) handle: PfsDir,
-    pub(crate) name: Box<[u8]>,
-    pub(crate) file: Option<Arc<File>>,
-    pub(crate) stat: Option<PfsStat>,
-    /// What the PFS has is not what was published of the file.
-    pub(crate) foreign: bool,
-}
-
-impl End {
-    fn is_dir(&self) -> bool {
-        self.stat
-            .as_ref()
-            .is_some_and(|s| s.kind() == FileKind::Directory)
-    }
-
-    /// Whether the PFS has something under this name that belongs to it.
-    pub(crate) fn on_pfs(&self) -> bool {
-        match &self.file {
-            Some(_) => self.stat.is_some() && !self.foreign,
-            None => self.stat.is_some(),
-        }
-    }
-
-    pub(crate) fn place(&self) -> (Arc<Dir>, Box<[u8]>) {
-        (self.dir.clone(), self.name.clone())
-    }
-
-    pub(crate) fn key(&self) -> PlaceKey {
-        (self.dir.key, self.name.to_vec())
-    }
-}
 
 impl Namespace {
     /// Renames. Answers with the burst-buffer file that was replaced, if one was.
@@ -140,7 +70,7 @@ impl Namespace {
         let files = (from_dir.child(name), to_dir.child(new_name));
         let _namings = self.namings(files.0.as_ref(), files.1.as_ref())?;
         for file in [&files.0, &files.1].into_iter().flatten() {
-            if file.lock().unsettled {
+            if file.lock().is_unsettled() {
                 self.settle_copy(file)?;
                 // Its name may be an outsider's, it turned out.
                 return Err(Errno::EAGAIN.into());
@@ -231,6 +161,8 @@ impl Namespace {
                 }
                 !ours && published != Some(Published::GOING)
             }
+            // An outsider has removed it since it was looked at: the copy is dropped.
+            (Some(file), None) if file.lock().residency.clean => return Err(Errno::EAGAIN.into()),
             _ => false,
         };
         Ok(End {
@@ -317,10 +249,10 @@ impl Namespace {
                 state.set_unplaced(&to.dir, &to.name, None);
             }
             true => {}
-            false => state.residency.published = inherited,
+            false => state.set_published(inherited),
         }
-        state.residency.generation = state.residency.generation.next();
-        state.meta.ctime = TimeSpec::now();
+        state.outdate_copy();
+        state.touch();
         let parts = to
             .stat
             .filter(|stat| !to.foreign && (several || stat.nlink > 1));
@@ -379,14 +311,14 @@ impl Namespace {
         let mut state = old.lock();
         if state.names.len() > 1 {
             state.drop_name(&to.dir, &to.name);
-            state.residency.published = left.or(state.residency.published);
-            state.meta.ctime = TimeSpec::now();
+            state.follow_published(left);
+            state.touch();
             self.put_file(batch, old, &state)?;
             return Ok(None);
         }
         let garbage = self.drop_file(batch, old, &state)?;
         // From here on nobody writes a record of it again.
-        state.names.clear();
+        state.unlink();
         Ok(Some(garbage))
     }
 
@@ -399,7 +331,7 @@ impl Namespace {
             .then(|| self.intern_dir(stat.id, &from.dir, &from.name));
         let dir_key = moved_dir
             .as_ref()
-            .filter(|dir| dir.persisted.load(Ordering::Acquire))
+            .filter(|dir| dir.is_persisted())
             .map(|dir| dir.key);
         let intent = RenameIntent {
             from: (from.dir.key, from.name.to_vec()),
@@ -424,7 +356,7 @@ impl Namespace {
         let rename = || {
             let (old, new) = ((&from.handle, &from.name), (&to.handle, &to.name));
             self.pfs
-                .rename(old.0, old.1, new.0, new.1, PfsRename::Replace)
+                .rename(old.0, old.1, new.0, new.1, RenameMode::Replace)
         };
         let replaced = self.hold_replaced_dir(to)?;
         let renamed = match to.is_dir() {
@@ -442,7 +374,7 @@ impl Namespace {
             }
         }
         if let Some((dir, open)) = replaced {
-            self.handles.keep_removed(&dir, open);
+            dir.keep_removed(open);
         }
         failpoint::hit(failpoint::Point::RenamePfs);
         self.after_pfs_rename(from, to, moved_dir, sequence)
@@ -493,7 +425,7 @@ impl Namespace {
         self.forget_replaced_dir(&mut batch, to);
         if let Some(dir) = &moved_dir {
             dir.move_to(to.dir.clone(), &to.name);
-            if dir.persisted.load(Ordering::Acquire) {
+            if dir.is_persisted() {
                 self.put_dir(&mut batch, dir)?;
             }
         }
@@ -503,12 +435,12 @@ impl Namespace {
             if let Some(published) = published
                 && state.is_placed(&to.dir, &to.name)
             {
-                state.residency.published = Some(published);
+                state.set_published(Some(published));
             }
             if state.is_dirty() {
-                state.residency.generation = state.residency.generation.next();
+                state.outdate_copy();
             }
-            state.meta.ctime = TimeSpec::now();
+            state.touch();
             self.put_dirs(&mut batch, &to.dir)?;
             self.put_file(&mut batch, file, &state)?;
         } else if let Some(stat) = &from.stat
@@ -543,8 +475,8 @@ impl Namespace {
             return;
         };
         if let Some(dir) = self.known_dir(self.dir_key(stat)) {
-            dir.removed.store(true, Ordering::Release);
-            self.handles.forget(&dir);
+            dir.mark_removed();
+            dir.forget_handle();
             batch.delete(record::dir_key(dir.key));
         }
     }

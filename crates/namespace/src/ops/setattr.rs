@@ -6,9 +6,8 @@
 use std::sync::Arc;
 
 use forebay_kv::Durability;
-use forebay_types::{Errno, FileKind, Ino, SetAttr, SetTime, TimeSpec, failpoint};
+use forebay_types::{Errno, FileKind, Ino, SetAttr, SetTime, failpoint};
 
-use crate::acl;
 use crate::record::Published;
 use crate::table::Node;
 use crate::{File, Namespace, NsError};
@@ -80,65 +79,18 @@ impl Namespace {
             state = file.lock();
             let before = state.residency.published;
             let after = |before: Published| before.after_ours(&stat, set.mtime);
-            state.residency.published = before.map(after);
+            state.set_published(before.map(after));
             // "Now" is what the PFS took for it.
             set.atime = set.atime.map(|_| SetTime::At(stat.atime));
             set.mtime = set.mtime.map(|_| SetTime::At(stat.mtime));
         }
         if state.is_dirty() {
             // A copy under way would carry the old attributes.
-            let residency = &mut state.residency;
-            residency.generation = residency.generation.next();
+            state.outdate_copy();
         }
         state.apply(&set);
         self.save(file, &state, Durability::Buffered)?;
         failpoint::hit(failpoint::Point::SetattrRecord);
         Ok(())
     }
-}
-
-impl crate::FileState {
-    /// A change that was applied, with the times that the record has for "now": so that object, record and PFS agree.
-    pub fn as_taken(&self, set: &SetAttr) -> SetAttr {
-        let taken = |time: Option<SetTime>, recorded| {
-            time.map(|time| match time {
-                SetTime::Now => SetTime::At(recorded),
-                at => at,
-            })
-        };
-        SetAttr {
-            atime: taken(set.atime, self.meta.atime),
-            mtime: taken(set.mtime, self.meta.mtime),
-            ..*set
-        }
-    }
-
-    pub(crate) fn apply(&mut self, set: &SetAttr) {
-        let now = TimeSpec::now();
-        let time = |t: SetTime| match t {
-            SetTime::Now => now,
-            SetTime::At(at) => at,
-        };
-        let meta = &mut self.meta;
-        if set.uid.is_some() || set.gid.is_some() {
-            // chown(2) of anything but a directory, whoever does it.
-            meta.perm = without_set_id(meta.perm);
-        }
-        if let Some(perm) = set.perm {
-            meta.perm = perm;
-            acl::change_mode(&mut self.xattrs, perm);
-        }
-        meta.uid = set.uid.unwrap_or(meta.uid);
-        meta.gid = set.gid.unwrap_or(meta.gid);
-        meta.atime = set.atime.map_or(meta.atime, time);
-        meta.mtime = set.mtime.map_or(meta.mtime, time);
-        meta.ctime = now;
-    }
-}
-
-/// Permission bits without set-user-id, and without set-group-id where it means that (with group
-/// execution; without it the bit asks for mandatory locking).
-pub fn without_set_id(perm: u16) -> u16 {
-    let group = if perm & 0o010 != 0 { 0o2000 } else { 0 };
-    perm & !(0o4000 | group)
 }

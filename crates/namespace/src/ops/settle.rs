@@ -4,14 +4,42 @@ use std::sync::Arc;
 
 use forebay_types::{ObjectId, failpoint};
 
-use crate::dir::Dir;
 use crate::log::Batch;
 use crate::ops::settle_links::{found, settle_exchange, settle_link};
 use crate::record::{self, DirKey, FileRecord, Intent, RenameIntent};
-use crate::{Namespace, NsError};
+use crate::tree::Dir;
+use crate::{Namespace, NsError, PendingChange};
+
+impl Namespace {
+    /// Finishes or takes back a change of names that a crash interrupted: the PFS tells which. Where that gives an error, the
+    /// change stays as it is, and nothing may be served: records that do not agree with the PFS would make one's own files
+    /// look like an outsider's.
+    pub fn settle_change(&self, pending: PendingChange) -> Result<(), NsError> {
+        let settled = settle(self, pending.sequence, &pending.intent);
+        settled.map_err(|error| match error {
+            NsError::Errno(errno) => NsError::Unsettled {
+                change: self.describe(&pending.intent),
+                errno,
+            },
+            error => error,
+        })
+    }
+
+    fn describe(&self, intent: &Intent) -> String {
+        let path = |place: &record::PlaceKey| match self.known_dir(place.0) {
+            Some(dir) => dir.path_of(&place.1).escape_ascii().to_string(),
+            None => place.1.escape_ascii().to_string(),
+        };
+        match intent {
+            Intent::Rename(one) => format!("rename of {} to {}", path(&one.from), path(&one.to)),
+            Intent::Exchange(one) => format!("exchange of {} and {}", path(&one.a), path(&one.b)),
+            Intent::Link(one) => format!("change of the link {}", path(&one.place)),
+        }
+    }
+}
 
 /// After a crash: the records follow what the PFS shows.
-pub(crate) fn settle(ns: &Namespace, sequence: u64, intent: &Intent) -> Result<(), NsError> {
+fn settle(ns: &Namespace, sequence: u64, intent: &Intent) -> Result<(), NsError> {
     let mut batch = Batch::new();
     batch.delete(record::intent_key(sequence));
     match intent {
@@ -63,7 +91,7 @@ fn settle_file(
     let mut state = file.lock();
     state.rename_name(&old, new);
     if published.is_some() && state.is_placed(&to, &intent.to.1) {
-        state.residency.published = published;
+        state.set_published(published);
     }
     ns.put_dirs(batch, &to)?;
     ns.put_file(batch, &file, &state)?;
@@ -82,7 +110,7 @@ fn settle_dir(
 ) -> Result<(), NsError> {
     if let Some(dir) = ns.known_dir(key) {
         dir.move_to(parent.clone(), name);
-        ns.handles.forget(&dir);
+        dir.forget_handle();
         ns.put_dir(batch, &dir)?;
     }
     Ok(())
@@ -126,7 +154,7 @@ fn settle_replaced(
             .is_some_and(|f| f.object == object)
             && let Some(file) = children.remove(&*intent.to.1)
         {
-            file.lock().names.clear();
+            file.lock().unlink();
         }
     }
     Ok(())

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use forebay_tiers::PfsStat;
-use forebay_types::{Errno, FileKind, TimeSpec};
+use forebay_types::{Errno, FileKind};
 
-use crate::dir::Dir;
-use crate::file::Name;
 use crate::log::Batch;
 use crate::record::{ExchangeIntent, LinkChange, LinkIntent, PlaceKey};
+use crate::tree::Dir;
+use crate::tree::Place;
 use crate::{File, FileState, Namespace, NsError};
 
 /// What the PFS has under a name; `None` where it has nothing, or the directory is gone.
@@ -72,7 +72,7 @@ pub(crate) fn settle_exchange(
                 let new = (to_dir.clone(), to.1.clone().into_boxed_slice());
                 state.rename_name(&old, new);
                 if let (Some(_), Some(stat)) = (state.residency.published, stat) {
-                    state.residency.published = Some((&stat).into());
+                    state.set_published(Some((&stat).into()));
                 }
                 ns.put_dirs(batch, &to_dir)?;
                 ns.put_file(batch, file, &state)?;
@@ -103,9 +103,7 @@ pub(crate) fn settle_link(
                 let name = intent.place.1.clone().into_boxed_slice();
                 dir.lock().insert(name.clone(), file.clone());
                 ns.put_dirs(batch, &dir)?;
-                let mut state = file.lock();
-                state.names.push((dir, name));
-                state.meta.ctime = TimeSpec::now();
+                file.lock().find_name((dir, name));
             }
         }
         LinkChange::Removed if !there => {
@@ -145,7 +143,7 @@ fn replace_link(
 
 /// A link more or less has changed the ctime; content that somebody else changed shows otherwise.
 fn follow(ns: &Namespace, state: &mut FileState, pfs_ino: u64) -> Result<(), NsError> {
-    let placed = |(dir, name): &&Name| state.is_placed(dir, name);
+    let placed = |(dir, name): &&Place| state.is_placed(dir, name);
     let place = state.names.iter().find(placed);
     let (Some(published), Some((dir, name))) = (state.residency.published, place) else {
         return Ok(());
@@ -155,7 +153,7 @@ fn follow(ns: &Namespace, state: &mut FileState, pfs_ino: u64) -> Result<(), NsE
         && published.ino == pfs_ino
         && (stat.id.ino, stat.size, stat.mtime) == (pfs_ino, published.size, published.mtime)
     {
-        state.residency.published = Some((&stat).into());
+        state.set_published(Some((&stat).into()));
     }
     Ok(())
 }

@@ -3,17 +3,16 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_kv::Durability;
 use forebay_tiers::{PfsDir, PfsTree};
-use forebay_types::{Errno, Ino, ObjectId, TimeSpec, check_name, failpoint};
+use forebay_types::{Errno, Ino, ObjectId, check_name, failpoint};
 
-use crate::dir::Dir;
 use crate::log::Batch;
 use crate::outside::Seen;
 use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
+use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
 /// A demotion that has begun makes one temporary file, and gives up when it finds it gone.
@@ -94,15 +93,15 @@ impl Namespace {
         let mut before = state.clone();
         let garbage = if state.names.len() > 1 {
             state.drop_name(dir, name);
-            state.residency.published = left.or(state.residency.published);
+            state.follow_published(left);
             self.put_file(&mut batch, file, &state)?;
             None
         } else {
             let garbage = self.drop_file(&mut batch, file, &state)?;
-            state.names.clear();
+            state.unlink();
             Some(garbage)
         };
-        state.meta.ctime = TimeSpec::now();
+        state.touch();
         if let Err(error) = self.commit(batch) {
             // With an intent, or where the record says that the PFS has it, a start finds that it has not, and ends it, too.
             if sequence.is_some() || (lost && !dirty) {
@@ -111,7 +110,7 @@ impl Namespace {
                 return Ok(());
             }
             if lost {
-                before.residency.published = None;
+                before.set_published(None);
             }
             *state = before;
             return Err(error);
@@ -153,7 +152,7 @@ impl Namespace {
         }
         let removed = self.pfs.unlink(&handle, name);
         if dirty && !several {
-            file.lock().residency.published = Some(published);
+            file.lock().set_published(Some(published));
         }
         match removed {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(true),
@@ -170,7 +169,7 @@ impl Namespace {
     /// After a crash it must not look as if somebody else had removed it.
     pub(crate) fn begin_unlink_of_older(&self, file: &File) -> Result<(), NsError> {
         let mut state = file.lock();
-        state.residency.published = Some(Published::GOING);
+        state.set_published(Some(Published::GOING));
         self.save(file, &state, Durability::Synced)?;
         failpoint::hit(failpoint::Point::OlderGoing);
         Ok(())
@@ -179,7 +178,7 @@ impl Namespace {
     /// Writes down what the PFS has of a file.
     pub(crate) fn set_published(&self, file: &File, published: Published) -> Result<(), NsError> {
         let mut state = file.lock();
-        state.residency.published = Some(published);
+        state.set_published(Some(published));
         self.save(file, &state, Durability::Buffered)
     }
 
@@ -222,12 +221,12 @@ impl Namespace {
         failpoint::hit(failpoint::Point::RmdirPfs);
         self.touch(dir);
         if let (Some(child), Some(open)) = (&known, open) {
-            self.handles.keep_removed(child, open);
+            child.keep_removed(open);
             let mut forgotten = Ok(());
             if let Some(version) = &version {
                 forgotten = self.forget_unpublished(dir, version, name);
             }
-            if child.persisted.load(Ordering::Acquire) {
+            if child.is_persisted() {
                 let mut batch = Batch::new();
                 batch.delete(record::dir_key(child.key));
                 forgotten = forgotten.and(self.commit(batch));
@@ -287,7 +286,7 @@ impl Namespace {
         let unsettled: HashSet<ObjectId> = {
             let children = dir.lock();
             let files = children.values();
-            let unsettled = files.filter(|file| file.lock().unsettled);
+            let unsettled = files.filter(|file| file.lock().is_unsettled());
             unsettled.map(|file| file.object).collect()
         };
         self.sweep(&self.open_dir(dir)?, &unsettled)

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use forebay_tiers::PfsTree;
 use forebay_types::{Attr, Cred, Errno, Ino, check_name, failpoint};
 
-use crate::dir::Dir;
 use crate::log::Batch;
 use crate::ops::create::born;
 use crate::record;
 use crate::table::Node;
+use crate::tree::Dir;
 use crate::{File, Garbage, Namespace, NewFile, NsError};
 
 /// Tells the object of a file in which directory and under which name it is about to be.
@@ -89,7 +89,7 @@ impl Namespace {
     /// Nobody has the file open or knows it any more: if it still has no name its objects are to be collected. Whether it is so.
     pub fn let_go_unnamed(&self, file: &File) -> bool {
         let mut state = file.lock();
-        if state.unnamed.take().is_none() {
+        if !state.let_go() {
             return false;
         }
         let shadow = state.residency.shadow.map(|(tier, _)| tier);

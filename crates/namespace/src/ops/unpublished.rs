@@ -6,21 +6,21 @@
 //! two names it is, so no step needs an intent.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_kv::Durability;
-use forebay_tiers::{PfsDir, PfsStat, PfsTree, RenameMode as PfsRename};
-use forebay_types::{Attr, Cred, Errno, FileKind, Ino, TimeSpec, check_name, failpoint};
-use forebay_wire::RenameMode;
+use forebay_tiers::{PfsDir, PfsStat, PfsTree};
+use forebay_types::{
+    Attr, Cred, Errno, FileKind, Ino, RenameMode, TimeSpec, check_name, failpoint,
+};
 use parking_lot::RwLockReadGuard;
 
-use crate::dir::{Dir, Hidden};
+use crate::conflict::{CONFLICT_INFIX, Conflict, ConflictKind, conflict_names};
 use crate::log::Batch;
 use crate::ops::lookup::Found;
 use crate::ops::make::{as_owner, umask};
-use crate::outside::{CONFLICT_INFIX, Conflict, ConflictKind};
 use crate::record::{self, UnpublishedRecord};
+use crate::tree::{Dir, Hidden};
 use crate::{Namespace, NsError};
 
 /// Who puts a copy in its place waits so long for who names a version, and the other way round, before they
@@ -112,7 +112,7 @@ impl Namespace {
 
     /// Whether a directory was removed, or leads nowhere on the PFS.
     pub fn is_gone(&self, dir: &Arc<Dir>) -> bool {
-        dir.removed.load(Ordering::Acquire)
+        dir.is_removed()
             || matches!(
                 self.open_dir(dir),
                 Err(NsError::Errno(Errno::ENOENT | Errno::ESTALE))
@@ -274,7 +274,7 @@ impl Namespace {
             }
         }
         self.unhide(parent, dir, name)?;
-        self.handles.forget(dir);
+        dir.forget_handle();
         Err(Errno::ENOENT.into())
     }
 
@@ -307,7 +307,7 @@ impl Namespace {
     fn name_version(&self, handle: &PfsDir, hidden: &[u8], name: &[u8]) -> std::io::Result<()> {
         match self
             .pfs
-            .rename(handle, hidden, handle, name, PfsRename::NoReplace)
+            .rename(handle, hidden, handle, name, RenameMode::NoReplace)
         {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
             done => return done,
@@ -316,7 +316,7 @@ impl Namespace {
             Ok(_) => Err(Errno::EEXIST.into()),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
                 self.pfs
-                    .rename(handle, hidden, handle, name, PfsRename::Replace)
+                    .rename(handle, hidden, handle, name, RenameMode::Replace)
             }
             Err(e) => Err(e),
         }
@@ -330,7 +330,7 @@ impl Namespace {
         hidden: &[u8],
     ) -> Result<Vec<u8>, NsError> {
         let (_, name) = dir.place().ok_or(Errno::EINVAL)?;
-        for beside in crate::outside::conflict_names(&name) {
+        for beside in conflict_names(&name).filter(|beside| !parent.is_taken(beside)) {
             // Who finds the hidden name gone looks there.
             dir.move_to(parent.clone(), &beside);
             let failed = match self.name_version(handle, hidden, &beside) {
@@ -349,7 +349,7 @@ impl Namespace {
     fn unhide(&self, parent: &Dir, dir: &Arc<Dir>, name: &[u8]) -> Result<(), NsError> {
         let mut batch = Batch::new();
         batch.delete(record::unpublished_key(dir.key));
-        if !dir.removed.load(Ordering::Acquire) {
+        if !dir.is_removed() {
             self.put_dir(&mut batch, dir)?;
         }
         self.commit(batch)?;

@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use forebay_kv::Durability;
 use forebay_tiers::PfsDir;
-use forebay_types::{Cred, Errno, Ino, TimeSpec, failpoint, limits};
-use forebay_wire::XattrMode;
+use forebay_types::{Cred, Errno, Ino, XattrMode, failpoint, limits};
 
 use crate::acl::{self, Acl};
-use crate::dir::Dir;
 use crate::record::Xattrs;
 use crate::table::Node;
+use crate::tree::Dir;
 use crate::{File, FileState, Namespace, NsError};
 
 /// Where a node's extended attributes are.
@@ -161,9 +160,7 @@ impl Namespace {
                 false => self.remove_xattr(ino, name),
             },
             Place::Record(file) => match self.edit_xattrs(&file, &|state| {
-                let before = state.xattrs.len();
-                state.xattrs.retain(|(n, _)| n != name);
-                match state.xattrs.len() < before {
+                match state.remove_xattr(name) {
                     true => Ok(()),
                     // To have no list is what was asked for.
                     false if name == acl::ACCESS => Ok(()),
@@ -206,8 +203,8 @@ impl Namespace {
             return Ok(false);
         }
         edit(&mut state)?;
-        state.meta.ctime = TimeSpec::now();
-        state.residency.generation = state.residency.generation.next();
+        state.touch();
+        state.outdate_copy();
         self.save(file, &state, Durability::Buffered)?;
         Ok(true)
     }
@@ -259,15 +256,13 @@ impl Namespace {
             drop(state);
             let attributes = self.load_xattrs(&dir, &name)?;
             state = file.lock();
-            state.xattrs = attributes;
+            state.take_xattrs(attributes);
         }
         let before = state.residency.published;
-        state.residency.published = before.map(|before| before.after_ours(&stat, None));
-        state.meta.ctime = stat.ctime;
-        // An access list is a mode, too.
-        state.meta.perm = stat.perm();
+        state.set_published(before.map(|before| before.after_ours(&stat, None)));
+        state.take_pfs_change(&stat);
         if state.is_dirty() {
-            state.residency.generation = state.residency.generation.next();
+            state.outdate_copy();
         }
         self.save(file, &state, Durability::Buffered)?;
         Ok(true)
@@ -302,9 +297,9 @@ fn set_list(
     mode: XattrMode,
     list: &Acl,
 ) -> Result<(), Errno> {
-    state.meta.perm = list.perm(state.meta.perm);
+    state.set_perm(list.perm(state.meta.perm));
     if list.is_minimal() {
-        state.xattrs.retain(|(n, _)| n != name);
+        state.remove_xattr(name);
         return Ok(());
     }
     set_in_record(state, name, value, mode)
@@ -316,10 +311,10 @@ fn set_in_record(
     value: &[u8],
     mode: XattrMode,
 ) -> Result<(), Errno> {
-    let at = state.xattrs.iter().position(|(n, _)| n == name);
-    match (at, mode) {
-        (Some(_), XattrMode::Create) => return Err(Errno::EEXIST),
-        (None, XattrMode::Replace) => return Err(Errno::ENODATA),
+    let exists = state.xattrs.iter().any(|(n, _)| n == name);
+    match (exists, mode) {
+        (true, XattrMode::Create) => return Err(Errno::EEXIST),
+        (false, XattrMode::Replace) => return Err(Errno::ENODATA),
         _ => {}
     }
     let others: usize = state
@@ -331,9 +326,6 @@ fn set_in_record(
     if others + name.len() + value.len() > limits::XATTRS_PER_FILE_BYTES_MAX {
         return Err(Errno::ENOSPC);
     }
-    match at {
-        Some(at) => state.xattrs[at].1 = value.to_vec(),
-        None => state.xattrs.push((name.to_vec(), value.to_vec())),
-    }
+    state.put_xattr(name, value);
     Ok(())
 }

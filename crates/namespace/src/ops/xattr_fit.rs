@@ -9,8 +9,8 @@ use std::sync::Arc;
 use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Errno, Generation};
 
-use crate::dir::Dir;
 use crate::record::Xattrs;
+use crate::tree::Dir;
 use crate::{File, FileState, Namespace, NsError};
 
 /// Every file system that has attributes takes so many bytes of them, names and values and what goes with each: the

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use forebay_namespace::{File, PlainNode, Published};
 use forebay_tiers::{FileObject, Object, ObjectStat, WriteBehind};
-use forebay_types::{Errno, Generation, Handle, Ino, ObjectId, OpenFlags, TierId};
-use forebay_wire::Dirent;
+use forebay_types::{Dirent, Errno, Generation, Handle, Ino, ObjectId, OpenFlags, TierId};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::buffer::pieces::Pieces;

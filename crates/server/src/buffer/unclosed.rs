@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{File, ctime_after};
+use forebay_namespace::File;
 use forebay_types::Errno;
 
 use crate::buffer::Buffer;
@@ -16,13 +16,7 @@ impl Buffer {
         let tier = file.tier();
         let stat = self.tiers.open_object(tier, file.object)?.stat()?;
         let mut state = file.lock();
-        state.residency.writing = false;
-        let meta = &mut state.meta;
-        meta.size = stat.size;
-        meta.allocated_bytes = stat.allocated_bytes;
-        meta.atime = meta.atime.max(stat.atime);
-        meta.mtime = stat.mtime;
-        meta.ctime = ctime_after(meta.ctime, stat.mtime);
+        state.finish_close(&stat);
         self.ns.save_later(file, &mut state);
         self.book_held(file, &state, stat.allocated_bytes);
         drop(state);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability as KvDurability;
-use forebay_namespace::{File, Flushed, ctime_after};
+use forebay_namespace::File;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::schedule::Rest;
 use forebay_tiers::{Object, TierKind, start_writeback};
@@ -96,23 +96,7 @@ impl Files {
         let (dirty, unlinked) = {
             let mut state = file.lock();
             // What the kernel wrote is a change whatever was taken for known of it meanwhile.
-            if state.residency.writing || open.passthrough {
-                state.residency.writing = false;
-                // What requests wrote is counted: the PFS may have just this.
-                let safe = !open.passthrough && state.safe == Some(state.generation());
-                if safe && state.is_published() {
-                    state.settled();
-                } else {
-                    state.changed();
-                }
-            }
-            state.meta.size = stat.size;
-            state.meta.allocated_bytes = stat.allocated_bytes;
-            state.meta.atime = state.meta.atime.max(stat.atime);
-            if state.is_dirty() {
-                state.meta.mtime = stat.mtime;
-                state.meta.ctime = ctime_after(state.meta.ctime, stat.mtime);
-            }
+            state.close(&stat, open.passthrough);
             // Until then the record says that the object knows the size, which is as good.
             self.ns.save_later(file, &mut state);
             let dirty = self.buffer.book_held(file, &state, stat.allocated_bytes);
@@ -163,10 +147,7 @@ impl Files {
         self.buffer.activity().note();
         {
             let mut state = file.lock();
-            state.changed();
-            state.residency.writing = true;
-            state.error = Some(errno);
-            state.error_unreported = true;
+            state.fail_close(errno);
             self.ns.save_later(file, &mut state);
         }
         self.buffer.unclosed().lock().insert(file.object);
@@ -183,7 +164,7 @@ impl Files {
         let mut state = file.lock();
         // Of a file in memory flash keeps it until the next fsync.
         let here = self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram;
-        if size == 0 && here && state.residency.flushed.take().is_some() {
+        if size == 0 && here && state.forget_flushed() {
             self.ns.save_later(file, &mut state);
         }
     }
@@ -238,10 +219,7 @@ impl Files {
         let to = to.ok_or(Errno::ENOSPC)?;
         let generation = {
             let mut state = file.lock();
-            if std::mem::take(&mut state.residency.writing) {
-                state.changed();
-                state.take_stat(&stat);
-            }
+            state.end_unseen_as(&stat);
             state.generation()
         };
         let wanted = Move {
@@ -331,7 +309,7 @@ impl Files {
         let bytes = object.stat()?.size;
         let mut state = file.lock();
         if state.is_dirty() {
-            state.residency.flushed = Some(Flushed { generation, bytes });
+            state.note_flushed(generation, bytes);
             self.ns
                 .save(file, &state, KvDurability::Buffered)
                 .map_err(|error| io::Error::from(error.errno()))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability as KvDurability;
-use forebay_namespace::{File, Flushed};
+use forebay_namespace::File;
 use forebay_policy::durability::Durability;
 use forebay_policy::schedule::{Class, Rest};
 use forebay_tiers::{Object, TierKind, wait_writeback};
@@ -49,7 +49,7 @@ impl Files {
         }
         let rung = self.catalog.durability_of_file(&file);
         self.fsync_to(rung, (&open, &file), object, (tier, generation), data_only)?;
-        file.lock().owes_fsync = false;
+        file.lock().pay_fsync();
         Ok(())
     }
 
@@ -82,11 +82,7 @@ impl Files {
 
     /// An error of a demotion reaches the next fsync of the file, once.
     fn report_to_fsync(&self, file: &File) -> Result<(), Errno> {
-        let mut state = file.lock();
-        match (state.error, std::mem::take(&mut state.error_unreported)) {
-            (Some(errno), true) => Err(errno),
-            _ => Ok(()),
-        }
+        file.lock().take_unreported_error().map_or(Ok(()), Err)
     }
 
     /// Writes down what was flushed: at least the content of `generation`.
@@ -103,14 +99,9 @@ impl Files {
             None => self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram,
         };
         if on_flash && state.is_dirty() {
-            let bytes = stat.size;
-            state.residency.flushed = Some(Flushed { generation, bytes });
+            state.note_flushed(generation, stat.size);
         }
-        state.meta.size = stat.size;
-        state.meta.allocated_bytes = stat.allocated_bytes;
-        if state.is_dirty() {
-            state.meta.mtime = stat.mtime;
-        }
+        state.take_live_stat(&stat);
         self.ns.save(file, &state, KvDurability::Synced)?;
         failpoint::hit(failpoint::Point::FsyncRecord);
         Ok(())
@@ -184,7 +175,7 @@ impl Files {
         }
         let unlinked = {
             let mut state = file.lock();
-            state.residency.shadow = Some((flash, generation));
+            state.note_shadow(flash, generation);
             state.is_unlinked() && state.unnamed.is_none()
         };
         if unlinked {
@@ -259,7 +250,7 @@ impl Files {
         if clean {
             // The PFS has it: the copy on flash only takes space there.
             let mut state = file.lock();
-            state.residency.shadow = None;
+            state.forget_shadow();
             self.ns.save(file, &state, KvDurability::Buffered)?;
             failpoint::hit(failpoint::Point::ShadowDropped);
             drop(state);
@@ -371,19 +362,9 @@ impl Files {
 
     /// Demotes a file now and waits until it is on the PFS.
     pub fn demote_and_wait(&self, file: &Arc<File>) -> Result<(), Errno> {
-        let wanted = {
-            let mut state = file.lock();
-            state.error = None;
-            if state.residency.writing {
-                // What the kernel wrote since the last look is a change, too: a copy that has been begun
-                // (for another fsync) may be without it.
-                state.changed();
-            }
-            state.drain_open += 1;
-            state.generation()
-        };
+        let wanted = file.lock().begin_wait_for_all();
         let done = self.wait_until_safe(file, wanted);
-        file.lock().drain_open -= 1;
+        file.lock().end_wait();
         done
     }
 
@@ -398,7 +379,7 @@ impl Files {
                 }
                 if let (Some(errno), false) = (state.error, state.demoting) {
                     drop(state);
-                    file.lock().error_unreported = false;
+                    file.lock().take_unreported_error();
                     return Err(errno);
                 }
             }

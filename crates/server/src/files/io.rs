@@ -496,8 +496,7 @@ impl Files {
         let stat = object.stat()?;
         let (dirty, unlinked) = {
             let mut state = file.lock();
-            state.residency.writing = false;
-            state.take_stat(&stat);
+            state.end_writing(&stat);
             self.ns.save(file, &state, KvDurability::Buffered)?;
             let dirty = self.buffer.book_held(file, &state, stat.allocated_bytes);
             (dirty, state.is_unlinked())
@@ -706,15 +705,15 @@ mod tests {
             panic!("not in the burst buffer");
         };
         let named = |name: &[u8]| rooms.base.ns().get_xattr(file.ino, name);
-        let mode = forebay_wire::XattrMode::Set;
+        let mode = forebay_types::XattrMode::Set;
         rooms
             .base
             .ns()
             .set_xattr(file.ino, b"user.a", b"1", mode)
             .expect("set");
-        file.lock().drain_open += 1;
+        file.lock().begin_wait();
         flush_to_pfs(rooms, file.object);
-        file.lock().drain_open -= 1;
+        file.lock().end_wait();
         assert_eq!(lab.on_pfs("f"), b"content");
         rooms
             .files
@@ -738,9 +737,9 @@ mod tests {
         };
         // A write that has been noted, and is overtaken by the copy for somebody else's fsync.
         rooms.files.note_change(&open, &target).expect("noted");
-        file.lock().drain_open += 1;
+        file.lock().begin_wait();
         flush_to_pfs(rooms, file.object);
-        file.lock().drain_open -= 1;
+        file.lock().end_wait();
         object.write_at(b"CONTENT", 0).expect("write");
         rooms.files.note_changed(&target).expect("noted");
         drop(target);

@@ -147,7 +147,7 @@ mod tests {
         rooms.buffer.opens().note_given_up(true);
         // A close in its middle: out of the table, and what the kernel wrote not looked at yet.
         let _closing = rooms.buffer.opens().claim(file.ino);
-        file.lock().residency.writing = true;
+        file.lock().begin_unseen();
         assert!(rooms.files.standing(&file).is_volatile);
     }
 }

@@ -251,7 +251,7 @@ impl Lifecycle {
             }
             Verdict::Lost => return self.give_up_torn(file, tier, stat.size),
         }
-        file.lock().error = Some(Errno::EIO);
+        file.lock().show_error(Errno::EIO);
         self.base.report(
             path,
             Errno::EIO,
@@ -267,7 +267,7 @@ impl Lifecycle {
             let mut state = file.lock();
             let dirty = state.is_dirty();
             if dirty {
-                state.error = Some(error.into());
+                state.show_error(error.into());
             }
             (state.meta.allocated_bytes, dirty)
         };
@@ -356,7 +356,7 @@ impl Lifecycle {
             let generation = self.buffer.generation(file);
             self.ns.migrated(file, generation, shadow, true, None)?;
             // A later fsync may have been on its way: only the object knows the size.
-            file.lock().residency.writing = true;
+            file.lock().begin_unseen();
             claimed.insert((shadow, file.object));
             return self.take_over(file, shadow);
         }

@@ -119,7 +119,7 @@ fn order(
     };
     for (file, _) in &figures.undrained {
         // An earlier failure is tried again, and only what happens now counts.
-        file.lock().error = None;
+        file.lock().forget_error();
         orders.buffer.queue().add_urgent(file.object);
     }
     let bytes = figures.undrained_bytes();

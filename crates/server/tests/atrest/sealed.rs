@@ -11,8 +11,7 @@ use std::time::Duration;
 use forebay_client::OpenFile;
 use forebay_policy::durability::Durability;
 use forebay_server::{Settings, fsck_offline};
-use forebay_types::{Errno, Ino, OpenFlags, SetAttr, SetTime, TimeSpec};
-use forebay_wire::RenameMode;
+use forebay_types::{Errno, Ino, OpenFlags, RenameMode, SetAttr, SetTime, TimeSpec};
 use rustix::process::{Signal, getpid};
 
 use crate::common::{Running, Scratch, kernels_own, me, settings};

@@ -303,7 +303,7 @@ pub fn shown(server: &Running) -> Tree {
 fn list(server: &Running, dir: Ino) -> Vec<(String, FileKind)> {
     let client = &server.client;
     let handle = client.open_dir(dir).expect("opendir");
-    let mut all: Vec<forebay_wire::Dirent> = Vec::new();
+    let mut all: Vec<forebay_types::Dirent> = Vec::new();
     loop {
         let next = all.last().map_or(0, |entry| entry.next);
         let more = client.read_dir(handle, next).expect("readdir");

@@ -11,9 +11,8 @@ use std::time::{Duration, Instant};
 
 use forebay_server::{GroupMode, PathRule, Settings};
 use forebay_types::failpoint::{self, Point};
-use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
+use forebay_types::{Errno, Ino, OpenFlags, RenameMode, SetAttr, XattrMode};
 use forebay_wire::control::Movement;
-use forebay_wire::{RenameMode, XattrMode};
 
 use crate::common::{PATIENCE, Running, Scratch, me, settings};
 use crate::model::{Model, Op, Tree, below, content, on_pfs, shown, versions, without};

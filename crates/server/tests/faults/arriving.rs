@@ -5,9 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use forebay_types::{Handle, Ino, OpenFlags, SetAttr};
+use forebay_types::{Handle, Ino, OpenFlags, RenameMode, SetAttr, XattrMode};
 use forebay_wire::control::Movement;
-use forebay_wire::{RenameMode, XattrMode};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

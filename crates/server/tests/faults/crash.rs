@@ -11,8 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_server::Settings;
-use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
-use forebay_wire::RenameMode;
+use forebay_types::{Errno, Ino, OpenFlags, RenameMode, SetAttr};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};

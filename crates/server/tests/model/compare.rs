@@ -7,8 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use forebay_types::{FileKind, Ino};
-use forebay_wire::Dirent;
+use forebay_types::{Dirent, FileKind, Ino};
 
 use crate::common::me;
 use crate::reference::{Body, Id, Place, ROOT};

@@ -1,7 +1,6 @@
 //! Operations on names: mkdir, symlink, link, unlink, rmdir, rename, readdir, and attributes.
 
-use forebay_types::{Errno, FileKind, SetAttr, SetTime, TimeSpec};
-use forebay_wire::{RenameMode, XattrMode};
+use forebay_types::{Errno, FileKind, RenameMode, SetAttr, SetTime, TimeSpec, XattrMode};
 use rand::Rng;
 use rand::seq::IndexedRandom;
 

@@ -136,7 +136,7 @@ impl World {
         {
             return;
         }
-        let mode = forebay_wire::RenameMode::Replace;
+        let mode = forebay_types::RenameMode::Replace;
         let (old, new) = (self.on_pfs(&from), self.on_pfs(&to));
         if self.tree.rename(&from, &to, mode).is_ok() {
             self.note(format!("outsider: rename {old:?} {new:?}"));

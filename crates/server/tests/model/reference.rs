@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use forebay_types::{Errno, FileKind, TimeSpec};
-use forebay_wire::RenameMode;
+use forebay_types::{Errno, FileKind, RenameMode, TimeSpec};
 
 /// Names an inode of the reference.
 pub type Id = usize;

@@ -4,8 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
-use forebay_types::{Errno, Handle, Ino, OpenFlags, SetAttr};
-use forebay_wire::{RenameMode, XattrMode};
+use forebay_types::{Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, XattrMode};
 
 use crate::common::{Running, Scratch, me};
 use crate::tree::{self, Tree, conflicts, holds};

@@ -4,22 +4,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use forebay_types::{Errno, FileKind};
+use forebay_types::{Errno, FileKind, RenameMode};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Uid};
 use rustix::io::Errno as Sys;
 
 use super::{PfsDir, PfsTree, checked, open_path, proc_path, stat_fd};
-
-/// What a rename does when the new name is taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RenameMode {
-    /// Replaces it.
-    Replace,
-    /// Fails with `EEXIST`.
-    NoReplace,
-    /// Swaps the two.
-    Exchange,
-}
 
 /// Whom a new entry shall belong to.
 #[derive(Clone, Copy)]

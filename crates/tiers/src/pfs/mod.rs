@@ -26,7 +26,6 @@ use forebay_types::{Errno, FileKind, Statfs, check_name, limits};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno as Sys;
 
-pub use entries::RenameMode;
 pub use flush::FlushTogether;
 pub use stat::{PfsId, PfsStat};
 

@@ -189,11 +189,7 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
 }
 
 fn note_failure(drain: &Drain, file: &File, errno: Errno, reason: &str) {
-    {
-        let mut state = file.lock();
-        state.error_unreported |= state.error != Some(errno);
-        state.error = Some(errno);
-    }
+    file.lock().fail_demotion(errno);
     drain
         .base
         .report(file.path(), errno, not_demoted(drain, file, reason));

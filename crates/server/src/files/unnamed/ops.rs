@@ -162,7 +162,7 @@ impl Files {
         let mut state = file.lock();
         state.unnamed.as_ref()?;
         // Under its first name it may be on another rung.
-        state.owes_fsync = true;
+        state.owe_fsync();
         Some(rung.min(Durability::Ssd))
     }
 

@@ -137,11 +137,10 @@ impl Files {
         if state.generation() != before.generation {
             return None;
         }
-        state.residency.writing = false;
         // A copy for an fsync may be on its way, which may be without the last stores.
-        state.changed();
+        let generation = state.end_unseen();
         self.ns.save_later(file, &mut state);
-        Some(state.generation())
+        Some(generation)
     }
 
     /// Calls a file clean again whose content is what it was.
@@ -214,8 +213,7 @@ mod tests {
             let crc = state.residency.crc.expect("verified");
             // Opened for unseen writing; a demotion that was tried meanwhile met a full PFS.
             state.changed();
-            state.error = Some(Errno::ENOSPC);
-            state.error_unreported = true;
+            state.fail_demotion(Errno::ENOSPC);
             (state.generation(), crc)
         };
         let unchanged = rooms.base.ns().unchanged(&file, generation, crc);

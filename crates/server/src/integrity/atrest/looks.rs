@@ -224,7 +224,7 @@ impl Integrity {
         }
         .unwrap_or(false);
         if !mended {
-            file.lock().error = Some(Errno::EIO);
+            file.lock().show_error(Errno::EIO);
         }
         if mended || !known {
             let reason = format!("found damaged at rest: {problem}; {action}");
@@ -239,9 +239,7 @@ impl Integrity {
     /// What was damaged is as it should be: somebody has put it right.
     fn is_sound_again(&self, file: &File) {
         if self.at_rest.suspects.lock().remove(&file.object).is_some() {
-            let mut state = file.lock();
-            state.error = state.error.filter(|errno| *errno != Errno::EIO);
-            drop(state);
+            file.lock().end_error(Errno::EIO);
             self.base.errors().clear(&file.path());
         }
     }

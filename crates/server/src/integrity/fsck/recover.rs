@@ -1,8 +1,8 @@
 //! Undrained data whose place on the PFS is gone: it is put where its user finds it.
 
 use forebay_namespace::{File, FileRecord};
-use forebay_tiers::{CopyControl, FileObject, Identity, Object, PfsDir, PfsTree, RenameMode, copy};
-use forebay_types::{Errno, ObjectId, SetAttr, TierId, failpoint, limits};
+use forebay_tiers::{CopyControl, FileObject, Identity, Object, PfsDir, PfsTree, copy};
+use forebay_types::{Errno, ObjectId, RenameMode, SetAttr, TierId, failpoint, limits};
 
 use super::{Check, Wrong};
 use crate::integrity::Integrity;

@@ -246,7 +246,7 @@ fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>) {
     let files: Vec<Arc<File>> = work.iter().filter_map(|v| v.file.clone()).collect();
     for file in &files {
         // An earlier failure is tried again, and only what happens now counts.
-        file.lock().error = None;
+        file.lock().forget_error();
         orders.buffer.queue().add_urgent(file.object);
     }
     let mut seen = Seen::default();

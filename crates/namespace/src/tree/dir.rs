@@ -1,88 +1,27 @@
-//! Directories: all of them live on the PFS; some hold names of files that are only in the buffer.
+//! What a directory does: all of them live on the PFS; some hold names of files that are only in
+//! the buffer.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_tiers::{PfsDir, PfsStat, PfsTree};
-use forebay_types::{Errno, Ino};
+use forebay_types::Ino;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::{Children, DefaultAcl, Dir, File, Hidden, Place};
 use crate::NsError;
-use crate::devices::Devices;
-use crate::file::File;
 use crate::record::DirKey;
 use crate::times::DirTimes;
 use crate::vacancy::Vacancy;
 
-/// Most open directory descriptors that are kept; the oldest are closed beyond that.
-const HANDLES_MAX: usize = 2048;
 /// For how long a directory's set-group-id bit and group are believed without asking the PFS.
 const GROUP_RULE_TTL: Duration = Duration::from_secs(1);
 
-/// For how long a name that the PFS did not have is believed to be free. An outsider who takes it in
-/// between is noticed when the new file is demoted, as one who takes it later.
+/// For how long a name that the PFS did not have is believed to be free. An outsider who takes it
+/// in between is noticed when the new file is demoted, as one who takes it later.
 const ABSENT_TTL: Duration = Duration::from_millis(50);
-
-/// A name in a directory.
-pub type Place = (Arc<Dir>, Box<[u8]>);
-
-/// Value of a directory's default ACL, if it has one.
-pub(crate) type DefaultAcl = Option<Arc<[u8]>>;
-
-/// Names of burst-buffer files in one directory.
-pub(crate) type Children = HashMap<Box<[u8]>, Arc<File>>;
-
-/// A directory of the PFS.
-pub struct Dir {
-    /// Identity on the PFS.
-    pub key: DirKey,
-    /// Id in the mount.
-    pub ino: Ino,
-    /// Parent and name; `None` for the root. An outsider may move the directory: a lookup that
-    /// finds it elsewhere corrects this.
-    place: Mutex<Option<Place>>,
-    /// Orders all changes of names in this directory. Held while the PFS is asked and changed; who only
-    /// wants to know what is here takes `children`.
-    order: Mutex<()>,
-    /// Burst-buffer files here. Changed with `order` held too; never held during I/O on the PFS.
-    children: Mutex<Children>,
-    handle: Mutex<Option<PfsDir>>,
-    /// Its times, as far as the PFS does not tell them.
-    pub(crate) times: DirTimes,
-    /// Default ACL, as the PFS last told it.
-    default_acl: Mutex<Option<(Instant, DefaultAcl)>>,
-    /// What the PFS last said of the directory itself, and when.
-    seen: Mutex<Option<(Instant, PfsStat)>>,
-    /// The name last found missing on the PFS, and when.
-    absent: Mutex<Option<(Instant, Box<[u8]>)>>,
-    /// Whether the PFS has any name here.
-    pub(crate) vacancy: Vacancy,
-    /// The store has this directory's record, and so its parents'.
-    pub(crate) persisted: AtomicBool,
-    /// Removed through the mount: no further names.
-    pub(crate) removed: AtomicBool,
-    /// Its name on the PFS, while that is another: it is a version that is not published yet.
-    hidden: Mutex<Option<Hidden>>,
-    /// Such directories in this one, by the names that they are shown under.
-    unpublished: Mutex<HashMap<Box<[u8]>, Arc<Dir>>>,
-}
-
-/// A directory that outsiders do not see yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hidden {
-    /// Its name on the PFS.
-    pub name: Box<[u8]>,
-    /// It was ordered to be published.
-    pub committed: bool,
-    /// When it was made, seconds since the epoch.
-    pub since_s: i64,
-    /// Files of it that a loss of power has taken, and that are not there again.
-    pub lost: Vec<(DirKey, Vec<u8>)>,
-    /// It was not ordered when the last run ended: whether all of it is there, nobody knows.
-    pub interrupted: bool,
-}
 
 impl Dir {
     pub(crate) fn new(key: DirKey, ino: Ino, place: Option<Place>) -> Dir {
@@ -148,7 +87,8 @@ impl Dir {
         *self.place.lock() = Some((parent, name.into()));
     }
 
-    /// The right to change names here. `ETIMEDOUT` if somebody has it who waits for a PFS that is given up.
+    /// The right to change names here. `ETIMEDOUT` if somebody has it who waits for a PFS that is
+    /// given up.
     pub(crate) fn order(&self, pfs: &PfsTree) -> Result<MutexGuard<'_, ()>, NsError> {
         Ok(pfs.pulse().lock(&self.order)?)
     }
@@ -180,6 +120,47 @@ impl Dir {
     /// Whether it was removed; who has it open goes on.
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.load(Ordering::Acquire)
+    }
+
+    /// It was removed through the mount.
+    pub(crate) fn mark_removed(&self) {
+        self.removed.store(true, Ordering::Release);
+    }
+
+    /// It was removed: who has it open goes on with this descriptor.
+    pub(crate) fn keep_removed(&self, handle: PfsDir) {
+        let mut held = self.handle.lock();
+        self.mark_removed();
+        *held = Some(handle);
+    }
+
+    /// Its descriptor, while it is kept open.
+    pub(crate) fn handle(&self) -> Option<PfsDir> {
+        self.handle.lock().clone()
+    }
+
+    /// It is kept open.
+    pub(crate) fn keep_open(&self, handle: PfsDir) {
+        *self.handle.lock() = Some(handle);
+    }
+
+    /// Forgets a descriptor that may no longer be right. That of a directory that was removed is
+    /// all that leads to it.
+    pub(crate) fn forget_handle(&self) {
+        let mut handle = self.handle.lock();
+        if !self.is_removed() {
+            *handle = None;
+        }
+    }
+
+    /// Whether the store has its record.
+    pub(crate) fn is_persisted(&self) -> bool {
+        self.persisted.load(Ordering::Acquire)
+    }
+
+    /// The store has its record. Whether that is news.
+    pub(crate) fn mark_persisted(&self) -> bool {
+        !self.persisted.swap(true, Ordering::AcqRel)
     }
 
     pub(crate) fn has_children(&self) -> bool {
@@ -272,85 +253,5 @@ impl Dir {
 impl std::fmt::Debug for Dir {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Dir({:?})", String::from_utf8_lossy(&self.path()))
-    }
-}
-
-/// Opens directories by walking down from the root, and keeps a bounded number of them open.
-pub(crate) struct Handles {
-    open: Mutex<VecDeque<Weak<Dir>>>,
-    /// So many are kept.
-    most: AtomicUsize,
-}
-
-impl Handles {
-    pub(crate) fn new() -> Handles {
-        Handles {
-            open: Mutex::new(VecDeque::new()),
-            most: AtomicUsize::new(HANDLES_MAX),
-        }
-    }
-
-    /// No more than so many are kept from here on.
-    pub(crate) fn keep(&self, most: usize) {
-        self.most.store(most.min(HANDLES_MAX), Ordering::Relaxed);
-    }
-
-    /// The directory's descriptor. `ESTALE` when an outsider has moved or replaced it.
-    pub(crate) fn get(
-        &self,
-        pfs: &PfsTree,
-        devices: &Devices,
-        dir: &Arc<Dir>,
-    ) -> Result<PfsDir, NsError> {
-        if let Some(handle) = &*dir.handle.lock() {
-            return Ok(handle.clone());
-        }
-        let Some((parent, name)) = dir.place() else {
-            return Ok(pfs.root().clone());
-        };
-        if dir.removed.load(Ordering::Acquire) {
-            return Err(Errno::ENOENT.into());
-        }
-        let above = self.get(pfs, devices, &parent)?;
-        let opened = match dir.hidden() {
-            None => pfs.open_dir(&above, &name)?,
-            Some(hidden) => match pfs.open_dir(&above, &hidden.name) {
-                // It is just getting its name.
-                Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
-                    let name = dir.place().map_or_else(|| name.clone(), |(_, name)| name);
-                    pfs.open_dir(&above, &name)?
-                }
-                opened => opened?,
-            },
-        };
-        let stat = pfs.stat_dir(&opened)?;
-        if devices.key_at(parent.key, &name, stat.id) != dir.key {
-            return Err(Errno::ESTALE.into());
-        }
-        dir.learn(&stat);
-        *dir.handle.lock() = Some(opened.clone());
-        let mut open = self.open.lock();
-        open.push_back(Arc::downgrade(dir));
-        while open.len() > self.most.load(Ordering::Relaxed) {
-            if let Some(old) = open.pop_front().and_then(|w| w.upgrade()) {
-                self.forget(&old);
-            }
-        }
-        Ok(opened)
-    }
-
-    /// Forgets a descriptor that may no longer be right. That of a directory that was removed is all that leads to it.
-    pub(crate) fn forget(&self, dir: &Dir) {
-        let mut handle = dir.handle.lock();
-        if !dir.removed.load(Ordering::Acquire) {
-            *handle = None;
-        }
-    }
-
-    /// It was removed: who has it open goes on with this descriptor.
-    pub(crate) fn keep_removed(&self, dir: &Dir, handle: PfsDir) {
-        let mut held = dir.handle.lock();
-        dir.removed.store(true, Ordering::Release);
-        *held = Some(handle);
     }
 }

@@ -1,0 +1,70 @@
+//! What a file does beside its state: locks, and what is told of it.
+
+use forebay_tiers::PfsTree;
+use forebay_types::{Attr, Ino, ObjectId, TierId};
+use parking_lot::{Mutex, MutexGuard};
+
+use super::{File, FileState};
+use crate::NsError;
+
+impl File {
+    pub(crate) fn new(object: ObjectId, ino: Ino, state: FileState) -> File {
+        File {
+            object,
+            ino,
+            naming: Mutex::new(()),
+            copying: Mutex::new(()),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The right to change its names and what is on the PFS. `ETIMEDOUT` if somebody has it who
+    /// waits for a PFS that is given up.
+    pub(crate) fn naming(&self, pfs: &PfsTree) -> Result<MutexGuard<'_, ()>, NsError> {
+        Ok(pfs.pulse().lock(&self.naming)?)
+    }
+
+    /// The same if it is to be had now; while the PFS answers, that is soon.
+    pub(crate) fn try_naming(&self, pfs: &PfsTree) -> Option<MutexGuard<'_, ()>> {
+        pfs.pulse().try_lock(&self.naming)
+    }
+
+    /// The right to copy its object to another tier: of two at once, the one that read first might
+    /// write last.
+    pub fn copying(&self) -> MutexGuard<'_, ()> {
+        self.copying.lock()
+    }
+
+    /// The state. Hold it briefly: no I/O on the PFS meanwhile. Taken after a directory's lock.
+    pub fn lock(&self) -> MutexGuard<'_, FileState> {
+        self.state.lock()
+    }
+
+    /// The state, unless somebody holds it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, FileState>> {
+        self.state.try_lock()
+    }
+
+    /// Attributes as of the last close or explicit change.
+    pub fn attr(&self) -> Attr {
+        self.state.lock().attr(self.ino)
+    }
+
+    /// Path from the root of the mount, or a description of an unlinked file.
+    pub fn path(&self) -> Vec<u8> {
+        let (name, unnamed) = {
+            let state = self.state.lock();
+            (state.names.first().cloned(), state.unnamed.is_some())
+        };
+        match name {
+            Some((dir, name)) => dir.path_of(&name),
+            None if unnamed => format!("(object {} without a name)", self.object).into_bytes(),
+            None => format!("(unlinked object {})", self.object).into_bytes(),
+        }
+    }
+
+    /// Tier of the object.
+    pub fn tier(&self) -> TierId {
+        self.state.lock().residency.tier
+    }
+}

@@ -1,0 +1,319 @@
+//! How the content of a file changes: where it is, what the PFS has of it, what is on stable
+//! storage.
+
+use forebay_tiers::{ObjectStat, Sums};
+use forebay_types::{Errno, Generation, TierId};
+
+use super::FileState;
+use crate::record::{Flushed, Residency, Temporary, Xattrs};
+
+/// What a change has found, to be taken back if it cannot be recorded.
+pub(crate) struct BeforeChange {
+    residency: Residency,
+    xattrs: Option<Xattrs>,
+}
+
+/// What a confirmation has found, likewise.
+pub(crate) struct Unconfirmed {
+    residency: Residency,
+    safe: Option<Generation>,
+    error: Option<Errno>,
+    error_unreported: bool,
+    xattrs: Xattrs,
+}
+
+/// Changes of content.
+impl FileState {
+    /// The content has changed: a copy of an older generation will not be published.
+    pub fn changed(&mut self) {
+        self.outdate_copy();
+        let residency = &mut self.facts.residency;
+        if residency.clean {
+            residency.flushed = None;
+        }
+        residency.clean = false;
+        residency.crc = None;
+    }
+
+    /// Names or attributes of a dirty file have changed: a copy under way would carry the old ones.
+    pub(crate) fn outdate_copy(&mut self) {
+        let generation = &mut self.facts.residency.generation;
+        *generation = generation.next();
+    }
+
+    /// The content is about to change, unseen if `writing`. `xattrs`: what the PFS has, of a file
+    /// that has been clean.
+    pub(crate) fn begin_change(&mut self, writing: bool, xattrs: Option<Xattrs>) -> BeforeChange {
+        let before = BeforeChange {
+            residency: self.residency,
+            xattrs: xattrs.map(|xattrs| std::mem::replace(&mut self.facts.xattrs, xattrs)),
+        };
+        self.changed();
+        self.facts.residency.writing |= writing;
+        self.debug_check();
+        before
+    }
+
+    /// That could not be recorded, and has not been seen: it has not been.
+    pub(crate) fn take_change_back(&mut self, before: BeforeChange) {
+        self.facts.residency = before.residency;
+        if let Some(xattrs) = before.xattrs {
+            self.facts.xattrs = xattrs;
+        }
+    }
+
+    /// Only the object knows the size, of a file that may be written unseen.
+    pub fn begin_unseen(&mut self) {
+        self.facts.residency.writing = true;
+        self.debug_check();
+    }
+
+    /// Nobody writes it unseen any more; what was written meanwhile is a change. Its generation
+    /// from here on.
+    pub fn end_unseen(&mut self) -> Generation {
+        self.facts.residency.writing = false;
+        self.changed();
+        self.generation()
+    }
+
+    /// The same, if it was written unseen, with what the object is by now.
+    pub fn end_unseen_as(&mut self, stat: &ObjectStat) {
+        if self.residency.writing {
+            self.end_unseen();
+            self.take_stat(stat);
+        }
+    }
+
+    /// Nobody writes it, and every change has been counted: the object is this.
+    pub fn end_writing(&mut self, stat: &ObjectStat) {
+        self.facts.residency.writing = false;
+        self.take_stat(stat);
+    }
+
+    /// The last writer has closed it. `by_kernel`: what was written is a change that nobody has
+    /// counted.
+    pub fn close(&mut self, stat: &ObjectStat, by_kernel: bool) {
+        if self.residency.writing || by_kernel {
+            self.facts.residency.writing = false;
+            // What requests wrote is counted: the PFS may have just this.
+            let safe = !by_kernel && self.safe == Some(self.generation());
+            if safe && self.is_published() {
+                self.settled();
+            } else {
+                self.changed();
+            }
+        }
+        self.take_closed_stat(stat);
+        self.debug_check();
+    }
+
+    /// The last writer has closed it, and the object does not say what it has become: it stays one
+    /// that is written unseen.
+    pub fn fail_close(&mut self, errno: Errno) {
+        self.changed();
+        self.facts.residency.writing = true;
+        self.owe_error(errno);
+        self.debug_check();
+    }
+
+    /// The object says it by now.
+    pub fn finish_close(&mut self, stat: &ObjectStat) {
+        self.facts.residency.writing = false;
+        self.take_closed_stat(stat);
+    }
+}
+
+/// Tiers and stable storage.
+impl FileState {
+    /// So many bytes of this generation were put on stable storage in its tier.
+    pub fn note_flushed(&mut self, generation: Generation, bytes: u64) {
+        self.facts.residency.flushed = Some(Flushed { generation, bytes });
+        self.debug_check();
+    }
+
+    /// Nothing is left of what was. Whether there was something.
+    pub fn forget_flushed(&mut self) -> bool {
+        self.facts.residency.flushed.take().is_some()
+    }
+
+    /// A durable copy of this generation is in another tier.
+    pub fn note_shadow(&mut self, tier: TierId, generation: Generation) {
+        self.facts.residency.shadow = Some((tier, generation));
+        self.debug_check();
+    }
+
+    /// There is none any more.
+    pub fn forget_shadow(&mut self) {
+        self.facts.residency.shadow = None;
+    }
+
+    /// The content is on stable storage, and these are its checksums.
+    pub(crate) fn seal(&mut self, sums: &Sums) {
+        self.facts.residency.vouch(sums);
+        self.note_flushed(self.generation(), sums.bytes);
+    }
+
+    /// Another tier has the object from now on. `flushed_bytes`: that is stable storage, and so
+    /// many were flushed. What was before.
+    pub(crate) fn migrate(&mut self, tier: TierId, flushed_bytes: Option<u64>) -> BeforeChange {
+        let before = BeforeChange {
+            residency: self.residency,
+            xattrs: None,
+        };
+        self.facts.residency.tier = tier;
+        self.facts.residency.shadow = None;
+        if let (Some(bytes), true) = (flushed_bytes, self.is_dirty()) {
+            self.note_flushed(self.generation(), bytes);
+        }
+        before
+    }
+}
+
+/// Demotion.
+impl FileState {
+    /// Somebody waits for its demotion although it is open for unseen writing. The generation to
+    /// wait for.
+    pub fn begin_wait(&mut self) -> Generation {
+        self.facts.drain_open += 1;
+        self.generation()
+    }
+
+    /// The same, for the PFS to have what is there now: an earlier failure is tried again, and what
+    /// the kernel wrote since the last look is a change, for a copy that has been begun for another
+    /// fsync may be without it.
+    pub fn begin_wait_for_all(&mut self) -> Generation {
+        self.forget_error();
+        if self.residency.writing {
+            self.changed();
+        }
+        self.begin_wait()
+    }
+
+    /// One waits no longer.
+    pub fn end_wait(&mut self) {
+        debug_assert!(self.drain_open > 0, "who ends a wait has begun it");
+        self.facts.drain_open = self.drain_open.saturating_sub(1);
+    }
+
+    /// A worker copies it to the PFS.
+    pub(crate) fn begin_demotion(&mut self) {
+        debug_assert!(self.is_dirty() && !self.demoting, "one copy at a time");
+        self.facts.demoting = true;
+    }
+
+    /// It does so no longer.
+    pub(crate) fn end_demotion(&mut self) {
+        self.facts.demoting = false;
+    }
+
+    /// Which file on the PFS the copy is.
+    pub(crate) fn note_copy(&mut self, copy: Temporary) {
+        self.facts.residency.temporary = Some(copy);
+        self.debug_check();
+    }
+
+    /// Whether the copy has got its name is to be found out.
+    pub(crate) fn unsettle(&mut self) {
+        self.unsettled = true;
+        self.debug_check();
+    }
+
+    /// The same of an object that has become the file itself: until then it is undrained.
+    pub(crate) fn unsettle_itself(&mut self) {
+        self.facts.residency.clean = false;
+        self.unsettle();
+    }
+
+    /// What has become of the copy is known.
+    pub(crate) fn forget_copy(&mut self) {
+        self.facts.residency.temporary = None;
+        self.unsettled = false;
+    }
+
+    /// The demotion is given up; a copy that is not settled is to be looked after.
+    pub(crate) fn abandon(&mut self, error: Option<Errno>) {
+        self.facts.demoting = false;
+        if !self.unsettled {
+            self.facts.residency.temporary = None;
+        }
+        if let Some(errno) = error {
+            self.fail_demotion(errno);
+        }
+        self.debug_check();
+    }
+
+    /// The object itself has got the names: there is nothing that the PFS has not.
+    pub(crate) fn became_itself(&mut self) {
+        self.facts.residency.clean = true;
+        self.debug_check();
+    }
+
+    /// The PFS has the content: whatever kept it from getting there is over.
+    pub fn settled(&mut self) {
+        self.facts.residency.clean = true;
+        self.forget_error();
+        self.facts.xattrs = Xattrs::new();
+        self.debug_check();
+    }
+
+    /// It has the content that is on the PFS, with this checksum.
+    pub(crate) fn settled_as(&mut self, crc: u32) {
+        self.facts.residency.crc = Some(crc);
+        self.settled();
+    }
+
+    /// It counts as a file that the PFS has never had.
+    pub(crate) fn count_as_new(&mut self) {
+        self.facts.residency.published = None;
+        self.changed();
+    }
+
+    /// The copy of this generation is durable under its names: whether nothing is left to do but
+    /// for who writes it, and the tier of a durable copy that is of no use any more.
+    pub(crate) fn confirm(&mut self, copied: Generation, sums: &Sums) -> (bool, Option<TierId>) {
+        self.facts.demoting = false;
+        self.forget_error();
+        self.facts.residency.temporary = None;
+        let mut current = self.generation() == copied;
+        if current {
+            self.facts.safe = Some(copied);
+            self.facts.residency.vouch(sums);
+            // Of a file that is not clean the record is what the next copy goes by.
+            if self.is_published() && !self.residency.writing {
+                self.settled();
+            }
+        }
+        // A name that came meanwhile is not placed: it takes another copy.
+        current &= self.is_published() || self.residency.writing;
+        // After a crash an older copy must not stand for what the PFS has; one of the same content
+        // only takes space.
+        let residency = &mut self.facts.residency;
+        let outdated = |generation| generation <= copied;
+        let shadow = residency.shadow.take_if(|(_, of)| outdated(*of));
+        residency
+            .flushed
+            .take_if(|flushed| outdated(flushed.generation));
+        self.debug_check();
+        (current, shadow.map(|(tier, _)| tier))
+    }
+
+    /// What a confirmation is about to change.
+    pub(crate) fn unconfirmed(&self) -> Unconfirmed {
+        Unconfirmed {
+            residency: self.residency,
+            safe: self.safe,
+            error: self.error,
+            error_unreported: self.error_unreported,
+            xattrs: self.xattrs.clone(),
+        }
+    }
+
+    /// It could not be recorded.
+    pub(crate) fn take_confirmation_back(&mut self, before: Unconfirmed) {
+        self.facts.residency = before.residency;
+        self.facts.safe = before.safe;
+        self.facts.error = before.error;
+        self.error_unreported = before.error_unreported;
+        self.facts.xattrs = before.xattrs;
+    }
+}
