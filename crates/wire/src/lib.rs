@@ -18,3 +18,9 @@ pub use message::{
     XattrMode,
 };
 pub use socket::{UnixConnection, UnixServer};
+
+/// How a frame is read and written, for the fuzzer: both ends of a connection have it inside.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::frame::{greet, read_frame, say_hello, write_frame};
+}
