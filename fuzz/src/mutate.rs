@@ -55,7 +55,7 @@ fn once(random: &mut Random, input: &mut Vec<u8>, words: &[&str], others: &[Vec<
     let end = (at + 1 + random.below(16)).min(input.len());
     match random.below(14) {
         0 if at < input.len() => input[at] ^= 1 << random.below(8),
-        1 if at < input.len() => input[at] = random.next() as u8,
+        1 if at < input.len() => input[at] = random.number() as u8,
         2 if at < input.len() => {
             input[at] = *random.of(&[0, 1, 0x7f, 0x80, 0xff, b'\n', b'/', b'"'])
         }
@@ -68,7 +68,9 @@ fn once(random: &mut Random, input: &mut Vec<u8>, words: &[&str], others: &[Vec<
             }
         }
         6 => {
-            let bytes: Vec<u8> = (0..=random.below(8)).map(|_| random.next() as u8).collect();
+            let bytes: Vec<u8> = (0..=random.below(8))
+                .map(|_| random.number() as u8)
+                .collect();
             input.splice(at..at, bytes);
         }
         7 => overwrite(input, at, &number(random)),
@@ -87,7 +89,7 @@ fn once(random: &mut Random, input: &mut Vec<u8>, words: &[&str], others: &[Vec<
             let to = (from + 1 + random.below(64)).min(other.len());
             input.splice(at..at, other[from..to].iter().copied());
         }
-        _ => input.push(random.next() as u8),
+        _ => input.push(random.number() as u8),
     }
 }
 

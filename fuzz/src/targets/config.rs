@@ -164,7 +164,7 @@ fn quantities(input: &[u8]) {
         Ok(bytes) => {
             assert!(bytes <= i64::MAX as u64, "{bytes}");
             assert!(!format_size(bytes).is_empty());
-            assert_eq!(parse_size(&bytes.to_string()).is_ok(), true, "{bytes}");
+            assert!(parse_size(&bytes.to_string()).is_ok(), "{bytes}");
             note(("size", bytes.leading_zeros()));
         }
         Err(error) => note_words(error),
