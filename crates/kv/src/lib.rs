@@ -1,25 +1,27 @@
 //! A small transactional ordered key-value trait, and its engines.
 //!
 //! [`Store`] has five methods, and every engine behaves the same through them: the functions in
-//! [`conformance`] say how.
+//! `conformance` say how. That, and what only tests use, is behind the feature `testing`.
 //!
 //! | engine | survives | for |
 //! | --- | --- | --- |
 //! | [`Lsm`](lsm::Lsm) | what [`Durability`] says | the metadata server; see `docs/decisions/0001-embedded-kv-engine.md` |
-//! | [`Memory`](memory::Memory) | nothing | tests, and state that may die with the process |
-//! | [`Failing`](failing::Failing) | as the store inside | tests of what happens when storage fails |
+//! | `memory::Memory` (`testing`) | nothing | tests |
+//! | `failing::Failing` (`testing`) | as the store inside | tests of what happens when storage fails |
 
 use std::path::Path;
 use std::sync::Arc;
 
 mod batch;
-#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 mod error;
+#[cfg(any(test, feature = "testing"))]
 pub mod failing;
 mod flush;
 pub mod lsm;
 mod media;
+#[cfg(any(test, feature = "testing"))]
 pub mod memory;
 mod range;
 mod tail;

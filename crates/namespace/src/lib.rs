@@ -22,6 +22,8 @@ mod publish;
 mod record;
 mod residency;
 mod table;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod tick;
 mod times;
 mod tree;

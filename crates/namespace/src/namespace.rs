@@ -186,7 +186,8 @@ impl Namespace {
             .scan(record::INTENT_PREFIX, None, &mut |key, value| {
                 match (record::object_of_key(key), record::decode(value)) {
                     (Some(ObjectId(sequence)), Ok(intent)) => {
-                        self.next_sequence.fetch_max(sequence + 1, Ordering::AcqRel);
+                        self.next_sequence
+                            .fetch_max(sequence.saturating_add(1), Ordering::AcqRel);
                         changes.push(PendingChange { sequence, intent });
                     }
                     _ => unreadable.push(key.to_vec()),

@@ -24,6 +24,9 @@ mod threads;
 pub use base::settings::{
     DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, SsdSetting, Verify,
 };
+// For the fuzzer: patterns are an administrator's, the paths that they are compared with anybody's.
+#[doc(hidden)]
+pub use catalog::rules::Rules;
 pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
 pub use instance::{Instance, StopReason, StopSummary, fsck_offline};

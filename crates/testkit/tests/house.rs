@@ -95,3 +95,16 @@ fn the_oldest_rust_is_said_once() {
     }
     assert_eq!(said, [Path::new("Cargo.toml")]);
 }
+
+#[test]
+fn the_binary_is_built_without_what_only_tests_need() {
+    let mut features = 0;
+    for crate_dir in fs::read_dir(root().join("crates")).expect("crates") {
+        let path = crate_dir.expect("entry").path().join("Cargo.toml");
+        let text = fs::read_to_string(&path).expect("read");
+        let normal = text.split("[dev-dependencies]").next().unwrap_or_default();
+        assert!(!normal.contains("[\"testing\"]"), "{}", path.display());
+        features += usize::from(normal.contains("\ntesting = []"));
+    }
+    assert!(features >= 3, "{features}");
+}

@@ -6,7 +6,7 @@
 
 mod actas;
 mod brake;
-#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 mod copy;
 mod crc;
@@ -15,6 +15,7 @@ mod dram;
 mod file;
 mod identity;
 mod memory;
+#[cfg(any(test, feature = "testing"))]
 mod null;
 mod object;
 mod pfs;
@@ -22,7 +23,7 @@ mod publish;
 mod pulse;
 mod refresh;
 mod sums;
-#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tier;
 mod walk;
@@ -40,6 +41,7 @@ pub use dram::{DramError, DramMount, mount_dram};
 pub use file::{FileObject, drop_cache};
 pub use identity::{Identity, IdentityError, ParentKey};
 pub use memory::MachineMemory;
+#[cfg(any(test, feature = "testing"))]
 pub use null::NullTier;
 pub use object::{Allocate, Object, ObjectStat, Seek};
 pub use pfs::{FlushTogether, PfsDir, PfsEntry, PfsId, PfsStat, PfsTree};

@@ -58,7 +58,7 @@ pub fn parse_size(text: &str) -> Result<u64, QuantityError> {
         _ => return Err(QuantityError::Unit(text.to_string(), SIZE_UNITS)),
     };
     let bytes = number * factor;
-    if !bytes.is_finite() || bytes < 0.0 || bytes > i64::MAX as f64 {
+    if !bytes.is_finite() || bytes < 0.0 || bytes >= i64::MAX as f64 {
         return Err(QuantityError::Range(text.to_string()));
     }
     Ok(bytes as u64)
@@ -154,6 +154,8 @@ mod tests {
             Err(QuantityError::NoNumber(..))
         ));
         assert!(parse_size("").is_err());
+        // As a floating-point number it is 2^63.
+        assert!(parse_size("9223372036854775807").is_err());
     }
 
     #[test]

@@ -15,3 +15,9 @@ pub use connection::{Connection, Descriptor, InMemory, Peer, Reply, Service};
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use message::{Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange, WriteHow};
 pub use socket::{UnixConnection, UnixServer};
+
+/// How a frame is read and written, for the fuzzer: both ends of a connection have it inside.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::frame::{greet, read_frame, say_hello, write_frame};
+}

@@ -51,10 +51,12 @@ impl ConfigFile {
             path.display(),
             "--config takes a TOML file that you may read",
         )?;
-        Ok(ConfigFile {
-            path: path.to_path_buf(),
-            text,
-        })
+        Ok(ConfigFile::of_text(path.to_path_buf(), text))
+    }
+
+    /// What stands at a path.
+    pub fn of_text(path: PathBuf, text: String) -> ConfigFile {
+        ConfigFile { path, text }
     }
 }
 

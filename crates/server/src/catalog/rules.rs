@@ -166,37 +166,117 @@ fn part(text: &str) -> Part {
     Part::Tokens(tokens)
 }
 
-fn match_parts(pattern: &[Part], parts: &[&[u8]], named: Named) -> Option<Named> {
-    match (pattern.split_first(), parts.split_first()) {
-        (None, None) => Some(named),
-        (Some((Part::Deep, rest)), _) => {
-            (0..=parts.len()).find_map(|skip| match_parts(rest, &parts[skip..], named.clone()))
+/// Places in a pattern and in what is compared with it from which nothing matches. Several wildcards would else try every way to divide a
+/// path among them, again and again: anybody makes paths.
+struct DeadEnds {
+    width: usize,
+    known: Vec<bool>,
+}
+
+impl DeadEnds {
+    fn new(pattern: usize, compared: usize) -> DeadEnds {
+        DeadEnds {
+            width: compared + 1,
+            known: vec![false; (pattern + 1) * (compared + 1)],
         }
-        (Some((Part::Tokens(tokens), rest)), Some((part, others))) => {
-            let named = match_tokens(tokens, part, named)?;
-            match_parts(rest, others, named)
-        }
-        _ => None,
+    }
+
+    /// With so much left of both.
+    fn at(&mut self, pattern: usize, compared: usize) -> &mut bool {
+        &mut self.known[pattern * self.width + compared]
     }
 }
 
-fn match_tokens(tokens: &[Token], text: &[u8], named: Named) -> Option<Named> {
-    let Some((token, rest)) = tokens.split_first() else {
-        return text.is_empty().then_some(named);
+fn match_parts(pattern: &[Part], parts: &[&[u8]], named: Named) -> Option<Named> {
+    let mut dead = DeadEnds::new(pattern.len(), parts.len());
+    parts_from(pattern, parts, named, &mut dead)
+}
+
+fn parts_from(
+    pattern: &[Part],
+    parts: &[&[u8]],
+    named: Named,
+    dead: &mut DeadEnds,
+) -> Option<Named> {
+    if *dead.at(pattern.len(), parts.len()) {
+        return None;
+    }
+    let found = match (pattern.split_first(), parts.split_first()) {
+        (None, None) => Some(named),
+        (Some((Part::Deep, rest)), _) => (0..=parts.len()).find_map(|skip| {
+            // From here on another `**` has tried already.
+            let behind = !std::mem::replace(dead.at(pattern.len(), parts.len() - skip), true);
+            behind.then(|| parts_from(rest, &parts[skip..], named.clone(), dead))?
+        }),
+        (Some((Part::Tokens(tokens), rest)), Some((part, others))) => {
+            match_tokens(tokens, part, named)
+                .and_then(|named| parts_from(rest, others, named, dead))
+        }
+        _ => None,
     };
+    if found.is_none() {
+        *dead.at(pattern.len(), parts.len()) = true;
+    }
+    found
+}
+
+fn match_tokens(tokens: &[Token], text: &[u8], named: Named) -> Option<Named> {
+    let literal = |token: &Token| matches!(token, Token::Byte(_));
+    let at = tokens.iter().take_while(|token| literal(token)).count();
+    let (begin, rest) = tokens.split_at(at);
+    let (head, text) = text.split_at_checked(at)?;
+    let is_same = |(token, byte): (&Token, &u8)| matches!(token, Token::Byte(b) if b == byte);
+    if !begin.iter().zip(head).all(is_same) {
+        return None;
+    }
+    if rest.is_empty() {
+        return text.is_empty().then_some(named);
+    }
+    let mut dead = DeadEnds::new(rest.len(), text.len());
+    tokens_from(rest, text, named, &mut dead)
+}
+
+fn tokens_from(tokens: &[Token], text: &[u8], named: Named, dead: &mut DeadEnds) -> Option<Named> {
+    if *dead.at(tokens.len(), text.len()) {
+        return None;
+    }
+    let found = match tokens.split_first() {
+        None => text.is_empty().then_some(named),
+        Some((token, rest)) => tokens_behind(token, rest, text, named, dead),
+    };
+    if found.is_none() {
+        *dead.at(tokens.len(), text.len()) = true;
+    }
+    found
+}
+
+/// What the first token stands for, and the rest behind it.
+fn tokens_behind(
+    token: &Token,
+    rest: &[Token],
+    text: &[u8],
+    named: Named,
+    dead: &mut DeadEnds,
+) -> Option<Named> {
     match token {
         Token::Byte(byte) => match text.split_first() {
-            Some((b, text)) if b == byte => match_tokens(rest, text, named),
+            Some((b, text)) if b == byte => tokens_from(rest, text, named, dead),
             _ => None,
         },
-        Token::Any => (0..=text.len()).find_map(|n| match_tokens(rest, &text[n..], named.clone())),
+        Token::Any => {
+            (0..=text.len()).find_map(|n| tokens_from(rest, &text[n..], named.clone(), dead))
+        }
         Token::Application => (1..=text.len()).rev().find_map(|n| {
+            // The name is made only where the rest may match.
+            if *dead.at(rest.len(), text.len() - n) {
+                return None;
+            }
             let application = Some(String::from_utf8_lossy(&text[..n]).into_owned());
             let named = Named {
                 application,
                 ..named.clone()
             };
-            match_tokens(rest, &text[n..], named)
+            tokens_from(rest, &text[n..], named, dead)
         }),
         Token::Version => {
             let digits = text.iter().take_while(|b| b.is_ascii_digit()).count();
@@ -206,7 +286,7 @@ fn match_tokens(tokens: &[Token], text: &[u8], named: Named) -> Option<Named> {
                     version,
                     ..named.clone()
                 };
-                match_tokens(rest, &text[n..], named)
+                tokens_from(rest, &text[n..], named, dead)
             })
         }
     }
@@ -240,6 +320,20 @@ mod tests {
         assert!(!matches("*.db", b"a/c.db"));
         assert!(matches("/a/*b*c", b"a/xbyc"));
         assert!(matches("/\u{e9}t\u{e9}", "\u{e9}t\u{e9}".as_bytes()));
+    }
+
+    #[test]
+    fn many_wildcards_take_no_more_time_than_their_product() {
+        let begun = std::time::Instant::now();
+        let name = [&[b'a'; 240][..], b"b"].concat();
+        let stars = rules(&format!("/{}c", "*a".repeat(20)));
+        assert!(stars.durability(&name).is_none());
+        let names = rules(&format!("/{}c", "{app}a".repeat(10)));
+        assert!(names.durability(&name).is_none());
+        let path = "a/".repeat(1000);
+        let deep = rules(&format!("{}c", "**/a/".repeat(10)));
+        assert!(deep.durability(path.as_bytes()).is_none());
+        assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -443,7 +443,7 @@ fn not_a(wanted: &str, kind: &str) -> String {
 
 fn size(raw: &Raw<'_>) -> Result<u64, String> {
     match raw {
-        Raw::Number(x) if *x >= 0.0 && *x <= i64::MAX as f64 => Ok(*x as u64),
+        Raw::Number(x) if *x >= 0.0 && *x < i64::MAX as f64 => Ok(*x as u64),
         Raw::Number(x) => Err(format!("must be zero or a positive size, not {x}")),
         Raw::Text(text) if text.trim_start().starts_with('-') => {
             Err(format!("must be zero or a positive size, not {text}"))

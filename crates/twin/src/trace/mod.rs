@@ -29,6 +29,16 @@ pub struct Job {
     pub memory_bytes: Option<u64>,
 }
 
+/// Times beyond are damage: no clock of a centre has seen 30,000 years.
+const TIME_MAX_S: f64 = 1e12;
+
+impl Job {
+    fn can_have_been(&self) -> bool {
+        // No number compares with what is none.
+        self.start_s.abs() <= TIME_MAX_S && self.runtime_s > 0.0 && self.runtime_s <= TIME_MAX_S
+    }
+}
+
 /// What a source gave.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct History {
@@ -117,11 +127,14 @@ impl Source {
 
     /// Reads it.
     pub fn read(self, text: &str) -> Result<History, TraceError> {
-        let history = match self {
+        let mut history = match self {
             Self::Swf => swf::read(text),
             Self::Sacct => sacct::read(text)?,
             Self::Darshan => darshan::read(text)?,
         };
+        let all = history.jobs.len();
+        history.jobs.retain(Job::can_have_been);
+        history.skipped += all - history.jobs.len();
         match history.jobs.is_empty() {
             true => Err(TraceError::Empty(history.skipped)),
             false => Ok(history),
@@ -202,6 +215,7 @@ fn application(toml: &mut String, job: &Job, origin_s: f64, a: &Assumptions) -> 
         job.start_s - origin_s,
         job.runtime_s,
         job.nodes.max(1),
-        bytes.max(1),
+        // A number of a TOML file goes no further.
+        bytes.clamp(1, i64::MAX as u64),
     )
 }

@@ -65,7 +65,11 @@ fn seconds(text: &str) -> Option<f64> {
     };
     let [year, month, day] = numbers(date, '-')?;
     let [hour, minute, second] = numbers(time, ':')?;
-    if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+    let is_date =
+        (0..=9999).contains(&year) && (1..=12).contains(&month) && (1..=31).contains(&day);
+    let is_time =
+        (0..24).contains(&hour) && (0..60).contains(&minute) && (0..=60).contains(&second);
+    if !is_date || !is_time {
         return None;
     }
     // Days since 1 March of the year 0; years begin in March, so that a leap day is the last.
