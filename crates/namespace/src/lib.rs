@@ -15,6 +15,7 @@ mod file;
 mod known;
 mod log;
 mod namespace;
+mod node;
 mod ops;
 mod outside;
 mod placement;

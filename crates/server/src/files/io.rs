@@ -268,7 +268,8 @@ impl Files {
             return write_in_place(node, file);
         }
         let empty = way == FirstChange::FreshObject;
-        let (file, object, tier) = self.bring_in(&node.parent, &node.name, empty, &|_| ())?;
+        let (file, object, tier) =
+            self.bring_in(&node.parent, &node.name, Some(node.id), empty, &|_| ())?;
         self.catalog.apps().opened_for_write(file.object);
         Ok(Target::Buffer { file, object, tier })
     }
@@ -535,7 +536,7 @@ impl Files {
         let way = self.way_in(&stat, size == 0);
         if way != FirstChange::InPlaceOnPfs {
             let empty = way == FirstChange::FreshObject;
-            match self.bring_in(&plain.parent, &plain.name, empty, &|_| ()) {
+            match self.bring_in(&plain.parent, &plain.name, Some(plain.id), empty, &|_| ()) {
                 // The kernel looks its name up again, and comes back.
                 Err(errno) if is_overtaken(errno) => return Err(Errno::ESTALE),
                 Err(errno) if can_stay(errno) => {}
@@ -550,9 +551,8 @@ impl Files {
                 }
             }
         }
-        let done = self.ns.on_plain(ino, &plain, |dir| {
-            let file = self.ns.pfs().open_file(dir, &plain.name, true)?;
-            Ok(file.set_len(size)?)
+        let done = self.ns.on_plain(ino, &plain, |node| {
+            Ok(self.ns.pfs().open_node(node, true)?.set_len(size)?)
         });
         done?.ok_or(Errno::ESTALE)
     }

@@ -380,7 +380,7 @@ fn stage_in(
     }
     let (file, ..) = orders
         .files
-        .bring_in(&visited.dir, &visited.name, false, moved)
+        .bring_in(&visited.dir, &visited.name, None, false, moved)
         .map_err(|errno| match errno {
             Errno::ENOSPC => (
                 errno,

@@ -8,6 +8,7 @@ mod attr;
 mod entries;
 mod flush;
 mod names;
+mod node;
 mod private;
 mod read;
 mod stat;
@@ -28,6 +29,7 @@ use rustix::io::Errno as Sys;
 
 pub use entries::RenameMode;
 pub use flush::FlushTogether;
+pub use node::PfsNode;
 pub use stat::{PfsId, PfsStat};
 
 use crate::Pulse;

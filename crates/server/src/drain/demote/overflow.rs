@@ -30,10 +30,10 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
     let dir = shelf.map_err(on_pfs("overflow directory"))?;
     let (opened, moved) = match pfs.open_file(&dir, &name, true) {
         // By an earlier try that the PFS has not answered.
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) && drain.ns.has_its_name(demotion)? => {
-            let opened = pfs.open_file(&demotion.handle, &demotion.name, true);
-            (opened, true)
-        }
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => match drain.ns.open_moved(demotion)? {
+            Some(moved) => (Ok(moved), true),
+            None => (Err(e), false),
+        },
         opened => (opened, false),
     };
     let file = FileObject::new(opened.map_err(on_pfs("overflow object"))?);
