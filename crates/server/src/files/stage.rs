@@ -36,7 +36,8 @@ impl Files {
         if id.is_some_and(|id| id != stat.id) {
             return Err(Errno::ESTALE);
         }
-        if stat.nlink > 1 {
+        // One of several links, and what no other file can take the place of, is changed where it is.
+        if stat.nlink > 1 || stat.keeps_its_place() {
             return Err(Errno::EMLINK);
         }
         let bytes = if empty { 0 } else { stat.size };
