@@ -14,6 +14,7 @@ mod error;
 mod known;
 mod log;
 mod namespace;
+mod node;
 mod ops;
 mod outside;
 mod owed;

@@ -141,14 +141,19 @@ impl Namespace {
         })
     }
 
-    /// Whether what is published of the file is under its name.
-    pub fn has_its_name(&self, demotion: &Demotion) -> Result<bool, NsError> {
-        let published = demotion.file.lock().residency.published;
-        let found = self.stat_if_there(&demotion.handle, &demotion.name)?;
-        let (Some(published), Some(stat)) = (published, found) else {
-            return Ok(false);
+    /// What is published of the file, if that is what is under its name.
+    pub fn open_moved(&self, demotion: &Demotion) -> Result<Option<fs::File>, NsError> {
+        let Some(published) = demotion.file.lock().residency.published else {
+            return Ok(None);
         };
-        Ok(published.same_content(&stat))
+        let node = match self.pfs.node(&demotion.handle, &demotion.name) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
+            found => found?,
+        };
+        match published.same_content(node.found()) {
+            true => Ok(Some(self.pfs.open_node(&node, true)?)),
+            false => Ok(None),
+        }
     }
 
     fn place_at(

@@ -85,7 +85,10 @@ impl Namespace {
         let residency = arrival.residency(stat);
         let xattrs = match residency.clean {
             true => Vec::new(),
-            false => self.load_xattrs(dir, name)?,
+            false => {
+                let node = self.published_node(&self.open_dir(dir)?, name, residency.published)?;
+                self.load_xattrs(&node)?
+            }
         };
         let _order = dir.order(&self.pfs)?;
         if dir.child(name).is_some() {
@@ -143,9 +146,15 @@ impl Namespace {
                 (state.residency, state.names.first().cloned())
             };
             let xattrs = match (residency.clean, &name) {
-                (true, Some((dir, name))) => match self.load_xattrs(dir, name) {
-                    // It is being unlinked, or an outsider has done so: there are none any more.
-                    Err(error) if error.errno() == Errno::ENOENT => Some(Vec::new()),
+                (true, Some((dir, name))) => match self
+                    .open_dir(dir)
+                    .and_then(|handle| self.published_node(&handle, name, residency.published))
+                    .and_then(|node| self.load_xattrs(&node))
+                {
+                    // It is being unlinked, or an outsider has done so or put another file there: there are none any more.
+                    Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => {
+                        Some(Vec::new())
+                    }
                     loaded => Some(loaded?),
                 },
                 _ => None,

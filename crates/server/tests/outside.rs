@@ -5,6 +5,8 @@
 #[path = "outside/cases.rs"]
 mod cases;
 mod common;
+#[path = "outside/exchanged.rs"]
+mod exchanged;
 #[path = "outside/links.rs"]
 mod links;
 #[path = "outside/tree.rs"]

@@ -99,6 +99,11 @@ impl LoopFs {
         unmount(&self.point, UnmountFlags::DETACH).expect("unmount");
     }
 
+    /// Changes the flags of a file that is in it, as `+i`.
+    pub fn chattr(&self, change: &str, file: &Path) {
+        run_bounded(Command::new("chattr").arg(change).arg(file), LIMIT).ok();
+    }
+
     /// Makes it read-only or writable again; its users keep their open files. Nobody may have a
     /// file open for writing at this moment, so it is tried for a while.
     pub fn read_only(&self, read_only: bool) {

@@ -155,6 +155,7 @@ pub(crate) fn object_stat(stat: &rustix::fs::Stat) -> ObjectStat {
             sec: stat.st_mtime,
             nsec: stat.st_mtime_nsec as u32,
         },
+        is_removed: stat.st_nlink == 0,
     }
 }
 

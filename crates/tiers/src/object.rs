@@ -18,6 +18,8 @@ pub struct ObjectStat {
     pub atime: TimeSpec,
     /// Last change of content.
     pub mtime: TimeSpec,
+    /// Somebody has removed it from its tier: it goes with whoever has it open last.
+    pub is_removed: bool,
 }
 
 impl ObjectStat {

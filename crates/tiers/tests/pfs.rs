@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::{in_memory, on_disk};
 use forebay_testkit::{is_root, needs_root, skip};
-use forebay_tiers::{ActAs, Appearance, MetadataWarning, PfsDir, PfsTree, apply_metadata};
+use forebay_tiers::{ActAs, Appearance, MetadataWarning, PfsDir, PfsNode, PfsTree, apply_metadata};
 use forebay_types::{
     Errno, FileKind, Generation, ObjectId, RenameMode, SetAttr, SetTime, TimeSpec,
 };
@@ -33,6 +33,11 @@ fn errno<T>(result: std::io::Result<T>) -> Errno {
         Ok(_) => panic!("should have failed"),
         Err(error) => error.into(),
     }
+}
+
+/// What has a name in the root.
+fn node(tree: &PfsTree, name: &[u8]) -> PfsNode {
+    tree.node(tree.root(), name).unwrap()
 }
 
 fn list(tree: &PfsTree, dir: &PfsDir) -> Vec<(Vec<u8>, FileKind)> {
@@ -187,8 +192,9 @@ fn a_racer_that_swaps_links_leads_nowhere() {
                 perm: Some(0o777),
                 ..SetAttr::default()
             };
-            let _ = tree.set_attr(tree.root(), b"file", FileKind::Regular, &set);
-            let _ = tree.set_xattr(tree.root(), b"file", b"user.racer", b"1", 0);
+            let whatever = node(&tree, b"file");
+            let _ = tree.set_attr(&whatever, &set);
+            let _ = tree.set_xattr(&whatever, b"user.racer", b"1", 0);
         }
         done.store(true, Ordering::Relaxed);
     });
@@ -232,7 +238,7 @@ proptest! {
             let stat = tree.stat(root, name).unwrap();
             prop_assert_eq!(stat.id.ino, real.ino());
             if stat.kind() == FileKind::Symlink {
-                prop_assert_eq!(tree.readlink(root, name).unwrap(), b"\xfe\x01 anywhere");
+                prop_assert_eq!(tree.readlink(&node(&tree, name)).unwrap(), b"\xfe\x01 anywhere");
             }
             match stat.kind() {
                 FileKind::Directory => tree.rmdir(root, name).unwrap(),
@@ -256,7 +262,6 @@ fn bad_names_are_refused_everywhere() {
         (b"a\0", Errno::EINVAL),
         (&long, Errno::ENAMETOOLONG),
     ] {
-        let set = SetAttr::default();
         let replace = RenameMode::Replace;
         assert_eq!(errno(tree.stat(root, name)), wanted);
         assert_eq!(errno(tree.open_file(root, name, false)), wanted);
@@ -267,21 +272,13 @@ fn bad_names_are_refused_everywhere() {
             wanted
         );
         assert_eq!(errno(tree.symlink(root, name, b"x", 0, 0)), wanted);
-        assert_eq!(errno(tree.readlink(root, name)), wanted);
+        assert_eq!(errno(tree.node(root, name)), wanted);
         assert_eq!(errno(tree.rmdir(root, name)), wanted);
         assert_eq!(errno(tree.unlink(root, name)), wanted);
         assert_eq!(errno(tree.link(root, name, root, b"x")), wanted);
         assert_eq!(errno(tree.link(root, b"x", root, name)), wanted);
         assert_eq!(errno(tree.rename(root, name, root, b"x", replace)), wanted);
         assert_eq!(errno(tree.rename(root, b"x", root, name, replace)), wanted);
-        assert_eq!(
-            errno(tree.set_attr(root, name, FileKind::Regular, &set)),
-            wanted
-        );
-        assert_eq!(errno(tree.get_xattr(root, name, b"user.a")), wanted);
-        assert_eq!(errno(tree.set_xattr(root, name, b"user.a", b"", 0)), wanted);
-        assert_eq!(errno(tree.list_xattr(root, name)), wanted);
-        assert_eq!(errno(tree.remove_xattr(root, name, b"user.a")), wanted);
     }
 }
 
@@ -383,8 +380,7 @@ fn attributes_are_set_on_the_entry_itself() {
         mtime: Some(SetTime::At(time(2_000_000_000))),
         ..SetAttr::default()
     };
-    tree.set_attr(root, b"file", FileKind::Regular, &set)
-        .unwrap();
+    tree.set_attr(&node(&tree, b"file"), &set).unwrap();
     let stat = tree.stat(root, b"file").unwrap();
     assert_eq!((stat.perm(), stat.size), (0o4711, 4));
     assert_eq!((stat.atime, stat.mtime), (time(-5), time(2_000_000_000)));
@@ -394,23 +390,20 @@ fn attributes_are_set_on_the_entry_itself() {
         mtime: Some(SetTime::At(time(77))),
         ..SetAttr::default()
     };
-    tree.set_attr(root, b"link", FileKind::Symlink, &times)
-        .unwrap();
+    tree.set_attr(&node(&tree, b"link"), &times).unwrap();
     assert_eq!(tree.stat(root, b"link").unwrap().mtime, time(77));
     assert_eq!(tree.stat(root, b"file").unwrap(), target);
     let perm = SetAttr {
         perm: Some(0o777),
         ..SetAttr::default()
     };
-    let refused = tree.set_attr(root, b"link", FileKind::Symlink, &perm);
+    let refused = tree.set_attr(&node(&tree, b"link"), &perm);
     assert_eq!(errno(refused), Errno::EOPNOTSUPP);
-    let swapped = tree.set_attr(root, b"link", FileKind::Regular, &perm);
-    assert_eq!(errno(swapped), Errno::ESTALE);
     let size = SetAttr {
         size: Some(0),
         ..SetAttr::default()
     };
-    let refused = tree.set_attr(root, b"dir", FileKind::Directory, &size);
+    let refused = tree.set_attr(&node(&tree, b"dir"), &size);
     assert_eq!(errno(refused), Errno::EISDIR);
     let dir = tree.open_dir(root, b"dir").unwrap();
     tree.set_attr_dir(&dir, &perm).unwrap();
@@ -425,6 +418,40 @@ fn attributes_are_set_on_the_entry_itself() {
     )
     .unwrap();
     assert_eq!(tree.stat_file(&file).unwrap().perm(), 0o600);
+}
+
+#[test]
+fn a_node_is_what_was_found_whatever_becomes_of_its_name() {
+    let (top, tree) = tree();
+    let root = tree.root();
+    let at = |name: &str| top.path().join(name);
+    std::fs::write(at("mine"), "mine").unwrap();
+    std::fs::write(at("theirs"), "theirs").unwrap();
+    symlink("mine", at("link")).unwrap();
+    symlink("theirs", at("other")).unwrap();
+    let (mine, link) = (node(&tree, b"mine"), node(&tree, b"link"));
+    let swap = RenameMode::Exchange;
+    tree.rename(root, b"mine", root, b"theirs", swap).unwrap();
+    tree.rename(root, b"link", root, b"other", swap).unwrap();
+    let before = tree.stat(root, b"mine").unwrap();
+    let set = SetAttr {
+        perm: Some(0o604),
+        size: Some(2),
+        mtime: Some(SetTime::At(TimeSpec { sec: 5, nsec: 0 })),
+        ..SetAttr::default()
+    };
+    tree.set_attr(&mine, &set).unwrap();
+    tree.set_xattr(&mine, b"user.a", b"1", 0).unwrap();
+    assert_eq!(tree.list_xattr(&mine).unwrap(), [b"user.a".to_vec()]);
+    assert_eq!(tree.get_xattr(&mine, b"user.a").unwrap(), b"1");
+    tree.remove_xattr(&mine, b"user.a").unwrap();
+    tree.open_node(&mine, true).unwrap().set_len(1).unwrap();
+    assert_eq!(tree.readlink(&link).unwrap(), b"mine");
+    assert_eq!(errno(tree.open_node(&link, false)), Errno::ELOOP);
+    assert_eq!(tree.stat(root, b"mine").unwrap(), before);
+    assert_eq!(tree.stat_node(&mine).unwrap().size, 1);
+    assert_eq!(mine.found().size, 4);
+    assert_eq!(std::fs::read(at("theirs")).unwrap(), b"m");
 }
 
 #[test]
@@ -448,41 +475,61 @@ fn extended_attributes_of_files_directories_and_open_files() {
     std::fs::write(top.path().join("file"), "").unwrap();
     symlink("file", top.path().join("link")).unwrap();
     let large = vec![7; 3000];
-    tree.set_xattr(root, b"file", b"user.a", b"1", 0).unwrap();
+    tree.set_xattr(&node(&tree, b"file"), b"user.a", b"1", 0)
+        .unwrap();
     tree.set_xattr(
-        root,
-        b"file",
+        &node(&tree, b"file"),
         b"user.large",
         &large,
         libc::XATTR_CREATE as u32,
     )
     .unwrap();
-    let again = tree.set_xattr(root, b"file", b"user.a", b"2", libc::XATTR_CREATE as u32);
+    let again = tree.set_xattr(
+        &node(&tree, b"file"),
+        b"user.a",
+        b"2",
+        libc::XATTR_CREATE as u32,
+    );
     assert_eq!(errno(again), Errno::EEXIST);
-    let absent = tree.set_xattr(root, b"file", b"user.b", b"2", libc::XATTR_REPLACE as u32);
+    let absent = tree.set_xattr(
+        &node(&tree, b"file"),
+        b"user.b",
+        b"2",
+        libc::XATTR_REPLACE as u32,
+    );
     assert_eq!(errno(absent), Errno::ENODATA);
     assert_eq!(
-        errno(tree.set_xattr(root, b"file", b"user.a", b"2", 3)),
+        errno(tree.set_xattr(&node(&tree, b"file"), b"user.a", b"2", 3)),
         Errno::EINVAL
     );
     let file = tree.open_file(root, b"file", true).unwrap();
-    assert_eq!(tree.get_xattr(root, b"file", b"user.a").unwrap(), b"1");
+    assert_eq!(
+        tree.get_xattr(&node(&tree, b"file"), b"user.a").unwrap(),
+        b"1"
+    );
     assert_eq!(tree.get_xattr_file(&file, b"user.large").unwrap(), large);
-    let mut names = tree.list_xattr(root, b"file").unwrap();
+    let mut names = tree.list_xattr(&node(&tree, b"file")).unwrap();
     names.sort();
     assert_eq!(names, [b"user.a".to_vec(), b"user.large".to_vec()]);
     assert_eq!(tree.list_xattr_file(&file).unwrap().len(), 2);
     tree.set_xattr_file(&file, b"user.empty", b"", 0).unwrap();
-    assert_eq!(tree.get_xattr(root, b"file", b"user.empty").unwrap(), b"");
-    tree.remove_xattr(root, b"file", b"user.a").unwrap();
+    assert_eq!(
+        tree.get_xattr(&node(&tree, b"file"), b"user.empty")
+            .unwrap(),
+        b""
+    );
+    tree.remove_xattr(&node(&tree, b"file"), b"user.a").unwrap();
     tree.remove_xattr_file(&file, b"user.empty").unwrap();
     assert_eq!(
-        errno(tree.get_xattr(root, b"file", b"user.a")),
+        errno(tree.get_xattr(&node(&tree, b"file"), b"user.a")),
         Errno::ENODATA
     );
     // The link has none of its own, and the file's are not seen through it.
-    assert!(tree.list_xattr(root, b"link").unwrap().is_empty());
-    assert!(tree.set_xattr(root, b"link", b"user.a", b"1", 0).is_err());
+    assert!(tree.list_xattr(&node(&tree, b"link")).unwrap().is_empty());
+    assert!(
+        tree.set_xattr(&node(&tree, b"link"), b"user.a", b"1", 0)
+            .is_err()
+    );
     tree.set_xattr_dir(root, b"user.top", b"x", 0).unwrap();
     assert_eq!(tree.get_xattr_dir(root, b"user.top").unwrap(), b"x");
     assert_eq!(tree.list_xattr_dir(root).unwrap(), [b"user.top".to_vec()]);
@@ -496,10 +543,10 @@ fn more_attribute_names_than_a_first_try_holds() {
     std::fs::write(dir.path().join("file"), "").unwrap();
     for n in 0..40 {
         let name = format!("user.{n:0100}");
-        tree.set_xattr(tree.root(), b"file", name.as_bytes(), b"", 0)
+        tree.set_xattr(&node(&tree, b"file"), name.as_bytes(), b"", 0)
             .unwrap();
     }
-    assert_eq!(tree.list_xattr(tree.root(), b"file").unwrap().len(), 40);
+    assert_eq!(tree.list_xattr(&node(&tree, b"file")).unwrap().len(), 40);
 }
 
 #[test]

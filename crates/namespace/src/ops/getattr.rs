@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_tiers::{PfsDir, PfsStat};
+use forebay_tiers::{PfsNode, PfsStat};
 use forebay_types::{Attr, Errno, FileKind, Ino};
 
 use crate::ops::lookup::attr_of;
@@ -45,19 +45,20 @@ impl Namespace {
         Ok(stat)
     }
 
-    /// Acts on something on the PFS by its name, while nothing can bring it in: a change there behind the back of a record
+    /// Acts on something that is only on the PFS, while nothing can bring it in: a change there behind the back of a record
     /// would look like an outsider's. `None`: it is in the burst buffer by now.
     pub fn on_plain<T>(
         &self,
         ino: Ino,
         plain: &PlainNode,
-        act: impl FnOnce(&PfsDir) -> Result<T, NsError>,
+        act: impl FnOnce(&PfsNode) -> Result<T, NsError>,
     ) -> Result<Option<T>, NsError> {
         let _order = plain.parent.order(&self.pfs)?;
-        if !self.is_still_plain(ino, plain)? {
-            return Ok(None);
+        match (self.node(ino)?, plain.parent.child(&plain.name)) {
+            (Node::File(_), _) => Ok(None),
+            (_, Some(_)) => Err(Errno::ESTALE.into()),
+            (_, None) => act(&self.plain_node(plain)?).map(Some),
         }
-        act(&self.open_dir(&plain.parent)?).map(Some)
     }
 
     /// Whether it is only on the PFS, under the name it is known by; for who holds the order of its directory.
@@ -73,8 +74,7 @@ impl Namespace {
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>, NsError> {
         match self.node(ino)? {
             Node::Plain(plain) if plain.kind == FileKind::Symlink => {
-                let handle = self.open_dir(&plain.parent)?;
-                Ok(self.pfs.readlink(&handle, &plain.name)?)
+                Ok(self.pfs.readlink(&self.plain_node(&plain)?)?)
             }
             _ => Err(Errno::EINVAL.into()),
         }

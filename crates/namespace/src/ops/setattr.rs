@@ -35,10 +35,9 @@ impl Namespace {
                 Ok(AttrPlan::Done)
             }
             Node::Plain(plain) => {
-                let done = self.on_plain(ino, &plain, |handle| {
+                let done = self.on_plain(ino, &plain, |node| {
                     if without_size != SetAttr::default() {
-                        self.pfs
-                            .set_attr(handle, &plain.name, plain.kind, &without_size)?;
+                        self.pfs.set_attr(node, &without_size)?;
                     }
                     Ok(())
                 });
@@ -71,11 +70,12 @@ impl Namespace {
             return Ok(());
         };
         if state.residency.clean {
+            let published = state.residency.published;
             drop(state);
-            let handle = self.open_dir(&dir)?;
-            self.pfs.set_attr(&handle, &name, FileKind::Regular, &set)?;
+            let node = self.published_node(&self.open_dir(&dir)?, &name, published)?;
+            self.pfs.set_attr(&node, &set)?;
             failpoint::hit(failpoint::Point::SetattrPfs);
-            let stat = self.pfs.stat(&handle, &name)?;
+            let stat = self.pfs.stat_node(&node)?;
             state = file.lock();
             let before = state.residency.published;
             let after = |before: Published| before.after_ours(&stat, set.mtime);

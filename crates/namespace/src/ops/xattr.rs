@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use forebay_kv::Durability;
-use forebay_tiers::PfsDir;
+use forebay_tiers::PfsNode;
 use forebay_types::{Cred, Errno, Ino, XattrMode, failpoint, limits};
 
 use crate::acl::{self, Acl};
@@ -16,7 +16,7 @@ use crate::{File, FileState, Namespace, NsError};
 /// Where a node's extended attributes are.
 enum Place {
     Dir(Arc<Dir>),
-    Name(Arc<Dir>, Box<[u8]>),
+    Pfs(PfsNode),
     Record(Arc<File>),
 }
 
@@ -59,20 +59,11 @@ impl Namespace {
     fn xattr_place(&self, ino: Ino) -> Result<Place, NsError> {
         Ok(match self.node(ino)? {
             Node::Dir(dir) => Place::Dir(dir),
-            Node::Plain(plain) => {
-                self.stat_plain(&plain)?;
-                Place::Name(plain.parent.clone(), plain.name.clone())
-            }
-            Node::File(file) => {
-                let state = file.lock();
-                match state.names.first().cloned() {
-                    Some((dir, name)) if !state.is_dirty() => Place::Name(dir, name),
-                    _ => {
-                        drop(state);
-                        Place::Record(file)
-                    }
-                }
-            }
+            Node::Plain(plain) => Place::Pfs(self.plain_node(&plain)?),
+            Node::File(file) => match self.clean_node(&file)? {
+                Some(node) => Place::Pfs(node),
+                None => Place::Record(file),
+            },
         })
     }
 
@@ -81,7 +72,7 @@ impl Namespace {
         supported(name)?;
         match self.xattr_place(ino)? {
             Place::Dir(dir) => Ok(self.pfs.get_xattr_dir(&self.open_dir(&dir)?, name)?),
-            Place::Name(dir, file) => Ok(self.pfs.get_xattr(&self.open_dir(&dir)?, &file, name)?),
+            Place::Pfs(node) => Ok(self.pfs.get_xattr(&node, name)?),
             Place::Record(_) if !self.has_acls && name.starts_with(b"system.") => {
                 Err(Errno::EOPNOTSUPP.into())
             }
@@ -97,7 +88,7 @@ impl Namespace {
     pub fn list_xattr(&self, ino: Ino, cred: &Cred) -> Result<Vec<u8>, NsError> {
         let names = match self.xattr_place(ino)? {
             Place::Dir(dir) => self.pfs.list_xattr_dir(&self.open_dir(&dir)?)?,
-            Place::Name(dir, name) => self.pfs.list_xattr(&self.open_dir(&dir)?, &name)?,
+            Place::Pfs(node) => self.pfs.list_xattr(&node)?,
             Place::Record(file) => file.lock().xattrs.iter().map(|(n, _)| n.clone()).collect(),
         };
         // File systems show those of administrators to nobody else, and the kernel leaves that to them.
@@ -129,7 +120,7 @@ impl Namespace {
                 dir.forget_default_acl();
                 return Ok(set?);
             }
-            Place::Name(..) => self.change_on_pfs(ino, name, Change::Set(value, mode))?,
+            Place::Pfs(_) => self.change_on_pfs(ino, name, Change::Set(value, mode))?,
             Place::Record(file) => {
                 let list = self.list_in_record(name, value)?;
                 let edit = |state: &mut FileState| match &list {
@@ -155,7 +146,7 @@ impl Namespace {
                 dir.forget_default_acl();
                 Ok(removed?)
             }
-            Place::Name(..) => match self.change_on_pfs(ino, name, Change::Remove)? {
+            Place::Pfs(_) => match self.change_on_pfs(ino, name, Change::Remove)? {
                 true => Ok(()),
                 false => self.remove_xattr(ino, name),
             },
@@ -211,19 +202,17 @@ impl Namespace {
 
     /// Changes an attribute of a file whose attributes the PFS has. `false`: it has moved meanwhile.
     fn change_on_pfs(&self, ino: Ino, name: &[u8], change: Change) -> Result<bool, NsError> {
-        let apply = |handle: &PfsDir, file: &[u8]| -> Result<(), NsError> {
+        let apply = |node: &PfsNode| -> Result<(), NsError> {
             match change {
-                Change::Set(value, mode) => {
-                    self.pfs.set_xattr(handle, file, name, value, flags(mode))?
-                }
-                Change::Remove => self.pfs.remove_xattr(handle, file, name)?,
+                Change::Set(value, mode) => self.pfs.set_xattr(node, name, value, flags(mode))?,
+                Change::Remove => self.pfs.remove_xattr(node, name)?,
             }
             failpoint::hit(failpoint::Point::XattrPfs);
             Ok(())
         };
         match self.node(ino)? {
             Node::Plain(plain) => {
-                let done = self.on_plain(ino, &plain, |handle| apply(handle, &plain.name))?;
+                let done = self.on_plain(ino, &plain, apply)?;
                 Ok(done.is_some())
             }
             Node::File(file) => self.change_of_clean(&file, apply),
@@ -235,26 +224,21 @@ impl Namespace {
     fn change_of_clean(
         &self,
         file: &Arc<File>,
-        apply: impl FnOnce(&PfsDir, &[u8]) -> Result<(), NsError>,
+        apply: impl FnOnce(&PfsNode) -> Result<(), NsError>,
     ) -> Result<bool, NsError> {
         // A change through an outdated copy must not hide what made it so.
         self.revalidate(file)?;
         let _naming = file.naming(&self.pfs)?;
-        let (first, clean) = {
-            let state = file.lock();
-            (state.names.first().cloned(), state.residency.clean)
-        };
-        let Some((dir, name)) = first.filter(|_| clean) else {
+        let Some(node) = self.clean_node(file)? else {
             return Ok(false);
         };
-        let handle = self.open_dir(&dir)?;
-        apply(&handle, &name)?;
-        let stat = self.pfs.stat(&handle, &name)?;
+        apply(&node)?;
+        let stat = self.pfs.stat_node(&node)?;
         let mut state = file.lock();
         if state.is_dirty() {
             // A write has begun meanwhile, perhaps with the attributes of before.
             drop(state);
-            let attributes = self.load_xattrs(&dir, &name)?;
+            let attributes = self.load_xattrs(&node)?;
             state = file.lock();
             state.take_xattrs(attributes);
         }
@@ -269,9 +253,8 @@ impl Namespace {
     }
 
     /// Brings the PFS's attributes of a clean file into its record, before it becomes dirty.
-    pub(crate) fn load_xattrs(&self, dir: &Arc<Dir>, name: &[u8]) -> Result<Xattrs, NsError> {
-        let handle = self.open_dir(dir)?;
-        let names = match self.pfs.list_xattr(&handle, name) {
+    pub(crate) fn load_xattrs(&self, node: &PfsNode) -> Result<Xattrs, NsError> {
+        let names = match self.pfs.list_xattr(node) {
             Ok(names) => names,
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Vec::new()),
             Err(e) => return Err(e.into()),
@@ -281,7 +264,7 @@ impl Namespace {
             let kept =
                 attribute.starts_with(b"user.") || attribute.starts_with(b"system.posix_acl_");
             if kept {
-                let value = self.pfs.get_xattr(&handle, name, &attribute)?;
+                let value = self.pfs.get_xattr(node, &attribute)?;
                 xattrs.push((attribute, value));
             }
         }

@@ -39,6 +39,8 @@ pub enum Target {
         file: Arc<FileObject>,
         /// Opened for writing in place.
         writable: bool,
+        /// The PFS lets nobody do more than append to it.
+        appends_only: bool,
     },
 }
 

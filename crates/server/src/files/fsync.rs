@@ -75,9 +75,42 @@ impl Files {
                         object
                     }
                 };
-                self.save_live(file, &*object, generation)
+                self.promise(open, file, &*object, generation)
             }
         }
+    }
+
+    /// What was flushed is on record as that, if it can be found again. An object that somebody has removed from its tier lives
+    /// as long as it is open, and no longer: the PFS is the next stable place.
+    fn promise(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        object: &dyn Object,
+        generation: Generation,
+    ) -> Result<(), Errno> {
+        if !object.stat()?.is_removed {
+            return self.save_live(file, object, generation);
+        }
+        let (nameless, unlinked) = {
+            let state = file.lock();
+            (state.unnamed.is_some(), state.is_unlinked())
+        };
+        if unlinked && !nameless {
+            // Nobody can ask for it after a crash.
+            return Ok(());
+        }
+        let reason = "its object has been removed from its tier by somebody else";
+        if nameless {
+            // It has no place on the PFS before it has a name.
+            self.base.report(file.path(), Errno::EIO, reason.into());
+            return Err(Errno::EIO);
+        }
+        tracing::warn!(
+            "{}: fsync goes to the PFS: {reason}",
+            file.path().escape_ascii()
+        );
+        self.flush_to_pfs(open, file, object, generation)
     }
 
     /// An error of a demotion reaches the next fsync of the file, once.
@@ -151,7 +184,8 @@ impl Files {
             }
         }
         let known = file.lock().residency.shadow;
-        if known.is_some_and(|(_, g)| g == generation) && !open.is_written() {
+        let is_there = |tier| self.buffer.tiers().open_object(tier, file.object).is_ok();
+        if known.is_some_and(|(tier, g)| g == generation && is_there(tier)) && !open.is_written() {
             return Ok(());
         }
         let size = object.stat()?.allocated_bytes;
@@ -160,8 +194,8 @@ impl Files {
             return self.flush_to_pfs(open, file, object, generation);
         };
         match self.copy_shadow(file, object, flash) {
-            // It had less than its tier was promised: the same.
-            Err(errno @ (Errno::ENOSPC | Errno::EDQUOT)) => {
+            // It had less than its tier was promised, or somebody has removed its directory: the same.
+            Err(errno @ (Errno::ENOSPC | Errno::EDQUOT | Errno::ENOENT)) => {
                 tracing::warn!(
                     "{}: fsync goes to the PFS: {errno} on flash",
                     file.path().escape_ascii()
@@ -295,7 +329,7 @@ impl Files {
                             object
                         }
                     };
-                    self.save_live(&file, &*object, generation)
+                    self.promise(&open, &file, &*object, generation)
                 }
             };
         }
@@ -404,9 +438,10 @@ mod tests {
     use std::time::Duration;
 
     use forebay_tiers::testing::{Effect, Operation, When};
-    use forebay_types::{OpenFlags, SetAttr};
+    use forebay_types::{Errno, Handle, Ino, OpenFlags, SetAttr};
     use forebay_wire::WriteHow;
 
+    use crate::rooms::Rooms;
     use crate::testing::{FLASH, Lab, create, drain, me};
 
     /// Longer than what does not wait takes.
@@ -468,6 +503,63 @@ mod tests {
         let on_pfs = (on_pfs.mtime(), on_pfs.mtime_nsec());
         assert_eq!(on_pfs, (shown.sec, i64::from(shown.nsec)));
         rooms.files.release(handle).expect("close");
+    }
+
+    /// `fsync` beside a demoter.
+    fn fsync(rooms: &Rooms, handle: Handle) -> Result<(), Errno> {
+        std::thread::scope(|scope| {
+            let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
+            while !fsync.is_finished() {
+                drain(rooms);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            fsync.join().expect("thread")
+        })
+    }
+
+    fn remove_flash(rooms: &Rooms) {
+        std::fs::remove_dir_all(&rooms.base.settings().ssd[0].dir).expect("remove");
+    }
+
+    #[test]
+    fn what_is_fsynced_after_its_tier_was_removed_is_on_the_pfs() {
+        for memory in [false, true] {
+            let lab = Lab::with(|settings| {
+                settings.dram_bytes = memory.then_some(16 << 20);
+            });
+            let rooms = lab.rooms();
+            let handle = create(rooms, b"f", b"one");
+            assert_eq!(fsync(rooms, handle), Ok(()));
+            let again = create(rooms, b"g", b"unchanged");
+            assert_eq!(fsync(rooms, again), Ok(()));
+            remove_flash(rooms);
+            let written = rooms.files.write(handle, 3, b"two", WriteHow::WAITING);
+            assert_eq!(written, Ok(Some(3)));
+            assert_eq!(fsync(rooms, handle), Ok(()), "memory: {memory}");
+            assert_eq!(lab.on_pfs("f"), b"onetwo");
+            assert_eq!(fsync(rooms, again), Ok(()), "memory: {memory}");
+            assert_eq!(lab.on_pfs("g"), b"unchanged");
+            // And again, when it has been drained before.
+            let written = rooms.files.write(handle, 6, b"three", WriteHow::WAITING);
+            assert_eq!(written, Ok(Some(5)));
+            assert_eq!(fsync(rooms, handle), Ok(()), "memory: {memory}");
+            assert_eq!(lab.on_pfs("f"), b"onetwothree");
+            rooms.files.release(handle).expect("close");
+            rooms.files.release(again).expect("close");
+        }
+    }
+
+    #[test]
+    fn an_fsync_of_what_was_unlinked_needs_no_place_for_it() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"one");
+        rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
+        assert_eq!(fsync(rooms, handle), Ok(()));
+        remove_flash(rooms);
+        assert_eq!(fsync(rooms, handle), Ok(()));
+        rooms.files.release(handle).expect("close");
+        assert!(!lab.pfs("f").exists());
     }
 
     #[test]

@@ -206,6 +206,7 @@ impl Files {
             node,
             file,
             writable: false,
+            ..
         } = &*target
         else {
             return Ok(());
@@ -268,15 +269,16 @@ impl Files {
             return write_in_place(node, file);
         }
         let empty = way == FirstChange::FreshObject;
-        let (file, object, tier) = self.bring_in(&node.parent, &node.name, empty, &|_| ())?;
+        let (file, object, tier) =
+            self.bring_in(&node.parent, &node.name, Some(node.id), empty, &|_| ())?;
         self.catalog.apps().opened_for_write(file.object);
         Ok(Target::Buffer { file, object, tier })
     }
 
     /// How a file of the PFS is changed for the first time. Files with several links there stay
-    /// one file only if they are changed where they are.
+    /// one file only if they are changed where they are; of what cannot be replaced there the PFS says what may be done to it.
     fn way_in(&self, stat: &forebay_tiers::PfsStat, truncates: bool) -> FirstChange {
-        if stat.nlink > 1 {
+        if stat.nlink > 1 || stat.keeps_its_place() {
             return FirstChange::InPlaceOnPfs;
         }
         let limits = ChangeLimits::default();
@@ -534,7 +536,7 @@ impl Files {
         let way = self.way_in(&stat, size == 0);
         if way != FirstChange::InPlaceOnPfs {
             let empty = way == FirstChange::FreshObject;
-            match self.bring_in(&plain.parent, &plain.name, empty, &|_| ()) {
+            match self.bring_in(&plain.parent, &plain.name, Some(plain.id), empty, &|_| ()) {
                 // The kernel looks its name up again, and comes back.
                 Err(errno) if is_overtaken(errno) => return Err(Errno::ESTALE),
                 Err(errno) if can_stay(errno) => {}
@@ -549,9 +551,8 @@ impl Files {
                 }
             }
         }
-        let done = self.ns.on_plain(ino, &plain, |dir| {
-            let file = self.ns.pfs().open_file(dir, &plain.name, true)?;
-            Ok(file.set_len(size)?)
+        let done = self.ns.on_plain(ino, &plain, |node| {
+            Ok(self.ns.pfs().open_node(node, true)?.set_len(size)?)
         });
         done?.ok_or(Errno::ESTALE)
     }
@@ -589,17 +590,31 @@ fn can_stay(errno: Errno) -> bool {
 /// The same file of the PFS, open for writing. Its name need not be known.
 fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Errno> {
     let path = format!("/proc/self/fd/{}", file.file().as_raw_fd());
-    let writable = std::fs::File::options().read(true).write(true).open(path)?;
+    let open = |options: &mut std::fs::OpenOptions| options.read(true).open(&path);
+    let (writable, appends_only) = match open(std::fs::File::options().write(true)) {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            (open(std::fs::File::options().append(true))?, true)
+        }
+        opened => (opened?, false),
+    };
     Ok(Target::Pfs {
         node: node.clone(),
         file: Arc::new(FileObject::new(writable)),
         writable: true,
+        appends_only,
     })
 }
 
 /// Writes at a place, or at the end; answers with how much was written, and where that ends.
 fn write_object(target: &Target, data: &[u8], place: Option<u64>) -> std::io::Result<(usize, u64)> {
     let at = match (place, target) {
+        // Its descriptor would append wherever that is.
+        (
+            Some(_),
+            Target::Pfs {
+                appends_only: true, ..
+            },
+        ) => return Err(Errno::EPERM.into()),
         (Some(offset), _) => offset,
         // Others may write it, too, and the file system below knows best where it ends.
         (None, Target::Pfs { file, .. }) => return file.append(data),
@@ -633,12 +648,13 @@ mod tests {
     use std::sync::Arc;
 
     use forebay_namespace::File;
-    use forebay_types::{ObjectId, OpenFlags};
+    use forebay_testkit::{LoopFs, needs_root};
+    use forebay_types::{Errno, Ino, ObjectId, OpenFlags, SetAttr};
     use forebay_wire::WriteHow;
 
     use crate::buffer::opens::Target;
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, create, drain};
+    use crate::testing::{Lab, create, drain, me};
 
     /// As an fsync does that means the PFS.
     fn flush_to_pfs(rooms: &Rooms, object: ObjectId) {
@@ -772,6 +788,66 @@ mod tests {
         rooms.files.absorb_change(&file).expect("recorded");
         assert!(!file.lock().residency.writing);
         rooms.files.release(opened.handle).expect("close");
+    }
+
+    #[test]
+    fn what_cannot_be_replaced_on_the_pfs_is_changed_there_or_not_at_all() {
+        if needs_root() {
+            return;
+        }
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        std::fs::create_dir(lab.pfs("in")).expect("mkdir");
+        let folder = tempfile::tempdir().expect("temporary directory");
+        let inner = LoopFs::new(folder.path(), &lab.pfs("in"), 16 << 20);
+        let dir = rooms.base.ns().lookup(Ino::ROOT, b"in").expect("there");
+        for (name, flag) in [("in/i", "+i"), ("in/a", "+a")] {
+            std::fs::write(lab.pfs(name), b"line\n").expect("write");
+            inner.chattr(flag, &lab.pfs(name));
+        }
+        let find = |name: &[u8]| {
+            let found = rooms.base.ns().lookup(dir.attr.ino, name).expect("there");
+            assert!(found.file.is_none(), "it has come in");
+            found.attr.ino
+        };
+        let open = |name: &[u8], flags: i32| {
+            let flags = OpenFlags((libc::O_RDWR | flags) as u32);
+            let opened = rooms.files.open(find(name), flags, false);
+            opened.map(|(opened, _)| opened.handle)
+        };
+        let append = WriteHow {
+            append: true,
+            ..WriteHow::WAITING
+        };
+        let cut = SetAttr {
+            size: Some(0),
+            ..SetAttr::default()
+        };
+        let refused = Errno::EPERM;
+        assert_eq!(open(b"i", 0), Err(refused));
+        assert_eq!(open(b"i", libc::O_APPEND), Err(refused));
+        assert_eq!(open(b"a", 0), Err(refused));
+        for name in [b"i", b"a"] {
+            let cut = rooms.files.setattr(find(name), None, &cut, me());
+            assert_eq!(cut.map(drop), Err(refused));
+        }
+        let handle = open(b"a", libc::O_APPEND).expect("open");
+        assert_eq!(open(b"a", 0), Err(refused), "beside another");
+        let written = rooms.files.write(handle, 5, b"more\n", append);
+        assert_eq!(written, Ok(Some(5)));
+        // As from a mapping; an append would go elsewhere.
+        let over = rooms.files.write(handle, 0, b"LINE", WriteHow::WAITING);
+        assert_eq!(over, Err(refused));
+        let cut = rooms.files.setattr(find(b"a"), Some(handle), &cut, me());
+        assert_eq!(cut.map(drop), Err(refused));
+        rooms.files.release(handle).expect("close");
+        let root = rooms.base.ns().resolve(b"in").expect("there").0;
+        for name in [b"i", b"a"] {
+            let brought = rooms.files.bring_in(&root, name, None, false, &|_| ());
+            assert_eq!(brought.map(drop), Err(Errno::EMLINK));
+        }
+        assert_eq!(lab.on_pfs("in/i"), b"line\n");
+        assert_eq!(lab.on_pfs("in/a"), b"line\nmore\n");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode, ctime_after};
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
-use forebay_tiers::{FileObject, Identity, Object, ParentKey, TierKind};
+use forebay_tiers::{FileObject, Identity, Object, ParentKey, PfsStat, TierKind};
 use forebay_types::{
     Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId, TimeSpec,
     failpoint,
@@ -399,13 +399,16 @@ impl Files {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Err(Errno::ESTALE),
             opened => opened?,
         };
-        if self.ns.pfs().stat_file(&file)?.id != plain.id {
+        let stat = self.ns.pfs().stat_file(&file)?;
+        if stat.id != plain.id {
             return Err(Errno::ESTALE);
         }
+        may_open(&stat, flags)?;
         let target = Target::Pfs {
             node: plain,
             file: Arc::new(FileObject::new(file)),
             writable: false,
+            appends_only: false,
         };
         if flags.writes() {
             self.buffer.activity().note();
@@ -416,6 +419,11 @@ impl Files {
     /// A further handle on a file that is open already.
     fn join(&self, open: &OpenFile, flags: OpenFlags) -> Result<Handed, Errno> {
         let target = open.target.read();
+        if let Target::Pfs { file, .. } = &*target
+            && flags.writes()
+        {
+            may_open(&self.ns.pfs().stat_file(file.file())?, flags)?;
+        }
         if let Target::Buffer { file, object, tier } = &*target
             && flags.writes()
             && open.counts.lock().writers == 1
@@ -518,6 +526,16 @@ impl Files {
             attr.ctime = ctime_after(attr.ctime, stat.mtime);
         }
         Ok(attr)
+    }
+}
+
+/// What a file system says to an open for writing of a file that nobody may change, or only append to.
+fn may_open(stat: &PfsStat, flags: OpenFlags) -> Result<(), Errno> {
+    let appends = flags.appends() && !flags.truncates();
+    let refused = stat.is_immutable || (stat.is_append_only && !appends);
+    match flags.writes() && refused {
+        true => Err(Errno::EPERM),
+        false => Ok(()),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_namespace::{Arrival, Dir, File};
 use forebay_policy::durability::Durability;
 use forebay_policy::placement::NewFile;
-use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, TierKind, copy};
+use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, PfsId, TierKind, copy};
 use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
 use crate::files::Files;
@@ -18,10 +18,14 @@ pub type BroughtIn = (Arc<File>, Arc<dyn Object>, TierId);
 impl Files {
     /// Copies a file of the PFS into an object, or, `empty`, gives it an empty one. A copy is clean;
     /// an empty object is dirty, and the PFS keeps the old file until the new content is whole.
+    ///
+    /// `id`: the file that it has to be, for whoever acts for a user who has opened, or may write, just that one; `ESTALE`
+    /// where another one has its name.
     pub fn bring_in(
         &self,
         dir: &Arc<Dir>,
         name: &[u8],
+        id: Option<PfsId>,
         empty: bool,
         moved: &(dyn Fn(u64) + Sync),
     ) -> Result<BroughtIn, Errno> {
@@ -29,7 +33,11 @@ impl Files {
         let handle = self.ns.open_dir(dir)?;
         let source = self.ns.pfs().open_file(&handle, name, false)?;
         let stat = self.ns.stat_settled(&source)?;
-        if stat.nlink > 1 {
+        if id.is_some_and(|id| id != stat.id) {
+            return Err(Errno::ESTALE);
+        }
+        // One of several links, and what no other file can take the place of, is changed where it is.
+        if stat.nlink > 1 || stat.keeps_its_place() {
             return Err(Errno::EMLINK);
         }
         let bytes = if empty { 0 } else { stat.size };
@@ -227,7 +235,30 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+    use forebay_types::{Errno, Ino};
+
     use crate::testing::Lab;
+
+    #[test]
+    fn who_may_change_one_file_is_not_brought_another_that_has_taken_its_name() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let ns = rooms.base.ns();
+        std::fs::write(lab.pfs("f"), b"mine").expect("write");
+        std::fs::write(lab.pfs("theirs"), b"somebody else's").expect("write");
+        let mine = ns.pfs().stat(ns.pfs().root(), b"f").expect("stat").id;
+        std::fs::rename(lab.pfs("f"), lab.pfs("mine")).expect("rename");
+        std::fs::rename(lab.pfs("theirs"), lab.pfs("f")).expect("rename");
+        for empty in [false, true] {
+            let brought = rooms
+                .files
+                .bring_in(ns.root(), b"f", Some(mine), empty, &|_| ());
+            assert_eq!(brought.map(drop), Err(Errno::ESTALE));
+        }
+        assert!(ns.lookup(Ino::ROOT, b"f").expect("there").file.is_none());
+        assert_eq!(rooms.buffer.ledger().entries().len(), 0);
+        assert_eq!(lab.on_pfs("f"), b"somebody else's");
+    }
 
     #[test]
     fn what_is_taken_from_the_pfs_is_looked_at_after_the_tick_in_which_it_was_written() {
@@ -236,7 +267,7 @@ mod tests {
         std::fs::write(lab.pfs("f"), b"theirs").expect("write");
         let brought = rooms
             .files
-            .bring_in(rooms.base.ns().root(), b"f", false, &|_| ());
+            .bring_in(rooms.base.ns().root(), b"f", None, false, &|_| ());
         let (file, _, _) = brought.map_err(|errno| errno.to_string()).expect("in");
         let changed = std::fs::metadata(lab.pfs("f")).expect("stat");
         let changed = Duration::new(changed.ctime() as u64, changed.ctime_nsec() as u32);

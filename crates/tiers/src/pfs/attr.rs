@@ -7,25 +7,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use forebay_types::{Errno, FileKind, SetAttr};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
 
-use super::{PfsDir, PfsTree, open_path, proc_path, stat_fd};
+use super::{PfsDir, PfsNode, PfsTree, proc_path};
 use crate::file::timestamps;
 
 impl PfsTree {
-    /// Sets attributes of an entry; of a link itself. `ESTALE` if it is no longer of `kind`,
-    /// `EOPNOTSUPP` for permission bits of a link.
-    pub fn set_attr(
-        &self,
-        dir: &PfsDir,
-        name: &[u8],
-        kind: FileKind,
-        set: &SetAttr,
-    ) -> io::Result<()> {
+    /// Sets attributes. `EOPNOTSUPP` for permission bits of a link.
+    pub fn set_attr(&self, node: &PfsNode, set: &SetAttr) -> io::Result<()> {
         self.pulse.pass()?;
-        let fd = open_path(dir, name)?;
-        if stat_fd(fd.as_fd())?.kind() != kind {
-            return Err(Errno::ESTALE.into());
-        }
-        apply(fd.as_fd(), kind, set)
+        apply(node.as_fd(), node.kind(), set)
     }
 
     /// Sets attributes of a directory.

@@ -8,6 +8,7 @@ mod attr;
 mod entries;
 mod flush;
 mod names;
+mod node;
 mod private;
 mod read;
 mod stat;
@@ -27,6 +28,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno as Sys;
 
 pub use flush::FlushTogether;
+pub use node::PfsNode;
 pub use stat::{PfsId, PfsStat};
 
 use crate::Pulse;

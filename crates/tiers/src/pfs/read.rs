@@ -3,11 +3,11 @@
 use std::io;
 use std::mem::MaybeUninit;
 
-use forebay_types::{FileKind, Generation, ObjectId};
+use forebay_types::{Errno, FileKind, Generation, ObjectId};
 use rustix::fs::{FileType, RawDir};
 
 use super::names::{INSTANCE_BYTES, PREFIX};
-use super::{PfsDir, PfsEntry, PfsTree, checked, reopen};
+use super::{PfsDir, PfsEntry, PfsNode, PfsTree, reopen};
 
 /// One getdents64(2): some thousand short names. On the stack.
 const DIRENTS_BYTES: usize = 32 << 10;
@@ -91,8 +91,11 @@ impl PfsTree {
     }
 
     /// Where a link points. `EINVAL` for anything else.
-    pub fn readlink(&self, dir: &PfsDir, name: &[u8]) -> io::Result<Vec<u8>> {
+    pub fn readlink(&self, node: &PfsNode) -> io::Result<Vec<u8>> {
         self.pulse.pass()?;
-        Ok(rustix::fs::readlinkat(dir, checked(name)?, Vec::new())?.into_bytes())
+        match node.kind() {
+            FileKind::Symlink => Ok(rustix::fs::readlinkat(node, c"", Vec::new())?.into_bytes()),
+            _ => Err(Errno::EINVAL.into()),
+        }
     }
 }

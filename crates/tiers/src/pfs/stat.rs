@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use forebay_types::{FileKind, TimeSpec};
-use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
+use rustix::fs::{AtFlags, Statx, StatxAttributes, StatxFlags, StatxTimestamp};
 
 use super::{PfsDir, PfsTree, STATX, checked, stat_fd};
 
@@ -45,6 +45,10 @@ pub struct PfsStat {
     pub mtime: TimeSpec,
     /// Last change of content or attributes.
     pub ctime: TimeSpec,
+    /// Nobody may change it, root neither (`chattr +i`).
+    pub is_immutable: bool,
+    /// Nobody may change what is in it, but append to it (`chattr +a`).
+    pub is_append_only: bool,
 }
 
 impl PfsStat {
@@ -56,6 +60,11 @@ impl PfsStat {
     /// Permission bits with suid, sgid and sticky.
     pub fn perm(&self) -> u16 {
         (self.mode & 0o7777) as u16
+    }
+
+    /// Whether no other file can take its place on the PFS: it is changed there, or not at all.
+    pub fn keeps_its_place(&self) -> bool {
+        self.is_immutable || self.is_append_only
     }
 
     /// Whether nothing says that the content changed between the two: the same file, of the same
@@ -100,6 +109,8 @@ impl From<Statx> for PfsStat {
             atime: time(stat.stx_atime),
             mtime: time(stat.stx_mtime),
             ctime: time(stat.stx_ctime),
+            is_immutable: stat.stx_attributes.contains(StatxAttributes::IMMUTABLE),
+            is_append_only: stat.stx_attributes.contains(StatxAttributes::APPEND),
         }
     }
 }

@@ -1,8 +1,7 @@
 //! Extended attributes, never through a link.
 //!
-//! An entry is named `/proc/self/fd/<directory>/<name>` to the `l` calls: the first part leads to
-//! the directory that is held open, the last is not followed. One system call, and none of them
-//! has an `at` form before Linux 6.13.
+//! What is held by a descriptor that cannot be used for them is named by the kernel's own name of that, which leads
+//! to the very inode.
 
 use std::fs::File;
 use std::io;
@@ -12,18 +11,11 @@ use forebay_types::{Errno, limits};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno as Sys;
 
-use super::{PfsDir, PfsTree, checked, proc_path};
+use super::{PfsDir, PfsNode, PfsTree, proc_path};
 
 /// Sizes that are tried in turn: most attributes fit the first, the kernel has none larger than the
 /// last.
 const TRY_BYTES: [usize; 3] = [1 << 10, 8 << 10, limits::XATTR_VALUE_BYTES_MAX];
-
-fn entry_path(dir: &PfsDir, name: &[u8]) -> io::Result<Vec<u8>> {
-    let mut path = proc_path(dir.as_fd()).into_bytes();
-    path.push(b'/');
-    path.extend_from_slice(checked(name)?);
-    Ok(path)
-}
 
 fn dir_path(dir: &PfsDir) -> Vec<u8> {
     proc_path(dir.as_fd()).into_bytes()
@@ -65,11 +57,11 @@ fn split(names: Vec<u8>) -> Vec<Vec<u8>> {
 }
 
 impl PfsTree {
-    /// Value of an attribute of an entry. `ENODATA` if there is none.
-    pub fn get_xattr(&self, dir: &PfsDir, name: &[u8], attribute: &[u8]) -> io::Result<Vec<u8>> {
+    /// Value of an attribute. `ENODATA` if there is none.
+    pub fn get_xattr(&self, node: &PfsNode, attribute: &[u8]) -> io::Result<Vec<u8>> {
         self.pulse.pass()?;
-        let path = entry_path(dir, name)?;
-        read_all(|buffer| rustix::fs::lgetxattr(&path[..], attribute, buffer))
+        let path = node.path();
+        read_all(|buffer| rustix::fs::getxattr(&path[..], attribute, buffer))
     }
 
     /// Value of an attribute of a directory.
@@ -85,18 +77,17 @@ impl PfsTree {
         read_all(|buffer| rustix::fs::fgetxattr(file, attribute, buffer))
     }
 
-    /// Sets an attribute of an entry. `bits`: 0, `XATTR_CREATE` or `XATTR_REPLACE`.
+    /// Sets an attribute. `bits`: 0, `XATTR_CREATE` or `XATTR_REPLACE`.
     pub fn set_xattr(
         &self,
-        dir: &PfsDir,
-        name: &[u8],
+        node: &PfsNode,
         attribute: &[u8],
         value: &[u8],
         bits: u32,
     ) -> io::Result<()> {
         self.pulse.pass()?;
-        let path = entry_path(dir, name)?;
-        Ok(rustix::fs::lsetxattr(
+        let path = node.path();
+        Ok(rustix::fs::setxattr(
             &path[..],
             attribute,
             value,
@@ -134,11 +125,11 @@ impl PfsTree {
         Ok(rustix::fs::fsetxattr(file, attribute, value, flags(bits)?)?)
     }
 
-    /// Names of an entry's attributes.
-    pub fn list_xattr(&self, dir: &PfsDir, name: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    /// Names of the attributes.
+    pub fn list_xattr(&self, node: &PfsNode) -> io::Result<Vec<Vec<u8>>> {
         self.pulse.pass()?;
-        let path = entry_path(dir, name)?;
-        read_all(|buffer| rustix::fs::llistxattr(&path[..], buffer)).map(split)
+        let path = node.path();
+        read_all(|buffer| rustix::fs::listxattr(&path[..], buffer)).map(split)
     }
 
     /// Names of a directory's attributes.
@@ -154,11 +145,11 @@ impl PfsTree {
         read_all(|buffer| rustix::fs::flistxattr(file, buffer)).map(split)
     }
 
-    /// Removes an attribute of an entry. `ENODATA` if there is none.
-    pub fn remove_xattr(&self, dir: &PfsDir, name: &[u8], attribute: &[u8]) -> io::Result<()> {
+    /// Removes an attribute. `ENODATA` if there is none.
+    pub fn remove_xattr(&self, node: &PfsNode, attribute: &[u8]) -> io::Result<()> {
         self.pulse.pass()?;
-        let path = entry_path(dir, name)?;
-        Ok(rustix::fs::lremovexattr(&path[..], attribute)?)
+        let path = node.path();
+        Ok(rustix::fs::removexattr(&path[..], attribute)?)
     }
 
     /// Removes an attribute of a directory.

@@ -70,14 +70,14 @@ fn acting_as_a_user_has_that_users_permissions_only() {
         assert_eq!(errno(open(false)), Errno::EACCES);
         assert_eq!(errno(tree.unlink(root, b"file")), Errno::EACCES);
         assert_eq!(
-            errno(tree.get_xattr(root, b"file", b"user.a")),
+            errno(tree.get_xattr(&node(&tree, b"file"), b"user.a")),
             Errno::EACCES
         );
         let set = SetAttr {
             perm: Some(0o777),
             ..SetAttr::default()
         };
-        let refused = tree.set_attr(root, b"file", FileKind::Regular, &set);
+        let refused = tree.set_attr(&node(&tree, b"file"), &set);
         assert_eq!(errno(refused), Errno::EPERM);
         {
             // Of the group, by a supplementary one; nested.
@@ -135,11 +135,13 @@ fn acting_as_a_user_ends_with_the_guard() {
         mtime: Some(SetTime::At(TimeSpec { sec: 9, nsec: 0 })),
         ..SetAttr::default()
     };
-    tree.set_attr(root, b"file", FileKind::Regular, &set)
+    tree.set_attr(&node(&tree, b"file"), &set).unwrap();
+    tree.set_xattr(&node(&tree, b"file"), b"user.mine", b"1", 0)
         .unwrap();
-    tree.set_xattr(root, b"file", b"user.mine", b"1", 0)
-        .unwrap();
-    assert_eq!(tree.get_xattr(root, b"file", b"user.mine").unwrap(), b"1");
+    assert_eq!(
+        tree.get_xattr(&node(&tree, b"file"), b"user.mine").unwrap(),
+        b"1"
+    );
 }
 
 #[test]
@@ -198,11 +200,12 @@ fn publishing_keeps_metadata() {
     assert_eq!((stat.uid, stat.gid, stat.perm()), (uid, gid, 0o6751));
     assert_eq!((stat.atime, stat.mtime), (time(11), time(22)));
     assert_eq!(
-        tree.get_xattr(root, b"file", b"user.app").unwrap(),
+        tree.get_xattr(&node(&tree, b"file"), b"user.app").unwrap(),
         b"solver"
     );
     assert_eq!(
-        tree.get_xattr(root, b"file", b"user.version").unwrap(),
+        tree.get_xattr(&node(&tree, b"file"), b"user.version")
+            .unwrap(),
         b"7"
     );
     assert!(

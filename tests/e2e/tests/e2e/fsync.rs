@@ -1,7 +1,8 @@
 //! Promise 3: fsync means something.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 
 use forebay_testkit::{Cluster, needs_root, pattern, wait_until, write_file};
 
@@ -209,6 +210,57 @@ fn promise_3_of_several_names_the_strongest_rung_counts() {
     file.sync_all().expect("fsync");
     for name in ["f", "safe/f"] {
         pattern(842, LEN).assert_in(&cluster.pfs(name));
+    }
+}
+
+#[test]
+fn promise_3_fsync_goes_to_the_pfs_where_somebody_has_removed_what_flash_held() {
+    for (dram, passthrough) in [("", true), ("", false), ("64MiB", false)] {
+        let builder = Cluster::builder().dram(dram).ssd("64MiB").lazy();
+        let mut cluster = match passthrough {
+            true => builder.up(),
+            false => builder.flag("--no-passthrough").up(),
+        };
+        // Of a series that is known, the kernel writes the next one by itself.
+        for n in 1..4 {
+            write_file(&cluster.mnt(format!("f-{n}")), pattern(n, LEN));
+        }
+        let file = fsynced(&cluster, "f-4", 860);
+        let nameless = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_TMPFILE)
+            .open(cluster.mnt(""))
+            .expect("a file without a name");
+        let unlinked = fsynced(&cluster, "unlinked", 861);
+        fs::remove_file(cluster.mnt("unlinked")).expect("remove");
+        pattern(862, LEN).write(&nameless);
+        for file in [&nameless, &unlinked] {
+            file.sync_all().expect("fsync");
+        }
+        fs::remove_dir_all(cluster.ssd()).expect("remove");
+        pattern(863, LEN).write(&file);
+        file.sync_all().expect("fsync");
+        unlinked.sync_all().expect("nobody can ask for it");
+        if dram.is_empty() {
+            let refused = nameless.sync_all().expect_err("there is no place for it");
+            assert_eq!(refused.raw_os_error(), Some(libc::EIO));
+            let errors = cluster.status()["errors"].to_string();
+            assert!(errors.contains("without a name"), "{errors}");
+        }
+        cluster.kill9();
+        drop((file, nameless, unlinked));
+        if !dram.is_empty() {
+            cluster.lose_memory();
+        }
+        fs::create_dir(cluster.ssd()).expect("mkdir");
+        cluster.start();
+        let both = [pattern(860, LEN).bytes(), pattern(863, LEN).bytes()].concat();
+        assert!(
+            fs::read(cluster.mnt("f-4")).expect("read") == both,
+            "{dram} {passthrough}"
+        );
+        assert!(!cluster.mnt("unlinked").exists());
     }
 }
 

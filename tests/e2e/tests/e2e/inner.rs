@@ -91,3 +91,21 @@ fn bad_input_file_system_inside_the_pfs_that_is_not_mounted() {
     cluster.drain("");
     pattern(7, 100).assert_in(&cluster.pfs("proj-a/run/f"));
 }
+
+#[test]
+fn promise_1_a_file_that_outgrows_the_buffer_drains_into_the_file_system_that_it_was_written_to() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().dram("8MiB").ssd("8MiB").up();
+    fs::create_dir(cluster.pfs("in")).expect("mkdir");
+    let inner = LoopFs::new(cluster.base(), &cluster.pfs("in"), 96 << 20);
+    write_file(&cluster.mnt("in/big"), pattern(30, 40 << 20));
+    cluster.drain("");
+    pattern(30, 40 << 20).assert_in(&cluster.pfs("in/big"));
+    pattern(30, 40 << 20).assert_in(&cluster.mnt("in/big"));
+    assert_eq!(cluster.status()["errors_total"], 0);
+    cluster.down(&["--drain"]).ok();
+    assert_eq!(listing(&cluster.pfs("")), ["in"]);
+    drop(inner);
+}

@@ -2,12 +2,14 @@
 //! what, what is kept to the last nanosecond.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, listing, needs_root, pattern, read_all_at, run_bounded, skip, write_file,
+    Cluster, LONG, Output, listing, needs_root, pattern, read_all_at, run_bounded,
+    settle_for_revalidation, skip, write_file,
 };
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, SeekFrom, Timespec, Timestamps, XattrFlags, fallocate, getxattr,
@@ -417,4 +419,62 @@ fn promise_2_access_control_lists_count_and_are_kept() {
         "{}",
         here.stdout
     );
+}
+
+#[test]
+fn promise_2_a_file_that_nobody_may_change_on_the_pfs_is_not_changed_through_the_mount() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().loop_pfs(32 << 20).lazy().up();
+    let inside = cluster.loop_fs();
+    for kind in ["clean", "pfs"] {
+        for (name, flag) in [("immutable", "+i"), ("append", "+a")] {
+            let name = format!("{kind}-{name}");
+            write_file(&cluster.mnt(&name), pattern(460, 1000));
+            bring(&cluster, &name, kind);
+            inside.chattr(flag, &cluster.pfs(&name));
+        }
+    }
+    settle_for_revalidation();
+    let refused = |done: std::io::Result<()>, what: &str| {
+        let errno = done.err().and_then(|error| error.raw_os_error());
+        assert_eq!(errno, Some(libc::EPERM), "{what}");
+    };
+    for kind in ["clean", "pfs"] {
+        let [immutable, append] = ["immutable", "append"].map(|name| format!("{kind}-{name}"));
+        for name in [&immutable, &append] {
+            let path = cluster.mnt(name);
+            let write = || OpenOptions::new().write(true).open(&path)?.write_all(b"X");
+            refused(write(), &format!("write to {name}"));
+            refused(fs::write(&path, b"X"), &format!("replacing {name}"));
+            let mode = fs::set_permissions(&path, PermissionsExt::from_mode(0o600));
+            refused(mode, &format!("chmod of {name}"));
+            let mark = setxattr(&path, "user.mark", b"1", XattrFlags::empty());
+            refused(mark.map_err(Into::into), &format!("setxattr of {name}"));
+        }
+        let add = |name: &str| {
+            let mut file = OpenOptions::new().append(true).open(cluster.mnt(name))?;
+            file.write_all(b"more")?;
+            file.sync_all()
+        };
+        refused(add(&immutable), &format!("append to {immutable}"));
+        add(&append).expect("append");
+        add(&append).expect("append");
+        let both = [&pattern(460, 1000).bytes()[..], b"moremore"].concat();
+        for path in [cluster.pfs(&append), cluster.mnt(&append)] {
+            assert_eq!(fs::read(path).expect("read"), both);
+        }
+        pattern(460, 1000).assert_in(&cluster.pfs(&immutable));
+        cluster.on_path(&["stage-in"], &immutable).ok();
+        assert_eq!(cluster.where_state(&immutable), "pfs");
+    }
+    cluster.drain("");
+    assert_eq!(cluster.status()["errors_total"], 0);
+    for name in listing(&cluster.pfs("")) {
+        let name = name.to_str().expect("UTF-8");
+        if name.ends_with("immutable") || name.ends_with("append") {
+            inside.chattr("-ia", &cluster.pfs(name));
+        }
+    }
 }

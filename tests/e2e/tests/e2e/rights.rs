@@ -1,18 +1,22 @@
 //! What users of the machine can see and do of each other's: the control socket, the PFS.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay_testkit::{
-    Cluster, LONG, Output, as_user, needs_root, pattern, program_for_everybody, run_bounded, skip,
-    wait_until, without_settings, write_file,
+    Cluster, LONG, Output, as_user, listing, needs_root, pattern, program_for_everybody,
+    run_bounded, skip, wait_until, without_settings, write_file,
 };
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Request, Response, UnixConnection};
+use rustix::fs::{CWD, RenameFlags, XattrFlags, listxattr, renameat_with, setxattr};
 
 /// The user `nobody`, by number.
 const NOBODY: u32 = 65534;
@@ -310,4 +314,102 @@ fn promise_13_nobody_else_writes_to_a_state_folder() {
     assert_eq!(kv.mode() & 0o7777, 0o700);
     cluster.on_state(&["down"]).ok();
     assert!(pid.trim().parse::<u32>().is_ok_and(|pid| pid > 0));
+}
+
+/// As nobody, who owns the directory of both: exchanges a file of root's with their own on the PFS, again and again, and
+/// changes their own through the mount meanwhile. How often that was done.
+fn changes_while_exchanged(cluster: &Cluster, home: &str, change: &Change) -> u32 {
+    let at = |name: &str| cluster.pfs(home).join(name);
+    let exchange = || {
+        let flags = RenameFlags::EXCHANGE;
+        renameat_with(CWD, at("mine"), CWD, at("roots"), flags).expect("exchange");
+    };
+    let mine = fs::metadata(at("mine")).expect("stat").ino();
+    let done = AtomicBool::new(false);
+    let times = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            as_user(NOBODY, || {
+                while !done.load(Ordering::Acquire) {
+                    exchange();
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            });
+        });
+        let path = cluster.mnt(home).join("mine");
+        let times = as_user(NOBODY, || {
+            let started = Instant::now();
+            let mut times = 0;
+            while started.elapsed() < Duration::from_secs(2) {
+                times += u32::from(change(&path));
+            }
+            times
+        });
+        done.store(true, Ordering::Release);
+        times
+    });
+    if fs::metadata(at("mine")).expect("stat").ino() != mine {
+        exchange();
+    }
+    times
+}
+
+/// What is done to a file, and whether it could be.
+type Change = dyn Fn(&Path) -> bool + Sync;
+
+#[test]
+fn promise_13_a_file_exchanged_for_ones_own_on_the_pfs_is_neither_changed_nor_read() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().up();
+    for path in [cluster.base().to_path_buf(), cluster.pfs("")] {
+        fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("chmod");
+    }
+    let secret = pattern(1310, 100);
+    let mode = |path: &Path| fs::set_permissions(path, PermissionsExt::from_mode(0o666)).is_ok();
+    let mark =
+        |path: &Path| setxattr(path, "user.mark", b"nobody was here", XattrFlags::empty()).is_ok();
+    let write = |path: &Path| {
+        let file = fs::File::options().append(true).open(path);
+        file.and_then(|mut file| file.write_all(b"more")).is_ok()
+    };
+    let cut = |path: &Path| {
+        let file = fs::File::options().write(true).open(path);
+        file.and_then(|file| file.set_len(0)).is_ok()
+    };
+    let changes: [(&str, &Change); 4] = [
+        ("mode", &mode),
+        ("mark", &mark),
+        ("write", &write),
+        ("cut", &cut),
+    ];
+    for (home, change) in changes {
+        fs::create_dir(cluster.pfs(home)).expect("mkdir");
+        chown(cluster.pfs(home), Some(NOBODY), Some(NOBODY)).expect("chown");
+        let (roots, mine) = (
+            cluster.pfs(home).join("roots"),
+            cluster.pfs(home).join("mine"),
+        );
+        write_file(&roots, secret);
+        fs::set_permissions(&roots, PermissionsExt::from_mode(0o600)).expect("chmod");
+        write_file(&mine, pattern(1311, 50));
+        chown(&mine, Some(NOBODY), Some(NOBODY)).expect("chown");
+        assert!(
+            changes_while_exchanged(&cluster, home, change) > 0,
+            "{home}"
+        );
+        let meta = fs::metadata(&roots).expect("stat");
+        assert_eq!((meta.uid(), meta.mode() & 0o7777), (0, 0o600), "{home}");
+        secret.assert_in(&roots);
+        let marks = listxattr(&roots, &mut [0; 100][..]);
+        assert_eq!(marks.expect("attributes"), 0, "{home}");
+        // What was changed in the buffer is drained to where it belongs, or beside what is there.
+        cluster.drain(home);
+        for name in listing(&cluster.pfs(home)) {
+            let path = cluster.pfs(home).join(&name);
+            let is_roots = fs::metadata(&path).expect("stat").uid() == 0;
+            let content = fs::read(&path).expect("read");
+            assert_eq!(content == secret.bytes(), is_roots, "{home}: {name:?}");
+        }
+    }
 }

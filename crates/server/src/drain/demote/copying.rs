@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_namespace::{Copy, Demotion};
 use forebay_tiers::{
@@ -12,8 +13,12 @@ use forebay_types::{Errno, failpoint};
 
 use super::{Failure, on_pfs};
 use crate::base::settings::Verify;
+use crate::buffer::opens::Target;
 use crate::drain::Drain;
 use crate::integrity::atrest::{Looked, Purpose};
+
+/// Who moves an open file may wait for the drain: it is not waited for longer.
+const STILL_OPEN_LIMIT: Duration = Duration::from_millis(100);
 
 /// A copy on the PFS that is not published yet.
 pub(super) struct Made {
@@ -87,7 +92,8 @@ pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Failure> 
     let opened = drain
         .buffer
         .tiers()
-        .open_object(demotion.tier, demotion.file.object);
+        .open_object(demotion.tier, demotion.file.object)
+        .or_else(|error| still_open(drain, demotion, error));
     // What is damaged is not put on the PFS.
     let tier = demotion.tier;
     match drain
@@ -141,6 +147,26 @@ pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Failure> 
         report,
         behind,
     })
+}
+
+/// What somebody has removed from its tier is there as long as a program has it open: an `fsync` of that waits for this
+/// copy. Others have no business with it and meet the error.
+fn still_open(
+    drain: &Drain,
+    demotion: &Demotion,
+    error: std::io::Error,
+) -> std::io::Result<Arc<dyn Object>> {
+    if error.raw_os_error() != Some(libc::ENOENT) {
+        return Err(error);
+    }
+    let open = drain.buffer.opens().by_ino(demotion.file.ino);
+    let target = open.and_then(|open| Some(open.target.try_read_for(STILL_OPEN_LIMIT)?.clone()));
+    match target {
+        Some(Target::Buffer { object, tier, .. }) if tier == demotion.tier && object.is_held() => {
+            Ok(object)
+        }
+        _ => Err(error),
+    }
 }
 
 /// Counts it and says so.

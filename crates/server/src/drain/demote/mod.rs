@@ -80,8 +80,8 @@ pub fn demote_batch(drain: &Drain, objects: &[ObjectId]) {
         sweep(drain, object);
         if drain.buffer.tiers().kind(demotion.tier) == TierKind::Pfs
             && overflow::may_move(drain, &demotion)
+            && overflow::finish(drain, &demotion)
         {
-            overflow::finish(drain, &demotion);
             continue;
         }
         let application = drain

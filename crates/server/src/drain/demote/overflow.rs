@@ -2,24 +2,44 @@
 
 use forebay_namespace::{Copy, Demotion, Placed};
 use forebay_tiers::{CopyReport, FileObject, Object, sums};
-use forebay_types::failpoint;
+use forebay_types::{Errno, failpoint};
 
 use super::copying::give_attributes;
 use super::{Failure, give_up_keeping, on_pfs, settle};
 use crate::drain::Drain;
 
-/// Whether an object in the overflow can become the file on the PFS: nobody has it open, and it has
-/// one name. Others are copied.
+/// Whether an object in the overflow can become the file on the PFS: nobody has it open, it has
+/// one name, and that is in the same file system. Others are copied.
 pub(super) fn may_move(drain: &Drain, demotion: &Demotion) -> bool {
     let file = &demotion.file;
-    file.lock().names.len() == 1 && drain.buffer.opens().by_ino(file.ino).is_none()
+    file.lock().names.len() == 1
+        && drain.buffer.opens().by_ino(file.ino).is_none()
+        && is_same_file_system(drain, demotion)
 }
 
-/// A file that went straight to the PFS: its object becomes the file by a rename.
-pub(super) fn finish(drain: &Drain, demotion: &Demotion) {
-    if let Err(failure) = publish(drain, demotion) {
-        give_up_keeping(drain, demotion, failure);
+/// What cannot be asked is found out by the rename.
+fn is_same_file_system(drain: &Drain, demotion: &Demotion) -> bool {
+    let pfs = drain.ns.pfs();
+    let shelf = drain
+        .buffer
+        .tiers()
+        .overflow_shelf(pfs, demotion.file.object);
+    let from = shelf.and_then(|dir| pfs.stat_dir(&dir));
+    match (from, pfs.stat_dir(&demotion.handle)) {
+        (Ok(from), Ok(to)) => from.id.dev == to.id.dev,
+        _ => true,
     }
+}
+
+/// A file that went straight to the PFS: its object becomes the file by a rename. `false`: it cannot, and nothing has
+/// come of it, as where the directory is mounted from elsewhere in the same file system; then it is to be copied.
+pub(super) fn finish(drain: &Drain, demotion: &Demotion) -> bool {
+    match publish(drain, demotion) {
+        Err(Failure::Error(Errno::EXDEV, _)) if drain.ns.is_settled(demotion) => return false,
+        Err(failure) => give_up_keeping(drain, demotion, failure),
+        Ok(()) => {}
+    }
+    true
 }
 
 fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
@@ -30,10 +50,10 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
     let dir = shelf.map_err(on_pfs("overflow directory"))?;
     let (opened, moved) = match pfs.open_file(&dir, &name, true) {
         // By an earlier try that the PFS has not answered.
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) && drain.ns.has_its_name(demotion)? => {
-            let opened = pfs.open_file(&demotion.handle, &demotion.name, true);
-            (opened, true)
-        }
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => match drain.ns.open_moved(demotion)? {
+            Some(moved) => (Ok(moved), true),
+            None => (Err(e), false),
+        },
         opened => (opened, false),
     };
     let file = FileObject::new(opened.map_err(on_pfs("overflow object"))?);
@@ -104,11 +124,71 @@ mod tests {
     use std::time::Duration;
 
     use forebay_namespace::File;
+    use forebay_testkit::{LoopFs, needs_root};
     use forebay_tiers::TierKind;
     use forebay_types::{Errno, Ino, OpenFlags};
+    use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
     use crate::buffer::tierset::OVERFLOW;
-    use crate::testing::{Lab, create, drain};
+    use crate::testing::{Lab, create, create_in, drain};
+
+    /// What outgrows the buffer in the directory `in` of the PFS.
+    fn outgrow(lab: &Lab) {
+        let rooms = lab.rooms();
+        let dir = rooms.base.ns().lookup(Ino::ROOT, b"in").expect("there");
+        rooms
+            .files
+            .release(create_in(rooms, dir.attr.ino, b"f", &[7; 4 << 20]))
+            .expect("close");
+        let file = rooms.base.ns().lookup(dir.attr.ino, b"f").expect("found");
+        let file = file.file.expect("in the burst buffer");
+        assert_eq!(rooms.buffer.tiers().kind(file.tier()), TierKind::Pfs);
+        drain(rooms);
+        let errors = rooms.base.errors().all();
+        assert_eq!(errors.len(), 0, "{errors:?}");
+        assert!(file.lock().is_unlinked(), "it stays in the overflow");
+        assert_eq!(lab.on_pfs("in/f"), vec![7; 4 << 20]);
+        rooms.files.collect_garbage();
+        assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
+    }
+
+    fn small() -> Lab {
+        let lab = Lab::with(|settings| {
+            settings.ssd[0].capacity_bytes = Some(1 << 20);
+            settings.wait_for_space = Duration::ZERO;
+        });
+        std::fs::create_dir(lab.pfs("in")).expect("mkdir");
+        lab
+    }
+
+    #[test]
+    fn what_outgrows_the_buffer_in_an_inner_file_system_is_copied_there() {
+        if needs_root() {
+            return;
+        }
+        let lab = small();
+        let folder = tempfile::tempdir().expect("temporary directory");
+        let _inner = LoopFs::new(folder.path(), &lab.pfs("in"), 32 << 20);
+        outgrow(&lab);
+    }
+
+    #[test]
+    fn what_cannot_be_renamed_into_a_directory_of_the_same_file_system_is_copied_there() {
+        if needs_root() {
+            return;
+        }
+        struct Bind(std::path::PathBuf);
+        impl Drop for Bind {
+            fn drop(&mut self) {
+                unmount(&self.0, UnmountFlags::DETACH).expect("unmount");
+            }
+        }
+        let lab = small();
+        std::fs::create_dir(lab.pfs("elsewhere")).expect("mkdir");
+        mount_bind(lab.pfs("elsewhere"), lab.pfs("in")).expect("mount");
+        let _bind = Bind(lab.pfs("in"));
+        outgrow(&lab);
+    }
 
     /// A lab with a file that is clean, in the overflow, and could not leave it.
     fn overstaying() -> (Lab, Arc<File>) {

@@ -123,9 +123,11 @@ fn need(orders: &Orders, movement: Movement, visited: &Visited) -> (u64, bool) {
                 .ns
                 .open_dir(&visited.dir)
                 .and_then(|d| Ok(orders.ns.pfs().stat(&d, &visited.name)?));
-            // One of several links stays one file only where it is.
-            let linked = stat.as_ref().is_ok_and(|s| s.nlink > 1);
-            (stat.map_or(0, |s| s.size), !linked)
+            // One of several links stays one file only where it is; and so does what cannot be
+            // replaced there.
+            let stays = |s: &forebay_tiers::PfsStat| s.nlink > 1 || s.keeps_its_place();
+            let stays = stat.as_ref().is_ok_and(stays);
+            (stat.map_or(0, |s| s.size), !stays)
         }
         (None, _) | (Some(_), Movement::StageIn) => (0, false),
         (Some(file), Movement::Prefetch) => {
@@ -189,7 +191,7 @@ fn stage_in(
     }
     let (file, ..) = orders
         .files
-        .bring_in(&visited.dir, &visited.name, false, moved)
+        .bring_in(&visited.dir, &visited.name, None, false, moved)
         .map_err(|errno| match errno {
             Errno::ENOSPC => Failure::new(
                 errno,
