@@ -70,18 +70,6 @@ pub(crate) enum Seen {
     Nothing,
 }
 
-impl Published {
-    /// Stands for an older version that Forebay itself is about to remove: a crash leaves it or not,
-    /// and neither is an outsider's doing. No file has inode number 0.
-    pub(crate) const GOING: Published = Published {
-        ino: 0,
-        btime_ns: 0,
-        size: 0,
-        mtime: TimeSpec { sec: 0, nsec: 0 },
-        ctime: TimeSpec { sec: 0, nsec: 0 },
-    };
-}
-
 impl Namespace {
     /// Compares the PFS with what was published.
     pub(crate) fn look(

@@ -474,8 +474,7 @@ impl Target<'_> {
     /// Whether what came out of an exchange is what was to be replaced. The exchange has moved its ctime, so a
     /// change of attributes since the look does not show.
     pub(crate) fn is_older(&self, stat: &PfsStat) -> bool {
-        self.expected
-            .is_some_and(|older| older == Published::GOING || older.same_content(stat))
+        self.expected.is_some_and(|older| older.same_content(stat))
     }
 }
 
@@ -491,7 +490,7 @@ fn differs(
     is: impl Fn(&Published, &PfsStat) -> bool,
 ) -> Option<ConflictKind> {
     match (found, expected) {
-        (_, Some(Published::GOING)) | (None, None) => None,
+        (None, None) => None,
         (None, Some(older)) if older.is_leaving() => None,
         (None, Some(_)) => Some(ConflictKind::Removed),
         (Some(_), None) => Some(ConflictKind::Taken),

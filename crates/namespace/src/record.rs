@@ -104,6 +104,20 @@ impl Published {
         }
     }
 
+    /// Whether it is the same file, whoever has changed it since. A number alone may be another's after a crash.
+    pub(crate) fn is_same_file(&self, stat: &PfsStat) -> bool {
+        (self.ino, self.btime_ns) == (stat.id.ino, stat.id.btime_ns)
+    }
+
+    /// What is published after a change of names of ours that has moved the ctime, given what the PFS has: what an outsider has made of
+    /// it is not, and the next look finds that.
+    pub(crate) fn after_move(self, found: Option<&PfsStat>) -> Published {
+        match found {
+            Some(stat) if self.same_content(stat) => stat.into(),
+            _ => self,
+        }
+    }
+
     /// Whether it is the same file with the same content, as far as size and mtime tell. Links,
     /// renames and changes of attributes, ours too, move the ctime only.
     pub(crate) fn same_content(&self, stat: &PfsStat) -> bool {
@@ -345,8 +359,8 @@ pub struct RenameIntent {
     pub from: (DirKey, Vec<u8>),
     /// New place.
     pub to: (DirKey, Vec<u8>),
-    /// Inode number on the PFS of what moves: tells after a crash whether it has moved.
-    pub pfs_ino: u64,
+    /// What moves, as the PFS had it: its identity tells after a crash whether it has moved.
+    pub moving: Published,
     /// The file that moves, if it is in the burst buffer.
     pub file: Option<ObjectId>,
     /// The directory that moves, if it has a record.
@@ -365,10 +379,10 @@ pub struct ExchangeIntent {
     pub a: PlaceKey,
     /// The other.
     pub b: PlaceKey,
-    /// Inode number of what the PFS has under `a` before.
-    pub a_pfs_ino: Option<u64>,
-    /// Inode number of what the PFS has under `b` before.
-    pub b_pfs_ino: Option<u64>,
+    /// What the PFS has under `a` before.
+    pub on_pfs_a: Option<Published>,
+    /// What the PFS has under `b` before.
+    pub on_pfs_b: Option<Published>,
 }
 
 /// What happens to one of several links.
@@ -389,11 +403,11 @@ pub enum LinkChange {
 pub struct LinkIntent {
     /// The name.
     pub place: PlaceKey,
-    /// Inode number of what it stands for on the PFS.
-    pub pfs_ino: u64,
+    /// What it stands for on the PFS.
+    pub target: Published,
     /// What happens to it.
     pub change: LinkChange,
-    /// A name on record of the file in the buffer that is published as this inode, if one is.
+    /// A name on record of the file in the buffer that is published as that, if one is.
     pub holder: Option<PlaceKey>,
 }
 

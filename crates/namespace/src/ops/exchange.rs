@@ -20,12 +20,13 @@ impl Namespace {
         if !from_on_pfs && !to_on_pfs {
             return Ok(None);
         }
-        let ino = |end: &End, on_pfs: bool| end.stat.filter(|_| on_pfs).map(|stat| stat.id.ino);
+        let had =
+            |end: &End, on_pfs: bool| end.stat.filter(|_| on_pfs).map(|s| Published::from(&s));
         let intent = Intent::Exchange(ExchangeIntent {
             a: from.key(),
             b: to.key(),
-            a_pfs_ino: ino(from, from_on_pfs),
-            b_pfs_ino: ino(to, to_on_pfs),
+            on_pfs_a: had(from, from_on_pfs),
+            on_pfs_b: had(to, to_on_pfs),
         });
         let mut batch = Batch::new();
         self.put_dirs(&mut batch, &from.dir)?;

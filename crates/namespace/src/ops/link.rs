@@ -154,7 +154,7 @@ impl Namespace {
         }
         let intent = Intent::Link(LinkIntent {
             place: (dir.key, name.to_vec()),
-            pfs_ino: published.ino,
+            target: published,
             change: LinkChange::Added,
             holder: Some((first_dir.key, first_name.to_vec())),
         });

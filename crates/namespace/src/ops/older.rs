@@ -32,8 +32,9 @@ impl Namespace {
         };
         let handle = self.open_dir(&dir)?;
         let found = self.stat_if_there(&handle, &name)?;
-        if found.is_some_and(|stat| stat.id.ino == older.ino) {
-            self.begin_unlink_of_older(file)?;
+        if let Some(stat) = found.filter(|stat| older.is_same_file(stat)) {
+            // As who has it open has left it.
+            self.begin_unlink_of_older(file, (&stat).into())?;
             self.unlink_if_there(&handle, &name)?;
             failpoint::hit(failpoint::Point::OlderGone);
         }

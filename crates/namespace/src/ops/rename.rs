@@ -223,13 +223,13 @@ impl Namespace {
                 let ours = published.is_some_and(|p| match state.names.len() {
                     1 => p.is(stat),
                     // Its links are made and removed one after the other.
-                    _ => p.ino == stat.id.ino,
+                    _ => p.is_same_file(stat),
                 });
                 if !ours && state.residency.clean {
                     // The copy is outdated; it is dropped, and what the PFS has is renamed.
                     return Err(Errno::EAGAIN.into());
                 }
-                !ours && published != Some(Published::GOING)
+                !ours
             }
             _ => false,
         };
@@ -404,7 +404,7 @@ impl Namespace {
         let intent = RenameIntent {
             from: (from.dir.key, from.name.to_vec()),
             to: (to.dir.key, to.name.to_vec()),
-            pfs_ino: stat.id.ino,
+            moving: stat.into(),
             file: from.file.as_ref().map(|f| f.object),
             dir: dir_key,
             replaced: to.file.as_ref().map(|f| f.object),

@@ -28,7 +28,7 @@ pub(crate) fn settle(ns: &Namespace, sequence: u64, intent: &Intent) -> Result<(
 /// If the PFS shows the moved thing under its new name, the records follow.
 fn settle_rename(ns: &Namespace, batch: &mut Batch, intent: &RenameIntent) -> Result<(), NsError> {
     let found = found(ns, &intent.to)?;
-    if found.is_some_and(|stat| stat.id.ino == intent.pfs_ino) {
+    if found.is_some_and(|stat| intent.moving.is_same_file(&stat)) {
         // First, while the name still stands for it.
         if let Some(object) = intent.replaced {
             settle_replaced(ns, batch, object, intent)?;

@@ -65,8 +65,12 @@ fn run(case: &Case) -> Result<(), String> {
 #[test]
 fn what_an_outsider_changes_between_a_kill_and_the_next_start_stays() {
     let named = |point: &&Point| {
-        let name = point.name();
-        name.starts_with("Demote") || name.starts_with("Overflow")
+        let of_drains_and_names = [
+            "Demote", "Overflow", "Rename", "Exchange", "Link", "Unlink", "Older",
+        ];
+        of_drains_and_names
+            .iter()
+            .any(|start| point.name().starts_with(start))
     };
     let points = Point::ALL.iter().filter(named);
     let cases: Vec<Case> = points
