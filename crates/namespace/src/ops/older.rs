@@ -70,8 +70,7 @@ impl Namespace {
     /// tell, that must not look like an outsider's doing; where it has something else, it is one.
     pub(crate) fn follow(&self, published: Published, handle: &PfsDir, name: &[u8]) -> Published {
         match self.stat_if_there(handle, name) {
-            Ok(Some(stat)) if published.same_content(&stat) => (&stat).into(),
-            Ok(_) => published,
+            Ok(found) => published.after_move(found.as_ref()),
             Err(error) => {
                 tracing::debug!("{}: its new ctime: {error}", name.escape_ascii());
                 published.with_ctime_moved()

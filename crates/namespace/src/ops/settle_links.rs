@@ -141,7 +141,7 @@ fn replace_link(
     };
     match here {
         None => {}
-        Some(stat) if intent.target.same_content(&stat) => {
+        Some(stat) if intent.target.same_but_ctime(&stat) => {
             ns.unlink_if_there(&ns.open_dir(&dir)?, &intent.place.1)?;
         }
         Some(_) => return Ok(()),

@@ -10,7 +10,7 @@ use forebay_wire::XattrMode;
 
 use crate::acl::{self, Acl};
 use crate::dir::Dir;
-use crate::record::Xattrs;
+use crate::record::{Xattrs, is_kept};
 use crate::table::Node;
 use crate::{File, FileState, Namespace, NsError};
 
@@ -283,9 +283,7 @@ impl Namespace {
         };
         let mut xattrs = Vec::new();
         for attribute in names {
-            let kept =
-                attribute.starts_with(b"user.") || attribute.starts_with(b"system.posix_acl_");
-            if kept {
+            if is_kept(&attribute) {
                 let value = self.pfs.get_xattr(&handle, name, &attribute)?;
                 xattrs.push((attribute, value));
             }
