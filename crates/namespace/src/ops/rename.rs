@@ -138,6 +138,14 @@ impl Namespace {
         }
         let orders = self.orders(&from_dir, &to_dir)?;
         let files = (from_dir.child(name), to_dir.child(new_name));
+        let moving = match mode {
+            RenameMode::Exchange => files.0.as_ref().or(files.1.as_ref()),
+            _ => files.0.as_ref(),
+        };
+        if from_dir.key.dev != to_dir.key.dev && moving.is_some() {
+            // As the PFS says once it is there: whether it works does not depend on how far the drain has come.
+            return Err(Errno::EXDEV.into());
+        }
         let _namings = self.namings(files.0.as_ref(), files.1.as_ref())?;
         for file in [&files.0, &files.1].into_iter().flatten() {
             if file.lock().unsettled {

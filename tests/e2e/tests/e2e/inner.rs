@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
 use forebay_testkit::{Cluster, LoopFs, listing, needs_root, pattern, write_file};
 
@@ -90,4 +91,37 @@ fn bad_input_file_system_inside_the_pfs_that_is_not_mounted() {
     cluster.start();
     cluster.drain("");
     pattern(7, 100).assert_in(&cluster.pfs("proj-a/run/f"));
+}
+
+#[test]
+fn promise_1_names_of_a_file_stay_in_its_file_system() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+    fs::create_dir(cluster.pfs("inner")).expect("mkdir");
+    let _inner = LoopFs::new(cluster.base(), &cluster.pfs("inner"), 16 << 20);
+    let (f, g) = (cluster.mnt("f"), cluster.mnt("inner/g"));
+    write_file(&f, pattern(9, 5000));
+    let refused = |done: std::io::Result<()>, what: &str| {
+        let kind = done.expect_err(what).kind();
+        assert_eq!(kind, std::io::ErrorKind::CrossesDevices, "{what}");
+    };
+    for state in ["undrained", "drained"] {
+        refused(fs::hard_link(&f, &g), state);
+        refused(fs::rename(&f, &g), state);
+        let second = cluster.mnt(format!("second-{state}"));
+        fs::hard_link(&f, &second).expect("link");
+        refused(fs::rename(&second, &g), state);
+        cluster.drain("");
+    }
+    // As programs do then.
+    let moved = Command::new("mv").args([&f, &g]).status().expect("mv");
+    assert!(moved.success());
+    cluster.down(&["--drain"]).ok();
+    pattern(9, 5000).assert_in(&cluster.pfs("inner/g"));
+    for state in ["undrained", "drained"] {
+        pattern(9, 5000).assert_in(&cluster.pfs(format!("second-{state}")));
+    }
+    assert!(!cluster.pfs("f").exists());
 }
