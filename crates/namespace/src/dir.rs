@@ -10,7 +10,7 @@ use forebay_types::{Errno, Ino};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::NsError;
-use crate::devices::Devices;
+use crate::devices::{Devices, Met};
 use crate::file::File;
 use crate::record::DirKey;
 use crate::times::DirTimes;
@@ -324,8 +324,10 @@ impl Handles {
             },
         };
         let stat = pfs.stat_dir(&opened)?;
-        if devices.key_at(parent.key, &name, stat.id) != dir.key {
-            return Err(Errno::ESTALE.into());
+        let fs = || Ok(pfs.fs_id(&opened)?);
+        match devices.key_at((parent.key, &name), stat.id, &fs)? {
+            Met::Known(key) if key == dir.key => {}
+            _ => return Err(Errno::ESTALE.into()),
         }
         dir.learn(&stat);
         *dir.handle.lock() = Some(opened.clone());

@@ -108,7 +108,7 @@ impl Namespace {
         let root_stat = pfs.stat_dir(pfs.root())?;
         let root_dev = root_stat.id.dev;
         let store = Log::new(store);
-        let devices = Devices::load(&store, root_dev)?;
+        let devices = Devices::load(&store, root_dev, pfs.fs_id(pfs.root())?)?;
         let root_key = devices.key(root_stat.id);
         let root = Arc::new(Dir::new(root_key, Ino::ROOT, None));
         root.persisted.store(true, Ordering::Release);
@@ -330,7 +330,7 @@ impl Namespace {
 
     /// The one `Dir` for a directory of the PFS, corrected if it is found at another place.
     pub(crate) fn intern_dir(&self, id: PfsId, parent: &Arc<Dir>, name: &[u8]) -> Arc<Dir> {
-        let key = self.key_below(parent.key, name, id);
+        let key = self.key_below(parent, name, id);
         self.intern_key(key, parent, name)
     }
 

@@ -41,7 +41,7 @@ pub use identity::{Identity, IdentityError, ParentKey};
 pub use memory::MachineMemory;
 pub use null::NullTier;
 pub use object::{Allocate, Object, ObjectStat, Seek};
-pub use pfs::{FlushTogether, PfsDir, PfsEntry, PfsId, PfsStat, PfsTree, RenameMode};
+pub use pfs::{FlushTogether, FsId, PfsDir, PfsEntry, PfsId, PfsStat, PfsTree, RenameMode};
 pub use publish::{Appearance, MetadataWarning, apply_metadata};
 pub use pulse::Pulse;
 pub use refresh::refresh;
