@@ -104,6 +104,7 @@ setup_test() {
     need setfattr attr
     need setfacl acl
     need mkfs.xfs xfsprogs
+    need mkfs.btrfs btrfs-progs
     need fio fio
     need faketime faketime
     need script bsdutils

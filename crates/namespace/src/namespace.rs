@@ -108,7 +108,7 @@ impl Namespace {
         let root_stat = pfs.stat_dir(pfs.root())?;
         let root_dev = root_stat.id.dev;
         let store = Log::new(store);
-        let devices = Devices::load(&store, root_dev)?;
+        let devices = Devices::load(&store, root_dev, pfs.fs_id(pfs.root())?)?;
         let root_key = devices.key(root_stat.id);
         let root = Arc::new(Dir::new(root_key, Ino::ROOT, None));
         root.mark_persisted();
@@ -317,7 +317,11 @@ impl Namespace {
 
     /// The one `Dir` for a directory of the PFS, corrected if it is found at another place.
     pub(crate) fn intern_dir(&self, id: PfsId, parent: &Arc<Dir>, name: &[u8]) -> Arc<Dir> {
-        let key = self.devices.meet(&self.store, parent.key, name, id);
+        let fs = || {
+            let dir = self.pfs.open_dir(&self.open_dir(parent)?, name)?;
+            Ok(self.pfs.fs_id(&dir)?)
+        };
+        let key = self.devices.meet(&self.store, (parent.key, name), id, &fs);
         self.intern_key(key, parent, name)
     }
 

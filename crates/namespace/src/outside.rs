@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use forebay_tiers::{PfsDir, PfsStat};
-use forebay_types::{Errno, RenameMode, TimeSpec};
+use forebay_types::{Errno, RenameMode};
 
 use crate::conflict::{Conflict, ConflictKind, conflict_names};
 use crate::record::Published;
@@ -23,18 +23,6 @@ pub(crate) enum Seen {
     Foreign(PfsStat),
     /// Nothing.
     Nothing,
-}
-
-impl Published {
-    /// Stands for an older version that Forebay itself is about to remove: a crash leaves it or not,
-    /// and neither is an outsider's doing. No file has inode number 0.
-    pub(crate) const GOING: Published = Published {
-        ino: 0,
-        btime_ns: 0,
-        size: 0,
-        mtime: TimeSpec { sec: 0, nsec: 0 },
-        ctime: TimeSpec { sec: 0, nsec: 0 },
-    };
 }
 
 impl Namespace {

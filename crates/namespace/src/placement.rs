@@ -347,7 +347,7 @@ impl Namespace {
             return Ok(Named::Placed);
         }
         // Links made and removed one after the other change the ctime of all.
-        if let Some(kind) = differs(found.as_ref(), target.expected, Published::same_content) {
+        if let Some(kind) = differs(found.as_ref(), target.expected, Published::same_but_ctime) {
             return Ok(Named::Foreign(kind));
         }
         let name = match found {
@@ -467,16 +467,16 @@ impl Namespace {
 
 impl Target<'_> {
     /// Whether what came out of an exchange is what was to be replaced. The exchange has moved its ctime, so a
-    /// change of attributes since the look does not show.
+    /// change of attributes, other than mode and owner, since the look does not show.
     pub(crate) fn is_older(&self, stat: &PfsStat) -> bool {
         self.expected
-            .is_some_and(|older| older == Published::GOING || older.same_content(stat))
+            .is_some_and(|older| older.same_but_ctime(stat))
     }
 }
 
 /// What is published of a copy by its name: what an outsider has made of it since is not, and the next look finds that.
 fn since_named(copied: Option<Published>, stat: &PfsStat) -> Published {
-    copied.map_or_else(|| stat.into(), |copied| copied.after_ours(stat, None))
+    copied.map_or_else(|| stat.into(), |copied| copied.after_move(Some(stat)))
 }
 
 /// Why what is under a name is not what was published there.
@@ -486,7 +486,7 @@ fn differs(
     is: impl Fn(&Published, &PfsStat) -> bool,
 ) -> Option<ConflictKind> {
     match (found, expected) {
-        (_, Some(Published::GOING)) | (None, None) => None,
+        (None, None) => None,
         (None, Some(older)) if older.is_leaving() => None,
         (None, Some(_)) => Some(ConflictKind::Removed),
         (Some(_), None) => Some(ConflictKind::Taken),

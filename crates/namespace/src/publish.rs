@@ -10,7 +10,7 @@ use forebay_types::{Errno, Generation, TierId, failpoint};
 use forebay_kv::Durability;
 
 use crate::namespace::save::Beside;
-use crate::record::{Meta, Temporary};
+use crate::record::{Meta, Temporary, xattrs_crc};
 use crate::tree::Dir;
 use crate::tree::transition::Unconfirmed;
 use crate::tree::{File, FileState};
@@ -118,7 +118,8 @@ impl Namespace {
     }
 
     /// Records the finished copies, so that after a crash it is known whose they are, and whether an outsider has changed them since.
-    /// `copies`: what each is on the PFS, with the time of its file or before it gets that. The failures are by position.
+    /// `copies`: what each is on the PFS, with mode and owner of its file, and with its time or before it gets that. The failures are by
+    /// position.
     pub fn note_temporaries(&self, copies: &[(&Demotion, PfsStat)]) -> Vec<(usize, NsError)> {
         let files: Vec<_> = copies.iter().map(|(demotion, _)| &demotion.file).collect();
         let mut change = |at: usize, state: &mut FileState| {
@@ -129,6 +130,8 @@ impl Namespace {
                 btime_ns: stat.id.btime_ns,
                 size: stat.size,
                 mtime: demotion.meta.mtime,
+                looks: stat.into(),
+                xattrs_crc: xattrs_crc(&demotion.xattrs),
             });
             true
         };

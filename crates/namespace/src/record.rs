@@ -12,7 +12,7 @@
 //!
 //! Records are written whole, so a file is always as one transaction left it.
 
-use forebay_tiers::{PIECES_MAX, PfsId, PfsStat, Sums};
+use forebay_tiers::{PIECES_MAX, PfsId, PfsStat, Sums, crc32c_update};
 use forebay_types::{Generation, Ino, ObjectId, SetTime, TierId, TimeSpec};
 use serde::{Deserialize, Serialize};
 
@@ -72,6 +72,29 @@ pub struct Published {
     pub mtime: TimeSpec,
     /// Change time.
     pub ctime: TimeSpec,
+    /// Mode and owner.
+    pub looks: Looks,
+}
+
+/// What a change of mode or owner shows in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Looks {
+    /// Permission bits, 0..=0o7777.
+    pub perm: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+impl From<&PfsStat> for Looks {
+    fn from(stat: &PfsStat) -> Looks {
+        Looks {
+            perm: stat.perm(),
+            uid: stat.uid,
+            gid: stat.gid,
+        }
+    }
 }
 
 /// Whether a time is another as a file system gives it back that keeps fewer digits than its client did before it was asked.
@@ -96,11 +119,31 @@ impl Published {
         nsec: 1,
     };
 
+    /// A change time that nothing has.
+    const NEVER: TimeSpec = TimeSpec {
+        sec: i64::MIN,
+        nsec: 2,
+    };
+
     /// Whether that is what the PFS has.
     pub fn is(&self, stat: &PfsStat) -> bool {
         match matches!(self.ctime, Published::MOVED | Published::LEAVING) {
-            true => self.same_content(stat),
+            true => self.same_but_ctime(stat),
             false => *self == Published::from(stat),
+        }
+    }
+
+    /// Whether it is the same file, whoever has changed it since. A number alone may be another's after a crash.
+    pub(crate) fn is_same_file(&self, stat: &PfsStat) -> bool {
+        (self.ino, self.btime_ns) == (stat.id.ino, stat.id.btime_ns)
+    }
+
+    /// What is published after a change of names of ours that has moved the ctime, given what the PFS has: what an outsider has made of
+    /// it, or of its mode and owner, is not, and the next look finds that.
+    pub(crate) fn after_move(self, found: Option<&PfsStat>) -> Published {
+        match found {
+            Some(stat) if self.looks == stat.into() => self.after_ours(stat, None),
+            _ => self,
         }
     }
 
@@ -110,6 +153,11 @@ impl Published {
         let now = Published::from(stat);
         (now.ino, now.btime_ns, now.size, now.mtime)
             == (self.ino, self.btime_ns, self.size, self.mtime)
+    }
+
+    /// The same, and nobody has changed its mode or owner either.
+    pub(crate) fn same_but_ctime(&self, stat: &PfsStat) -> bool {
+        self.same_content(stat) && self.looks == stat.into()
     }
 
     /// What the PFS has after a change of ours to attributes, if that is all that has changed; what it had before, where an outsider has
@@ -130,7 +178,7 @@ impl Published {
     }
 
     /// After a change of ours that moves the ctime, of which the PFS has not told the outcome: an outsider's change of
-    /// attributes at the same time does not show.
+    /// attributes, other than mode and owner, at the same time does not show.
     pub(crate) fn with_ctime_moved(self) -> Published {
         let ctime = match self.is_leaving() {
             true => Published::LEAVING,
@@ -143,6 +191,14 @@ impl Published {
     pub(crate) fn leaving(self) -> Published {
         Published {
             ctime: Published::LEAVING,
+            ..self
+        }
+    }
+
+    /// With a change of mode, owner or attributes that is not ours: the next look finds it.
+    pub(crate) fn with_looks_changed(self) -> Published {
+        Published {
+            ctime: Published::NEVER,
             ..self
         }
     }
@@ -160,6 +216,7 @@ impl From<&PfsStat> for Published {
             size: stat.size,
             mtime: stat.mtime,
             ctime: stat.ctime,
+            looks: stat.into(),
         }
     }
 }
@@ -177,15 +234,21 @@ pub struct Temporary {
     pub size: u64,
     /// Modification time of the finished copy.
     pub mtime: TimeSpec,
+    /// Mode and owner of the finished copy.
+    pub looks: Looks,
+    /// Checksum of the extended attributes that it was given.
+    pub xattrs_crc: u32,
 }
 
 impl Temporary {
     /// Whether that is the copy as it was finished.
     pub(crate) fn is_unchanged(&self, stat: &PfsStat) -> bool {
-        self.is(stat) && self.published(stat).same_content(stat)
+        let same = self.published(stat).same_content(stat);
+        self.is(stat) && same && self.looks == stat.into()
     }
 
-    /// What is published once the copy has a name: what an outsider has made of it since is not, and the next look finds that.
+    /// What is published once the copy has a name, whatever its mode, owner and attributes are by now: what an outsider has made of its
+    /// content since is not, and the next look finds that.
     pub(crate) fn published(&self, stat: &PfsStat) -> Published {
         let finished = Published {
             ino: self.ino,
@@ -193,14 +256,36 @@ impl Temporary {
             size: self.size,
             mtime: self.mtime,
             ctime: Published::MOVED,
+            looks: self.looks,
         };
         finished.after_ours(stat, None)
+    }
+
+    /// Whether it has the mode, owner and attributes that it was given.
+    pub(crate) fn has_its_looks(&self, stat: &PfsStat, xattrs: &Xattrs) -> bool {
+        self.looks == stat.into() && self.xattrs_crc == xattrs_crc(xattrs)
     }
 
     /// Whether that is the copy, whatever it is called.
     pub(crate) fn is(&self, stat: &PfsStat) -> bool {
         (self.ino, self.btime_ns) == (stat.id.ino, stat.id.btime_ns)
     }
+}
+
+/// Checksum of the attributes that are kept, in whatever order.
+pub(crate) fn xattrs_crc(xattrs: &Xattrs) -> u32 {
+    let mut kept: Vec<_> = xattrs.iter().filter(|(name, _)| is_kept(name)).collect();
+    kept.sort();
+    kept.iter().fold(0, |crc, (name, value)| {
+        let lengths = [name.len(), value.len()].map(usize::to_le_bytes);
+        let parts = [&lengths[0][..], &lengths[1], name, value];
+        parts.iter().fold(crc, |crc, part| crc32c_update(crc, part))
+    })
+}
+
+/// Whether an attribute of this name is brought in from the PFS; others may be the PFS's own.
+pub(crate) fn is_kept(attribute: &[u8]) -> bool {
+    attribute.starts_with(b"user.") || attribute.starts_with(b"system.posix_acl_")
 }
 
 /// A name under which the PFS has not the version that is published: it is not linked there yet.
@@ -345,8 +430,8 @@ pub struct RenameIntent {
     pub from: (DirKey, Vec<u8>),
     /// New place.
     pub to: (DirKey, Vec<u8>),
-    /// Inode number on the PFS of what moves: tells after a crash whether it has moved.
-    pub pfs_ino: u64,
+    /// What moves, as the PFS had it: its identity tells after a crash whether it has moved.
+    pub moving: Published,
     /// The file that moves, if it is in the burst buffer.
     pub file: Option<ObjectId>,
     /// The directory that moves, if it has a record.
@@ -365,10 +450,10 @@ pub struct ExchangeIntent {
     pub a: PlaceKey,
     /// The other.
     pub b: PlaceKey,
-    /// Inode number of what the PFS has under `a` before.
-    pub a_pfs_ino: Option<u64>,
-    /// Inode number of what the PFS has under `b` before.
-    pub b_pfs_ino: Option<u64>,
+    /// What the PFS has under `a` before.
+    pub on_pfs_a: Option<Published>,
+    /// What the PFS has under `b` before.
+    pub on_pfs_b: Option<Published>,
 }
 
 /// What happens to one of several links.
@@ -389,11 +474,11 @@ pub enum LinkChange {
 pub struct LinkIntent {
     /// The name.
     pub place: PlaceKey,
-    /// Inode number of what it stands for on the PFS.
-    pub pfs_ino: u64,
+    /// What it stands for on the PFS.
+    pub target: Published,
     /// What happens to it.
     pub change: LinkChange,
-    /// A name on record of the file in the buffer that is published as this inode, if one is.
+    /// A name on record of the file in the buffer that is published as that, if one is.
     pub holder: Option<PlaceKey>,
 }
 

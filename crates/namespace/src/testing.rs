@@ -97,7 +97,8 @@ pub fn records(root: DirKey) -> Vec<(Vec<u8>, Vec<u8>)> {
             written(record::encode(&64u64)),
         ),
     ];
-    let intents = intents(place(b"rank-0"), place(b"rank-1"), dir);
+    let published = file(dir).residency.published.expect("published");
+    let intents = intents(place(b"rank-0"), place(b"rank-1"), dir, published);
     all.extend(
         (1..)
             .zip(intents)
@@ -111,12 +112,18 @@ fn file(dir: DirKey) -> FileRecord {
         sec: 1_700_000_000,
         nsec: 5,
     };
+    let looks = Looks {
+        perm: 0o640,
+        uid: 1000,
+        gid: 100,
+    };
     let published = Published {
         ino: 90,
         btime_ns: 91,
         size: 92,
         mtime: time,
         ctime: time,
+        looks,
     };
     let temporary = Temporary {
         generation: Generation(3),
@@ -124,6 +131,8 @@ fn file(dir: DirKey) -> FileRecord {
         btime_ns: 94,
         size: 95,
         mtime: time,
+        looks,
+        xattrs_crc: 96,
     };
     FileRecord {
         ino: Ino(Ino::FIRST_BORN + 1),
@@ -161,11 +170,11 @@ fn file(dir: DirKey) -> FileRecord {
     }
 }
 
-fn intents(from: PlaceKey, to: PlaceKey, dir: DirKey) -> Vec<Intent> {
+fn intents(from: PlaceKey, to: PlaceKey, dir: DirKey, published: Published) -> Vec<Intent> {
     let link = |change| {
         Intent::Link(LinkIntent {
             place: from.clone(),
-            pfs_ino: 90,
+            target: published,
             change,
             holder: Some(to.clone()),
         })
@@ -174,7 +183,7 @@ fn intents(from: PlaceKey, to: PlaceKey, dir: DirKey) -> Vec<Intent> {
         Intent::Rename(RenameIntent {
             from: from.clone(),
             to: to.clone(),
-            pfs_ino: 90,
+            moving: published,
             file: Some(ObjectId(5)),
             dir: Some(dir),
             replaced: None,
@@ -182,8 +191,8 @@ fn intents(from: PlaceKey, to: PlaceKey, dir: DirKey) -> Vec<Intent> {
         Intent::Exchange(ExchangeIntent {
             a: from.clone(),
             b: to.clone(),
-            a_pfs_ino: Some(90),
-            b_pfs_ino: None,
+            on_pfs_a: Some(published),
+            on_pfs_b: None,
         }),
         link(LinkChange::Added),
         link(LinkChange::Removed),

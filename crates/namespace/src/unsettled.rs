@@ -9,7 +9,7 @@ use forebay_types::{Errno, failpoint};
 
 use crate::conflict::{CONFLICT_INFIX, Conflict, ConflictKind};
 use crate::placement::Target;
-use crate::record::Temporary;
+use crate::record::{Published, Temporary};
 use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
@@ -133,11 +133,48 @@ impl Namespace {
         };
         let published = ours.published(&stat);
         match first {
-            true => file.lock().first_is_placed(published),
+            true => {
+                let published = self.take_looks(file, ours, (dir, &name), published)?;
+                file.lock().first_is_placed(published);
+            }
             false if file.lock().is_published_as(ours) => file.lock().set_placed(dir, &name),
             false => file.lock().set_unplaced(dir, &name, Some(published)),
         }
         Ok(true)
+    }
+
+    /// The copy has a name, as `published`. Mode, owner and attributes that an outsider has given it since are the file's, unless that has
+    /// been changed itself meanwhile: then the next drain finds them, as it does at any other time.
+    fn take_looks(
+        &self,
+        file: &File,
+        ours: Temporary,
+        (dir, name): (&Arc<Dir>, &[u8]),
+        published: Published,
+    ) -> Result<Published, NsError> {
+        let node = match self.pfs.node(&self.open_dir(dir)?, name) {
+            Ok(node) => node,
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(published),
+            Err(error) => return Err(error.into()),
+        };
+        let xattrs = self.load_xattrs(&node)?;
+        let Some(stat) = self.stat_if_there(&self.open_dir(dir)?, name)? else {
+            return Ok(published);
+        };
+        if !published.is(&stat) || ours.has_its_looks(&stat, &xattrs) {
+            // Somebody changes it now, or nobody has.
+            return Ok(published);
+        }
+        let mut state = file.lock();
+        if state.residency.generation != ours.generation {
+            return Ok(published.with_looks_changed());
+        }
+        tracing::info!(
+            "{}: mode, owner or attributes were changed on the PFS",
+            dir.path_of(name).escape_ascii()
+        );
+        state.take_looks(published.looks, xattrs);
+        Ok(published)
     }
 
     /// Removes what has the temporary name beside a name: the copy, or the older version that an exchange has put
@@ -200,5 +237,76 @@ impl Namespace {
             }
         }
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use forebay_kv::memory::Memory;
+    use forebay_tiers::PfsTree;
+    use forebay_types::{Cred, Ino, TierId};
+
+    use forebay_types::TimeSpec;
+
+    use super::*;
+    use crate::NewFile;
+    use crate::record::xattrs_crc;
+
+    /// A copy has got its name, the daemon is killed, an outsider gives it another mode, and what the start makes of that: the file's mode,
+    /// and whether the next drain takes what is there for what was published.
+    fn after_a_chmod(changed_since: bool) -> (u16, bool) {
+        let cred = Cred {
+            uid: 0,
+            gid: 0,
+            pid: 0,
+            umask: 0,
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let pfs = PfsTree::open(dir.path()).unwrap();
+        let (ns, _) = Namespace::open(pfs, Box::new(Memory::new()), [7; 16]).unwrap();
+        let (root, gid) = ns.check_free(Ino::ROOT, b"f", &cred).unwrap();
+        let new = NewFile {
+            object: ns.new_object().unwrap(),
+            tier: TierId(2),
+            perm: 0o644,
+            xattrs: Vec::new(),
+            cred,
+            writing: false,
+            born: TimeSpec::now(),
+        };
+        let (_, file) = ns.create(&root, b"f", gid, &new).unwrap();
+        std::fs::write(&path, b"copy").unwrap();
+        set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let handle = ns.open_dir(&root).unwrap();
+        let stat = ns.pfs.stat(&handle, b"f").unwrap();
+        let copy = Temporary {
+            generation: file.lock().residency.generation,
+            ino: stat.id.ino,
+            btime_ns: stat.id.btime_ns,
+            size: stat.size,
+            mtime: stat.mtime,
+            looks: (&stat).into(),
+            xattrs_crc: xattrs_crc(&Vec::new()),
+        };
+        file.lock().residency.temporary = Some(copy);
+        if changed_since {
+            file.lock().changed();
+        }
+        set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        ns.settle_demotion(&file).unwrap();
+        let now = ns.pfs.stat(&handle, b"f").unwrap();
+        let state = file.lock();
+        let published = state.residency.published.unwrap();
+        (state.meta.perm, published.is(&now))
+    }
+
+    #[test]
+    fn a_mode_given_after_the_kill_is_the_files_or_found_by_the_next_drain() {
+        assert_eq!(after_a_chmod(false), (0o600, true));
+        assert_eq!(after_a_chmod(true), (0o644, false));
     }
 }

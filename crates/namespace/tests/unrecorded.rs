@@ -423,3 +423,65 @@ fn a_directory_that_the_pfs_has_removed_is_removed() {
     lab.restart();
     assert_eq!(lab.object("d"), Err(Errno::ENOENT));
 }
+
+impl Lab {
+    /// An outsider writes the file in place on the PFS.
+    fn written_outside(&self, name: &str) {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::File::options().write(true).open(self.pfs(name));
+        let data = b"what an outsider has written";
+        file.and_then(|file| file.write_all_at(data, 0))
+            .expect("write");
+    }
+
+    /// Whether the file that has this name here takes what the PFS has there for what it has published.
+    fn is_known(&self, name: &str) -> bool {
+        let found = self.ns.root().child(name.as_bytes()).expect("here");
+        let published = found.lock().residency.published;
+        let root = self.ns.open_dir(self.ns.root()).expect("root");
+        let stat = self.ns.pfs().stat(&root, name.as_bytes()).expect("there");
+        published.is_some_and(|published| published.is(&stat))
+    }
+}
+
+#[test]
+fn what_an_outsider_writes_after_an_interrupted_exchange_is_not_taken_for_ours() {
+    for written in [&[][..], &["f"], &["g"], &["f", "g"]] {
+        let mut lab = Lab::new();
+        for name in ["f", "g"] {
+            let file = lab.bring_in(Ino::ROOT, name);
+            lab.ns.begin_change(&file, false, true).expect("change");
+        }
+        lab.ns.sync().expect("sync");
+        lab.fail(2);
+        lab.rename("f", "g", RenameMode::Exchange).expect("done");
+        written.iter().for_each(|name| lab.written_outside(name));
+        lab.restart();
+        for name in ["f", "g"] {
+            assert_eq!(
+                lab.is_known(name),
+                !written.contains(&name),
+                "{name} of {written:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_an_outsider_writes_after_an_interrupted_unlink_is_not_taken_for_ours() {
+    for written in [false, true] {
+        let mut lab = Lab::new();
+        let file = lab.bring_in(Ino::ROOT, "f");
+        lab.ns.begin_change(&file, false, true).expect("change");
+        // It is on record that it goes, and then the PFS loses it: for the kill to come between them it is there again.
+        std::fs::hard_link(lab.pfs("f"), lab.pfs("f.kept")).expect("link");
+        lab.fail(2);
+        lab.refused(lab.ns.unlink(Ino::ROOT, b"f").map(drop));
+        std::fs::rename(lab.pfs("f.kept"), lab.pfs("f")).expect("rename");
+        if written {
+            lab.written_outside("f");
+        }
+        lab.restart();
+        assert_eq!(lab.is_known("f"), !written);
+    }
+}

@@ -25,6 +25,6 @@ pub use names::{all_files, listing, os_name};
 pub use process::{Output, as_user, run_bounded};
 pub use program::{bare_command, program, program_for_everybody, without_settings};
 pub use random::{Seed, is_root};
-pub use skip::{needs_file, needs_root, skip};
+pub use skip::{needs_file, needs_program, needs_root, skip};
 pub use tree::{Entry, snapshot};
 pub use wait::{LONG, settle_for_revalidation, wait_until, wait_until_for};

@@ -48,6 +48,17 @@ pub fn needs_file(path: &str) -> bool {
     skipped
 }
 
+/// Likewise what needs this program: `if needs_program("mkfs.btrfs") { return }`.
+#[track_caller]
+pub fn needs_program(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let skipped = !std::env::split_paths(&path).any(|dir| dir.join(name).exists());
+    if skipped {
+        skip(&format!("there is no {name}"));
+    }
+    skipped
+}
+
 /// The name of the test's program, without what cargo has put behind it.
 fn program() -> String {
     let path = std::env::args_os().next().map(PathBuf::from);

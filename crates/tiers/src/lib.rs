@@ -44,7 +44,7 @@ pub use memory::MachineMemory;
 #[cfg(any(test, feature = "testing"))]
 pub use null::NullTier;
 pub use object::{Allocate, Object, ObjectStat, Seek};
-pub use pfs::{FlushTogether, PfsDir, PfsEntry, PfsId, PfsNode, PfsStat, PfsTree};
+pub use pfs::{FlushTogether, FsId, PfsDir, PfsEntry, PfsId, PfsNode, PfsStat, PfsTree};
 pub use publish::{Appearance, MetadataWarning, apply_metadata};
 pub use pulse::Pulse;
 pub use refresh::refresh;

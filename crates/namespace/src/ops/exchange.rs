@@ -18,12 +18,13 @@ impl Namespace {
         if !from_on_pfs && !to_on_pfs {
             return Ok(None);
         }
-        let ino = |end: &End, on_pfs: bool| end.stat.filter(|_| on_pfs).map(|stat| stat.id.ino);
+        let had =
+            |end: &End, on_pfs: bool| end.stat.filter(|_| on_pfs).map(|s| Published::from(&s));
         let intent = Intent::Exchange(ExchangeIntent {
             a: from.key(),
             b: to.key(),
-            a_pfs_ino: ino(from, from_on_pfs),
-            b_pfs_ino: ino(to, to_on_pfs),
+            on_pfs_a: had(from, from_on_pfs),
+            on_pfs_b: had(to, to_on_pfs),
         });
         let mut batch = Batch::new();
         self.put_dirs(&mut batch, &from.dir)?;
@@ -56,7 +57,16 @@ impl Namespace {
         Ok(Some(sequence))
     }
 
+    /// The directory of the PFS that this is.
+    fn dir_at(&self, end: &End) -> Option<Arc<Dir>> {
+        let stat = end.stat.filter(|stat| stat.kind() == FileKind::Directory);
+        let stat = stat.filter(|_| end.file.is_none())?;
+        Some(self.intern_dir(stat.id, &end.dir, &end.name))
+    }
+
     pub(crate) fn exchange(&self, from: &End, to: &End) -> Result<(), NsError> {
+        // While their names still stand for them.
+        let dirs = [from, to].map(|end| self.dir_at(end));
         let sequence = self.exchange_on_pfs(from, to)?;
         let ends = [(from, to), (to, from)].map(|(end, other)| {
             let published = end.file.as_ref().filter(|_| end.on_pfs()).and_then(|file| {
@@ -75,8 +85,8 @@ impl Namespace {
         self.put_dirs(&mut batch, &from.dir)?;
         self.put_dirs(&mut batch, &to.dir)?;
         let mut moved = Vec::new();
-        for (end, other, published) in ends {
-            moved.push(self.exchange_end(&mut batch, end, other, published)?);
+        for ((end, other, published), dir) in ends.into_iter().zip(dirs) {
+            moved.push(self.exchange_end(&mut batch, end, other, published, dir)?);
         }
         let recorded = self.commit(batch);
         if let (Err(_), None) = (&recorded, sequence) {
@@ -115,6 +125,7 @@ impl Namespace {
         end: &End,
         other: &End,
         published: Option<Published>,
+        dir: Option<Arc<Dir>>,
     ) -> Result<Option<Arc<Dir>>, NsError> {
         if let Some(file) = &end.file {
             let mut state = file.lock();
@@ -134,8 +145,7 @@ impl Namespace {
         let Some(stat) = &end.stat else {
             return Ok(None);
         };
-        if stat.kind() == FileKind::Directory {
-            let dir = self.intern_dir(stat.id, &end.dir, &end.name);
+        if let Some(dir) = dir {
             dir.move_to(other.dir.clone(), &other.name);
             if dir.is_persisted() {
                 self.put_dir(batch, &dir)?;

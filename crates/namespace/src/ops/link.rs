@@ -59,6 +59,10 @@ impl Namespace {
         unnamed: Option<FirstName<'_>>,
     ) -> Result<Attr, NsError> {
         let dir = self.dir(parent)?;
+        if file.file_system().is_some_and(|dev| dev != dir.key.dev) {
+            // Its drain could never make the link.
+            return Err(Errno::EXDEV.into());
+        }
         let to = self.open_dir(&dir)?;
         self.revalidate(file)?;
         let _order = dir.order(&self.pfs)?;
@@ -144,7 +148,7 @@ impl Namespace {
         }
         let intent = Intent::Link(LinkIntent {
             place: (dir.key, name.to_vec()),
-            pfs_ino: published.ino,
+            target: published,
             change: LinkChange::Added,
             holder: Some((first_dir.key, first_name.to_vec())),
         });
@@ -197,5 +201,62 @@ impl Namespace {
             Err(error) => tracing::warn!("link {}: {error}", name.escape_ascii()),
         }
         self.follow_links(&mut file.lock());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_kv::memory::Memory;
+    use forebay_types::{Cred, TierId};
+    use forebay_types::{RenameMode, TimeSpec};
+
+    use super::*;
+    use crate::NewFile;
+    use crate::record::DirKey;
+
+    const CRED: Cred = Cred {
+        uid: 0,
+        gid: 0,
+        pid: 0,
+        umask: 0,
+    };
+
+    #[test]
+    fn names_in_two_file_systems_are_refused_whatever_the_drain_has_done() {
+        let top = tempfile::tempdir().unwrap();
+        let pfs = PfsTree::open(top.path()).unwrap();
+        let (ns, _) = Namespace::open(pfs, Box::new(Memory::new()), [7; 16]).unwrap();
+        let (root, gid) = ns.check_free(Ino::ROOT, b"f", &CRED).unwrap();
+        let new = NewFile {
+            object: ns.new_object().unwrap(),
+            tier: TierId(2),
+            perm: 0o644,
+            xattrs: Vec::new(),
+            cred: CRED,
+            writing: false,
+            born: TimeSpec::now(),
+        };
+        let (_, file) = ns.create(&root, b"f", gid, &new).unwrap();
+        // A file system that is mounted in the directory `in`.
+        let key = DirKey { dev: 1, ..root.key };
+        let place = Some((root.clone(), b"in"[..].into()));
+        let inner = Arc::new(Dir::new(key, Ino(1 << 40), place));
+        let node = Node::Dir(inner.clone());
+        ns.table.lock().remember(inner.ino, node);
+        let errno = |done: Result<(), NsError>| done.expect_err("done").errno();
+        let linked = ns.link(file.ino, inner.ino, b"g").map(drop);
+        assert_eq!(errno(linked), Errno::EXDEV);
+        for mode in [
+            RenameMode::Replace,
+            RenameMode::NoReplace,
+            RenameMode::Exchange,
+        ] {
+            let there = ns.rename(Ino::ROOT, b"f", inner.ino, b"g", mode).map(drop);
+            assert_eq!(errno(there), Errno::EXDEV, "{mode:?}");
+        }
+        let back = ns.rename(inner.ino, b"g", Ino::ROOT, b"f", RenameMode::Exchange);
+        assert_eq!(errno(back.map(drop)), Errno::EXDEV);
+        ns.link(file.ino, Ino::ROOT, b"g").unwrap();
+        assert_eq!(file.lock().names.len(), 2);
     }
 }

@@ -35,8 +35,9 @@ impl Namespace {
         };
         let handle = self.open_dir(&dir)?;
         let found = self.stat_if_there(&handle, &name)?;
-        if found.is_some_and(|stat| stat.id.ino == older.ino) {
-            self.begin_unlink_of_older(file)?;
+        if let Some(stat) = found.filter(|stat| older.is_same_file(stat)) {
+            // As who has it open has left it.
+            self.begin_unlink_of_older(file, (&stat).into())?;
             self.unlink_if_there(&handle, &name)?;
             failpoint::hit(failpoint::Point::OlderGone);
         }
@@ -72,8 +73,7 @@ impl Namespace {
     /// tell, that must not look like an outsider's doing; where it has something else, it is one.
     pub(crate) fn follow(&self, published: Published, handle: &PfsDir, name: &[u8]) -> Published {
         match self.stat_if_there(handle, name) {
-            Ok(Some(stat)) if published.same_content(&stat) => (&stat).into(),
-            Ok(_) => published,
+            Ok(found) => published.after_move(found.as_ref()),
             Err(error) => {
                 tracing::debug!("{}: its new ctime: {error}", name.escape_ascii());
                 published.with_ctime_moved()

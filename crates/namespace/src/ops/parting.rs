@@ -17,7 +17,7 @@ pub(super) fn parting(to: &End, stat: &PfsStat) -> Intent {
     });
     Intent::Link(LinkIntent {
         place: to.key(),
-        pfs_ino: stat.id.ino,
+        target: stat.into(),
         change: LinkChange::Replaced,
         holder,
     })

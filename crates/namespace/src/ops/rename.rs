@@ -68,6 +68,14 @@ impl Namespace {
         }
         let orders = self.orders(&from_dir, &to_dir)?;
         let files = (from_dir.child(name), to_dir.child(new_name));
+        let moving = match mode {
+            RenameMode::Exchange => files.0.as_ref().or(files.1.as_ref()),
+            _ => files.0.as_ref(),
+        };
+        if from_dir.key.dev != to_dir.key.dev && moving.is_some() {
+            // As the PFS says once it is there: whether it works does not depend on how far the drain has come.
+            return Err(Errno::EXDEV.into());
+        }
         let _namings = self.namings(files.0.as_ref(), files.1.as_ref())?;
         for file in [&files.0, &files.1].into_iter().flatten() {
             if file.lock().is_unsettled() {
@@ -153,13 +161,13 @@ impl Namespace {
                 let ours = published.is_some_and(|p| match state.names.len() {
                     1 => p.is(stat),
                     // Its links are made and removed one after the other.
-                    _ => p.ino == stat.id.ino,
+                    _ => p.is_same_file(stat),
                 });
                 if !ours && state.residency.clean {
                     // The copy is outdated; it is dropped, and what the PFS has is renamed.
                     return Err(Errno::EAGAIN.into());
                 }
-                !ours && published != Some(Published::GOING)
+                !ours
             }
             // An outsider has removed it since it was looked at: the copy is dropped.
             (Some(file), None) if file.lock().residency.clean => return Err(Errno::EAGAIN.into()),
@@ -336,7 +344,7 @@ impl Namespace {
         let intent = RenameIntent {
             from: (from.dir.key, from.name.to_vec()),
             to: (to.dir.key, to.name.to_vec()),
-            pfs_ino: stat.id.ino,
+            moving: stat.into(),
             file: from.file.as_ref().map(|f| f.object),
             dir: dir_key,
             replaced: to.file.as_ref().map(|f| f.object),

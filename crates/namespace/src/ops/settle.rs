@@ -39,7 +39,7 @@ impl Namespace {
 }
 
 /// After a crash: the records follow what the PFS shows.
-fn settle(ns: &Namespace, sequence: u64, intent: &Intent) -> Result<(), NsError> {
+pub(super) fn settle(ns: &Namespace, sequence: u64, intent: &Intent) -> Result<(), NsError> {
     let mut batch = Batch::new();
     batch.delete(record::intent_key(sequence));
     match intent {
@@ -56,7 +56,7 @@ fn settle(ns: &Namespace, sequence: u64, intent: &Intent) -> Result<(), NsError>
 /// If the PFS shows the moved thing under its new name, the records follow.
 fn settle_rename(ns: &Namespace, batch: &mut Batch, intent: &RenameIntent) -> Result<(), NsError> {
     let found = found(ns, &intent.to)?;
-    if found.is_some_and(|stat| stat.id.ino == intent.pfs_ino) {
+    if found.is_some_and(|stat| intent.moving.is_same_file(&stat)) {
         // First, while the name still stands for it.
         if let Some(object) = intent.replaced {
             settle_replaced(ns, batch, object, intent)?;

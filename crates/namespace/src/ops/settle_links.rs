@@ -6,7 +6,7 @@ use forebay_tiers::PfsStat;
 use forebay_types::{Errno, FileKind};
 
 use crate::log::Batch;
-use crate::record::{ExchangeIntent, LinkChange, LinkIntent, PlaceKey};
+use crate::record::{ExchangeIntent, LinkChange, LinkIntent, PlaceKey, Published};
 use crate::tree::Dir;
 use crate::tree::Place;
 use crate::{File, FileState, Namespace, NsError};
@@ -40,13 +40,11 @@ pub(crate) fn settle_exchange(
     intent: &ExchangeIntent,
 ) -> Result<(), NsError> {
     let (at_a, at_b) = (found(ns, &intent.a)?, found(ns, &intent.b)?);
-    let is = |stat: Option<PfsStat>, ino: u64| stat.is_some_and(|stat| stat.id.ino == ino);
-    let done = match (intent.a_pfs_ino, intent.b_pfs_ino) {
-        (Some(ino), _) => is(at_b, ino),
-        (None, Some(ino)) => is(at_a, ino),
-        (None, None) => false,
+    // Either tells: an outsider may have replaced the other since.
+    let is = |stat: Option<PfsStat>, had: Option<Published>| {
+        had.is_some_and(|had| stat.is_some_and(|stat| had.is_same_file(&stat)))
     };
-    if !done {
+    if !is(at_b, intent.on_pfs_a) && !is(at_a, intent.on_pfs_b) {
         return Ok(());
     }
     let files = [file_at(ns, &intent.a), file_at(ns, &intent.b)];
@@ -58,10 +56,10 @@ pub(crate) fn settle_exchange(
         drop(file.lock());
     }
     let ends = [
-        (&files[0], &intent.a, &intent.b, at_b),
-        (&files[1], &intent.b, &intent.a, at_a),
+        (&files[0], &intent.a, &intent.b, at_b, intent.on_pfs_a),
+        (&files[1], &intent.b, &intent.a, at_a, intent.on_pfs_b),
     ];
-    for (end, from, to, stat) in ends {
+    for (end, from, to, stat, had) in ends {
         let Some(to_dir) = ns.known_dir(to.0) else {
             continue;
         };
@@ -70,9 +68,13 @@ pub(crate) fn settle_exchange(
                 let mut state = file.lock();
                 let old = (dir.clone(), from.1.clone().into_boxed_slice());
                 let new = (to_dir.clone(), to.1.clone().into_boxed_slice());
+                let published = state.expected_at(dir, &from.1);
                 state.rename_name(&old, new);
-                if let (Some(_), Some(stat)) = (state.residency.published, stat) {
-                    state.set_published(Some((&stat).into()));
+                if had.is_none() {
+                    // What the PFS had under the old name went aside, or was an outsider's to remove.
+                    state.lose_published_at(&to_dir, &to.1);
+                } else if state.is_placed(&to_dir, &to.1) {
+                    state.set_published(published.map(|p| p.after_move(stat.as_ref())));
                 }
                 ns.put_dirs(batch, &to_dir)?;
                 ns.put_file(batch, file, &state)?;
@@ -95,7 +97,8 @@ pub(crate) fn settle_link(
     batch: &mut Batch,
     intent: &LinkIntent,
 ) -> Result<(), NsError> {
-    let there = found(ns, &intent.place)?.is_some_and(|stat| stat.id.ino == intent.pfs_ino);
+    let here = found(ns, &intent.place)?;
+    let there = here.is_some_and(|stat| intent.target.is_same_file(&stat));
     let holder = intent.holder.as_ref().and_then(|place| file_at(ns, place));
     match intent.change {
         LinkChange::Added if there => {
@@ -112,29 +115,34 @@ pub(crate) fn settle_link(
                 file.lock().drop_name(dir, &intent.place.1);
             }
         }
-        LinkChange::Replaced => replace_link(ns, batch, intent, there)?,
+        LinkChange::Replaced => replace_link(ns, batch, intent, here)?,
         LinkChange::Added | LinkChange::Removed => {}
     }
     if let Some((_, file)) = holder {
         let mut state = file.lock();
-        follow(ns, &mut state, intent.pfs_ino)?;
+        follow(ns, &mut state, intent.target)?;
         ns.put_file(batch, &file, &state)?;
     }
     Ok(())
 }
 
-/// The name belongs to another file on record: what the PFS still has under it goes.
+/// The name belongs to another file on record: what the PFS still has under it goes. What an outsider has made of that, or put in its
+/// place, stays: the next drain finds it.
 fn replace_link(
     ns: &Namespace,
     batch: &mut Batch,
     intent: &LinkIntent,
-    there: bool,
+    here: Option<PfsStat>,
 ) -> Result<(), NsError> {
     let Some((dir, file)) = file_at(ns, &intent.place) else {
         return Ok(());
     };
-    if there {
-        ns.unlink_if_there(&ns.open_dir(&dir)?, &intent.place.1)?;
+    match here {
+        None => {}
+        Some(stat) if intent.target.same_but_ctime(&stat) => {
+            ns.unlink_if_there(&ns.open_dir(&dir)?, &intent.place.1)?;
+        }
+        Some(_) => return Ok(()),
     }
     let mut state = file.lock();
     state.lose_published_at(&dir, &intent.place.1);
@@ -142,18 +150,137 @@ fn replace_link(
 }
 
 /// A link more or less has changed the ctime; content that somebody else changed shows otherwise.
-fn follow(ns: &Namespace, state: &mut FileState, pfs_ino: u64) -> Result<(), NsError> {
+fn follow(ns: &Namespace, state: &mut FileState, target: Published) -> Result<(), NsError> {
     let placed = |(dir, name): &&Place| state.is_placed(dir, name);
     let place = state.names.iter().find(placed);
     let (Some(published), Some((dir, name))) = (state.residency.published, place) else {
         return Ok(());
     };
     let place = (dir.key, name.to_vec());
-    if let Some(stat) = found(ns, &place)?
-        && published.ino == pfs_ino
-        && (stat.id.ino, stat.size, stat.mtime) == (pfs_ino, published.size, published.mtime)
-    {
-        state.set_published(Some((&stat).into()));
+    if (published.ino, published.btime_ns) == (target.ino, target.btime_ns) {
+        let found = found(ns, &place)?;
+        state.set_published(Some(published.after_move(found.as_ref())));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_kv::memory::Memory;
+    use forebay_tiers::PfsTree;
+    use forebay_types::{Cred, Ino, TierId};
+
+    use forebay_types::TimeSpec;
+
+    use super::*;
+    use crate::NewFile;
+
+    const CRED: Cred = Cred {
+        uid: 0,
+        gid: 0,
+        pid: 0,
+        umask: 0,
+    };
+
+    fn namespace() -> (tempfile::TempDir, Namespace) {
+        let dir = tempfile::tempdir().unwrap();
+        let pfs = PfsTree::open(dir.path()).unwrap();
+        let (ns, _) = Namespace::open(pfs, Box::new(Memory::new()), [7; 16]).unwrap();
+        (dir, ns)
+    }
+
+    /// A file that is in the burst buffer only.
+    fn create(ns: &Namespace, name: &str) -> Arc<File> {
+        let (dir, gid) = ns.check_free(Ino::ROOT, name.as_bytes(), &CRED).unwrap();
+        let new = NewFile {
+            object: ns.new_object().unwrap(),
+            tier: TierId(2),
+            perm: 0o644,
+            xattrs: Vec::new(),
+            cred: CRED,
+            writing: false,
+            born: TimeSpec::now(),
+        };
+        ns.create(&dir, name.as_bytes(), gid, &new).unwrap().1
+    }
+
+    fn published(ns: &Namespace, name: &str) -> Published {
+        let root = ns.open_dir(ns.root()).unwrap();
+        (&ns.pfs.stat(&root, name.as_bytes()).unwrap()).into()
+    }
+
+    /// The same number, another file: it was reused.
+    fn reused(published: Published) -> Published {
+        Published {
+            btime_ns: published.btime_ns + 1,
+            ..published
+        }
+    }
+
+    fn place(ns: &Namespace, name: &str) -> PlaceKey {
+        (ns.root().key, name.into())
+    }
+
+    #[test]
+    fn a_start_unlinks_a_replaced_link_only_as_it_was() {
+        let (dir, ns) = namespace();
+        let file = create(&ns, "f");
+        std::fs::write(dir.path().join("f"), b"older").unwrap();
+        let older = published(&ns, "f");
+        let written = Published {
+            size: older.size + 1,
+            ..older
+        };
+        for (target, goes) in [(reused(older), false), (written, false), (older, true)] {
+            file.lock().set_published(Some(target));
+            let intent = LinkIntent {
+                place: place(&ns, "f"),
+                target,
+                change: LinkChange::Replaced,
+                holder: None,
+            };
+            settle_link(&ns, &mut Batch::new(), &intent).unwrap();
+            assert_eq!(dir.path().join("f").exists(), !goes, "{target:?}");
+            let expected = (!goes).then_some(target);
+            assert_eq!(file.lock().residency.published, expected);
+        }
+    }
+
+    #[test]
+    fn a_number_that_was_reused_since_the_kill_is_no_name_of_ours() {
+        let (dir, ns) = namespace();
+        let file = create(&ns, "f");
+        for name in ["f", "g"] {
+            std::fs::write(dir.path().join(name), name).unwrap();
+        }
+        let [f, g] = ["f", "g"].map(|name| published(&ns, name));
+        file.lock().set_published(Some(f));
+        let link = LinkIntent {
+            place: place(&ns, "g"),
+            target: reused(g),
+            change: LinkChange::Added,
+            holder: Some(place(&ns, "f")),
+        };
+        settle_link(&ns, &mut Batch::new(), &link).unwrap();
+        assert_eq!(file.lock().names.len(), 1, "linked");
+        let exchange = ExchangeIntent {
+            a: place(&ns, "f"),
+            b: place(&ns, "g"),
+            on_pfs_a: Some(reused(g)),
+            on_pfs_b: Some(reused(f)),
+        };
+        settle_exchange(&ns, &mut Batch::new(), &exchange).unwrap();
+        assert!(ns.root().child(b"g").is_none(), "exchanged");
+        let rename = crate::record::RenameIntent {
+            from: place(&ns, "f"),
+            to: place(&ns, "g"),
+            moving: reused(g),
+            file: Some(file.object),
+            dir: None,
+            replaced: None,
+        };
+        let renamed = crate::record::Intent::Rename(rename);
+        crate::ops::settle::settle(&ns, 1, &renamed).unwrap();
+        assert!(ns.root().child(b"g").is_none(), "renamed");
+    }
 }

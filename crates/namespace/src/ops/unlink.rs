@@ -66,7 +66,7 @@ impl Namespace {
                 let place = (dir.key, name.to_vec());
                 let intent = Intent::Link(LinkIntent {
                     place: place.clone(),
-                    pfs_ino: published.ino,
+                    target: published,
                     change: LinkChange::Removed,
                     holder: Some(place),
                 });
@@ -138,16 +138,15 @@ impl Namespace {
             (state.is_dirty(), state.names.len() > 1)
         };
         if dirty {
-            let known = published == Published::GOING;
             match self.look(&handle, name, published)? {
                 Seen::Nothing => return Ok(false),
-                Seen::Foreign(stat) if !known && !published.same_content(&stat) => {
+                Seen::Foreign(stat) if !published.same_content(&stat) => {
                     return Ok(false);
                 }
                 _ => {}
             }
             if !several {
-                self.begin_unlink_of_older(file)?;
+                self.begin_unlink_of_older(file, published)?;
             }
         }
         let removed = self.pfs.unlink(&handle, name);
@@ -167,9 +166,13 @@ impl Namespace {
     }
 
     /// After a crash it must not look as if somebody else had removed it.
-    pub(crate) fn begin_unlink_of_older(&self, file: &File) -> Result<(), NsError> {
+    pub(crate) fn begin_unlink_of_older(
+        &self,
+        file: &File,
+        older: Published,
+    ) -> Result<(), NsError> {
         let mut state = file.lock();
-        state.set_published(Some(Published::GOING));
+        state.set_published(Some(older.leaving()));
         self.save(file, &state, Durability::Synced)?;
         failpoint::hit(failpoint::Point::OlderGoing);
         Ok(())

@@ -8,7 +8,7 @@ use forebay_tiers::PfsNode;
 use forebay_types::{Cred, Errno, Ino, XattrMode, failpoint, limits};
 
 use crate::acl::{self, Acl};
-use crate::record::Xattrs;
+use crate::record::{Xattrs, is_kept};
 use crate::table::Node;
 use crate::tree::Dir;
 use crate::{File, FileState, Namespace, NsError};
@@ -261,9 +261,7 @@ impl Namespace {
         };
         let mut xattrs = Vec::new();
         for attribute in names {
-            let kept =
-                attribute.starts_with(b"user.") || attribute.starts_with(b"system.posix_acl_");
-            if kept {
+            if is_kept(&attribute) {
                 let value = self.pfs.get_xattr(node, &attribute)?;
                 xattrs.push((attribute, value));
             }

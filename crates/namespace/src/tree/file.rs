@@ -63,6 +63,13 @@ impl File {
         }
     }
 
+    /// Ordinal of the file system that its names are in, or would be; all of them are in one.
+    pub(crate) fn file_system(&self) -> Option<u64> {
+        let state = self.lock();
+        let named = state.names.first().map(|(dir, _)| dir);
+        named.or(state.unnamed.as_ref()).map(|dir| dir.key.dev)
+    }
+
     /// Tier of the object.
     pub fn tier(&self) -> TierId {
         self.state.lock().residency.tier

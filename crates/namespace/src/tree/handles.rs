@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::Dir;
 use crate::NsError;
-use crate::devices::Devices;
+use crate::devices::{Devices, Met};
 
 /// Most open directory descriptors that are kept; the oldest are closed beyond that.
 const HANDLES_MAX: usize = 2048;
@@ -64,8 +64,10 @@ impl Handles {
             },
         };
         let stat = pfs.stat_dir(&opened)?;
-        if devices.key_at(parent.key, &name, stat.id) != dir.key {
-            return Err(Errno::ESTALE.into());
+        let fs = || Ok(pfs.fs_id(&opened)?);
+        match devices.key_at((parent.key, &name), stat.id, &fs)? {
+            Met::Known(key) if key == dir.key => {}
+            _ => return Err(Errno::ESTALE.into()),
         }
         dir.learn(&stat);
         dir.keep_open(opened.clone());

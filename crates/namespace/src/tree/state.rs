@@ -8,7 +8,7 @@ use forebay_types::{Attr, Errno, FileKind, Generation, Ino, SetAttr, SetTime, Ti
 
 use super::{Dir, FileFacts, FileState, Place};
 use crate::acl::{self, without_set_id};
-use crate::record::{FileRecord, Meta, Published, Residency, Temporary, Unplaced, Xattrs};
+use crate::record::{FileRecord, Looks, Meta, Published, Residency, Temporary, Unplaced, Xattrs};
 
 impl FileState {
     /// Of a file that has these names, or none in the directory `unnamed`.
@@ -324,6 +324,14 @@ impl FileState {
     pub(crate) fn take_pfs_change(&mut self, stat: &PfsStat) {
         self.facts.meta.ctime = stat.ctime;
         self.facts.meta.perm = stat.perm();
+    }
+
+    /// Mode, owner and attributes that an outsider has given what is published.
+    pub(crate) fn take_looks(&mut self, looks: Looks, xattrs: Xattrs) {
+        let meta = &mut self.facts.meta;
+        (meta.perm, meta.uid, meta.gid) = (looks.perm, looks.uid, looks.gid);
+        meta.ctime = TimeSpec::now();
+        self.facts.xattrs = xattrs;
     }
 
     /// The extended attributes that the PFS has of it.

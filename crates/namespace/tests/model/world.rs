@@ -276,6 +276,7 @@ impl World {
             allocated_bytes: 4096,
             atime: now,
             mtime: now,
+            is_removed: false,
         };
         self.objects.insert(file.object, content);
         let mut state = file.lock();

@@ -143,7 +143,9 @@ impl Lifecycle {
         let residency = file.lock().residency;
         if let Some(moved) = moved
             && !holds(residency.tier)
-            && residency.published.is_some_and(|p| p.ino == moved.ino)
+            && residency
+                .published
+                .is_some_and(|p| (p.ino, p.btime_ns) == (moved.ino, moved.btime_ns))
             && residency.shadow.is_none_or(|(_, g)| g <= moved.generation)
         {
             // Its newest content that was safe is on the PFS; an object of the overflow has even become the file there.

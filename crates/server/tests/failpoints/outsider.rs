@@ -1,16 +1,20 @@
 //! An outsider changes files on the PFS between the kill of a burst buffer and its next start.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use forebay_types::failpoint::Point;
+use rustix::fs::XattrFlags;
 
 use crate::common::{Running, Scratch};
 use crate::run::{Case, killed, run_all, shape};
 use crate::workloads::workloads;
 
 const THEIRS: &[u8] = b"what the outsider has put there";
+const THEIR_MODE: u32 = 0o604;
+const THEIR_ATTRIBUTE: &str = "user.theirs";
 
 /// The files below a directory that a user of the PFS knows: not copies under way, nor the overflow.
 fn files(dir: &Path, found: &mut Vec<PathBuf>) {
@@ -43,16 +47,36 @@ fn change(pfs: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     changed
 }
 
-fn run(case: &Case) -> Result<(), String> {
-    let scratch = Scratch::in_memory();
-    let work = case.work();
+/// Gives every file another mode and an attribute.
+fn change_looks(pfs: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    files(pfs, &mut found);
+    for path in &found {
+        fs::set_permissions(path, Permissions::from_mode(THEIR_MODE)).expect("chmod");
+        let flags = XattrFlags::empty();
+        rustix::fs::setxattr(path, THEIR_ATTRIBUTE, THEIRS, flags).expect("setxattr");
+    }
+    found
+}
+
+/// Kills a burst buffer, lets an outsider do something, starts it again and drains it.
+fn changed_between<T>(
+    scratch: &Scratch,
+    case: &Case,
+    change: impl FnOnce(&Path) -> T,
+) -> Result<T, String> {
     killed(scratch.path(), case, false)?;
-    let pfs = scratch.pfs();
-    let theirs = change(&pfs);
-    let server = Running::start(&shape(scratch.path(), work.tiers, case.point), false);
+    let changed = change(&scratch.pfs());
+    let tiers = case.work().tiers;
+    let server = Running::start(&shape(scratch.path(), tiers, case.point), false);
     server.drain();
     server.instance.stop();
-    for (path, data) in theirs {
+    Ok(changed)
+}
+
+fn run(case: &Case) -> Result<(), String> {
+    let scratch = Scratch::in_memory();
+    for (path, data) in changed_between(&scratch, case, change)? {
         match fs::read(&path) {
             Ok(found) if found == data => {}
             Ok(found) => return Err(format!("{}: {} bytes", path.display(), found.len())),
@@ -62,16 +86,47 @@ fn run(case: &Case) -> Result<(), String> {
     Ok(())
 }
 
-#[test]
-fn what_an_outsider_changes_between_a_kill_and_the_next_start_stays() {
+fn run_looks(case: &Case) -> Result<(), String> {
+    let scratch = Scratch::in_memory();
+    for path in changed_between(&scratch, case, change_looks)? {
+        let mode = fs::metadata(&path).map(|meta| meta.permissions().mode() & 0o7777);
+        if mode.as_ref().ok() != Some(&THEIR_MODE) {
+            return Err(format!("{}: {mode:?}", path.display()));
+        }
+        // Of a change of names the PFS does not tell whether attributes have changed since.
+        let drain = ["Demote", "Overflow"];
+        let drain = drain
+            .iter()
+            .any(|start| case.point.name().starts_with(start));
+        let mut value = [0; THEIRS.len()];
+        let found = rustix::fs::getxattr(&path, THEIR_ATTRIBUTE, &mut value);
+        if drain && found.is_err() {
+            return Err(format!("{}: {found:?}", path.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Drains, and changes of names.
+fn cases() -> Vec<Case> {
     let named = |point: &&Point| {
-        let name = point.name();
-        name.starts_with("Demote") || name.starts_with("Overflow")
+        let starts = [
+            "Demote", "Overflow", "Rename", "Exchange", "Link", "Unlink", "Older",
+        ];
+        starts.iter().any(|start| point.name().starts_with(start))
     };
     let points = Point::ALL.iter().filter(named);
-    let cases: Vec<Case> = points
+    points
         .flat_map(|&point| (0..workloads(point).len()).map(move |at| Case { point, at }))
-        .collect();
-    run_all(&cases, &run);
-    println!("{} cases", cases.len());
+        .collect()
+}
+
+#[test]
+fn what_an_outsider_changes_between_a_kill_and_the_next_start_stays() {
+    run_all(&cases(), &run);
+}
+
+#[test]
+fn mode_and_attributes_that_an_outsider_gives_between_a_kill_and_the_next_start_stay() {
+    run_all(&cases(), &run_looks);
 }

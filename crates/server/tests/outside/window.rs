@@ -1,6 +1,7 @@
 //! An outsider comes between the look at a name on the PFS and the rename onto it: what they did is not replaced.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -23,13 +24,15 @@ enum Change {
     Replace,
     Remove,
     MakeDirectory,
+    Chmod,
 }
 
-const ALL: [Change; 4] = [
+const ALL: [Change; 5] = [
     Change::WriteInPlace,
     Change::Replace,
     Change::Remove,
     Change::MakeDirectory,
+    Change::Chmod,
 ];
 
 /// A file `f`, with a second name `s` or without; the outsider is after the last of them.
@@ -86,6 +89,9 @@ impl Case {
                 fs::remove_file(&path).expect("remove");
                 fs::create_dir(&path).expect("mkdir");
             }
+            Change::Chmod => {
+                fs::set_permissions(&path, Permissions::from_mode(0o604)).expect("chmod");
+            }
         }
         *came = true;
     }
@@ -103,6 +109,10 @@ impl Case {
                 assert_eq!(data(self.name()), Some(THEIRS), "{what}");
             }
             Change::Remove => assert!(!now.contains_key(self.name()), "{what}"),
+            Change::Chmod => {
+                assert_eq!(data(self.name()), Some(OLDER), "{what}");
+                assert_eq!(now[self.name()].mode, 0o604, "{what}");
+            }
             Change::MakeDirectory => {
                 let target = now.get(self.name()).and_then(|e| e.target.as_deref());
                 assert_eq!(target, Some(""), "{what}");

@@ -243,7 +243,31 @@ impl PfsTree {
         self.pulse.pass()?;
         Ok(rustix::fs::fstatfs(&self.root)?.f_type as u64)
     }
+
+    /// Which file system a directory is on, as statfs(2) tells it.
+    pub fn fs_id(&self, dir: &PfsDir) -> io::Result<FsId> {
+        self.pulse.pass()?;
+        let fs_type = rustix::fs::fstatfs(dir)?.f_type as u64;
+        let id = rustix::fs::fstatvfs(dir)?.f_fsid;
+        Ok(FsId {
+            id,
+            names_subvolume: SUBVOLUME_TYPES.contains(&fs_type) && id != 0,
+        })
+    }
 }
+
+/// Identity of a file system, beside the number of its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FsId {
+    /// Does not change while it is mounted; 0 where it does not tell.
+    pub id: u64,
+    /// It is the same after the next mount, and another for each subvolume and snapshot. Elsewhere it may be made of the number of
+    /// the device.
+    pub names_subvolume: bool,
+}
+
+/// File systems whose snapshots have the root of what they are of: Btrfs, ZFS.
+const SUBVOLUME_TYPES: [u64; 2] = [0x9123_683e, 0x2fc1_2fc1];
 
 fn totals(stat: rustix::fs::StatVfs) -> Statfs {
     Statfs {

@@ -1,5 +1,6 @@
 //! One binary for all end-to-end tests: linking many costs more than running them.
 
+mod after_kill;
 mod at_rest;
 mod bad_input;
 mod commands;

@@ -27,7 +27,7 @@ pub(super) struct Made {
     pub(super) before: ObjectStat,
     file: FileObject,
     named: bool,
-    /// What the copy looked like when its bytes had been written.
+    /// What the copy looks like with the attributes of its file.
     pub(super) stat: PfsStat,
     pub(super) report: CopyReport,
     behind: WriteBehind,
@@ -238,8 +238,7 @@ fn create_as_is(drain: &Drain, demotion: &Demotion) -> std::io::Result<(fs::File
     Ok((created?, true))
 }
 
-/// Gives a copy the attributes of its file; what the PFS cannot hold is reported. Answers with what it looked
-/// like before.
+/// Gives a copy the attributes of its file; what the PFS cannot hold is reported. Answers with what it looks like then.
 pub(super) fn give_attributes(
     drain: &Drain,
     demotion: &Demotion,
@@ -261,7 +260,7 @@ pub(super) fn give_attributes(
             .base
             .report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
     }
-    Ok(now)
+    pfs.stat_file(file.file()).map_err(on_pfs("attributes"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Files that went straight to the PFS: their objects become the files by a rename.
 
 use forebay_namespace::{Copy, Demotion, Placed};
-use forebay_tiers::{CopyReport, FileObject, Object, sums};
+use forebay_tiers::{CopyReport, FileObject, Object, PfsStat, sums};
 use forebay_types::{Errno, failpoint};
 
 use super::copying::give_attributes;
@@ -60,7 +60,11 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
     let stat = pfs
         .stat_file(file.file())
         .map_err(on_pfs("overflow object"))?;
-    if let Some((_, error)) = drain.ns.note_temporaries(&[(demotion, stat)]).pop() {
+    if let Some((_, error)) = drain
+        .ns
+        .note_temporaries(&[(demotion, as_file(demotion, stat))])
+        .pop()
+    {
         return Err(error.into());
     }
     failpoint::hit(failpoint::Point::OverflowNoted);
@@ -109,6 +113,17 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
     drain.buffer.note_overstay(&demotion.file);
     drain.buffer.wake_collector();
     Ok(())
+}
+
+/// What the object looks like once it has the attributes of its file.
+fn as_file(demotion: &Demotion, stat: PfsStat) -> PfsStat {
+    let meta = &demotion.meta;
+    PfsStat {
+        mode: libc::S_IFREG | u32::from(meta.perm),
+        uid: meta.uid,
+        gid: meta.gid,
+        ..stat
+    }
 }
 
 /// Gives an object the attributes of the file that it becomes.
