@@ -292,7 +292,7 @@ mod tests {
             looks: (&stat).into(),
             xattrs_crc: xattrs_crc(&Vec::new()),
         };
-        file.lock().residency.temporary = Some(copy);
+        file.lock().note_copy(copy);
         if changed_since {
             file.lock().changed();
         }
