@@ -109,7 +109,7 @@ impl Namespace {
         Ok((dir, gid))
     }
 
-    /// The group that a new file in this directory gets.
+    /// The group that a new file in this directory gets; `EPERM` where the PFS takes none.
     pub(crate) fn group_of_new(
         &self,
         dir: &Arc<Dir>,
@@ -123,6 +123,10 @@ impl Namespace {
                 dir.group_rule().flatten()
             }
         };
+        // What is made in it could never be drained.
+        if dir.seen().is_some_and(|stat| stat.is_immutable) {
+            return Err(Errno::EPERM.into());
+        }
         Ok(rule.unwrap_or(cred.gid))
     }
 

@@ -650,7 +650,7 @@ mod tests {
     use forebay_namespace::File;
     use forebay_testkit::{LoopFs, needs_root};
     use forebay_types::{Errno, Ino, ObjectId, OpenFlags, SetAttr};
-    use forebay_wire::WriteHow;
+    use forebay_wire::{Link, WriteHow};
 
     use crate::buffer::opens::Target;
     use crate::rooms::Rooms;
@@ -846,6 +846,17 @@ mod tests {
             let brought = rooms.files.bring_in(&root, name, None, false, &|_| ());
             assert_eq!(brought.map(drop), Err(Errno::EMLINK));
         }
+        // Nothing is made where the PFS takes nothing.
+        std::fs::create_dir(lab.pfs("in/d")).expect("mkdir");
+        inner.chattr("+i", &lab.pfs("in/d"));
+        let closed = rooms.base.ns().lookup(dir.attr.ino, b"d").expect("there");
+        let link = Link {
+            parent: closed.attr.ino,
+            name: b"new".to_vec(),
+        };
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let made = rooms.files.create(&link, 0o644, flags, me(), false);
+        assert_eq!(made.map(drop), Err(refused));
         assert_eq!(lab.on_pfs("in/i"), b"line\n");
         assert_eq!(lab.on_pfs("in/a"), b"line\nmore\n");
     }

@@ -54,7 +54,7 @@ impl Files {
         let (dir, gid) = match self.ns.check_free(link.parent, &link.name, &cred) {
             Ok(free) => free,
             Err(error) if error.errno() == Errno::EEXIST && !flags.exclusive() => {
-                return self.open_existing(link, flags, local);
+                return self.open_existing(link, flags, &cred, local);
             }
             Err(error) => return Err(error.into()),
         };
@@ -138,13 +138,19 @@ impl Files {
         })
     }
 
-    /// Somebody was faster, and a create that is not exclusive opens what it finds.
+    /// Somebody was faster, and a create that is not exclusive opens what it finds. The kernel, which found nothing, has not
+    /// looked whether its user may open that, and does not after the answer: with `ESTALE` it looks the name up again, and asks
+    /// for an open.
     fn open_existing(
         &self,
         link: &Link,
         flags: OpenFlags,
+        cred: &Cred,
         local: bool,
     ) -> Result<(Attr, Opened, Handed), Errno> {
+        if cred.uid != 0 && cred.uid != rustix::process::geteuid().as_raw() {
+            return Err(Errno::ESTALE);
+        }
         let found = self.ns.lookup(link.parent, &link.name)?;
         let attr = self.live_attr(found.attr, found.file.as_ref())?;
         let (opened, descriptor) = self.open(attr.ino, flags, local)?;
@@ -578,9 +584,37 @@ fn hand_over(target: &Target) -> Handed {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use forebay_types::OpenFlags;
+    use forebay_types::{Cred, Errno, Ino, OpenFlags};
+    use forebay_wire::Link;
 
-    use crate::testing::{FLASH, Lab, create, drain};
+    use crate::testing::{FLASH, Lab, create, drain, me};
+
+    #[test]
+    fn a_create_that_finds_a_file_opens_it_for_nobody_whose_rights_were_not_looked_at() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        std::fs::write(lab.pfs("f"), b"somebody else's").expect("write");
+        let link = Link {
+            parent: Ino::ROOT,
+            name: b"f".to_vec(),
+        };
+        let flags = OpenFlags((libc::O_RDWR | libc::O_CREAT) as u32);
+        let create = |flags, cred| {
+            let made = rooms.files.create(&link, 0o644, flags, cred, false);
+            made.map(|(_, opened, _)| opened.handle)
+        };
+        let somebody = Cred {
+            uid: me().uid + 1,
+            ..me()
+        };
+        assert_eq!(create(flags, somebody), Err(Errno::ESTALE));
+        let exclusive = OpenFlags(flags.0 | libc::O_EXCL as u32);
+        assert_eq!(create(exclusive, somebody), Err(Errno::EEXIST));
+        let handle = create(flags, me()).expect("one's own rights are the server's");
+        let mut found = [0; 9];
+        assert_eq!(rooms.files.read(handle, 0, &mut found), Ok(9));
+        rooms.files.release(handle).expect("close");
+    }
 
     #[test]
     fn an_open_that_cannot_be_recorded_sets_no_space_aside() {

@@ -436,6 +436,8 @@ fn promise_2_a_file_that_nobody_may_change_on_the_pfs_is_not_changed_through_the
             inside.chattr(flag, &cluster.pfs(&name));
         }
     }
+    fs::create_dir(cluster.mnt("closed")).expect("mkdir");
+    inside.chattr("+i", &cluster.pfs("closed"));
     settle_for_revalidation();
     let refused = |done: std::io::Result<()>, what: &str| {
         let errno = done.err().and_then(|error| error.raw_os_error());
@@ -469,11 +471,18 @@ fn promise_2_a_file_that_nobody_may_change_on_the_pfs_is_not_changed_through_the
         cluster.on_path(&["stage-in"], &immutable).ok();
         assert_eq!(cluster.where_state(&immutable), "pfs");
     }
+    refused(
+        fs::write(cluster.mnt("closed/f"), b"X"),
+        "making a file in what is closed",
+    );
     cluster.drain("");
     assert_eq!(cluster.status()["errors_total"], 0);
     for name in listing(&cluster.pfs("")) {
         let name = name.to_str().expect("UTF-8");
-        if name.ends_with("immutable") || name.ends_with("append") {
+        if ["immutable", "append", "closed"]
+            .iter()
+            .any(|end| name.ends_with(end))
+        {
             inside.chattr("-ia", &cluster.pfs(name));
         }
     }
