@@ -9,7 +9,9 @@
 
 mod aside;
 mod marker;
+mod shards;
 mod sidecar;
+mod small;
 mod unheld;
 
 use std::fs::File;
@@ -18,7 +20,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_types::{Errno, ObjectId};
 use parking_lot::Mutex;
@@ -30,18 +31,11 @@ use crate::{FileObject, Identity, Object, Space, Tier, TierKind};
 pub use aside::LOST_FOUND;
 pub use marker::DirError;
 use marker::{IdentityHome, Marker};
+use shards::{DIR_FLAGS, OBJECT_FLAGS, ObjectName, Shards, parse_name, unmake};
 use sidecar::SidecarObject;
 use unheld::UnheldObject;
 
-/// One per value of an id's low byte: short directories, and no two creators in each other's way.
-const SHARDS: usize = 256;
 const DIRENTS_BYTES: usize = 16 << 10;
-
-const DIR_FLAGS: OFlags = OFlags::RDONLY
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
-const OBJECT_FLAGS: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
 
 /// Objects as files of a directory: every tier that is not a test's.
 ///
@@ -59,140 +53,6 @@ pub struct DirTier {
     shards: Arc<Shards>,
     /// Held while names are put on stable storage: whoever waits for it finds its own names done.
     syncing: Mutex<()>,
-}
-
-/// The directories that objects are in, held open.
-struct Shards {
-    dirs: Vec<OwnedFd>,
-    /// One bit per directory: names in it changed since they were last put on stable storage.
-    /// Set after the change, cleared before the sync.
-    changed: [AtomicU64; SHARDS / 64],
-    home: IdentityHome,
-    /// Held while an object and the identity beside it change together.
-    sidecars: Mutex<()>,
-}
-
-/// A name in a shard, ready for a system call.
-struct ObjectName([u8; 17]);
-
-impl ObjectName {
-    fn new(id: ObjectId) -> ObjectName {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let mut name = [0; 17];
-        for (at, byte) in name[..16].iter_mut().enumerate() {
-            *byte = DIGITS[(id.0 >> (60 - 4 * at) & 0xf) as usize];
-        }
-        ObjectName(name)
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        &self.0[..16]
-    }
-}
-
-/// The id that a name stands for; `None` for whatever else lies in the directory.
-fn parse_name(name: &[u8]) -> Option<ObjectId> {
-    let digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    if name.len() != 16 || !name.iter().all(digit) {
-        return None;
-    }
-    let text = std::str::from_utf8(name).ok()?;
-    u64::from_str_radix(text, 16).ok().map(ObjectId)
-}
-
-impl Shards {
-    fn index(id: ObjectId) -> usize {
-        (id.0 & 0xff) as usize
-    }
-
-    fn dir(&self, id: ObjectId) -> &OwnedFd {
-        &self.dirs[Shards::index(id)]
-    }
-
-    fn mark_changed(&self, index: usize) {
-        self.changed[index / 64].fetch_or(1 << (index % 64), Ordering::Release);
-    }
-
-    /// Makes what is missing and opens all.
-    fn open(dir: &OwnedFd, home: IdentityHome) -> io::Result<Shards> {
-        let mode = Mode::from_raw_mode(0o700);
-        make_dir(dir, b"objects", mode)?;
-        let objects = rustix::fs::openat(dir, c"objects", DIR_FLAGS, Mode::empty())?;
-        let mut dirs = Vec::with_capacity(SHARDS);
-        for index in 0..SHARDS {
-            let name = format!("{index:02x}");
-            let shard = match rustix::fs::openat(&objects, &name, DIR_FLAGS, Mode::empty()) {
-                Err(Sys::NOENT) => {
-                    make_dir(&objects, name.as_bytes(), mode)?;
-                    rustix::fs::openat(&objects, &name, DIR_FLAGS, Mode::empty())?
-                }
-                result => result?,
-            };
-            dirs.push(shard);
-        }
-        rustix::fs::fsync(&objects)?;
-        rustix::fs::fsync(dir)?;
-        Ok(Shards {
-            dirs,
-            changed: Default::default(),
-            home,
-            sidecars: Mutex::new(()),
-        })
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        for (word, changed) in self.changed.iter().enumerate() {
-            let mut bits = changed.swap(0, Ordering::AcqRel);
-            while bits != 0 {
-                let bit = bits.trailing_zeros() as usize;
-                if let Err(error) = rustix::fs::fsync(&self.dirs[word * 64 + bit]) {
-                    // Nothing may be taken for stable that is not: ask for all of these again.
-                    changed.fetch_or(bits, Ordering::AcqRel);
-                    return Err(error.into());
-                }
-                bits &= bits - 1;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Takes a directory that holds no objects back out of use. The marker goes last: without it the
-/// rest would be taken for somebody's.
-fn unmake(dir: &OwnedFd) -> io::Result<()> {
-    let gone = |result: rustix::io::Result<()>| match result {
-        Err(Sys::NOENT) => Ok(()),
-        result => result,
-    };
-    match rustix::fs::openat(dir, c"objects", DIR_FLAGS, Mode::empty()) {
-        Ok(objects) => {
-            for index in 0..SHARDS {
-                let name = format!("{index:02x}");
-                let mut removed = rustix::fs::unlinkat(&objects, &name, AtFlags::REMOVEDIR);
-                if removed == Err(Sys::NOTEMPTY) {
-                    let shard = rustix::fs::openat(&objects, &name, DIR_FLAGS, Mode::empty())?;
-                    sidecar::sweep(shard.as_fd())?;
-                    removed = rustix::fs::unlinkat(&objects, &name, AtFlags::REMOVEDIR);
-                }
-                gone(removed)?;
-            }
-            gone(rustix::fs::unlinkat(dir, c"objects", AtFlags::REMOVEDIR))?;
-        }
-        Err(Sys::NOENT) => {}
-        Err(error) => return Err(error.into()),
-    }
-    Ok(gone(rustix::fs::unlinkat(
-        dir,
-        marker::MARKER,
-        AtFlags::empty(),
-    ))?)
-}
-
-fn make_dir(parent: &OwnedFd, name: &[u8], mode: Mode) -> io::Result<()> {
-    match rustix::fs::mkdirat(parent, name, mode) {
-        Err(Sys::EXIST) => Ok(()),
-        result => Ok(result?),
-    }
 }
 
 fn space_of(fd: impl AsFd) -> io::Result<Space> {
@@ -442,34 +302,6 @@ impl Tier for DirTier {
         let _one_at_a_time = self.syncing.lock();
         self.shards.sync()
     }
-}
-
-/// Reads a small file whole; `None` if there is none. More than `max` bytes: `EFBIG`.
-fn read_small(dir: &OwnedFd, name: &[u8], max: usize) -> io::Result<Option<Vec<u8>>> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let fd = match rustix::fs::openat(dir, name, flags, Mode::empty()) {
-        Err(Sys::NOENT) => return Ok(None),
-        result => result?,
-    };
-    let file = FileObject::from(fd);
-    let mut buffer = vec![0; max + 1];
-    let count = file.read_at(&mut buffer, 0)?;
-    if count > max {
-        return Err(Errno::EFBIG.into());
-    }
-    buffer.truncate(count);
-    Ok(Some(buffer))
-}
-
-/// Puts a small file in place whole: a new one, synced, renamed over the old one.
-fn write_small(dir: &OwnedFd, name: &[u8], temporary: &[u8], content: &[u8]) -> io::Result<()> {
-    let flags =
-        OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = rustix::fs::openat(dir, temporary, flags, Mode::from_raw_mode(0o600))?;
-    let file = File::from(fd);
-    io::Write::write_all(&mut &file, content)?;
-    file.sync_all()?;
-    Ok(rustix::fs::renameat(dir, temporary, dir, name)?)
 }
 
 #[cfg(test)]

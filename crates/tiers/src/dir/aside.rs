@@ -7,7 +7,7 @@ use forebay_types::ObjectId;
 use rustix::fs::{Mode, RenameFlags};
 use rustix::io::Errno as Sys;
 
-use super::{DIR_FLAGS, Shards, make_dir};
+use super::shards::{DIR_FLAGS, Shards, make_dir};
 
 /// Name of the directory for them, beside the objects.
 pub const LOST_FOUND: &str = "lost+found";

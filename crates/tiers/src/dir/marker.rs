@@ -8,7 +8,7 @@ use forebay_types::Errno;
 use rustix::fs::{AtFlags, Mode, OFlags, XattrFlags};
 use rustix::io::Errno as Sys;
 
-use super::{read_small, write_small};
+use super::small::{read_small, write_small};
 use crate::writers;
 
 /// Its name.

@@ -9,7 +9,8 @@ use forebay_types::{ObjectId, SetTime};
 use rustix::fs::{AtFlags, Mode, RawDir};
 use rustix::io::Errno as Sys;
 
-use super::{Shards, parse_name, read_small, write_small};
+use super::shards::{Shards, parse_name};
+use super::small::{read_small, write_small};
 use crate::{Allocate, FileObject, Identity, Object, ObjectStat, Seek};
 
 fn name_of(id: ObjectId) -> String {

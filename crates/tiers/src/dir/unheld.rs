@@ -7,7 +7,8 @@ use std::sync::Arc;
 use forebay_types::{ObjectId, SetTime};
 use rustix::fs::{AtFlags, OFlags};
 
-use super::{ObjectName, Shards, open_object};
+use super::open_object;
+use super::shards::{ObjectName, Shards};
 use crate::file::object_stat;
 use crate::{Allocate, Identity, Object, ObjectStat, Seek};
 
