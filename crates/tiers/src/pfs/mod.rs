@@ -224,11 +224,11 @@ impl PfsTree {
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o7777);
         let name = checked(name)?;
-        // Reading the copy back must not move the time of last access that it is given.
-        match rustix::fs::openat(dir, name, flags | OFlags::NOATIME, mode) {
-            Err(rustix::io::Errno::PERM) => Ok(rustix::fs::openat(dir, name, flags, mode)?.into()),
-            opened => Ok(opened?.into()),
-        }
+        // Never with O_NOATIME: where the PFS gives a new file another owner than this thread's user, that
+        // fails although the file has been made.
+        let file = File::from(rustix::fs::openat(dir, name, flags, mode)?);
+        read_without_trace(&file);
+        Ok(file)
     }
 
     /// Space and inodes of the file system below.
@@ -241,6 +241,14 @@ impl PfsTree {
     pub fn fs_type(&self) -> io::Result<u64> {
         self.pulse.pass()?;
         Ok(rustix::fs::fstatfs(&self.root)?.f_type as u64)
+    }
+}
+
+/// Reading the copy back must not move the time of last access that it is given, where that can be had.
+fn read_without_trace(file: &File) {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
+        // Refused where the file is not this thread's user's.
+        let _ = rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME);
     }
 }
 

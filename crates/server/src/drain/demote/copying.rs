@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use forebay_namespace::{Copy, Demotion};
 use forebay_tiers::{
-    ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsStat,
-    PfsTree, WriteBehind, apply_metadata, copy_to_new, start_writeback, verify, wait_writeback,
+    ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, MetadataWarning, Object,
+    ObjectStat, PfsStat, PfsTree, WriteBehind, apply_metadata, copy_to_new, start_writeback,
+    verify, wait_writeback,
 };
 use forebay_types::{Errno, failpoint};
 
@@ -231,6 +233,19 @@ pub(super) fn give_attributes(
     };
     let warnings = apply_metadata(pfs, file.file(), &now, &wanted).map_err(on_pfs("attributes"))?;
     for warning in warnings {
+        if let MetadataWarning::Owner { .. } = warning {
+            // So it is of every file of the user: once is enough.
+            if !drain.squashed.swap(true, Ordering::Relaxed) {
+                let path = demotion.file.path();
+                tracing::warn!(
+                    "{}, of user {} and group {}, {warning}; so do others, which are not named",
+                    path.escape_ascii(),
+                    meta.uid,
+                    meta.gid
+                );
+            }
+            continue;
+        }
         drain
             .base
             .report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
