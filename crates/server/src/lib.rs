@@ -24,6 +24,7 @@ mod threads;
 pub use base::settings::{
     DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, SsdSetting, Verify,
 };
+pub use catalog::rules::check_rule;
 pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
 pub use instance::{Instance, StopReason, StopSummary, fsck_offline};
