@@ -107,6 +107,8 @@ def remove_tree(base):
 @contextlib.contextmanager
 def workspace(prefix, parent=None):
     """A temporary directory; whatever is mounted below is unmounted at the end."""
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
     base = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).resolve()
     try:
         yield base

@@ -43,6 +43,8 @@ pub struct PassThrough {
     ttl: Duration,
     /// Whom the files belong to that this process makes.
     owner: (Uid, Gid),
+    /// Whom all belong to, whoever asked for them.
+    squash: Option<(Uid, Gid)>,
 }
 
 /// Replies with the error of a failed operation and returns.
@@ -58,7 +60,12 @@ macro_rules! check {
 impl PassThrough {
     /// Shows the tree of the directory `root`; with `passthrough` the kernel reads and writes by
     /// itself.
-    pub fn new(root: OwnedFd, passthrough: bool, faults: Option<PathBuf>) -> io::Result<Self> {
+    pub fn new(
+        root: OwnedFd,
+        passthrough: bool,
+        faults: Option<PathBuf>,
+        squash: Option<u32>,
+    ) -> io::Result<Self> {
         let faults = Faults::new(faults);
         Ok(Self {
             ttl: match faults.are_on() {
@@ -70,6 +77,7 @@ impl PassThrough {
             root,
             passthrough,
             owner: (rustix::process::geteuid(), rustix::process::getegid()),
+            squash: squash.map(|id| (Uid::from_raw(id), Gid::from_raw(id))),
         })
     }
 
@@ -98,7 +106,8 @@ impl PassThrough {
 
     /// A new file belongs to who asked for it, not to the daemon.
     fn give_to(&self, request: &Request, file: impl AsFd) -> rustix::io::Result<()> {
-        let (uid, gid) = (Uid::from_raw(request.uid()), Gid::from_raw(request.gid()));
+        let asked = (Uid::from_raw(request.uid()), Gid::from_raw(request.gid()));
+        let (uid, gid) = self.squash.unwrap_or(asked);
         if (uid, gid) == self.owner {
             return Ok(());
         }
@@ -133,6 +142,11 @@ impl PassThrough {
         gid: Option<u32>,
     ) -> rustix::io::Result<()> {
         let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        if let Some((us, group)) = self.squash
+            && (uid.is_some_and(|uid| uid != us) || gid.is_some_and(|gid| gid != group))
+        {
+            return Err(rustix::io::Errno::PERM);
+        }
         match self.table.place(ino)? {
             Place::Open(open) => sys::fchown(&open.file, uid, gid),
             Place::Dir(dir) => sys::chownat(dir, ".", uid, gid, AtFlags::empty()),

@@ -41,6 +41,9 @@ struct Args {
     /// for every time then
     #[arg(long, hide = true)]
     faults: Option<PathBuf>,
+    /// All files belong to this user, and cannot be given to another, as with NFS and `all_squash`
+    #[arg(long, hide = true, value_name = "UID")]
+    squash: Option<u32>,
     /// Give each thread a descriptor of its own on /dev/fuse
     #[arg(long)]
     clone_fd: bool,
@@ -81,7 +84,7 @@ fn run(args: &Args) -> io::Result<()> {
     config.n_threads = Some(usize::from(args.threads));
     config.clone_fd = args.clone_fd;
     let session = fuser::spawn_mount(
-        fs::PassThrough::new(source.into(), !args.plain, args.faults.clone())?,
+        fs::PassThrough::new(source.into(), !args.plain, args.faults.clone(), args.squash)?,
         &args.mountpoint,
         &config,
     )

@@ -92,12 +92,19 @@ fn complain(movement: Movement, mount: &Path, end: End, job: &JobProgress) {
             _ => "stopped",
         };
         let left = job.files_total.saturating_sub(job.files_done);
-        let bytes = job.bytes_total.saturating_sub(job.bytes_done);
-        out::complain(&format!(
-            "{name} {why}: {} left:",
-            files_and_bytes(left, bytes)
-        ));
+        out::complain(&format!("{name} {why}: {}", what_is_left(job)));
         name_left(mount, &job.left, left);
+    }
+}
+
+/// How much is left, as far as it is known.
+fn what_is_left(job: &JobProgress) -> String {
+    let left = job.files_total.saturating_sub(job.files_done);
+    let bytes = job.bytes_total.saturating_sub(job.bytes_done);
+    match (job.counting, left, job.left.is_empty()) {
+        (true, ..) | (false, 0, false) => "files were still being counted; left:".into(),
+        (false, 0, true) => "nothing is left".into(),
+        _ => format!("{} left:", files_and_bytes(left, bytes)),
     }
 }
 
@@ -286,6 +293,18 @@ mod tests {
             line.starts_with("stage-out: 3 files (3.0 MiB) queued; `forebay status`"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn what_is_left_is_not_called_nothing_before_it_is_counted() {
+        let mut early = job(0, 0, &[]);
+        early.left = vec![b"dir".to_vec()];
+        assert_eq!(
+            what_is_left(&early),
+            "files were still being counted; left:"
+        );
+        assert_eq!(what_is_left(&job(3, 1, &[])), "2 files (2.0 MiB) left:");
+        assert_eq!(what_is_left(&job(3, 3, &[])), "nothing is left");
     }
 
     #[test]

@@ -15,7 +15,8 @@ use crate::usage;
         "Data that is not yet on the PFS is never dropped: such a file is named and the exit code is 3;\n",
         "stage-out --wait comes first. Directories recurse.\n\n",
         "Examples:\n  forebay release /bb/run6\n  forebay stage-out --wait /bb/run6 && forebay release /bb/run6\n\n",
-        "Exit codes: 0 complete; 1 nothing found; 3 some paths failed (each is named); 4 timed out\n",
+        "Exit codes: 0 complete, also where there is no regular file (an empty directory, a FIFO, a link\n",
+        "that leads nowhere); 1 none of the paths is there; 3 some paths failed (each is named); 4 timed out\n",
         "(what is left is named); 130 stopped by Ctrl-C (what is done stays done)."
     )
 )]

@@ -15,7 +15,8 @@ use crate::usage;
         "Without --wait the command returns when the files are queued ahead of the ordinary drain;\n",
         "with it, when they are on the PFS, verified. Directories recurse.\n\n",
         "Examples:\n  forebay stage-out --wait /bb/run7\n  forebay stage-out --wait --timeout 30m --json /bb\n\n",
-        "Exit codes: 0 complete; 1 nothing found; 3 some paths failed (each is named); 4 timed out\n",
+        "Exit codes: 0 complete, also where there is no regular file (an empty directory, a FIFO, a link\n",
+        "that leads nowhere); 1 none of the paths is there; 3 some paths failed (each is named); 4 timed out\n",
         "(what is left is named); 130 stopped by Ctrl-C (what is done stays done)."
     )
 )]

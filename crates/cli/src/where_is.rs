@@ -29,7 +29,8 @@ use crate::{out, usage};
         "further field \"path_base16\" with the exact ones.\n\n",
         "Examples:\n  forebay where /bb/run7\n  forebay where --json /scratch/run7/ckpt-000120\n",
         "  find /bb -name '*.h5' -print0 | forebay where -0 --from-file -\n\n",
-        "Exit codes: 0 all found; 1 nothing found, or not in a burst buffer; 3 some paths were not\n",
+        "Exit codes: 0 all found, also where there is no regular file (an empty directory, a FIFO, a link\n",
+        "that leads nowhere); 1 none of the paths is there, or in a burst buffer; 3 some paths were not\n",
         "found, or lie outside (each is named)."
     )
 )]
@@ -62,6 +63,9 @@ pub fn run(args: &WhereArgs) -> Result<Exit, Failure> {
     });
     output.end();
     answered.map_err(|e| daemon.failure(e, "ask where files are"))?;
+    if failures.is_empty() && output.files == 0 && !args.json {
+        out::complain("where: no regular files there");
+    }
     for failure in &failures {
         out::complain(&failure_line(&target.mount, failure));
     }

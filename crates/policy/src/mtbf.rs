@@ -92,7 +92,8 @@ impl RestartDetector {
     }
 
     /// Continues with what was stored: the MTBF and the time of the last restart. Data found at
-    /// start-up may be restarted from, so the next read by anyone but a running writer counts.
+    /// start-up may be restarted from, so the next read by anyone but a running writer counts, if
+    /// [`Self::may_restart_from`] says so of what is read.
     pub fn restored(mtbf_s: f64, last_restart_s: f64, verify_window_s: f64) -> Self {
         let nobody = Opener {
             process: u64::MAX,
@@ -119,6 +120,14 @@ impl RestartDetector {
     /// something.
     pub fn is_armed(&self) -> bool {
         self.last_write.is_some()
+    }
+
+    /// Rules 2 and 4 after a start, when nobody knows who has written: whether a read at `now_s` of
+    /// a file that was last changed at `changed_s` may be a restart. What is older than the restart
+    /// counted last has been restarted from, and what is fresh may be looked at by who wrote it.
+    pub fn may_restart_from(&self, changed_s: f64, now_s: f64) -> bool {
+        let fresh = now_s - changed_s <= self.verify_window_s;
+        !fresh && self.last_restart_s.is_none_or(|last_s| changed_s >= last_s)
     }
 
     /// Takes another prior, where no restart has been counted yet.
@@ -273,6 +282,18 @@ mod tests {
             d.on_read_open(USER, ReadPurpose::User, Writers::Gone, 300.0),
             Some(300.0)
         );
+    }
+
+    #[test]
+    fn after_a_start_the_file_tells_whether_a_read_may_be_a_restart() {
+        let d = RestartDetector::restored(400.0, 100.0, 60.0);
+        assert!(!d.may_restart_from(250.0, 300.0), "just written");
+        assert!(
+            !d.may_restart_from(350.0, 300.0),
+            "by a clock that is ahead"
+        );
+        assert!(!d.may_restart_from(99.0, 300.0), "restarted from already");
+        assert!(d.may_restart_from(200.0, 300.0));
     }
 
     #[test]

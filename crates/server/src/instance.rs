@@ -330,7 +330,7 @@ pub fn fsck_offline(
     drop(store);
     let mode = OpenMode::Check { dry_run, new_pfs };
     let rooms = open_rooms(facts.settings(state.to_path_buf()), mode)?;
-    let report = rooms.lifecycle.fsck(dry_run, checksums);
+    let report = rooms.lifecycle.fsck(dry_run, checksums, false);
     // Memory that was not there before is empty, and nobody would give it back.
     rooms.buffer.tiers().undo(state);
     rooms.base.ns().sync().map_err(failed("metadata store"))?;

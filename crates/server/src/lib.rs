@@ -24,6 +24,7 @@ mod threads;
 pub use base::settings::{
     DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, SsdSetting, Verify,
 };
+pub use catalog::rules::check_rule;
 // For the fuzzer: patterns are an administrator's, the paths that they are compared with anybody's.
 #[doc(hidden)]
 pub use catalog::rules::Rules;

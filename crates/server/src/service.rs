@@ -406,7 +406,7 @@ impl Server {
                 Ok(ControlResponse::Status(Box::new(rooms.status())))
             }
             Control::Fsck { dry_run, checksums } => self.bounded(move |rooms| {
-                ControlResponse::Fsck(rooms.lifecycle.fsck(dry_run, checksums))
+                ControlResponse::Fsck(rooms.lifecycle.fsck(dry_run, checksums, true))
             }),
         }
     }

@@ -38,6 +38,7 @@ pub struct Builder {
     backed_bytes: Option<u64>,
     disks: Vec<(&'static str, &'static str, u64)>,
     fuse_pfs: bool,
+    squash: Option<u32>,
     descriptors: Option<u64>,
 }
 
@@ -114,6 +115,12 @@ impl Builder {
         self
     }
 
+    /// Likewise; all that is made there belongs to this user, and cannot be given to another.
+    pub fn squashing_pfs(mut self, uid: u32) -> Builder {
+        self.squash = Some(uid);
+        self.fuse_pfs()
+    }
+
     /// Likewise; what it shows is a disk of its own, whose power can be cut. Needs root.
     pub fn fuse_pfs_on_disk(mut self, size_bytes: u64) -> Builder {
         self.fuse_pfs = true;
@@ -145,7 +152,7 @@ impl Builder {
         let disks = disks.collect();
         let fuse_pfs = self
             .fuse_pfs
-            .then(|| FusePfs::new(&base, &base.join("pfs")));
+            .then(|| FusePfs::with(&base, &base.join("pfs"), self.squash));
         let mut args: Vec<OsString> = vec!["up".into()];
         for (flag, name) in [("--pfs", "pfs"), ("--mount", "mnt"), ("--state", "state")] {
             args.extend([flag.into(), base.join(name).into()]);
@@ -242,6 +249,7 @@ impl Cluster {
             backed_bytes: None,
             disks: Vec::new(),
             fuse_pfs: false,
+            squash: None,
             descriptors: None,
         }
     }

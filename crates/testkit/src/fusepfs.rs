@@ -45,6 +45,11 @@ impl When {
 impl FusePfs {
     /// Shows a new directory in `folder` on `point`, which exists.
     pub fn new(folder: &Path, point: &Path) -> FusePfs {
+        FusePfs::with(folder, point, None)
+    }
+
+    /// The same; `squash`: all new files belong to this user, and stay so.
+    pub(crate) fn with(folder: &Path, point: &Path, squash: Option<u32>) -> FusePfs {
         let source = folder.join(BEHIND);
         let faults = folder.join("pfs-faults");
         fs::create_dir_all(&source).expect("mkdir");
@@ -52,6 +57,7 @@ impl FusePfs {
         let child = Command::new(helper("bare-passthrough"))
             .args(["--plain", "--permissions", "--faults"])
             .args([&faults, &source, point])
+            .args(squash.map(|uid| format!("--squash={uid}")))
             .stdin(Stdio::null())
             .spawn()
             .expect("bare-passthrough runs");

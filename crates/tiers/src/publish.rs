@@ -18,7 +18,20 @@ pub enum MetadataWarning {
         /// Why.
         errno: Errno,
     },
+    /// The PFS says by itself whom its files belong to. There are no set-id bits then.
+    #[error(
+        "belongs to user {uid} and group {gid} there: the PFS gives files the owner that it chooses"
+    )]
+    Owner {
+        /// Whom it belongs to there.
+        uid: u32,
+        /// Its group there.
+        gid: u32,
+    },
 }
+
+/// Bits that would lend somebody else's rights where the owner is not the one that was meant.
+const SET_ID: u16 = 0o6000;
 
 /// The attribute of a file's access control list.
 const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
@@ -56,10 +69,27 @@ pub fn apply_metadata(
     let owner = SetAttr {
         uid: uid.then_some(wanted.uid),
         gid: gid.then_some(wanted.gid),
-        perm: (uid || gid || now.perm() != wanted.perm).then_some(wanted.perm),
         ..SetAttr::default()
     };
-    tree.set_attr_file(file, &owner)?;
+    let mut warnings = Vec::new();
+    let mut perm = wanted.perm;
+    if uid || gid {
+        let given = give_away(tree, file, &owner)?;
+        if (given.uid, given.gid) != (wanted.uid, wanted.gid) {
+            perm &= !SET_ID;
+            let (uid, gid) = (given.uid, given.gid);
+            warnings.push(MetadataWarning::Owner { uid, gid });
+        }
+    }
+    let mode = SetAttr {
+        perm: (uid || gid || now.perm() != perm).then_some(perm),
+        ..SetAttr::default()
+    };
+    match tree.set_attr_file(file, &mode) {
+        // Who does not own it there has no say in its mode, either.
+        Err(e) if !warnings.is_empty() && e.raw_os_error() == Some(libc::EPERM) => {}
+        set => set?,
+    }
     if !wanted.xattrs.iter().any(|(name, _)| name == ACCESS_LIST) {
         // The directory's default list may have given it one, but the file is as it was made.
         match tree.remove_xattr_file(file, ACCESS_LIST) {
@@ -69,7 +99,6 @@ pub fn apply_metadata(
             _ => {}
         }
     }
-    let mut warnings = Vec::new();
     for (name, value) in wanted.xattrs {
         let Err(error) = tree.set_xattr_file(file, name, value, 0) else {
             continue;
@@ -91,4 +120,14 @@ pub fn apply_metadata(
     };
     tree.set_attr_file(file, &times)?;
     Ok(warnings)
+}
+
+/// Hands a file to its owner; answers with what it looks like then. Where the PFS squashes owners (NFS with
+/// `all_squash`, `bindfs --force-user`) it refuses, or says yes and does nothing.
+fn give_away(tree: &PfsTree, file: &File, owner: &SetAttr) -> io::Result<PfsStat> {
+    match tree.set_attr_file(file, owner) {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {}
+        set => set?,
+    }
+    tree.stat_file(file)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use forebay_server::Settings;
+use forebay_server::{Settings, SsdSetting};
 use forebay_types::format_duration;
 
 use super::resources;
@@ -272,6 +272,15 @@ fn check_ssd(settings: &mut Settings) -> Result<(), Failure> {
                 "{what}: is given twice; name each flash directory once"
             )));
         }
+        let around = |other: &&SsdSetting| {
+            other.dir.starts_with(&ssd.dir) || ssd.dir.starts_with(&other.dir)
+        };
+        if let Some(other) = settings.ssd[..at].iter().find(around) {
+            return Err(Failure::fatal(format!(
+                "{what}: one flash directory lies inside the other ({}); give directories side by side",
+                other.dir.display()
+            )));
+        }
         if ssd.dir == settings.state {
             return Err(Failure::fatal(format!(
                 "{what}: is the state folder; give a directory of its own"
@@ -285,12 +294,18 @@ fn check_ssd(settings: &mut Settings) -> Result<(), Failure> {
 fn missing_ssd(dir: &Path, what: &str, error: &io::Error) -> Failure {
     let text = dir.to_string_lossy();
     match text.rsplit_once(':') {
-        Some((folder, size)) if Path::new(folder).is_dir() => {
+        Some((folder, size))
+            if Path::new(folder).is_dir() && forebay_types::parse_size(size).is_err() =>
+        {
             let why = forebay_types::parse_size(size)
                 .err()
                 .map_or_else(String::new, |e| e.to_string());
             Failure::fatal(format!("{what}: {why}"))
         }
+        // `DIR:SIZE:SIZE`: the last has been taken off.
+        Some((_, size)) if forebay_types::parse_size(size).is_ok() => Failure::fatal(format!(
+            "{what}: a size is given twice; write DIR or DIR:SIZE"
+        )),
         _ => Failure::fatal(format!(
             "{what}: {}; make the directory first",
             reason(error)
@@ -343,6 +358,14 @@ fn check_relations(settings: &Settings) -> Result<(), Failure> {
         .iter()
         .map(|ssd| ("the flash directory".to_string(), &ssd.dir));
     for (name, folder) in state.chain(ssd) {
+        if mount.starts_with(folder) && name != "the state folder" {
+            let what = format!(
+                "{}: the mount point lies inside {name} {}",
+                mount.display(),
+                folder.display()
+            );
+            return refuse(&what, "choose another directory for --mount");
+        }
         for (other, place) in [("the PFS", pfs), ("the mount point", mount)] {
             if folder.starts_with(place) {
                 let what = format!(

@@ -169,6 +169,10 @@ fn flash_directories_are_there_writable_and_different() {
     assert_refused(check(&["none"]), "make the directory first");
     assert_refused(check(&["file"]), "is a file");
     assert_refused(check(&["ssd", "ssd/../ssd"]), "is given twice");
+    std::fs::create_dir(place.at("ssd/inner")).expect("mkdir");
+    assert_refused(check(&["ssd", "ssd/inner"]), "lies inside the other");
+    assert_refused(check(&["ssd/inner", "ssd"]), "lies inside the other");
+    assert_refused(check(&["ssd:1GiB"]), "a size is given twice");
     assert_refused(check(&["ssd:4QiB"]), "'4QiB' has no known unit");
     assert_refused(check(&["state"]), "make the directory first");
     std::fs::create_dir(place.at("state")).expect("mkdir");

@@ -8,7 +8,9 @@ use forebay_policy::durability::Durability;
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::forecast::Meter;
 use forebay_policy::schedule::ScheduleConfig;
-use forebay_server::{DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings};
+use forebay_server::{
+    DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, check_rule,
+};
 use forebay_types::{format_duration, format_size, limits};
 
 use super::given::{Demotion, Engine, Given, Rule, Scrub};
@@ -94,12 +96,15 @@ fn set<T>(setting: &mut T, given: Option<impl Into<T>>) {
 
 fn path_rule(rule: Rule) -> Result<PathRule, Failure> {
     check_pattern(&rule.path)?;
-    Ok(PathRule {
+    let rule = PathRule {
         pattern: rule.path,
         durability: rule.durability.map(Into::into),
         mtbf: rule.mtbf.map(Into::into),
         group: rule.group.map(Into::into),
-    })
+    };
+    check_rule(&rule)
+        .map_err(|why| Failure::fatal(format!("up: rule path '{}': {why}", rule.pattern)))?;
+    Ok(rule)
 }
 
 fn default_threads() -> usize {

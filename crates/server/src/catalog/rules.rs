@@ -127,6 +127,38 @@ impl Rules {
     }
 }
 
+/// What stands for a name in a pattern.
+const PLACEHOLDERS: [&str; 2] = ["{app}", "{version}"];
+
+/// What is wrong with a rule: a placeholder that there is not, one that is there twice, a group without versions.
+pub fn check_rule(rule: &PathRule) -> Result<(), String> {
+    let mut rest = rule.pattern.clone();
+    for placeholder in PLACEHOLDERS {
+        if rest.matches(placeholder).count() > 1 {
+            return Err(format!("{placeholder} is there twice"));
+        }
+        // What is left of another shall not become one.
+        rest = rest.replace(placeholder, "\0");
+    }
+    if let Some(at) = rest.find(['{', '}']) {
+        let word = match rest[at..].find('}') {
+            Some(end) if rest[at..].starts_with('{') => &rest[at..=at + end],
+            _ => &rest[at..=at],
+        };
+        return Err(format!(
+            "{} is no placeholder; there are {} (a brace that is part of a name is matched by *)",
+            word.escape_debug(),
+            PLACEHOLDERS.join(" and ")
+        ));
+    }
+    if rule.group.is_some() && !rule.pattern.contains("{version}") {
+        return Err(
+            "group needs {version} in the path: it says which directories are versions".into(),
+        );
+    }
+    Ok(())
+}
+
 /// A version put beside another belongs where that one does: the time in its name is no version.
 fn without_conflict(path: &[u8]) -> &[u8] {
     let mark = b".forebay-conflict-";
@@ -334,6 +366,39 @@ mod tests {
         let deep = rules(&format!("{}c", "**/a/".repeat(10)));
         assert!(deep.durability(path.as_bytes()).is_none());
         assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn misspelt_placeholders_are_refused() {
+        let check = |pattern: &str, group| {
+            check_rule(&PathRule {
+                pattern: pattern.into(),
+                durability: None,
+                mtbf: None,
+                group,
+            })
+        };
+        for good in ["/*/{app}/ckpt-{version}/**", "/x", "/{version}/{app}"] {
+            assert_eq!(check(good, None), Ok(()), "{good}");
+        }
+        for (bad, what) in [
+            (
+                "/*/ckpt-{Version}/**",
+                "{Version} is no placeholder; there are {app} and {version}",
+            ),
+            ("/{foo}/a", "{foo} is no"),
+            ("/{/a", "{ is no"),
+            ("/a}", "} is no"),
+            ("/{{app}}", "{"),
+            ("/{version}{version}", "{version} is there twice"),
+            ("/{app}/{app}", "{app} is there twice"),
+        ] {
+            let why = check(bad, None).expect_err(bad);
+            assert!(why.starts_with(what), "{bad}: {why}");
+        }
+        let group = Some(GroupMode::Commit);
+        assert_eq!(check("/a/ckpt-{version}", group), Ok(()));
+        assert!(check("/a/ckpt-*", group).is_err());
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub(crate) mod picking;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use forebay_namespace::Namespace;
 use forebay_types::ObjectId;
@@ -33,6 +34,8 @@ pub struct Drain {
     picking: Picking,
     /// Temporary files on the PFS that could not be removed; their files' next demotions, or the next start, do.
     leftovers: Mutex<HashMap<ObjectId, Vec<Leftover>>>,
+    /// It was said that the PFS gives files another owner.
+    squashed: AtomicBool,
 }
 
 impl Drain {
@@ -50,6 +53,7 @@ impl Drain {
             ns: base.ns().clone(),
             picking,
             leftovers: Mutex::default(),
+            squashed: AtomicBool::new(false),
             base: base.clone(),
             catalog: catalog.clone(),
             buffer: buffer.clone(),

@@ -60,8 +60,8 @@ impl Lifecycle {
     }
 
     /// Checks everything, and removes what the check has left nameless: see [`Integrity::fsck`].
-    pub fn fsck(&self, dry_run: bool, checksums: bool) -> FsckReport {
-        let report = self.integrity.fsck(dry_run, checksums);
+    pub fn fsck(&self, dry_run: bool, checksums: bool, served: bool) -> FsckReport {
+        let report = self.integrity.fsck(dry_run, checksums, served);
         if !dry_run {
             self.files.collect_garbage();
         }

@@ -225,11 +225,11 @@ impl PfsTree {
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o7777);
         let name = checked(name)?;
-        // Reading the copy back must not move the time of last access that it is given.
-        match rustix::fs::openat(dir, name, flags | OFlags::NOATIME, mode) {
-            Err(rustix::io::Errno::PERM) => Ok(rustix::fs::openat(dir, name, flags, mode)?.into()),
-            opened => Ok(opened?.into()),
-        }
+        // Never with O_NOATIME: where the PFS gives a new file another owner than this thread's user, that
+        // fails although the file has been made.
+        let file = File::from(rustix::fs::openat(dir, name, flags, mode)?);
+        read_without_trace(&file);
+        Ok(file)
     }
 
     /// Space and inodes of the file system below.
@@ -268,6 +268,14 @@ pub struct FsId {
 
 /// File systems whose snapshots have the root of what they are of: Btrfs, ZFS.
 const SUBVOLUME_TYPES: [u64; 2] = [0x9123_683e, 0x2fc1_2fc1];
+
+/// Reading the copy back must not move the time of last access that it is given, where that can be had.
+fn read_without_trace(file: &File) {
+    if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
+        // Refused where the file is not this thread's user's.
+        let _ = rustix::fs::fcntl_setfl(file, flags | OFlags::NOATIME);
+    }
+}
 
 fn totals(stat: rustix::fs::StatVfs) -> Statfs {
     Statfs {

@@ -120,6 +120,7 @@ fn bad_input_sizes_that_do_not_parse_or_do_not_fit() {
         ("--ssd", "ssd:900PiB", "more than its file system has"),
         ("--ssd", "none", "make the directory first"),
         ("--ssd", "pfs/sub", "lies inside the PFS"),
+        ("--ssd", "ssd:1GiB:2GiB", "a size is given twice"),
     ] {
         assert_refused(&cluster, &changed(&cluster, flag, value), part);
     }
@@ -154,6 +155,14 @@ fn bad_input_configuration_with_unknown_keys_or_values() {
         ),
         ("policy = \"best\"\n", "bbos, maxbw"),
         ("[[rule]]\npath = \"ckpt/**\"\n", "must start with '/'"),
+        (
+            "[[rule]]\npath = \"/*/ckpt-{Version}/**\"\n",
+            "rule path '/*/ckpt-{Version}/**': {Version} is no placeholder; there are {app} and {version}",
+        ),
+        (
+            "[[rule]]\npath = \"/run/ckpt-*\"\ngroup = \"commit\"\n",
+            "rule path '/run/ckpt-*': group needs {version}",
+        ),
         ("dram = \n", "line 1"),
     ] {
         fs::write(&config, text).expect("configuration");

@@ -5,10 +5,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use forebay_testkit::{
     Cluster, LONG, Output, needs_file, needs_root, pattern, program_for_everybody, run_bounded,
-    write_file,
+    wait_until, write_file,
 };
 
 /// The user `nobody`, by number.
@@ -19,6 +20,64 @@ fn as_nobody(folder: &Path, line: &str) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", line]).current_dir(folder);
     run_bounded(command.uid(NOBODY).gid(NOBODY), LONG)
+}
+
+#[test]
+fn promise_2_files_drain_to_a_pfs_that_gives_them_another_owner() {
+    if needs_root() {
+        return;
+    }
+    const CHOSEN: u32 = 1234;
+    let cluster = Cluster::builder().squashing_pfs(CHOSEN).lazy().up();
+    fs::set_permissions(
+        cluster.fuse_pfs().behind(""),
+        PermissionsExt::from_mode(0o1777),
+    )
+    .expect("chmod");
+    wait_until("the mode is seen", || {
+        cluster.mnt("").metadata().expect("metadata").mode() & 0o7777 == 0o1777
+    });
+    fs::write(cluster.mnt("roots"), "root").expect("write");
+    as_nobody(
+        &cluster.mnt(""),
+        "umask 022; echo mine > nobodys; chmod u+s nobodys; echo next > other",
+    )
+    .ok();
+    cluster.drain("");
+    for (name, content) in [
+        ("nobodys", "mine\n"),
+        ("other", "next\n"),
+        ("roots", "root"),
+    ] {
+        let there = cluster.fuse_pfs().behind(name);
+        assert_eq!(fs::read_to_string(&there).expect(name), content);
+        let meta = there.metadata().expect("metadata");
+        assert_eq!(
+            (meta.uid(), meta.mode() & 0o7777),
+            (CHOSEN, 0o644),
+            "{name}"
+        );
+    }
+    // That is no error, and no change by an outsider: the copy stays.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(cluster.where_state("nobodys"), "clean");
+    assert_eq!(
+        fs::read_to_string(cluster.mnt("nobodys")).expect("read"),
+        "mine\n"
+    );
+    let status = cluster.status();
+    assert_eq!(
+        (&status["errors_total"], &status["conflicts_total"]),
+        (&0.into(), &0.into()),
+        "{status}"
+    );
+    // It is rewritten, too.
+    as_nobody(&cluster.mnt(""), "echo more >> nobodys").ok();
+    cluster.drain("");
+    assert_eq!(
+        fs::read_to_string(cluster.fuse_pfs().behind("nobodys")).expect("read"),
+        "mine\nmore\n"
+    );
 }
 
 #[test]

@@ -2,14 +2,16 @@
 
 use std::fs;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_namespace::{Copy, Demotion};
 use forebay_tiers::{
-    ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, Object, ObjectStat, PfsStat,
-    PfsTree, WriteBehind, apply_metadata, copy_to_new, start_writeback, verify, wait_writeback,
+    ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, MetadataWarning, Object,
+    ObjectStat, PfsStat, PfsTree, WriteBehind, apply_metadata, copy_to_new, start_writeback,
+    verify, wait_writeback,
 };
-use forebay_types::{Errno, failpoint};
+use forebay_types::{Errno, Statfs, failpoint};
 
 use super::{Failure, on_pfs};
 use crate::base::settings::Verify;
@@ -196,7 +198,38 @@ fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Fai
         let what = "its directory on the PFS: it was removed there; run 'forebay fsck'";
         return Failure::Error(Errno::ENOENT, what.into());
     }
-    on_pfs("temporary file")(error)
+    let errno = Errno::from(&error);
+    let meta = &demotion.meta;
+    match errno {
+        Errno::EACCES | Errno::EPERM => {
+            let us = rustix::process::geteuid().as_raw();
+            let whom = match us == meta.uid {
+                true => "you".to_string(),
+                false => format!("user {}", meta.uid),
+            };
+            let what = format!(
+                "its directory on the PFS is not writable for {whom} ({error}): after chmod u+w {} it is tried again",
+                demotion.dir.path().escape_ascii()
+            );
+            Failure::Error(errno, what)
+        }
+        Errno::ENOSPC
+            if drain
+                .ns
+                .pfs()
+                .statfs()
+                .is_ok_and(|stat| has_no_inode(&stat)) =>
+        {
+            let what = format!("temporary file on the PFS: it has no inodes left ({error})");
+            Failure::Error(errno, what)
+        }
+        _ => on_pfs("temporary file")(error),
+    }
+}
+
+/// Whether a file system that counts inodes has none left for a new file. (btrfs and others count none.)
+fn has_no_inode(stat: &Statfs) -> bool {
+    stat.files > 0 && stat.files_free == 0
 }
 
 /// As the owner, where the PFS lets them. The second field: it has a (temporary) name.
@@ -256,6 +289,19 @@ pub(super) fn give_attributes(
     };
     let warnings = apply_metadata(pfs, file.file(), &now, &wanted).map_err(on_pfs("attributes"))?;
     for warning in warnings {
+        if let MetadataWarning::Owner { .. } = warning {
+            // So it is of every file of the user: once is enough.
+            if !drain.squashed.swap(true, Ordering::Relaxed) {
+                let path = demotion.file.path();
+                tracing::warn!(
+                    "{}, of user {} and group {}, {warning}; so do others, which are not named",
+                    path.escape_ascii(),
+                    meta.uid,
+                    meta.gid
+                );
+            }
+            continue;
+        }
         drain
             .base
             .report(demotion.file.path(), Errno::EOPNOTSUPP, warning.to_string());
@@ -265,7 +311,21 @@ pub(super) fn give_attributes(
 
 #[cfg(test)]
 mod tests {
+    use forebay_types::Statfs;
+
     use crate::testing::{Lab, drain, strand};
+
+    #[test]
+    fn a_file_system_without_inodes_is_told_from_one_that_counts_none() {
+        let stat = |files, files_free| Statfs {
+            files,
+            files_free,
+            ..Statfs::default()
+        };
+        assert!(super::has_no_inode(&stat(100, 0)));
+        assert!(!super::has_no_inode(&stat(100, 1)));
+        assert!(!super::has_no_inode(&stat(0, 0)));
+    }
 
     #[test]
     fn a_removed_directory_is_called_so_whatever_its_file_system_says() {

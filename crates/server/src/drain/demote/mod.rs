@@ -190,9 +190,23 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
 
 fn note_failure(drain: &Drain, file: &File, errno: Errno, reason: &str) {
     file.lock().fail_demotion(errno);
-    drain
-        .base
-        .report(file.path(), errno, not_demoted(drain, file, reason));
+    report(drain, file, errno, reason);
+}
+
+/// Says that a demotion has failed, unless somebody has removed the file meanwhile: then there is nothing to be told,
+/// and its object may be gone.
+fn report(drain: &Drain, file: &File, errno: Errno, reason: &str) {
+    let path = file.path();
+    let told = not_demoted(drain, file, reason);
+    // The object goes after the name: looked at in the other order.
+    if file.lock().is_unlinked() {
+        return;
+    }
+    drain.base.report(path.clone(), errno, told);
+    // Who removes it forgets its error: before it was told, perhaps.
+    if file.lock().is_unlinked() {
+        drain.base.errors().clear(&path);
+    }
 }
 
 /// What a person is told of a demotion that has failed.
@@ -395,9 +409,7 @@ fn give_up_keeping(drain: &Drain, demotion: &Demotion, failure: Failure) {
     let (errno, failed) = match &failure {
         Failure::Superseded => (None, false),
         Failure::Error(errno, reason) => {
-            drain
-                .base
-                .report(file.path(), *errno, not_demoted(drain, file, reason));
+            report(drain, file, *errno, reason);
             (Some(*errno), true)
         }
     };
@@ -411,11 +423,11 @@ fn give_up_keeping(drain: &Drain, demotion: &Demotion, failure: Failure) {
         .opens()
         .by_ino(file.ino)
         .is_some_and(|open| open.is_written());
-    let again = !written && !file.lock().is_unlinked();
+    let unlinked = file.lock().is_unlinked();
     drain.buffer.queue().finished(&[Finished {
         object: file.object,
-        again,
-        failed,
+        again: !written && !unlinked,
+        failed: failed && !unlinked,
     }]);
 }
 
@@ -494,6 +506,28 @@ mod tests {
         told(format!("(tier {tier})").as_bytes(), "has been removed");
         drain(rooms);
         assert_eq!(lab.on_pfs("new"), b"new");
+    }
+
+    #[test]
+    fn a_file_that_is_removed_while_its_demotion_fails_has_nothing_to_report() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        close_new(rooms, &["f"]);
+        let drain = &rooms.drain;
+        let queue = rooms.buffer.queue();
+        queue.add_urgent(queue.waiting()[0]);
+        let object = drain.next_batch()[0];
+        let demotion = super::begin(drain, object).expect("dirty");
+        let failure = super::Failure::Error(Errno::EFBIG, "copy".into());
+        super::note_failure(drain, &demotion.file, Errno::EFBIG, "copy");
+        assert_eq!(rooms.base.errors().all().len(), 1);
+        rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
+        rooms.base.forget_error(Ino::ROOT, b"f");
+        rooms.files.collect_garbage();
+        super::give_up(drain, &demotion, failure);
+        super::note_failure(drain, &demotion.file, Errno::EFBIG, "copy");
+        assert_eq!(rooms.base.errors().all(), []);
+        assert!(rooms.buffer.queue().waiting().is_empty());
     }
 
     #[test]

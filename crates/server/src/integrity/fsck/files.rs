@@ -14,7 +14,7 @@ use crate::integrity::Integrity;
 use crate::integrity::identity::{IdentityCheck, mismatch};
 
 /// What the record says, taken at one moment.
-struct Facts {
+pub(super) struct Facts {
     file: Arc<File>,
     path: Vec<u8>,
     residency: Residency,
@@ -23,27 +23,35 @@ struct Facts {
     original: Option<PfsStat>,
 }
 
+impl Facts {
+    /// Of a file that is at rest.
+    pub(super) fn of(file: &Arc<File>) -> Option<Facts> {
+        let path = file.path();
+        let state = file.lock();
+        if state.is_unlinked() || state.demoting {
+            return None;
+        }
+        let mut residency = state.residency;
+        // That of a copy which was made before the kernel went on writing.
+        residency.crc = residency.crc.filter(|_| !residency.writing);
+        Some(Facts {
+            file: file.clone(),
+            path,
+            residency,
+            size: state.meta.size,
+            original: None,
+        })
+    }
+}
+
 impl Check<'_> {
     /// One file that nobody has open.
     pub(super) fn file(&mut self, file: &Arc<File>) {
-        let (residency, size, name) = {
-            let state = file.lock();
-            if state.is_unlinked() || state.demoting {
-                return;
-            }
-            let name = state.names.first().cloned();
-            let mut residency = state.residency;
-            // That of a copy which was made before the kernel went on writing.
-            residency.crc = residency.crc.filter(|_| !residency.writing);
-            (residency, state.meta.size, name)
+        let Some(mut facts) = Facts::of(file) else {
+            return;
         };
-        let mut facts = Facts {
-            file: file.clone(),
-            path: file.path(),
-            residency,
-            size,
-            original: None,
-        };
+        let residency = facts.residency;
+        let name = file.lock().names.first().cloned();
         if residency.clean && (residency.published.is_none() || residency.writing) {
             let problem = "its record calls it drained, but knows of nothing on the PFS";
             return self.wrong(&facts, Damage::RecordInconsistent, problem.into(), false);
@@ -113,7 +121,7 @@ impl Check<'_> {
     }
 
     /// The object, if it is there and of the right length.
-    fn object(&mut self, facts: &Facts) -> Option<Arc<dyn Object>> {
+    pub(super) fn object(&mut self, facts: &Facts) -> Option<Arc<dyn Object>> {
         let (tier, id) = (facts.residency.tier, facts.file.object);
         let opened = self.integrity.buffer.tiers().open_object(tier, id);
         let stat = opened.and_then(|object| object.stat().map(|stat| (object, stat.size)));
@@ -208,7 +216,28 @@ impl Check<'_> {
         }
     }
 
+    /// On a running burst buffer files are drained, moved, opened, renamed, released and removed while they are looked at.
+    fn has_changed(&self, facts: &Facts) -> bool {
+        let buffer = &self.integrity.buffer;
+        let here = buffer.file(facts.file.object);
+        if here.is_none_or(|file| !Arc::ptr_eq(&file, &facts.file))
+            || facts.file.path() != facts.path
+            || buffer.opens().by_ino(facts.file.ino).is_some()
+        {
+            return true;
+        }
+        let state = facts.file.lock();
+        let key = |r: &Residency| (r.tier, r.generation, r.clean, r.published, r.shadow);
+        state.is_unlinked()
+            || state.demoting
+            || state.meta.size != facts.size
+            || key(&state.residency) != key(&facts.residency)
+    }
+
     fn wrong(&mut self, facts: &Facts, damage: Damage, problem: String, object_good: bool) {
+        if self.served && self.has_changed(facts) {
+            return;
+        }
         let known = Knowledge {
             clean: facts.residency.clean,
             original_good: needs_original(damage) && self.original_good(facts),

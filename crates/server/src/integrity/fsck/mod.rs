@@ -30,6 +30,10 @@ struct Check<'a> {
     originals: bool,
     /// The caller has claimed the file.
     claimed: bool,
+    /// The burst buffer is running: files come and go meanwhile.
+    served: bool,
+    /// Objects that no record named when they were listed.
+    unknown: Vec<(TierId, ObjectId)>,
     report: FsckReport,
 }
 
@@ -43,14 +47,17 @@ struct Wrong {
 
 impl Integrity {
     /// Checks everything and, unless `dry_run`, mends what can be mended. `checksums` reads every
-    /// object whose checksum is known, and of clean ones what the PFS has too.
-    pub fn fsck(&self, dry_run: bool, checksums: bool) -> FsckReport {
+    /// object whose checksum is known, and of clean ones what the PFS has too. `served`: files come and go
+    /// meanwhile; what is no longer so when it is about to be mended is no finding.
+    pub fn fsck(&self, dry_run: bool, checksums: bool, served: bool) -> FsckReport {
         let mut check = Check {
             integrity: self,
             dry_run,
             checksums,
             originals: checksums,
             claimed: false,
+            served,
+            unknown: Vec::new(),
             report: FsckReport::default(),
         };
         check.pfs_answers();
@@ -75,6 +82,9 @@ impl Integrity {
             checksums: true,
             originals: false,
             claimed: true,
+            // Nobody else touches what is claimed.
+            served: false,
+            unknown: Vec::new(),
             report: FsckReport::default(),
         };
         check.file(file);
@@ -133,6 +143,8 @@ impl Check<'_> {
             _ if self.dry_run => true,
             _ => match act(self.integrity, remedy) {
                 Ok(()) => true,
+                // Somebody has removed it since it was seen.
+                Err(Errno::ENOENT) if self.served => return,
                 Err(errno) => {
                     action = format!("{action}; that failed: {}", errno.message());
                     false
@@ -196,3 +208,93 @@ fn keep_record(integrity: &Integrity, key: &[u8], value: &[u8]) -> Result<(), Er
 
 /// Objects by tier.
 type Listed = Vec<(TierId, HashSet<ObjectId>)>;
+
+#[cfg(test)]
+mod tests {
+    use forebay_namespace::Garbage;
+    use forebay_types::{Errno, Ino};
+    use forebay_wire::control::Finding;
+
+    use super::*;
+    use crate::testing::{FLASH, Lab, create};
+
+    fn check(integrity: &Integrity) -> Check<'_> {
+        Check {
+            integrity,
+            dry_run: false,
+            checksums: false,
+            originals: false,
+            claimed: false,
+            served: true,
+            unknown: Vec::new(),
+            report: FsckReport::default(),
+        }
+    }
+
+    fn found(served: bool, errno: Errno) -> Vec<Finding> {
+        let lab = Lab::new();
+        let mut check = Check {
+            served,
+            ..check(&lab.rooms().integrity)
+        };
+        let wrong = Wrong {
+            damage: Damage::StrayCopy,
+            subject: b"f".to_vec(),
+            problem: String::new(),
+            known: Knowledge::default(),
+        };
+        check.found(wrong, |_, _| Err(errno));
+        check.report.findings
+    }
+
+    #[test]
+    fn what_somebody_has_just_removed_is_no_finding() {
+        assert_eq!(found(true, Errno::ENOENT), []);
+        assert_eq!(found(true, Errno::EIO).len(), 1);
+        assert_eq!(
+            found(false, Errno::ENOENT).len(),
+            1,
+            "nobody else was there"
+        );
+    }
+
+    #[test]
+    fn what_is_being_removed_on_a_running_burst_buffer_is_no_finding() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+        let integrity = &rooms.integrity;
+        let object = ObjectId(0x77_0000_0042);
+        let slot = integrity.buffer.tiers().get(FLASH).expect("flash");
+        let identity = rooms.buffer.identity(&rooms.buffer.files()[0], false);
+        slot.tier.create(object, &identity).expect("object");
+        let garbage = [Garbage {
+            object,
+            tiers: [Some(FLASH), None],
+        }];
+        for (served, findings) in [(true, 0), (false, 1)] {
+            let mut check = Check {
+                served,
+                ..check(integrity)
+            };
+            check.object_at(FLASH, slot, object, &garbage);
+            assert_eq!(check.report.findings.len(), findings);
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_removed_while_it_is_looked_at_is_no_finding() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+        let file = rooms.buffer.files().remove(0);
+        let facts = files::Facts::of(&file).expect("facts");
+        rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
+        rooms.files.collect_garbage();
+        let mut check = check(&rooms.integrity);
+        assert!(check.object(&facts).is_none());
+        assert_eq!(check.report.findings, []);
+    }
+}

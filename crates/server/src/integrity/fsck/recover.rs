@@ -117,21 +117,38 @@ impl Integrity {
         hint: &Hint,
     ) -> Result<Vec<u8>, Errno> {
         let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
-        let pfs = self.ns.pfs();
-        let (dir, above) = self.deepest(&hint.path)?;
-        let name = hint.name(object);
         let source = slot.tier.open(object)?;
+        let (dir, above) = self.deepest(&hint.path)?;
+        // From here on it is not the object that is missing: its directory went meanwhile.
+        self.put_beside(&*source, object, hint, &dir, &above)
+            .map_err(|errno| match errno {
+                Errno::ENOENT => Errno::ESTALE,
+                other => other,
+            })
+    }
+
+    /// The copy gets its name in this directory; the path to it.
+    fn put_beside(
+        &self,
+        source: &dyn Object,
+        object: ObjectId,
+        hint: &Hint,
+        dir: &PfsDir,
+        above: &[u8],
+    ) -> Result<Vec<u8>, Errno> {
+        let pfs = self.ns.pfs();
+        let name = hint.name(object);
         let temporary = PfsTree::temporary_name(self.ns.instance(), object, Default::default());
-        let make = || pfs.create_temporary(&dir, &temporary, 0o600);
+        let make = || pfs.create_temporary(dir, &temporary, 0o600);
         let file = match make() {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
-                pfs.unlink(&dir, &temporary)?;
+                pfs.unlink(dir, &temporary)?;
                 make()
             }
             made => made,
         };
         let file = FileObject::new(file?);
-        let report = copy(&*source, &file, &CopyControl::NONE).map_err(|e| e.errno())?;
+        let report = copy(source, &file, &CopyControl::NONE).map_err(|e| e.errno())?;
         let attributes = SetAttr {
             uid: Some(hint.uid),
             gid: Some(hint.gid),
@@ -145,18 +162,18 @@ impl Integrity {
         file.sync(false)?;
         forebay_tiers::verify(&file, &report, &|| false).map_err(|e| e.errno())?;
         failpoint::hit(failpoint::Point::FsckCopied);
-        match pfs.rename(&dir, &temporary, &dir, &name, RenameMode::NoReplace) {
+        match pfs.rename(dir, &temporary, dir, &name, RenameMode::NoReplace) {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
                 // A check that was killed had put it there.
-                let there = FileObject::new(pfs.open_file(&dir, &name, false)?);
+                let there = FileObject::new(pfs.open_file(dir, &name, false)?);
                 forebay_tiers::verify(&there, &report, &|| false).map_err(|_| Errno::EEXIST)?;
-                pfs.unlink(&dir, &temporary)?;
+                pfs.unlink(dir, &temporary)?;
             }
             renamed => renamed?,
         }
         failpoint::hit(failpoint::Point::FsckNamed);
-        pfs.sync_dir(&dir)?;
-        Ok([&above[..], &name].concat())
+        pfs.sync_dir(dir)?;
+        Ok([above, &name].concat())
     }
 
     /// The object of which the PFS has the data now goes.

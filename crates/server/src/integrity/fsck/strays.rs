@@ -1,6 +1,7 @@
 //! Records without files, objects without records, unfinished copies without a demotion.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use forebay_namespace::{Garbage, RecordTrouble};
 use forebay_policy::repair::{Damage, Knowledge};
@@ -11,6 +12,9 @@ use super::{Check, Listed, Wrong, keep_record};
 use crate::buffer::tierset::Slot;
 use crate::integrity::Integrity;
 
+/// Between its object and its record a file that is being made has so long.
+const MAKING: Duration = Duration::from_millis(500);
+
 /// What is wrong with something that is no file.
 fn stray(damage: Damage, subject: Vec<u8>, problem: String) -> Wrong {
     Wrong {
@@ -19,6 +23,10 @@ fn stray(damage: Damage, subject: Vec<u8>, problem: String) -> Wrong {
         problem,
         known: Knowledge::default(),
     }
+}
+
+fn is_missing<T>(found: &std::io::Result<T>) -> bool {
+    matches!(found, Err(e) if e.raw_os_error() == Some(libc::ENOENT))
 }
 
 fn in_tier(object: ObjectId, slot: &Slot) -> Vec<u8> {
@@ -105,7 +113,21 @@ impl Check<'_> {
                 self.object_at(*tier, slot, *object, &garbage);
             }
         }
+        self.unknown_objects();
         self.unfinished_copies();
+    }
+
+    /// Objects that no record names. One that is just being made has none yet.
+    fn unknown_objects(&mut self) {
+        let unknown = std::mem::take(&mut self.unknown);
+        if self.served && !unknown.is_empty() {
+            std::thread::sleep(MAKING);
+        }
+        for (tier, object) in unknown {
+            if let Some(slot) = self.integrity.buffer.tiers().get(tier) {
+                self.unknown_object(tier, slot, object);
+            }
+        }
     }
 
     fn list(&mut self) -> Listed {
@@ -126,7 +148,13 @@ impl Check<'_> {
     }
 
     /// An object, by where it lies: is it the one that its record means?
-    fn object_at(&mut self, tier: TierId, slot: &Slot, object: ObjectId, garbage: &[Garbage]) {
+    pub(super) fn object_at(
+        &mut self,
+        tier: TierId,
+        slot: &Slot,
+        object: ObjectId,
+        garbage: &[Garbage],
+    ) {
         let is_garbage = garbage.iter().any(|g| g.object == object);
         if let Some(file) = self.integrity.buffer.file(object) {
             let residency = file.lock().residency;
@@ -136,16 +164,25 @@ impl Check<'_> {
                 return;
             }
         }
-        let remove = move |_: &Integrity, _| Ok(slot.tier.remove(object)?);
         if is_garbage {
+            if self.served {
+                // It is being removed.
+                return;
+            }
             let problem = "was to be removed and is still there".to_string();
             let wrong = stray(Damage::Garbage, in_tier(object, slot), problem);
-            return self.found(wrong, move |integrity, remedy| {
-                remove(integrity, remedy)?;
+            return self.found(wrong, move |integrity, _| {
+                slot.tier.remove(object)?;
                 failpoint::hit(failpoint::Point::FsckGarbage);
                 Ok(integrity.ns.garbage_removed(&[object])?)
             });
         }
+        self.unknown.push((tier, object));
+    }
+
+    /// An object that no record named a moment ago.
+    fn unknown_object(&mut self, tier: TierId, slot: &Slot, object: ObjectId) {
+        let remove = move |_: &Integrity, _| Ok(slot.tier.remove(object)?);
         // Created since the files were looked at, or removed since the objects were.
         let Ok(stat) = slot.tier.open(object).and_then(|o| o.stat()) else {
             return;
@@ -207,6 +244,12 @@ impl Check<'_> {
                     state.demoting || state.residency.temporary.is_some()
                 });
                 if under_way {
+                    continue;
+                }
+                // Published, or given up, since they were listed.
+                let handle = self.integrity.ns.open_dir(&dir);
+                let pfs = self.integrity.ns.pfs();
+                if handle.is_ok_and(|handle| is_missing(&pfs.stat(&handle, &name))) {
                     continue;
                 }
                 let problem = "an unfinished copy that nobody is making".to_string();

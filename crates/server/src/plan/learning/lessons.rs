@@ -221,9 +221,16 @@ impl Plan {
         let Ok((open, _)) = self.buffer.opens().file(handle) else {
             return;
         };
-        let (application, is_hit) = match &*open.target.read() {
+        let (application, changed_s) = match &*open.target.read() {
             Target::Buffer { file, .. } => match self.catalog.apps().of(file.object) {
-                Some((number, _)) => (number, true),
+                Some((number, _)) => {
+                    let state = file.lock();
+                    let changed = state.meta.mtime.max(state.meta.ctime);
+                    (
+                        number,
+                        Some(changed.sec as f64 + f64::from(changed.nsec) / 1e9),
+                    )
+                }
                 None => return,
             },
             Target::Pfs { .. } if flags.writes() => return,
@@ -231,7 +238,7 @@ impl Plan {
                 let path = node.parent.path_of(&node.name);
                 let identity = self.catalog.rules().identify(&path);
                 match self.catalog.apps().number(&identity.application) {
-                    Some(number) => (number, false),
+                    Some(number) => (number, None),
                     None => return,
                 }
             }
@@ -239,7 +246,7 @@ impl Plan {
         if flags.writes() {
             self.note_writer(application, cred.pid, &open);
         } else {
-            self.note_reader(application, cred.pid, is_hit);
+            self.note_reader(application, cred.pid, changed_s);
         }
     }
 
@@ -311,7 +318,8 @@ impl Plan {
         }
     }
 
-    fn note_reader(&self, application: u32, pid: u32, is_hit: bool) {
+    /// `changed_s`: when the file was last changed, if it is in the burst buffer.
+    fn note_reader(&self, application: u32, pid: u32, changed_s: Option<f64>) {
         let now_s = self.learning.now_s();
         let mut inner = self.learning.inner.lock();
         if !inner.runs.contains_key(&application) {
@@ -336,6 +344,11 @@ impl Plan {
         if !runs.detector.is_armed() || runs.writers.contains(&pid) {
             return;
         }
+        let unknown = runs.writers.is_empty();
+        if unknown && changed_s.is_some_and(|at_s| !runs.detector.may_restart_from(at_s, now_s)) {
+            // Written before the start: by whom is not known.
+            return;
+        }
         if runs
             .bystander
             .is_some_and(|(p, at_s)| p == pid && now_s - at_s < BYSTANDER_S)
@@ -358,7 +371,7 @@ impl Plan {
             .on_read_open(opener(pid), ReadPurpose::User, writers, now_s);
         if let Some(mtbf_s) = restart {
             inner.restarts += 1;
-            inner.hits += u64::from(is_hit);
+            inner.hits += u64::from(changed_s.is_some());
             inner.changed = true;
             drop(inner);
             self.catalog.apps().set_mtbf(application, mtbf_s);
