@@ -115,7 +115,7 @@ class Ledger:
         """Compares with what is below `root`. strict: the power was not cut, all that was answered is there."""
         found = self._read(root)
         if not strict:
-            # On the rung `memory` a cut may leave whatever the PFS had under these names or the ones before.
+            # On the level `memory` a cut may leave whatever the PFS had under these names or the ones before.
             found = {name: one for name, one in found.items() if not name.startswith("mem/")}
         by_file = {}
         for name, (file, blocks) in found.items():

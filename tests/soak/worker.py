@@ -199,7 +199,7 @@ class Worker(Mappings):
                 with mmap.mmap(fd, 0) as pages:
                     pages[at * BLOCK:(at + 1) * BLOCK] = block(self.ledger.worker, file.number, at, version)
                     pages.flush()
-                # Under passthrough the kernel flushes the object by itself; the rung is asked for by fsync.
+                # Under passthrough the kernel flushes the object by itself; the level is asked for by fsync.
                 os.fsync(fd)
                 os.close(fd)
                 code = 0
@@ -228,7 +228,7 @@ class Worker(Mappings):
         file, name = self.some(), self.name()
         if not file or self.ledger.at(name) or len(file.names) > 3:
             return
-        # Names on several rungs would make it hard to say what fsync promises.
+        # Names on several levels would make it hard to say what fsync promises.
         if {n.startswith(("safe/", "mem/")) for n in file.names | {name}} != {False}:
             return
         file.unsure = True

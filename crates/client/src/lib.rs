@@ -244,9 +244,9 @@ impl Client {
 
     /// For how long the PFS has not answered, zero while it does, and how long requests wait for
     /// it. Never waits itself.
-    pub fn pulse(&self) -> Result<(Duration, Duration), Errno> {
-        match self.call(Request::Pulse)? {
-            Response::Pulse {
+    pub fn health(&self) -> Result<(Duration, Duration), Errno> {
+        match self.call(Request::PfsHealth)? {
+            Response::PfsHealth {
                 silent_ms,
                 give_up_after_ms,
             } => Ok((
@@ -403,7 +403,7 @@ impl Client {
         }
     }
 
-    /// What was written is as durable as the file's rung says.
+    /// What was written is as durable as the file's level says.
     pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
         self.done(Request::Fsync { handle, data_only })
     }

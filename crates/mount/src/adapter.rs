@@ -22,7 +22,9 @@ use parking_lot::Mutex;
 use crate::backing::Backings;
 use crate::belief::Belief;
 use crate::convert::{cred, errno, ino, kind, maker, set_time, xattr_mode};
-use crate::desk::{Desk, Pending, Turn, answer_attr, answer_entry, answer_xattr, finish};
+use crate::inflight::{
+    InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_xattr, finish,
+};
 use crate::pool::Pool;
 use crate::waiting::Waiting;
 use crate::wishes::wish;
@@ -34,7 +36,7 @@ pub(crate) struct Adapter {
     pub(crate) client: Client,
     pub(crate) backings: Backings,
     pub(crate) pool: Pool,
-    pub(crate) desk: Arc<Desk>,
+    pub(crate) in_flight: Arc<InFlightTable>,
     pub(crate) belief: Arc<Belief>,
     pub(crate) waiting: Arc<Waiting>,
     pub(crate) passthrough: AtomicBool,
@@ -49,7 +51,7 @@ impl Adapter {
     pub(crate) fn new(
         client: Client,
         passthrough: bool,
-        desk: Arc<Desk>,
+        in_flight: Arc<InFlightTable>,
         pool: Pool,
         belief: Arc<Belief>,
     ) -> io::Result<Adapter> {
@@ -57,7 +59,7 @@ impl Adapter {
             client,
             backings: Backings::default(),
             pool,
-            desk,
+            in_flight,
             belief,
             waiting: Arc::default(),
             passthrough: AtomicBool::new(passthrough),
@@ -91,7 +93,7 @@ impl Filesystem for Adapter {
 
     fn destroy(&mut self) {
         self.pool.end();
-        self.desk.end();
+        self.in_flight.end();
         if let Some(call) = self.ended.lock().take() {
             call();
         }
@@ -99,7 +101,7 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let pending = Pending::Lookup(reply, ino(parent), name.as_bytes().into());
-        let turn = self.desk.turn(pending);
+        let turn = self.in_flight.turn(pending);
         self.entry(self.client.lookup(ino(parent), name.as_bytes()), &turn);
     }
 
@@ -110,7 +112,7 @@ impl Filesystem for Adapter {
 
     fn getattr(&self, _: &Request, node: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let (node, fh) = (ino(node), fh.map(handle));
-        let turn = self.desk.turn(Pending::Getattr(reply, node, fh));
+        let turn = self.in_flight.turn(Pending::Getattr(reply, node, fh));
         answer_attr(&self.belief, self.client.getattr(node, fh), &turn);
     }
 
@@ -148,19 +150,19 @@ impl Filesystem for Adapter {
         );
         // A change of size may bring a file in from the PFS.
         if size.is_some_and(|size| size > 0) {
-            let (desk, belief) = (self.desk.clone(), self.belief.clone());
+            let (in_flight, belief) = (self.in_flight.clone(), self.belief.clone());
             self.pool.run(Box::new(move |_| {
-                let turn = desk.waiting_turn(reply);
+                let turn = in_flight.waiting_turn(reply);
                 answer_attr(&belief, client.setattr(node, fh, set, who), &turn);
             }));
         } else {
-            let turn = self.desk.turn(reply);
+            let turn = self.in_flight.turn(reply);
             answer_attr(&self.belief, client.setattr(node, fh, set, who), &turn);
         }
     }
 
     fn readlink(&self, _: &Request, node: INodeNo, reply: ReplyData) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let found = self.client.readlink(ino(node));
         match (turn.reply::<ReplyData>(), found) {
             (Some(reply), Ok(target)) => reply.data(&target),
@@ -179,7 +181,7 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let made = self.client.mknod(
             ino(parent),
             name.as_bytes(),
@@ -200,7 +202,7 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let perm = (mode & 0o7777) as u16;
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let made = self
             .client
             .mkdir(ino(parent), name.as_bytes(), perm, maker(request, umask));
@@ -208,7 +210,7 @@ impl Filesystem for Adapter {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let done = self
             .client
             .unlink(ino(parent), name.as_bytes(), cred(request));
@@ -216,7 +218,7 @@ impl Filesystem for Adapter {
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let done = self
             .client
             .rmdir(ino(parent), name.as_bytes(), cred(request));
@@ -232,7 +234,7 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let target = target.as_os_str().as_bytes();
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let made = self
             .client
             .symlink(ino(parent), name.as_bytes(), target, cred(request));
@@ -259,7 +261,7 @@ impl Filesystem for Adapter {
             (ino(parent), name.as_bytes()),
             (ino(newparent), newname.as_bytes()),
         );
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         finish(self.client.rename(from, to, mode, cred(request)), &turn);
     }
 
@@ -271,7 +273,7 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let made = self
             .client
             .link(ino(node), ino(newparent), newname.as_bytes(), cred(request));
@@ -289,7 +291,7 @@ impl Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let perm = (mode & 0o7777) as u16;
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let made = self.client.create(
             ino(parent),
             name.as_bytes(),
@@ -310,7 +312,7 @@ impl Filesystem for Adapter {
         reply: ReplyCreate,
     ) {
         let perm = (mode & 0o7777) as u16;
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let who = maker(request, umask);
         let flags = Flags(flags as u32);
         let made = self.client.create_unnamed(ino(parent), perm, flags, who);
@@ -318,7 +320,7 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let flags = Flags(flags.0 as u32);
         let opened = self.client.open(ino(node), flags, cred(request));
         self.answer_opened(node, flags, opened, &turn);
@@ -376,22 +378,22 @@ impl Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         self.backings.release(handle(fh));
         self.belief.end_writing(handle(fh));
         finish(self.client.release(handle(fh)), &turn);
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
-        let (client, desk) = (self.client.clone(), self.desk.clone());
+        let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
         self.pool.run(Box::new(move |_| {
-            let turn = desk.waiting_turn(reply);
+            let turn = in_flight.waiting_turn(reply);
             finish(client.fsync(handle(fh), datasync), &turn);
         }));
     }
 
     fn opendir(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let opened = self.client.open_dir(ino(node));
         match (turn.reply::<ReplyOpen>(), opened) {
             (Some(reply), Ok(dir)) => reply.opened(FileHandle(dir.0), FopenFlags::empty()),
@@ -404,7 +406,7 @@ impl Filesystem for Adapter {
 
     fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
         // From the start, the PFS is asked.
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let entries = self.client.read_dir(handle(fh), offset);
         let (mut reply, entries) = match (turn.reply::<ReplyDirectory>(), entries) {
             (Some(reply), Ok(entries)) => (reply, entries),
@@ -421,21 +423,21 @@ impl Filesystem for Adapter {
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         finish(self.client.close_dir(handle(fh)), &turn);
     }
 
     fn fsyncdir(&self, _: &Request, node: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let (client, desk) = (self.client.clone(), self.desk.clone());
+        let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
         let node = ino(node);
         self.pool.run(Box::new(move |_| {
-            let turn = desk.waiting_turn(reply);
+            let turn = in_flight.waiting_turn(reply);
             finish(client.fsync_dir(node), &turn);
         }));
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let totals = self.client.statfs();
         let Some(reply) = turn.reply::<ReplyStatfs>() else {
             return;
@@ -468,7 +470,7 @@ impl Filesystem for Adapter {
         let Some(mode) = xattr_mode(flags) else {
             return reply.error(errno(Errno::EINVAL));
         };
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let done = self
             .client
             .set_xattr(ino(node), name.as_bytes(), value, mode, cred(request));
@@ -476,19 +478,19 @@ impl Filesystem for Adapter {
     }
 
     fn getxattr(&self, _: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let found = self.client.get_xattr(ino(node), name.as_bytes());
         answer_xattr(found, size, &turn);
     }
 
     fn listxattr(&self, request: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let names = self.client.list_xattr(ino(node), cred(request));
         answer_xattr(names, size, &turn);
     }
 
     fn removexattr(&self, request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let done = self
             .client
             .remove_xattr(ino(node), name.as_bytes(), cred(request));

@@ -4,7 +4,7 @@ mod adapter;
 mod backing;
 mod belief;
 mod convert;
-mod desk;
+mod inflight;
 mod opening;
 mod pool;
 mod transfer;
@@ -27,7 +27,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::belief::Belief;
-use crate::desk::Desk;
+use crate::inflight::InFlightTable;
 use crate::pool::Pool;
 
 /// Requests under way at the unmount may take so long. One that blocks in a call on the PFS is left
@@ -54,7 +54,7 @@ pub struct Mounted {
     mount_point: PathBuf,
     /// Device number of the mount: tells it from whatever may be there after it.
     dev: u64,
-    desk: Arc<Desk>,
+    in_flight: Arc<InFlightTable>,
     session: Mutex<Option<BackgroundSession>>,
     ended: adapter::EndCall,
 }
@@ -91,14 +91,14 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         SessionACL::Owner
     };
     let readers = options.threads.max(1);
-    config.n_threads = Some(readers + desk::SPARES);
-    let (desk, pool) = (Desk::new(readers), Pool::default());
+    config.n_threads = Some(readers + inflight::SPARES);
+    let (in_flight, pool) = (InFlightTable::new(readers), Pool::default());
     let passthrough = options.passthrough;
     let belief = Arc::new(Belief::default());
     let adapter = adapter::Adapter::new(
         client.clone(),
         passthrough,
-        desk.clone(),
+        in_flight.clone(),
         pool.clone(),
         belief.clone(),
     )?;
@@ -108,19 +108,19 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         None => Session::new(adapter, &options.mount_point, &config)?,
     };
     belief.tell_by(session.notifier());
-    desk.serves(session.as_fd().try_clone_to_owned()?);
+    in_flight.serves(session.as_fd().try_clone_to_owned()?);
     keep_buffers_lazy();
     let session = session.spawn()?;
-    let watched = desk.clone();
+    let watched = in_flight.clone();
     std::thread::Builder::new()
         .name("fb-watchdog".into())
-        .spawn(move || desk::watch(&watched, &client, &pool, &belief))?;
+        .spawn(move || inflight::watch(&watched, &client, &pool, &belief))?;
     // Asks the new mount itself, so it also shows that it answers.
     let dev = std::fs::metadata(&options.mount_point)?.dev();
     Ok(Mounted {
         mount_point: options.mount_point.clone(),
         dev,
-        desk,
+        in_flight,
         session: Mutex::new(Some(session)),
         ended,
     })
@@ -165,7 +165,7 @@ impl Mounted {
 
     /// Calls `f` with what happened when a thread that serves requests ends before the mount does.
     pub fn on_thread_death(&self, f: Box<dyn Fn(String) + Send + Sync>) {
-        self.desk.on_death(f);
+        self.in_flight.on_death(f);
     }
 
     /// Unmounts. `EBUSY` while it is in use, unless `lazily`: then it vanishes from the tree at
@@ -178,7 +178,7 @@ impl Mounted {
         let Some(session) = self.session.lock().take() else {
             return Ok(());
         };
-        self.desk.nudge();
+        self.in_flight.nudge();
         let begun = Instant::now();
         while !lazily && !session.guard.is_finished() && begun.elapsed() < LAST_REQUESTS {
             std::thread::sleep(Duration::from_millis(1));

@@ -13,7 +13,7 @@ use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyOpen}
 use crate::adapter::Adapter;
 use crate::belief::REVALIDATE;
 use crate::convert::{attr, errno, ino};
-use crate::desk::Turn;
+use crate::inflight::Turn;
 
 /// What a handle may do to its file.
 #[derive(Clone, Copy, PartialEq, Eq)]

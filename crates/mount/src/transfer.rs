@@ -8,13 +8,13 @@ use fuser::{ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
 use crate::adapter::Adapter;
 use crate::belief::Belief;
 use crate::convert::{errno, seek_what, space_change};
-use crate::desk::finish;
+use crate::inflight::finish;
 
 impl Adapter {
     pub(crate) fn answer_read(&self, handle: Handle, offset: u64, size: usize, reply: ReplyData) {
-        let (client, desk) = (self.client.clone(), self.desk.clone());
+        let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
         self.pool.run(Box::new(move |buffer| {
-            let turn = desk.waiting_turn(reply);
+            let turn = in_flight.waiting_turn(reply);
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
@@ -40,7 +40,7 @@ impl Adapter {
                 belief.content_changed(node);
             }
         };
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let written = self.client.write(handle, offset, data, how);
         let reply = match (turn.reply::<ReplyWrite>(), written) {
             (Some(reply), Ok(Progress::Done(n))) => {
@@ -52,15 +52,15 @@ impl Adapter {
             (None, _) => return,
         };
         // There may be no room for the copy now: the watchdog sees who waits here.
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let data = self.waiting.copy(data);
         let Some(reply) = turn.reply::<ReplyWrite>() else {
             return;
         };
-        let (client, desk) = (self.client.clone(), self.desk.clone());
+        let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
         let belief = self.belief.clone();
         self.pool.run(Box::new(move |_| {
-            let turn = desk.waiting_turn(reply);
+            let turn = in_flight.waiting_turn(reply);
             let how = WriteHow {
                 may_wait: true,
                 ..how
@@ -89,10 +89,10 @@ impl Adapter {
         let Some(change) = space_change(mode) else {
             return reply.error(errno(Errno::EOPNOTSUPP));
         };
-        let (client, desk) = (self.client.clone(), self.desk.clone());
+        let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
         let belief = self.belief.clone();
         self.pool.run(Box::new(move |_| {
-            let turn = desk.waiting_turn(reply);
+            let turn = in_flight.waiting_turn(reply);
             let done = client.change_space(handle, change, offset, len, drop_suid, true);
             if drop_suid {
                 belief.content_changed(node);
@@ -108,7 +108,7 @@ impl Adapter {
         let Ok(from) = u64::try_from(offset) else {
             return reply.error(errno(Errno::ENXIO));
         };
-        let turn = self.desk.turn(reply);
+        let turn = self.in_flight.turn(reply);
         let found = self.client.seek(handle, from, what);
         match (turn.reply::<ReplyLseek>(), found) {
             (Some(reply), Ok(found)) => reply.offset(found as i64),

@@ -14,7 +14,7 @@ use crate::{Namespace, NsError};
 impl Namespace {
     /// What the PFS last said of a directory, if it says nothing now.
     pub(crate) fn known_dir_stat(&self, dir: &Dir) -> Option<PfsStat> {
-        match self.pfs.pulse().is_silent() {
+        match self.pfs.health().is_silent() {
             true => dir.seen(),
             false => None,
         }
@@ -23,7 +23,7 @@ impl Namespace {
     /// Attributes of a directory by its name, likewise; with `remember`, counts one reference of the
     /// kernel.
     pub(crate) fn known_attr(&self, dir: &Arc<Dir>, name: &[u8], remember: bool) -> Option<Attr> {
-        if !self.pfs.pulse().is_silent() {
+        if !self.pfs.health().is_silent() {
             return None;
         }
         let child = self.known_child(dir, name)?;
@@ -45,7 +45,7 @@ impl Namespace {
 
     /// The directory of this name in another.
     pub(crate) fn child_dir(&self, dir: &Arc<Dir>, name: &[u8]) -> Result<Arc<Dir>, NsError> {
-        if self.pfs.pulse().is_silent()
+        if self.pfs.health().is_silent()
             && let Some(child) = self.known_child(dir, name)
         {
             return Ok(child);

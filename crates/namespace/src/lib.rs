@@ -10,6 +10,7 @@ mod acl;
 mod check;
 mod conflict;
 mod devices;
+mod empty_dirs;
 mod error;
 mod known;
 mod log;
@@ -29,7 +30,6 @@ mod tick;
 mod times;
 mod tree;
 mod unsettled;
-mod vacancy;
 
 pub use acl::{ACCESS as ACCESS_LIST, without_set_id};
 pub use check::RecordTrouble;

@@ -515,8 +515,8 @@ impl Namespace {
 
     /// Totals of the PFS: the burst buffer is a passage, not a place.
     pub fn statfs(&self) -> Result<Statfs, NsError> {
-        match self.pfs.pulse().totals() {
-            Some(known) if self.pfs.pulse().is_silent() => Ok(known),
+        match self.pfs.health().totals() {
+            Some(known) if self.pfs.health().is_silent() => Ok(known),
             _ => Ok(self.pfs.statfs()?),
         }
     }

@@ -53,7 +53,7 @@ impl Namespace {
         let _landing = self.landing()?;
         let _order = demotion.dir.order(&self.pfs)?;
         let _naming = demotion.file.naming(&self.pfs)?;
-        demotion.dir.vacancy.end();
+        demotion.dir.empty_dirs.end();
         let (expected, ours) = {
             let state = demotion.file.lock();
             let here = state.names.first().is_some_and(|(dir, name)| {
@@ -313,7 +313,7 @@ impl Namespace {
         let source = (&demotion.handle, &first[..]);
         for (at, (dir, name)) in names.iter().enumerate().skip(1) {
             let handle = self.open_dir(dir)?;
-            dir.vacancy.end();
+            dir.empty_dirs.end();
             let temporary = self.copy_name(file.object, demotion.generation, at);
             let target = Target {
                 dir: &handle,

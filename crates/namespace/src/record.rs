@@ -3,7 +3,7 @@
 //! ```text
 //! f/<object, 8 bytes>            a file in the burst buffer: FileRecord
 //! d/<directory, 24 bytes>        where a directory with such files is: DirRecord
-//! k/<object, 8 bytes>            checksums of the pieces of a large content: SumsRecord
+//! k/<object, 8 bytes>            checksums of the blocks of a large content: SumsRecord
 //! g/<object, 8 bytes>            an object that nobody names any more and that is to be removed: tier
 //! u/<directory, 24 bytes>        a version that is not published yet: UnpublishedRecord
 //! r/<sequence, 8 bytes>          a change of names under way on the PFS: Intent
@@ -12,7 +12,7 @@
 //!
 //! Records are written whole, so a file is always as one transaction left it.
 
-use forebay_tiers::{PIECES_MAX, PfsId, PfsStat, Sums, crc32c_update};
+use forebay_tiers::{BLOCKS_MAX, PfsId, PfsStat, Sums, crc32c_update};
 use forebay_types::{Generation, Ino, ObjectId, SetTime, TierId, TimeSpec};
 use serde::{Deserialize, Serialize};
 
@@ -357,19 +357,19 @@ impl Residency {
     /// The checksums of the content of this generation are known.
     pub(crate) fn vouch(&mut self, sums: &Sums) {
         self.crc = Some(sums.crc);
-        self.has_sums |= !sums.after_pieces.is_empty();
+        self.has_sums |= !sums.after_blocks.is_empty();
     }
 }
 
 const _: () = assert!(
-    PIECES_MAX as usize * SUM_BYTES_MAX + 64 <= forebay_kv::MAX_VALUE_BYTES,
+    BLOCKS_MAX as usize * SUM_BYTES_MAX + 64 <= forebay_kv::MAX_VALUE_BYTES,
     "the sums of the largest file fit in one value, with what stands before them"
 );
 
 /// A sum in a record takes so many bytes at most.
 const SUM_BYTES_MAX: usize = 5;
 
-/// Checksums of the pieces of a content, as `Sums` has them. They are kept beside the file's record, which is written more often
+/// Checksums of the blocks of a content, as `Sums` has them. They are kept beside the file's record, which is written more often
 /// than they change; a content of one piece has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SumsRecord {
@@ -378,9 +378,9 @@ pub struct SumsRecord {
     /// Its length, bytes.
     pub bytes: u64,
     /// Size of a piece, bytes.
-    pub piece_bytes: u64,
+    pub block_bytes: u64,
     /// CRC-32C from the beginning to the end of each piece but the last.
-    pub after_pieces: Vec<u32>,
+    pub after_blocks: Vec<u32>,
 }
 
 impl SumsRecord {
@@ -388,8 +388,8 @@ impl SumsRecord {
         SumsRecord {
             crc: sums.crc,
             bytes: sums.bytes,
-            piece_bytes: sums.piece_bytes,
-            after_pieces: sums.after_pieces.clone(),
+            block_bytes: sums.block_bytes,
+            after_blocks: sums.after_blocks.clone(),
         }
     }
 }

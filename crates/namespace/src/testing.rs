@@ -72,8 +72,8 @@ pub fn records(root: DirKey) -> Vec<(Vec<u8>, Vec<u8>)> {
     let sums = SumsRecord {
         crc: 7,
         bytes: 9 << 20,
-        piece_bytes: 4 << 20,
-        after_pieces: vec![1, 2],
+        block_bytes: 4 << 20,
+        after_blocks: vec![1, 2],
     };
     let (object, other) = (ObjectId(5), ObjectId(6));
     let written = |record: Result<Vec<u8>, NsError>| record.expect("a sample is encoded");

@@ -96,12 +96,12 @@ impl DirTimes {
 
     /// The right to change what the PFS says of the times.
     pub(crate) fn changing(&self, pfs: &PfsTree) -> std::io::Result<MutexGuard<'_, ()>> {
-        pfs.pulse().lock(&self.changing)
+        pfs.health().lock(&self.changing)
     }
 
     /// Keeps a drain from being in the middle of something while what the PFS says is looked at. `None`: who is, waits for the PFS.
     pub(crate) fn settled(&self, pfs: &PfsTree) -> Option<MutexGuard<'_, ()>> {
-        pfs.pulse().try_lock(&self.changing)
+        pfs.health().try_lock(&self.changing)
     }
 
     /// What programs see where the PFS says this: times of modification and of change.

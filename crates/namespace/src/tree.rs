@@ -14,9 +14,9 @@ use forebay_tiers::{PfsDir, PfsStat};
 use forebay_types::{Errno, Generation, Ino, ObjectId};
 use parking_lot::Mutex;
 
+use crate::empty_dirs::EmptyDirs;
 use crate::record::{DirKey, Meta, Residency, Unplaced, Xattrs};
 use crate::times::DirTimes;
-use crate::vacancy::Vacancy;
 
 mod dir;
 mod file;
@@ -63,7 +63,7 @@ pub struct Dir {
     /// The name last found missing on the PFS, and when.
     absent: Mutex<Option<(Instant, Box<[u8]>)>>,
     /// Whether the PFS has any name here.
-    pub(crate) vacancy: Vacancy,
+    pub(crate) empty_dirs: EmptyDirs,
     /// The store has this directory's record, and so its parents'.
     persisted: AtomicBool,
     /// Removed through the mount: no further names.

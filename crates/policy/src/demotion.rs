@@ -311,7 +311,7 @@ impl DrainItem {
 ///   and a checkpoint version becomes whole early. Directories keep the order in which the batch
 ///   first names them, which is the victim order.
 /// - Within a directory large files go first, largest first: several demoters finish together when
-///   the last pieces are small.
+///   the last blocks are small.
 /// - The small ones follow by path, the order in which they were most likely created and will be
 ///   listed and read.
 pub fn drain_order(batch: &mut [DrainItem]) {

@@ -39,31 +39,31 @@ pub struct Standing {
 }
 
 /// Whether a file is flushed to flash before it is renamed, over `replaced` if there is such a
-/// file. On the rung of the PFS, too: a rename does not wait for a drain.
+/// file. On the level of the PFS, too: a rename does not wait for a drain.
 ///
 /// Else a power cut might leave neither what was fsynced nor what replaced it, but what the PFS had
 /// before both; or the older version, which goes where the file goes, under a name that it never
 /// had.
 pub fn is_flushed_before_rename(
-    rung: Durability,
+    level: Durability,
     file: Standing,
     replaced: Option<Standing>,
 ) -> bool {
     let replaces = replaced.is_some_and(|replaced| replaced.is_on_flash);
-    rung != Durability::Memory && file.is_volatile && (file.has_older || replaces)
+    level != Durability::Memory && file.is_volatile && (file.has_older || replaces)
 }
 
-/// Whether a change of names waits until a file is flushed. On the rung of the PFS it never waits
+/// Whether a change of names waits until a file is flushed. On the level of the PFS it never waits
 /// for a drain: what is in memory stays there where flash has no room for it.
-pub fn can_flush_for_names(rung: Durability, is_in_memory: bool, has_room_on_flash: bool) -> bool {
-    rung != Durability::Pfs || !is_in_memory || has_room_on_flash
+pub fn can_flush_for_names(level: Durability, is_in_memory: bool, has_room_on_flash: bool) -> bool {
+    level != Durability::Pfs || !is_in_memory || has_room_on_flash
 }
 
 /// Whether an fsync of its directory makes a file durable too: its name is promised to stay what it
 /// is, and without the content the older version would show under it. So does one of a file that
-/// was fsynced before it had its name: what its rung means could not be done then.
-pub fn is_flushed_with_its_directory(rung: Durability, file: Standing) -> bool {
-    rung != Durability::Memory && (file.owes_fsync || (file.is_volatile && file.has_older))
+/// was fsynced before it had its name: what its level means could not be done then.
+pub fn is_flushed_with_its_directory(level: Durability, file: Standing) -> bool {
+    level != Durability::Memory && (file.owes_fsync || (file.is_volatile && file.has_older))
 }
 
 /// What a start finds of an undrained file.
@@ -167,14 +167,14 @@ mod tests {
             is_on_flash: true,
             ..Standing::default()
         };
-        for rung in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
-            assert!(is_flushed_before_rename(rung, VOLATILE, Some(on_flash)));
-            assert!(!is_flushed_before_rename(rung, on_flash, Some(on_flash)));
-            assert!(!is_flushed_before_rename(rung, VOLATILE, Some(VOLATILE)));
-            assert!(!is_flushed_before_rename(rung, VOLATILE, None));
+        for level in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
+            assert!(is_flushed_before_rename(level, VOLATILE, Some(on_flash)));
+            assert!(!is_flushed_before_rename(level, on_flash, Some(on_flash)));
+            assert!(!is_flushed_before_rename(level, VOLATILE, Some(VOLATILE)));
+            assert!(!is_flushed_before_rename(level, VOLATILE, None));
         }
-        let rung = Durability::Memory;
-        assert!(!is_flushed_before_rename(rung, VOLATILE, Some(on_flash)));
+        let level = Durability::Memory;
+        assert!(!is_flushed_before_rename(level, VOLATILE, Some(on_flash)));
     }
 
     #[test]
@@ -183,15 +183,15 @@ mod tests {
             has_older: true,
             ..VOLATILE
         };
-        for rung in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
-            assert!(is_flushed_before_rename(rung, with_older, None));
+        for level in [Durability::Ssd, Durability::Replica, Durability::Pfs] {
+            assert!(is_flushed_before_rename(level, with_older, None));
         }
-        let rung = Durability::Memory;
-        assert!(!is_flushed_before_rename(rung, with_older, None));
+        let level = Durability::Memory;
+        assert!(!is_flushed_before_rename(level, with_older, None));
     }
 
     #[test]
-    fn a_change_of_names_does_not_wait_for_a_drain_on_the_rung_of_the_pfs() {
+    fn a_change_of_names_does_not_wait_for_a_drain_on_the_level_of_the_pfs() {
         assert!(!can_flush_for_names(Durability::Pfs, true, false));
         assert!(can_flush_for_names(Durability::Pfs, true, true));
         assert!(can_flush_for_names(Durability::Pfs, false, false));

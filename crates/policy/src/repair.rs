@@ -88,11 +88,11 @@ pub enum Remedy {
     /// The copy in the burst buffer and its record go: the PFS has the file.
     DropCopy,
     /// The object is kept in its tier's `lost+found`, and the record goes.
-    SetAside,
+    Quarantine,
     /// The record goes: there is nothing behind it, and the PFS has the file.
     DropRecord,
     /// The bytes of the record are kept in the state folder's `lost+found`, and it goes.
-    SetRecordAside,
+    QuarantineRecord,
     /// The object's data is put on the PFS under a name that says so, and the object goes.
     Recover,
     /// The file gets another name beside the one that is taken.
@@ -115,9 +115,11 @@ impl Remedy {
         match self {
             Remedy::Leave => "none: it may be the only copy, and is left as it is",
             Remedy::DropCopy => "the copy in the burst buffer is dropped: the PFS has the file",
-            Remedy::SetAside => "the object is kept in the lost+found of its tier, the record goes",
+            Remedy::Quarantine => {
+                "the object is kept in the lost+found of its tier, the record goes"
+            }
             Remedy::DropRecord => "the record goes: the PFS has the file",
-            Remedy::SetRecordAside => "the record is kept in the lost+found of the state folder",
+            Remedy::QuarantineRecord => "the record is kept in the lost+found of the state folder",
             Remedy::Recover => "the data is put on the PFS as <name>.forebay-recovered-<object>",
             Remedy::Rename => "the file is shown beside it as <name>.forebay-conflict-<object>",
             Remedy::DrainAgain => "the file is copied to the PFS again",
@@ -141,7 +143,7 @@ pub const fn remedy_in_use(known: Knowledge) -> Remedy {
 /// The remedy for a kind of damage.
 pub const fn remedy(damage: Damage, known: Knowledge) -> Remedy {
     match damage {
-        Damage::RecordUnreadable => Remedy::SetRecordAside,
+        Damage::RecordUnreadable => Remedy::QuarantineRecord,
         Damage::RecordInconsistent => Remedy::DrainAgain,
         Damage::DirectoryUnknown | Damage::Orphan => Remedy::Recover,
         Damage::NameTakenTwice => Remedy::Rename,
@@ -152,13 +154,13 @@ pub const fn remedy(damage: Damage, known: Knowledge) -> Remedy {
         }
         // What lies under the wrong id may be the only copy of another file.
         Damage::ObjectSwapped | Damage::ObjectUnreadable if known.clean && known.original_good => {
-            Remedy::SetAside
+            Remedy::Quarantine
         }
         Damage::ObjectAnonymous if known.object_good => Remedy::Identify,
         Damage::ShadowMissing if known.object_good => Remedy::ForgetShadow,
         Damage::CopyOutdated => Remedy::DropCopy,
         // An outsider removed it, so it is not shown; but the data may be missed one day.
-        Damage::OriginalMissing | Damage::OrphanAnonymous => Remedy::SetAside,
+        Damage::OriginalMissing | Damage::OrphanAnonymous => Remedy::Quarantine,
         Damage::OriginalContent if known.object_good => Remedy::DrainAgain,
         Damage::OrphanEmpty | Damage::StrayCopy | Damage::Garbage => Remedy::Remove,
         Damage::ObjectMissing

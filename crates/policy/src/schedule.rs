@@ -72,7 +72,7 @@ impl Default for ScheduleConfig {
 
 /// What an application does that has the turn and asks for nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
+pub enum TurnEnd {
     /// It waits until a file is flushed.
     Flushing,
     /// It has closed a file that it wrote.
@@ -245,15 +245,15 @@ impl<T> Scheduler<T> {
 
     /// An application has come to an end, perhaps of many: unless its next request comes soon, its
     /// turn is over.
-    pub fn rests(&mut self, application: u64, rest: Rest, now_s: f64) {
+    pub fn end_turn(&mut self, application: u64, rest: TurnEnd, now_s: f64) {
         if let Some(turn) = &mut self.turn
             && turn.application == application
         {
             turn.rests = true;
             turn.until_s = now_s
                 + match rest {
-                    Rest::Flushing => self.config.linger_flushing_s,
-                    Rest::Closed => self.config.linger_closed_s,
+                    TurnEnd::Flushing => self.config.linger_flushing_s,
+                    TurnEnd::Closed => self.config.linger_closed_s,
                 };
         }
     }

@@ -74,9 +74,9 @@ fn a_close_shortens_the_turn() {
     s.start(0.0).expect("starts");
     s.enqueue(2, Class::Checkpoint, 1, 0.0);
     s.finish(1, Class::Checkpoint, 1.0);
-    s.rests(2, Rest::Closed, 1.0);
+    s.end_turn(2, TurnEnd::Closed, 1.0);
     assert_eq!(s.start(1.05), None, "that was another's file");
-    s.rests(1, Rest::Closed, 1.0);
+    s.end_turn(1, TurnEnd::Closed, 1.0);
     assert_eq!(s.start(1.01), None, "the next file may come");
     assert_eq!(s.start(1.02).map(|g| g.application), Some(2));
 }
@@ -88,7 +88,7 @@ fn a_flush_shortens_the_turn_until_more_is_written() {
     s.start(0.0).expect("starts");
     s.enqueue(2, Class::Checkpoint, 1, 0.0);
     s.finish(1, Class::Checkpoint, 1.0);
-    s.rests(1, Rest::Flushing, 1.0);
+    s.end_turn(1, TurnEnd::Flushing, 1.0);
     assert_eq!(s.next_s(), Some(1.05));
     s.enqueue(1, Class::Checkpoint, 2, 1.04);
     assert_eq!(s.start(1.04).map(|g| g.application), Some(1));
@@ -119,16 +119,16 @@ fn who_was_silent_for_a_moment_goes_on_next() {
     while let Some(started) = s.start(0.45) {
         order.push(started.application);
         s.finish(started.application, Class::Checkpoint, 0.45);
-        s.rests(started.application, Rest::Closed, 0.45);
+        s.end_turn(started.application, TurnEnd::Closed, 0.45);
     }
     assert_eq!(order, [3], "it has its turn still");
     assert_eq!(s.start(0.5).map(|g| g.application), Some(1), "before 4");
     s.finish(1, Class::Checkpoint, 0.5);
-    s.rests(1, Rest::Closed, 0.5);
+    s.end_turn(1, TurnEnd::Closed, 0.5);
     s.enqueue(5, Class::Checkpoint, 0, 1.5);
     assert_eq!(s.start(1.5).map(|g| g.application), Some(4));
     s.finish(4, Class::Checkpoint, 1.6);
-    s.rests(4, Rest::Closed, 1.6);
+    s.end_turn(4, TurnEnd::Closed, 1.6);
     // The first of these does not come back soon enough to go before 5.
     s.enqueue(2, Class::Checkpoint, 1, 10.5);
     assert_eq!(s.start(10.5).map(|g| g.application), Some(5));
@@ -145,7 +145,7 @@ fn a_lapsed_turn_is_not_a_longer_one() {
     s.enqueue(1, Class::Checkpoint, 1, 1.8);
     s.enqueue(3, Class::Checkpoint, 0, 1.8);
     s.finish(2, Class::Checkpoint, 1.8);
-    s.rests(2, Rest::Closed, 1.8);
+    s.end_turn(2, TurnEnd::Closed, 1.8);
     assert_eq!(s.start(1.9).map(|g| g.application), Some(1));
     s.finish(1, Class::Checkpoint, 2.3);
     s.enqueue(1, Class::Checkpoint, 2, 2.3);

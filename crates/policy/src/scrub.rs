@@ -7,11 +7,11 @@ pub const RATE_MIN_BYTES_PER_S: f64 = 1_048_576.0;
 pub const OBJECT_COST_BYTES: u64 = 16 << 10;
 /// A comparison is believed for so long, seconds: flash does not change what was good a moment ago,
 /// but it does not keep it for ever.
-pub const BELIEVED_S: f64 = 86_400.0;
+pub const VERIFIED_S: f64 = 86_400.0;
 
 /// What is known of a file on flash that nobody has open.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Resting {
+pub struct ObjectAtRest {
     /// Only the object knows the size, and its content may be anything: written unseen when the
     /// last run ended.
     pub writing: bool,
@@ -41,16 +41,16 @@ pub enum Content {
     /// Not at all: there is nothing to compare it with, it was done lately, or it does not matter.
     Unread,
     /// Every piece before anything of it is handed out for the first time.
-    ByPiece,
+    ByBlock,
     /// All of it, now.
     Whole,
 }
 
 /// Before a file is opened that nobody has open. To read more than `limit_bytes` would take too
 /// long: that is compared piece by piece as it is asked for.
-pub fn look_at_open(file: &Resting, limit_bytes: u64) -> Look {
+pub fn look_at_open(file: &ObjectAtRest, limit_bytes: u64) -> Look {
     let content = match look_before_change(file).content {
-        Content::Whole if !file.is_suspect && file.size_bytes > limit_bytes => Content::ByPiece,
+        Content::Whole if !file.is_suspect && file.size_bytes > limit_bytes => Content::ByBlock,
         content => content,
     };
     Look {
@@ -61,8 +61,8 @@ pub fn look_at_open(file: &Resting, limit_bytes: u64) -> Look {
 
 /// Before a part of a file's content is changed: what is left of it gets a new checksum then,
 /// whatever it is.
-pub fn look_before_change(file: &Resting) -> Look {
-    let believed = file.compared_s_ago.is_some_and(|ago| ago <= BELIEVED_S);
+pub fn look_before_change(file: &ObjectAtRest) -> Look {
+    let believed = file.compared_s_ago.is_some_and(|ago| ago <= VERIFIED_S);
     match believed && !file.is_suspect {
         true => look_at_shape(file),
         false => look_in_passing(file),
@@ -70,7 +70,7 @@ pub fn look_before_change(file: &Resting) -> Look {
 }
 
 /// When the pass in the background comes by.
-pub fn look_in_passing(file: &Resting) -> Look {
+pub fn look_in_passing(file: &ObjectAtRest) -> Look {
     Look {
         length: !file.writing,
         content: match file.has_checksum && !file.writing {
@@ -81,7 +81,7 @@ pub fn look_in_passing(file: &Resting) -> Look {
 }
 
 /// Before a file is cut to nothing: what was in it does not matter any more.
-pub fn look_at_shape(file: &Resting) -> Look {
+pub fn look_at_shape(file: &ObjectAtRest) -> Look {
     Look {
         content: Content::Unread,
         ..look_in_passing(file)
@@ -90,7 +90,7 @@ pub fn look_at_shape(file: &Resting) -> Look {
 
 /// Before a file is copied to the PFS. Its content is compared with its checksum while it is
 /// copied, and beforehand only if that is likely to be for nothing.
-pub fn look_before_copy(file: &Resting) -> Look {
+pub fn look_before_copy(file: &ObjectAtRest) -> Look {
     match file.is_suspect {
         true => look_in_passing(file),
         false => look_at_shape(file),
@@ -100,9 +100,9 @@ pub fn look_before_copy(file: &Resting) -> Look {
 /// What is known of a file on flash that has not been drained.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Undrained {
-    /// See [`Resting::writing`].
+    /// See [`ObjectAtRest::writing`].
     pub writing: bool,
-    /// See [`Resting::has_checksum`].
+    /// See [`ObjectAtRest::has_checksum`].
     pub has_checksum: bool,
     /// A copy of it is on its way to the PFS.
     pub is_leaving: bool,
@@ -196,25 +196,25 @@ mod tests {
 
     #[test]
     fn what_is_large_is_opened_unread_and_what_was_just_compared_is_believed() {
-        let file = Resting {
+        let file = ObjectAtRest {
             size_bytes: 10,
             has_checksum: true,
-            ..Resting::default()
+            ..ObjectAtRest::default()
         };
-        let content = |file: Resting, limit| look_at_open(&file, limit).content;
+        let content = |file: ObjectAtRest, limit| look_at_open(&file, limit).content;
         assert_eq!(content(file, 10), Content::Whole);
-        assert_eq!(content(file, 9), Content::ByPiece, "too large");
-        let ago = |s| Resting {
+        assert_eq!(content(file, 9), Content::ByBlock, "too large");
+        let ago = |s| ObjectAtRest {
             compared_s_ago: Some(s),
             ..file
         };
         assert_eq!(content(ago(5.0), 10), Content::Unread, "compared");
         assert_eq!(
-            content(ago(2.0 * BELIEVED_S), 10),
+            content(ago(2.0 * VERIFIED_S), 10),
             Content::Whole,
             "long ago"
         );
-        let suspect = Resting {
+        let suspect = ObjectAtRest {
             is_suspect: true,
             ..ago(5.0)
         };
@@ -228,10 +228,10 @@ mod tests {
             writing: bool,
             size_bytes in 0u64..100,
             has_checksum: bool,
-            compared_s_ago in prop::option::of(0.0..2.0 * BELIEVED_S),
+            compared_s_ago in prop::option::of(0.0..2.0 * VERIFIED_S),
             is_suspect: bool,
-        ) -> Resting {
-            Resting { writing, size_bytes, has_checksum, compared_s_ago, is_suspect }
+        ) -> ObjectAtRest {
+            ObjectAtRest { writing, size_bytes, has_checksum, compared_s_ago, is_suspect }
         }
     }
 
@@ -262,7 +262,7 @@ mod tests {
         #[test]
         fn what_is_opened_unread_is_compared_before_it_changes(file in resting(), limit in 0u64..100) {
             let (opened, changed) = (look_at_open(&file, limit).content, look_before_change(&file).content);
-            prop_assert_ne!(changed, Content::ByPiece);
+            prop_assert_ne!(changed, Content::ByBlock);
             prop_assert_eq!(opened == Content::Unread, changed == Content::Unread);
         }
 

@@ -217,7 +217,7 @@ impl Instance {
     /// called when nothing is mounted any more.
     pub fn stop(&self) -> StopSummary {
         let rooms = &self.rooms;
-        if self.drained.load(Ordering::Acquire) && !rooms.base.pulse().is_silent() {
+        if self.drained.load(Ordering::Acquire) && !rooms.base.health().is_silent() {
             // What was closed by the unmount itself.
             self.drain(Some(Instant::now() + LAST_DRAIN));
         }
@@ -232,7 +232,7 @@ impl Instance {
         }
         rooms.files.leave_memory();
         rooms.files.flush_undrained();
-        if !rooms.base.pulse().is_silent() {
+        if !rooms.base.health().is_silent() {
             rooms.base.ns().put_owed_times(Duration::ZERO);
         }
         failpoint::hit(failpoint::Point::StopMoved);
@@ -257,7 +257,7 @@ impl Instance {
         {
             tracing::warn!("the memory tier stays mounted: {error}");
         }
-        if !rooms.base.pulse().is_silent() {
+        if !rooms.base.health().is_silent() {
             rooms.buffer.tiers().tidy_overflow(rooms.base.ns().pfs());
         }
         summary

@@ -200,11 +200,11 @@ impl Server {
                 Response::Attr(rooms.files.link(ino, &link, &cred)?)
             }
             Request::Statfs => Response::Statfs(ns.statfs()?),
-            Request::Pulse => {
+            Request::PfsHealth => {
                 let ms = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-                Response::Pulse {
-                    silent_ms: rooms.base.pulse().silent_for().map_or(0, ms),
-                    give_up_after_ms: ms(rooms.base.pulse().give_up_after()),
+                Response::PfsHealth {
+                    silent_ms: rooms.base.health().silent_for().map_or(0, ms),
+                    give_up_after_ms: ms(rooms.base.health().give_up_after()),
                 }
             }
             Request::OpenDir { ino } => {
@@ -336,9 +336,9 @@ impl Server {
 
     /// Whether whatever still waits for the PFS blocks in a call on it: the rest has had an error.
     fn is_stuck(&self) -> bool {
-        let pulse = self.rooms.base.pulse();
-        let limit = pulse.give_up_after().saturating_add(STUCK_AFTER);
-        pulse.silent_for().is_some_and(|silent| silent >= limit)
+        let health = self.rooms.base.health();
+        let limit = health.give_up_after().saturating_add(STUCK_AFTER);
+        health.silent_for().is_some_and(|silent| silent >= limit)
     }
 
     /// Answers on another thread, which is left alone if it blocks in a call on the PFS.

@@ -65,7 +65,7 @@ impl Rooms {
             direct_files_total: load(&self.base.counters().direct_files),
             dirty_cap_bytes: self.buffer.ledger().dirty_cap_bytes(),
             dirty_bytes,
-            drain_rate_bytes_per_s: match self.base.pulse().is_silent() {
+            drain_rate_bytes_per_s: match self.base.health().is_silent() {
                 true => 0,
                 false => self.buffer.queue().rate_bytes_per_s(),
             },
@@ -82,7 +82,8 @@ impl Rooms {
             held_files: self.buffer.opens().held(),
             stopping: self.base.life().stop_order().is_some(),
             descriptors_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
-            pfs_silent_ms: (self.base.pulse().silent_for()).map(|silent| silent.as_millis() as u64),
+            pfs_silent_ms: (self.base.health().silent_for())
+                .map(|silent| silent.as_millis() as u64),
             errors: self.base.errors().all(),
             errors_total: load(&self.base.counters().errors),
             conflicts,
@@ -154,7 +155,7 @@ impl Rooms {
     /// stay in the burst buffer.
     fn pfs_status(&self) -> TierStatus {
         let mut status = self.tier_status("pfs", OVERFLOW, 0);
-        if let Some(totals) = self.base.pulse().totals() {
+        if let Some(totals) = self.base.health().totals() {
             let bytes = |blocks: u64| blocks * u64::from(totals.block_bytes);
             status.used_bytes = bytes(totals.blocks.saturating_sub(totals.blocks_free));
             status.capacity_bytes = status.used_bytes + bytes(totals.blocks_available);

@@ -49,7 +49,7 @@ pub fn join_all(base: &Base, threads: Vec<JoinHandle<()>>) {
         // Who waits for a thread that has died waits for ever.
         let is_hopeless = || {
             let elapsed = begun.elapsed();
-            base.pulse().is_silent() && elapsed > LAST_CALLS
+            base.health().is_silent() && elapsed > LAST_CALLS
                 || base.life().is_broken() && elapsed > LAST_THREADS
         };
         while !thread.is_finished() && !is_hopeless() {

@@ -1,11 +1,11 @@
 //! Objects at rest on flash, damaged by hand under a running server: what is opened is what was written or `EIO`, never the damage;
 //! a pass in the background finds by itself what nobody opens.
 
+#[path = "atrest/blocks.rs"]
+mod blocks;
 mod common;
 #[path = "atrest/lab.rs"]
 mod lab;
-#[path = "atrest/pieces.rs"]
-mod pieces;
 #[path = "atrest/sealed.rs"]
 mod sealed;
 

@@ -7,8 +7,8 @@
 //! <dir>/objects/<xx>/<id>.id    identity, only where the file system has no user attributes
 //! ```
 
-mod aside;
 mod marker;
+mod quarantine;
 mod shards;
 mod sidecar;
 mod small;
@@ -28,9 +28,9 @@ use rustix::io::Errno as Sys;
 
 use crate::file::IDENTITY_XATTR;
 use crate::{FileObject, Identity, Object, Space, Tier, TierKind};
-pub use aside::LOST_FOUND;
 pub use marker::DirError;
 use marker::{IdentityHome, Marker};
+pub use quarantine::LOST_FOUND;
 use shards::{DIR_FLAGS, OBJECT_FLAGS, ObjectName, Shards, parse_name, unmake};
 use sidecar::SidecarObject;
 use unheld::UnheldObject;
@@ -243,8 +243,8 @@ impl Tier for DirTier {
         Ok(())
     }
 
-    fn set_aside(&self, id: ObjectId) -> io::Result<String> {
-        aside::set_aside(&self.dir, &self.shards, id)
+    fn quarantine(&self, id: ObjectId) -> io::Result<String> {
+        quarantine::quarantine(&self.dir, &self.shards, id)
     }
 
     fn identity(&self, id: ObjectId) -> io::Result<Option<Identity>> {

@@ -16,7 +16,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 const SOURCE: &str = "forebay-dram";
 /// Large folios where the file is large enough to fill them: writing runs up to ten times as fast
 /// as page by page. Small files still take only what they need; a sparse one takes 2 MiB
-/// pieces. Kernels without them refuse the option.
+/// blocks. Kernels without them refuse the option.
 const HUGE: &str = ",huge=within_size";
 /// `statfs` type of tmpfs.
 const TMPFS_MAGIC: u32 = 0x0102_1994;

@@ -5,7 +5,6 @@
 //! by descriptors only, one checked name at a time, and never through a symbolic link.
 
 mod actas;
-mod brake;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 mod copy;
@@ -13,6 +12,7 @@ mod crc;
 mod dir;
 mod dram;
 mod file;
+mod health;
 mod identity;
 mod memory;
 #[cfg(any(test, feature = "testing"))]
@@ -20,18 +20,17 @@ mod null;
 mod object;
 mod pfs;
 mod publish;
-mod pulse;
 mod refresh;
 mod sums;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod tier;
 mod walk;
+mod write_blocker;
 mod writeback;
 mod writers;
 
 pub use actas::ActAs;
-pub use brake::Brake;
 pub use copy::{
     CHECKSUM_STEP_BYTES, CopyControl, CopyError, CopyReport, copy, copy_to_new, verify,
 };
@@ -39,6 +38,7 @@ pub use crc::{crc32c_append_zeros, crc32c_update};
 pub use dir::{DirError, DirTier, LOST_FOUND};
 pub use dram::{DramError, DramMount, mount_dram};
 pub use file::{FileObject, drop_cache};
+pub use health::PfsHealth;
 pub use identity::{Identity, IdentityError, ParentKey};
 pub use memory::MachineMemory;
 #[cfg(any(test, feature = "testing"))]
@@ -46,8 +46,8 @@ pub use null::NullTier;
 pub use object::{Allocate, Object, ObjectStat, Seek};
 pub use pfs::{FlushTogether, FsId, PfsDir, PfsEntry, PfsId, PfsNode, PfsStat, PfsTree};
 pub use publish::{Appearance, MetadataWarning, apply_metadata};
-pub use pulse::Pulse;
 pub use refresh::refresh;
-pub use sums::{PIECE_BYTES_MIN, PIECES_MAX, Sums, checksum, sums};
+pub use sums::{BLOCKS_MAX, PIECE_BYTES_MIN, Sums, checksum, sums};
 pub use tier::{Space, Tier, TierKind};
+pub use write_blocker::WriteBlocker;
 pub use writeback::{WriteBehind, start_writeback, wait_writeback};

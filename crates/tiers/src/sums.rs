@@ -1,8 +1,8 @@
-//! Checksums of a content: of all of it, and on the way there after every piece, so that a part of
+//! Checksums of a content: of all of it, and on the way there after every block, so that a part of
 //! a large file can be compared by itself.
 //!
-//! A CRC goes on where it left off. So piece `k` is good if its bytes, on top of the sum before it,
-//! give the sum after it: one number for each piece is enough for the pieces and for the whole.
+//! A CRC goes on where it left off. So block `k` is good if its bytes, on top of the sum before it,
+//! give the sum after it: one number for each block is enough for the blocks and for the whole.
 
 use std::io;
 use std::ops::Range;
@@ -13,101 +13,101 @@ use crate::crc::{crc32c_append_zeros, crc32c_update};
 use crate::walk::{Buffer, Walk};
 use crate::{Object, ObjectStat};
 
-/// Size of a piece, bytes, of all but very large contents: some milliseconds of reading.
+/// Size of a block, bytes, of all but very large contents: some milliseconds of reading.
 pub const PIECE_BYTES_MIN: u64 = 4 << 20;
-/// No content has more pieces: larger contents have larger ones. Their sums are kept as one value
+/// No content has more blocks: larger contents have larger ones. Their sums are kept as one value
 /// of a store whose values end at 64 KiB, five bytes each at most.
-pub const PIECES_MAX: u64 = 12 << 10;
+pub const BLOCKS_MAX: u64 = 12 << 10;
 
-/// Size of the pieces of a content of `bytes`, bytes: a power of two.
-fn piece_bytes(bytes: u64) -> u64 {
-    let even = bytes.div_ceil(PIECES_MAX).max(PIECE_BYTES_MIN);
+/// Size of the blocks of a content of `bytes`, bytes: a power of two.
+fn block_bytes(bytes: u64) -> u64 {
+    let even = bytes.div_ceil(BLOCKS_MAX).max(PIECE_BYTES_MIN);
     even.checked_next_power_of_two().unwrap_or(1 << 63)
 }
 
-/// Checksums of a content. Invariant: there is a sum after every piece but the last, so
-/// `after_pieces` is empty where all of it is one piece.
+/// Checksums of a content. Invariant: there is a sum after every block but the last, so
+/// `after_blocks` is empty where all of it is one block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     /// Its length, bytes, holes included.
     pub bytes: u64,
     /// CRC-32C of all of it.
     pub crc: u32,
-    /// Size of a piece, bytes; the last one may be shorter.
-    pub piece_bytes: u64,
-    /// CRC-32C from the beginning to the end of each piece but the last.
-    pub after_pieces: Vec<u32>,
+    /// Size of a block, bytes; the last one may be shorter.
+    pub block_bytes: u64,
+    /// CRC-32C from the beginning to the end of each block but the last.
+    pub after_blocks: Vec<u32>,
 }
 
 impl Sums {
-    /// Of a content of which all but the checksum of the whole is forgotten: one piece.
+    /// Of a content of which all but the checksum of the whole is forgotten: one block.
     pub fn whole(bytes: u64, crc: u32) -> Sums {
         Sums {
             bytes,
             crc,
-            piece_bytes: bytes.max(1),
-            after_pieces: Vec::new(),
+            block_bytes: bytes.max(1),
+            after_blocks: Vec::new(),
         }
     }
 
     /// Puts them together from what was kept; `None` if there are not as many as the content has
-    /// pieces.
-    pub fn kept(bytes: u64, crc: u32, piece_bytes: u64, after_pieces: Vec<u32>) -> Option<Sums> {
-        let pieces = bytes.div_ceil(piece_bytes.max(1)).max(1);
-        let fits = piece_bytes > 0 && after_pieces.len() as u64 == pieces - 1;
+    /// blocks.
+    pub fn kept(bytes: u64, crc: u32, block_bytes: u64, after_blocks: Vec<u32>) -> Option<Sums> {
+        let blocks = bytes.div_ceil(block_bytes.max(1)).max(1);
+        let fits = block_bytes > 0 && after_blocks.len() as u64 == blocks - 1;
         fits.then_some(Sums {
             bytes,
             crc,
-            piece_bytes,
-            after_pieces,
+            block_bytes,
+            after_blocks,
         })
     }
 
-    /// So many pieces; an empty content has one, too.
-    pub fn pieces(&self) -> usize {
-        self.after_pieces.len() + 1
+    /// So many blocks; an empty content has one, too.
+    pub fn blocks(&self) -> usize {
+        self.after_blocks.len() + 1
     }
 
-    /// The pieces that a range of bytes touches; none beyond the end of the content.
-    pub fn pieces_of(&self, offset: u64, len: u64) -> Range<usize> {
+    /// The blocks that a range of bytes touches; none beyond the end of the content.
+    pub fn blocks_of(&self, offset: u64, len: u64) -> Range<usize> {
         let end = offset.saturating_add(len).min(self.bytes);
         if offset >= end {
             return 0..0;
         }
-        let first = (offset / self.piece_bytes) as usize;
-        first..(end.div_ceil(self.piece_bytes) as usize)
+        let first = (offset / self.block_bytes) as usize;
+        first..(end.div_ceil(self.block_bytes) as usize)
     }
 
-    /// Where a piece is, bytes.
-    pub fn range(&self, piece: usize) -> Range<u64> {
-        let start = self.piece_bytes.saturating_mul(piece as u64);
-        let end = start.saturating_add(self.piece_bytes);
+    /// Where a block is, bytes.
+    pub fn range(&self, block: usize) -> Range<u64> {
+        let start = self.block_bytes.saturating_mul(block as u64);
+        let end = start.saturating_add(self.block_bytes);
         start.min(self.bytes)..end.min(self.bytes)
     }
 
-    fn before(&self, piece: usize) -> u32 {
-        match piece.checked_sub(1) {
-            Some(earlier) => self.after_pieces.get(earlier).copied().unwrap_or_default(),
+    fn before(&self, block: usize) -> u32 {
+        match block.checked_sub(1) {
+            Some(earlier) => self.after_blocks.get(earlier).copied().unwrap_or_default(),
             None => 0,
         }
     }
 
-    fn after(&self, piece: usize) -> u32 {
-        self.after_pieces.get(piece).copied().unwrap_or(self.crc)
+    fn after(&self, block: usize) -> u32 {
+        self.after_blocks.get(block).copied().unwrap_or(self.crc)
     }
 
-    /// Reads a piece of an object and tells whether it is what it was. One that ends within the
-    /// piece is an error of kind `UnexpectedEof`; `stop` ends with `ECANCELED`.
+    /// Reads a block of an object and tells whether it is what it was. One that ends within the
+    /// block is an error of kind `UnexpectedEof`; `stop` ends with `ECANCELED`.
     pub fn is_good(
         &self,
         object: &dyn Object,
-        piece: usize,
+        block: usize,
         stop: &(dyn Fn() -> bool + Sync),
     ) -> io::Result<bool> {
         let stat = object.stat()?;
-        let mut running = Running::from(self.before(piece), self.range(piece).start, u64::MAX);
-        sum(object, &stat, self.range(piece).end, &mut running, stop)?;
-        Ok(running.crc == self.after(piece))
+        let mut running = Running::from(self.before(block), self.range(block).start, u64::MAX);
+        sum(object, &stat, self.range(block).end, &mut running, stop)?;
+        Ok(running.crc == self.after(block))
     }
 }
 
@@ -115,34 +115,34 @@ impl Sums {
 pub(crate) struct Running {
     crc: u32,
     position: u64,
-    piece_bytes: u64,
-    after_pieces: Vec<u32>,
+    block_bytes: u64,
+    after_blocks: Vec<u32>,
 }
 
 impl Running {
     /// From the beginning of a content that is to be `bytes` long.
     pub(crate) fn of(bytes: u64) -> Running {
-        Running::from(0, 0, piece_bytes(bytes))
+        Running::from(0, 0, block_bytes(bytes))
     }
 
-    fn from(crc: u32, position: u64, piece_bytes: u64) -> Running {
+    fn from(crc: u32, position: u64, block_bytes: u64) -> Running {
         Running {
             crc,
             position,
-            piece_bytes,
-            after_pieces: Vec::new(),
+            block_bytes,
+            after_blocks: Vec::new(),
         }
     }
 
-    /// Up to which bytes can be taken as one, and notes the end of a piece that was reached before.
+    /// Up to which bytes can be taken as one, and notes the end of a block that was reached before.
     fn room(&mut self) -> u64 {
-        let in_piece = self.position % self.piece_bytes;
-        let begun = self.position / self.piece_bytes;
-        // Only when more comes: the sum after the last piece is that of the whole.
-        if in_piece == 0 && begun > self.after_pieces.len() as u64 {
-            self.after_pieces.push(self.crc);
+        let in_piece = self.position % self.block_bytes;
+        let begun = self.position / self.block_bytes;
+        // Only when more comes: the sum after the last block is that of the whole.
+        if in_piece == 0 && begun > self.after_blocks.len() as u64 {
+            self.after_blocks.push(self.crc);
         }
-        self.piece_bytes - in_piece
+        self.block_bytes - in_piece
     }
 
     pub(crate) fn data(&mut self, mut data: &[u8]) {
@@ -171,8 +171,8 @@ impl Running {
         Sums {
             bytes: self.position,
             crc: self.crc,
-            piece_bytes: self.piece_bytes,
-            after_pieces: self.after_pieces,
+            block_bytes: self.block_bytes,
+            after_blocks: self.after_blocks,
         }
     }
 }
@@ -250,8 +250,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sums_are_those_of_the_beginnings_however_the_content_comes(parts in parts(), piece_bytes in 1u64..70) {
-            let mut running = Running::from(0, 0, piece_bytes);
+        fn sums_are_those_of_the_beginnings_however_the_content_comes(parts in parts(), block_bytes in 1u64..70) {
+            let mut running = Running::from(0, 0, block_bytes);
             let mut content = Vec::new();
             for part in &parts {
                 match part {
@@ -268,43 +268,43 @@ mod tests {
             let sums = running.finish();
             prop_assert_eq!(sums.bytes, content.len() as u64);
             prop_assert_eq!(sums.crc, crc32c::crc32c(&content));
-            let pieces = content.len().div_ceil(piece_bytes as usize).max(1);
-            prop_assert_eq!(sums.pieces(), pieces);
-            for piece in 0..pieces {
-                let range = sums.range(piece);
-                prop_assert_eq!(sums.after(piece), crc32c::crc32c(&content[..range.end as usize]));
-                prop_assert_eq!(sums.before(piece), crc32c::crc32c(&content[..range.start as usize]));
+            let blocks = content.len().div_ceil(block_bytes as usize).max(1);
+            prop_assert_eq!(sums.blocks(), blocks);
+            for block in 0..blocks {
+                let range = sums.range(block);
+                prop_assert_eq!(sums.after(block), crc32c::crc32c(&content[..range.end as usize]));
+                prop_assert_eq!(sums.before(block), crc32c::crc32c(&content[..range.start as usize]));
             }
-            let kept = Sums::kept(sums.bytes, sums.crc, sums.piece_bytes, sums.after_pieces.clone());
+            let kept = Sums::kept(sums.bytes, sums.crc, sums.block_bytes, sums.after_blocks.clone());
             prop_assert_eq!(kept.as_ref(), Some(&sums));
-            let mut more = sums.after_pieces.clone();
+            let mut more = sums.after_blocks.clone();
             more.push(7);
-            prop_assert_eq!(Sums::kept(sums.bytes, sums.crc, sums.piece_bytes, more), None);
+            prop_assert_eq!(Sums::kept(sums.bytes, sums.crc, sums.block_bytes, more), None);
         }
 
         #[test]
-        fn a_range_touches_the_pieces_that_have_bytes_of_it(
+        fn a_range_touches_the_blocks_that_have_bytes_of_it(
             bytes in 0u64..500,
-            piece_bytes in 1u64..70,
+            block_bytes in 1u64..70,
             offset in 0u64..600,
             len in 0u64..600,
         ) {
-            let pieces = bytes.div_ceil(piece_bytes).max(1) as usize;
-            let sums = Sums::kept(bytes, 0, piece_bytes, vec![0; pieces - 1]).expect("as many");
-            let touched = sums.pieces_of(offset, len);
-            for piece in 0..pieces {
-                let range = sums.range(piece);
+            let blocks = bytes.div_ceil(block_bytes).max(1) as usize;
+            let sums = Sums::kept(bytes, 0, block_bytes, vec![0; blocks - 1]).expect("as many");
+            let touched = sums.blocks_of(offset, len);
+            for block in 0..blocks {
+                let range = sums.range(block);
                 let common = range.start.max(offset)..range.end.min(offset + len);
-                prop_assert_eq!(touched.contains(&piece), !common.is_empty());
+                prop_assert_eq!(touched.contains(&block), !common.is_empty());
             }
         }
 
         #[test]
-        fn there_are_never_too_many_pieces(bytes in prop_oneof![any::<u64>(), 0u64..1 << 45]) {
-            let piece = piece_bytes(bytes);
-            prop_assert!(piece >= PIECE_BYTES_MIN && piece.is_power_of_two());
-            prop_assert!(bytes.div_ceil(piece) <= PIECES_MAX);
-            prop_assert!(piece == PIECE_BYTES_MIN || bytes.div_ceil(piece / 2) > PIECES_MAX);
+        fn there_are_never_too_many_blocks(bytes in prop_oneof![any::<u64>(), 0u64..1 << 45]) {
+            let block = block_bytes(bytes);
+            prop_assert!(block >= PIECE_BYTES_MIN && block.is_power_of_two());
+            prop_assert!(bytes.div_ceil(block) <= BLOCKS_MAX);
+            prop_assert!(block == PIECE_BYTES_MIN || bytes.div_ceil(block / 2) > BLOCKS_MAX);
         }
     }
 }

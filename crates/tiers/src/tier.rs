@@ -84,7 +84,7 @@ pub trait Tier: Send + Sync {
 
     /// Takes an object that is not to be trusted out of the tier without destroying it, with its
     /// identity, and answers with where it is now. `EOPNOTSUPP` where there is no such place.
-    fn set_aside(&self, id: ObjectId) -> io::Result<String> {
+    fn quarantine(&self, id: ObjectId) -> io::Result<String> {
         let _ = id;
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }

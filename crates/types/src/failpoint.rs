@@ -215,7 +215,7 @@ points! {
     /// start: a directory is swept of unfinished copies.
     RecoverSwept,
     /// fsck: an object that is not trusted lies aside.
-    FsckSetAside,
+    FsckQuarantined,
     /// fsck: an object carries its identity again.
     FsckIdentified,
     /// fsck: the bytes of a record that does not decode are kept.

@@ -221,8 +221,8 @@ pub struct ScrubStatus {
     pub left_objects: u64,
     /// Contents that opens compared, since the start.
     pub compared_at_open: u64,
-    /// Pieces of larger contents that reads and first changes compared, since the start.
-    pub compared_pieces: u64,
+    /// Blocks of larger contents that reads and first changes compared, since the start.
+    pub compared_blocks: u64,
     /// Undrained contents that were read to put their checksum on record, since the start.
     pub sealed: u64,
 }
@@ -326,7 +326,7 @@ pub struct StatusBits {
     pub pid: u32,
     /// Since the start, milliseconds.
     pub uptime_ms: u64,
-    /// Durability rung of fsync.
+    /// Durability level of fsync.
     pub durability: String,
     /// Policy in force.
     pub policy: String,

@@ -137,7 +137,7 @@ pub enum Request {
     },
     Statfs,
     /// Whether the PFS answers.
-    Pulse,
+    PfsHealth,
     GetXattr {
         ino: Ino,
         name: Vec<u8>,
@@ -266,7 +266,7 @@ pub enum Response {
     /// For how long the PFS has not answered, 0 while it does, and how long requests wait for it;
     /// milliseconds.
     #[allow(missing_docs)]
-    Pulse {
+    PfsHealth {
         silent_ms: u64,
         give_up_after_ms: u64,
     },

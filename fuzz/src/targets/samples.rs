@@ -113,7 +113,7 @@ pub fn requests() -> Vec<Request> {
         Request::ReadDir { handle, offset: 17 },
         Request::CloseDir { handle },
         Request::Statfs,
-        Request::Pulse,
+        Request::PfsHealth,
         Request::GetXattr {
             ino,
             name: name.clone(),
@@ -222,7 +222,7 @@ pub fn responses() -> Vec<Response> {
         Response::Moved(1 << 20),
         Response::Position(u64::MAX),
         Response::Statfs(Statfs::default()),
-        Response::Pulse {
+        Response::PfsHealth {
             silent_ms: 1200,
             give_up_after_ms: 30_000,
         },

@@ -1,4 +1,4 @@
-//! Small pieces of text.
+//! Small blocks of text.
 
 use std::time::Duration;
 

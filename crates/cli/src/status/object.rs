@@ -133,7 +133,7 @@ fn scrub_json(scrub: &ScrubStatus) -> Value {
         "pass_begun_s": scrub.pass_begun_s,
         "left_objects": scrub.left_objects,
         "compared_at_open": scrub.compared_at_open,
-        "compared_pieces": scrub.compared_pieces,
+        "compared_blocks": scrub.compared_blocks,
         "sealed": scrub.sealed,
     })
 }

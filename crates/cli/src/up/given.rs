@@ -5,7 +5,7 @@
 use serde::Deserialize;
 
 use super::values::{
-    Count, Folder, Fraction, Group, Order, PolicyName, Rate, Rung, Size, Span, Ssd, Switch,
+    Count, Folder, Fraction, Group, Level, Order, PolicyName, Rate, Size, Span, Ssd, Switch,
     Verification,
 };
 
@@ -20,7 +20,7 @@ pub struct Given {
     pub state: Option<Folder>,
     pub dram: Option<Size>,
     pub ssd: Option<Vec<Ssd>>,
-    pub durability: Option<Rung>,
+    pub durability: Option<Level>,
     pub policy: Option<PolicyName>,
     pub passthrough: Option<Switch>,
     pub overrun: Option<Size>,
@@ -98,7 +98,7 @@ pub struct Scrub {
 #[allow(missing_docs)]
 pub struct Rule {
     pub path: String,
-    pub durability: Option<Rung>,
+    pub durability: Option<Level>,
     pub mtbf: Option<Span>,
     pub group: Option<Group>,
 }

@@ -22,7 +22,7 @@ use forebay_types::format_size;
 use self::detach::Readiness;
 use self::layers::{ConfigFile, Layers};
 use self::settle::Plan;
-use self::values::{Count, FromText, PolicyName, Rung, Size, parse_ssd};
+use self::values::{Count, FromText, Level, PolicyName, Size, parse_ssd};
 use crate::exit::{Exit, Failure, reason};
 use crate::paths::need_working_directory;
 use crate::state::{Lock, LockError};
@@ -70,7 +70,7 @@ pub struct UpArgs {
     #[arg(long, value_name = "DIR[:SIZE]", value_parser = ssd_parser())]
     ssd: Vec<OsString>,
     /// What fsync promises: memory, ssd or pfs
-    #[arg(long, value_name = "RUNG", value_parser = text_of::<Rung>)]
+    #[arg(long, value_name = "LEVEL", value_parser = text_of::<Level>)]
     durability: Option<String>,
     /// When to demote: bbos, maxbw, maxeff or dedicated
     #[arg(long, value_name = "NAME", value_parser = text_of::<PolicyName>)]

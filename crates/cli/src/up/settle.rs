@@ -284,12 +284,12 @@ fn check_tiers(settings: &Settings) -> Result<(), Failure> {
             )));
         }
     }
-    let rungs = settings
+    let levels = settings
         .rules
         .iter()
         .map(|rule| rule.durability)
         .chain([settings.durability]);
-    if settings.ssd.is_empty() && rungs.flatten().any(|rung| rung == Durability::Ssd) {
+    if settings.ssd.is_empty() && levels.flatten().any(|level| level == Durability::Ssd) {
         return Err(Failure::fatal(
             "up: durability ssd needs a flash directory; add --ssd DIR, or choose memory or pfs",
         ));

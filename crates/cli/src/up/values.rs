@@ -122,7 +122,7 @@ value!(
 );
 value!(
     /// What fsync promises.
-    Rung(Durability), "one of memory, ssd, pfs", parse_rung
+    Level(Durability), "one of memory, ssd, pfs", parse_level
 );
 value!(
     /// By what a version is published.
@@ -190,12 +190,12 @@ value!(
     Count(usize), "a number", |text| text.trim().parse().map_err(|_| format!("'{text}' is not a number"))
 );
 
-fn parse_rung(text: &str) -> Result<Durability, String> {
+fn parse_level(text: &str) -> Result<Durability, String> {
     match text.parse::<Durability>() {
         Ok(Durability::Replica) => Err(
             "durability replica needs a second server; here it is one of memory, ssd, pfs".into(),
         ),
-        Ok(rung) => Ok(rung),
+        Ok(level) => Ok(level),
         Err(_) => Err(format!(
             "unknown durability '{text}': expected one of memory, ssd, pfs"
         )),
@@ -255,14 +255,14 @@ mod tests {
 
     #[test]
     fn words() {
-        assert_eq!(Rung::from_text("pfs"), Ok(Rung(Durability::Pfs)));
+        assert_eq!(Level::from_text("pfs"), Ok(Level(Durability::Pfs)));
         assert!(
-            Rung::from_text("disk")
+            Level::from_text("disk")
                 .unwrap_err()
                 .contains("memory, ssd, pfs")
         );
         assert!(
-            Rung::from_text("replica")
+            Level::from_text("replica")
                 .unwrap_err()
                 .contains("second server")
         );

@@ -35,21 +35,21 @@ impl Namespace {
         Ok(())
     }
 
-    /// Keeps the checksums of the pieces of a file's content; its record has that of the whole.
+    /// Keeps the checksums of the blocks of a file's content; its record has that of the whole.
     pub(crate) fn put_sums(
         &self,
         batch: &mut Batch,
         file: &File,
         sums: &Sums,
     ) -> Result<(), NsError> {
-        if !sums.after_pieces.is_empty() {
+        if !sums.after_blocks.is_empty() {
             let record = record::encode(&SumsRecord::of(sums))?;
             batch.put(record::sums_key(file.object), record);
         }
         Ok(())
     }
 
-    /// The checksums of what a file's record knows the checksum of. `None` where it does not, or where those of the pieces are not
+    /// The checksums of what a file's record knows the checksum of. `None` where it does not, or where those of the blocks are not
     /// known: of a content of one piece they always are.
     pub fn sums(&self, file: &File) -> Result<Option<Sums>, NsError> {
         let (residency, bytes) = {
@@ -69,12 +69,12 @@ impl Namespace {
             Ok(kept) => kept,
             // fsck names it; until then they are lost.
             Err(error) => {
-                tracing::warn!("checksums of the pieces of object {}: {error}", file.object);
+                tracing::warn!("checksums of the blocks of object {}: {error}", file.object);
                 return Ok(None);
             }
         };
         match (kept.crc, kept.bytes) == (crc, bytes) {
-            true => Ok(Sums::kept(bytes, crc, kept.piece_bytes, kept.after_pieces)),
+            true => Ok(Sums::kept(bytes, crc, kept.block_bytes, kept.after_blocks)),
             false => Ok(None),
         }
     }

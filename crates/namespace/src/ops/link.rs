@@ -40,7 +40,7 @@ impl Namespace {
                 let from = self.open_dir(&plain.parent)?;
                 let to = self.open_dir(&dir)?;
                 self.pfs.link(&from, &plain.name, &to, name)?;
-                dir.vacancy.end();
+                dir.empty_dirs.end();
                 dir.note_present(name);
                 drop(orders);
                 let stat = self.pfs.stat(&to, name)?;
@@ -163,7 +163,7 @@ impl Namespace {
             self.take_intent_back(sequence)?;
             return Err(error.into());
         }
-        dir.vacancy.end();
+        dir.empty_dirs.end();
         failpoint::hit(failpoint::Point::LinkPfs);
         batch.delete(record::intent_key(sequence));
         Ok(Some((self.follow(published, to, name), sequence)))

@@ -93,7 +93,7 @@ impl Namespace {
             return Ok(Found { attr, file: None });
         }
         let handle = self.open_dir(dir)?;
-        if dir.vacancy.holds(&self.pfs, &handle) {
+        if dir.empty_dirs.holds(&self.pfs, &handle) {
             dir.note_absent(name);
             return Err(Errno::ENOENT.into());
         }
@@ -124,7 +124,7 @@ impl Namespace {
             }
             state.residency.published
         };
-        if self.pfs.pulse().is_silent() {
+        if self.pfs.health().is_silent() {
             return Ok(true);
         }
         let handle = match self.open_dir(dir) {

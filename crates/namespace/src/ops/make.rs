@@ -65,7 +65,7 @@ impl Namespace {
             let has_default_acl = self.default_acl(&dir, &handle)?.is_some();
             make(&self.pfs, &handle, has_default_acl)?;
             self.touch(&dir);
-            dir.vacancy.end();
+            dir.empty_dirs.end();
             dir.note_present(name);
         }
         let stat = self.pfs.stat(&handle, name)?;
@@ -73,7 +73,7 @@ impl Namespace {
         if stat.kind() == FileKind::Directory
             && let Some(made) = self.known_dir(self.dir_key(&stat))
         {
-            made.vacancy.begin();
+            made.empty_dirs.begin();
         }
         Ok(attr)
     }

@@ -90,8 +90,8 @@ impl Namespace {
             return Err(Errno::ENOENT.into());
         }
         if from.on_pfs() || to.on_pfs() {
-            from_dir.vacancy.end();
-            to_dir.vacancy.end();
+            from_dir.empty_dirs.end();
+            to_dir.empty_dirs.end();
         }
         let target_exists = to.file.is_some() || to.stat.is_some();
         let replaced = match mode {

@@ -101,12 +101,12 @@ impl Namespace {
         }
         failpoint::hit(failpoint::Point::VersionRecorded);
         dir.add_unpublished(name, child.clone());
-        dir.vacancy.end();
+        dir.empty_dirs.end();
         dir.note_present(name);
         self.versions.lock().insert(child.key, child.clone());
         drop(order);
         self.dirs_written(&child);
-        child.vacancy.begin();
+        child.empty_dirs.begin();
         Ok(self.meet(&dir, name, &stat, true))
     }
 
@@ -186,7 +186,7 @@ impl Namespace {
             if let Some(landing) = self.landing.try_read_for(LANDING_WAIT) {
                 return Ok(landing);
             }
-            if self.pfs.pulse().is_given_up() {
+            if self.pfs.health().is_given_up() {
                 return Err(Errno::ETIMEDOUT.into());
             }
         }

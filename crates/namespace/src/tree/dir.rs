@@ -12,9 +12,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{Children, DefaultAcl, Dir, File, Hidden, Place};
 use crate::NsError;
+use crate::empty_dirs::EmptyDirs;
 use crate::record::DirKey;
 use crate::times::DirTimes;
-use crate::vacancy::Vacancy;
 
 /// For how long a directory's set-group-id bit and group are believed without asking the PFS.
 const GROUP_RULE_TTL: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ impl Dir {
             default_acl: Mutex::new(None),
             seen: Mutex::new(None),
             absent: Mutex::new(None),
-            vacancy: Vacancy::unknown(),
+            empty_dirs: EmptyDirs::unknown(),
             persisted: AtomicBool::new(false),
             removed: AtomicBool::new(false),
             hidden: Mutex::new(None),
@@ -90,12 +90,12 @@ impl Dir {
     /// The right to change names here. `ETIMEDOUT` if somebody has it who waits for a PFS that is
     /// given up.
     pub(crate) fn order(&self, pfs: &PfsTree) -> Result<MutexGuard<'_, ()>, NsError> {
-        Ok(pfs.pulse().lock(&self.order)?)
+        Ok(pfs.health().lock(&self.order)?)
     }
 
     /// The same if it is to be had now; while the PFS answers, that is soon.
     pub(crate) fn try_order(&self, pfs: &PfsTree) -> Option<MutexGuard<'_, ()>> {
-        pfs.pulse().try_lock(&self.order)
+        pfs.health().try_lock(&self.order)
     }
 
     /// The same, without waiting.

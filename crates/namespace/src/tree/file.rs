@@ -21,12 +21,12 @@ impl File {
     /// The right to change its names and what is on the PFS. `ETIMEDOUT` if somebody has it who
     /// waits for a PFS that is given up.
     pub(crate) fn naming(&self, pfs: &PfsTree) -> Result<MutexGuard<'_, ()>, NsError> {
-        Ok(pfs.pulse().lock(&self.naming)?)
+        Ok(pfs.health().lock(&self.naming)?)
     }
 
     /// The same if it is to be had now; while the PFS answers, that is soon.
     pub(crate) fn try_naming(&self, pfs: &PfsTree) -> Option<MutexGuard<'_, ()>> {
-        pfs.pulse().try_lock(&self.naming)
+        pfs.health().try_lock(&self.naming)
     }
 
     /// The right to copy its object to another tier: of two at once, the one that read first might

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::Namespace;
-use forebay_tiers::Pulse;
+use forebay_tiers::PfsHealth;
 use forebay_types::Errno;
 
 use crate::base::Base;
@@ -22,14 +22,14 @@ impl Base {
     }
 
     /// Whether the PFS answers.
-    pub fn pulse(&self) -> &Pulse {
-        self.ns.pfs().pulse()
+    pub fn health(&self) -> &PfsHealth {
+        self.ns.pfs().health()
     }
 
     /// One line for a person, if the PFS has been given up.
     pub fn given_up(&self) -> Option<String> {
-        let silent = self.pulse().silent_for()?;
-        self.pulse().is_given_up().then(|| {
+        let silent = self.health().silent_for()?;
+        self.health().is_given_up().then(|| {
             let silent = Duration::from_secs(silent.as_secs());
             let silent = forebay_types::format_duration(silent);
             format!("the PFS has not answered for {silent}")

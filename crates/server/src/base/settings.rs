@@ -30,7 +30,7 @@ pub enum Verify {
     Media,
 }
 
-/// Files matching a pattern belong to an application, or have a rung of their own.
+/// Files matching a pattern belong to an application, or have a level of their own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathRule {
     /// Path from the root of the mount; `*` stands for part of one component, `**` for any number

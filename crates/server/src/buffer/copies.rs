@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_kv::Durability;
 use forebay_namespace::File;
-use forebay_policy::refuge::flash_with_room;
+use forebay_policy::spill::flash_with_room;
 use forebay_types::{Generation, TierId, failpoint};
 
 use crate::buffer::Buffer;

@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 impl Buffer {
     /// Drops a clean copy that nobody has open. Answers with the bytes freed, or `None` if it stays.
     pub fn evict(&self, file: &Arc<File>) -> Option<u64> {
-        let claim = match self.ns.pfs().pulse().is_silent() {
+        let claim = match self.ns.pfs().health().is_silent() {
             // Who has it may wait for the PFS.
             true => self.opens.try_claim(file.ino)?,
             false => self.opens.claim(file.ino),

@@ -10,7 +10,7 @@ use forebay_tiers::{FileObject, Object, ObjectStat, WriteBehind};
 use forebay_types::{Dirent, Errno, Generation, Handle, Ino, ObjectId, OpenFlags, TierId};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
-use crate::buffer::pieces::Pieces;
+use crate::buffer::blocks::Blocks;
 
 /// Locks are spread over so many shards by id.
 pub const SHARDS: usize = 64;
@@ -120,10 +120,10 @@ pub struct OpenFile {
     pub predicted_bytes: AtomicU64,
     /// Of what goes straight to the PFS.
     pub behind: WriteBehind,
-    /// There are `pieces`: every read asks.
-    has_pieces: AtomicBool,
+    /// There are `blocks`: every read asks.
+    has_blocks: AtomicBool,
     /// What was opened without being read, until all of it has been compared.
-    pieces: Mutex<Option<Arc<Pieces>>>,
+    blocks: Mutex<Option<Arc<Blocks>>>,
     /// Requests have used the bytes since somebody looked.
     used: AtomicBool,
     /// How many open files hold a descriptor, this one included if it does.
@@ -156,8 +156,8 @@ impl OpenFile {
             series: AtomicU64::new(0),
             predicted_bytes: AtomicU64::new(0),
             behind: WriteBehind::default(),
-            has_pieces: AtomicBool::new(false),
-            pieces: Mutex::new(None),
+            has_blocks: AtomicBool::new(false),
+            blocks: Mutex::new(None),
             // Of what the kernel has opened for itself nobody needs the descriptor soon.
             used: AtomicBool::new(!passthrough),
             held,
@@ -193,31 +193,31 @@ impl OpenFile {
     }
 
     /// The same, of a content that has not been compared with its checksum yet.
-    pub fn not_compared(mut self, pieces: Option<Arc<Pieces>>) -> OpenFile {
-        self.has_pieces = AtomicBool::new(pieces.is_some());
-        self.pieces = Mutex::new(pieces);
+    pub fn not_compared(mut self, blocks: Option<Arc<Blocks>>) -> OpenFile {
+        self.has_blocks = AtomicBool::new(blocks.is_some());
+        self.blocks = Mutex::new(blocks);
         self
     }
 
-    /// Its pieces, if not all of them have been compared.
-    pub fn uncompared(&self) -> Option<Arc<Pieces>> {
-        match self.has_pieces.load(Ordering::Acquire) {
-            true => self.pieces.lock().clone(),
+    /// Its blocks, if not all of them have been compared.
+    pub fn uncompared(&self) -> Option<Arc<Blocks>> {
+        match self.has_blocks.load(Ordering::Acquire) {
+            true => self.blocks.lock().clone(),
             false => None,
         }
     }
 
-    /// Whether these are still its pieces, and its content is what they are about.
-    pub fn is_uncompared(&self, pieces: &Pieces) -> bool {
-        let held = self.pieces.lock();
+    /// Whether these are still its blocks, and its content is what they are about.
+    pub fn is_uncompared(&self, blocks: &Blocks) -> bool {
+        let held = self.blocks.lock();
         held.as_ref()
-            .is_some_and(|held| std::ptr::eq(&**held, pieces))
+            .is_some_and(|held| std::ptr::eq(&**held, blocks))
     }
 
     /// All of them have been compared, or what was in them does not matter any more.
-    pub fn believe(&self) {
-        *self.pieces.lock() = None;
-        self.has_pieces.store(false, Ordering::Release);
+    pub fn mark_verified(&self) {
+        *self.blocks.lock() = None;
+        self.has_blocks.store(false, Ordering::Release);
     }
 
     /// Whether an object may be what is open here. While the file is being moved, which may wait for

@@ -8,7 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 /// Longest wait between two tries of a demotion that fails.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-/// Pieces of a copy from this size on count for the progress of those who wait: smaller files are done at once.
+/// Blocks of a copy from this size on count for the progress of those who wait: smaller files are done at once.
 const SHOWN_BYTES: u64 = 128 << 10;
 /// The rate that `status` shows is over this time.
 const RATE_WINDOW: Duration = Duration::from_secs(5);

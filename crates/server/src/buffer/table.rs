@@ -123,7 +123,7 @@ impl Buffer {
                 continue;
             };
             if let Target::Buffer { file, object, tier } = &*target
-                && (self.tiers.kind(*tier) != TierKind::Pfs || !self.base.pulse().is_silent())
+                && (self.tiers.kind(*tier) != TierKind::Pfs || !self.base.health().is_silent())
                 && let Ok(stat) = object.stat()
             {
                 self.ledger.observe(file.object, stat.allocated_bytes);
@@ -177,7 +177,7 @@ impl Buffer {
     /// To be called before I/O on what is open: `ETIMEDOUT` if it is on the PFS and that is given up.
     pub fn reach(&self, target: &Target) -> Result<(), Errno> {
         match self.is_on_pfs(target) {
-            true => Ok(self.base.pulse().pass()?),
+            true => Ok(self.base.health().pass()?),
             false => Ok(()),
         }
     }

@@ -20,7 +20,7 @@ pub struct Catalog {
     rules: Rules,
     /// Whose batch jobs write.
     writers: Writers,
-    /// Default rung of fsync.
+    /// Default level of fsync.
     durability: Durability,
 }
 
@@ -36,7 +36,7 @@ impl Catalog {
         }
     }
 
-    /// Default rung of fsync.
+    /// Default level of fsync.
     pub fn durability(&self) -> Durability {
         self.durability
     }

@@ -14,10 +14,10 @@ impl Catalog {
     /// What its fsync promises: of several names, the strongest promise counts.
     pub fn durability_of_file(&self, file: &File) -> Durability {
         let names = file.lock().names.clone();
-        let rungs = names
+        let levels = names
             .iter()
             .map(|(dir, name)| self.durability_of(&dir.path_of(name)));
-        rungs.max().unwrap_or(Durability::Memory)
+        levels.max().unwrap_or(Durability::Memory)
     }
 
     /// Application and version that somebody has set on the file itself. Only of dirty files, whose

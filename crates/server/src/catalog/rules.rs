@@ -79,7 +79,7 @@ impl Rules {
             .find_map(|rule| Some((rule, match_parts(&rule.parts, &parts, Named::default())?)))
     }
 
-    /// The rung that the first matching rule with one names.
+    /// The level that the first matching rule with one names.
     pub fn durability(&self, path: &[u8]) -> Option<Durability> {
         if self.rules.is_empty() {
             return None;

@@ -88,7 +88,7 @@ impl Files {
 
     /// Space is promised for good only where the PFS has it, too: that is where the file ends up.
     fn check_pfs_has(&self, open: &OpenFile, len: u64) -> Result<(), Errno> {
-        if self.base.pulse().is_silent() {
+        if self.base.health().is_silent() {
             return Ok(());
         }
         let held = open.target.read().object().stat()?.allocated_bytes;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::File;
 use forebay_policy::demotion::PlacementPolicy;
-use forebay_policy::schedule::Rest;
+use forebay_policy::schedule::TurnEnd;
 use forebay_tiers::{Object, TierKind, start_writeback};
 use forebay_types::{Errno, Handle, OpenFlags, TierId};
 
@@ -132,7 +132,7 @@ impl Files {
         if self.plan.engine().is_throttled()
             && let Some((application, _)) = self.catalog.apps().of(file.object)
         {
-            self.plan.engine().rests(application, Rest::Closed);
+            self.plan.engine().end_turn(application, TurnEnd::Closed);
         }
     }
 
@@ -272,7 +272,7 @@ impl Files {
             let done = flushed.is_some_and(|f| f.generation == residency.generation);
             let here = match self.buffer.tiers().kind(residency.tier) {
                 TierKind::Dram => false,
-                TierKind::Pfs => !self.base.pulse().is_silent(),
+                TierKind::Pfs => !self.base.health().is_silent(),
                 _ => true,
             };
             if !left || !here || (done && !residency.writing) {
@@ -293,7 +293,7 @@ impl Files {
             }
         }
         for (_, slot) in self.buffer.tiers().iter() {
-            let answers = slot.kind != TierKind::Pfs || !self.base.pulse().is_silent();
+            let answers = slot.kind != TierKind::Pfs || !self.base.health().is_silent();
             if answers && let Err(error) = slot.tier.sync_all() {
                 let path = format!("({})", slot.tier.name()).into_bytes();
                 self.base

@@ -1,4 +1,4 @@
-//! fsync: what each rung of the durability ladder does.
+//! fsync: what each level of the durability ladder does.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::File;
 use forebay_policy::durability::Durability;
-use forebay_policy::schedule::{Class, Rest};
+use forebay_policy::schedule::{Class, TurnEnd};
 use forebay_tiers::{Object, TierKind, wait_writeback};
 use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
 
@@ -16,14 +16,14 @@ use crate::files::Files;
 use crate::files::mover::{Move, refuse_primary};
 
 impl Files {
-    /// Makes what was written so far as durable as the file's rung says.
+    /// Makes what was written so far as durable as the file's level says.
     pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
         let (open, _) = self.buffer.opens().file(handle)?;
         open.fsynced.store(true, Ordering::Release);
         let target = self.target(&open)?.clone();
         let (file, object, tier) = match target {
             Target::Pfs { file, .. } => {
-                self.base.pulse().pass()?;
+                self.base.health().pass()?;
                 open.behind.check()?;
                 return Ok(file.sync(data_only)?);
             }
@@ -40,28 +40,28 @@ impl Files {
             wait_writeback(&*object)?;
             drop(turn);
             if let Some((application, _)) = self.catalog.apps().of(file.object) {
-                self.plan.engine().rests(application, Rest::Flushing);
+                self.plan.engine().end_turn(application, TurnEnd::Flushing);
             }
         }
         let generation = self.buffer.generation(&file);
-        if let Some(rung) = self.begin_fsync_unnamed(&file) {
-            return self.fsync_to(rung, (&open, &file), object, (tier, generation), data_only);
+        if let Some(level) = self.begin_fsync_unnamed(&file) {
+            return self.fsync_to(level, (&open, &file), object, (tier, generation), data_only);
         }
-        let rung = self.catalog.durability_of_file(&file);
-        self.fsync_to(rung, (&open, &file), object, (tier, generation), data_only)?;
+        let level = self.catalog.durability_of_file(&file);
+        self.fsync_to(level, (&open, &file), object, (tier, generation), data_only)?;
         file.lock().pay_fsync();
         Ok(())
     }
 
     fn fsync_to(
         &self,
-        rung: Durability,
+        level: Durability,
         (open, file): (&OpenFile, &Arc<File>),
         object: Arc<dyn Object>,
         (tier, generation): (TierId, Generation),
         data_only: bool,
     ) -> Result<(), Errno> {
-        match rung {
+        match level {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
                 object.sync(data_only)?;
@@ -316,7 +316,7 @@ impl Files {
             let target = self.target(&open)?.clone();
             return match target {
                 Target::Pfs { file, .. } => {
-                    self.base.pulse().pass()?;
+                    self.base.health().pass()?;
                     Ok(file.sync(false)?)
                 }
                 Target::Buffer { file, object, tier } => {
@@ -417,7 +417,7 @@ impl Files {
                     return Err(errno);
                 }
             }
-            if self.base.pulse().is_given_up() {
+            if self.base.health().is_given_up() {
                 return Err(Errno::ETIMEDOUT);
             }
             self.buffer.queue().add_urgent(file.object);

@@ -103,7 +103,7 @@ impl Files {
             let Some(slot) = self.buffer.tiers().get(*tier) else {
                 continue;
             };
-            if slot.kind == TierKind::Pfs && self.base.pulse().is_silent() {
+            if slot.kind == TierKind::Pfs && self.base.health().is_silent() {
                 // It stays marked as garbage, and the next start removes it.
                 all = false;
                 continue;

@@ -10,7 +10,7 @@ use std::thread::Thread;
 use std::time::{Duration, Instant};
 
 use forebay_policy::placement::Lease;
-use forebay_tiers::{Brake, Object};
+use forebay_tiers::{Object, WriteBlocker};
 use forebay_types::{ObjectId, TierId};
 use parking_lot::{Condvar, Mutex};
 
@@ -62,7 +62,10 @@ impl GuardPost {
 /// What is done about a file that has used up its lease.
 enum Hold {
     /// Whoever writes next waits.
-    Braked { brake: Brake, since: Instant },
+    BlockedWriter {
+        write_blocker: WriteBlocker,
+        since: Instant,
+    },
     /// It cannot be held back, or there is nothing to wait for.
     LetGo,
 }

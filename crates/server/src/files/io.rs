@@ -439,7 +439,7 @@ impl Files {
         if let Some(size) = set.size {
             if size == 0 {
                 // Whatever is in it goes.
-                open.believe();
+                open.mark_verified();
             }
             self.note_change(open, &target)?;
             self.forget_flushed(file, size);

@@ -308,10 +308,10 @@ impl Files {
         let found = self
             .integrity
             .open_at_rest(claim, file, Purpose::Open, !shared)?;
-        let Some((tier, object, pieces)) = found else {
+        let Some((tier, object, blocks)) = found else {
             return Ok(None);
         };
-        let passthrough = shared && pieces.is_none() && self.may_pass_through(tier);
+        let passthrough = shared && blocks.is_none() && self.may_pass_through(tier);
         let mut open = self.open_buffer(file, (tier, object), flags, passthrough)?;
         if shared && !open.passthrough {
             let target = open.target.get_mut();
@@ -319,7 +319,7 @@ impl Files {
                 *object = self.buffer.tiers().open_to_write(tier, file.object)?;
             }
         }
-        Ok(Some(open.not_compared(pieces)))
+        Ok(Some(open.not_compared(blocks)))
     }
 
     fn open_buffer(
@@ -524,7 +524,7 @@ impl Files {
             // Opened before it came into the burst buffer.
             Target::Pfs { writable, .. } => *writable,
         };
-        if live && !(self.buffer.is_on_pfs(&target) && self.base.pulse().is_silent()) {
+        if live && !(self.buffer.is_on_pfs(&target) && self.base.health().is_silent()) {
             let stat = target.object().stat()?;
             attr.size = stat.size;
             attr.blocks = stat.allocated_bytes.div_ceil(512);

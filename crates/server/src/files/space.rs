@@ -11,8 +11,8 @@ use forebay_policy::demotion::{
 use forebay_policy::placement::{
     NewFile, Placement, TierSpace, choose_tier, growth_ahead, waiting_tier,
 };
-use forebay_policy::refuge::tier_to_grow_in;
 use forebay_policy::series::Identity;
+use forebay_policy::spill::tier_to_grow_in;
 use forebay_policy::victims::{Incoming, is_direct};
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, Ino, ObjectId, TierId, limits::SPACE_UNIT_BYTES};
@@ -73,7 +73,7 @@ impl Files {
 
     /// The overflow, which is on the PFS.
     fn overflow(&self) -> Result<TierId, Errno> {
-        self.base.pulse().pass()?;
+        self.base.health().pass()?;
         Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
     }
 

@@ -26,10 +26,10 @@ impl Files {
             return Ok(());
         }
         let replaced = self.child(to).filter(|r| r.object != file.object);
-        let rung = self.rung(from).max(self.rung(to));
+        let level = self.level(from).max(self.level(to));
         let replaced = replaced.map(|replaced| self.standing(&replaced));
-        match is_flushed_before_rename(rung, standing, replaced) {
-            true => self.flush_for_names(&file, rung),
+        match is_flushed_before_rename(level, standing, replaced) {
+            true => self.flush_for_names(&file, level),
             false => Ok(()),
         }
     }
@@ -43,20 +43,20 @@ impl Files {
         if !standing.is_volatile {
             return Ok(());
         }
-        let rung = self.catalog.durability_of_file(&file).max(self.rung(to));
-        match is_flushed_before_rename(rung, standing, None) {
-            true => self.flush_for_names(&file, rung),
+        let level = self.catalog.durability_of_file(&file).max(self.level(to));
+        match is_flushed_before_rename(level, standing, None) {
+            true => self.flush_for_names(&file, level),
             false => Ok(()),
         }
     }
 
-    fn flush_for_names(&self, file: &Arc<File>, rung: Durability) -> Result<(), Errno> {
+    fn flush_for_names(&self, file: &Arc<File>, level: Durability) -> Result<(), Errno> {
         let (tier, bytes) = {
             let state = file.lock();
             (state.residency.tier, state.meta.allocated_bytes)
         };
         let in_memory = self.buffer.tiers().kind(tier) == TierKind::Dram;
-        match can_flush_for_names(rung, in_memory, self.buffer.flash_for(bytes).is_some()) {
+        match can_flush_for_names(level, in_memory, self.buffer.flash_for(bytes).is_some()) {
             true => self.make_stable(file),
             false => Ok(()),
         }
@@ -67,7 +67,7 @@ impl Files {
         if let Node::Dir(dir) = self.ns.node(ino)? {
             for file in dir.files() {
                 let standing = self.standing(&file);
-                // Most are not, and a directory may be large: their rungs need not be known.
+                // Most are not, and a directory may be large: their levels need not be known.
                 if (standing.is_volatile || standing.owes_fsync)
                     && is_flushed_with_its_directory(
                         self.catalog.durability_of_file(&file),
@@ -88,7 +88,7 @@ impl Files {
         }
     }
 
-    fn rung(&self, link: &Link) -> Durability {
+    fn level(&self, link: &Link) -> Durability {
         match self.ns.node(link.parent) {
             Ok(Node::Dir(dir)) => self.catalog.durability_of(&dir.path_of(&link.name)),
             _ => Durability::Memory,

@@ -220,7 +220,7 @@ impl Files {
         Ok(true)
     }
 
-    /// The default rung where none was chosen: flash where there is some, else the PFS.
+    /// The default level where none was chosen: flash where there is some, else the PFS.
     pub fn default_durability(has_flash: bool) -> Durability {
         if has_flash {
             Durability::Ssd

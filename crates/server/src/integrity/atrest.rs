@@ -14,7 +14,7 @@ use forebay_tiers::{Object, ObjectStat, Sums};
 use forebay_types::{Generation, ObjectId, TierId, TimeSpec};
 use parking_lot::Mutex;
 
-use crate::buffer::pieces::Pieces;
+use crate::buffer::blocks::Blocks;
 
 /// A file that changes while it is looked at is looked at again so often.
 const LOOKS_MAX: usize = 8;
@@ -39,8 +39,8 @@ pub struct AtRest {
     pub found: AtomicU64,
     /// Contents that opens compared.
     pub compared_at_open: AtomicU64,
-    /// Pieces of larger contents that were compared when they were first asked for.
-    pub compared_pieces: AtomicU64,
+    /// Blocks of larger contents that were compared when they were first asked for.
+    pub compared_blocks: AtomicU64,
     /// Undrained contents whose checksum was put on record.
     pub sealed: AtomicU64,
 }
@@ -115,7 +115,7 @@ pub enum Looked {
 
 /// An object found as it should be, its tier, and what of it is still to be compared; `None`: it was not, and has made way
 /// for what the PFS has.
-pub type OpenedAtRest = Option<(TierId, Arc<dyn Object>, Option<Arc<Pieces>>)>;
+pub type OpenedAtRest = Option<(TierId, Arc<dyn Object>, Option<Arc<Blocks>>)>;
 
 fn is_missing(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOENT)

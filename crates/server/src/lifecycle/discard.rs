@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::lifecycle::Lifecycle;
 
-/// Between two pieces.
+/// Between two blocks.
 const STEP: Duration = Duration::from_secs(1);
 /// A discard of the whole file system begins after that share of the tiers was deleted: each visits all free blocks.
 const DELETED_SHARE: u64 = 16;

@@ -1,4 +1,4 @@
-//! Watches what the server does not see: the PFS's pulse, file systems below the tiers; flushes the records now and then; removes unused objects.
+//! Watches what the server does not see: the PFS's health, file systems below the tiers; flushes the records now and then; removes unused objects.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
     let mut mend_at = Instant::now();
     let mut was_given_up = false;
     while !lifecycle.base.is_ending() {
-        was_given_up = watch_pulse(lifecycle, was_given_up);
+        was_given_up = watch_health(lifecycle, was_given_up);
         if let Err(error) = lifecycle.ns.save_deferred() {
             lifecycle
                 .base
@@ -86,7 +86,7 @@ fn mend_store(lifecycle: &Lifecycle) -> bool {
 }
 
 /// Says when the PFS is given up and when it answers again; whether it is given up now.
-fn watch_pulse(lifecycle: &Lifecycle, before: bool) -> bool {
+fn watch_health(lifecycle: &Lifecycle, before: bool) -> bool {
     const PFS: &[u8] = b"(PFS)";
     let why = lifecycle.base.given_up();
     lifecycle.buffer.opens().note_given_up(why.is_some());

@@ -73,11 +73,11 @@ impl Lifecycle {
                 let why = format!(
                     "object {object} was not yet flushed by fsync, and its name is another's now"
                 );
-                self.set_orphan_aside(slot, object, path(), Errno::EEXIST, &why);
+                self.quarantine_orphan(slot, object, path(), Errno::EEXIST, &why);
             }
             Worth::Torn => {
                 let why = "was not yet flushed by fsync, and is lost with the node's power";
-                self.set_orphan_aside(slot, object, path(), Errno::EIO, why);
+                self.quarantine_orphan(slot, object, path(), Errno::EIO, why);
             }
             Worth::Unknown => {
                 let reason = format!(
@@ -90,7 +90,7 @@ impl Lifecycle {
         false
     }
 
-    fn set_orphan_aside(
+    fn quarantine_orphan(
         &self,
         slot: &Slot,
         object: ObjectId,
@@ -98,7 +98,7 @@ impl Lifecycle {
         errno: Errno,
         why: &str,
     ) {
-        match slot.tier.set_aside(object) {
+        match slot.tier.quarantine(object) {
             Ok(kept) => {
                 let reason = format!("{why}; it is kept in {kept} of {}", slot.tier.name());
                 self.base.report(path, errno, reason);

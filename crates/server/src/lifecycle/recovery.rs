@@ -308,7 +308,7 @@ impl Lifecycle {
     fn give_up_torn(&self, file: &Arc<File>, tier: TierId, bytes: u64) -> Result<(), Errno> {
         let kept = match self.buffer.tiers().get(tier) {
             Some(slot) if bytes > 0 => {
-                let place = slot.tier.set_aside(file.object)?;
+                let place = slot.tier.quarantine(file.object)?;
                 format!("; {bytes} bytes of it are kept in {place} of its tier")
             }
             _ => String::new(),

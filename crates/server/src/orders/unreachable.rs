@@ -22,7 +22,7 @@ impl Orders {
         paths: &[Vec<u8>],
         seen: &HashSet<ObjectId>,
     ) -> Vec<Vec<u8>> {
-        if self.base.pulse().is_silent() {
+        if self.base.health().is_silent() {
             return Vec::new();
         }
         let paths: HashSet<&[u8]> = paths.iter().map(|path| &path[..]).collect();

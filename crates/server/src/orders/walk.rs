@@ -74,8 +74,8 @@ impl Orders {
             return true;
         }
         // Better some of the answer than none: who asks is told that it is not all.
-        let known = |errno: Errno| errno == Errno::ETIMEDOUT || self.base.pulse().is_silent();
-        let listed = match self.base.pulse().is_silent() {
+        let known = |errno: Errno| errno == Errno::ETIMEDOUT || self.base.health().is_silent();
+        let listed = match self.base.health().is_silent() {
             true => Err(Errno::ETIMEDOUT.into()),
             false => self.ns.list(dir),
         };

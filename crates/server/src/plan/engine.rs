@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use forebay_policy::demotion::{PlacementPolicy, ahead_bytes};
 use forebay_policy::engine::{Bandwidths, InForce, PlanChoice, Reason, in_force};
 use forebay_policy::plan::DrainPolicy;
-use forebay_policy::schedule::{Class, Rest, ScheduleConfig, Scheduler};
+use forebay_policy::schedule::{Class, ScheduleConfig, Scheduler, TurnEnd};
 use forebay_policy::throttle::{DemotionPace, Load, Pace, TokenBucket, is_full, pace};
 use parking_lot::{Condvar, Mutex};
 
@@ -354,11 +354,11 @@ impl Engine {
     }
 
     /// An application flushes, or has closed, a file that it wrote.
-    pub fn rests(&self, application: u32, rest: Rest) {
+    pub fn end_turn(&self, application: u32, rest: TurnEnd) {
         if self.has_turns.load(Ordering::Relaxed) {
             let mut turns = self.turns.lock();
             let now_s = self.now_s();
-            turns.scheduler.rests(application.into(), rest, now_s);
+            turns.scheduler.end_turn(application.into(), rest, now_s);
             self.turned.notify_all();
         }
     }

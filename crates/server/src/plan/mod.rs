@@ -4,8 +4,8 @@ pub(crate) mod block_io;
 pub(crate) mod calibrate;
 pub(crate) mod dedicated;
 pub(crate) mod engine;
+pub(crate) mod eviction;
 pub(crate) mod learning;
-pub(crate) mod leaving;
 
 use std::sync::Arc;
 

@@ -465,7 +465,7 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         }
         Point::RecoverSwept => vec![work([w("a", 1)], [Drain]).after(Point::DemoteTemporary)],
         Point::StopThreads | Point::StopMoved | Point::StopSynced => stops(),
-        Point::FsckSetAside
+        Point::FsckQuarantined
         | Point::FsckIdentified
         | Point::FsckRecordKept
         | Point::FsckGarbage

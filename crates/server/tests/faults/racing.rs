@@ -332,7 +332,7 @@ fn space_of_what_was_unlinked_is_waited_for() {
 #[test]
 fn an_fsync_beside_a_move_to_flash_flushes_what_is_there() {
     const PIECE: usize = 256 << 10;
-    const PIECES: usize = 64;
+    const BLOCKS: usize = 64;
     for round in 0..6 {
         let scratch = Scratch::in_memory();
         let mut settings = settings(scratch.path(), 64 << 20);
@@ -351,7 +351,7 @@ fn an_fsync_beside_a_move_to_flash_flushes_what_is_there() {
                     }
                 });
             }
-            for piece in 0..PIECES {
+            for piece in 0..BLOCKS {
                 let data = vec![piece as u8 + 1; PIECE];
                 let at = (piece * PIECE) as u64;
                 server.write(handle, at, &data).expect("write");
@@ -360,7 +360,7 @@ fn an_fsync_beside_a_move_to_flash_flushes_what_is_there() {
         });
         server.client.release(handle).expect("close");
         let found = server.read_all(b"grows").expect("read");
-        assert_eq!(found.len(), PIECES * PIECE);
+        assert_eq!(found.len(), BLOCKS * PIECE);
         for (piece, found) in found.chunks(PIECE).enumerate() {
             assert!(
                 found.iter().all(|b| *b == piece as u8 + 1),

@@ -15,7 +15,7 @@ const CHILD_STATE: &str = "FSCK_CHILD_STATE";
 
 /// Damage, and the steps of its repair.
 const REPAIRS: &[(Damage, &[Point])] = &[
-    (Damage::OriginalMissing, &[Point::FsckSetAside]),
+    (Damage::OriginalMissing, &[Point::FsckQuarantined]),
     (Damage::ObjectAnonymous, &[Point::FsckIdentified]),
     (Damage::RecordUnreadable, &[Point::FsckRecordKept]),
     (Damage::Garbage, &[Point::FsckGarbage]),

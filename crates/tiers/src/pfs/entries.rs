@@ -32,7 +32,7 @@ impl PfsTree {
         uid: u32,
         gid: u32,
     ) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let name = checked(name)?;
         rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(mode & 0o7777))?;
         let made = self.give(dir, name, FileKind::Directory, Owner { uid, gid });
@@ -51,7 +51,7 @@ impl PfsTree {
         uid: u32,
         gid: u32,
     ) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let name = checked(name)?;
         rustix::fs::symlinkat(target, dir, name)?;
         let made = self.give(dir, name, FileKind::Symlink, Owner { uid, gid });
@@ -71,7 +71,7 @@ impl PfsTree {
         uid: u32,
         gid: u32,
     ) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let name = checked(name)?;
         let kind = match FileKind::from_mode(mode) {
             // Type bits of zero mean a regular file, to mknod(2).
@@ -143,7 +143,7 @@ impl PfsTree {
 
     /// Removes an empty directory.
     pub fn rmdir(&self, dir: &PfsDir, name: &[u8]) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         Ok(rustix::fs::unlinkat(
             dir,
             checked(name)?,
@@ -153,7 +153,7 @@ impl PfsTree {
 
     /// Removes a name of anything but a directory.
     pub fn unlink(&self, dir: &PfsDir, name: &[u8]) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         Ok(rustix::fs::unlinkat(dir, checked(name)?, AtFlags::empty())?)
     }
 
@@ -165,7 +165,7 @@ impl PfsTree {
         new_dir: &PfsDir,
         new_name: &[u8],
     ) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let (name, new_name) = (checked(name)?, checked(new_name)?);
         Ok(rustix::fs::linkat(
             dir,
@@ -187,7 +187,7 @@ impl PfsTree {
         new_name: &[u8],
         mode: RenameMode,
     ) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let (name, new_name) = (checked(name)?, checked(new_name)?);
         let flags = match mode {
             RenameMode::Replace => {
@@ -210,7 +210,7 @@ impl PfsTree {
         if !self.exchange.load(Ordering::Acquire) {
             return Ok(false);
         }
-        self.pulse.pass()?;
+        self.health.pass()?;
         let (name, other) = (checked(name)?, checked(other)?);
         match rustix::fs::renameat_with(dir, name, dir, other, RenameFlags::EXCHANGE) {
             Ok(()) => Ok(true),

@@ -46,7 +46,7 @@ impl PfsTree {
         if !self.syncfs_counts {
             return Ok(None);
         }
-        self.pulse.pass()?;
+        self.health.pass()?;
         let dir = reopen(&self.root)?;
         let dev = stat_fd(dir.as_fd())?.id.dev;
         Ok(Some(FlushTogether { dir, dev }))
@@ -54,13 +54,13 @@ impl PfsTree {
 
     /// Puts all that was written in the file system on stable storage.
     pub fn sync_together(&self, together: &FlushTogether) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         Ok(rustix::fs::syncfs(&together.dir)?)
     }
 
     /// Puts the names in a directory on stable storage.
     pub fn sync_dir(&self, dir: &PfsDir) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         Ok(rustix::fs::fsync(reopen(dir)?)?)
     }
 
@@ -104,7 +104,7 @@ impl PfsTree {
 
     /// Puts a file on stable storage.
     pub fn sync_file(&self, file: &File) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         file.sync_all()
     }
 }

@@ -31,7 +31,7 @@ pub use flush::FlushTogether;
 pub use node::PfsNode;
 pub use stat::{PfsId, PfsStat};
 
-use crate::Pulse;
+use crate::PfsHealth;
 
 /// A directory of the PFS, held open. Clones share the descriptor.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ pub struct PfsEntry {
 pub struct PfsTree {
     root: PfsDir,
     /// Asked before every call, so that nobody begins to wait for a PFS that is known to be silent.
-    pulse: Pulse,
+    health: PfsHealth,
     /// Files without a name are to be had, as far as is known.
     unnamed: AtomicBool,
     /// Two names can be exchanged, as far as is known.
@@ -102,7 +102,7 @@ impl PfsTree {
         Ok(PfsTree {
             syncfs_counts: flush::syncfs_counts(&fd)?,
             root: PfsDir(Arc::new(fd)),
-            pulse: Pulse::none(),
+            health: PfsHealth::none(),
             unnamed: AtomicBool::new(true),
             exchange: AtomicBool::new(true),
         })
@@ -114,7 +114,7 @@ impl PfsTree {
     pub fn watched(root: &Path, give_up_after: Duration) -> io::Result<PfsTree> {
         let mut tree = PfsTree::open(root)?;
         let root = tree.root.0.try_clone()?;
-        tree.pulse = Pulse::ask(give_up_after, move || {
+        tree.health = PfsHealth::ask(give_up_after, move || {
             let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
             let _ = rustix::fs::statx(&root, c"", how, StatxFlags::BASIC_STATS);
             rustix::fs::fstatvfs(&root).ok().map(totals)
@@ -123,8 +123,8 @@ impl PfsTree {
     }
 
     /// Whether the file system answers.
-    pub fn pulse(&self) -> &Pulse {
-        &self.pulse
+    pub fn health(&self) -> &PfsHealth {
+        &self.health
     }
 
     /// The top.
@@ -134,7 +134,7 @@ impl PfsTree {
 
     /// Opens a directory by its name. `ENOTDIR` for anything else, links included.
     pub fn open_dir(&self, parent: &PfsDir, name: &[u8]) -> io::Result<PfsDir> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let fd = rustix::fs::openat(parent, checked(name)?, DIR_FLAGS, Mode::empty())?;
         Ok(PfsDir(Arc::new(fd)))
     }
@@ -142,7 +142,7 @@ impl PfsTree {
     /// Opens a directory by its path from the top; an empty path, or "/", is the top. `ELOOP` where
     /// a link is on the way, `EINVAL` for `.` and `..`.
     pub fn open_dir_path(&self, path: &[u8]) -> io::Result<PfsDir> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let path = path.strip_prefix(b"/").unwrap_or(path);
         if path.is_empty() {
             return Ok(self.root.clone());
@@ -172,7 +172,7 @@ impl PfsTree {
 
     /// Whether this thread's user may find names in a directory; `EACCES` if not.
     pub fn may_search(&self, dir: &PfsDir) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         // The way from a directory to itself takes the permission to search it.
         rustix::fs::openat(dir, c".", DIR_FLAGS, Mode::empty())?;
         Ok(())
@@ -180,7 +180,7 @@ impl PfsTree {
 
     /// Whether this thread's user may list a directory; `EACCES` if not.
     pub fn may_list(&self, dir: &PfsDir) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         reopen(dir).map(drop)
     }
 
@@ -189,7 +189,7 @@ impl PfsTree {
     ///
     /// A file that its owner may write but not read is opened for writing only.
     pub fn open_file(&self, dir: &PfsDir, name: &[u8], write: bool) -> io::Result<File> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let name = checked(name)?;
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         // NONBLOCK: a FIFO put in the file's place must not hold a thread.
@@ -220,7 +220,7 @@ impl PfsTree {
 
     /// Creates a file that is to be renamed when it is whole. `EEXIST` if the name is taken.
     pub fn create_temporary(&self, dir: &PfsDir, name: &[u8], mode: u32) -> io::Result<File> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let flags =
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o7777);
@@ -234,19 +234,19 @@ impl PfsTree {
 
     /// Space and inodes of the file system below.
     pub fn statfs(&self) -> io::Result<Statfs> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         Ok(totals(rustix::fs::fstatvfs(&self.root)?))
     }
 
     /// Type of the file system below, as statfs(2) numbers it.
     pub fn fs_type(&self) -> io::Result<u64> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         Ok(rustix::fs::fstatfs(&self.root)?.f_type as u64)
     }
 
     /// Which file system a directory is on, as statfs(2) tells it.
     pub fn fs_id(&self, dir: &PfsDir) -> io::Result<FsId> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let fs_type = rustix::fs::fstatfs(dir)?.f_type as u64;
         let id = rustix::fs::fstatvfs(dir)?.f_fsid;
         Ok(FsId {

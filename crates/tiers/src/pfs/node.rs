@@ -46,7 +46,7 @@ impl AsFd for PfsNode {
 impl PfsTree {
     /// What has a name; a link itself.
     pub fn node(&self, dir: &PfsDir, name: &[u8]) -> io::Result<PfsNode> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let fd = open_path(dir, name)?;
         let found = stat_fd(fd.as_fd())?;
         Ok(PfsNode { fd, found })
@@ -54,13 +54,13 @@ impl PfsTree {
 
     /// What it is like now.
     pub fn stat_node(&self, node: &PfsNode) -> io::Result<PfsStat> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         stat_fd(node.as_fd())
     }
 
     /// Opens it, a regular file, for reading, or for reading and writing; see [`PfsTree::open_file`].
     pub fn open_node(&self, node: &PfsNode, write: bool) -> io::Result<File> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         refuse_irregular(node.as_fd())?;
         let open = |access: OFlags| {
             let flags = access | OFlags::NOCTTY | OFlags::CLOEXEC;

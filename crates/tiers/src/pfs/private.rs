@@ -39,7 +39,7 @@ impl PfsTree {
 
     /// Makes such a directory. `EPERM` if it has been exchanged for another meanwhile.
     pub fn make_private(&self, parent: &PfsDir, name: &[u8], probe: &[u8]) -> io::Result<PfsDir> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         rustix::fs::mkdirat(parent, checked(name)?, Mode::from_raw_mode(0o700))?;
         let made = self.open_private(parent, name, probe)?;
         made.ok_or_else(|| Errno::EPERM.into())
@@ -47,7 +47,7 @@ impl PfsTree {
 
     /// A descriptor of a directory that can be read and synced.
     pub fn readable(&self, dir: &PfsDir) -> io::Result<OwnedFd> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         reopen(dir)
     }
 

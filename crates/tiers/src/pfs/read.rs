@@ -29,7 +29,7 @@ impl PfsTree {
     /// Visits every entry but `.`, `..` and Forebay's own files that are not whole yet, in the
     /// order of the file system below. Readers do not disturb each other.
     pub fn read_dir(&self, dir: &PfsDir, visit: &mut dyn FnMut(PfsEntry)) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let fd = reopen(dir)?;
         let mut buffer = [MaybeUninit::uninit(); DIRENTS_BYTES];
         let mut entries = RawDir::new(fd, &mut buffer);
@@ -72,7 +72,7 @@ impl PfsTree {
     }
 
     fn hidden_names(&self, dir: &PfsDir, instance: [u8; 16]) -> io::Result<Vec<Vec<u8>>> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let own = PfsTree::temporary_name(instance, ObjectId(0), Generation(0));
         let prefix = &own[..own.len().min(PREFIX.len() + 2 * INSTANCE_BYTES)];
         let fd = reopen(dir)?;
@@ -92,7 +92,7 @@ impl PfsTree {
 
     /// Where a link points. `EINVAL` for anything else.
     pub fn readlink(&self, node: &PfsNode) -> io::Result<Vec<u8>> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         match node.kind() {
             FileKind::Symlink => Ok(rustix::fs::readlinkat(node, c"", Vec::new())?.into_bytes()),
             _ => Err(Errno::EINVAL.into()),

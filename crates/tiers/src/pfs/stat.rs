@@ -118,20 +118,20 @@ impl From<Statx> for PfsStat {
 impl PfsTree {
     /// Of a directory.
     pub fn stat_dir(&self, dir: &PfsDir) -> io::Result<PfsStat> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         stat_fd(dir.as_fd())
     }
 
     /// Of an entry; of a link itself.
     pub fn stat(&self, dir: &PfsDir, name: &[u8]) -> io::Result<PfsStat> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         Ok(rustix::fs::statx(dir, checked(name)?, flags, STATX)?.into())
     }
 
     /// Of an open file.
     pub fn stat_file(&self, file: &File) -> io::Result<PfsStat> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         stat_fd(file.as_fd())
     }
 }

@@ -59,21 +59,21 @@ fn split(names: Vec<u8>) -> Vec<Vec<u8>> {
 impl PfsTree {
     /// Value of an attribute. `ENODATA` if there is none.
     pub fn get_xattr(&self, node: &PfsNode, attribute: &[u8]) -> io::Result<Vec<u8>> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let path = node.path();
         read_all(|buffer| rustix::fs::getxattr(&path[..], attribute, buffer))
     }
 
     /// Value of an attribute of a directory.
     pub fn get_xattr_dir(&self, dir: &PfsDir, attribute: &[u8]) -> io::Result<Vec<u8>> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let path = dir_path(dir);
         read_all(|buffer| rustix::fs::getxattr(&path[..], attribute, buffer))
     }
 
     /// Value of an attribute of an open file.
     pub fn get_xattr_file(&self, file: &File, attribute: &[u8]) -> io::Result<Vec<u8>> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         read_all(|buffer| rustix::fs::fgetxattr(file, attribute, buffer))
     }
 
@@ -85,7 +85,7 @@ impl PfsTree {
         value: &[u8],
         bits: u32,
     ) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let path = node.path();
         Ok(rustix::fs::setxattr(
             &path[..],
@@ -103,7 +103,7 @@ impl PfsTree {
         value: &[u8],
         bits: u32,
     ) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let path = dir_path(dir);
         Ok(rustix::fs::setxattr(
             &path[..],
@@ -121,46 +121,46 @@ impl PfsTree {
         value: &[u8],
         bits: u32,
     ) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         Ok(rustix::fs::fsetxattr(file, attribute, value, flags(bits)?)?)
     }
 
     /// Names of the attributes.
     pub fn list_xattr(&self, node: &PfsNode) -> io::Result<Vec<Vec<u8>>> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let path = node.path();
         read_all(|buffer| rustix::fs::listxattr(&path[..], buffer)).map(split)
     }
 
     /// Names of a directory's attributes.
     pub fn list_xattr_dir(&self, dir: &PfsDir) -> io::Result<Vec<Vec<u8>>> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let path = dir_path(dir);
         read_all(|buffer| rustix::fs::listxattr(&path[..], buffer)).map(split)
     }
 
     /// Names of an open file's attributes.
     pub fn list_xattr_file(&self, file: &File) -> io::Result<Vec<Vec<u8>>> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         read_all(|buffer| rustix::fs::flistxattr(file, buffer)).map(split)
     }
 
     /// Removes an attribute. `ENODATA` if there is none.
     pub fn remove_xattr(&self, node: &PfsNode, attribute: &[u8]) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         let path = node.path();
         Ok(rustix::fs::removexattr(&path[..], attribute)?)
     }
 
     /// Removes an attribute of a directory.
     pub fn remove_xattr_dir(&self, dir: &PfsDir, attribute: &[u8]) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         Ok(rustix::fs::removexattr(&dir_path(dir)[..], attribute)?)
     }
 
     /// Removes an attribute of an open file.
     pub fn remove_xattr_file(&self, file: &File, attribute: &[u8]) -> io::Result<()> {
-        self.pulse.pass()?;
+        self.health.pass()?;
         Ok(rustix::fs::fremovexattr(file, attribute)?)
     }
 }

@@ -7,7 +7,7 @@ use forebay_policy::forecast::Meter;
 use forebay_policy::placement::{SPACE_UNIT_BYTES, TierKind, TierSpace};
 use forebay_policy::plan::{InterferenceLine, Plan};
 use forebay_policy::queue::VictimQueue;
-use forebay_policy::schedule::{Class, Rest, Scheduler};
+use forebay_policy::schedule::{Class, Scheduler, TurnEnd};
 use forebay_policy::share::Shares;
 
 use super::part::PartId;
@@ -167,7 +167,7 @@ impl Node {
     pub fn end_turn(&mut self, app: u64, class: Class, now_s: f64) {
         self.scheduler.finish(app, class, now_s);
         if class == Class::Checkpoint {
-            self.scheduler.rests(app, Rest::Closed, now_s);
+            self.scheduler.end_turn(app, TurnEnd::Closed, now_s);
         }
     }
 

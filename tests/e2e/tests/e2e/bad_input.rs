@@ -127,7 +127,7 @@ fn bad_input_sizes_that_do_not_parse_or_do_not_fit() {
 }
 
 #[test]
-fn bad_input_unknown_policies_rungs_and_flags() {
+fn bad_input_unknown_policies_levels_and_flags() {
     let cluster = ground();
     for (flag, value, part) in [
         ("--policy", "best", "bbos, maxbw"),

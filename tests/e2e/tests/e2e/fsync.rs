@@ -172,7 +172,7 @@ fn promise_3_pfs_is_on_the_pfs_when_fsync_returns() {
 }
 
 #[test]
-fn promise_3_the_default_rung_is_ssd_or_without_flash_pfs() {
+fn promise_3_the_default_level_is_ssd_or_without_flash_pfs() {
     let cluster = Cluster::builder().lazy().up();
     drop(fsynced(&cluster, "f", 830));
     pattern(830, LEN).assert_in(&cluster.pfs("f"));
@@ -184,7 +184,7 @@ fn promise_3_the_default_rung_is_ssd_or_without_flash_pfs() {
 }
 
 #[test]
-fn promise_3_path_rules_choose_the_rung() {
+fn promise_3_path_rules_choose_the_level() {
     let rules = "[[rule]]\npath = \"/safe/**\"\ndurability = \"pfs\"\n";
     let builder = Cluster::builder().lazy().flag("--durability=memory");
     let cluster = builder.config(rules).up();
@@ -199,7 +199,7 @@ fn promise_3_path_rules_choose_the_rung() {
 }
 
 #[test]
-fn promise_3_of_several_names_the_strongest_rung_counts() {
+fn promise_3_of_several_names_the_strongest_level_counts() {
     let rules = "[[rule]]\npath = \"/safe/**\"\ndurability = \"pfs\"\n";
     let builder = Cluster::builder().lazy().flag("--durability=memory");
     let cluster = builder.config(rules).up();

@@ -121,10 +121,10 @@ fn piece(at: u64) -> Vec<u8> {
     bytes
 }
 
-fn assert_pieces(path: &std::path::Path, pieces: u64) {
+fn assert_blocks(path: &std::path::Path, blocks: u64) {
     let mut file = File::open(path).expect("open");
     let mut found = vec![0; 4 * MIB];
-    for at in 0..pieces {
+    for at in 0..blocks {
         file.read_exact(&mut found).expect("read");
         assert!(found == piece(at), "{}: piece {at}", path.display());
     }
@@ -139,7 +139,7 @@ fn promise_5_a_file_outgrows_the_buffer_while_the_kernel_writes_it() {
     if needs_root() {
         return;
     }
-    const PIECES: u64 = 72;
+    const BLOCKS: u64 = 72;
     let cluster = Cluster::builder()
         .config("overrun = \"192MiB\"")
         .lazy()
@@ -152,7 +152,7 @@ fn promise_5_a_file_outgrows_the_buffer_while_the_kernel_writes_it() {
     for other in ["a", "b", "c", "d", "e", "f"] {
         write_file(&cluster.mnt(other), pattern(722, 8 * MIB));
     }
-    for at in 1..PIECES {
+    for at in 1..BLOCKS {
         file.write_all(&piece(at)).expect("write");
         // A busy machine may look late; what may be written until then is a matter of
         // configuration.
@@ -165,9 +165,9 @@ fn promise_5_a_file_outgrows_the_buffer_while_the_kernel_writes_it() {
         "it was not the kernel that wrote: {dram}"
     );
     drop(file);
-    assert_pieces(&cluster.mnt("ckpt-3"), PIECES);
+    assert_blocks(&cluster.mnt("ckpt-3"), BLOCKS);
     cluster.drain("");
-    assert_pieces(&cluster.pfs("ckpt-3"), PIECES);
+    assert_blocks(&cluster.pfs("ckpt-3"), BLOCKS);
     for other in ["a", "b", "c", "d", "e", "f"] {
         pattern(722, 8 * MIB).assert_in(&cluster.pfs(other));
     }

@@ -56,7 +56,7 @@ const TIMES_OWED_FOR: Duration = Duration::from_secs(1);
 /// One demoter thread.
 pub fn run(drain: &Arc<Drain>) {
     while !drain.base.is_ending() {
-        if drain.base.pulse().is_silent() {
+        if drain.base.health().is_silent() {
             // What is dirty keeps: it is tried when there is somebody to answer.
             std::thread::sleep(SILENT_PAUSE);
             continue;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use forebay_policy::placement::{
     Extension, Lease, MIN_EXTENSION_BYTES, extend_lease, kept_memory_bytes, may_borrow,
 };
-use forebay_tiers::{Brake, MachineMemory, TierKind};
+use forebay_tiers::{MachineMemory, TierKind, WriteBlocker};
 use forebay_types::{Errno, format_size};
 
 use super::{
@@ -108,18 +108,18 @@ impl Guard {
                 .counters()
                 .waited_writes
                 .fetch_add(1, Ordering::Relaxed);
-            let brake = match growing.object.is_held() {
-                true => Brake::on(growing.object),
+            let write_blocker = match growing.object.is_held() {
+                true => WriteBlocker::on(growing.object),
                 // It holds the file by itself.
                 false => files
                     .buffer
                     .tiers()
                     .open_object(growing.tier, growing.id)
-                    .and_then(|object| Brake::on(&*object)),
+                    .and_then(|object| WriteBlocker::on(&*object)),
             };
-            match brake {
-                Ok(brake) => Hold::Braked {
-                    brake,
+            match write_blocker {
+                Ok(write_blocker) => Hold::BlockedWriter {
+                    write_blocker,
                     since: Instant::now(),
                 },
                 Err(error) => {
@@ -129,11 +129,12 @@ impl Guard {
             }
         });
         let helps =
-            files.drain.can_drain_for(growing.open.ino) && !files.base.pulse().is_given_up();
+            files.drain.can_drain_for(growing.open.ino) && !files.base.health().is_given_up();
         let waits = match held {
-            Hold::Braked { brake, since } => {
-                helps && since.elapsed() < PATIENCE && !brake.has_failed()
-            }
+            Hold::BlockedWriter {
+                write_blocker,
+                since,
+            } => helps && since.elapsed() < PATIENCE && !write_blocker.has_failed(),
             Hold::LetGo => false,
         };
         if waits || borrow(files, growing) || helps || matches!(held, Hold::LetGo) {

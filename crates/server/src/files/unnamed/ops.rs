@@ -158,12 +158,12 @@ impl Files {
     /// a name.
     pub fn begin_fsync_unnamed(&self, file: &File) -> Option<Durability> {
         let dir = file.lock().unnamed.clone()?;
-        let rung = self.catalog.durability_of(&dir.path_of(UNNAMED));
+        let level = self.catalog.durability_of(&dir.path_of(UNNAMED));
         let mut state = file.lock();
         state.unnamed.as_ref()?;
-        // Under its first name it may be on another rung.
+        // Under its first name it may be on another level.
         state.owe_fsync();
-        Some(rung.min(Durability::Ssd))
+        Some(level.min(Durability::Ssd))
     }
 
     /// The kernel has dropped references on these.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_namespace::File;
 use forebay_policy::scrub::{
-    Content, Look, Resting, look_at_open, look_at_shape, look_before_change, look_before_copy,
+    Content, Look, ObjectAtRest, look_at_open, look_at_shape, look_before_change, look_before_copy,
     look_in_passing,
 };
 use forebay_tiers::{Object, ObjectStat, TierKind, checksum};
@@ -14,8 +14,8 @@ use forebay_types::{Errno, Generation, TierId};
 use forebay_wire::control::FsckReport;
 
 use super::{LOOKS_MAX, Looked, OpenedAtRest, Purpose, Recorded, is_exhaustion, is_missing};
+use crate::buffer::blocks::Blocks;
 use crate::buffer::opens::Claim;
-use crate::buffer::pieces::Pieces;
 use crate::integrity::Integrity;
 use crate::integrity::identity::{IdentityCheck, mismatch};
 
@@ -31,7 +31,7 @@ impl Integrity {
     ) -> Result<OpenedAtRest, Errno> {
         let tier = file.tier();
         if self.buffer.tiers().kind(tier) == TierKind::Pfs {
-            self.base.pulse().pass()?;
+            self.base.health().pass()?;
         }
         let opened = match to_write {
             true => self.buffer.tiers().open_to_write(tier, file.object),
@@ -45,17 +45,17 @@ impl Integrity {
             return Ok(None);
         }
         let generation = file.lock().generation();
-        let pieces = match self.look(file, tier, &opened, purpose, &|| self.base.is_ending())? {
+        let blocks = match self.look(file, tier, &opened, purpose, &|| self.base.is_ending())? {
             Looked::Sound => None,
             Looked::Unread(sums, stat) => {
-                let pieces = Pieces::new(file.clone(), generation, sums, stat);
-                Some(Arc::new(pieces))
+                let blocks = Blocks::new(file.clone(), generation, sums, stat);
+                Some(Arc::new(blocks))
             }
             Looked::Wrong(problem) => {
-                return self.give_way(claim, file, problem).map(|()| None);
+                return self.drop_damaged(claim, file, problem).map(|()| None);
             }
         };
-        Ok(Some((tier, opened?, pieces)))
+        Ok(Some((tier, opened?, blocks)))
     }
 
     /// What is wrong with an object at rest that was `opened` in `tier`; an error if that cannot be told now. Sound are also
@@ -124,7 +124,7 @@ impl Integrity {
         let Some(expected) = residency.crc.filter(|_| compared) else {
             return Ok(Looked::Sound);
         };
-        if look.content == Content::ByPiece
+        if look.content == Content::ByBlock
             && let Some(sums) = self.ns.sums(file)?
         {
             return Ok(Looked::Unread(sums, stat));
@@ -153,7 +153,7 @@ impl Integrity {
         purpose: Purpose,
     ) -> Look {
         let residency = &recorded.residency;
-        let resting = Resting {
+        let resting = ObjectAtRest {
             writing: residency.writing,
             size_bytes: recorded.size,
             has_checksum: residency.crc.is_some(),
@@ -193,7 +193,7 @@ impl Integrity {
 
     /// Something is wrong with a file that is claimed and that nobody has open: all of it is checked, and mended if that is
     /// safe. `EIO` if it is still there.
-    pub fn give_way(
+    pub fn drop_damaged(
         &self,
         claim: &Claim<'_>,
         file: &Arc<File>,

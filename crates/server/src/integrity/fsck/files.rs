@@ -303,9 +303,9 @@ impl Integrity {
                 None => Err(Errno::EBUSY),
             },
             Remedy::DropRecord => self.let_go(file),
-            Remedy::SetAside => {
+            Remedy::Quarantine => {
                 let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
-                match slot.tier.set_aside(file.object) {
+                match slot.tier.quarantine(file.object) {
                     Ok(kept) => tracing::info!(
                         "object {} is kept as {kept} in {}",
                         file.object,
@@ -315,7 +315,7 @@ impl Integrity {
                     Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
                     Err(e) => return Err(e.into()),
                 }
-                failpoint::hit(failpoint::Point::FsckSetAside);
+                failpoint::hit(failpoint::Point::FsckQuarantined);
                 self.let_go(file)
             }
             Remedy::DrainAgain => {

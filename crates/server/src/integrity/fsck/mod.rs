@@ -162,7 +162,7 @@ impl Check<'_> {
 
     /// Says so if the PFS hangs: what is on it is not looked at then.
     fn pfs_answers(&mut self) {
-        let Some(silent) = self.integrity.base.pulse().silent_for() else {
+        let Some(silent) = self.integrity.base.health().silent_for() else {
             return;
         };
         let silent = forebay_types::format_duration(Duration::from_secs(silent.as_secs()));

@@ -221,7 +221,7 @@ impl Check<'_> {
             }
             _ => {
                 let wrong = stray(Damage::OrphanAnonymous, in_tier(object, slot), problem);
-                self.found(wrong, |_, _| Ok(slot.tier.set_aside(object).map(drop)?));
+                self.found(wrong, |_, _| Ok(slot.tier.quarantine(object).map(drop)?));
             }
         }
     }

@@ -89,7 +89,7 @@ impl Integrity {
             pass_begun_s: progress.begun_s.filter(|_| progress.under_way),
             left_objects: self.scrub.left.load(Ordering::Relaxed),
             compared_at_open: self.at_rest.compared_at_open.load(Ordering::Relaxed),
-            compared_pieces: self.at_rest.compared_pieces.load(Ordering::Relaxed),
+            compared_blocks: self.at_rest.compared_blocks.load(Ordering::Relaxed),
             sealed: self.at_rest.sealed.load(Ordering::Relaxed),
         }
     }
@@ -101,7 +101,7 @@ impl Integrity {
 
     /// The pass has found damage. Who has the file open keeps it; the next who opens it looks closely.
     pub fn settle_damage(&self, file: &Arc<File>, tier: TierId, problem: String) {
-        let claim = match self.base.pulse().is_silent() {
+        let claim = match self.base.health().is_silent() {
             true => self.buffer.opens().try_claim(file.ino),
             false => Some(self.buffer.opens().claim(file.ino)),
         };

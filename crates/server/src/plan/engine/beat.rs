@@ -12,7 +12,7 @@ use forebay_types::Errno;
 use super::{SHARES_EVERY_TICKS, TICK, Turn};
 use crate::buffer::opens::{OpenFile, Target};
 use crate::plan::Plan;
-use crate::plan::leaving::Leaving;
+use crate::plan::eviction::Leaving;
 
 impl Plan {
     /// Takes another policy or placement by name.

@@ -1,4 +1,4 @@
-//! Content that is too large to be compared when it is opened: each piece is compared before anything of it is handed out for the
+//! Content that is too large to be compared when it is opened: each block is compared before anything of it is handed out for the
 //! first time, and all of them before any of it changes. What is damaged is written again from what the PFS has, where that is good.
 
 use std::sync::atomic::Ordering;
@@ -7,8 +7,8 @@ use forebay_policy::repair::{Knowledge, Remedy, remedy_in_use};
 use forebay_tiers::Object;
 use forebay_types::{Errno, SetTime, failpoint};
 
+use crate::buffer::blocks::Blocks;
 use crate::buffer::opens::{OpenFile, Target};
-use crate::buffer::pieces::Pieces;
 use crate::integrity::Integrity;
 use crate::integrity::atrest::is_exhaustion;
 
@@ -24,11 +24,11 @@ impl Integrity {
         offset: u64,
         len: u64,
     ) -> Result<(), Errno> {
-        let Some(pieces) = open.uncompared() else {
+        let Some(blocks) = open.uncompared() else {
             return Ok(());
         };
-        for piece in pieces.sums.pieces_of(offset, len) {
-            self.compare_piece(open, target.object(), &pieces, piece)?;
+        for block in blocks.sums.blocks_of(offset, len) {
+            self.compare_piece(open, target.object(), &blocks, block)?;
         }
         Ok(())
     }
@@ -38,7 +38,7 @@ impl Integrity {
         // Every write asks.
         if open.uncompared().is_some() {
             self.compare_before_read(open, target, 0, u64::MAX)?;
-            open.believe();
+            open.mark_verified();
         }
         Ok(())
     }
@@ -47,23 +47,23 @@ impl Integrity {
         &self,
         open: &OpenFile,
         object: &dyn Object,
-        pieces: &Pieces,
-        piece: usize,
+        blocks: &Blocks,
+        block: usize,
     ) -> Result<(), Errno> {
-        if pieces.is_compared(piece) {
+        if blocks.is_compared(block) {
             return Ok(());
         }
-        let _turn = pieces.turn(piece);
-        if pieces.is_compared(piece) {
+        let _turn = blocks.turn(block);
+        if blocks.is_compared(block) {
             return Ok(());
         }
-        let at = pieces.sums.range(piece);
-        let problem = match pieces
+        let at = blocks.sums.range(block);
+        let problem = match blocks
             .sums
-            .is_good(object, piece, &|| self.base.is_ending())
+            .is_good(object, block, &|| self.base.is_ending())
         {
             Ok(true) => {
-                self.piece_is_good(open, pieces, piece);
+                self.piece_is_good(open, blocks, block);
                 return Ok(());
             }
             Ok(false) => format!("checksum mismatch in bytes {} to {}", at.start, at.end),
@@ -71,50 +71,50 @@ impl Integrity {
             Err(error) => format!("bytes {} to {} cannot be read: {error}", at.start, at.end),
         };
         // Whoever changes it has compared all of it before.
-        if !open.is_uncompared(pieces) {
+        if !open.is_uncompared(blocks) {
             return Ok(());
         }
-        let path = pieces.file.path();
-        if let Err(why) = self.mend_piece(object, pieces, piece) {
+        let path = blocks.file.path();
+        if let Err(why) = self.mend_piece(object, blocks, block) {
             tracing::debug!("{}: {problem}: {why}", path.escape_ascii());
-            self.note_damage(&pieces.file, path, problem, Default::default());
+            self.note_damage(&blocks.file, path, problem, Default::default());
             return Err(Errno::EIO);
         }
         let action = Remedy::Rewrite.describe();
         let reason = format!("found damaged at rest: {problem}; {action}");
         self.base.report(path, Errno::EIO, reason);
         self.at_rest.found.fetch_add(1, Ordering::Relaxed);
-        self.piece_is_good(open, pieces, piece);
+        self.piece_is_good(open, blocks, block);
         Ok(())
     }
 
-    fn piece_is_good(&self, open: &OpenFile, pieces: &Pieces, piece: usize) {
-        self.at_rest.compared_pieces.fetch_add(1, Ordering::Relaxed);
-        if pieces.note(piece) {
-            let object = pieces.file.object;
-            self.at_rest.seal(object, pieces.generation, &pieces.before);
-            open.believe();
+    fn piece_is_good(&self, open: &OpenFile, blocks: &Blocks, block: usize) {
+        self.at_rest.compared_blocks.fetch_add(1, Ordering::Relaxed);
+        if blocks.note(block) {
+            let object = blocks.file.object;
+            self.at_rest.seal(object, blocks.generation, &blocks.before);
+            open.mark_verified();
         }
     }
 
-    /// Writes a piece again from what the PFS has, if that is what was published.
-    fn mend_piece(&self, object: &dyn Object, pieces: &Pieces, piece: usize) -> Result<(), Errno> {
-        let Pieces {
+    /// Writes a block again from what the PFS has, if that is what was published.
+    fn mend_piece(&self, object: &dyn Object, blocks: &Blocks, block: usize) -> Result<(), Errno> {
+        let Blocks {
             file, sums, before, ..
-        } = pieces;
-        self.base.pulse().pass()?;
+        } = blocks;
+        self.base.health().pass()?;
         let original = self.original(file)?;
         let stop = || self.base.is_ending();
         let known = Knowledge {
             clean: file.lock().residency.clean,
-            original_good: sums.is_good(&original, piece, &stop)?,
+            original_good: sums.is_good(&original, block, &stop)?,
             object_good: false,
         };
         if remedy_in_use(known) != Remedy::Rewrite {
             return Err(Errno::EIO);
         }
         let mut buffer = vec![0; MEND_STEP_BYTES as usize];
-        let mut at = sums.range(piece);
+        let mut at = sums.range(block);
         while at.start < at.end {
             let want = MEND_STEP_BYTES.min(at.end - at.start) as usize;
             let count = original.read_at(&mut buffer[..want], at.start)?;
@@ -126,7 +126,7 @@ impl Integrity {
         }
         let times = |time| Some(SetTime::At(time));
         object.set_times(times(before.atime), times(before.mtime))?;
-        match sums.is_good(object, piece, &stop)? {
+        match sums.is_good(object, block, &stop)? {
             true => Ok(()),
             false => Err(Errno::EIO),
         }

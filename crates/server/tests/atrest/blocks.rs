@@ -1,5 +1,5 @@
 //! Files that are too large to be read at every first open: what is damaged in them is not handed out either, wherever it is, and
-//! nobody waits for more than the piece that they ask for.
+//! nobody waits for more than the block that they ask for.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::common::me;
 use crate::lab::{Lab, flip, sealing};
 
 const PIECE: u64 = PIECE_BYTES_MIN;
-/// Two pieces and a bit.
+/// Two blocks and a bit.
 const LEN: u64 = 2 * PIECE + 5001;
 
 fn content() -> Vec<u8> {
@@ -77,7 +77,7 @@ fn a_flipped_bit_is_written_again_from_the_pfs_before_it_is_handed_out() {
         assert!(error.contains("written again"), "{offset}: {error}");
         assert_eq!(lab.state(b"large"), "clean");
         assert!(fs::read(&object).expect("object") == content(), "{offset}");
-        assert_eq!((lab.scrub().found, lab.scrub().compared_pieces), (1, 3));
+        assert_eq!((lab.scrub().found, lab.scrub().compared_blocks), (1, 3));
         let lab = lab.again(|_| ());
         assert!(lab.server.read_all(b"large").expect("read") == content());
         assert_eq!(lab.scrub().found, 1, "no more");
@@ -86,7 +86,7 @@ fn a_flipped_bit_is_written_again_from_the_pfs_before_it_is_handed_out() {
 }
 
 #[test]
-fn only_the_pieces_that_are_asked_for_are_read() {
+fn only_the_blocks_that_are_asked_for_are_read() {
     let lab = lab(true);
     lab.server.client.accept_descriptors(true);
     flip(&lab.object(&content()), 5);
@@ -94,13 +94,13 @@ fn only_the_pieces_that_are_asked_for_are_read() {
     for _ in 0..2 {
         let read = lab.server.read(handle, 2 * PIECE, 10);
         assert_eq!(read, Ok(at(2 * PIECE, 10)));
-        assert_eq!((lab.scrub().found, lab.scrub().compared_pieces), (0, 1));
+        assert_eq!((lab.scrub().found, lab.scrub().compared_blocks), (0, 1));
     }
     let read = lab.server.read(handle, 2 * PIECE - 5, 10);
     assert_eq!(read, Ok(at(2 * PIECE - 5, 10)));
-    assert_eq!((lab.scrub().found, lab.scrub().compared_pieces), (0, 2));
+    assert_eq!((lab.scrub().found, lab.scrub().compared_blocks), (0, 2));
     assert_eq!(lab.server.read(handle, 0, 10), Ok(at(0, 10)));
-    assert_eq!((lab.scrub().found, lab.scrub().compared_pieces), (1, 3));
+    assert_eq!((lab.scrub().found, lab.scrub().compared_blocks), (1, 3));
     assert_eq!(lab.server.read(handle, LEN, 10), Ok(Vec::new()));
     close(&lab, handle);
 
@@ -173,7 +173,7 @@ fn a_change_compares_all_of_it_first() {
         flip(&lab.object(&content()), PIECE + 3);
         let handle = open(&lab, libc::O_RDWR);
         change(&lab, handle);
-        assert_eq!((lab.scrub().found, lab.scrub().compared_pieces), (1, 3));
+        assert_eq!((lab.scrub().found, lab.scrub().compared_blocks), (1, 3));
         close(&lab, handle);
         let mut wanted = content();
         match n {
@@ -208,7 +208,7 @@ fn what_is_emptied_is_not_read() {
         flip(&lab.object(&content()), PIECE + 3);
         let handle = opened.then(|| open(&lab, libc::O_RDWR));
         resize(&lab, handle, 0);
-        assert_eq!((lab.scrub().found, lab.scrub().compared_pieces), (0, 0));
+        assert_eq!((lab.scrub().found, lab.scrub().compared_blocks), (0, 0));
         assert_eq!(lab.scrub().compared_at_open, 0);
         let handle = handle.unwrap_or_else(|| {
             let ino = lab.known(b"large");
@@ -254,13 +254,13 @@ fn an_open_without_a_change_leaves_the_checksums_as_they_were() {
     let lab = lab.again(by_piece);
     flip(&lab.object(&content()), PIECE + 3);
     assert!(lab.server.read_all(b"large").expect("read") == content());
-    assert_eq!((lab.scrub().found, lab.scrub().compared_pieces), (1, 3));
+    assert_eq!((lab.scrub().found, lab.scrub().compared_blocks), (1, 3));
     lab.server.instance.stop();
 }
 
-/// Without the checksums of its pieces a file is read as a whole, however large it is.
+/// Without the checksums of its blocks a file is read as a whole, however large it is.
 #[test]
-fn nothing_is_handed_out_where_the_checksums_of_pieces_are_lost() {
+fn nothing_is_handed_out_where_the_checksums_of_blocks_are_lost() {
     let lose: fn(&[u8], &mut Batch) = |key, batch| {
         batch.delete(key);
     };
@@ -349,10 +349,10 @@ fn readers_and_a_first_writer_do_not_take_each_other_for_damage() {
     }
 }
 
-/// A file so large that 4 MiB each would be too many pieces for one value of the store: its drain ends, and what is on record of it
+/// A file so large that 4 MiB each would be too many blocks for one value of the store: its drain ends, and what is on record of it
 /// serves the next start.
 #[test]
-fn a_file_of_many_pieces_is_drained_and_its_sums_are_kept() {
+fn a_file_of_many_blocks_is_drained_and_its_sums_are_kept() {
     const FAR: u64 = 60 << 30;
     let lab = Lab::new(|_| ());
     let (_, handle) = lab.server.create(b"far").expect("create");
@@ -375,9 +375,9 @@ fn a_file_of_many_pieces_is_drained_and_its_sums_are_kept() {
     let read = lab.server.read(handle, FAR, 4096).expect("read");
     assert!(read == content()[..4096]);
     assert_eq!(
-        lab.scrub().compared_pieces,
+        lab.scrub().compared_blocks,
         1,
-        "only the piece that was read"
+        "only the block that was read"
     );
     close(&lab, handle);
     lab.server.instance.stop();

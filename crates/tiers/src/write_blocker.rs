@@ -45,24 +45,24 @@ struct Register {
 /// finishes that call first.
 ///
 /// A thread writes one byte to the file from a page that is not there: the kernel takes the file's
-/// lock, and waits for the page until somebody provides it. Nobody ever does. When the brake is let
+/// lock, and waits for the page until somebody provides it. Nobody ever does. When the write blocker is let
 /// go the page becomes forbidden, the write fails, and the file is as it was but for its time of
 /// modification. The same when the process is killed.
 ///
 /// What also takes that lock waits as well: truncation, changes of times and attributes, on some
 /// file systems (XFS) reads. What does not: stat(2), reads elsewhere, writes to mapped memory.
 #[derive(Debug)]
-pub struct Brake {
+pub struct WriteBlocker {
     trap: Arc<Trap>,
 }
 
-impl Brake {
+impl WriteBlocker {
     /// Begins to hold back writers of an object that has data.
     ///
     /// # Errors
     /// `ENOSYS`, `EPERM`: the kernel has no userfaultfd(2), or not for this process. `EOPNOTSUPP`:
     /// the object has no descriptor. `ENXIO`: it has no data.
-    pub fn on(object: &dyn Object) -> io::Result<Brake> {
+    pub fn on(object: &dyn Object) -> io::Result<WriteBlocker> {
         let descriptor = object
             .descriptor()
             .ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
@@ -74,9 +74,9 @@ impl Brake {
         let trap = Arc::new(Trap::new()?);
         let holder = trap.clone();
         std::thread::Builder::new()
-            .name("fb-brake".into())
+            .name("fb-block".into())
             .spawn(move || holder.hold(&file, at))?;
-        Ok(Brake { trap })
+        Ok(WriteBlocker { trap })
     }
 
     /// Whether the file is held by now; before, somebody else is writing.
@@ -90,7 +90,7 @@ impl Brake {
     }
 }
 
-impl Drop for Brake {
+impl Drop for WriteBlocker {
     fn drop(&mut self) {
         self.trap.forbid();
     }
@@ -239,9 +239,9 @@ mod tests {
     }
 
     /// `None`, and the test is skipped, where this user may not: containers and ordinary users.
-    fn brake(object: &FileObject) -> Option<Brake> {
-        match Brake::on(object) {
-            Ok(brake) => Some(brake),
+    fn write_blocker(object: &FileObject) -> Option<WriteBlocker> {
+        match WriteBlocker::on(object) {
+            Ok(write_blocker) => Some(write_blocker),
             Err(error) => {
                 assert!(
                     matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)),
@@ -256,12 +256,12 @@ mod tests {
     fn holds_back(folder: &std::path::Path) {
         let file = tempfile::tempfile_in(folder).unwrap();
         let object = FileObject::new(file.try_clone().unwrap());
-        assert!(Brake::on(&object).is_err(), "nothing in it");
+        assert!(WriteBlocker::on(&object).is_err(), "nothing in it");
         object.write_at(b"hello, world", 0).unwrap();
-        let Some(brake) = brake(&object) else {
+        let Some(write_blocker) = write_blocker(&object) else {
             return;
         };
-        until("the brake never holds", || brake.is_held());
+        until("the write_blocker never holds", || write_blocker.is_held());
         let written = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -271,7 +271,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(50));
             assert!(!written.load(Ordering::Acquire), "it did not wait");
             assert_eq!(object.stat().unwrap().size, 12);
-            drop(brake);
+            drop(write_blocker);
         });
         let mut content = [0; 13];
         assert_eq!(object.read_at(&mut content, 0).unwrap(), 12);
@@ -291,7 +291,7 @@ mod tests {
         object.write_at(b"xyz", 0).unwrap();
         for _ in 0..100 {
             // Let go before, while and after the thread gets there.
-            drop(brake(&object));
+            drop(write_blocker(&object));
         }
         let mut content = [0; 4];
         assert_eq!(object.read_at(&mut content, 0).unwrap(), 3);

@@ -15,7 +15,7 @@ pub const LOST_FOUND: &str = "lost+found";
 const NAMES_MAX: u32 = 100;
 
 /// Moves an object, and the identity beside it if that is a file, to `lost+found`.
-pub(super) fn set_aside(dir: &OwnedFd, shards: &Shards, id: ObjectId) -> io::Result<String> {
+pub(super) fn quarantine(dir: &OwnedFd, shards: &Shards, id: ObjectId) -> io::Result<String> {
     let _one_at_a_time = shards.sidecars.lock();
     make_dir(dir, LOST_FOUND.as_bytes(), Mode::from_raw_mode(0o700))?;
     let aside = rustix::fs::openat(dir, LOST_FOUND, DIR_FLAGS, Mode::empty())?;

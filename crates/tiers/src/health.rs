@@ -35,8 +35,8 @@ struct Shared {
     waiting: AtomicUsize,
 }
 
-/// The pulse of one PFS. The threads end after the last of its owners, or when the PFS lets them.
-pub struct Pulse {
+/// The health of one PFS. The threads end after the last of its owners, or when the PFS lets them.
+pub struct PfsHealth {
     shared: Arc<Shared>,
 }
 
@@ -45,10 +45,10 @@ fn silent() -> io::Error {
     Errno::ETIMEDOUT.into()
 }
 
-impl Pulse {
+impl PfsHealth {
     /// Nobody asks: the PFS counts as answering for ever.
-    pub fn none() -> Pulse {
-        Pulse {
+    pub fn none() -> PfsHealth {
+        PfsHealth {
             shared: Arc::new(Shared {
                 health: AtomicU8::new(Health::Answering as u8),
                 patience: Patience::new(f64::MAX),
@@ -68,18 +68,18 @@ impl Pulse {
     pub(crate) fn ask(
         give_up_after: Duration,
         ask: impl Fn() -> Option<Statfs> + Send + 'static,
-    ) -> io::Result<Pulse> {
-        let mut pulse = Pulse::none();
-        let shared = Arc::get_mut(&mut pulse.shared);
-        let shared = shared.ok_or_else(|| io::Error::other("a pulse that is shared already"))?;
+    ) -> io::Result<PfsHealth> {
+        let mut health = PfsHealth::none();
+        let shared = Arc::get_mut(&mut health.shared);
+        let shared = shared.ok_or_else(|| io::Error::other("a health that is shared already"))?;
         shared.patience = Patience::new(give_up_after.as_secs_f64());
         let spawn = |name: &str, body: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name.into()).spawn(body)
         };
-        let (asks, judges) = (pulse.shared.clone(), pulse.shared.clone());
-        spawn("fb-pulse", Box::new(move || asks.run(&ask)))?;
-        spawn("fb-pulse-judge", Box::new(move || judges.judge()))?;
-        Ok(pulse)
+        let (asks, judges) = (health.shared.clone(), health.shared.clone());
+        spawn("fb-health", Box::new(move || asks.run(&ask)))?;
+        spawn("fb-health-judge", Box::new(move || judges.judge()))?;
+        Ok(health)
     }
 
     /// Whether it has not answered for some time: who can do without it should.
@@ -179,13 +179,13 @@ impl Pulse {
     }
 }
 
-impl std::fmt::Debug for Pulse {
+impl std::fmt::Debug for PfsHealth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pulse({:?})", self.silent_for())
+        write!(f, "PfsHealth({:?})", self.silent_for())
     }
 }
 
-impl Drop for Pulse {
+impl Drop for PfsHealth {
     fn drop(&mut self) {
         self.shared.question.lock().ended = true;
         self.shared.changed.notify_all();
@@ -262,74 +262,74 @@ mod tests {
         }
     }
 
-    /// A pulse whose questions are answered one by one through the channel, and all once it is
+    /// A health whose questions are answered one by one through the channel, and all once it is
     /// closed.
-    fn held(give_up_after: Duration) -> (Pulse, mpsc::Sender<()>) {
+    fn held(give_up_after: Duration) -> (PfsHealth, mpsc::Sender<()>) {
         let (answer, answers) = mpsc::channel();
-        let pulse = Pulse::ask(give_up_after, move || {
+        let health = PfsHealth::ask(give_up_after, move || {
             let _ = answers.recv();
             None
         })
         .unwrap();
-        (pulse, answer)
+        (health, answer)
     }
 
     #[test]
     fn a_silent_pfs_is_waited_for_and_then_given_up() {
-        let (pulse, answer) = held(Duration::from_millis(400));
-        wait_until("silence", || pulse.is_silent());
-        let error = pulse.pass().unwrap_err();
+        let (health, answer) = held(Duration::from_millis(400));
+        wait_until("silence", || health.is_silent());
+        let error = health.pass().unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
-        assert!(pulse.is_given_up());
-        assert!(pulse.silent_for().is_some());
+        assert!(health.is_given_up());
+        assert!(health.silent_for().is_some());
         drop(answer);
-        wait_until("an answer", || !pulse.is_silent());
-        pulse.pass().unwrap();
-        assert_eq!(pulse.silent_for(), None);
+        wait_until("an answer", || !health.is_silent());
+        health.pass().unwrap();
+        assert_eq!(health.silent_for(), None);
     }
 
     #[test]
     fn who_waits_goes_on_with_the_answer() {
-        let (pulse, answer) = held(Duration::from_secs(3600));
+        let (health, answer) = held(Duration::from_secs(3600));
         // Such patience makes silence begin after three seconds.
-        wait_until("silence", || pulse.is_silent());
+        wait_until("silence", || health.is_silent());
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| pulse.pass());
+            let waits = scope.spawn(|| health.pass());
             wait_until("somebody waits", || {
-                pulse.shared.waiting.load(Ordering::Acquire) == 1
+                health.shared.waiting.load(Ordering::Acquire) == 1
             });
             drop(answer);
             waits.join().unwrap().unwrap();
         });
-        assert_eq!(pulse.shared.waiting.load(Ordering::Acquire), 0);
+        assert_eq!(health.shared.waiting.load(Ordering::Acquire), 0);
     }
 
     #[test]
     fn a_lock_behind_a_silent_pfs_is_given_up() {
-        let (pulse, answer) = held(Duration::from_millis(200));
+        let (health, answer) = held(Duration::from_millis(200));
         let lock = Mutex::new(());
-        let guard = pulse.lock(&lock).unwrap();
+        let guard = health.lock(&lock).unwrap();
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| pulse.lock(&lock).map(drop));
+            let waits = scope.spawn(|| health.lock(&lock).map(drop));
             let error = waits.join().unwrap().unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
             assert!(
                 scope
-                    .spawn(|| pulse.try_lock(&lock).is_none())
+                    .spawn(|| health.try_lock(&lock).is_none())
                     .join()
                     .unwrap()
             );
         });
         drop(guard);
         drop(answer);
-        drop(pulse.lock(&lock).unwrap());
+        drop(health.lock(&lock).unwrap());
     }
 
     #[test]
     fn without_questions_it_counts_as_answering() {
-        let pulse = Pulse::none();
-        assert!(!pulse.is_silent());
-        pulse.pass().unwrap();
-        assert_eq!(pulse.silent_for(), None);
+        let health = PfsHealth::none();
+        assert!(!health.is_silent());
+        health.pass().unwrap();
+        assert_eq!(health.silent_for(), None);
     }
 }

@@ -124,15 +124,15 @@ thread_local! {
 /// A thread's hold of its slot: it goes when the thread ends.
 struct Seat {
     slot: Arc<Slot>,
-    desk: Weak<Desk>,
+    in_flight: Weak<InFlightTable>,
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         if self.slot.reads
-            && let Some(desk) = self.desk.upgrade()
+            && let Some(in_flight) = self.in_flight.upgrade()
         {
-            desk.reader_ended();
+            in_flight.reader_ended();
         }
     }
 }
@@ -146,7 +146,7 @@ struct Parked {
 }
 
 /// All threads of one mount.
-pub(crate) struct Desk {
+pub(crate) struct InFlightTable {
     slots: Mutex<Vec<Arc<Slot>>>,
     /// Counts the watchdog's looks, from 1.
     tick: AtomicU64,
@@ -162,12 +162,12 @@ pub(crate) struct Desk {
     /// The connection to the kernel: readers end when it does.
     device: OnceLock<OwnedFd>,
     on_death: OnceLock<OnDeath>,
-    me: Weak<Desk>,
+    me: Weak<InFlightTable>,
 }
 
 /// A request under way on this thread.
 pub(crate) struct Turn<'a> {
-    desk: &'a Desk,
+    in_flight: &'a InFlightTable,
     slot: Arc<Slot>,
 }
 
@@ -186,15 +186,15 @@ impl Drop for Turn<'_> {
             self.slot.since.store(0, Ordering::Relaxed);
         }
         if self.slot.reads {
-            self.desk.park_if_too_many();
+            self.in_flight.park_if_too_many();
         }
     }
 }
 
-impl Desk {
+impl InFlightTable {
     /// So many readers serve as a rule; the session has [`SPARES`] more.
-    pub(crate) fn new(readers: usize) -> Arc<Desk> {
-        Arc::new_cyclic(|me| Desk {
+    pub(crate) fn new(readers: usize) -> Arc<InFlightTable> {
+        Arc::new_cyclic(|me| InFlightTable {
             me: me.clone(),
             device: OnceLock::new(),
             on_death: OnceLock::new(),
@@ -244,7 +244,7 @@ impl Desk {
     fn begin(&self, reply: Pending, reads: bool) -> Turn<'_> {
         let seat = || Seat {
             slot: self.new_slot(reads),
-            desk: self.me.clone(),
+            in_flight: self.me.clone(),
         };
         let slot = SLOT.with(|held| held.get_or_init(seat).slot.clone());
         let mut pending = slot.pending.lock();
@@ -252,7 +252,10 @@ impl Desk {
         let now = self.tick.load(Ordering::Relaxed);
         slot.since.store(now, Ordering::Relaxed);
         drop(pending);
-        Turn { desk: self, slot }
+        Turn {
+            in_flight: self,
+            slot,
+        }
     }
 
     fn new_slot(&self, reads: bool) -> Arc<Slot> {
@@ -334,43 +337,54 @@ impl Desk {
 }
 
 /// The watchdog thread; ends with the mount, which `device` tells.
-pub(crate) fn watch(desk: &Arc<Desk>, client: &Client, pool: &Pool, belief: &Arc<Belief>) {
+pub(crate) fn watch(
+    in_flight: &Arc<InFlightTable>,
+    client: &Client,
+    pool: &Pool,
+    belief: &Arc<Belief>,
+) {
     loop {
         {
-            let mut parked = desk.parked.lock();
+            let mut parked = in_flight.parked.lock();
             if !parked.ended {
-                desk.nudged.wait_for(&mut parked, TICK);
+                in_flight.nudged.wait_for(&mut parked, TICK);
             }
             if parked.ended {
                 return;
             }
         }
-        if desk.device.get().is_some_and(is_gone) {
-            return desk.end();
+        if in_flight.device.get().is_some_and(is_gone) {
+            return in_flight.end();
         }
-        let now = desk.tick.fetch_add(1, Ordering::Relaxed) + 1;
-        if desk.look(now) >= ASKED_AGAIN_AFTER_TICKS {
-            rescue(desk, client, pool, belief, now);
+        let now = in_flight.tick.fetch_add(1, Ordering::Relaxed) + 1;
+        if in_flight.look(now) >= ASKED_AGAIN_AFTER_TICKS {
+            rescue(in_flight, client, pool, belief, now);
         }
     }
 }
 
 /// Answers requests that wait for a PFS that does not answer.
-fn rescue(desk: &Arc<Desk>, client: &Client, pool: &Pool, belief: &Arc<Belief>, now: u64) {
-    let Ok((silent, give_up_after)) = client.pulse() else {
+fn rescue(
+    in_flight: &Arc<InFlightTable>,
+    client: &Client,
+    pool: &Pool,
+    belief: &Arc<Belief>,
+    now: u64,
+) {
+    let Ok((silent, give_up_after)) = client.health() else {
         return;
     };
     if silent.is_zero() {
         return;
     }
     let again = |pending: &Pending| matches!(pending, Pending::Lookup(..) | Pending::Getattr(..));
-    for pending in desk.take(now, ASKED_AGAIN_AFTER_TICKS, again) {
-        ask_again(desk, client, pool, belief, pending);
+    for pending in in_flight.take(now, ASKED_AGAIN_AFTER_TICKS, again) {
+        ask_again(in_flight, client, pool, belief, pending);
     }
     if silent >= give_up_after {
         let ticks = give_up_after.as_millis() / TICK.as_millis();
         let age = u64::try_from(ticks).unwrap_or(u64::MAX);
-        for pending in desk.take(now, age.max(ASKED_AGAIN_AFTER_TICKS), |_| true) {
+        for pending in in_flight.take(now, age.max(ASKED_AGAIN_AFTER_TICKS), |_| true) {
             pending.fail(Errno::ETIMEDOUT);
         }
     }
@@ -378,21 +392,21 @@ fn rescue(desk: &Arc<Desk>, client: &Client, pool: &Pool, belief: &Arc<Belief>, 
 
 /// Now that the PFS is known to be silent, this either needs no PFS or has its error in time.
 fn ask_again(
-    desk: &Arc<Desk>,
+    in_flight: &Arc<InFlightTable>,
     client: &Client,
     pool: &Pool,
     belief: &Arc<Belief>,
     pending: Pending,
 ) {
-    let (desk, client, belief) = (desk.clone(), client.clone(), belief.clone());
+    let (in_flight, client, belief) = (in_flight.clone(), client.clone(), belief.clone());
     pool.run(Box::new(move |_| match pending {
         Pending::Lookup(reply, parent, name) => {
-            let turn = desk.waiting_turn(reply);
+            let turn = in_flight.waiting_turn(reply);
             let made = client.lookup(parent, &name);
             answer_entry(&client, &belief, made, &turn);
         }
         Pending::Getattr(reply, node, fh) => {
-            let turn = desk.waiting_turn(reply);
+            let turn = in_flight.waiting_turn(reply);
             let found = client.getattr(node, fh);
             answer_attr(&belief, found, &turn);
         }
@@ -469,16 +483,16 @@ mod tests {
     #[test]
     fn a_reader_that_ends_before_its_mount_is_told_of() {
         let (said, heard) = std::sync::mpsc::channel();
-        let desk = Desk::new(1);
-        desk.on_death(Box::new(move |what| said.send(what).expect("heard")));
+        let in_flight = InFlightTable::new(1);
+        in_flight.on_death(Box::new(move |what| said.send(what).expect("heard")));
         let (ours, kernels) = std::os::unix::net::UnixStream::pair().expect("pair");
-        desk.serves(ours.into());
+        in_flight.serves(ours.into());
         let serve = |name: &str, reads: bool| {
-            let desk = desk.clone();
+            let in_flight = in_flight.clone();
             let body = move || {
                 let seat = Seat {
-                    slot: desk.new_slot(reads),
-                    desk: desk.me.clone(),
+                    slot: in_flight.new_slot(reads),
+                    in_flight: in_flight.me.clone(),
                 };
                 assert!(SLOT.with(|held| held.set(seat).is_ok()));
             };
@@ -495,34 +509,37 @@ mod tests {
 
     #[test]
     fn readers_beyond_the_usual_park_and_come_back_for_those_that_block() {
-        let desk = Desk::new(1);
-        desk.running.store(2, Ordering::Release);
+        let in_flight = InFlightTable::new(1);
+        in_flight.running.store(2, Ordering::Release);
         let parks = {
-            let desk = desk.clone();
-            std::thread::spawn(move || desk.park_if_too_many())
+            let in_flight = in_flight.clone();
+            std::thread::spawn(move || in_flight.park_if_too_many())
         };
-        while desk.running.load(Ordering::Acquire) != 1 {
+        while in_flight.running.load(Ordering::Acquire) != 1 {
             std::thread::yield_now();
         }
         // The other one blocks.
-        let slot = desk.new_slot(true);
+        let slot = in_flight.new_slot(true);
         slot.since.store(1, Ordering::Relaxed);
-        assert_eq!(desk.look(1), 0);
+        assert_eq!(in_flight.look(1), 0);
         assert!(!parks.is_finished());
-        assert_eq!(desk.look(1 + REPLACED_AFTER_TICKS), REPLACED_AFTER_TICKS);
+        assert_eq!(
+            in_flight.look(1 + REPLACED_AFTER_TICKS),
+            REPLACED_AFTER_TICKS
+        );
         parks.join().unwrap();
-        assert_eq!(desk.running.load(Ordering::Acquire), 2);
+        assert_eq!(in_flight.running.load(Ordering::Acquire), 2);
         // It is back: one is too many again, until the end.
         slot.since.store(0, Ordering::Relaxed);
-        desk.look(9);
+        in_flight.look(9);
         let parks = {
-            let desk = desk.clone();
-            std::thread::spawn(move || desk.park_if_too_many())
+            let in_flight = in_flight.clone();
+            std::thread::spawn(move || in_flight.park_if_too_many())
         };
-        while desk.running.load(Ordering::Acquire) != 1 {
+        while in_flight.running.load(Ordering::Acquire) != 1 {
             std::thread::yield_now();
         }
-        desk.end();
+        in_flight.end();
         parks.join().unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Which pieces of an open file's content were compared with what is on record.
+//! Which blocks of an open file's content were compared with what is on record.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use forebay_tiers::{ObjectStat, Sums};
 use forebay_types::Generation;
 use parking_lot::{Mutex, MutexGuard};
 
-/// So many pieces of a file are compared at a time; of one piece, once.
+/// So many blocks of a file are compared at a time; of one block, once.
 const TURNS: usize = 8;
 
-/// The pieces of an open file's content, and which of them were compared.
-pub struct Pieces {
+/// The blocks of an open file's content, and which of them were compared.
+pub struct Blocks {
     /// The file.
     pub file: Arc<File>,
     /// Of the content that the checksums are of.
@@ -29,11 +29,11 @@ struct Compared {
     left: usize,
 }
 
-impl Pieces {
+impl Blocks {
     /// None of them is compared.
-    pub fn new(file: Arc<File>, generation: Generation, sums: Sums, before: ObjectStat) -> Pieces {
-        let count = sums.pieces();
-        Pieces {
+    pub fn new(file: Arc<File>, generation: Generation, sums: Sums, before: ObjectStat) -> Blocks {
+        let count = sums.blocks();
+        Blocks {
             file,
             generation,
             sums,
@@ -46,20 +46,20 @@ impl Pieces {
         }
     }
 
-    /// Nobody else compares this piece as long as it is held.
-    pub fn turn(&self, piece: usize) -> MutexGuard<'_, ()> {
-        self.turns[piece % TURNS].lock()
+    /// Nobody else compares this block as long as it is held.
+    pub fn turn(&self, block: usize) -> MutexGuard<'_, ()> {
+        self.turns[block % TURNS].lock()
     }
 
     /// Whether it needs no comparison any more.
-    pub fn is_compared(&self, piece: usize) -> bool {
-        self.compared.lock().is_compared[piece]
+    pub fn is_compared(&self, block: usize) -> bool {
+        self.compared.lock().is_compared[block]
     }
 
-    /// A piece was compared. Whether it was the last one.
-    pub fn note(&self, piece: usize) -> bool {
+    /// A block was compared. Whether it was the last one.
+    pub fn note(&self, block: usize) -> bool {
         let mut compared = self.compared.lock();
-        if !std::mem::replace(&mut compared.is_compared[piece], true) {
+        if !std::mem::replace(&mut compared.is_compared[block], true) {
             compared.left -= 1;
         }
         compared.left == 0

@@ -24,12 +24,12 @@ enum State {
 }
 
 /// What is known about a directory's emptiness on the PFS.
-pub(crate) struct Vacancy(Mutex<State>);
+pub(crate) struct EmptyDirs(Mutex<State>);
 
-impl Vacancy {
+impl EmptyDirs {
     /// Nothing is known.
-    pub(crate) fn unknown() -> Vacancy {
-        Vacancy(Mutex::new(State::Unknown))
+    pub(crate) fn unknown() -> EmptyDirs {
+        EmptyDirs(Mutex::new(State::Unknown))
     }
 
     /// The directory has just been made.
@@ -101,10 +101,10 @@ mod tests {
     }
 
     /// Waits until the tick in which the directory was made is over.
-    fn becomes_known(vacancy: &Vacancy, tree: &PfsTree) -> bool {
+    fn becomes_known(empty_dirs: &EmptyDirs, tree: &PfsTree) -> bool {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(30) {
-            if vacancy.holds(tree, tree.root()) {
+            if empty_dirs.holds(tree, tree.root()) {
                 return true;
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -115,16 +115,16 @@ mod tests {
     #[test]
     fn an_empty_directory_is_known_as_such_until_an_outsider_changes_it() {
         let (top, tree) = tree();
-        let vacancy = Vacancy::unknown();
-        assert!(!vacancy.holds(&tree, tree.root()), "nobody has said so");
-        vacancy.begin();
-        assert!(becomes_known(&vacancy, &tree));
-        assert!(vacancy.holds(&tree, tree.root()));
+        let empty_dirs = EmptyDirs::unknown();
+        assert!(!empty_dirs.holds(&tree, tree.root()), "nobody has said so");
+        empty_dirs.begin();
+        assert!(becomes_known(&empty_dirs, &tree));
+        assert!(empty_dirs.holds(&tree, tree.root()));
         std::fs::write(top.path().join("outsider"), b"").unwrap();
-        assert!(!vacancy.holds(&tree, tree.root()), "seen at once");
+        assert!(!empty_dirs.holds(&tree, tree.root()), "seen at once");
         std::fs::remove_file(top.path().join("outsider")).unwrap();
         assert!(
-            !vacancy.holds(&tree, tree.root()),
+            !empty_dirs.holds(&tree, tree.root()),
             "once lost, lost for good"
         );
     }
@@ -133,19 +133,19 @@ mod tests {
     fn a_directory_with_names_is_never_taken_for_empty() {
         let (top, tree) = tree();
         std::fs::write(top.path().join("outsider"), b"").unwrap();
-        let vacancy = Vacancy::unknown();
-        vacancy.begin();
+        let empty_dirs = EmptyDirs::unknown();
+        empty_dirs.begin();
         std::thread::sleep(2 * tick::FINE);
-        assert!(!vacancy.holds(&tree, tree.root()));
+        assert!(!empty_dirs.holds(&tree, tree.root()));
     }
 
     #[test]
     fn a_name_of_ours_ends_it() {
         let (_top, tree) = tree();
-        let vacancy = Vacancy::unknown();
-        vacancy.begin();
-        assert!(becomes_known(&vacancy, &tree));
-        vacancy.end();
-        assert!(!vacancy.holds(&tree, tree.root()));
+        let empty_dirs = EmptyDirs::unknown();
+        empty_dirs.begin();
+        assert!(becomes_known(&empty_dirs, &tree));
+        empty_dirs.end();
+        assert!(!empty_dirs.holds(&tree, tree.root()));
     }
 }
