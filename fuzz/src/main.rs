@@ -1,7 +1,7 @@
 //! `fuzz`: runs a target for some seconds, or on given inputs.
 //!
-//! The inputs run in a process of their own, which writes down each one before it starts: what ends that process, or never ends, is
-//! known, too.
+//! The inputs run in a process of their own, which writes down each one before it starts: what ends
+//! that process, or never ends, is known, too.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -25,7 +25,8 @@ const INPUT_MAX: Duration = Duration::from_secs(30);
 const HEAD_BYTES: usize = 16;
 const FAULTY: u8 = 2;
 
-/// Gives a decoder bytes that nobody sent, and looks whether it panics, hangs, or takes more memory or time than it may.
+/// Gives a decoder bytes that nobody sent, and looks whether it panics, hangs, or takes more memory
+/// or time than it may.
 #[derive(Parser)]
 #[command(name = "fuzz")]
 struct Args {

@@ -1,12 +1,15 @@
-//! An allocator that counts what each thread holds, so that a length field that is believed before its bytes are there shows.
+//! An allocator that counts what each thread holds, so that a length field that is believed before
+//! its bytes are there shows.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counting. A program makes it its own with `#[global_allocator]`; without, nothing is counted.
+/// The system's allocator, counting. A program makes it its own with `#[global_allocator]`;
+/// without, nothing is counted.
 pub struct Counting;
 
-/// A request of more than that is refused, which ends the process: the machine would not survive it.
+/// A request of more than that is refused, which ends the process: the machine would not survive
+/// it.
 const REFUSED_BYTES: usize = 2 << 30;
 
 thread_local! {
@@ -23,8 +26,9 @@ fn count(bytes: isize) {
     });
 }
 
-// SAFETY: every call goes to the system's allocator with the arguments as they came, and its answer back; counting touches
-// variables of the thread only, which need no allocation and have no destructor.
+// SAFETY: every call goes to the system's allocator with the arguments as they came, and its answer
+// back; counting touches variables of the thread only, which need no allocation and have no
+// destructor.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if layout.size() > REFUSED_BYTES {
@@ -37,7 +41,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller keeps the contract of `dealloc`, and all memory is the system allocator's.
+        // SAFETY: the caller keeps the contract of `dealloc`, and all memory is the system
+        // allocator's.
         unsafe { System.dealloc(pointer, layout) }
     }
 

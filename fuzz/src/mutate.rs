@@ -42,7 +42,8 @@ const DIGITS: [&str; 14] = [
     "0.1",
 ];
 
-/// Changes an input a few times. `words` are of the target's language, `others` are inputs to take parts of.
+/// Changes an input a few times. `words` are of the target's language, `others` are inputs to take
+/// parts of.
 pub fn mutate(random: &mut Random, input: &mut Vec<u8>, words: &[&str], others: &[Vec<u8>]) {
     for _ in 0..=random.below(4) {
         once(random, input, words, others);

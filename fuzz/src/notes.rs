@@ -1,4 +1,5 @@
-//! What a target tells of its way through an input, so that the harness can keep inputs that take another.
+//! What a target tells of its way through an input, so that the harness can keep inputs that take
+//! another.
 
 use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};

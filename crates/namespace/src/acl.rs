@@ -1,8 +1,8 @@
-//! POSIX access control lists of files that are in the burst buffer only (acl(5)). Those of everything
-//! else are the PFS's own affair, and the kernel checks them all.
+//! POSIX access control lists of files that are in the burst buffer only (acl(5)). Those of
+//! everything else are the PFS's own affair, and the kernel checks them all.
 //!
 //! ```text
-//! version: u32 = 2 | entries: tag u16, permissions u16, id u32 ...      little endian, sorted by tag
+//! version: u32 = 2 | entries: tag u16, permissions u16, id u32 ...    little endian, sorted by tag
 //! ```
 
 use forebay_types::Errno;
@@ -33,13 +33,14 @@ struct Entry {
     id: u32,
 }
 
-/// A valid list: each of the three classes of the mode has its entry, and where somebody is named there is
-/// a mask.
+/// A valid list: each of the three classes of the mode has its entry, and where somebody is named
+/// there is a mask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acl(Vec<Entry>);
 
 impl Acl {
-    /// Reads the value of an attribute. `EINVAL` if it is no valid list, `EOPNOTSUPP` for other versions.
+    /// Reads the value of an attribute. `EINVAL` if it is no valid list, `EOPNOTSUPP` for other
+    /// versions.
     pub fn parse(value: &[u8]) -> Result<Acl, Errno> {
         let (version, entries) = value.split_first_chunk::<4>().ok_or(Errno::EINVAL)?;
         if u32::from_le_bytes(*version) != VERSION {

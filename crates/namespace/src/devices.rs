@@ -1,10 +1,11 @@
-//! File systems that are mounted inside the PFS, and subvolumes of it. The number of a device may be another's after the next
-//! mount, so records do not hold it: an inner file system is known by the place where it is mounted and by its root, and goes by
-//! an ordinal. Snapshots have the root of what they are of; where the file system tells its subvolumes apart, that says which it
-//! is, wherever it is found.
+//! File systems that are mounted inside the PFS, and subvolumes of it. The number of a device may
+//! be another's after the next mount, so records do not hold it: an inner file system is known by
+//! the place where it is mounted and by its root, and goes by an ordinal. Snapshots have the root
+//! of what they are of; where the file system tells its subvolumes apart, that says which it is,
+//! wherever it is found.
 //!
-//! 1. Device numbers are only used as long as the process runs; where one is met below a directory of another device, the
-//!    place says whose it is.
+//! 1. Device numbers are only used as long as the process runs; where one is met below a directory
+//!    of another device, the place says whose it is.
 //! 2. An ordinal is on record before the key of any directory that has it.
 
 use std::collections::HashMap;
@@ -124,8 +125,8 @@ impl Devices {
         DirKey::new(id, known.map_or(UNKNOWN, |number| number.ordinal))
     }
 
-    /// The key of a directory that is found under this name in that directory. `fs` says which file system it is on; who is below a
-    /// directory of the same device is not asked.
+    /// The key of a directory that is found under this name in that directory. `fs` says which file
+    /// system it is on; who is below a directory of the same device is not asked.
     pub(crate) fn key_at(
         &self,
         (parent, name): (DirKey, &[u8]),

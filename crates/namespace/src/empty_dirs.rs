@@ -1,9 +1,11 @@
-//! Directories known to have no names on the PFS: a name that is not in the burst buffer is free there.
+//! Directories known to have no names on the PFS: a name that is not in the burst buffer is free
+//! there.
 //!
-//! A directory made through the mount is looked through once, when the first file is created in it. If it is empty, it
-//! stays so until its time of change moves, or until Forebay itself puts a name there. That time is asked for instead
-//! of each new name: the directory is open, and a network file system knows it without asking its server, while it
-//! would have to ask for every name that it has never heard of.
+//! A directory made through the mount is looked through once, when the first file is created in it.
+//! If it is empty, it stays so until its time of change moves, or until Forebay itself puts a name
+//! there. That time is asked for instead of each new name: the directory is open, and a network
+//! file system knows it without asking its server, while it would have to ask for every name that
+//! it has never heard of.
 
 use forebay_tiers::{PfsDir, PfsStat, PfsTree};
 use forebay_types::TimeSpec;

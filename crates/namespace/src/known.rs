@@ -1,5 +1,5 @@
-//! What can be said of the tree while the PFS does not answer: which directories there were, and what
-//! is in the burst buffer. Files that are only on the PFS are not known without it.
+//! What can be said of the tree while the PFS does not answer: which directories there were, and
+//! what is in the burst buffer. Files that are only on the PFS are not known without it.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ impl Namespace {
         }
     }
 
-    /// Attributes of a directory by its name, likewise; with `remember`, counts one reference of the
-    /// kernel.
+    /// Attributes of a directory by its name, likewise; with `remember`, counts one reference of
+    /// the kernel.
     pub(crate) fn known_attr(&self, dir: &Arc<Dir>, name: &[u8], remember: bool) -> Option<Attr> {
         if !self.pfs.health().is_silent() {
             return None;

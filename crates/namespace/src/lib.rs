@@ -2,7 +2,8 @@
 //!
 //! Directories, links and special files always live on the PFS, and every change of them goes there
 //! at once. Regular files may live in the burst buffer; only they have records. So there is nothing
-//! to merge but names of files, and nothing to hide: what is gone from the tree is gone from the PFS.
+//! to merge but names of files, and nothing to hide: what is gone from the tree is gone from the
+//! PFS.
 //!
 //! One file per operation in `ops`, with the rule of POSIX on top. Bytes are moved elsewhere.
 

@@ -1,8 +1,8 @@
 //! The store, and how much of what was committed to it would survive a loss of power.
 //!
-//! A crash keeps a prefix of the commits. So where the PFS is about to be changed, which no crash takes back, the last
-//! record of the file must be among those that are kept: else a start would find an older record, and take our own change
-//! for an outsider's.
+//! A crash keeps a prefix of the commits. So where the PFS is about to be changed, which no crash
+//! takes back, the last record of the file must be among those that are kept: else a start would
+//! find an older record, and take our own change for an outsider's.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -115,8 +115,8 @@ impl Log {
         Ok(())
     }
 
-    /// Opens a store again that storage has failed. Returns the files whose records in it may not be what they are in
-    /// memory; nothing if there was nothing to mend.
+    /// Opens a store again that storage has failed. Returns the files whose records in it may not
+    /// be what they are in memory; nothing if there was nothing to mend.
     pub(crate) fn mend(&self) -> Result<Option<HashSet<ObjectId>>, Error> {
         let before = self.committed.load(Ordering::Acquire);
         if !self.store.mend()? {

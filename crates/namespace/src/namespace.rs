@@ -41,8 +41,9 @@ pub struct PendingChange {
     pub(crate) intent: Intent,
 }
 
-/// A change of names that the PFS and memory have, and whose record the store has refused. Its intent stays on record, so that a
-/// start would end it; once the store takes writes again, it is ended by the records.
+/// A change of names that the PFS and memory have, and whose record the store has refused. Its
+/// intent stays on record, so that a start would end it; once the store takes writes again, it is
+/// ended by the records.
 struct Unrecorded {
     sequence: u64,
     /// Directories that have moved.
@@ -84,8 +85,8 @@ pub struct Namespace {
     garbage: Mutex<Vec<Garbage>>,
     /// Versions that are not published yet.
     pub(crate) versions: Mutex<HashMap<DirKey, Arc<Dir>>>,
-    /// Held by who puts a copy in its place; alone by who gives a version its name, so that nothing lands in
-    /// one between the last look at its files and that.
+    /// Held by who puts a copy in its place; alone by who gives a version its name, so that nothing
+    /// lands in one between the last look at its files and that.
     pub(crate) landing: RwLock<()>,
     /// Conflicts with outsiders, until the server takes them.
     pub(crate) conflicts: Mutex<Vec<Conflict>>,
@@ -204,8 +205,8 @@ impl Namespace {
         })
     }
 
-    /// The ids that files go by are taken before directories get theirs: a directory may have got the
-    /// inode number that a file's older version on the PFS had.
+    /// The ids that files go by are taken before directories get theirs: a directory may have got
+    /// the inode number that a file's older version on the PFS had.
     fn reserve_inos(&self) -> Result<(), NsError> {
         self.store
             .scan(record::FILE_PREFIX, None, &mut |_, value| {
@@ -291,8 +292,8 @@ impl Namespace {
         }
     }
 
-    /// No more than so many directories of the PFS are kept open, but for those that were removed: their descriptor is all that
-    /// is left of them.
+    /// No more than so many directories of the PFS are kept open, but for those that were removed:
+    /// their descriptor is all that is left of them.
     pub fn keep_directories(&self, most: usize) {
         self.handles.keep(most);
     }
@@ -347,8 +348,8 @@ impl Namespace {
         dir
     }
 
-    /// What the table of ids knows a directory by. In other file systems than the root's inode numbers are not unique, and the table
-    /// gives ids of its own.
+    /// What the table of ids knows a directory by. In other file systems than the root's inode
+    /// numbers are not unique, and the table gives ids of its own.
     fn id_of(&self, key: DirKey) -> PfsId {
         PfsId {
             dev: match key.dev {
@@ -456,9 +457,9 @@ impl Namespace {
         Ok(ObjectId(id))
     }
 
-    /// Whether a change on the PFS that concerns these files is to find its intent, or their records, on stable
-    /// storage: a loss of power that brings back a record from when a file was dirty, though the PFS has moved on,
-    /// would make it look like an outsider's doing.
+    /// Whether a change on the PFS that concerns these files is to find its intent, or their
+    /// records, on stable storage: a loss of power that brings back a record from when a file was
+    /// dirty, though the PFS has moved on, would make it look like an outsider's doing.
     pub(crate) fn must_be_synced(&self, files: &[Option<&Arc<File>>]) -> Result<bool, NsError> {
         let mut synced = false;
         for file in files.iter().flatten() {

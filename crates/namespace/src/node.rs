@@ -1,7 +1,8 @@
-//! What is acted on under a name of the PFS is what it is taken for. Whoever may write to a directory there can give
-//! a name to another file at any time, one that they themselves may not touch; the kernel has looked at the rights
-//! on the file that it knows, and the daemon may do anything. So the name is opened once, what is found is compared,
-//! and only that is read and changed.
+//! What is acted on under a name of the PFS is what it is taken for. Whoever may write to a
+//! directory there can give a name to another file at any time, one that they themselves may not
+//! touch; the kernel has looked at the rights on the file that it knows, and the daemon may do
+//! anything. So the name is opened once, what is found is compared, and only that is read and
+//! changed.
 
 use forebay_tiers::{PfsDir, PfsNode};
 use forebay_types::Errno;
@@ -26,7 +27,8 @@ impl Namespace {
         }
     }
 
-    /// What was published under a name, whatever its content is by now; `ESTALE` where another file has taken it.
+    /// What was published under a name, whatever its content is by now; `ESTALE` where another file
+    /// has taken it.
     pub(crate) fn published_node(
         &self,
         handle: &PfsDir,

@@ -1,9 +1,9 @@
 //! What outsiders do to the PFS behind the burst buffer's back.
 //!
 //! A record says what the PFS had when Forebay last wrote or read it ([`Published`]). What is found
-//! under the name later is compared with that before anything is replaced, moved or removed; what is
-//! not ours keeps its name, or, where a program has just given the name to something else, is put
-//! beside it. Nothing of it is ever overwritten.
+//! under the name later is compared with that before anything is replaced, moved or removed; what
+//! is not ours keeps its name, or, where a program has just given the name to something else, is
+//! put beside it. Nothing of it is ever overwritten.
 
 use std::sync::Arc;
 
@@ -84,8 +84,8 @@ impl Namespace {
         Err(Errno::EEXIST.into())
     }
 
-    /// An outsider's version under a name that a program has just given to something else goes beside
-    /// it. The directory is locked.
+    /// An outsider's version under a name that a program has just given to something else goes
+    /// beside it. The directory is locked.
     pub(crate) fn set_aside(
         &self,
         dir: &Arc<Dir>,

@@ -1,9 +1,10 @@
-//! A finished copy gets its name, and then the file's further names. What is under them is compared with what
-//! was published; nothing of an outsider's is replaced.
+//! A finished copy gets its name, and then the file's further names. What is under them is compared
+//! with what was published; nothing of an outsider's is replaced.
 //!
-//! Between the look at a name and the rename onto it an outsider may change what is there. So the copy and what it
-//! replaces exchange their names, and what came out is looked at once more; an outsider's gets its name back.
-//! Where the PFS cannot exchange (NFS, most FUSE file systems), the time between the two calls is what remains.
+//! Between the look at a name and the rename onto it an outsider may change what is there. So the
+//! copy and what it replaces exchange their names, and what came out is looked at once more; an
+//! outsider's gets its name back. Where the PFS cannot exchange (NFS, most FUSE file systems), the
+//! time between the two calls is what remains.
 
 use std::fs;
 use std::sync::Arc;
@@ -23,8 +24,8 @@ use crate::{File, Namespace, NsError};
 enum Named {
     /// It has it.
     Placed,
-    /// What is there is an outsider's, or nothing is where something should be; the copy has its temporary name,
-    /// if any.
+    /// What is there is an outsider's, or nothing is where something should be; the copy has its
+    /// temporary name, if any.
     Foreign(ConflictKind),
     /// This PFS names no unnamed files after all, and the next try does without them.
     Unnameable,
@@ -43,12 +44,13 @@ pub(crate) struct Target<'a> {
 }
 
 impl Namespace {
-    /// Gives a whole, verified and flushed copy its names. An object that becomes the file itself is then no
-    /// longer in its tier; so the file is clean from the rename on, and the caller sees to it that nobody opens
-    /// it before it is evicted.
+    /// Gives a whole, verified and flushed copy its names. An object that becomes the file itself
+    /// is then no longer in its tier; so the file is clean from the rename on, and the caller sees
+    /// to it that nobody opens it before it is evicted.
     ///
-    /// After an error the PFS may have done it all the same: the copy stays on record, and is settled by its
-    /// identity, at once if the PFS answers, else before anything else is done with the file's names.
+    /// After an error the PFS may have done it all the same: the copy stays on record, and is
+    /// settled by its identity, at once if the PFS answers, else before anything else is done with
+    /// the file's names.
     pub fn place(&self, demotion: &Demotion, copy: Copy<'_>) -> Result<Placed, NsError> {
         let _landing = self.landing()?;
         let _order = demotion.dir.order(&self.pfs)?;
@@ -80,8 +82,8 @@ impl Namespace {
         }
     }
 
-    /// Of several links an outsider may have removed or renamed one: that has moved the ctime that all show, and is no change
-    /// of the file under its first name.
+    /// Of several links an outsider may have removed or renamed one: that has moved the ctime that
+    /// all show, and is no change of the file under its first name.
     fn expected_with_links(
         &self,
         file: &File,
@@ -105,8 +107,9 @@ impl Namespace {
         Ok(Some(expected))
     }
 
-    /// An object has become the file itself, but whether that outlasts a loss of the PFS's power is not known: the file is undrained,
-    /// and what has become of its copy is looked for before the next try.
+    /// An object has become the file itself, but whether that outlasts a loss of the PFS's power is
+    /// not known: the file is undrained, and what has become of its copy is looked for before the
+    /// next try.
     pub fn unsettle(&self, demotion: &Demotion) {
         demotion.file.lock().unsettle_itself();
     }
@@ -194,8 +197,8 @@ impl Namespace {
         Ok(Placed::Published)
     }
 
-    /// What the copy is before it gets its name: whoever changes it from then on is an outsider. `None` where it has it already, by an
-    /// earlier try.
+    /// What the copy is before it gets its name: whoever changes it from then on is an outsider.
+    /// `None` where it has it already, by an earlier try.
     fn stat_copy(&self, copy: Copy<'_>) -> Result<Option<Published>, NsError> {
         let stat = match copy {
             Copy::Named(file) | Copy::Unnamed(file) => Some(self.pfs.stat_file(file)?),
@@ -302,8 +305,8 @@ impl Namespace {
         }
     }
 
-    /// Further names of the file become links of what is published. One that an outsider has taken is theirs, and ours
-    /// goes beside it; one that an outsider has removed is gone.
+    /// Further names of the file become links of what is published. One that an outsider has taken
+    /// is theirs, and ours goes beside it; one that an outsider has removed is gone.
     fn place_links(&self, demotion: &Demotion, ours: Temporary) -> Result<(), NsError> {
         let file = &demotion.file;
         let names = file.lock().names.clone();
@@ -466,15 +469,16 @@ impl Namespace {
 }
 
 impl Target<'_> {
-    /// Whether what came out of an exchange is what was to be replaced. The exchange has moved its ctime, so a
-    /// change of attributes, other than mode and owner, since the look does not show.
+    /// Whether what came out of an exchange is what was to be replaced. The exchange has moved its
+    /// ctime, so a change of attributes, other than mode and owner, since the look does not show.
     pub(crate) fn is_older(&self, stat: &PfsStat) -> bool {
         self.expected
             .is_some_and(|older| older.same_but_ctime(stat))
     }
 }
 
-/// What is published of a copy by its name: what an outsider has made of it since is not, and the next look finds that.
+/// What is published of a copy by its name: what an outsider has made of it since is not, and the
+/// next look finds that.
 fn since_named(copied: Option<Published>, stat: &PfsStat) -> Published {
     copied.map_or_else(|| stat.into(), |copied| copied.after_move(Some(stat)))
 }

@@ -66,10 +66,11 @@ pub enum Placed {
 /// What became of a file whose copy is durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Confirmed {
-    /// The content is still of the generation that was copied, and the file has no name that does not show it: nothing is left to do
-    /// but for who writes it.
+    /// The content is still of the generation that was copied, and the file has no name that does
+    /// not show it: nothing is left to do but for who writes it.
     pub current: bool,
-    /// The record has forgotten a copy, no newer than this one, that an fsync had left in this tier: it may be removed.
+    /// The record has forgotten a copy, no newer than this one, that an fsync had left in this
+    /// tier: it may be removed.
     pub outdated_shadow: Option<TierId>,
 }
 
@@ -117,9 +118,9 @@ impl Namespace {
         }
     }
 
-    /// Records the finished copies, so that after a crash it is known whose they are, and whether an outsider has changed them since.
-    /// `copies`: what each is on the PFS, with mode and owner of its file, and with its time or before it gets that. The failures are by
-    /// position.
+    /// Records the finished copies, so that after a crash it is known whose they are, and whether
+    /// an outsider has changed them since. `copies`: what each is on the PFS, with mode and owner
+    /// of its file, and with its time or before it gets that. The failures are by position.
     pub fn note_temporaries(&self, copies: &[(&Demotion, PfsStat)]) -> Vec<(usize, NsError)> {
         let files: Vec<_> = copies.iter().map(|(demotion, _)| &demotion.file).collect();
         let mut change = |at: usize, state: &mut FileState| {
@@ -148,8 +149,8 @@ impl Namespace {
         state.residency.generation == demotion.generation && !state.is_unlinked()
     }
 
-    /// The copies are durable under their names: the files are clean, as far as they have not changed since.
-    /// What became of each, or why its record could not be written.
+    /// The copies are durable under their names: the files are clean, as far as they have not
+    /// changed since. What became of each, or why its record could not be written.
     pub fn confirm(&self, published: &[(&Demotion, &Sums)]) -> Vec<Result<Confirmed, NsError>> {
         let files: Vec<_> = published.iter().map(|(d, _)| &d.file).collect();
         let mut outcomes: Vec<Result<Confirmed, NsError>> = Vec::new();
@@ -185,20 +186,22 @@ impl Namespace {
             failpoint::hit(failpoint::Point::DemoteConfirmed);
         }
         for (at, error) in failures {
-            // Whether the store has taken it is not known: what it has must not outlast the next change.
+            // Whether the store has taken it is not known: what it has must not outlast the next
+            // change.
             self.save_later(files[at], &mut files[at].lock());
             outcomes[at] = Err(error);
         }
         outcomes
     }
 
-    /// Whether it is known what has become of the copy of a demotion that failed: else nobody may touch what has its
-    /// temporary name, which may be an outsider's.
+    /// Whether it is known what has become of the copy of a demotion that failed: else nobody may
+    /// touch what has its temporary name, which may be an outsider's.
     pub fn is_settled(&self, demotion: &Demotion) -> bool {
         !demotion.file.lock().is_unsettled()
     }
 
-    /// The demotion is given up; the temporary file has been removed, or never was, or is to be looked after.
+    /// The demotion is given up; the temporary file has been removed, or never was, or is to be
+    /// looked after.
     pub fn abandon(&self, demotion: &Demotion, error: Option<Errno>) -> Result<(), NsError> {
         let mut state = demotion.file.lock();
         state.abandon(error);

@@ -4,7 +4,7 @@
 //! f/<object, 8 bytes>            a file in the burst buffer: FileRecord
 //! d/<directory, 24 bytes>        where a directory with such files is: DirRecord
 //! k/<object, 8 bytes>            checksums of the blocks of a large content: SumsRecord
-//! g/<object, 8 bytes>            an object that nobody names any more and that is to be removed: tier
+//! g/<object, 8 bytes>         an object that nobody names any more and that is to be removed: tier
 //! u/<directory, 24 bytes>        a version that is not published yet: UnpublishedRecord
 //! r/<sequence, 8 bytes>          a change of names under way on the PFS: Intent
 //! c/<name>                       counters and facts about the instance
@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::NsError;
 
-/// Identity of a directory that outlives restarts and renames: file system, inode number and time of birth on the PFS.
+/// Identity of a directory that outlives restarts and renames: file system, inode number and time
+/// of birth on the PFS.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -97,7 +98,8 @@ impl From<&PfsStat> for Looks {
     }
 }
 
-/// Whether a time is another as a file system gives it back that keeps fewer digits than its client did before it was asked.
+/// Whether a time is another as a file system gives it back that keeps fewer digits than its client
+/// did before it was asked.
 fn is_same_time(known: TimeSpec, now: TimeSpec) -> bool {
     known == now
         || (known.sec == now.sec && (now.nsec == 0 || known.nsec / 1000 == now.nsec / 1000))
@@ -107,7 +109,8 @@ fn is_same_time(known: TimeSpec, now: TimeSpec) -> bool {
 const MTIME_GRAIN_S: u64 = 2;
 
 impl Published {
-    /// Stands for a change time that a change of names of ours has moved, to what the PFS did not tell.
+    /// Stands for a change time that a change of names of ours has moved, to what the PFS did not
+    /// tell.
     const MOVED: TimeSpec = TimeSpec {
         sec: i64::MIN,
         nsec: 0,
@@ -133,13 +136,15 @@ impl Published {
         }
     }
 
-    /// Whether it is the same file, whoever has changed it since. A number alone may be another's after a crash.
+    /// Whether it is the same file, whoever has changed it since. A number alone may be another's
+    /// after a crash.
     pub(crate) fn is_same_file(&self, stat: &PfsStat) -> bool {
         (self.ino, self.btime_ns) == (stat.id.ino, stat.id.btime_ns)
     }
 
-    /// What is published after a change of names of ours that has moved the ctime, given what the PFS has: what an outsider has made of
-    /// it, or of its mode and owner, is not, and the next look finds that.
+    /// What is published after a change of names of ours that has moved the ctime, given what the
+    /// PFS has: what an outsider has made of it, or of its mode and owner, is not, and the next
+    /// look finds that.
     pub(crate) fn after_move(self, found: Option<&PfsStat>) -> Published {
         match found {
             Some(stat) if self.looks == stat.into() => self.after_ours(stat, None),
@@ -160,8 +165,9 @@ impl Published {
         self.same_content(stat) && self.looks == stat.into()
     }
 
-    /// What the PFS has after a change of ours to attributes, if that is all that has changed; what it had before, where an outsider has
-    /// written meanwhile: the next look finds that. `mtime`: what ours has set it to.
+    /// What the PFS has after a change of ours to attributes, if that is all that has changed; what
+    /// it had before, where an outsider has written meanwhile: the next look finds that. `mtime`:
+    /// what ours has set it to.
     pub(crate) fn after_ours(self, stat: &PfsStat, mtime: Option<SetTime>) -> Published {
         let now = Published::from(stat);
         let is_ours = match mtime {
@@ -177,8 +183,8 @@ impl Published {
         }
     }
 
-    /// After a change of ours that moves the ctime, of which the PFS has not told the outcome: an outsider's change of
-    /// attributes, other than mode and owner, at the same time does not show.
+    /// After a change of ours that moves the ctime, of which the PFS has not told the outcome: an
+    /// outsider's change of attributes, other than mode and owner, at the same time does not show.
     pub(crate) fn with_ctime_moved(self) -> Published {
         let ctime = match self.is_leaving() {
             true => Published::LEAVING,
@@ -187,7 +193,8 @@ impl Published {
         Published { ctime, ..self }
     }
 
-    /// After ours to remove it, which the PFS has called an error: it has that, or nothing, and neither is an outsider's doing.
+    /// After ours to remove it, which the PFS has called an error: it has that, or nothing, and
+    /// neither is an outsider's doing.
     pub(crate) fn leaving(self) -> Published {
         Published {
             ctime: Published::LEAVING,
@@ -247,8 +254,8 @@ impl Temporary {
         self.is(stat) && same && self.looks == stat.into()
     }
 
-    /// What is published once the copy has a name, whatever its mode, owner and attributes are by now: what an outsider has made of its
-    /// content since is not, and the next look finds that.
+    /// What is published once the copy has a name, whatever its mode, owner and attributes are by
+    /// now: what an outsider has made of its content since is not, and the next look finds that.
     pub(crate) fn published(&self, stat: &PfsStat) -> Published {
         let finished = Published {
             ino: self.ino,
@@ -369,8 +376,8 @@ const _: () = assert!(
 /// A sum in a record takes so many bytes at most.
 const SUM_BYTES_MAX: usize = 5;
 
-/// Checksums of the blocks of a content, as `Sums` has them. They are kept beside the file's record, which is written more often
-/// than they change; a content of one piece has none.
+/// Checksums of the blocks of a content, as `Sums` has them. They are kept beside the file's
+/// record, which is written more often than they change; a content of one piece has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SumsRecord {
     /// CRC-32C of all of it: says which content this is about.
@@ -463,13 +470,13 @@ pub enum LinkChange {
     Added,
     /// It is unlinked.
     Removed,
-    /// Another file, which is only in the buffer, has taken the name on record; what the PFS has under
-    /// it is unlinked.
+    /// Another file, which is only in the buffer, has taken the name on record; what the PFS has
+    /// under it is unlinked.
     Replaced,
 }
 
-/// A link of a published file comes or goes on the PFS. That changes the ctime of what all its names
-/// show, which must not look like an outsider's doing.
+/// A link of a published file comes or goes on the PFS. That changes the ctime of what all its
+/// names show, which must not look like an outsider's doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkIntent {
     /// The name.
@@ -482,8 +489,8 @@ pub struct LinkIntent {
     pub holder: Option<PlaceKey>,
 }
 
-/// A change of names on the PFS that records must follow. Written before it, deleted with the records'
-/// change; after a crash the PFS tells how far it came.
+/// A change of names on the PFS that records must follow. Written before it, deleted with the
+/// records' change; after a crash the PFS tells how far it came.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Intent {
     /// rename.

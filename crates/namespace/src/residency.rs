@@ -30,8 +30,8 @@ pub struct Arrival {
     pub object: ObjectId,
     /// Its tier.
     pub tier: TierId,
-    /// The checksums of the content, which is that of the file on the PFS. `None`: the object is empty, and the PFS keeps the
-    /// old file until the new content is whole.
+    /// The checksums of the content, which is that of the file on the PFS. `None`: the object is
+    /// empty, and the PFS keeps the old file until the new content is whole.
     pub sums: Option<Sums>,
     /// Space that the object takes, bytes.
     pub allocated_bytes: u64,
@@ -59,8 +59,9 @@ impl Arrival {
 }
 
 impl Namespace {
-    /// What the PFS says of a file whose content is about to be taken, once a change of that would show. Else who changes it in
-    /// the same tick of the PFS's clock, to the same length, would not be noticed, and be written over by the next demotion.
+    /// What the PFS says of a file whose content is about to be taken, once a change of that would
+    /// show. Else who changes it in the same tick of the PFS's clock, to the same length, would not
+    /// be noticed, and be written over by the next demotion.
     pub fn stat_settled(&self, file: &std::fs::File) -> Result<PfsStat, NsError> {
         let stat = self.pfs.stat_file(file)?;
         match tick::left(&stat, TimeSpec::now()) {
@@ -132,8 +133,9 @@ impl Namespace {
     }
 
     /// The content is about to change, or may change unseen (`writing`): from here on the file is
-    /// dirty, on record too. With `outlasting` also after a loss of power, which its object outlasts: else that could
-    /// bring back a record that calls a half changed object clean, or knows its checksum.
+    /// dirty, on record too. With `outlasting` also after a loss of power, which its object
+    /// outlasts: else that could bring back a record that calls a half changed object clean, or
+    /// knows its checksum.
     pub fn begin_change(
         &self,
         file: &Arc<File>,
@@ -151,7 +153,8 @@ impl Namespace {
                     .and_then(|handle| self.published_node(&handle, name, residency.published))
                     .and_then(|node| self.load_xattrs(&node))
                 {
-                    // It is being unlinked, or an outsider has done so or put another file there: there are none any more.
+                    // It is being unlinked, or an outsider has done so or put another file there:
+                    // there are none any more.
                     Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => {
                         Some(Vec::new())
                     }
@@ -164,7 +167,8 @@ impl Namespace {
                 (Some(before), Some(now)) => Arc::ptr_eq(&before.0, &now.0) && before.1 == now.1,
                 (before, now) => before.is_none() && now.is_none(),
             };
-            // Else they may have been changed on the PFS since they were read, or are to be found elsewhere.
+            // Else they may have been changed on the PFS since they were read, or are to be found
+            // elsewhere.
             let same = same_name && state.residency.published == residency.published;
             if !state.residency.clean || same {
                 break (state, xattrs);
@@ -182,7 +186,8 @@ impl Namespace {
             return Ok(());
         }
         if let Err(error) = self.save(file, &state, durability) {
-            // Else the next change would be made without a record of any: a start would call the file clean, or damaged.
+            // Else the next change would be made without a record of any: a start would call the
+            // file clean, or damaged.
             state.take_change_back(before);
             return Err(error);
         }
@@ -190,8 +195,9 @@ impl Namespace {
         Ok(())
     }
 
-    /// The undrained content of a file is on stable storage in its tier, and `sums` are its checksums: they go on record.
-    /// `false` if it has changed since it was of this generation, may do so unseen, or has left that tier.
+    /// The undrained content of a file is on stable storage in its tier, and `sums` are its
+    /// checksums: they go on record. `false` if it has changed since it was of this generation, may
+    /// do so unseen, or has left that tier.
     pub fn seal(
         &self,
         file: &File,
@@ -215,8 +221,9 @@ impl Namespace {
         Ok(true)
     }
 
-    /// A file that was opened for unseen writing has the content that is on the PFS, with this checksum: it is clean again. `false` if it has
-    /// changed since it was of this generation, may do so unseen, or was never published.
+    /// A file that was opened for unseen writing has the content that is on the PFS, with this
+    /// checksum: it is clean again. `false` if it has changed since it was of this generation, may
+    /// do so unseen, or was never published.
     pub fn unchanged(
         &self,
         file: &File,
@@ -233,9 +240,10 @@ impl Namespace {
         Ok(true)
     }
 
-    /// The object has been copied to another tier, which has it from now on. `flushed_bytes`: that is stable
-    /// storage, and so many were flushed. `false` if the file has changed since it was of this generation, or is being written
-    /// or has no name any more, unless the caller has it to themselves (`exclusive`): the copy is of no use then.
+    /// The object has been copied to another tier, which has it from now on. `flushed_bytes`: that
+    /// is stable storage, and so many were flushed. `false` if the file has changed since it was of
+    /// this generation, or is being written or has no name any more, unless the caller has it to
+    /// themselves (`exclusive`): the copy is of no use then.
     pub fn migrated(
         &self,
         file: &File,
@@ -267,8 +275,8 @@ impl Namespace {
             return Ok(false);
         };
         if self.must_be_synced(&[Some(file)])? {
-            // What is only on the PFS is changed there without a word in the store: a loss of power must not bring back
-            // a record from when the file was dirty.
+            // What is only on the PFS is changed there without a word in the store: a loss of power
+            // must not bring back a record from when the file was dirty.
             if file.lock().is_dirty() {
                 return Ok(false);
             }

@@ -49,7 +49,8 @@ struct Entry {
 pub(crate) struct Table {
     entries: HashMap<Ino, Entry>,
     by_pfs: HashMap<PfsId, Ino>,
-    /// PFS inode numbers that files of the burst buffer go by, whether the kernel knows them or not.
+    /// PFS inode numbers that files of the burst buffer go by, whether the kernel knows them or
+    /// not.
     reserved: HashSet<Ino>,
     next_substitute: u64,
 }

@@ -10,8 +10,8 @@ use crate::NsError;
 use crate::acl::Acl;
 use crate::record::{self, *};
 
-/// Reads a record as a start does, by what its key says it is; `None` for a key of no kind. Panics where what is written of it is
-/// read as something else.
+/// Reads a record as a start does, by what its key says it is; `None` for a key of no kind. Panics
+/// where what is written of it is read as something else.
 pub fn read_record(key: &[u8], value: &[u8]) -> Option<Result<(), NsError>> {
     let is_known = match key.get(..2)? {
         record::DIR_PREFIX | record::UNPUBLISHED_PREFIX => DirKey::from_bytes(&key[2..]).is_some(),

@@ -1,5 +1,5 @@
-//! Ticks of the PFS's clock. Two changes in the same one leave the same time behind: a look in between does not show that there
-//! was a second. A look after the tick does.
+//! Ticks of the PFS's clock. Two changes in the same one leave the same time behind: a look in
+//! between does not show that there was a second. A look after the tick does.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ pub(crate) const FINE: Duration = Duration::from_millis(20);
 /// The same for file systems that count whole seconds, or two.
 pub(crate) const COARSE: Duration = Duration::from_secs(3);
 
-/// How long it takes until a further change shows: `None` where it does now. Nobody can set the time of change, so one without
-/// nanoseconds tells of a file system that has none.
+/// How long it takes until a further change shows: `None` where it does now. Nobody can set the
+/// time of change, so one without nanoseconds tells of a file system that has none.
 pub(crate) fn left(stat: &PfsStat, now: TimeSpec) -> Option<Duration> {
     let tick = match stat.ctime.nsec {
         0 => COARSE,

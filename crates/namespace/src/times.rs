@@ -1,13 +1,15 @@
 //! Times of a directory, as programs see them.
 //!
-//! A name that is in the burst buffer only changes the times of its directory, and the PFS does not know of it; a drain
-//! changes them on the PFS, and nothing has changed for programs. So what the PFS says is shown, but for changes that are
-//! the drain's own: those are known by the times that they left behind, and for as long as the PFS has just these, what was
-//! shown before is shown on, and the time of modification is put back there when the drain is done. Whatever else moves the
+//! A name that is in the burst buffer only changes the times of its directory, and the PFS does not
+//! know of it; a drain changes them on the PFS, and nothing has changed for programs. So what the
+//! PFS says is shown, but for changes that are the drain's own: those are known by the times that
+//! they left behind, and for as long as the PFS has just these, what was shown before is shown on,
+//! and the time of modification is put back there when the drain is done. Whatever else moves the
 //! times, through the mount or by an outsider, counts as ever.
 //!
-//! Where a name came and went before any drain, or was changed on the PFS a moment before it was noted here, the PFS gets the
-//! time that is shown a little later ([`crate::Namespace::put_owed_times`]).
+//! Where a name came and went before any drain, or was changed on the PFS a moment before it was
+//! noted here, the PFS gets the time that is shown a little later
+//! ([`crate::Namespace::put_owed_times`]).
 
 use forebay_tiers::{PfsStat, PfsTree};
 use forebay_types::{SetAttr, TimeSpec};
@@ -73,7 +75,8 @@ impl State {
 #[derive(Debug, Default)]
 pub(crate) struct DirTimes {
     state: Mutex<State>,
-    /// Held while the PFS is asked, changed, and asked again: what a program sets must not come in between.
+    /// Held while the PFS is asked, changed, and asked again: what a program sets must not come in
+    /// between.
     changing: Mutex<()>,
 }
 
@@ -99,7 +102,8 @@ impl DirTimes {
         pfs.health().lock(&self.changing)
     }
 
-    /// Keeps a drain from being in the middle of something while what the PFS says is looked at. `None`: who is, waits for the PFS.
+    /// Keeps a drain from being in the middle of something while what the PFS says is looked at.
+    /// `None`: who is, waits for the PFS.
     pub(crate) fn settled(&self, pfs: &PfsTree) -> Option<MutexGuard<'_, ()>> {
         pfs.health().try_lock(&self.changing)
     }

@@ -1,5 +1,6 @@
-//! Copies of which it is not known whether they have got their names: because the daemon died, or because the PFS
-//! gave an error, or none in time. They are known by inode number and time of birth, whatever they are called.
+//! Copies of which it is not known whether they have got their names: because the daemon died, or
+//! because the PFS gave an error, or none in time. They are known by inode number and time of
+//! birth, whatever they are called.
 
 use std::sync::Arc;
 
@@ -14,8 +15,9 @@ use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
 impl Namespace {
-    /// Where a demotion stood when the daemon died: removes its temporary files, or, if the copy had
-    /// reached its name, takes it as published. If it had been put beside an outsider's file, so is the file.
+    /// Where a demotion stood when the daemon died: removes its temporary files, or, if the copy
+    /// had reached its name, takes it as published. If it had been put beside an outsider's file,
+    /// so is the file.
     pub fn settle_demotion(&self, file: &Arc<File>) -> Result<(), NsError> {
         let settled = self.settle_copy(file);
         if settled.is_err() {
@@ -143,8 +145,9 @@ impl Namespace {
         Ok(true)
     }
 
-    /// The copy has a name, as `published`. Mode, owner and attributes that an outsider has given it since are the file's, unless that has
-    /// been changed itself meanwhile: then the next drain finds them, as it does at any other time.
+    /// The copy has a name, as `published`. Mode, owner and attributes that an outsider has given
+    /// it since are the file's, unless that has been changed itself meanwhile: then the next drain
+    /// finds them, as it does at any other time.
     fn take_looks(
         &self,
         file: &File,
@@ -177,8 +180,9 @@ impl Namespace {
         Ok(published)
     }
 
-    /// Removes what has the temporary name beside a name: the copy, or the older version that an exchange has put
-    /// there. An outsider's version, which may have come out of one, gets its name back. Whether there was one.
+    /// Removes what has the temporary name beside a name: the copy, or the older version that an
+    /// exchange has put there. An outsider's version, which may have come out of one, gets its name
+    /// back. Whether there was one.
     fn clear_aside(&self, dir: &Arc<Dir>, target: &Target<'_>) -> Result<bool, NsError> {
         let (handle, name, temporary) = (target.dir, target.name, target.temporary);
         let Some(aside) = self.stat_if_there(handle, temporary)? else {
@@ -255,8 +259,9 @@ mod tests {
     use crate::NewFile;
     use crate::record::xattrs_crc;
 
-    /// A copy has got its name, the daemon is killed, an outsider gives it another mode, and what the start makes of that: the file's mode,
-    /// and whether the next drain takes what is there for what was published.
+    /// A copy has got its name, the daemon is killed, an outsider gives it another mode, and what
+    /// the start makes of that: the file's mode, and whether the next drain takes what is there for
+    /// what was published.
     fn after_a_chmod(changed_since: bool) -> (u16, bool) {
         let cred = Cred {
             uid: 0,

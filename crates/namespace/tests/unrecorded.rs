@@ -1,5 +1,6 @@
-//! Changes of names whose record the store refuses: an error means that nothing has changed; what the PFS has done already is
-//! done, and no error. Each is looked at in the run that met it, after a kill, and after the store was opened again.
+//! Changes of names whose record the store refuses: an error means that nothing has changed; what
+//! the PFS has done already is done, and no error. Each is looked at in the run that met it, after
+//! a kill, and after the store was opened again.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -145,7 +146,8 @@ impl Lab {
         assert!(self.ns.mend(&find).expect("mended"));
     }
 
-    /// As after a kill: a new tree on what the store and the PFS have. Answers with how many changes were pending.
+    /// As after a kill: a new tree on what the store and the PFS have. Answers with how many
+    /// changes were pending.
     fn restart(&mut self) -> usize {
         assert_eq!(self.store.0.fired(), 1, "nothing was tested");
         self.store.0.mend().expect("store");
@@ -190,7 +192,8 @@ impl Lab {
     }
 }
 
-/// Runs `check` in the run that met the error once the store is mended, after a restart after that, and after a kill instead.
+/// Runs `check` in the run that met the error once the store is mended, after a restart after that,
+/// and after a kill instead.
 fn everywhere(begin: impl Fn() -> Lab, check: impl Fn(&Lab)) {
     let mut lab = begin();
     check(&lab);
@@ -434,7 +437,8 @@ impl Lab {
             .expect("write");
     }
 
-    /// Whether the file that has this name here takes what the PFS has there for what it has published.
+    /// Whether the file that has this name here takes what the PFS has there for what it has
+    /// published.
     fn is_known(&self, name: &str) -> bool {
         let found = self.ns.root().child(name.as_bytes()).expect("here");
         let published = found.lock().residency.published;
@@ -473,7 +477,8 @@ fn what_an_outsider_writes_after_an_interrupted_unlink_is_not_taken_for_ours() {
         let mut lab = Lab::new();
         let file = lab.bring_in(Ino::ROOT, "f");
         lab.ns.begin_change(&file, false, true).expect("change");
-        // It is on record that it goes, and then the PFS loses it: for the kill to come between them it is there again.
+        // It is on record that it goes, and then the PFS loses it: for the kill to come between
+        // them it is there again.
         std::fs::hard_link(lab.pfs("f"), lab.pfs("f.kept")).expect("link");
         lab.fail(2);
         lab.refused(lab.ns.unlink(Ino::ROOT, b"f").map(drop));

@@ -115,7 +115,8 @@ impl Instance {
         self.spawn("fb-collect", false, &rooms.lifecycle, monitor::collect)
     }
 
-    /// Starts a thread of a room; unless it `may_end` by itself, its end is the end of the server. A panic always is.
+    /// Starts a thread of a room; unless it `may_end` by itself, its end is the end of the server.
+    /// A panic always is.
     fn spawn<R: Send + Sync + 'static>(
         &self,
         name: &str,
@@ -149,7 +150,8 @@ impl Instance {
         });
     }
 
-    /// A thread outside of the server that it cannot do without has died: begins a stop that leaves everything as it is.
+    /// A thread outside of the server that it cannot do without has died: begins a stop that leaves
+    /// everything as it is.
     pub fn end_broken(&self, what: String) {
         self.rooms.base.life().broke(what);
     }
@@ -198,7 +200,8 @@ impl Instance {
         }
     }
 
-    /// What the books have wrong, of a server that nobody uses and that does nothing now: see `Lifecycle::audit_books`.
+    /// What the books have wrong, of a server that nobody uses and that does nothing now: see
+    /// `Lifecycle::audit_books`.
     pub fn audit_books(&self) -> Vec<String> {
         self.rooms.lifecycle.audit_books()
     }
@@ -263,12 +266,14 @@ impl Instance {
         summary
     }
 
-    /// After [`Instance::stop`], where the start came to nothing: gives the directories back that it has made its own.
+    /// After [`Instance::stop`], where the start came to nothing: gives the directories back that
+    /// it has made its own.
     pub fn give_back(&self) {
         self.rooms.buffer.tiers().give_back();
     }
 
-    /// The end after a thread has died: what is on record is what the next start goes by, as after a kill.
+    /// The end after a thread has died: what is on record is what the next start goes by, as after
+    /// a kill.
     fn leave_as_it_is(&self) -> StopSummary {
         if let Err(error) = self.rooms.base.ns().sync() {
             tracing::error!("metadata store: {error}");
@@ -293,7 +298,8 @@ impl Instance {
     }
 }
 
-/// Looks at every file only where the ledger has nothing undrained left, or for a twentieth of the time.
+/// Looks at every file only where the ledger has nothing undrained left, or for a twentieth of the
+/// time.
 #[derive(Default)]
 struct ExactLook {
     next: Option<Instant>,

@@ -96,7 +96,8 @@ impl Rooms {
         }
     }
 
-    /// The same for a user: names of files, and what applications do, are for root and the server's own user.
+    /// The same for a user: names of files, and what applications do, are for root and the server's
+    /// own user.
     pub fn status_for(&self, asker: &Asker) -> StatusBits {
         let mut bits = self.status();
         if !asker.is_trusted() {
@@ -151,8 +152,8 @@ impl Rooms {
         }
     }
 
-    /// The PFS's own figures, as `df` has them: what only root may use is not there. Undrained is what is on its way without a
-    /// stay in the burst buffer.
+    /// The PFS's own figures, as `df` has them: what only root may use is not there. Undrained is
+    /// what is on its way without a stay in the burst buffer.
     fn pfs_status(&self) -> TierStatus {
         let mut status = self.tier_status("pfs", OVERFLOW, 0);
         if let Some(totals) = self.base.health().totals() {

@@ -1,4 +1,5 @@
-//! A rooms of its own for unit tests: nothing runs in it by itself, and its store fails when it is told to.
+//! A rooms of its own for unit tests: nothing runs in it by itself, and its store fails when it is
+//! told to.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -128,7 +129,8 @@ impl Lab {
         Lab { dir, rooms, store }
     }
 
-    /// The same with a flash directory that fails when it is told to, and loses what it was not told to flush.
+    /// The same with a flash directory that fails when it is told to, and loses what it was not
+    /// told to flush.
     pub fn with_faulty_flash() -> (Lab, Arc<FaultyTier>) {
         let mut faulty = None;
         let lab = Lab::wrapped(|_| (), &mut |tiers| {
@@ -178,7 +180,8 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // Where there is memory it is mounted; what stays is named by whoever removes the directory.
+        // Where there is memory it is mounted; what stays is named by whoever removes the
+        // directory.
         let _ = self
             .rooms
             .buffer

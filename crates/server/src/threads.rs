@@ -20,7 +20,8 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// For a thread that is about to start; unless it `may_end` by itself, its end is the end of the server.
+    /// For a thread that is about to start; unless it `may_end` by itself, its end is the end of
+    /// the server.
     pub fn new(base: &Arc<Base>, name: &str, may_end: bool) -> Watched {
         Watched {
             base: base.clone(),
@@ -41,8 +42,8 @@ impl Drop for Watched {
     }
 }
 
-/// Waits for the end of threads. One that blocks in a call on a PFS that does not answer is left behind:
-/// what it has not done yet the next start does.
+/// Waits for the end of threads. One that blocks in a call on a PFS that does not answer is left
+/// behind: what it has not done yet the next start does.
 pub fn join_all(base: &Base, threads: Vec<JoinHandle<()>>) {
     let begun = Instant::now();
     for thread in threads {

@@ -1,5 +1,5 @@
-//! Objects at rest on flash, damaged by hand under a running server: what is opened is what was written or `EIO`, never the damage;
-//! a pass in the background finds by itself what nobody opens.
+//! Objects at rest on flash, damaged by hand under a running server: what is opened is what was
+//! written or `EIO`, never the damage; a pass in the background finds by itself what nobody opens.
 
 #[path = "atrest/blocks.rs"]
 mod blocks;

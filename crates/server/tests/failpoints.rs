@@ -1,9 +1,9 @@
-//! `kill -9` between the steps of every operation that has several: all failpoints, enumerated, each
-//! in every state of residency that takes another way there.
+//! `kill -9` between the steps of every operation that has several: all failpoints, enumerated,
+//! each in every state of residency that takes another way there.
 //!
-//! For each case a child process, which is this very program, brings a burst buffer into a state, arms
-//! the point, works, and is killed there. A restart is compared with a model of what was asked for and
-//! answered, then drained, and the PFS is compared too.
+//! For each case a child process, which is this very program, brings a burst buffer into a state,
+//! arms the point, works, and is killed there. A restart is compared with a model of what was asked
+//! for and answered, then drained, and the PFS is compared too.
 //!
 //! `FAILPOINTS_ONLY` runs the cases whose point's name contains it.
 #![cfg(debug_assertions)]

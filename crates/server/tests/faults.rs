@@ -1,8 +1,8 @@
 //! What happens when the outside world misbehaves: outsiders, a PFS that loses directories, changes
 //! in the middle of a demotion, and a server that is killed at any point.
 //!
-//! `FOREBAY_SEED` repeats the choices of a run (not those of the scheduler), `FOREBAY_FAULTS_ROUNDS`
-//! kills more often.
+//! `FOREBAY_SEED` repeats the choices of a run (not those of the scheduler),
+//! `FOREBAY_FAULTS_ROUNDS` kills more often.
 
 #[path = "faults/arriving.rs"]
 mod arriving;

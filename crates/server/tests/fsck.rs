@@ -1,5 +1,5 @@
-//! Every kind of damage that fsck knows, made by hand in a state that is down: found by a dry run that
-//! changes nothing, mended where that is safe, and never at the cost of the only copy.
+//! Every kind of damage that fsck knows, made by hand in a state that is down: found by a dry run
+//! that changes nothing, mended where that is safe, and never at the cost of the only copy.
 
 mod common;
 #[cfg(debug_assertions)]
@@ -185,7 +185,8 @@ impl Lab {
             Damage::OriginalMissing => fs::remove_file(self.pfs("clean")).expect("remove"),
             Damage::OriginalContent => {
                 Lab::restore_times(&self.pfs("clean"), flip);
-                // As if it had been so from the moment it was published: the PFS changed it, nobody else.
+                // As if it had been so from the moment it was published: the PFS changed it, nobody
+                // else.
                 let tree = PfsTree::open(&self.scratch.pfs()).expect("PFS");
                 let stat = tree.stat(tree.root(), b"clean").expect("stat");
                 self.edit(true, |r| {

@@ -1,4 +1,5 @@
-//! Over-subscription on a running server: what is learned, which policy is in force, what a restart is.
+//! Over-subscription on a running server: what is learned, which policy is in force, what a restart
+//! is.
 
 mod common;
 #[path = "oversubscription/dedicated.rs"]
@@ -42,8 +43,8 @@ impl Process {
         let mut command = Command::new("setsid");
         command.args(["sleep", "600"]).stdin(Stdio::null());
         let process = Process(command.spawn().expect("setsid sleep"));
-        // `setsid` becomes `sleep` when it has made the session. (The session itself cannot be asked for everywhere: a
-        // container shows one of outside as 0.)
+        // `setsid` becomes `sleep` when it has made the session. (The session itself cannot be
+        // asked for everywhere: a container shows one of outside as 0.)
         let name = format!("/proc/{}/comm", process.0.id());
         let deadline = Instant::now() + PATIENCE;
         while std::fs::read_to_string(&name).expect("runs") != "sleep\n" {
@@ -240,7 +241,8 @@ fn the_plan_takes_over_when_more_is_expected_than_fits() {
     });
     let running = Running::start(&settings, true);
     assert!(running.status().plan.why.contains("no period has ended"));
-    // Until the plan has seen a period with more than fits; how long that takes depends on the machine.
+    // Until the plan has seen a period with more than fits; how long that takes depends on the
+    // machine.
     let content: Vec<u8> = (0..MIB).map(|i| (i / 7) as u8).collect();
     let deadline = Instant::now() + PATIENCE;
     let mut round = 0;

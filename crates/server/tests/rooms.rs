@@ -1,4 +1,5 @@
-//! The rooms of the server lie above each other: a file imports from its own room and from those below.
+//! The rooms of the server lie above each other: a file imports from its own room and from those
+//! below.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -122,8 +122,8 @@ pub fn apply_metadata(
     Ok(warnings)
 }
 
-/// Hands a file to its owner; answers with what it looks like then. Where the PFS squashes owners (NFS with
-/// `all_squash`, `bindfs --force-user`) it refuses, or says yes and does nothing.
+/// Hands a file to its owner; answers with what it looks like then. Where the PFS squashes owners
+/// (NFS with `all_squash`, `bindfs --force-user`) it refuses, or says yes and does nothing.
 fn give_away(tree: &PfsTree, file: &File, owner: &SetAttr) -> io::Result<PfsStat> {
     match tree.set_attr_file(file, owner) {
         Err(e) if e.raw_os_error() == Some(libc::EPERM) => {}

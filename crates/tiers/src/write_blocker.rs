@@ -45,9 +45,9 @@ struct Register {
 /// finishes that call first.
 ///
 /// A thread writes one byte to the file from a page that is not there: the kernel takes the file's
-/// lock, and waits for the page until somebody provides it. Nobody ever does. When the write blocker is let
-/// go the page becomes forbidden, the write fails, and the file is as it was but for its time of
-/// modification. The same when the process is killed.
+/// lock, and waits for the page until somebody provides it. Nobody ever does. When the write
+/// blocker is let go the page becomes forbidden, the write fails, and the file is as it was but for
+/// its time of modification. The same when the process is killed.
 ///
 /// What also takes that lock waits as well: truncation, changes of times and attributes, on some
 /// file systems (XFS) reads. What does not: stat(2), reads elsewhere, writes to mapped memory.

@@ -20,7 +20,8 @@ pub const FRAMES: Target = Target {
     run,
     seeds,
     words: &["FBAY", "fby1"],
-    // A message is announced before it comes: the limit of messages is what a stranger can make a server set aside.
+    // A message is announced before it comes: the limit of messages is what a stranger can make a
+    // server set aside.
     bytes: limits::MESSAGE_BYTES_MAX + 64 * KIB,
     bytes_per_byte: 64,
     cost: 1,

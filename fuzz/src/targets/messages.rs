@@ -20,7 +20,8 @@ const COMMON: Target = Target {
     seeds: Vec::new,
     words: &[".", "..", "user.forebay.app", "system.posix_acl_access"],
     bytes: 64 * KIB,
-    // A decoder sets room aside for as many values as bytes are left; the largest take some hundred bytes.
+    // A decoder sets room aside for as many values as bytes are left; the largest take some hundred
+    // bytes.
     bytes_per_byte: 1024,
     cost: 1,
 };

@@ -129,7 +129,8 @@ fn run_records(input: &[u8]) {
 }
 
 thread_local! {
-    /// A PFS without files, and the key of its root: making one for every input would take all of the time.
+    /// A PFS without files, and the key of its root: making one for every input would take all of
+    /// the time.
     static PFS: RefCell<(tempfile::TempDir, DirKey)> = RefCell::new(empty_pfs());
 }
 

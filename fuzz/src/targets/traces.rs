@@ -58,7 +58,8 @@ fn run(input: &[u8]) {
         history.skipped.min(3),
     ));
     let made = scenario(source, &history, &Assumptions::default());
-    // Whatever the log says, what is made of it is a file that can be read; it may be refused for what it asks.
+    // Whatever the log says, what is made of it is a file that can be read; it may be refused for
+    // what it asks.
     assert!(
         toml::from_str::<toml::Table>(&made).is_ok(),
         "no TOML:\n{made}"

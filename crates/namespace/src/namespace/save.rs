@@ -13,7 +13,8 @@ use crate::record::{self, SumsRecord};
 use crate::tree::Dir;
 use crate::tree::{File, FileState};
 
-/// So many records are written in one commit: their files are held meanwhile, some hundred microseconds.
+/// So many records are written in one commit: their files are held meanwhile, some hundred
+/// microseconds.
 const COMMIT_FILES_MAX: usize = 64;
 
 /// What else is written with a file's record: the batch, the position of the file, and its state.
@@ -49,8 +50,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// The checksums of what a file's record knows the checksum of. `None` where it does not, or where those of the blocks are not
-    /// known: of a content of one piece they always are.
+    /// The checksums of what a file's record knows the checksum of. `None` where it does not, or
+    /// where those of the blocks are not known: of a content of one piece they always are.
     pub fn sums(&self, file: &File) -> Result<Option<Sums>, NsError> {
         let (residency, bytes) = {
             let state = file.lock();
@@ -179,11 +180,13 @@ impl Namespace {
         first.map_or(Ok(()), Err)
     }
 
-    /// Changes the states of many files, and writes the records of those for which `change` says so, many in
-    /// one commit, with what `beside` adds. The failures are by position; before anybody sees them, `undo` takes their changes back.
+    /// Changes the states of many files, and writes the records of those for which `change` says
+    /// so, many in one commit, with what `beside` adds. The failures are by position; before
+    /// anybody sees them, `undo` takes their changes back.
     ///
-    /// The states are held until their records are written, so that no older one can overtake a newer one. Of
-    /// several only those that nobody holds are taken: who holds one may be waiting for another.
+    /// The states are held until their records are written, so that no older one can overtake a
+    /// newer one. Of several only those that nobody holds are taken: who holds one may be waiting
+    /// for another.
     pub(crate) fn save_together(
         &self,
         files: &[&Arc<File>],
@@ -227,8 +230,9 @@ impl Namespace {
         failures
     }
 
-    /// Opens a store again that storage has failed, once that takes writes; whether there was anything to mend. `find`
-    /// knows files by their objects. Records that could not be written meanwhile are written as the files are now.
+    /// Opens a store again that storage has failed, once that takes writes; whether there was
+    /// anything to mend. `find` knows files by their objects. Records that could not be written
+    /// meanwhile are written as the files are now.
     pub fn mend(&self, find: &dyn Fn(ObjectId) -> Option<Arc<File>>) -> Result<bool, NsError> {
         let Some(objects) = self.store.mend()? else {
             return Ok(false);
@@ -253,8 +257,9 @@ impl Namespace {
         Ok(true)
     }
 
-    /// The PFS has done what cannot be recorded now. That is done, for there is no way back; what a start would make of it is the
-    /// same: with an intent on record (`sequence`), by that, else because the PFS has lost the name.
+    /// The PFS has done what cannot be recorded now. That is done, for there is no way back; what a
+    /// start would make of it is the same: with an intent on record (`sequence`), by that, else
+    /// because the PFS has lost the name.
     pub(crate) fn leave_unrecorded(
         &self,
         sequence: Option<u64>,
@@ -268,7 +273,8 @@ impl Namespace {
         }
     }
 
-    /// The records of files are what memory has: what is left of changes of names is those of directories, and the intents.
+    /// The records of files are what memory has: what is left of changes of names is those of
+    /// directories, and the intents.
     fn end_unrecorded(&self) -> Result<(), NsError> {
         let ended = std::mem::take(&mut *self.unrecorded.lock());
         let mut batch = Batch::new();

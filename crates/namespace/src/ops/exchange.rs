@@ -11,8 +11,8 @@ use crate::tree::Dir;
 use crate::{Namespace, NsError};
 
 impl Namespace {
-    /// Swaps what the PFS has of the two names. Answers with the intent to be deleted with the change
-    /// of the records.
+    /// Swaps what the PFS has of the two names. Answers with the intent to be deleted with the
+    /// change of the records.
     fn exchange_on_pfs(&self, from: &End, to: &End) -> Result<Option<u64>, NsError> {
         let (from_on_pfs, to_on_pfs) = (from.on_pfs(), to.on_pfs());
         if !from_on_pfs && !to_on_pfs {
@@ -44,7 +44,8 @@ impl Namespace {
             .pfs
             .rename(&a.handle, &a.name, &b.handle, &b.name, mode)
         {
-            // The PFS may have done it all the same; where it does not tell, the next start finds the intent, and out.
+            // The PFS may have done it all the same; where it does not tell, the next start finds
+            // the intent, and out.
             let moved = self.is_moved(a, b);
             if let Ok(false) = moved {
                 self.take_intent_back(sequence)?;

@@ -45,8 +45,9 @@ impl Namespace {
         Ok(stat)
     }
 
-    /// Acts on something that is only on the PFS, while nothing can bring it in: a change there behind the back of a record
-    /// would look like an outsider's. `None`: it is in the burst buffer by now.
+    /// Acts on something that is only on the PFS, while nothing can bring it in: a change there
+    /// behind the back of a record would look like an outsider's. `None`: it is in the burst buffer
+    /// by now.
     pub fn on_plain<T>(
         &self,
         ino: Ino,
@@ -61,7 +62,8 @@ impl Namespace {
         }
     }
 
-    /// Whether it is only on the PFS, under the name it is known by; for who holds the order of its directory.
+    /// Whether it is only on the PFS, under the name it is known by; for who holds the order of its
+    /// directory.
     pub(crate) fn is_still_plain(&self, ino: Ino, plain: &PlainNode) -> Result<bool, NsError> {
         match (self.node(ino)?, plain.parent.child(&plain.name)) {
             (Node::File(_), _) => Ok(false),

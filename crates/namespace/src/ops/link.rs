@@ -50,7 +50,8 @@ impl Namespace {
         }
     }
 
-    /// `unnamed`: what is to be done before a file that was made without a name is on record with this one.
+    /// `unnamed`: what is to be done before a file that was made without a name is on record with
+    /// this one.
     pub(crate) fn link_file(
         &self,
         file: &Arc<File>,
@@ -117,8 +118,8 @@ impl Namespace {
         Ok(attr)
     }
 
-    /// Gives the file the name on the PFS too, if it is there: what that shows of it then, and the intent. `batch` gets the end
-    /// of the change.
+    /// Gives the file the name on the PFS too, if it is there: what that shows of it then, and the
+    /// intent. `batch` gets the end of the change.
     fn link_published(
         &self,
         file: &Arc<File>,
@@ -169,8 +170,8 @@ impl Namespace {
         Ok(Some((self.follow(published, to, name), sequence)))
     }
 
-    /// After an error: whether the PFS has done it all the same, as where a request was sent twice. Where it does not
-    /// tell, the file has this name there or not, as an outsider's link would.
+    /// After an error: whether the PFS has done it all the same, as where a request was sent twice.
+    /// Where it does not tell, the file has this name there or not, as an outsider's link would.
     fn is_linked(
         &self,
         file: &File,
@@ -187,8 +188,8 @@ impl Namespace {
         }
     }
 
-    /// A link that could not be recorded goes from the PFS too; if that fails now, the next start finds
-    /// its intent.
+    /// A link that could not be recorded goes from the PFS too; if that fails now, the next start
+    /// finds its intent.
     fn unlink_unrecorded(
         &self,
         file: &File,

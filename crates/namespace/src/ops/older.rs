@@ -13,7 +13,8 @@ use crate::{File, Namespace, NsError};
 
 impl Namespace {
     /// The older version on the PFS, which the file's next demotion would replace, goes at once:
-    /// somebody still has it open, and what they change there must not look like an outsider's doing.
+    /// somebody still has it open, and what they change there must not look like an outsider's
+    /// doing.
     pub fn part_from_older(&self, file: &Arc<File>) -> Result<(), NsError> {
         let Some((dir, name)) = file.lock().names.first().cloned() else {
             return Ok(());
@@ -69,8 +70,9 @@ impl Namespace {
         }
     }
 
-    /// A change of names of ours has changed the ctime of what is published: what the PFS shows now. Where it does not
-    /// tell, that must not look like an outsider's doing; where it has something else, it is one.
+    /// A change of names of ours has changed the ctime of what is published: what the PFS shows
+    /// now. Where it does not tell, that must not look like an outsider's doing; where it has
+    /// something else, it is one.
     pub(crate) fn follow(&self, published: Published, handle: &PfsDir, name: &[u8]) -> Published {
         match self.stat_if_there(handle, name) {
             Ok(found) => published.after_move(found.as_ref()),
@@ -81,8 +83,8 @@ impl Namespace {
         }
     }
 
-    /// A name less has changed the ctime that the PFS shows under the others. For a start, when nobody
-    /// else is there.
+    /// A name less has changed the ctime that the PFS shows under the others. For a start, when
+    /// nobody else is there.
     pub(crate) fn follow_links(&self, state: &mut FileState) {
         let placed = |(dir, name): &&Place| state.is_placed(dir, name);
         let place = state.names.iter().find(placed);

@@ -108,8 +108,8 @@ impl Namespace {
                 });
             }
         })?;
-        // A clean copy whose original an outsider removed is on its way out. What was dirty may have
-        // reached the PFS after that was read.
+        // A clean copy whose original an outsider removed is on its way out. What was dirty may
+        // have reached the PFS after that was read.
         listed.retain(|entry| {
             entry.file.is_none() || on_pfs.contains(&*entry.name) || dirty.contains(&*entry.name)
         });

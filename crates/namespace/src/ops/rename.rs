@@ -1,7 +1,7 @@
 //! rename, in every mix of burst buffer and PFS.
 //!
-//! A file that is only in the burst buffer is renamed in its record. If the new name is taken on the
-//! PFS, what is there becomes the older version that the file's next demotion replaces: so a
+//! A file that is only in the burst buffer is renamed in its record. If the new name is taken on
+//! the PFS, what is there becomes the older version that the file's next demotion replaces: so a
 //! program that writes a temporary file and renames it over the last checkpoint leaves the old
 //! checkpoint whole on the PFS until the new one is whole there too.
 //!
@@ -73,7 +73,8 @@ impl Namespace {
             _ => files.0.as_ref(),
         };
         if from_dir.key.dev != to_dir.key.dev && moving.is_some() {
-            // As the PFS says once it is there: whether it works does not depend on how far the drain has come.
+            // As the PFS says once it is there: whether it works does not depend on how far the
+            // drain has come.
             return Err(Errno::EXDEV.into());
         }
         let _namings = self.namings(files.0.as_ref(), files.1.as_ref())?;
@@ -250,7 +251,8 @@ impl Namespace {
         let before = state.clone();
         let replaced_before = to.file.as_ref().map(|old| old.lock().clone());
         state.rename_name(&from.place(), to.place());
-        // What is published is so under all names: of several, one cannot take an older version over.
+        // What is published is so under all names: of several, one cannot take an older version
+        // over.
         let several = state.names.len() > 1;
         match several {
             true if state.residency.published.is_some() => {
@@ -458,7 +460,8 @@ impl Namespace {
             plain.name = to.name.clone();
         }
         let garbage = self.drop_replaced(&mut batch, to, left)?;
-        // The PFS has it: memory follows even if the record cannot be written now. The intent is on record.
+        // The PFS has it: memory follows even if the record cannot be written now. The intent is on
+        // record.
         locked.from.remove(&from.name);
         locked.to().remove(&to.name);
         if let Some(file) = &from.file {

@@ -11,9 +11,9 @@ use crate::tree::Dir;
 use crate::{Namespace, NsError, PendingChange};
 
 impl Namespace {
-    /// Finishes or takes back a change of names that a crash interrupted: the PFS tells which. Where that gives an error, the
-    /// change stays as it is, and nothing may be served: records that do not agree with the PFS would make one's own files
-    /// look like an outsider's.
+    /// Finishes or takes back a change of names that a crash interrupted: the PFS tells which.
+    /// Where that gives an error, the change stays as it is, and nothing may be served: records
+    /// that do not agree with the PFS would make one's own files look like an outsider's.
     pub fn settle_change(&self, pending: PendingChange) -> Result<(), NsError> {
         let settled = settle(self, pending.sequence, &pending.intent);
         settled.map_err(|error| match error {

@@ -71,7 +71,8 @@ pub(crate) fn settle_exchange(
                 let published = state.expected_at(dir, &from.1);
                 state.rename_name(&old, new);
                 if had.is_none() {
-                    // What the PFS had under the old name went aside, or was an outsider's to remove.
+                    // What the PFS had under the old name went aside, or was an outsider's to
+                    // remove.
                     state.lose_published_at(&to_dir, &to.1);
                 } else if state.is_placed(&to_dir, &to.1) {
                     state.set_published(published.map(|p| p.after_move(stat.as_ref())));
@@ -126,8 +127,8 @@ pub(crate) fn settle_link(
     Ok(())
 }
 
-/// The name belongs to another file on record: what the PFS still has under it goes. What an outsider has made of that, or put in its
-/// place, stays: the next drain finds it.
+/// The name belongs to another file on record: what the PFS still has under it goes. What an
+/// outsider has made of that, or put in its place, stays: the next drain finds it.
 fn replace_link(
     ns: &Namespace,
     batch: &mut Batch,

@@ -17,12 +17,13 @@ impl Namespace {
         }
     }
 
-    /// The PFS gets the times of modification of directories in which names came or went at least `age` ago. To be called now and
-    /// then: many changes of one directory cost the PFS one.
+    /// The PFS gets the times of modification of directories in which names came or went at least
+    /// `age` ago. To be called now and then: many changes of one directory cost the PFS one.
     pub fn put_owed_times(&self, age: Duration) {
         for dir in self.owed_times.take(age) {
             dir.times.pay();
-            // One that is gone owes nothing; where the PFS does not answer, the next change or drain tries it.
+            // One that is gone owes nothing; where the PFS does not answer, the next change or
+            // drain tries it.
             let (Ok(handle), Ok(_order)) = (self.open_dir(&dir), dir.order(&self.pfs)) else {
                 continue;
             };
@@ -41,8 +42,9 @@ impl Namespace {
         Ok(())
     }
 
-    /// Does something to a directory on the PFS that its times are not to show. Who holds its order keeps others from
-    /// changing it meanwhile; what they change all the same counts if it is told with `DirTimes::touch`.
+    /// Does something to a directory on the PFS that its times are not to show. Who holds its order
+    /// keeps others from changing it meanwhile; what they change all the same counts if it is told
+    /// with `DirTimes::touch`.
     pub(crate) fn unseen<T>(&self, dir: &Dir, handle: &PfsDir, act: impl FnOnce() -> T) -> T {
         let Some(_alone) = dir.times.settled(&self.pfs) else {
             return act();
@@ -67,8 +69,9 @@ impl Namespace {
         Ok(self.unseen(dir, handle, act)?)
     }
 
-    /// A drain is done with a directory: the PFS gets the time of modification back that programs see, unless somebody
-    /// else has changed the directory since. Where it cannot be set, the mount alone shows it.
+    /// A drain is done with a directory: the PFS gets the time of modification back that programs
+    /// see, unless somebody else has changed the directory since. Where it cannot be set, the mount
+    /// alone shows it.
     pub fn put_times_back(&self, dir: &Dir, handle: &PfsDir) {
         if let Err(error) = self.try_to_put_back(dir, handle) {
             let path = dir.path();

@@ -103,7 +103,8 @@ impl Namespace {
         };
         state.touch();
         if let Err(error) = self.commit(batch) {
-            // With an intent, or where the record says that the PFS has it, a start finds that it has not, and ends it, too.
+            // With an intent, or where the record says that the PFS has it, a start finds that it
+            // has not, and ends it, too.
             if sequence.is_some() || (lost && !dirty) {
                 children.remove(name);
                 self.leave_unrecorded(sequence, None, &error);
@@ -123,8 +124,9 @@ impl Namespace {
         Ok(())
     }
 
-    /// The PFS loses the version that it has of a file about to be unlinked; whether it has. What an outsider put in
-    /// its place while a newer one was in the burst buffer was never shown here, and stays.
+    /// The PFS loses the version that it has of a file about to be unlinked; whether it has. What
+    /// an outsider put in its place while a newer one was in the burst buffer was never shown here,
+    /// and stays.
     fn unlink_older(
         &self,
         dir: &Arc<Dir>,
@@ -195,8 +197,8 @@ impl Namespace {
         Ok(())
     }
 
-    /// `false` if something is being made or removed in the directory now. Waiting for that with the
-    /// parent's order held could be waiting for somebody who waits for that.
+    /// `false` if something is being made or removed in the directory now. Waiting for that with
+    /// the parent's order held could be waiting for somebody who waits for that.
     fn rmdir_if_calm(&self, dir: &Arc<Dir>, name: &[u8]) -> Result<bool, NsError> {
         let _order = dir.order(&self.pfs)?;
         if dir.child(name).is_some() {
@@ -256,9 +258,9 @@ impl Namespace {
         }
     }
 
-    /// Does what needs an empty directory on the PFS. Copies under way may have temporary files in a
-    /// directory that holds no file of the burst buffer any more; what they are copies of is gone or
-    /// elsewhere, so they go too.
+    /// Does what needs an empty directory on the PFS. Copies under way may have temporary files in
+    /// a directory that holds no file of the burst buffer any more; what they are copies of is gone
+    /// or elsewhere, so they go too.
     pub(crate) fn without_temporaries(
         &self,
         parent: &PfsDir,

@@ -1,9 +1,11 @@
-//! Files without a name (`O_TMPFILE`): made in a directory, and given their first name there or elsewhere by a link, or none.
+//! Files without a name (`O_TMPFILE`): made in a directory, and given their first name there or
+//! elsewhere by a link, or none.
 //!
-//! Until then they are what an unlinked file is that somebody has open: nothing is on record, nothing is drained, and a crash takes
-//! them, for the identity beside the object says that nobody can ask for it. So the first name has to be told to the object too: a
-//! file whose record is damaged later is found by that. While it is, the object is on record as garbage: a crash leaves the file
-//! with its name and all that is on record of it, or nothing.
+//! Until then they are what an unlinked file is that somebody has open: nothing is on record,
+//! nothing is drained, and a crash takes them, for the identity beside the object says that nobody
+//! can ask for it. So the first name has to be told to the object too: a file whose record is
+//! damaged later is found by that. While it is, the object is on record as garbage: a crash leaves
+//! the file with its name and all that is on record of it, or nothing.
 
 use std::sync::Arc;
 
@@ -32,8 +34,8 @@ impl Namespace {
         Ok((dir, gid))
     }
 
-    /// Creates a file without a name in a directory, and counts one reference of the kernel. Its group is what
-    /// [`Self::check_unnamed`] says.
+    /// Creates a file without a name in a directory, and counts one reference of the kernel. Its
+    /// group is what [`Self::check_unnamed`] says.
     pub fn create_unnamed(&self, dir: &Arc<Dir>, gid: u32, new: &NewFile) -> (Attr, Arc<File>) {
         let file = born(new, gid, Vec::new(), Some(dir.clone()));
         self.table
@@ -42,8 +44,9 @@ impl Namespace {
         (file.attr(), file)
     }
 
-    /// Gives a file its first name, and counts one reference of the kernel. `ENOENT` if it has been let go; one that has
-    /// got a name meanwhile gets a further one. `carry` is called with everything else seen to, while nothing moves.
+    /// Gives a file its first name, and counts one reference of the kernel. `ENOENT` if it has been
+    /// let go; one that has got a name meanwhile gets a further one. `carry` is called with
+    /// everything else seen to, while nothing moves.
     pub fn link_unnamed(
         &self,
         file: &Arc<File>,
@@ -58,8 +61,8 @@ impl Namespace {
         self.link_file(file, parent, name, Some(carry))
     }
 
-    /// Whether the file has no name yet; then its object carries the one that it is about to get, and `batch`, which puts it on
-    /// record, ends what a crash before that goes by.
+    /// Whether the file has no name yet; then its object carries the one that it is about to get,
+    /// and `batch`, which puts it on record, ends what a crash before that goes by.
     pub(crate) fn begin_first_name(
         &self,
         file: &File,
@@ -86,7 +89,8 @@ impl Namespace {
         Ok(true)
     }
 
-    /// Nobody has the file open or knows it any more: if it still has no name its objects are to be collected. Whether it is so.
+    /// Nobody has the file open or knows it any more: if it still has no name its objects are to be
+    /// collected. Whether it is so.
     pub fn let_go_unnamed(&self, file: &File) -> bool {
         let mut state = file.lock();
         if !state.let_go() {

@@ -23,8 +23,8 @@ use crate::record::{self, UnpublishedRecord};
 use crate::tree::{Dir, Hidden};
 use crate::{Namespace, NsError};
 
-/// Who puts a copy in its place waits so long for who names a version, and the other way round, before they
-/// look whether that is of use.
+/// Who puts a copy in its place waits so long for who names a version, and the other way round,
+/// before they look whether that is of use.
 const LANDING_WAIT: Duration = Duration::from_millis(200);
 
 /// What a publication came to.
@@ -138,8 +138,9 @@ impl Namespace {
         }
     }
 
-    /// The version is to be published as soon as all of it is on the PFS; that survives a crash, and the
-    /// caller has seen to it that so do its files. `false` if some of them are lost and not there again.
+    /// The version is to be published as soon as all of it is on the PFS; that survives a crash,
+    /// and the caller has seen to it that so do its files. `false` if some of them are lost and not
+    /// there again.
     pub fn order_publication(&self, dir: &Arc<Dir>) -> Result<bool, NsError> {
         let Some(mut hidden) = dir.hidden() else {
             return Ok(true);
@@ -158,7 +159,8 @@ impl Namespace {
         Ok(ordered)
     }
 
-    /// A loss of power has taken a file of a version: that is not published before the file is there again.
+    /// A loss of power has taken a file of a version: that is not published before the file is
+    /// there again.
     pub fn lost_of_version(&self, dir: &Arc<Dir>, name: &[u8]) -> Result<(), NsError> {
         let Some(version) = self.version_of(dir) else {
             return Ok(());
@@ -179,8 +181,8 @@ impl Namespace {
         Ok(self.store.commit(batch, Durability::Synced)?)
     }
 
-    /// The right to put a copy in its place. `ETIMEDOUT` if somebody has it alone who waits for a PFS that is
-    /// given up.
+    /// The right to put a copy in its place. `ETIMEDOUT` if somebody has it alone who waits for a
+    /// PFS that is given up.
     pub(crate) fn landing(&self) -> Result<RwLockReadGuard<'_, ()>, NsError> {
         loop {
             if let Some(landing) = self.landing.try_read_for(LANDING_WAIT) {
@@ -192,14 +194,15 @@ impl Namespace {
         }
     }
 
-    /// Gives a version its name on the PFS, all of it durable before and the name after. `whole` looks
-    /// whether all its files are there: none of them changes there between that and the name.
+    /// Gives a version its name on the PFS, all of it durable before and the name after. `whole`
+    /// looks whether all its files are there: none of them changes there between that and the name.
     pub fn publish_version(
         &self,
         dir: &Arc<Dir>,
         whole: &dyn Fn() -> bool,
     ) -> Result<Publication, NsError> {
-        // Its directories, links and special files, and what was changed there in place; its other files are durable already.
+        // Its directories, links and special files, and what was changed there in place; its other
+        // files are durable already.
         match self.open_dir(dir) {
             Ok(all) => self.pfs.sync_tree(&all)?,
             // An outsider has renamed or removed it: see below.
@@ -245,8 +248,8 @@ impl Namespace {
         Ok(publication)
     }
 
-    /// A version has left its hidden name: for its own, for one beside an outsider's, or by an outsider's hand:
-    /// `ENOENT`. Its parent's order is held.
+    /// A version has left its hidden name: for its own, for one beside an outsider's, or by an
+    /// outsider's hand: `ENOENT`. Its parent's order is held.
     fn settle_version(
         &self,
         parent: &Arc<Dir>,

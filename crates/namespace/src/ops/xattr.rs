@@ -91,7 +91,8 @@ impl Namespace {
             Place::Pfs(node) => self.pfs.list_xattr(&node)?,
             Place::Record(file) => file.lock().xattrs.iter().map(|(n, _)| n.clone()).collect(),
         };
-        // File systems show those of administrators to nobody else, and the kernel leaves that to them.
+        // File systems show those of administrators to nobody else, and the kernel leaves that to
+        // them.
         let shown =
             |name: &Vec<u8>| name != PFS_MARK && (cred.uid == 0 || !name.starts_with(b"trusted."));
         let mut joined = Vec::new();
@@ -178,7 +179,8 @@ impl Namespace {
         }
     }
 
-    /// Changes the attributes in a record, unless the PFS would refuse the outcome. `false`: the PFS has them by now.
+    /// Changes the attributes in a record, unless the PFS would refuse the outcome. `false`: the
+    /// PFS has them by now.
     fn edit_xattrs(
         &self,
         file: &Arc<File>,
@@ -200,7 +202,8 @@ impl Namespace {
         Ok(true)
     }
 
-    /// Changes an attribute of a file whose attributes the PFS has. `false`: it has moved meanwhile.
+    /// Changes an attribute of a file whose attributes the PFS has. `false`: it has moved
+    /// meanwhile.
     fn change_on_pfs(&self, ino: Ino, name: &[u8], change: Change) -> Result<bool, NsError> {
         let apply = |node: &PfsNode| -> Result<(), NsError> {
             match change {

@@ -1,8 +1,9 @@
 //! Whether the PFS would take the extended attributes of a file that is in the burst buffer only.
 //!
-//! What file systems take differs with their kind and how they were made: ext4 has one block for all attributes of a
-//! file, others limit each value, or nothing. So a file without a name is given them there, and goes again: what is
-//! refused then, is refused by the drain, and a file that can never be drained must not come about.
+//! What file systems take differs with their kind and how they were made: ext4 has one block for
+//! all attributes of a file, others limit each value, or nothing. So a file without a name is given
+//! them there, and goes again: what is refused then, is refused by the drain, and a file that can
+//! never be drained must not come about.
 
 use std::sync::Arc;
 
@@ -13,8 +14,8 @@ use crate::record::Xattrs;
 use crate::tree::Dir;
 use crate::{File, FileState, Namespace, NsError};
 
-/// Every file system that has attributes takes so many bytes of them, names and values and what goes with each: the
-/// smallest block of ext4 is twice that.
+/// Every file system that has attributes takes so many bytes of them, names and values and what
+/// goes with each: the smallest block of ext4 is twice that.
 const TAKEN_BYTES: usize = 512;
 /// What goes with each attribute, in bytes.
 const PER_ATTRIBUTE_BYTES: usize = 24;
@@ -29,7 +30,8 @@ fn bytes_of(xattrs: &Xattrs) -> usize {
 }
 
 impl Namespace {
-    /// Fails as the PFS would if the file were drained with these attributes instead of those that it has had.
+    /// Fails as the PFS would if the file were drained with these attributes instead of those that
+    /// it has had.
     pub(crate) fn would_take(
         &self,
         file: &File,

@@ -38,7 +38,8 @@ impl Base {
 
     /// Remembers an error and says it in the log.
     pub fn report(&self, path: Vec<u8>, errno: Errno, reason: String) {
-        // The log bounds lines by the place that says them: many files shall not hide what is below them all.
+        // The log bounds lines by the place that says them: many files shall not hide what is below
+        // them all.
         match path.starts_with(b"(") {
             true => tracing::warn!("{}: {reason}", path.escape_ascii()),
             false => tracing::warn!("{}: {reason}", path.escape_ascii()),

@@ -1,4 +1,5 @@
-//! Why something was not done: the error number that a program or a script sees, and what a person is told, with its source.
+//! Why something was not done: the error number that a program or a script sees, and what a person
+//! is told, with its source.
 
 use std::borrow::Cow;
 use std::error::Error;

@@ -1,4 +1,5 @@
-//! How the server comes to an end: the order to stop, the death of a thread, and threads that are to look whether they end.
+//! How the server comes to an end: the order to stop, the death of a thread, and threads that are
+//! to look whether they end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -77,8 +78,9 @@ impl Life {
         }
     }
 
-    /// A thread that everything depends on has died: the server stops, and touches nothing more than it must, for nobody
-    /// knows how far that thread had come. The next start looks at everything.
+    /// A thread that everything depends on has died: the server stops, and touches nothing more
+    /// than it must, for nobody knows how far that thread had come. The next start looks at
+    /// everything.
     pub fn broke(&self, what: String) {
         tracing::error!(
             "{what}; the burst buffer ends, and what is not on the PFS yet stays for the next start"

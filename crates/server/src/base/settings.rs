@@ -19,12 +19,13 @@ pub struct SsdSetting {
     pub capacity_bytes: Option<u64>,
 }
 
-/// How a finished copy on the PFS is compared with what was read from the burst buffer: always its length and
-/// its CRC-32C, after it was flushed, against those of the very bytes that were read.
+/// How a finished copy on the PFS is compared with what was read from the burst buffer: always its
+/// length and its CRC-32C, after it was flushed, against those of the very bytes that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// Read back as any program of this node would, so that the page cache answers as long as it has the bytes:
-    /// finds what went wrong on the way into it, and short or lost writes; not what a server or medium changed.
+    /// Read back as any program of this node would, so that the page cache answers as long as it
+    /// has the bytes: finds what went wrong on the way into it, and short or lost writes; not what
+    /// a server or medium changed.
     ReadBack,
     /// The PFS client's cached pages are dropped first, so that its servers answer. Slower.
     Media,
@@ -59,8 +60,8 @@ pub struct DemotionSettings {
     pub verify: Verify,
     /// Copying threads.
     pub workers: usize,
-    /// Copies have no name until they are whole, where the PFS has such files; otherwise, and without this,
-    /// a temporary name.
+    /// Copies have no name until they are whole, where the PFS has such files; otherwise, and
+    /// without this, a temporary name.
     pub unnamed: bool,
     /// First wait before a failed demotion is tried again; doubled up to a minute.
     pub retry_after: Duration,
@@ -110,8 +111,8 @@ pub struct EngineSettings {
     pub verify_window: Duration,
     /// A version whose files are all closed is complete after so long without a further one.
     pub quiet: Duration,
-    /// Placement `coolness`: free shares of a tier at and below which files are forced out and move down, 0 to 1, the first not
-    /// above the second.
+    /// Placement `coolness`: free shares of a tier at and below which files are forced out and move
+    /// down, 0 to 1, the first not above the second.
     pub out_fractions: (f64, f64),
     /// Hold the write limit with the kernel's block-I/O controller, too.
     pub block_io: bool,
@@ -151,7 +152,8 @@ pub struct ScrubSettings {
     pub pass: Duration,
     /// Never faster than this, bytes per second.
     pub rate_max_bytes_per_s: u64,
-    /// Files up to this size whose checksum is known are compared with it when they are opened for the first time; 0: none.
+    /// Files up to this size whose checksum is known are compared with it when they are opened for
+    /// the first time; 0: none.
     pub verify_on_open_bytes: u64,
     /// Undrained content that has stood still for so long gets a checksum.
     pub seal_after: Duration,
@@ -200,17 +202,18 @@ pub struct Settings {
     pub scrub: ScrubSettings,
     /// Let the kernel read and write objects by itself where it can.
     pub passthrough: bool,
-    /// Room beyond the tiers' sizes for what the kernel writes by itself before it can be made to wait; `None`: by the
-    /// machine's memory.
+    /// Room beyond the tiers' sizes for what the kernel writes by itself before it can be made to
+    /// wait; `None`: by the machine's memory.
     pub overrun_bytes: Option<u64>,
     /// How long a write waits for space before it goes straight to the PFS.
     pub wait_for_space: Duration,
     /// How long a request that needs the PFS waits for it when it does not answer.
     pub pfs_timeout: Duration,
-    /// Which start of the node this is; `None`: as the kernel says. For tests that cut the power of a part of the machine.
+    /// Which start of the node this is; `None`: as the kernel says. For tests that cut the power of
+    /// a part of the machine.
     pub boot_id: Option<String>,
-    /// Descriptors that open files, copies under way and directories may have together; `None`: what the process may have and
-    /// does not use at the start.
+    /// Descriptors that open files, copies under way and directories may have together; `None`:
+    /// what the process may have and does not use at the start.
     pub descriptors_max: Option<u64>,
 }
 

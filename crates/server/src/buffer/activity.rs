@@ -8,7 +8,8 @@ pub struct Activity {
     origin: Instant,
     /// Since the origin.
     last_ms: AtomicU64,
-    /// Requests under way: one may take longer than a pause has to, held by a limit, a turn, a full tier or a slow device.
+    /// Requests under way: one may take longer than a pause has to, held by a limit, a turn, a full
+    /// tier or a slow device.
     under_way: AtomicU32,
 }
 
@@ -28,7 +29,8 @@ impl Activity {
         self.last_ms.store(ms, Ordering::Relaxed);
     }
 
-    /// A program's request is under way until the answer is dropped, which counts as the moment at which it last wrote.
+    /// A program's request is under way until the answer is dropped, which counts as the moment at
+    /// which it last wrote.
     pub fn begin(&self) -> Request<'_> {
         self.under_way.fetch_add(1, Ordering::Relaxed);
         Request(self)

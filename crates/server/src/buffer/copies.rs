@@ -1,4 +1,5 @@
-//! Objects that are not, or no longer, what a file is: the second copy on flash, and what a move has left.
+//! Objects that are not, or no longer, what a file is: the second copy on flash, and what a move
+//! has left.
 
 use std::sync::Arc;
 
@@ -59,8 +60,8 @@ impl Buffer {
         failpoint::hit(failpoint::Point::MoveRemoved);
     }
 
-    /// A copy that did not become the file goes, unless it is the one of an earlier fsync. That of a file that was unlinked
-    /// meanwhile may have been made after its objects were collected.
+    /// A copy that did not become the file goes, unless it is the one of an earlier fsync. That of
+    /// a file that was unlinked meanwhile may have been made after its objects were collected.
     pub fn leave_copy(&self, file: &File, tier: TierId) {
         let wanted = {
             let state = file.lock();
@@ -73,8 +74,8 @@ impl Buffer {
         }
     }
 
-    /// A copy whose commit the store has failed: it may be what a start finds on record. It is charged, and goes when the store
-    /// takes the record of its file again.
+    /// A copy whose commit the store has failed: it may be what a start finds on record. It is
+    /// charged, and goes when the store takes the record of its file again.
     pub fn leave_copy_later(&self, file: &Arc<File>, tier: TierId, bytes: u64) {
         self.ledger.found_shadow(file.object, tier, bytes);
         self.late_copies.lock().push((file.clone(), tier));

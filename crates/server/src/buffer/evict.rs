@@ -9,7 +9,8 @@ use forebay_tiers::TierKind;
 use crate::buffer::Buffer;
 
 impl Buffer {
-    /// Drops a clean copy that nobody has open. Answers with the bytes freed, or `None` if it stays.
+    /// Drops a clean copy that nobody has open. Answers with the bytes freed, or `None` if it
+    /// stays.
     pub fn evict(&self, file: &Arc<File>) -> Option<u64> {
         let claim = match self.ns.pfs().health().is_silent() {
             // Who has it may wait for the PFS.
@@ -62,7 +63,8 @@ impl Buffer {
         clean && !unlinked && self.tiers.kind(tier) == TierKind::Pfs
     }
 
-    /// What could not be evicted, as where the store or the PFS has failed just then, is tried again if its close does not.
+    /// What could not be evicted, as where the store or the PFS has failed just then, is tried
+    /// again if its close does not.
     pub fn note_overstay(&self, file: &Arc<File>) {
         if self.overstays(file) && self.opens.by_ino(file.ino).is_none() {
             self.overstaying.lock().push(file.clone());

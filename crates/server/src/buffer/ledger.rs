@@ -107,10 +107,12 @@ pub struct Entry {
 /// Accounts of all tiers. Invariants:
 ///
 /// 1. The sums of a tier, and of an application, are the sums over its charges.
-/// 2. Objects are charged from `arrive` to `depart` only: nothing else makes an entry, so whoever comes too late for an object that
-///    has left charges nothing. Its copy on flash is charged only beside it.
-/// 3. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes over
-///    the cap; only `settle` and `observe` may find more than was set aside, and `hold_beyond` knows what it does.
+/// 2. Objects are charged from `arrive` to `depart` only: nothing else makes an entry, so whoever
+///    comes too late for an object that has left charges nothing. Its copy on flash is charged only
+///    beside it.
+/// 3. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes
+///    over the cap; only `settle` and `observe` may find more than was set aside, and `hold_beyond`
+///    knows what it does.
 pub struct Ledger {
     books: Mutex<Books>,
     /// Signalled when space is given back or data has become clean.
@@ -194,7 +196,8 @@ impl Ledger {
         self.books.lock().applications.clone()
     }
 
-    /// Sets what an object holds to `held_bytes`, of which `used_bytes` are occupied, if there is room.
+    /// Sets what an object holds to `held_bytes`, of which `used_bytes` are occupied, if there is
+    /// room.
     pub fn try_hold(
         &self,
         object: ObjectId,
@@ -237,8 +240,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// Sets space aside for the copy of an object on flash, if there is room. Its bytes are undrained where the object
-    /// is: they are not counted twice.
+    /// Sets space aside for the copy of an object on flash, if there is room. Its bytes are
+    /// undrained where the object is: they are not counted twice.
     pub fn try_hold_shadow(
         &self,
         object: ObjectId,
@@ -364,7 +367,8 @@ impl Ledger {
         books.tiers.get(tier.0 as usize).map_or(0, |t| t.held_bytes)
     }
 
-    /// What the file system below a tier has beyond all that is held there, as it was last asked, bytes.
+    /// What the file system below a tier has beyond all that is held there, as it was last asked,
+    /// bytes.
     pub fn beyond_bytes(&self, tier: TierId) -> u64 {
         let sums = self.books.lock().tiers[tier.0 as usize];
         let physical = sums.physical_limit_bytes.unwrap_or(0);

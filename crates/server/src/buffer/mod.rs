@@ -51,11 +51,13 @@ pub struct Buffer {
     queue: DrainQueue,
     /// Files whose last close could not ask their object what it has become.
     unclosed: Mutex<HashSet<ObjectId>>,
-    /// Clean files whose object in the overflow could not make way for what the PFS has; tried again.
+    /// Clean files whose object in the overflow could not make way for what the PFS has; tried
+    /// again.
     overstaying: Mutex<Vec<Arc<File>>>,
     /// Copies whose commit the store has failed.
     late_copies: Mutex<Vec<(Arc<File>, TierId)>>,
-    /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS they are undrained.
+    /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS
+    /// they are undrained.
     stranded: Mutex<Vec<Stranded>>,
     /// The collector of unused objects sleeps here.
     collector: (Mutex<bool>, Condvar),
@@ -118,7 +120,8 @@ impl Buffer {
         &self.unclosed
     }
 
-    /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS they are undrained.
+    /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS
+    /// they are undrained.
     pub fn stranded(&self) -> &Mutex<Vec<Stranded>> {
         &self.stranded
     }

@@ -96,7 +96,8 @@ pub struct OpenFile {
     pub ino: Ino,
     /// The kernel reads and writes the object by itself.
     pub passthrough: bool,
-    /// Where the bytes are. Writers of the lock move the file; readers do I/O, on what `Files::target` has opened, or look.
+    /// Where the bytes are. Writers of the lock move the file; readers do I/O, on what
+    /// `Files::target` has opened, or look.
     pub target: RwLock<Target>,
     /// Handles.
     pub counts: Mutex<Counts>,
@@ -114,7 +115,8 @@ pub struct OpenFile {
     pub touched: AtomicBool,
     /// An fsync was asked for.
     pub fsynced: AtomicBool,
-    /// Hash of the series that the file was created or opened as a member of; 0 until that is known.
+    /// Hash of the series that the file was created or opened as a member of; 0 until that is
+    /// known.
     pub series: AtomicU64,
     /// How large the file will be, if its series has shown that; else 0.
     pub predicted_bytes: AtomicU64,
@@ -220,8 +222,8 @@ impl OpenFile {
         self.has_blocks.store(false, Ordering::Release);
     }
 
-    /// Whether an object may be what is open here. While the file is being moved, which may wait for
-    /// the PFS, that is not known.
+    /// Whether an object may be what is open here. While the file is being moved, which may wait
+    /// for the PFS, that is not known.
     pub fn may_hold(&self, object: ObjectId) -> bool {
         match self.target.try_read().as_deref() {
             Some(Target::Buffer { file, .. }) => file.object == object,
@@ -265,8 +267,8 @@ impl Shard {
     }
 }
 
-/// The right to open and close one file: nobody else does while it lives. It may be held during I/O,
-/// also on the PFS, for only those wait who want the same file.
+/// The right to open and close one file: nobody else does while it lives. It may be held during
+/// I/O, also on the PFS, for only those wait who want the same file.
 pub struct Claim<'a> {
     shard: &'a Shard,
     ino: Ino,
@@ -354,8 +356,8 @@ impl OpenTable {
         fresh.then_some(Claim { shard, ino })
     }
 
-    /// The open file with this id. Waits for who is just opening or closing it, unless that may wait for
-    /// the PFS and the PFS is given up.
+    /// The open file with this id. Waits for who is just opening or closing it, unless that may
+    /// wait for the PFS and the PFS is given up.
     pub fn by_ino(&self, ino: Ino) -> Option<Arc<OpenFile>> {
         let by_ino = self.shard(ino).unclaimed(ino, &self.pfs_given_up);
         by_ino.open.get(&ino).cloned()

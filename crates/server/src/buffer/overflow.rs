@@ -1,8 +1,9 @@
 //! The overflow: a hidden directory at the top of the PFS for files that go straight there.
 //!
-//! Its name is one of Forebay's temporary names, so no listing of the mount shows it, but others of the PFS's users may take that
-//! name before: it is opened beneath the root without following links, and used only if it is this process's user's
-//! alone. Where somebody else has the name, the next one is taken.
+//! Its name is one of Forebay's temporary names, so no listing of the mount shows it, but others of
+//! the PFS's users may take that name before: it is opened beneath the root without following
+//! links, and used only if it is this process's user's alone. Where somebody else has the name, the
+//! next one is taken.
 
 use std::io;
 use std::path::Path;
@@ -14,7 +15,8 @@ use parking_lot::Mutex;
 
 use crate::buffer::tierset::Slot;
 
-/// Names that are tried. Whoever takes all of them keeps files from going straight to the PFS, and nothing more.
+/// Names that are tried. Whoever takes all of them keeps files from going straight to the PFS, and
+/// nothing more.
 const NAMES: u64 = 8;
 
 /// The directory, once it is open.

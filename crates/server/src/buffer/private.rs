@@ -7,8 +7,8 @@ use std::path::Path;
 
 use forebay_types::Errno;
 
-/// Makes a directory that only its owner may enter. One that is there is taken if it is this process's user's own, and is closed to
-/// others; anything else is refused.
+/// Makes a directory that only its owner may enter. One that is there is taken if it is this
+/// process's user's own, and is closed to others; anything else is refused.
 pub fn make_private(dir: &Path) -> io::Result<()> {
     match std::fs::DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}

@@ -8,7 +8,8 @@ use parking_lot::{Condvar, Mutex};
 
 /// Longest wait between two tries of a demotion that fails.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-/// Blocks of a copy from this size on count for the progress of those who wait: smaller files are done at once.
+/// Blocks of a copy from this size on count for the progress of those who wait: smaller files are
+/// done at once.
 const SHOWN_BYTES: u64 = 128 << 10;
 /// The rate that `status` shows is over this time.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
@@ -105,7 +106,8 @@ pub struct Demand {
     pub is_urgent: bool,
     /// Files wait that nobody waits for.
     pub has_waiting: bool,
-    /// A writer needs space, files are to leave, or everything is to be drained: the trigger does not count.
+    /// A writer needs space, files are to leave, or everything is to be drained: the trigger does
+    /// not count.
     pub is_ordered: bool,
 }
 
@@ -118,7 +120,8 @@ pub struct DrainQueue {
 }
 
 impl DrainQueue {
-    /// An empty queue. A demotion that fails is tried again after `retry_after`, then after longer and longer pauses.
+    /// An empty queue. A demotion that fails is tried again after `retry_after`, then after longer
+    /// and longer pauses.
     pub fn new(retry_after: Duration) -> DrainQueue {
         DrainQueue {
             inner: Mutex::default(),
@@ -186,7 +189,8 @@ impl DrainQueue {
         self.wake.notify_all();
     }
 
-    /// Files are to leave the burst buffer: they are demoted for a while whatever the trigger says, but no faster than else.
+    /// Files are to leave the burst buffer: they are demoted for a while whatever the trigger says,
+    /// but no faster than else.
     pub fn nudge(&self) {
         let mut inner = self.inner.lock();
         inner.nudged_until = Some(Instant::now() + NUDGE_FOR);
@@ -236,7 +240,8 @@ impl DrainQueue {
         self.settled.notify_all();
     }
 
-    /// Whether waiting may help a writer: a demotion is under way, or one of the files that could be next `may_go`.
+    /// Whether waiting may help a writer: a demotion is under way, or one of the files that could
+    /// be next `may_go`.
     pub fn can_free(&self, may_go: impl FnMut(&ObjectId) -> bool) -> bool {
         let inner = self.inner.lock();
         if inner.in_flight > 0 {
@@ -263,7 +268,8 @@ impl DrainQueue {
         (inner.retries.len() as u64, until)
     }
 
-    /// Bytes per second demoted lately; 0 while all that is tried fails, however much is copied for that.
+    /// Bytes per second demoted lately; 0 while all that is tried fails, however much is copied for
+    /// that.
     pub fn rate_bytes_per_s(&self) -> u64 {
         let mut inner = self.inner.lock();
         let now = Instant::now();
@@ -303,7 +309,8 @@ impl DrainQueue {
         }
     }
 
-    /// How much of an object has been copied, if it is large and on its way to the PFS; 0 otherwise.
+    /// How much of an object has been copied, if it is large and on its way to the PFS; 0
+    /// otherwise.
     pub fn copied_bytes(&self, object: ObjectId) -> u64 {
         self.inner.lock().copied.get(&object).copied().unwrap_or(0)
     }
@@ -386,7 +393,8 @@ impl DrainQueue {
         batch
     }
 
-    /// Takes files from the head of an order, as far as they still wait; they are on their way from here on.
+    /// Takes files from the head of an order, as far as they still wait; they are on their way from
+    /// here on.
     pub fn take(
         &self,
         order: &mut VecDeque<ObjectId>,

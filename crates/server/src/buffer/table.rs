@@ -28,7 +28,8 @@ pub struct Undrained {
 }
 
 impl Buffer {
-    /// An object is made, or found by a start: from here on space is charged to it. `dirty`: the PFS does not have it.
+    /// An object is made, or found by a start: from here on space is charged to it. `dirty`: the
+    /// PFS does not have it.
     pub fn arrive(&self, object: ObjectId, tier: TierId, used_bytes: u64, dirty: bool) {
         self.ledger.arrive(object, tier, used_bytes, dirty);
         if let Some((application, _)) = self.catalog.apps().of(object) {
@@ -174,7 +175,8 @@ impl Buffer {
         }
     }
 
-    /// To be called before I/O on what is open: `ETIMEDOUT` if it is on the PFS and that is given up.
+    /// To be called before I/O on what is open: `ETIMEDOUT` if it is on the PFS and that is given
+    /// up.
     pub fn reach(&self, target: &Target) -> Result<(), Errno> {
         match self.is_on_pfs(target) {
             true => Ok(self.base.health().pass()?),
@@ -193,8 +195,8 @@ impl Buffer {
 }
 
 impl Buffer {
-    /// Whether an object that is on record nowhere is what a file without a name, or one that was unlinked while it was open,
-    /// has left: nobody can ask for it any more.
+    /// Whether an object that is on record nowhere is what a file without a name, or one that was
+    /// unlinked while it was open, has left: nobody can ask for it any more.
     pub fn is_unnamed(&self, object: ObjectId, identity: &Identity) -> bool {
         let own = identity.object == object && identity.instance == self.ns.instance();
         own && identity.is_unnamed()

@@ -41,7 +41,8 @@ pub struct TierSet {
     slots: Vec<Option<Slot>>,
     overflow: Overflow,
     dram: Mutex<Option<DramMount>>,
-    /// Room in memory beyond what is held, for what the kernel writes before it can be made to wait.
+    /// Room in memory beyond what is held, for what the kernel writes before it can be made to
+    /// wait.
     overrun_bytes: u64,
 }
 
@@ -173,7 +174,8 @@ impl TierSet {
         }
     }
 
-    /// Opens an object for who reads, changes little, or hands it to the kernel; where nobody else writes it, the kernel says so.
+    /// Opens an object for who reads, changes little, or hands it to the kernel; where nobody else
+    /// writes it, the kernel says so.
     pub fn open_object(&self, id: TierId, object: ObjectId) -> io::Result<Arc<dyn Object>> {
         match self.get(id) {
             Some(slot) => slot.tier.open_shared(object),
@@ -194,7 +196,8 @@ impl TierSet {
         self.overrun_bytes
     }
 
-    /// Lets the memory tier's file system hold `held_bytes`, and what may be written beyond them; never less than its size.
+    /// Lets the memory tier's file system hold `held_bytes`, and what may be written beyond them;
+    /// never less than its size.
     pub fn fit_dram(&self, held_bytes: u64) -> io::Result<()> {
         let size = self.get(DRAM).map_or(0, |slot| slot.capacity_bytes);
         let limit = held_bytes.max(size).saturating_add(self.overrun_bytes);
@@ -222,7 +225,8 @@ impl TierSet {
         }
     }
 
-    /// Takes back what a start that fails has mounted, and the directories that it has made its own.
+    /// Takes back what a start that fails has mounted, and the directories that it has made its
+    /// own.
     pub fn undo(&self, state: &Path) {
         let fresh = self
             .dram
@@ -235,7 +239,8 @@ impl TierSet {
         self.give_back();
     }
 
-    /// Gives the directories back that this start has made its own, where nothing was put in them since.
+    /// Gives the directories back that this start has made its own, where nothing was put in them
+    /// since.
     pub fn give_back(&self) {
         for slot in self.slots.iter().flatten() {
             // What is mounted no more is gone anyway.

@@ -8,7 +8,8 @@ use forebay_types::Errno;
 use crate::buffer::Buffer;
 
 impl Buffer {
-    /// Finishes a close that failed, if there was one. The caller has claimed the file, and nobody writes it.
+    /// Finishes a close that failed, if there was one. The caller has claimed the file, and nobody
+    /// writes it.
     pub fn finish_close(&self, file: &Arc<File>) -> Result<(), Errno> {
         if !self.unclosed.lock().contains(&file.object) {
             return Ok(());

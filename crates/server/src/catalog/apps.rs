@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 
 /// File series whose sizes are remembered; beyond that the memory starts anew.
 const SERIES_MAX: usize = 16384;
-/// Applications that are remembered. Beyond that those that have no file here and were not seen for longest are forgotten, a quarter
-/// at once; where all have files, new ones are taken for one.
+/// Applications that are remembered. Beyond that those that have no file here and were not seen for
+/// longest are forgotten, a quarter at once; where all have files, new ones are taken for one.
 const APPLICATIONS_MAX: usize = 2048;
 /// The application of files that there is no further one for. Nothing is known of its versions.
 const OTHERS: &str = "(others)";
@@ -109,7 +109,8 @@ impl Applications {
         self.origin.elapsed().as_secs_f64()
     }
 
-    /// Seconds since an application opened or closed a file, or one of it came; infinite where none has.
+    /// Seconds since an application opened or closed a file, or one of it came; infinite where none
+    /// has.
     pub fn idle_s(&self, application: u32) -> f64 {
         let now = self.now_s();
         let inner = self.inner.lock();
@@ -212,7 +213,8 @@ impl Applications {
         }
         let known = inner.known(application);
         known.newest = known.newest.max(version);
-        // Written under a temporary name: with the right one it belongs to its version, as if it were written now.
+        // Written under a temporary name: with the right one it belongs to its version, as if it
+        // were written now.
         if let Some(version) = version
             && before.is_some_and(|b| b != (application, Some(version)))
         {
@@ -327,7 +329,8 @@ impl Applications {
         inner.files.get(&object).is_some_and(|f| f.certain)
     }
 
-    /// Applications with a version that has become complete since this was last asked: older ones are outdated now.
+    /// Applications with a version that has become complete since this was last asked: older ones
+    /// are outdated now.
     pub fn newly_complete(&self) -> HashSet<u32> {
         let now = self.now_s();
         let mut inner = self.inner.lock();
@@ -386,8 +389,9 @@ impl Applications {
         }
     }
 
-    /// What decides whether a new file goes straight to the PFS: its application by number, MTBF and whether its version is the
-    /// newest; and number and MTBF of all applications in the burst buffer.
+    /// What decides whether a new file goes straight to the PFS: its application by number, MTBF
+    /// and whether its version is the newest; and number and MTBF of all applications in the burst
+    /// buffer.
     pub fn compare(&self, identity: &Identity) -> (Incoming, Vec<(u64, f64)>) {
         let mut inner = self.inner.lock();
         let number = inner.application(&identity.application, self.quiet_s);
@@ -496,7 +500,8 @@ impl Inner {
         number
     }
 
-    /// Forgets applications that have no files here, those first that were not seen for longest; whether there were any.
+    /// Forgets applications that have no files here, those first that were not seen for longest;
+    /// whether there were any.
     fn forget_some(&mut self) -> bool {
         let all = self.applications.iter();
         let mut idle: Vec<(f64, u32)> = all

@@ -21,8 +21,8 @@ impl Catalog {
     }
 
     /// Application and version that somebody has set on the file itself. Only of dirty files, whose
-    /// attributes are on record: those of others would cost a request to the PFS each. Answers with the application, if there
-    /// is anything of the kind.
+    /// attributes are on record: those of others would cost a request to the PFS each. Answers with
+    /// the application, if there is anything of the kind.
     pub fn name_by_xattrs(&self, file: &File) -> Option<u32> {
         let state = file.lock();
         let value = |name: &[u8]| {

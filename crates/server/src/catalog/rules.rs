@@ -111,7 +111,8 @@ impl Rules {
             .and_then(|(rule, _)| rule.group)
     }
 
-    /// Application and version: by the first matching rule that names them, else by the path itself.
+    /// Application and version: by the first matching rule that names them, else by the path
+    /// itself.
     pub fn identify(&self, path: &[u8]) -> Identity {
         let path = without_conflict(path);
         let mut identity = identify(path);
@@ -130,7 +131,8 @@ impl Rules {
 /// What stands for a name in a pattern.
 const PLACEHOLDERS: [&str; 2] = ["{app}", "{version}"];
 
-/// What is wrong with a rule: a placeholder that there is not, one that is there twice, a group without versions.
+/// What is wrong with a rule: a placeholder that there is not, one that is there twice, a group
+/// without versions.
 pub fn check_rule(rule: &PathRule) -> Result<(), String> {
     let mut rest = rule.pattern.clone();
     for placeholder in PLACEHOLDERS {
@@ -198,8 +200,9 @@ fn part(text: &str) -> Part {
     Part::Tokens(tokens)
 }
 
-/// Places in a pattern and in what is compared with it from which nothing matches. Several wildcards would else try every way to divide a
-/// path among them, again and again: anybody makes paths.
+/// Places in a pattern and in what is compared with it from which nothing matches. Several
+/// wildcards would else try every way to divide a path among them, again and again: anybody makes
+/// paths.
 struct DeadEnds {
     width: usize,
     known: Vec<bool>,

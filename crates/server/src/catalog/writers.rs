@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 
 /// Processes that are remembered; beyond that the memory starts anew.
 const PROCESSES_MAX: usize = 4096;
-/// So much of an environment is read. A process may have more, and then what comes later is not seen.
+/// So much of an environment is read. A process may have more, and then what comes later is not
+/// seen.
 const ENVIRONMENT_BYTES_MAX: u64 = 256 << 10;
 
 struct Known {
@@ -27,8 +28,8 @@ pub struct Writers {
 }
 
 impl Writers {
-    /// The job of a process. `None` if it has none, is gone, or may not be looked into: of another user's
-    /// process only a privileged daemon reads the environment.
+    /// The job of a process. `None` if it has none, is gone, or may not be looked into: of another
+    /// user's process only a privileged daemon reads the environment.
     pub fn job_of(&self, pid: u32) -> Option<Arc<str>> {
         let started = ProcStat::parse(&read(pid, "stat", 4096)?)?.started_ticks;
         if let Some(known) = self.known.lock().get(&pid)

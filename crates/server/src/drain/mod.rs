@@ -32,7 +32,8 @@ pub struct Drain {
     plan: Arc<Plan>,
     /// Whose turn it is.
     picking: Picking,
-    /// Temporary files on the PFS that could not be removed; their files' next demotions, or the next start, do.
+    /// Temporary files on the PFS that could not be removed; their files' next demotions, or the
+    /// next start, do.
     leftovers: Mutex<HashMap<ObjectId, Vec<Leftover>>>,
     /// It was said that the PFS gives files another owner.
     squashed: AtomicBool,

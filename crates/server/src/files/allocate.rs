@@ -71,8 +71,8 @@ impl Files {
         Ok(Some(allocated?))
     }
 
-    /// What an allocation that failed half-way has left beyond the end goes back. Not of what the kernel writes: it may be longer at
-    /// any moment.
+    /// What an allocation that failed half-way has left beyond the end goes back. Not of what the
+    /// kernel writes: it may be longer at any moment.
     fn free_beyond_end(&self, open: &OpenFile) -> Result<(), Errno> {
         if open.passthrough {
             return Ok(());

@@ -1,4 +1,5 @@
-//! Closes, also those that cannot be finished when they happen, and what a stop does for what is undrained.
+//! Closes, also those that cannot be finished when they happen, and what a stop does for what is
+//! undrained.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use crate::files::mover::Move;
 use crate::files::unseen::Untouched;
 
 impl Files {
-    /// Closes a handle. A file that the kernel wrote by itself stays open for as long as somebody can write it.
+    /// Closes a handle. A file that the kernel wrote by itself stays open for as long as somebody
+    /// can write it.
     pub fn release(&self, handle: Handle) -> Result<(), Errno> {
         let (open, flags) = self.buffer.opens().remove(handle)?;
         let claim = self.buffer.opens().claim(open.ino);
@@ -136,8 +138,9 @@ impl Files {
         }
     }
 
-    /// The last writer has closed a file whose object does not say what it has become. The file stays one that is written unseen, so
-    /// that the object knows the size, and waits for its drain like others: that asks again.
+    /// The last writer has closed a file whose object does not say what it has become. The file
+    /// stays one that is written unseen, so that the object knows the size, and waits for its drain
+    /// like others: that asks again.
     pub fn close_later(&self, open: &OpenFile, file: &Arc<File>, error: &io::Error) -> Errno {
         let errno = Errno::from(error);
         *open.before.lock() = None;
@@ -158,8 +161,8 @@ impl Files {
         errno
     }
 
-    /// Nothing is left of what an fsync had promised of a file that is cut to nothing: what is written to it from here on must not
-    /// be taken for that.
+    /// Nothing is left of what an fsync had promised of a file that is cut to nothing: what is
+    /// written to it from here on must not be taken for that.
     pub fn forget_flushed(&self, file: &Arc<File>, size: u64) {
         let mut state = file.lock();
         // Of a file in memory flash keeps it until the next fsync.
@@ -169,8 +172,8 @@ impl Files {
         }
     }
 
-    /// Moves what is only in memory to flash, where there is room, and drops clean copies in memory:
-    /// after a stop nothing depends on the node staying up.
+    /// Moves what is only in memory to flash, where there is room, and drops clean copies in
+    /// memory: after a stop nothing depends on the node staying up.
     pub fn leave_memory(&self) {
         let files: Vec<_> = self.buffer.files();
         for file in files {
@@ -192,7 +195,8 @@ impl Files {
     }
 
     fn move_to_flash(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
-        // An fsync under way copies what the file has been: it would go on copying over what the file is by then.
+        // An fsync under way copies what the file has been: it would go on copying over what the
+        // file is by then.
         let _copying = file.copying();
         // Nobody opens or closes it meanwhile.
         let claim = self.buffer.opens().claim(file.ino);
@@ -234,7 +238,8 @@ impl Files {
             || Some(()),
             |object| {
                 if let Some((open, target)) = &mut held {
-                    // Who has it open on a mount that was taken away under them may ask for it to the end.
+                    // Who has it open on a mount that was taken away under them may ask for it to
+                    // the end.
                     let file = file.clone();
                     open.put(
                         target,
@@ -258,8 +263,8 @@ impl Files {
         })
     }
 
-    /// What stays here undrained after an orderly stop does not depend on the node staying up: a start after a reboot believes only
-    /// what was flushed.
+    /// What stays here undrained after an orderly stop does not depend on the node staying up: a
+    /// start after a reboot believes only what was flushed.
     pub fn flush_undrained(&self) {
         let files: Vec<_> = self.buffer.files();
         let mut due = Vec::new();

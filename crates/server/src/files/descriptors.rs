@@ -1,16 +1,19 @@
-//! Descriptors: the process may have only so many, and an open file needs one only while something is done with it.
+//! Descriptors: the process may have only so many, and an open file needs one only while something
+//! is done with it.
 //!
-//! Far from the limit every open file keeps its own. Near it those that were not used lately are handed back, the least recently used
-//! first as far as one bit for each can tell; whoever needs one again opens the object by its id, under which it stays in its
-//! tier until the last close, with a name or without. Invariants:
+//! Far from the limit every open file keeps its own. Near it those that were not used lately are
+//! handed back, the least recently used first as far as one bit for each can tell; whoever needs
+//! one again opens the object by its id, under which it stays in its tier until the last close,
+//! with a name or without. Invariants:
 //!
-//! 1. What is read and written is held open meanwhile (`Files::target`): it is handed back only by who has the lock of the file's
-//!    target to write, so nobody is in the middle of anything.
-//! 2. What requests have written to flash is on its device before the descriptor goes: of an error of write-back the kernel tells who
-//!    has the file open, and it may forget it with the last of those. Another descriptor waits for that, so that the error
-//!    stays for the next fsync. What the kernel writes by itself it holds open by itself.
-//! 3. Only what is in a tier of this node is handed back. A file of the PFS might be removed by an outsider, who leaves nothing to
-//!    be opened again; and the PFS may hang.
+//! 1. What is read and written is held open meanwhile (`Files::target`): it is handed back only by
+//!    who has the lock of the file's target to write, so nobody is in the middle of anything.
+//! 2. What requests have written to flash is on its device before the descriptor goes: of an error
+//!    of write-back the kernel tells who has the file open, and it may forget it with the last of
+//!    those. Another descriptor waits for that, so that the error stays for the next fsync. What
+//!    the kernel writes by itself it holds open by itself.
+//! 3. Only what is in a tier of this node is handed back. A file of the PFS might be removed by an
+//!    outsider, who leaves nothing to be opened again; and the PFS may hang.
 
 pub(crate) mod hand_back;
 
@@ -20,15 +23,17 @@ use parking_lot::Mutex;
 
 use crate::base::settings::Settings;
 
-/// Parts of what the process may have left: for open files, for copies under way, for directories of the PFS. The rest is for whoever
-/// needs one for a moment, and for files of the PFS, which keep theirs.
+/// Parts of what the process may have left: for open files, for copies under way, for directories
+/// of the PFS. The rest is for whoever needs one for a moment, and for files of the PFS, which keep
+/// theirs.
 const OPEN_FILES_PART: u64 = 2;
 
 const COPIES_PART: u64 = 8;
 
 const DIRECTORIES_PART: u64 = 8;
 
-/// What a directory of objects takes that is still to be made: one for each of its shards, and some beside.
+/// What a directory of objects takes that is still to be made: one for each of its shards, and some
+/// beside.
 const OVERFLOW_TAKES: u64 = 260;
 
 /// A copy has its source, its destination and its directory open.

@@ -34,8 +34,8 @@ impl Files {
         tracing::trace!(file = %file.object, ?tier, "fsync");
         let _busy = self.buffer.activity().begin();
         if self.plan.engine().is_throttled() {
-            // The bytes go to the device in the application's turn; while they are made permanent the next one may begin, or
-            // the device would rest.
+            // The bytes go to the device in the application's turn; while they are made permanent
+            // the next one may begin, or the device would rest.
             let turn = self.plan.take_turn(&open, Class::Checkpoint, 0);
             wait_writeback(&*object)?;
             drop(turn);
@@ -80,8 +80,9 @@ impl Files {
         }
     }
 
-    /// What was flushed is on record as that, if it can be found again. An object that somebody has removed from its tier lives
-    /// as long as it is open, and no longer: the PFS is the next stable place.
+    /// What was flushed is on record as that, if it can be found again. An object that somebody has
+    /// removed from its tier lives as long as it is open, and no longer: the PFS is the next stable
+    /// place.
     fn promise(
         &self,
         open: &OpenFile,
@@ -156,7 +157,8 @@ impl Files {
         Ok(object)
     }
 
-    /// Demotes an object with the size and time that it has now: the record knows those of a file that is open only from its last fsync.
+    /// Demotes an object with the size and time that it has now: the record knows those of a file
+    /// that is open only from its last fsync.
     fn flush_to_pfs(
         &self,
         open: &OpenFile,
@@ -194,7 +196,8 @@ impl Files {
             return self.flush_to_pfs(open, file, object, generation);
         };
         match self.copy_shadow(file, object, flash) {
-            // It had less than its tier was promised, or somebody has removed its directory: the same.
+            // It had less than its tier was promised, or somebody has removed its directory: the
+            // same.
             Err(errno @ (Errno::ENOSPC | Errno::EDQUOT | Errno::ENOENT)) => {
                 tracing::warn!(
                     "{}: fsync goes to the PFS: {errno} on flash",
@@ -228,7 +231,8 @@ impl Files {
             other => other?,
         };
         failpoint::hit(failpoint::Point::ShadowObject);
-        // In its place and only what changed: what an earlier fsync has put there stays there meanwhile.
+        // In its place and only what changed: what an earlier fsync has put there stays there
+        // meanwhile.
         forebay_tiers::refresh(object, &*shadow, &forebay_tiers::CopyControl::NONE)
             .map_err(|e| e.errno())?;
         failpoint::hit(failpoint::Point::ShadowCopied);
@@ -259,7 +263,8 @@ impl Files {
         }
     }
 
-    /// After the last close of a file that was fsynced: the copy on flash becomes the file, or goes.
+    /// After the last close of a file that was fsynced: the copy on flash becomes the file, or
+    /// goes.
     pub fn settle_shadow(&self, file: &Arc<File>) -> Result<(), Errno> {
         let _copying = file.copying();
         if self.buffer.opens().by_ino(file.ino).is_some() {
@@ -305,8 +310,8 @@ impl Files {
         Ok(())
     }
 
-    /// Puts what a file holds now, open or not, where no loss of power reaches it: on flash, or where that has
-    /// no room on the PFS.
+    /// Puts what a file holds now, open or not, where no loss of power reaches it: on flash, or
+    /// where that has no room on the PFS.
     pub fn make_stable(&self, file: &Arc<File>) -> Result<(), Errno> {
         // A close may be copying it to flash, and would go on with that when it has moved there.
         let copying = file.copying();
@@ -369,7 +374,8 @@ impl Files {
     }
 
     /// Demotes a file that may be open for unseen writing. The copy is published only if the object
-    /// has not changed under it; what the kernel writes afterwards makes the file dirty at its close.
+    /// has not changed under it; what the kernel writes afterwards makes the file dirty at its
+    /// close.
     fn demote_written(
         &self,
         open: &OpenFile,

@@ -1,5 +1,6 @@
-//! Keeps files that the kernel writes by itself within the space that is set aside for them: extends their leases
-//! ahead of the writers, and makes a writer wait whose lease is used up while there is no room.
+//! Keeps files that the kernel writes by itself within the space that is set aside for them:
+//! extends their leases ahead of the writers, and makes a writer wait whose lease is used up while
+//! there is no room.
 
 pub(crate) mod watch;
 
@@ -25,7 +26,8 @@ const LOOKS_BEFORE_SLEEP: u32 = 40;
 /// Without being woken it looks this often, to see that all is to end.
 const SLEEP: Duration = Duration::from_millis(100);
 
-/// A writer waits so long for others to drain before more is borrowed for it. The kernel complains of a wait of two minutes.
+/// A writer waits so long for others to drain before more is borrowed for it. The kernel complains
+/// of a wait of two minutes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Between two rounds of eviction for the same need.
@@ -89,7 +91,8 @@ struct Growing<'a> {
 /// A look late is space that nobody has: ahead of ordinary threads, where that is allowed.
 fn be_punctual() {
     let parameters = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the struct lives through the call, which changes how the calling thread is scheduled and no memory.
+    // SAFETY: the struct lives through the call, which changes how the calling thread is scheduled
+    // and no memory.
     let done = unsafe {
         libc::sched_setscheduler(0, libc::SCHED_RR | libc::SCHED_RESET_ON_FORK, &parameters)
     };

@@ -1,6 +1,9 @@
-//! Open files and what is done with them: data, attributes, first change, fsync, and the space that they need.
+//! Open files and what is done with them: data, attributes, first change, fsync, and the space that
+//! they need.
 
 pub(crate) mod allocate;
+pub(crate) mod attributes;
+pub(crate) mod change;
 pub(crate) mod closing;
 pub(crate) mod descriptors;
 pub(crate) mod fsync;

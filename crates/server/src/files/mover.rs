@@ -1,15 +1,17 @@
 //! Moves of a file's object from one tier to another: one protocol for all of them.
 //!
-//! 1. *Copy.* The caller has the right to copy the object ([`File::copying`]), and keeps others from changing its content. The
-//!    copy is flushed where its tier is stable storage. What the file is itself is never copied over.
-//! 2. *Commit.* The record names the new tier. Where the file has changed since the copy began, or somebody has it who must
-//!    not, the move is refused, and the copy goes.
+//! 1. *Copy.* The caller has the right to copy the object ([`File::copying`]), and keeps others
+//!    from changing its content. The copy is flushed where its tier is stable storage. What the
+//!    file is itself is never copied over.
+//! 2. *Commit.* The record names the new tier. Where the file has changed since the copy began, or
+//!    somebody has it who must not, the move is refused, and the copy goes.
 //! 3. *Settle.* Who has the file open goes on with the new object, before the old one goes.
 //! 4. *Charge.* The ledger follows the record.
 //! 5. *Remove.* The old object goes, then a second copy that is of no use any more.
 //!
-//! Where the store fails in 2, nobody can say which of both tiers a start finds on record: both objects stay, both are charged,
-//! and the copy goes when the store takes the record of the file again ([`Buffer::leave_copies_late`]).
+//! Where the store fails in 2, nobody can say which of both tiers a start finds on record: both
+//! objects stay, both are charged, and the copy goes when the store takes the record of the file
+//! again ([`Buffer::leave_copies_late`]).
 //!
 //! [`Buffer::leave_copies_late`]: crate::buffer::Buffer::leave_copies_late
 
@@ -45,8 +47,9 @@ pub fn refuse_primary(file: &File, to: TierId) -> Result<(), Errno> {
 }
 
 impl Files {
-    /// Moves an object. `may_commit` is asked when the copy is whole: `None` refuses the move, anything else is kept until the
-    /// record is made. `settle` gets the new object. Answers with what the object occupies, or `None` if the move was refused.
+    /// Moves an object. `may_commit` is asked when the copy is whole: `None` refuses the move,
+    /// anything else is kept until the record is made. `settle` gets the new object. Answers with
+    /// what the object occupies, or `None` if the move was refused.
     ///
     /// # Errors
     /// The file is where it was. `EIO` also if what is on flash is not what its record says.
@@ -96,7 +99,8 @@ impl Files {
         Ok(Some(stat.allocated_bytes))
     }
 
-    /// Copies a file's object to another tier, flushed, with its times. What cannot be copied leaves nothing behind.
+    /// Copies a file's object to another tier, flushed, with its times. What cannot be copied
+    /// leaves nothing behind.
     fn copy_object(
         &self,
         file: &Arc<File>,

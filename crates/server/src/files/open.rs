@@ -138,9 +138,9 @@ impl Files {
         })
     }
 
-    /// Somebody was faster, and a create that is not exclusive opens what it finds. The kernel, which found nothing, has not
-    /// looked whether its user may open that, and does not after the answer: with `ESTALE` it looks the name up again, and asks
-    /// for an open.
+    /// Somebody was faster, and a create that is not exclusive opens what it finds. The kernel,
+    /// which found nothing, has not looked whether its user may open that, and does not after the
+    /// answer: with `ESTALE` it looks the name up again, and asks for an open.
     fn open_existing(
         &self,
         link: &Link,
@@ -178,8 +178,8 @@ impl Files {
         (opened(handle, &open), descriptor)
     }
 
-    /// Makes an empty object, in the overflow if the file system below its tier has no room even for
-    /// that, or somebody has removed the tier's directory. `shared`: the kernel is to write it.
+    /// Makes an empty object, in the overflow if the file system below its tier has no room even
+    /// for that, or somebody has removed the tier's directory. `shared`: the kernel is to write it.
     pub(crate) fn create_object(
         &self,
         tier: TierId,
@@ -223,8 +223,8 @@ impl Files {
         );
     }
 
-    /// Application and version of a file that a process is about to create: where its path says nothing, the
-    /// application is the batch job that writes it.
+    /// Application and version of a file that a process is about to create: where its path says
+    /// nothing, the application is the batch job that writes it.
     pub(crate) fn identify_new(&self, path: &[u8], pid: u32) -> forebay_policy::series::Identity {
         let mut identity = self.catalog.rules().identify(path);
         if identity.version.is_none()
@@ -296,7 +296,8 @@ impl Files {
         Ok((opened(handle, &open), descriptor))
     }
 
-    /// Opens a file of the burst buffer that nobody has open; `None` if its copy was damaged and has left.
+    /// Opens a file of the burst buffer that nobody has open; `None` if its copy was damaged and
+    /// has left.
     fn open_unopened(
         &self,
         claim: &Claim<'_>,
@@ -372,8 +373,8 @@ impl Files {
         Ok(open)
     }
 
-    /// Marks a file as written unseen, and remembers what it looks like now if it is clean: only then
-    /// can it be clean again without a demotion.
+    /// Marks a file as written unseen, and remembers what it looks like now if it is clean: only
+    /// then can it be clean again without a demotion.
     pub fn begin_unseen(
         &self,
         file: &Arc<File>,
@@ -448,7 +449,8 @@ impl Files {
             }
         }
         let handed = match (&*target, open.passthrough) {
-            // The kernel has it, and asks for one only to be sure: it need not be taken back for that.
+            // The kernel has it, and asks for one only to be sure: it need not be taken back for
+            // that.
             (Target::Buffer { file, object, tier }, true) if !object.is_held() => {
                 let again = self.buffer.tiers().open_object(*tier, file.object)?;
                 Some(Arc::new(Local(again)) as Arc<dyn Descriptor>)
@@ -459,7 +461,8 @@ impl Files {
         Ok(handed)
     }
 
-    /// Whether the kernel may write objects of a tier by itself: where it tells who does, and not while the server ends.
+    /// Whether the kernel may write objects of a tier by itself: where it tells who does, and not
+    /// while the server ends.
     fn may_pass_through(&self, tier: TierId) -> bool {
         self.settings.passthrough
             && self.plan.engine().allows_passthrough()
@@ -475,7 +478,8 @@ impl Files {
             && !self.base.is_ending()
     }
 
-    /// Sets space aside for unseen writes, which cannot be moved elsewhere; the guard watches over it.
+    /// Sets space aside for unseen writes, which cannot be moved elsewhere; the guard watches over
+    /// it.
     fn lease(
         &self,
         object: forebay_types::ObjectId,
@@ -502,9 +506,9 @@ impl Files {
         let Some(file) = file else {
             return Ok(attr);
         };
-        // The last writer may have closed it since `attr` was taken: it is in the table until the record has
-        // what it wrote. Or the file has been evicted since: then it has no names any more in the burst
-        // buffer, but all of them on the PFS.
+        // The last writer may have closed it since `attr` was taken: it is in the table until the
+        // record has what it wrote. Or the file has been evicted since: then it has no names any
+        // more in the burst buffer, but all of them on the PFS.
         let (open, changing) = self.buffer.opens().look(attr.ino, |open| {
             attr = Attr {
                 nlink: attr.nlink,
@@ -535,7 +539,8 @@ impl Files {
     }
 }
 
-/// What a file system says to an open for writing of a file that nobody may change, or only append to.
+/// What a file system says to an open for writing of a file that nobody may change, or only append
+/// to.
 fn may_open(stat: &PfsStat, flags: OpenFlags) -> Result<(), Errno> {
     let appends = flags.appends() && !flags.truncates();
     let refused = stat.is_immutable || (stat.is_append_only && !appends);

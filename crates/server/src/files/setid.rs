@@ -1,4 +1,5 @@
-//! Set-user-id and set-group-id bits, which do not survive what somebody does who could not have set them.
+//! Set-user-id and set-group-id bits, which do not survive what somebody does who could not have
+//! set them.
 
 use std::fs::File;
 use std::io::Read;
@@ -49,7 +50,8 @@ impl Files {
     }
 }
 
-/// Whether a process is in a group, as far as it can be seen; the request itself names only one of its groups.
+/// Whether a process is in a group, as far as it can be seen; the request itself names only one of
+/// its groups.
 fn is_member(who: &Cred, gid: u32) -> bool {
     who.gid == gid || state_of(who.pid).is_some_and(|state| names_group(&state, gid))
 }

@@ -52,8 +52,8 @@ impl Files {
         None
     }
 
-    /// The tier for a new file. Where none has room, but demotion will make some, it is created in a tier all the same and
-    /// its writes wait there ([`Files::admit`]); else the overflow.
+    /// The tier for a new file. Where none has room, but demotion will make some, it is created in
+    /// a tier all the same and its writes wait there ([`Files::admit`]); else the overflow.
     pub fn place_new(&self, file: &NewFile) -> Result<TierId, Errno> {
         if let Some(tier) = self.find_room(file) {
             return Ok(tier);
@@ -77,8 +77,9 @@ impl Files {
         Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
     }
 
-    /// The tier for a new file of an application: straight to the PFS where the burst buffer would have to make room and the
-    /// file is colder than what is there, or where its application has no share.
+    /// The tier for a new file of an application: straight to the PFS where the burst buffer would
+    /// have to make room and the file is colder than what is there, or where its application has no
+    /// share.
     pub fn place_checkpoint(&self, identity: &Identity, file: &NewFile) -> Result<TierId, Errno> {
         let bytes = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
         if !self.plan.has_share(&identity.application, bytes) {
@@ -119,8 +120,8 @@ impl Files {
             .any(|tier| self.make_space(tier, wanted_bytes) > 0)
     }
 
-    /// Removes what has no name any more, then evicts clean copies from a tier until `wanted_bytes` are free there, or no more
-    /// can go. Answers with what was freed.
+    /// Removes what has no name any more, then evicts clean copies from a tier until `wanted_bytes`
+    /// are free there, or no more can go. Answers with what was freed.
     pub fn make_space(&self, tier: TierId, wanted_bytes: u64) -> u64 {
         let _one = self.making_space.lock();
         let before = self.buffer.ledger().held_bytes(tier);

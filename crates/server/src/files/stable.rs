@@ -1,5 +1,5 @@
-//! Names and what they stand for, over a loss of power: no name on stable storage leads to content that is older than
-//! what was there under it before.
+//! Names and what they stand for, over a loss of power: no name on stable storage leads to content
+//! that is older than what was there under it before.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use forebay_wire::Link;
 use crate::files::Files;
 
 impl Files {
-    /// Before a rename: flushes the file where a loss of power would show what it replaces, or its own older
-    /// version, under the new name.
+    /// Before a rename: flushes the file where a loss of power would show what it replaces, or its
+    /// own older version, under the new name.
     pub fn stabilise_for_rename(&self, from: &Link, to: &Link) -> Result<(), Errno> {
         let Some(file) = self.child(from) else {
             return Ok(());
@@ -62,7 +62,8 @@ impl Files {
         }
     }
 
-    /// The names in a directory survive power loss, and what they lead to is not what was there before.
+    /// The names in a directory survive power loss, and what they lead to is not what was there
+    /// before.
     pub fn sync_dir(&self, ino: Ino) -> Result<(), Errno> {
         if let Node::Dir(dir) = self.ns.node(ino)? {
             for file in dir.files() {
@@ -106,7 +107,8 @@ impl Files {
         let is_flushed = residency
             .flushed
             .is_some_and(|flushed| flushed.generation == residency.generation)
-            // Who closes it may not have said yet what was written, and is not waited for once the PFS is given up.
+            // Who closes it may not have said yet what was written, and is not waited for once the
+            // PFS is given up.
             && !written
             && !residency.writing;
         Standing {

@@ -16,11 +16,12 @@ use crate::integrity::atrest::Purpose;
 pub type BroughtIn = (Arc<File>, Arc<dyn Object>, TierId);
 
 impl Files {
-    /// Copies a file of the PFS into an object, or, `empty`, gives it an empty one. A copy is clean;
-    /// an empty object is dirty, and the PFS keeps the old file until the new content is whole.
+    /// Copies a file of the PFS into an object, or, `empty`, gives it an empty one. A copy is
+    /// clean; an empty object is dirty, and the PFS keeps the old file until the new content is
+    /// whole.
     ///
-    /// `id`: the file that it has to be, for whoever acts for a user who has opened, or may write, just that one; `ESTALE`
-    /// where another one has its name.
+    /// `id`: the file that it has to be, for whoever acts for a user who has opened, or may write,
+    /// just that one; `ESTALE` where another one has its name.
     pub fn bring_in(
         &self,
         dir: &Arc<Dir>,
@@ -36,7 +37,8 @@ impl Files {
         if id.is_some_and(|id| id != stat.id) {
             return Err(Errno::ESTALE);
         }
-        // One of several links, and what no other file can take the place of, is changed where it is.
+        // One of several links, and what no other file can take the place of, is changed where it
+        // is.
         if stat.nlink > 1 || stat.keeps_its_place() {
             return Err(Errno::EMLINK);
         }

@@ -1,14 +1,16 @@
-//! Files that the kernel writes by itself, after their last descriptor was closed: whether anybody can still write them, and whether
-//! anybody has.
+//! Files that the kernel writes by itself, after their last descriptor was closed: whether anybody
+//! can still write them, and whether anybody has.
 //!
-//! A mapping outlives its descriptor, and a descriptor outlives the daemon that served its file. The kernel knows of both
-//! ([`forebay_tiers::Object::has_writers`]). Invariants:
+//! A mapping outlives its descriptor, and a descriptor outlives the daemon that served its file.
+//! The kernel knows of both ([`forebay_tiers::Object::has_writers`]). Invariants:
 //!
-//! 1. `Residency::writing` is taken off a file that was open for unseen writing only after the kernel said that nobody can write its
-//!    object. Until then the file keeps a handle of the server's own for writing: it counts as open, so it is watched over, not copied,
-//!    moved, sealed or evicted, and its space stays set aside.
-//! 2. A file that was clean when it was opened for unseen writing is clean again only after its content was compared with the
-//!    checksum on record: a store through a mapping need not leave another size or time.
+//! 1. `Residency::writing` is taken off a file that was open for unseen writing only after the
+//!    kernel said that nobody can write its object. Until then the file keeps a handle of the
+//!    server's own for writing: it counts as open, so it is watched over, not copied, moved, sealed
+//!    or evicted, and its space stays set aside.
+//! 2. A file that was clean when it was opened for unseen writing is clean again only after its
+//!    content was compared with the checksum on record: a store through a mapping need not leave
+//!    another size or time.
 
 pub(crate) mod watch;
 
@@ -23,8 +25,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::opens::Before;
 
-/// Between two questions to the kernel about the same file: at first, for a close through FUSE is told a moment before the kernel
-/// lets go of the object.
+/// Between two questions to the kernel about the same file: at first, for a close through FUSE is
+/// told a moment before the kernel lets go of the object.
 const LOOK_FIRST: Duration = Duration::from_millis(1);
 
 /// And at last.
@@ -82,7 +84,8 @@ impl Unseen {
         self.outlived.notify_one();
     }
 
-    /// A file was closed without a trace of a change: whether its content is what it was is still to be seen.
+    /// A file was closed without a trace of a change: whether its content is what it was is still
+    /// to be seen.
     pub fn compare(&self, one: Untouched) {
         self.untouched.lock().push_back(one);
         self.closed.notify_one();

@@ -1,5 +1,6 @@
-//! Objects at rest on flash: what is damaged is not handed out. Here is what an open, a drain and the pass in the background
-//! look at; how closely is `policy::scrub`'s, what is done about damage is fsck's, file by file.
+//! Objects at rest on flash: what is damaged is not handed out. Here is what an open, a drain and
+//! the pass in the background look at; how closely is `policy::scrub`'s, what is done about damage
+//! is fsck's, file by file.
 
 pub(crate) mod looks;
 
@@ -19,8 +20,8 @@ use crate::buffer::blocks::Blocks;
 /// A file that changes while it is looked at is looked at again so often.
 const LOOKS_MAX: usize = 8;
 
-/// What an object looked like when its content was last known to be good: nobody changes it by ordinary means
-/// and leaves that.
+/// What an object looked like when its content was last known to be good: nobody changes it by
+/// ordinary means and leaves that.
 #[derive(Clone, Copy)]
 struct Seal {
     generation: Generation,
@@ -46,7 +47,8 @@ pub struct AtRest {
 }
 
 impl AtRest {
-    /// The content of this generation was read and is what the checksum on record was made from, or matches it.
+    /// The content of this generation was read and is what the checksum on record was made from, or
+    /// matches it.
     pub fn seal(&self, object: ObjectId, generation: Generation, stat: &ObjectStat) {
         let seal = Seal {
             generation,
@@ -57,7 +59,8 @@ impl AtRest {
         self.seals.lock().insert(object, seal);
     }
 
-    /// A copy that was made of its content was not what it should be: the next who looks looks closely.
+    /// A copy that was made of its content was not what it should be: the next who looks looks
+    /// closely.
     pub fn suspect(&self, object: ObjectId) {
         self.seals.lock().remove(&object);
         self.suspects.lock().entry(object).or_default();
@@ -113,8 +116,8 @@ pub enum Looked {
     Wrong(String),
 }
 
-/// An object found as it should be, its tier, and what of it is still to be compared; `None`: it was not, and has made way
-/// for what the PFS has.
+/// An object found as it should be, its tier, and what of it is still to be compared; `None`: it
+/// was not, and has made way for what the PFS has.
 pub type OpenedAtRest = Option<(TierId, Arc<dyn Object>, Option<Arc<Blocks>>)>;
 
 fn is_missing(error: &io::Error) -> bool {

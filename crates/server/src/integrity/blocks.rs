@@ -1,5 +1,6 @@
-//! Content that is too large to be compared when it is opened: each block is compared before anything of it is handed out for the
-//! first time, and all of them before any of it changes. What is damaged is written again from what the PFS has, where that is good.
+//! Content that is too large to be compared when it is opened: each block is compared before
+//! anything of it is handed out for the first time, and all of them before any of it changes. What
+//! is damaged is written again from what the PFS has, where that is good.
 
 use std::sync::atomic::Ordering;
 
@@ -16,7 +17,8 @@ use crate::integrity::atrest::is_exhaustion;
 const MEND_STEP_BYTES: u64 = 1 << 20;
 
 impl Integrity {
-    /// Bytes of an open file are about to be handed out. `EIO` if they are damaged, and the PFS does not have them.
+    /// Bytes of an open file are about to be handed out. `EIO` if they are damaged, and the PFS
+    /// does not have them.
     pub fn compare_before_read(
         &self,
         open: &OpenFile,
@@ -33,7 +35,8 @@ impl Integrity {
         Ok(())
     }
 
-    /// The content of an open file is about to change: what is left of it gets a new checksum then, whatever it is.
+    /// The content of an open file is about to change: what is left of it gets a new checksum then,
+    /// whatever it is.
     pub fn compare_before_change(&self, open: &OpenFile, target: &Target) -> Result<(), Errno> {
         // Every write asks.
         if open.uncompared().is_some() {

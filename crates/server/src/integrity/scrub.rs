@@ -1,5 +1,6 @@
-//! The pass in the background: reads everything at rest on flash about once in `pass`, in the order of the objects, and
-//! remembers over restarts how far it has come. How fast, and beside whom, is `policy::scrub`'s.
+//! The pass in the background: reads everything at rest on flash about once in `pass`, in the order
+//! of the objects, and remembers over restarts how far it has come. How fast, and beside whom, is
+//! `policy::scrub`'s.
 
 pub(crate) mod pass;
 

@@ -1,5 +1,6 @@
-//! Seals: undrained content on flash that has stood still gets its checksum on record, so that damage to it is found before it is
-//! handed out or put on the PFS. What is sealed, and how fast it is read, is `policy::scrub`'s.
+//! Seals: undrained content on flash that has stood still gets its checksum on record, so that
+//! damage to it is found before it is handed out or put on the PFS. What is sealed, and how fast it
+//! is read, is `policy::scrub`'s.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -52,7 +53,8 @@ struct Sealer<'a> {
 }
 
 impl Sealer<'_> {
-    /// Looks at everything undrained; answers with what is to be sealed, in the order of the objects.
+    /// Looks at everything undrained; answers with what is to be sealed, in the order of the
+    /// objects.
     fn due(&mut self) -> Vec<Due> {
         let now = Instant::now();
         let mut seen = HashMap::new();

@@ -1,4 +1,5 @@
-//! Reading in the background: no faster than a rate, and beside programs that write only where it is told to.
+//! Reading in the background: no faster than a rate, and beside programs that write only where it
+//! is told to.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +43,8 @@ impl<'a> Unhurried<'a> {
         self.is_over_for(&|| true)
     }
 
-    /// The same for who holds something open: also over where that `is_wanted` no more. What is held takes its space until then.
+    /// The same for who holds something open: also over where that `is_wanted` no more. What is
+    /// held takes its space until then.
     pub fn is_over_for(&self, is_wanted: &dyn Fn() -> bool) -> bool {
         let calm_s = self.integrity.settings.scrub.calm.as_secs_f64();
         while !self.integrity.base.is_ending() && is_wanted() {

@@ -7,12 +7,14 @@ use forebay_types::{ObjectId, TierId};
 use crate::buffer::ledger::Entry;
 use crate::lifecycle::Lifecycle;
 
-/// A file system may give an object blocks for its own purposes when it writes back: so much is no error in the books.
+/// A file system may give an object blocks for its own purposes when it writes back: so much is no
+/// error in the books.
 const SLACK_BYTES: u64 = 16 << 10;
 
 impl Lifecycle {
-    /// Compares the books with the files and with what lies in the tiers, one line for each difference. Of a server that nobody
-    /// uses and that does nothing now there is none; else what is under way may look like one.
+    /// Compares the books with the files and with what lies in the tiers, one line for each
+    /// difference. Of a server that nobody uses and that does nothing now there is none; else what
+    /// is under way may look like one.
     pub fn audit_books(&self) -> Vec<String> {
         self.files.collect_garbage();
         let mut wrong = Vec::new();

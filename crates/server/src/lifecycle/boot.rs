@@ -1,5 +1,5 @@
-//! Whether the node has started anew since the last run: then what was not flushed may be torn. The end of the daemon alone takes
-//! nothing along, for the kernel has what was written.
+//! Whether the node has started anew since the last run: then what was not flushed may be torn. The
+//! end of the daemon alone takes nothing along, for the kernel has what was written.
 
 use std::fs;
 
@@ -53,7 +53,8 @@ impl Boot {
         match &self.id {
             Some(id) if !self.is_on_record => {
                 ns.put_fact(FACT, id.as_bytes())?;
-                // What is written from now on is this start's, also if nothing else is ever flushed.
+                // What is written from now on is this start's, also if nothing else is ever
+                // flushed.
                 ns.sync()
             }
             _ => Ok(()),

@@ -1,4 +1,5 @@
-//! Tells flash below the tiers which blocks are free (FITRIM), after enough was deleted and not faster than told.
+//! Tells flash below the tiers which blocks are free (FITRIM), after enough was deleted and not
+//! faster than told.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -12,7 +13,8 @@ use crate::lifecycle::Lifecycle;
 
 /// Between two blocks.
 const STEP: Duration = Duration::from_secs(1);
-/// A discard of the whole file system begins after that share of the tiers was deleted: each visits all free blocks.
+/// A discard of the whole file system begins after that share of the tiers was deleted: each visits
+/// all free blocks.
 const DELETED_SHARE: u64 = 16;
 /// `_IOWR('X', 121, struct fstrim_range)`.
 const FITRIM: libc::c_ulong = 0xc018_5879;
@@ -67,7 +69,8 @@ impl Pass {
             len: bytes,
             min_len: 0,
         };
-        // SAFETY: FITRIM reads and writes one `fstrim_range`, which `range` is laid out as and which lives until it returns.
+        // SAFETY: FITRIM reads and writes one `fstrim_range`, which `range` is laid out as and
+        // which lives until it returns.
         let done = unsafe { libc::ioctl(self.dir.as_raw_fd(), FITRIM as _, &raw const range) };
         if done != 0 {
             return Err(std::io::Error::last_os_error());

@@ -1,4 +1,5 @@
-//! From a start to a stop: what the last run has left, the PFS and the store that fail and come back, objects that are to go.
+//! From a start to a stop: what the last run has left, the PFS and the store that fail and come
+//! back, objects that are to go.
 
 pub(crate) mod audit;
 pub(crate) mod boot;

@@ -1,4 +1,5 @@
-//! Watches what the server does not see: the PFS's health, file systems below the tiers; flushes the records now and then; removes unused objects.
+//! Watches what the server does not see: the PFS's health, file systems below the tiers; flushes
+//! the records now and then; removes unused objects.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,7 +67,8 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
     }
 }
 
-/// Opens the store again if storage has failed it and takes writes again. Records that failed are in memory. Whether it takes writes.
+/// Opens the store again if storage has failed it and takes writes again. Records that failed are
+/// in memory. Whether it takes writes.
 fn mend_store(lifecycle: &Lifecycle) -> bool {
     let find = |object| lifecycle.buffer.table().read().get(&object).cloned();
     match lifecycle.ns.mend(&find) {

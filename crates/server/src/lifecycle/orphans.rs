@@ -16,17 +16,19 @@ enum Worth {
     Adopted,
     /// Nothing: empty, unfinished, a copy of what is elsewhere, or of a file that had no name.
     Nothing,
-    /// It was never fsynced, and its name is another file's: if it stayed it would be adopted when that one goes, long after.
+    /// It was never fsynced, and its name is another file's: if it stayed it would be adopted when
+    /// that one goes, long after.
     Replaced,
-    /// It was never fsynced, and the node has lost its power since: nobody knows what of it is there.
+    /// It was never fsynced, and the node has lost its power since: nobody knows what of it is
+    /// there.
     Torn,
     /// It may be the only copy of something.
     Unknown,
 }
 
 impl Lifecycle {
-    /// Copies of files that live elsewhere and empty ones go; what may be the only copy of something stays for `fsck`, or,
-    /// where its name is another's, goes aside.
+    /// Copies of files that live elsewhere and empty ones go; what may be the only copy of
+    /// something stays for `fsck`, or, where its name is another's, goes aside.
     pub fn recover_orphans(&self, inventory: &Inventory, claimed: &HashSet<(TierId, ObjectId)>) {
         for (tier, objects) in inventory {
             let Some(slot) = self.buffer.tiers().get(*tier) else {

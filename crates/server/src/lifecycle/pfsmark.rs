@@ -1,4 +1,5 @@
-//! Which PFS a state was made for. A directory that is there while its PFS is not mounted is another.
+//! Which PFS a state was made for. A directory that is there while its PFS is not mounted is
+//! another.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -40,8 +41,8 @@ fn save(ns: &Namespace, identity: &PfsIdentity) -> Result<(), NsError> {
     ns.put_fact(FACT, &bytes)
 }
 
-/// Refuses a PFS that is not the one that the state was made for, before anything on it is looked at or changed; with `accept` it is
-/// taken for that from now on.
+/// Refuses a PFS that is not the one that the state was made for, before anything on it is looked
+/// at or changed; with `accept` it is taken for that from now on.
 pub fn check(ns: &Namespace, pfs: &Path, accept: bool) -> Result<(), StartError> {
     let failed = |why: String| StartError::Failed {
         what: format!("PFS {}", pfs.display()),
@@ -59,8 +60,8 @@ pub fn check(ns: &Namespace, pfs: &Path, accept: bool) -> Result<(), StartError>
     }
 }
 
-/// The same for file systems mounted inside the PFS, as far as undrained files belong there: what drains into the bare directory would
-/// be hidden by the next mount.
+/// The same for file systems mounted inside the PFS, as far as undrained files belong there: what
+/// drains into the bare directory would be hidden by the next mount.
 pub fn check_inner(ns: &Namespace, files: &[Arc<File>], pfs: &Path) -> Result<(), StartError> {
     let mut looked = HashSet::new();
     for file in files {

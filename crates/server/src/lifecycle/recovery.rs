@@ -20,7 +20,8 @@ type Claimed = HashSet<(TierId, ObjectId)>;
 
 /// What is said of a file that may be on the PFS as it was last fsynced: see [`may_be_on_the_pfs`].
 const OPEN_FOR_WRITING: &str = "was open for writing: what was not yet flushed by fsync, if anything, is lost with the node's power";
-/// Where not one object of a tier can be looked at, and it has so many, it is the tier that is broken.
+/// Where not one object of a tier can be looked at, and it has so many, it is the tier that is
+/// broken.
 const BROKEN_OBJECTS_MIN: usize = 8;
 
 impl Lifecycle {
@@ -148,7 +149,8 @@ impl Lifecycle {
                 .is_some_and(|p| (p.ino, p.btime_ns) == (moved.ino, moved.btime_ns))
             && residency.shadow.is_none_or(|(_, g)| g <= moved.generation)
         {
-            // Its newest content that was safe is on the PFS; an object of the overflow has even become the file there.
+            // Its newest content that was safe is on the PFS; an object of the overflow has even
+            // become the file there.
             return self.disown(file, holds);
         }
         if !holds(residency.tier) {
@@ -209,7 +211,8 @@ impl Lifecycle {
         let (dirty, found) = {
             let mut state = file.lock();
             if state.residency.writing {
-                // What was written unseen is another content than the one that was last copied, and its checksum taken.
+                // What was written unseen is another content than the one that was last copied, and
+                // its checksum taken.
                 state.changed();
             }
             let (residency, size) = (&state.residency, state.meta.size);
@@ -262,8 +265,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Its object cannot be looked at: it stays as it is on record, and who opens it gets an error, or what the PFS has. All others
-    /// are served.
+    /// Its object cannot be looked at: it stays as it is on record, and who opens it gets an error,
+    /// or what the PFS has. All others are served.
     fn leave_unreadable(&self, file: &Arc<File>, tier: TierId, error: &io::Error) {
         let (bytes, dirty) = {
             let mut state = file.lock();
@@ -284,7 +287,8 @@ impl Lifecycle {
         self.base.report(file.path(), error.into(), reason);
     }
 
-    /// One object that cannot be read is no reason not to serve the others; a device of which none can be is.
+    /// One object that cannot be read is no reason not to serve the others; a device of which none
+    /// can be is.
     pub(crate) fn refuse_broken_tiers(&self) -> Result<(), StartError> {
         let unreadable = self.unreadable.lock();
         for (tier, slot) in self.buffer.tiers().iter() {
@@ -303,8 +307,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// It was never fsynced, and the node lost its power: as in memory, it is lost. What there is of it is kept where an
-    /// administrator finds it.
+    /// It was never fsynced, and the node lost its power: as in memory, it is lost. What there is
+    /// of it is kept where an administrator finds it.
     fn give_up_torn(&self, file: &Arc<File>, tier: TierId, bytes: u64) -> Result<(), Errno> {
         let kept = match self.buffer.tiers().get(tier) {
             Some(slot) if bytes > 0 => {
@@ -386,7 +390,8 @@ impl Lifecycle {
         Ok(self.ns.disown(file)?)
     }
 
-    /// A copy, or an fsync, may have been on its way: what it has left belongs to nothing that is on record.
+    /// A copy, or an fsync, may have been on its way: what it has left belongs to nothing that is
+    /// on record.
     fn collect_unrecorded(&self, file: &File, holds: impl Fn(TierId) -> bool) {
         for (tier, _) in self.buffer.tiers().iter().filter(|(tier, _)| holds(*tier)) {
             let (object, tiers) = (file.object, [Some(tier), None]);
@@ -411,19 +416,22 @@ impl Lifecycle {
     }
 }
 
-/// Whether an fsync that means the PFS may have put there all that was written to a file that was open.
+/// Whether an fsync that means the PFS may have put there all that was written to a file that was
+/// open.
 fn may_be_on_the_pfs(residency: &Residency) -> bool {
     residency.writing && residency.published.is_some()
 }
 
-/// Whether an error says that this object is damaged, rather than that the tier does not work or that something is used up.
+/// Whether an error says that this object is damaged, rather than that the tier does not work or
+/// that something is used up.
 fn is_of_one_object(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(
             // Sectors that cannot be read, or metadata of the file that is not what it should be.
             libc::EIO | libc::EUCLEAN | libc::EBADMSG | libc::ENODATA | libc::EILSEQ
-                // Something else lies in its place, or somebody has taken the right to open it away.
+                // Something else lies in its place, or somebody has taken the right to open it
+                // away.
                 | libc::ENOENT | libc::EISDIR | libc::EINVAL | libc::ELOOP | libc::EACCES | libc::EPERM
         )
     )

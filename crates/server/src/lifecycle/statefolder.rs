@@ -14,14 +14,16 @@ use crate::starterror::StartError;
 /// Says what made the folder.
 const MARKER: &str = "forebay-state";
 const HEAD: &str = "forebay state\nversion ";
-/// Changes when an older Forebay could not read what a newer one has written, or the other way round.
+/// Changes when an older Forebay could not read what a newer one has written, or the other way
+/// round.
 const VERSION: &str = "4";
 /// What wrote a store beside which there is no marker.
 const VERSION_BEFORE_MARKERS: &str = "1";
 const MARKER_BYTES_MAX: u64 = 256;
 const LET_GO_WITHIN: Duration = Duration::from_secs(10);
 
-/// The metadata store of a state folder of a version that this Forebay knows; made where there is none.
+/// The metadata store of a state folder of a version that this Forebay knows; made where there is
+/// none.
 pub fn open_store(state: &Path) -> Result<Box<dyn Store>, StartError> {
     let shown = state.display().to_string();
     let failed = |error: io::Error| StartError::Failed {
@@ -53,8 +55,8 @@ pub fn open_store(state: &Path) -> Result<Box<dyn Store>, StartError> {
     })
 }
 
-/// A process that ends lets go of its files one after the other: of the lock of the state folder, which the caller has, perhaps
-/// before that of the store.
+/// A process that ends lets go of its files one after the other: of the lock of the state folder,
+/// which the caller has, perhaps before that of the store.
 fn open_when_let_go(kv: &Path) -> Result<Box<dyn Store>, forebay_kv::Error> {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,5 @@
-//! Who asks over the control socket, and what they may see: no more than they could stat on the PFS.
+//! Who asks over the control socket, and what they may see: no more than they could stat on the
+//! PFS.
 
 pub(crate) mod sight;
 

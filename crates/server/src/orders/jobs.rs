@@ -15,7 +15,8 @@ use crate::base::failure::Failure;
 use crate::orders::asker::Asker;
 use crate::orders::unreachable::{explains, failure};
 
-/// Jobs of root and the server's own user that run at once. Each has a thread: who wants more waits for one to end.
+/// Jobs of root and the server's own user that run at once. Each has a thread: who wants more waits
+/// for one to end.
 const RUNNING_TRUSTED_MAX: usize = 64;
 
 /// The same of one other user, and of all others together.
@@ -72,7 +73,8 @@ impl Job {
     }
 }
 
-/// All jobs. They are their user's: for others, but root and the server's own user, they do not exist.
+/// All jobs. They are their user's: for others, but root and the server's own user, they do not
+/// exist.
 #[derive(Default)]
 pub struct Jobs {
     jobs: Mutex<HashMap<u64, Arc<Job>>>,
@@ -90,8 +92,8 @@ impl Jobs {
         Some(self.find(id, asker)?.progress_now())
     }
 
-    /// The same while the PFS is given up. A job that is still not finished then blocks in a call on the
-    /// PFS: it is cancelled, and whoever waits for it hears so.
+    /// The same while the PFS is given up. A job that is still not finished then blocks in a call
+    /// on the PFS: it is cancelled, and whoever waits for it hears so.
     pub fn progress_without_pfs(&self, id: u64, asker: &Asker, why: &str) -> Option<JobProgress> {
         let mut progress = self.progress(id, asker)?;
         if !progress.finished {
@@ -169,7 +171,8 @@ fn forget_oldest(jobs: &mut HashMap<u64, Arc<Job>>, max: usize, which: &dyn Fn(&
     }
 }
 
-/// Names what a walk has not come by: `lost` are files that are here all the same, of which nobody is told that there is no such file.
+/// Names what a walk has not come by: `lost` are files that are here all the same, of which nobody
+/// is told that there is no such file.
 fn fail_missing(job: &Job, missing: Vec<(Vec<u8>, Errno)>, lost: Vec<Vec<u8>>) {
     for (path, errno) in missing {
         if errno != Errno::ENOENT || !explains(&lost, &path) {

@@ -1,4 +1,5 @@
-//! Versions that are published as a whole: which directories are such, and when they get their name.
+//! Versions that are published as a whole: which directories are such, and when they get their
+//! name.
 
 pub(crate) mod publish;
 
@@ -85,8 +86,8 @@ impl Versions {
         }
     }
 
-    /// Takes a look into account: whether it has files, and for how long it has been quiet, seconds. Files that
-    /// have left the burst buffer count as well.
+    /// Takes a look into account: whether it has files, and for how long it has been quiet,
+    /// seconds. Files that have left the burst buffer count as well.
     fn follow(&self, dir: &Dir, figures: &Figures) -> (bool, f64) {
         let now = Instant::now();
         let mut by_dir = self.by_dir.lock();

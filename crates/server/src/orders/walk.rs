@@ -26,8 +26,8 @@ impl Visited {
 }
 
 impl Orders {
-    /// Visits the regular file at `path`, or all below it, in the order of their names, as far as `sight` goes. `visit`
-    /// returns whether to go on; `fail` is told what cannot be read.
+    /// Visits the regular file at `path`, or all below it, in the order of their names, as far as
+    /// `sight` goes. `visit` returns whether to go on; `fail` is told what cannot be read.
     pub fn walk(
         &self,
         path: &[u8],

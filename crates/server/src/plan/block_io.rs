@@ -1,8 +1,10 @@
-//! The kernel's block-I/O controller holds the checkpoint rate at the device, where kernel passthrough and the page cache go round the
-//! server. Off unless asked for: the limit is the device's, whoever writes there.
+//! The kernel's block-I/O controller holds the checkpoint rate at the device, where kernel
+//! passthrough and the page cache go round the server. Off unless asked for: the limit is the
+//! device's, whoever writes there.
 //!
-//! cgroup v1 (`blkio`): the limit is set for the server's own group, to which write-back belongs where that is the root. v2 (`io.max`): for
-//! the server's own group, which must not be the root; it covers what the server writes.
+//! cgroup v1 (`blkio`): the limit is set for the server's own group, to which write-back belongs
+//! where that is the root. v2 (`io.max`): for the server's own group, which must not be the root;
+//! it covers what the server writes.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

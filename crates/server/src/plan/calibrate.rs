@@ -1,8 +1,10 @@
-//! Measures the four bandwidths and the interference line of the tiers at hand, with short bounded I/O.
+//! Measures the four bandwidths and the interference line of the tiers at hand, with short bounded
+//! I/O.
 //!
-//! Nameless files in the fastest flash tier (memory where there is none) and on the PFS; nothing is left behind, not even by a
-//! crash. Three measurements: writes alone (Bwmax), copies to the PFS alone (Brmax), both at once. Each is tried again until
-//! tries agree, or it is given up (`policy::calibration`). The line through the first and the last gives Bwmin at Brmax.
+//! Nameless files in the fastest flash tier (memory where there is none) and on the PFS; nothing is
+//! left behind, not even by a crash. Three measurements: writes alone (Bwmax), copies to the PFS
+//! alone (Brmax), both at once. Each is tried again until tries agree, or it is given up
+//! (`policy::calibration`). The line through the first and the last gives Bwmin at Brmax.
 
 use std::fs::File;
 use std::io;
@@ -23,8 +25,9 @@ const NAME: &str = "bandwidths";
 const CHUNK_BYTES: usize = 1 << 20;
 /// Bytes written between two flushes: so much is in the page cache at most.
 const FLUSH_BYTES: u64 = 32 << 20;
-/// Most bytes that a file of a measurement takes. Then it is another one: checkpoints are new files, whose space is still to
-/// be found, and writing over what is there is several times as fast on some file systems.
+/// Most bytes that a file of a measurement takes. Then it is another one: checkpoints are new
+/// files, whose space is still to be found, and writing over what is there is several times as fast
+/// on some file systems.
 const FILE_BYTES_MAX: u64 = 512 << 20;
 /// A demotion that takes no more of the write rate than this share is one that does not disturb.
 const UNDISTURBED: f64 = 0.05;
@@ -86,7 +89,8 @@ impl Asked<'_> {
     }
 }
 
-/// Writes into files in `dir`, from `from` where there is one, until `until`; the rate in bytes/s, flushes included.
+/// Writes into files in `dir`, from `from` where there is one, until `until`; the rate in bytes/s,
+/// flushes included.
 fn pump(
     from: Option<&File>,
     dir: &Path,
@@ -202,7 +206,8 @@ fn conclude(samples: &Samples, beside: Beside) -> (Bandwidths, Option<Interferen
 }
 
 impl Plan {
-    /// Takes what an earlier calibration has put on record, unless the configuration says otherwise.
+    /// Takes what an earlier calibration has put on record, unless the configuration says
+    /// otherwise.
     pub fn restore_bandwidths(&self) {
         if self.engine.bandwidths().is_some() {
             return;
@@ -221,10 +226,12 @@ impl Plan {
         }
     }
 
-    /// One step of a calibration, of tries of a third of `span` each; the last takes its outcome into force and on record.
+    /// One step of a calibration, of tries of a third of `span` each; the last takes its outcome
+    /// into force and on record.
     ///
     /// # Errors
-    /// `EBUSY`: another step is under way. `ECANCELED`: `has_left` says that nobody waits for it any more.
+    /// `EBUSY`: another step is under way. `ECANCELED`: `has_left` says that nobody waits for it
+    /// any more.
     pub fn calibrate(
         &self,
         step: CalibrationStep,
@@ -369,7 +376,8 @@ fn filled(dir: &Path, bytes: u64, asked: &Asked<'_>) -> io::Result<File> {
     Ok(file)
 }
 
-/// Takes a file out of the page cache. Best effort: where the pages stay, a copy is as fast as a demotion that finds them there.
+/// Takes a file out of the page cache. Best effort: where the pages stay, a copy is as fast as a
+/// demotion that finds them there.
 fn forget_pages(file: &File) {
     let _advised = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
 }

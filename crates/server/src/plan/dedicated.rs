@@ -1,4 +1,5 @@
-//! The policy `dedicated`: each application owns a share of the space for as long as it runs, and shares nothing.
+//! The policy `dedicated`: each application owns a share of the space for as long as it runs, and
+//! shares nothing.
 
 pub(crate) mod shares;
 

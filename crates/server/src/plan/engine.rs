@@ -1,7 +1,7 @@
 //! The engine: which plan is in force, the limits and turns that follow from it.
 //!
-//! What to do is decided in `policy`; here are the clock, the threads that wait, and the switches. While no plan sees contention
-//! the data path reads one atomic and takes no lock.
+//! What to do is decided in `policy`; here are the clock, the threads that wait, and the switches.
+//! While no plan sees contention the data path reads one atomic and takes no lock.
 
 pub(crate) mod beat;
 
@@ -26,8 +26,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Shares are counted anew after so many: that visits all files.
 const SHARES_EVERY_TICKS: u32 = 10;
 
-/// Most requests that wait for their turn: the mount has 160 threads that may wait, and those of the application whose turn it
-/// is must find one, as must restarts. Beyond that requests go without a turn.
+/// Most requests that wait for their turn: the mount has 160 threads that may wait, and those of
+/// the application whose turn it is must find one, as must restarts. Beyond that requests go
+/// without a turn.
 const WAITING_MAX: usize = 96;
 
 /// Jobs stand beside applications in the queues, under numbers that no application has.
@@ -316,12 +317,14 @@ impl Engine {
         self.enter(application.into(), Class::Demotion)
     }
 
-    /// Waits until a movement from the PFS, one of those that a job has ordered, may run beside the others.
+    /// Waits until a movement from the PFS, one of those that a job has ordered, may run beside the
+    /// others.
     pub fn enter_staging(&self, job: u64) -> Option<Turn<'_>> {
         self.enter(job | STAGING_JOBS, Class::Staging)
     }
 
-    /// Waits for the turn of an application. `None`: no turns are taken now, or too many wait already.
+    /// Waits for the turn of an application. `None`: no turns are taken now, or too many wait
+    /// already.
     fn enter(&self, application: u64, class: Class) -> Option<Turn<'_>> {
         if !self.has_turns.load(Ordering::Relaxed) {
             return None;

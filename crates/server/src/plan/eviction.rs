@@ -1,5 +1,6 @@
-//! What leaves the burst buffer before anybody waits for its space: clean files of outdated checkpoint versions (BBOS, victim
-//! order), and under the placement `coolness` what is coolest (ONFS, downward migration).
+//! What leaves the burst buffer before anybody waits for its space: clean files of outdated
+//! checkpoint versions (BBOS, victim order), and under the placement `coolness` what is coolest
+//! (ONFS, downward migration).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -46,8 +47,8 @@ impl Leaving {
 }
 
 impl Plan {
-    /// Drops a clean file of an outdated version that nobody has open; whether it went. A version that is only guessed, like
-    /// the number in `img_00017.png`, stays until its space is needed.
+    /// Drops a clean file of an outdated version that nobody has open; whether it went. A version
+    /// that is only guessed, like the number in `img_00017.png`, stays until its space is needed.
     pub fn leave_outdated(&self, file: &Arc<File>) -> bool {
         let residency = match file.lock().residency.clean {
             true => Residency::Clean,

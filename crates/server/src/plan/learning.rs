@@ -1,4 +1,5 @@
-//! What is learned while serving: DWSF and DWPP, restarts and MTBF. It is kept over restarts of the server.
+//! What is learned while serving: DWSF and DWPP, restarts and MTBF. It is kept over restarts of the
+//! server.
 
 pub(crate) mod lessons;
 
@@ -25,10 +26,12 @@ const BYSTANDER_S: f64 = 1.0;
 /// Counts of files that are not open any more are thrown away from so many on.
 const COUNTED_SPARE: usize = 1024;
 
-/// A process that started so long before the last write was there when it was written; its start is known to 10 ms.
+/// A process that started so long before the last write was there when it was written; its start is
+/// known to 10 ms.
 const START_SLACK_S: f64 = 0.05;
 
-/// What was learned is one value of the store: so much of it is kept of what applications bring, and as much of their restarts.
+/// What was learned is one value of the store: so much of it is kept of what applications bring,
+/// and as much of their restarts.
 const KEPT_BYTES: usize = forebay_kv::MAX_VALUE_BYTES / 2 - 1024;
 
 /// What is kept of an application takes so much at most, without its name.
@@ -45,7 +48,8 @@ struct Stored {
 }
 
 impl Stored {
-    /// What there is room for: those applications that bring most in a period, and the last restarts.
+    /// What there is room for: those applications that bring most in a period, and the last
+    /// restarts.
     fn of(learner: &Learner<String>, mut applications: Vec<(String, f64, f64)>) -> Stored {
         let room = || {
             let mut left_bytes = KEPT_BYTES;
@@ -73,7 +77,8 @@ struct Runs {
     /// Who wrote last.
     writer: Opener,
     written_s: f64,
-    /// The process whose read was found to be no restart, and when: it need not be asked about for a while.
+    /// The process whose read was found to be no restart, and when: it need not be asked about for
+    /// a while.
     bystander: Option<(u32, f64)>,
 }
 
@@ -112,7 +117,8 @@ pub struct Learning {
     prior_s: Option<f64>,
 }
 
-/// A process and its session. A number is used again only after many others, far later than what is compared here.
+/// A process and its session. A number is used again only after many others, far later than what is
+/// compared here.
 fn opener(pid: u32) -> Opener {
     let process = u64::from(pid);
     let session = stat_of(pid).map_or(process, |stat| family(&stat, process));
@@ -127,8 +133,8 @@ fn age_s(pid: u32) -> Option<f64> {
     Some(up.tv_sec as f64 + up.tv_nsec as f64 / 1e9 - started_ticks / per_s)
 }
 
-/// What the kernel tells of a process. `None` where it is not there, or of a PID namespace that is not seen from
-/// here (`pid` is 0 then).
+/// What the kernel tells of a process. `None` where it is not there, or of a PID namespace that is
+/// not seen from here (`pid` is 0 then).
 fn stat_of(pid: u32) -> Option<ProcStat> {
     if pid == 0 {
         return None;
@@ -137,8 +143,9 @@ fn stat_of(pid: u32) -> Option<ProcStat> {
     ProcStat::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The session of a process, as far as it can be seen: in a container it may be one of outside, which is shown as 0.
-/// The process group stands for it then, and the process itself where that is of outside too.
+/// The session of a process, as far as it can be seen: in a container it may be one of outside,
+/// which is shown as 0. The process group stands for it then, and the process itself where that is
+/// of outside too.
 fn family(stat: &ProcStat, process: u64) -> u64 {
     let seen = [stat.session, stat.group]
         .into_iter()
@@ -220,7 +227,8 @@ mod tests {
             started_ticks: 4242,
         };
         assert_eq!(family(&stat(6, 5), 7), 5);
-        // A session of outside a container is 0 there: its group tells the runs apart, then the process.
+        // A session of outside a container is 0 there: its group tells the runs apart, then the
+        // process.
         assert_eq!(family(&stat(6, 0), 7), 6);
         assert_eq!(family(&stat(0, 0), 7), 7);
         assert_eq!(opener(0).session, 0);

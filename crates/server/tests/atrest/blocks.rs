@@ -1,5 +1,5 @@
-//! Files that are too large to be read at every first open: what is damaged in them is not handed out either, wherever it is, and
-//! nobody waits for more than the block that they ask for.
+//! Files that are too large to be read at every first open: what is damaged in them is not handed
+//! out either, wherever it is, and nobody waits for more than the block that they ask for.
 
 use std::fs;
 use std::path::PathBuf;
@@ -237,7 +237,8 @@ fn what_is_cut_while_it_is_closed_is_compared_first() {
     lab.server.instance.stop();
 }
 
-/// A file is opened for unseen writing, and closed without a change: the checksums are those of before.
+/// A file is opened for unseen writing, and closed without a change: the checksums are those of
+/// before.
 #[test]
 fn an_open_without_a_change_leaves_the_checksums_as_they_were() {
     let lab = Lab::new(|_| ());
@@ -298,8 +299,8 @@ fn nothing_is_handed_out_where_the_checksums_of_blocks_are_lost() {
     }
 }
 
-/// Many read, somebody begins to write: nobody sees anything but what was there or what is written, and nothing is called
-/// damaged.
+/// Many read, somebody begins to write: nobody sees anything but what was there or what is written,
+/// and nothing is called damaged.
 #[test]
 fn readers_and_a_first_writer_do_not_take_each_other_for_damage() {
     let old = content();
@@ -349,8 +350,8 @@ fn readers_and_a_first_writer_do_not_take_each_other_for_damage() {
     }
 }
 
-/// A file so large that 4 MiB each would be too many blocks for one value of the store: its drain ends, and what is on record of it
-/// serves the next start.
+/// A file so large that 4 MiB each would be too many blocks for one value of the store: its drain
+/// ends, and what is on record of it serves the next start.
 #[test]
 fn a_file_of_many_blocks_is_drained_and_its_sums_are_kept() {
     const FAR: u64 = 60 << 30;

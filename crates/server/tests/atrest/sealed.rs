@@ -1,5 +1,5 @@
-//! Undrained content that has stood still: its checksum is on record, so damage to it is found wherever it is looked at, and what
-//! anybody does to it by ordinary means is not called damage.
+//! Undrained content that has stood still: its checksum is on record, so damage to it is found
+//! wherever it is looked at, and what anybody does to it by ordinary means is not called damage.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,8 @@ use crate::common::{Running, Scratch, kernels_own, me, settings};
 use crate::lab::Harm::{Flip, Lengthen, Truncate};
 use crate::lab::{DIRTY, Lab, sealing};
 
-/// A started server with an undrained file whose checksum is on record, and nothing known about when it was made.
+/// A started server with an undrained file whose checksum is on record, and nothing known about
+/// when it was made.
 fn sealed() -> Lab {
     let lab = Lab::new(sealing);
     lab.server.wait_sealed().expect("sealed");
@@ -288,8 +289,8 @@ fn child_writes_unseen_after_an_fsync_and_dies() {
     rustix::process::kill_process(getpid(), Signal::KILL).expect("kill");
 }
 
-/// A copy has reached the PFS while the file was open, and the kernel went on writing: the checksum of that copy must not outlast
-/// the run.
+/// A copy has reached the PFS while the file was open, and the kernel went on writing: the checksum
+/// of that copy must not outlast the run.
 #[test]
 fn the_checksum_of_an_fsync_is_not_that_of_what_is_written_unseen_after_it() {
     let scratch = Scratch::new();

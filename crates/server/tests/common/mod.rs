@@ -233,7 +233,8 @@ impl Running {
         }
     }
 
-    /// Waits until the books are what lies in the tiers, and nothing else. For a server that nobody uses any more.
+    /// Waits until the books are what lies in the tiers, and nothing else. For a server that nobody
+    /// uses any more.
     pub fn audit(&self) {
         let started = Instant::now();
         loop {

@@ -18,7 +18,8 @@ pub enum Op {
     WriteFsync(&'static str, u8, usize),
     /// The same with an fsync, and a stage-out before a reader closes it too.
     WriteDrain(&'static str, u8, usize),
-    /// Makes a file without a name with an attribute, writes this many bytes of this version, fsyncs it, gives it this name, closes it.
+    /// Makes a file without a name with an attribute, writes this many bytes of this version,
+    /// fsyncs it, gives it this name, closes it.
     Unnamed(&'static str, u8, usize),
     Truncate(&'static str, usize),
     Rename(&'static str, &'static str),
@@ -47,7 +48,8 @@ pub enum Op {
     Commit(&'static str),
     /// The same where an outsider has the name.
     CommitBeside(&'static str),
-    /// An outsider makes a directory on the PFS, under the name of a version: the mount does not show it.
+    /// An outsider makes a directory on the PFS, under the name of a version: the mount does not
+    /// show it.
     OutsideDir(&'static str),
     /// An outsider writes a file on the PFS.
     Outside(&'static str, u8, usize),

@@ -16,7 +16,8 @@ const THEIRS: &[u8] = b"what the outsider has put there";
 const THEIR_MODE: u32 = 0o604;
 const THEIR_ATTRIBUTE: &str = "user.theirs";
 
-/// The files below a directory that a user of the PFS knows: not copies under way, nor the overflow.
+/// The files below a directory that a user of the PFS knows: not copies under way, nor the
+/// overflow.
 fn files(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).expect("read_dir") {
         let entry = entry.expect("entry");

@@ -13,7 +13,8 @@ use rand::{Rng, SeedableRng};
 use crate::common::{Running, Scratch, base_seed, me, settings};
 
 const ROUNDS: u64 = 120;
-/// The first comes in when it is first written, the second is larger than what is brought in for a write.
+/// The first comes in when it is first written, the second is larger than what is brought in for a
+/// write.
 const SIZES: [u64; 2] = [256 << 10, 5 << 20];
 /// In the midst of it.
 const AT: u64 = 4096;
@@ -138,7 +139,8 @@ fn the_first_write_of_a_file_on_the_pfs_succeeds_whatever_happens_to_it_meanwhil
     server.instance.stop();
 }
 
-/// Its name on the PFS is gone, by an unlink that is under way or by an outsider: who has it open writes all the same.
+/// Its name on the PFS is gone, by an unlink that is under way or by an outsider: who has it open
+/// writes all the same.
 #[test]
 fn a_first_change_of_a_clean_copy_does_not_need_its_name_on_the_pfs() {
     let scratch = Scratch::new();

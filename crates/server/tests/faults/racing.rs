@@ -227,8 +227,8 @@ fn renamed_while_demoted_has_one_name() {
     server.instance.stop();
 }
 
-/// The kernel sends the close of a file after close(2) has returned: what fsync has left on flash may become the file, or go, while
-/// the file is unlinked and collected.
+/// The kernel sends the close of a file after close(2) has returned: what fsync has left on flash
+/// may become the file, or go, while the file is unlinked and collected.
 #[test]
 fn a_close_that_an_unlink_overtakes_leaves_nothing_behind() {
     if needs_root() {
@@ -289,7 +289,8 @@ fn space_of_what_was_unlinked_is_waited_for() {
     settings.demotion.idle = false;
     settings.wait_for_space = LONG_ENOUGH;
     let server = Running::start(&settings, true);
-    // Of a series whose size is known the kernel writes the files by itself: they cannot go elsewhere.
+    // Of a series whose size is known the kernel writes the files by itself: they cannot go
+    // elsewhere.
     server.put(b"f0", &[1; 4096]);
     // Nothing else can make room.
     server.move_files(Movement::StageOut, b"f0");
@@ -328,7 +329,8 @@ fn space_of_what_was_unlinked_is_waited_for() {
     server.instance.stop();
 }
 
-/// A file outgrows memory while others fsync it: what they flush is what it is, wherever that is by then.
+/// A file outgrows memory while others fsync it: what they flush is what it is, wherever that is by
+/// then.
 #[test]
 fn an_fsync_beside_a_move_to_flash_flushes_what_is_there() {
     const PIECE: usize = 256 << 10;
@@ -371,7 +373,8 @@ fn an_fsync_beside_a_move_to_flash_flushes_what_is_there() {
     }
 }
 
-/// Truncation by path beside an open for writing by the kernel: what the kernel writes is never called clean.
+/// Truncation by path beside an open for writing by the kernel: what the kernel writes is never
+/// called clean.
 #[test]
 fn a_truncation_beside_an_open_leaves_the_file_written() {
     let scratch = Scratch::in_memory();

@@ -101,8 +101,8 @@ impl World {
         self.opens.len() - 1
     }
 
-    /// Then its time of modification is anybody's guess: where its tier has no room for more, the kernel is made to wait, which
-    /// leaves its mark on that.
+    /// Then its time of modification is anybody's guess: where its tier has no room for more, the
+    /// kernel is made to wait, which leaves its mark on that.
     pub fn is_written_unseen(&self, id: Id) -> bool {
         let of_it = self.opens.iter().filter(|open| open.id == id);
         let mut unseen = of_it.filter(|open| open.unseen.is_some());

@@ -53,7 +53,8 @@ pub struct Shape {
     pub wait_for_space: Duration,
     /// Copies have no name until they are whole.
     pub unnamed: bool,
-    /// Undrained content that stands still for so long gets its checksum, and what is at rest is read all the time.
+    /// Undrained content that stands still for so long gets its checksum, and what is at rest is
+    /// read all the time.
     pub seal_after: Option<Duration>,
     /// What is opened is compared when it is read.
     pub by_piece: bool,

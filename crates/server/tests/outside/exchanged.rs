@@ -1,5 +1,5 @@
-//! Who owns a directory on the PFS exchanges in it, again and again, somebody else's file with their own, and changes
-//! their own through the mount: that is all that changes.
+//! Who owns a directory on the PFS exchanges in it, again and again, somebody else's file with
+//! their own, and changes their own through the mount: that is all that changes.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -115,8 +115,8 @@ fn unchanged(path: &Path, what: Act) {
     assert_eq!(names.expect("attributes"), 0, "{what:?}");
 }
 
-/// `staged`: the file is clean in the burst buffer each time, else only on the PFS; `linked`: it has a second name
-/// and is changed where it is.
+/// `staged`: the file is clean in the burst buffer each time, else only on the PFS; `linked`: it
+/// has a second name and is changed where it is.
 fn run(what: Act, staged: bool, linked: bool) {
     let scratch = Scratch::new();
     let server = Running::start(&by_hand(settings(scratch.path(), 64 << 20)), false);

@@ -1,5 +1,5 @@
-//! What an outsider does to one of two hard links on the PFS while a newer version is here: the other name, under
-//! which it is published, looks as it was left.
+//! What an outsider does to one of two hard links on the PFS while a newer version is here: the
+//! other name, under which it is published, looks as it was left.
 
 use std::fs;
 use std::os::unix::fs::symlink;

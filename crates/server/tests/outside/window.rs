@@ -1,4 +1,5 @@
-//! An outsider comes between the look at a name on the PFS and the rename onto it: what they did is not replaced.
+//! An outsider comes between the look at a name on the PFS and the rename onto it: what they did is
+//! not replaced.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -225,8 +225,8 @@ impl PfsTree {
             OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode & 0o7777);
         let name = checked(name)?;
-        // Never with O_NOATIME: where the PFS gives a new file another owner than this thread's user, that
-        // fails although the file has been made.
+        // Never with O_NOATIME: where the PFS gives a new file another owner than this thread's
+        // user, that fails although the file has been made.
         let file = File::from(rustix::fs::openat(dir, name, flags, mode)?);
         read_without_trace(&file);
         Ok(file)
@@ -261,15 +261,16 @@ impl PfsTree {
 pub struct FsId {
     /// Does not change while it is mounted; 0 where it does not tell.
     pub id: u64,
-    /// It is the same after the next mount, and another for each subvolume and snapshot. Elsewhere it may be made of the number of
-    /// the device.
+    /// It is the same after the next mount, and another for each subvolume and snapshot. Elsewhere
+    /// it may be made of the number of the device.
     pub names_subvolume: bool,
 }
 
 /// File systems whose snapshots have the root of what they are of: Btrfs, ZFS.
 const SUBVOLUME_TYPES: [u64; 2] = [0x9123_683e, 0x2fc1_2fc1];
 
-/// Reading the copy back must not move the time of last access that it is given, where that can be had.
+/// Reading the copy back must not move the time of last access that it is given, where that can be
+/// had.
 fn read_without_trace(file: &File) {
     if let Ok(flags) = rustix::fs::fcntl_getfl(file) {
         // Refused where the file is not this thread's user's.

@@ -1,8 +1,8 @@
 //! One inode of the PFS, whatever is done to its names.
 //!
-//! Between a look at a name and a change of what it stands for, whoever may write to the directory can give the
-//! name to something else. So what has a name is opened once, compared with what it is taken for, and from then on
-//! known by its descriptor only.
+//! Between a look at a name and a change of what it stands for, whoever may write to the directory
+//! can give the name to something else. So what has a name is opened once, compared with what it is
+//! taken for, and from then on known by its descriptor only.
 
 use std::fs::File;
 use std::io;
@@ -58,7 +58,8 @@ impl PfsTree {
         stat_fd(node.as_fd())
     }
 
-    /// Opens it, a regular file, for reading, or for reading and writing; see [`PfsTree::open_file`].
+    /// Opens it, a regular file, for reading, or for reading and writing; see
+    /// [`PfsTree::open_file`].
     pub fn open_node(&self, node: &PfsNode, write: bool) -> io::Result<File> {
         self.health.pass()?;
         refuse_irregular(node.as_fd())?;

@@ -1,7 +1,7 @@
 //! Extended attributes, never through a link.
 //!
-//! What is held by a descriptor that cannot be used for them is named by the kernel's own name of that, which leads
-//! to the very inode.
+//! What is held by a descriptor that cannot be used for them is named by the kernel's own name of
+//! that, which leads to the very inode.
 
 use std::fs::File;
 use std::io;

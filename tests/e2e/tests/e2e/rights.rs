@@ -316,8 +316,8 @@ fn promise_13_nobody_else_writes_to_a_state_folder() {
     assert!(pid.trim().parse::<u32>().is_ok_and(|pid| pid > 0));
 }
 
-/// As nobody, who owns the directory of both: exchanges a file of root's with their own on the PFS, again and again, and
-/// changes their own through the mount meanwhile. How often that was done.
+/// As nobody, who owns the directory of both: exchanges a file of root's with their own on the PFS,
+/// again and again, and changes their own through the mount meanwhile. How often that was done.
 fn changes_while_exchanged(cluster: &Cluster, home: &str, change: &Change) -> u32 {
     let at = |name: &str| cluster.pfs(home).join(name);
     let exchange = || {

@@ -50,7 +50,8 @@ impl Made {
         pfs.sync_file(self.file.file()).map_err(on_pfs("flush"))
     }
 
-    /// It was flushed with others: whether all of it has got there. The kernel tells its own descriptor.
+    /// It was flushed with others: whether all of it has got there. The kernel tells its own
+    /// descriptor.
     pub(super) fn check_flushed(&self) -> Result<(), Failure> {
         self.behind.check().map_err(on_pfs("flush"))?;
         wait_writeback(&self.file).map_err(on_pfs("flush"))
@@ -116,7 +117,8 @@ pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Failure> 
     let ahead_bytes = drain.plan.copy_ahead_bytes();
     let behind = WriteBehind::default();
     let moved = |bytes, end| {
-        // First: what counts as moved has left the page cache, and a copy that is told to stop leaves little to be written.
+        // First: what counts as moved has left the page cache, and a copy that is told to stop
+        // leaves little to be written.
         behind.reached(&file, end, ahead_bytes);
         drain.buffer.queue().moved(demotion.file.object, bytes);
         drain.plan.notice_end_of_pause();
@@ -151,8 +153,8 @@ pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Failure> 
     })
 }
 
-/// What somebody has removed from its tier is there as long as a program has it open: an `fsync` of that waits for this
-/// copy. Others have no business with it and meet the error.
+/// What somebody has removed from its tier is there as long as a program has it open: an `fsync` of
+/// that waits for this copy. Others have no business with it and meet the error.
 fn still_open(
     drain: &Drain,
     demotion: &Demotion,
@@ -191,7 +193,8 @@ fn copy_failure(error: CopyError) -> Failure {
     }
 }
 
-/// A directory that somebody has removed takes no file: which error that is depends on the file system.
+/// A directory that somebody has removed takes no file: which error that is depends on the file
+/// system.
 fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Failure {
     let stat = drain.ns.pfs().stat_dir(&demotion.handle);
     if stat.is_ok_and(|stat| stat.nlink == 0) {
@@ -227,7 +230,8 @@ fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Fai
     }
 }
 
-/// Whether a file system that counts inodes has none left for a new file. (btrfs and others count none.)
+/// Whether a file system that counts inodes has none left for a new file. (btrfs and others count
+/// none.)
 fn has_no_inode(stat: &Statfs) -> bool {
     stat.files > 0 && stat.files_free == 0
 }
@@ -271,7 +275,8 @@ fn create_as_is(drain: &Drain, demotion: &Demotion) -> std::io::Result<(fs::File
     Ok((created?, true))
 }
 
-/// Gives a copy the attributes of its file; what the PFS cannot hold is reported. Answers with what it looks like then.
+/// Gives a copy the attributes of its file; what the PFS cannot hold is reported. Answers with what
+/// it looks like then.
 pub(super) fn give_attributes(
     drain: &Drain,
     demotion: &Demotion,

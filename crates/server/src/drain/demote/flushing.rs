@@ -1,4 +1,5 @@
-//! The flush of a batch: all that is about to be named, or called clean, is on stable storage first.
+//! The flush of a batch: all that is about to be named, or called clean, is on stable storage
+//! first.
 
 use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
@@ -11,7 +12,8 @@ use crate::drain::Drain;
 
 /// From so many files on, one flush of a whole file system is cheaper than one for each.
 const TOGETHER_FILES: usize = 8;
-/// Where every file is flushed by itself, so many are at a time: each waits for the answer of a server.
+/// Where every file is flushed by itself, so many are at a time: each waits for the answer of a
+/// server.
 const SIDE_BY_SIDE: usize = 8;
 
 /// The flush of a batch that is about to be copied, where one does for all.
@@ -106,9 +108,10 @@ fn side_by_side<T: Sync, E: Send>(
     })
 }
 
-/// Puts the objects on flash that are about to be called clean on stable storage there: a loss of power must not leave a torn
-/// one behind a record that says so. One flush of the whole file system would wait for what programs are writing there now, and
-/// that of the tier is of names only. Where it fails the copies on the PFS are good all the same; answers with the files.
+/// Puts the objects on flash that are about to be called clean on stable storage there: a loss of
+/// power must not leave a torn one behind a record that says so. One flush of the whole file system
+/// would wait for what programs are writing there now, and that of the tier is of names only. Where
+/// it fails the copies on the PFS are good all the same; answers with the files.
 pub(super) fn flush_objects(drain: &Drain, copied: &[Copying]) -> Vec<Arc<File>> {
     let on_flash = |one: &&Copying| {
         let demotion = &one.demotion;

@@ -1,8 +1,9 @@
 //! Demoters: they copy dirty files to the PFS, verify, and publish them.
 //!
-//! A batch shares its flushes and commits. For every file: a file without a name (or, where the PFS has none,
-//! with a temporary one), copy, attributes, flush, read back, record flushed, name, directory flushed, record
-//! marked clean. Whatever fails, the object stays, the copy goes, and the file is tried again.
+//! A batch shares its flushes and commits. For every file: a file without a name (or, where the PFS
+//! has none, with a temporary one), copy, attributes, flush, read back, record flushed, name,
+//! directory flushed, record marked clean. Whatever fails, the object stays, the copy goes, and the
+//! file is tried again.
 
 mod copying;
 mod flushing;
@@ -111,7 +112,8 @@ pub fn demote_batch(drain: &Drain, objects: &[ObjectId]) {
     drain.base.absorb_conflicts();
 }
 
-/// Nobody knows what its device has of an object that could not be flushed: it goes as soon as the PFS has its content.
+/// Nobody knows what its device has of an object that could not be flushed: it goes as soon as the
+/// PFS has its content.
 fn leave_doubtful(drain: &Drain, file: &Arc<File>) {
     if !file.lock().residency.clean {
         return;
@@ -193,8 +195,8 @@ fn note_failure(drain: &Drain, file: &File, errno: Errno, reason: &str) {
     report(drain, file, errno, reason);
 }
 
-/// Says that a demotion has failed, unless somebody has removed the file meanwhile: then there is nothing to be told,
-/// and its object may be gone.
+/// Says that a demotion has failed, unless somebody has removed the file meanwhile: then there is
+/// nothing to be told, and its object may be gone.
 fn report(drain: &Drain, file: &File, errno: Errno, reason: &str) {
     let path = file.path();
     let told = not_demoted(drain, file, reason);
@@ -214,7 +216,8 @@ fn not_demoted(drain: &Drain, file: &File, reason: &str) -> String {
     let tier = file.tier();
     let found = drain.buffer.tiers().open_object(tier, file.object);
     let is_gone = found.is_err_and(|error| Errno::from(&error) == Errno::ENOENT);
-    // What went straight to the PFS leaves the overflow for its name before it is known to be flushed there.
+    // What went straight to the PFS leaves the overflow for its name before it is known to be
+    // flushed there.
     match is_gone && drain.buffer.tiers().kind(tier) != TierKind::Pfs {
         true => {
             let name = drain
@@ -230,8 +233,8 @@ fn not_demoted(drain: &Drain, file: &File, reason: &str) -> String {
     }
 }
 
-/// Reads the copies back. Then their records are flushed: from here on a crash finds out whether one has got
-/// its name.
+/// Reads the copies back. Then their records are flushed: from here on a crash finds out whether
+/// one has got its name.
 fn verify(drain: &Drain, copied: Vec<Copying>) -> Vec<Copying> {
     let mut verified = Vec::new();
     for one in copied {
@@ -395,8 +398,8 @@ fn unlink_temporary(drain: &Drain, object: ObjectId, left: Leftover) {
     }
 }
 
-/// Removes what could not be removed when demotions of a file were given up. The caller demotes the file: nobody else has a
-/// temporary file of it.
+/// Removes what could not be removed when demotions of a file were given up. The caller demotes the
+/// file: nobody else has a temporary file of it.
 fn sweep(drain: &Drain, object: ObjectId) {
     let left = drain.leftovers.lock().remove(&object);
     for one in left.into_iter().flatten() {

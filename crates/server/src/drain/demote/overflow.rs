@@ -31,8 +31,9 @@ fn is_same_file_system(drain: &Drain, demotion: &Demotion) -> bool {
     }
 }
 
-/// A file that went straight to the PFS: its object becomes the file by a rename. `false`: it cannot, and nothing has
-/// come of it, as where the directory is mounted from elsewhere in the same file system; then it is to be copied.
+/// A file that went straight to the PFS: its object becomes the file by a rename. `false`: it
+/// cannot, and nothing has come of it, as where the directory is mounted from elsewhere in the same
+/// file system; then it is to be copied.
 pub(super) fn finish(drain: &Drain, demotion: &Demotion) -> bool {
     match publish(drain, demotion) {
         Err(Failure::Error(Errno::EXDEV, _)) if drain.ns.is_settled(demotion) => return false,

@@ -82,7 +82,8 @@ impl Drain {
         }
     }
 
-    /// Whether waiting for space may help a writer: something other than its own file can be demoted.
+    /// Whether waiting for space may help a writer: something other than its own file can be
+    /// demoted.
     pub fn can_drain_for(&self, writer: Ino) -> bool {
         let other = |object: &ObjectId| {
             self.buffer

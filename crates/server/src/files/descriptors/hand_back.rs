@@ -46,7 +46,8 @@ impl Files {
         Ok(())
     }
 
-    /// To be called before an open file gets a descriptor: where too many have one, some are handed back. Costs a load where not.
+    /// To be called before an open file gets a descriptor: where too many have one, some are handed
+    /// back. Costs a load where not.
     pub fn make_way(&self) {
         let descriptors = &self.descriptors;
         let is_due = || self.buffer.opens().held() >= descriptors.look_at.load(Ordering::Relaxed);
@@ -61,7 +62,8 @@ impl Files {
         let goal = descriptors
             .files_max
             .saturating_sub(descriptors.at_a_time());
-        // The first look only sees who is used until the second, and the second begins what the third waits for.
+        // The first look only sees who is used until the second, and the second begins what the
+        // third waits for.
         for candidates in [Candidates::Flushed, Candidates::Flushed, Candidates::All] {
             for _ in 0..SHARDS {
                 if self.buffer.opens().held() <= goal {
@@ -71,7 +73,8 @@ impl Files {
                 self.hand_back_some(*hand, candidates, goal);
             }
         }
-        // Where those that are left cannot be handed back, it is not tried again for each that comes.
+        // Where those that are left cannot be handed back, it is not tried again for each that
+        // comes.
         let next = self.buffer.opens().held() + descriptors.at_a_time();
         descriptors
             .look_at
@@ -89,7 +92,8 @@ impl Files {
         }
     }
 
-    /// Hands a descriptor back, unless the file is used or moved meanwhile, or something speaks against it.
+    /// Hands a descriptor back, unless the file is used or moved meanwhile, or something speaks
+    /// against it.
     fn hand_back(&self, open: &OpenFile, candidates: Candidates) {
         let seen = match open.target.try_read().as_deref() {
             Some(Target::Buffer { file, object, tier }) if object.is_held() => {

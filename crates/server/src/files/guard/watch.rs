@@ -182,8 +182,8 @@ fn extend(files: &Files, growing: &Growing<'_>) -> bool {
     false
 }
 
-/// Extends a lease beyond what the tier is meant to hold, by what the machine still has: the file cannot go elsewhere while the
-/// kernel writes it, and a write must not fail.
+/// Extends a lease beyond what the tier is meant to hold, by what the machine still has: the file
+/// cannot go elsewhere while the kernel writes it, and a write must not fail.
 fn borrow(files: &Files, growing: &Growing<'_>) -> bool {
     let overrun_bytes = growing.used_bytes.saturating_sub(growing.lease.bytes);
     let wanted = overrun_bytes + MIN_EXTENSION_BYTES;

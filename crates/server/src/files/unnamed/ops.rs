@@ -154,8 +154,8 @@ impl Files {
         shadow.map_or(Ok(()), |tier| carry(tier, true))
     }
 
-    /// What an fsync of a file without a name can do: it is flushed where it is, or to flash, but is not put on the PFS. `None` if it has
-    /// a name.
+    /// What an fsync of a file without a name can do: it is flushed where it is, or to flash, but
+    /// is not put on the PFS. `None` if it has a name.
     pub fn begin_fsync_unnamed(&self, file: &File) -> Option<Durability> {
         let dir = file.lock().unnamed.clone()?;
         let level = self.catalog.durability_of(&dir.path_of(UNNAMED));
@@ -177,7 +177,8 @@ impl Files {
         }
     }
 
-    /// Gives up files without a name that nobody can give one any more. A server that ends is not told by the kernel.
+    /// Gives up files without a name that nobody can give one any more. A server that ends is not
+    /// told by the kernel.
     pub fn let_go_unnamed(&self) {
         let files: Vec<_> = self.unnamed.files.lock().values().cloned().collect();
         for file in files {

@@ -44,8 +44,8 @@ pub fn compare(files: &Arc<Files>) {
 }
 
 impl Files {
-    /// Whether somebody can write what is open here without a request: has its object open for writing, or mapped. Where the kernel
-    /// does not tell, somebody can.
+    /// Whether somebody can write what is open here without a request: has its object open for
+    /// writing, or mapped. Where the kernel does not tell, somebody can.
     pub fn can_be_written(&self, open: &OpenFile) -> bool {
         let target = open.target.read().clone();
         let Target::Buffer { file, object, .. } = target else {
@@ -72,7 +72,8 @@ impl Files {
         Ok(tells && object.has_writers()?)
     }
 
-    /// Keeps a file as one that is being written, for as long as somebody whom an earlier run has let in can write its object.
+    /// Keeps a file as one that is being written, for as long as somebody whom an earlier run has
+    /// let in can write its object.
     pub fn serve_outliving(
         &self,
         file: &Arc<File>,
@@ -108,7 +109,8 @@ impl Files {
         let Ok((open, _)) = self.buffer.opens().file(handle) else {
             return self.unseen.forget(handle);
         };
-        // Who has it opens or closes the file; then somebody writes it, or the next look comes soon.
+        // Who has it opens or closes the file; then somebody writes it, or the next look comes
+        // soon.
         let Some(claim) = self.buffer.opens().try_claim(open.ino) else {
             return;
         };
@@ -131,7 +133,8 @@ impl Files {
         }
     }
 
-    /// From here on a file is no longer written unseen. Its generation, unless a request has changed it since `before`.
+    /// From here on a file is no longer written unseen. Its generation, unless a request has
+    /// changed it since `before`.
     pub fn end_unseen(&self, file: &Arc<File>, before: &Before) -> Option<Generation> {
         let mut state = file.lock();
         if state.generation() != before.generation {

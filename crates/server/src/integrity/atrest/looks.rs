@@ -20,8 +20,9 @@ use crate::integrity::Integrity;
 use crate::integrity::identity::{IdentityCheck, mismatch};
 
 impl Integrity {
-    /// Opens the object of a file that the caller has claimed and that nobody has open. A damaged copy gives way to what the
-    /// PFS has; `EIO` is all there is of damaged data that the PFS does not have. `to_write`: requests will write it.
+    /// Opens the object of a file that the caller has claimed and that nobody has open. A damaged
+    /// copy gives way to what the PFS has; `EIO` is all there is of damaged data that the PFS does
+    /// not have. `to_write`: requests will write it.
     pub fn open_at_rest(
         &self,
         claim: &Claim<'_>,
@@ -58,8 +59,9 @@ impl Integrity {
         Ok(Some((tier, opened?, blocks)))
     }
 
-    /// What is wrong with an object at rest that was `opened` in `tier`; an error if that cannot be told now. Sound are also
-    /// those that are not on flash, and a file that is gone or elsewhere by now.
+    /// What is wrong with an object at rest that was `opened` in `tier`; an error if that cannot be
+    /// told now. Sound are also those that are not on flash, and a file that is gone or elsewhere
+    /// by now.
     pub fn look(
         &self,
         file: &File,
@@ -179,8 +181,8 @@ impl Integrity {
         Some((crc, residency.generation))
     }
 
-    /// What is wrong with a copy whose checksum is `copied`, made of what `expected` was known of before; nothing where that has
-    /// changed meanwhile.
+    /// What is wrong with a copy whose checksum is `copied`, made of what `expected` was known of
+    /// before; nothing where that has changed meanwhile.
     pub fn is_other_content(
         &self,
         file: &File,
@@ -191,8 +193,8 @@ impl Integrity {
         (expected == self.content_on_flash(file)).then(|| mismatch(copied, crc))
     }
 
-    /// Something is wrong with a file that is claimed and that nobody has open: all of it is checked, and mended if that is
-    /// safe. `EIO` if it is still there.
+    /// Something is wrong with a file that is claimed and that nobody has open: all of it is
+    /// checked, and mended if that is safe. `EIO` if it is still there.
     pub fn drop_damaged(
         &self,
         claim: &Claim<'_>,

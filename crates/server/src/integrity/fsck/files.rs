@@ -56,8 +56,8 @@ impl Check<'_> {
             let problem = "its record calls it drained, but knows of nothing on the PFS";
             return self.wrong(&facts, Damage::RecordInconsistent, problem.into(), false);
         }
-        // First of all: under a wrong id lies what may be the only copy of another file, whatever its
-        // length and whatever has become of this one.
+        // First of all: under a wrong id lies what may be the only copy of another file, whatever
+        // its length and whatever has become of this one.
         let found = self
             .integrity
             .check_identity(facts.residency.tier, file.object);
@@ -134,7 +134,8 @@ impl Check<'_> {
         match stat {
             // Written unseen when the daemon died: only the object knows the length.
             Ok((object, size)) if size == facts.size || facts.residency.writing => Some(object),
-            // The node lost its power: the next start takes it as it is. A file that is being served has been through that.
+            // The node lost its power: the next start takes it as it is. A file that is being
+            // served has been through that.
             Ok((object, size)) if !self.claimed && taken(size) => Some(object),
             Ok((_, size)) => {
                 let problem = format!("its object has {size} bytes, its record {}", facts.size);
@@ -216,7 +217,8 @@ impl Check<'_> {
         }
     }
 
-    /// On a running burst buffer files are drained, moved, opened, renamed, released and removed while they are looked at.
+    /// On a running burst buffer files are drained, moved, opened, renamed, released and removed
+    /// while they are looked at.
     fn has_changed(&self, facts: &Facts) -> bool {
         let buffer = &self.integrity.buffer;
         let here = buffer.file(facts.file.object);
@@ -282,7 +284,8 @@ fn needs_original(damage: Damage) -> bool {
 }
 
 impl Integrity {
-    /// Applies a remedy to a file that nobody has open; `EBUSY` if somebody has opened it meanwhile.
+    /// Applies a remedy to a file that nobody has open; `EBUSY` if somebody has opened it
+    /// meanwhile.
     pub(crate) fn mend_file(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Errno> {
         let claim = self.buffer.opens().claim(file.ino);
         match claim.is_open() {
@@ -335,7 +338,8 @@ impl Integrity {
         }
     }
 
-    /// Drops a record behind which there is nothing any more. Where the PFS has the file, those who know its id find it there.
+    /// Drops a record behind which there is nothing any more. Where the PFS has the file, those who
+    /// know its id find it there.
     fn let_go(&self, file: &Arc<File>) -> Result<(), Errno> {
         match self.buffer.evict_unopened(file) {
             Some(_) => Ok(()),

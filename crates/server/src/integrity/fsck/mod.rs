@@ -47,8 +47,8 @@ struct Wrong {
 
 impl Integrity {
     /// Checks everything and, unless `dry_run`, mends what can be mended. `checksums` reads every
-    /// object whose checksum is known, and of clean ones what the PFS has too. `served`: files come and go
-    /// meanwhile; what is no longer so when it is about to be mended is no finding.
+    /// object whose checksum is known, and of clean ones what the PFS has too. `served`: files come
+    /// and go meanwhile; what is no longer so when it is about to be mended is no finding.
     pub fn fsck(&self, dry_run: bool, checksums: bool, served: bool) -> FsckReport {
         let mut check = Check {
             integrity: self,
@@ -73,8 +73,8 @@ impl Integrity {
         check.report
     }
 
-    /// Checks one file that the caller has claimed and that nobody has open, and mends it if that is safe. What the PFS has
-    /// is only read if what is here is damaged.
+    /// Checks one file that the caller has claimed and that nobody has open, and mends it if that
+    /// is safe. What the PFS has is only read if what is here is damaged.
     pub(crate) fn check_claimed(&self, _claim: &Claim<'_>, file: &Arc<File>) -> FsckReport {
         let mut check = Check {
             integrity: self,
@@ -91,8 +91,8 @@ impl Integrity {
         check.report
     }
 
-    /// Takes the files over for a check of a state that is not served: nothing is adopted or removed on
-    /// the way, and what is missing is left to be found.
+    /// Takes the files over for a check of a state that is not served: nothing is adopted or
+    /// removed on the way, and what is missing is left to be found.
     pub fn open_for_check(&self, mut loaded: Loaded, dry_run: bool) -> Result<(), NsError> {
         if !dry_run {
             self.settle_for_check(&mut loaded)?;
@@ -119,7 +119,8 @@ impl Integrity {
         Ok(())
     }
 
-    /// Finishes the renames and demotions that a crash has left half done, before a check that mends.
+    /// Finishes the renames and demotions that a crash has left half done, before a check that
+    /// mends.
     fn settle_for_check(&self, loaded: &mut Loaded) -> Result<(), NsError> {
         self.ns.settle_unpublished()?;
         for pending in loaded.changes.drain(..) {

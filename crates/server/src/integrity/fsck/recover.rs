@@ -108,8 +108,8 @@ impl Integrity {
         }
     }
 
-    /// Puts an object's data on the PFS, verified, for its owner, in the deepest directory on its path that is there, under a name
-    /// that says so; the path to it.
+    /// Puts an object's data on the PFS, verified, for its owner, in the deepest directory on its
+    /// path that is there, under a name that says so; the path to it.
     pub(super) fn recover_object(
         &self,
         tier: TierId,
@@ -189,7 +189,8 @@ impl Integrity {
         Ok(())
     }
 
-    /// The deepest directory above a path that the PFS has, and the path to it, with '/' at its end unless it is the root.
+    /// The deepest directory above a path that the PFS has, and the path to it, with '/' at its end
+    /// unless it is the root.
     fn deepest(&self, path: &[u8]) -> Result<(PfsDir, Vec<u8>), Errno> {
         let pfs = self.ns.pfs();
         let mut dir = pfs.root().clone();

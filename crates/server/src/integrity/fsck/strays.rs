@@ -63,7 +63,8 @@ impl Check<'_> {
                     let hint = self.integrity.hint_of_record(tier, object, &record);
                     self.recovered(wrong, &hint, |integrity| {
                         let place = integrity.recover_object(tier, object, &hint)?;
-                        // The record first: an object without one is an orphan, and a record without an object is in the way for good.
+                        // The record first: an object without one is an orphan, and a record
+                        // without an object is in the way for good.
                         integrity.ns.remove_file_record(object)?;
                         integrity.remove_recovered(tier, object)?;
                         Ok(place)

@@ -99,7 +99,8 @@ impl Integrity {
         begun_s.map_or(f64::MAX, |begun| (TimeSpec::now().sec - begun) as f64)
     }
 
-    /// The pass has found damage. Who has the file open keeps it; the next who opens it looks closely.
+    /// The pass has found damage. Who has the file open keeps it; the next who opens it looks
+    /// closely.
     pub fn settle_damage(&self, file: &Arc<File>, tier: TierId, problem: String) {
         let claim = match self.base.health().is_silent() {
             true => self.buffer.opens().try_claim(file.ino),

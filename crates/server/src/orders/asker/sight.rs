@@ -61,8 +61,9 @@ impl<'a> Sight<'a> {
         }
     }
 
-    /// Whether the checksum of a file may be shown: it tells of the content. Of another user's file only where group and others may
-    /// read: who is in the group is not among the others. A list may say otherwise of anybody.
+    /// Whether the checksum of a file may be shown: it tells of the content. Of another user's file
+    /// only where group and others may read: who is in the group is not among the others. A list
+    /// may say otherwise of anybody.
     pub fn may_read(&self, ino: Ino, attr: &Attr) -> bool {
         if self.asker.trusted || self.asker.uid == attr.uid {
             return true;
@@ -76,7 +77,8 @@ impl<'a> Sight<'a> {
         attr.perm & 0o044 == 0o044 && matches!(list(), Err(Errno::ENODATA | Errno::EOPNOTSUPP))
     }
 
-    /// What is to be said of a path that does not lead anywhere: where it ends only those who may look there are told.
+    /// What is to be said of a path that does not lead anywhere: where it ends only those who may
+    /// look there are told.
     pub fn of_missing(&self, path: &[u8], errno: Errno) -> Errno {
         if self.asker.trusted {
             return errno;

@@ -20,8 +20,8 @@ use crate::orders::asker::Asker;
 use crate::orders::asker::sight::Sight;
 use crate::orders::walk::Visited;
 
-/// Starts a movement on a thread of its own, of files that the user owns and may find; all of them for root and the
-/// server's own user.
+/// Starts a movement on a thread of its own, of files that the user owns and may find; all of them
+/// for root and the server's own user.
 pub fn start(
     orders: &Arc<Orders>,
     movement: Movement,
@@ -199,8 +199,8 @@ fn stage_in(
             ),
             other => other.into(),
         })?;
-    // Who chose to write it in place before it was here has done so by now: see `prepare_change`. What cannot be
-    // evicted at once is clean, and gives way when somebody looks at it.
+    // Who chose to write it in place before it was here has done so by now: see `prepare_change`.
+    // What cannot be evicted at once is clean, and gives way when somebody looks at it.
     if written_in_place(orders, file.ino) {
         orders.buffer.evict_unopened(&file);
         return Err(super::written_in_place());
@@ -293,8 +293,9 @@ fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>) {
     }
 }
 
-/// A dirty file that nobody writes belongs into the queue. One that was found outside for long is put there, so that nobody waits for it
-/// in vain, and the log says what is known of it: something else has gone wrong.
+/// A dirty file that nobody writes belongs into the queue. One that was found outside for long is
+/// put there, so that nobody waits for it in vain, and the log says what is known of it: something
+/// else has gone wrong.
 fn put_back_idle(orders: &Orders, file: &Arc<File>, seen: &mut Seen) {
     if orders.buffer.queue().knows(file.object) {
         seen.idle.remove(&file.object.0);

@@ -15,7 +15,8 @@ use crate::buffer::opens::Target;
 use crate::orders::Orders;
 
 impl Orders {
-    /// Makes a directory; one that a path rule calls a version is made where outsiders do not see it.
+    /// Makes a directory; one that a path rule calls a version is made where outsiders do not see
+    /// it.
     pub fn mkdir(&self, link: &Link, perm: u16, cred: &Cred) -> Result<Attr, Errno> {
         let version = self.catalog.rules().has_groups() && {
             match self.ns.node(link.parent)? {
@@ -37,9 +38,9 @@ impl Orders {
         })
     }
 
-    /// Orders the publication of a version by its directory, after which neither the order nor what it is for
-    /// is lost by a loss of power. `EINVAL` for a directory that no rule calls a version, `ENODATA` for one of
-    /// which files are lost. One that is published already needs nothing.
+    /// Orders the publication of a version by its directory, after which neither the order nor what
+    /// it is for is lost by a loss of power. `EINVAL` for a directory that no rule calls a version,
+    /// `ENODATA` for one of which files are lost. One that is published already needs nothing.
     pub fn order_publication(&self, dir: &Arc<Dir>) -> Result<(), Errno> {
         if dir.hidden().is_none() {
             let is_version = self.catalog.rules().group(&dir.path()).is_some();

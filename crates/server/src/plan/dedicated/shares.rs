@@ -32,8 +32,8 @@ impl Plan {
         shares.as_mut().map(act)
     }
 
-    /// Whether a new file of an application may come into the burst buffer; `true` under every other policy. Where its
-    /// share is full, its own clean copies go first.
+    /// Whether a new file of an application may come into the burst buffer; `true` under every
+    /// other policy. Where its share is full, its own clean copies go first.
     pub fn has_share(&self, application: &str, bytes: u64) -> bool {
         let number = u64::from(self.catalog.apps().number_or_new(application));
         // What it needs counts as it grows.
@@ -69,7 +69,8 @@ impl Plan {
         self.buffer.wake_collector();
     }
 
-    /// Whether a file may grow by `len` within its application's share; `true` under every other policy.
+    /// Whether a file may grow by `len` within its application's share; `true` under every other
+    /// policy.
     pub fn fits_share(&self, object: ObjectId, len: u64) -> bool {
         let Some((number, _)) = self.catalog.apps().of(object) else {
             return true;

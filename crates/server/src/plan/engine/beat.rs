@@ -58,16 +58,16 @@ impl Plan {
         self.engine.ahead_bytes(self.settings.demotion.workers)
     }
 
-    /// For a copy to ask with every piece: demotion that is fast because of a pause does not go on until the next tick once the
-    /// pause is over.
+    /// For a copy to ask with every piece: demotion that is fast because of a pause does not go on
+    /// until the next tick once the pause is over.
     pub fn notice_end_of_pause(&self) {
         if self.engine.is_in_pause.load(Ordering::Relaxed) && !self.is_quiet() {
             look(self);
         }
     }
 
-    /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be asked where
-    /// `Engine::is_throttled`. The request is under way until the answer is dropped.
+    /// Waits for turn and rate of a request of `bytes` on a file of the burst buffer. Only to be
+    /// asked where `Engine::is_throttled`. The request is under way until the answer is dropped.
     pub fn take_turn(&self, open: &OpenFile, class: Class, bytes: u64) -> Option<Turn<'_>> {
         let object = match &*open.target.read() {
             Target::Buffer { file, tier, .. }

@@ -126,7 +126,8 @@ impl Learning {
         Ok(())
     }
 
-    /// What is known of applications that are not remembered any more is kept by name, until they are seen again.
+    /// What is known of applications that are not remembered any more is kept by name, until they
+    /// are seen again.
     fn forget(&self, forgotten: Vec<(u32, String)>) {
         if forgotten.is_empty() {
             return;
@@ -160,7 +161,8 @@ impl Plan {
             if !open.is_written() {
                 return;
             }
-            // Also what went on to the PFS for want of room: it is what applications write that is predicted.
+            // Also what went on to the PFS for want of room: it is what applications write that is
+            // predicted.
             if let Target::Buffer { file, .. } = &*open.target.read() {
                 open_now.push((file.object, self.buffer.ledger().used_bytes(file.object)));
             }
@@ -215,8 +217,9 @@ impl Plan {
         }
     }
 
-    /// A program has opened a file: writers are remembered, and the first read of a new run is a restart. Costs a few lookups,
-    /// and a question to the kernel only where the application was written since its last restart.
+    /// A program has opened a file: writers are remembered, and the first read of a new run is a
+    /// restart. Costs a few lookups, and a question to the kernel only where the application was
+    /// written since its last restart.
     pub fn note_opened(&self, handle: Handle, flags: OpenFlags, cred: &Cred) {
         let Ok((open, _)) = self.buffer.opens().file(handle) else {
             return;
@@ -293,7 +296,8 @@ impl Plan {
         inner.changed = true;
     }
 
-    /// An application is about to create a file: what is known of its MTBF counts from the first one on.
+    /// An application is about to create a file: what is known of its MTBF counts from the first
+    /// one on.
     pub fn introduce(&self, application: &str, path: &[u8], pid: u32) {
         if self.catalog.apps().number(application).is_some() {
             return;
@@ -307,7 +311,8 @@ impl Plan {
         self.catalog.apps().set_mtbf(number, mtbf_s);
     }
 
-    /// What is known before the first restart: the rule's or the configured MTBF, else by the number of nodes of the job.
+    /// What is known before the first restart: the rule's or the configured MTBF, else by the
+    /// number of nodes of the job.
     fn prior_mtbf_s(&self, path: &[u8], pid: u32) -> f64 {
         if let Some(mtbf_s) = self.catalog.rules().mtbf_s(path) {
             return mtbf_s;

@@ -1,0 +1,305 @@
+//! Attributes of files: what they are, and what changes them, a truncation too.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_kv::Durability as KvDurability;
+use forebay_namespace::{AttrPlan, File, Node};
+use forebay_policy::placement::FirstChange;
+use forebay_tiers::Object;
+use forebay_types::{
+    Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, SetTime, failpoint, limits,
+};
+
+use crate::buffer::opens::{OpenFile, Target};
+use crate::files::Files;
+use crate::files::change::{can_stay, is_overtaken};
+use crate::integrity::atrest::Purpose;
+
+impl Files {
+    /// Sets attributes, the size included.
+    pub fn setattr(
+        &self,
+        ino: Ino,
+        handle: Option<Handle>,
+        set: &SetAttr,
+        cred: Cred,
+    ) -> Result<Attr, Errno> {
+        if set.size.is_some_and(|size| size > limits::FILE_BYTES_MAX) {
+            return Err(Errno::EFBIG);
+        }
+        let plan = match self.ns.setattr(ino, set) {
+            // An outdated copy has just lost its name: who has it open changes what they have.
+            Err(error) if error.errno() == Errno::ESTALE && handle.is_some() => {
+                match self.ns.setattr(ino, set) {
+                    Err(error) if error.errno() == Errno::ESTALE => {
+                        return self.setattr_open_pfs(ino, set);
+                    }
+                    planned => planned?,
+                }
+            }
+            Err(error) if error.errno() == Errno::ESTALE => return self.setattr_open_pfs(ino, set),
+            planned => planned?,
+        };
+        if set.size.is_some() && cred.uid != 0 {
+            self.clear_set_id(ino)?;
+        }
+        match plan {
+            AttrPlan::Done => {}
+            AttrPlan::Object(file) => match self.setattr_object(&file, set) {
+                // It has left the burst buffer meanwhile.
+                Err(Errno::ENOENT) if matches!(self.ns.node(ino), Ok(Node::Plain(_))) => {
+                    return self.setattr(ino, handle, set, cred);
+                }
+                done => done?,
+            },
+            AttrPlan::PfsFile => self.truncate_pfs(ino, handle, set.size.unwrap_or(0))?,
+        }
+        self.getattr(ino)
+    }
+
+    /// Attributes as they are now.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
+        match self.ns.getattr(ino) {
+            Ok((attr, file)) => self.live_attr(attr, file.as_ref()),
+            Err(error) if error.errno() == Errno::ETIMEDOUT => Err(Errno::ETIMEDOUT),
+            Err(error) => self.stat_open_pfs(ino).ok_or(error.errno()),
+        }
+    }
+
+    /// An outsider has removed the name of a file that is open here: its descriptor still knows it.
+    pub(super) fn stat_open_pfs(&self, ino: Ino) -> Option<Attr> {
+        let open = self.buffer.opens().by_ino(ino)?;
+        let target = open.target.read();
+        let Target::Pfs { file, .. } = &*target else {
+            return None;
+        };
+        self.buffer.reach(&target).ok()?;
+        let stat = self.ns.pfs().stat_file(file.file()).ok()?;
+        Some(Attr {
+            ino,
+            kind: stat.kind(),
+            perm: stat.perm(),
+            nlink: stat.nlink,
+            uid: stat.uid,
+            gid: stat.gid,
+            rdev: 0,
+            size: stat.size,
+            blocks: stat.blocks,
+            atime: stat.atime,
+            mtime: stat.mtime,
+            ctime: stat.ctime,
+        })
+    }
+
+    /// Of a file that is open here, but whose name is gone.
+    pub fn setattr_open_pfs(&self, ino: Ino, set: &SetAttr) -> Result<Attr, Errno> {
+        let open = self.buffer.opens().by_ino(ino).ok_or(Errno::ESTALE)?;
+        if set.size.is_some() {
+            self.prepare_change(&open, false)?;
+        }
+        let target = open.target.read();
+        let Target::Pfs { file, .. } = &*target else {
+            return Err(Errno::ESTALE);
+        };
+        self.buffer.reach(&target)?;
+        if let Some(size) = set.size {
+            file.set_len(size)?;
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            std::os::unix::fs::fchown(file.file(), set.uid, set.gid)?;
+        }
+        if let Some(perm) = set.perm {
+            file.file()
+                .set_permissions(std::os::unix::fs::PermissionsExt::from_mode(perm.into()))?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            file.set_times(set.atime, set.mtime)?;
+        }
+        drop(target);
+        self.getattr(ino)
+    }
+
+    pub(super) fn setattr_object(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), Errno> {
+        let set = &file.lock().as_taken(set);
+        let times = set.atime.is_some() || set.mtime.is_some();
+        if set.size.is_none() && !times {
+            return Ok(());
+        }
+        let claim = self.buffer.opens().claim(file.ino);
+        let Some(open) = claim.open() else {
+            // With the claim held, it is neither opened nor evicted meanwhile.
+            let purpose = match set.size {
+                Some(0) => Purpose::Shape,
+                Some(_) => Purpose::Change,
+                None => Purpose::Open,
+            };
+            let opened = self.integrity.open_at_rest(&claim, file, purpose, false)?;
+            let (_, object, _) = opened.ok_or(Errno::ENOENT)?;
+            return self.change_closed(file, &*object, set);
+        };
+        // As long as a handle is counted, what is changed here is not moved elsewhere.
+        let flags = OpenFlags(libc::O_RDONLY as u32);
+        let handle = self.buffer.opens().add(&claim, &open, flags);
+        drop(claim);
+        let changed = self.change_open(&open, file, set);
+        let closed = self.release(handle);
+        changed.and(closed)
+    }
+
+    pub(super) fn change_open(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+        set: &SetAttr,
+    ) -> Result<(), Errno> {
+        self.prepare_change(open, set.size == Some(0))?;
+        if set.size.is_some() {
+            self.buffer.activity().note();
+        }
+        let target = self.target(open)?;
+        self.buffer.reach(&target)?;
+        if let Some(size) = set.size {
+            if size == 0 {
+                // Whatever is in it goes.
+                open.mark_verified();
+            }
+            self.note_change(open, &target)?;
+            self.forget_flushed(file, size);
+        }
+        let changed = self.apply(open, &target, set);
+        drop(target);
+        // Also what failed: the file was marked as being written.
+        let absorbed = self.absorb_change(file);
+        changed.and(absorbed)
+    }
+
+    pub(super) fn apply(
+        &self,
+        open: &OpenFile,
+        target: &Target,
+        set: &SetAttr,
+    ) -> Result<(), Errno> {
+        if let Some(size) = set.size {
+            target.object().set_len(size)?;
+            self.note_changed(target)?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            open.touched.store(true, Ordering::Release);
+            target.object().set_times(set.atime, set.mtime)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn change_closed(
+        &self,
+        file: &Arc<File>,
+        object: &dyn Object,
+        set: &SetAttr,
+    ) -> Result<(), Errno> {
+        if let Some(size) = set.size {
+            // Until it is recorded, only the object knows the size.
+            self.begin_change(file)?;
+            self.forget_flushed(file, size);
+            self.buffer.activity().note();
+        }
+        let changed = change_object(object, set);
+        // Also what failed: the file was marked as being written.
+        let recorded = self.record_object(file, object);
+        changed.and(recorded)
+    }
+
+    /// A change through a handle that does not count as a writer (truncate(2) on a file that
+    /// somebody reads).
+    pub(super) fn absorb_change(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let claim = self.buffer.opens().claim(file.ino);
+        if claim.open().is_some_and(|open| open.is_written()) {
+            // The close of who writes it takes that in.
+            return Ok(());
+        }
+        let object = self.buffer.tiers().open_object(file.tier(), file.object)?;
+        self.record_object(file, &*object)
+    }
+
+    /// Takes size and times of an object into its record. The caller has claimed the file, and
+    /// nobody writes it.
+    pub fn record_object(&self, file: &Arc<File>, object: &dyn Object) -> Result<(), Errno> {
+        let stat = object.stat()?;
+        let (dirty, unlinked) = {
+            let mut state = file.lock();
+            state.end_writing(&stat);
+            self.ns.save(file, &state, KvDurability::Buffered)?;
+            let dirty = self.buffer.book_held(file, &state, stat.allocated_bytes);
+            (dirty, state.is_unlinked())
+        };
+        if dirty && !unlinked {
+            self.buffer.queue().add(file.object);
+        }
+        Ok(())
+    }
+
+    pub(super) fn truncate_pfs(
+        &self,
+        ino: Ino,
+        handle: Option<Handle>,
+        size: u64,
+    ) -> Result<(), Errno> {
+        if let Some(open) = self.buffer.opens().by_ino(ino) {
+            self.prepare_change(&open, size == 0)?;
+            let target = open.target.read();
+            if let Target::Buffer { file, .. } = &*target {
+                let file = file.clone();
+                drop(target);
+                let set = SetAttr {
+                    size: Some(size),
+                    ..SetAttr::default()
+                };
+                return self.setattr_object(&file, &set);
+            }
+            self.buffer.reach(&target)?;
+            target.object().set_len(size)?;
+            return Ok(());
+        }
+        if handle.is_some() {
+            return Err(Errno::EBADF);
+        }
+        let forebay_namespace::Node::Plain(plain) = self.ns.node(ino)? else {
+            return Err(Errno::EINVAL);
+        };
+        let stat = self.ns.stat_plain(&plain)?;
+        let way = self.way_in(&stat, size == 0);
+        if way != FirstChange::InPlaceOnPfs {
+            let empty = way == FirstChange::FreshObject;
+            match self.bring_in(&plain.parent, &plain.name, Some(plain.id), empty, &|_| ()) {
+                // The kernel looks its name up again, and comes back.
+                Err(errno) if is_overtaken(errno) => return Err(Errno::ESTALE),
+                Err(errno) if can_stay(errno) => {}
+                arrived => {
+                    // Somebody may have opened it since it came in.
+                    let (file, _, _) = arrived?;
+                    let set = SetAttr {
+                        size: Some(size),
+                        ..SetAttr::default()
+                    };
+                    return self.setattr_object(&file, &set);
+                }
+            }
+        }
+        let done = self.ns.on_plain(ino, &plain, |node| {
+            Ok(self.ns.pfs().open_node(node, true)?.set_len(size)?)
+        });
+        done?.ok_or(Errno::ESTALE)
+    }
+}
+
+fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Errno> {
+    if let Some(size) = set.size {
+        object.set_len(size)?;
+        failpoint::hit(failpoint::Point::TruncateObject);
+        object.set_times(None, set.mtime.or(Some(SetTime::Now)))?;
+    }
+    if set.atime.is_some() || set.mtime.is_some() {
+        object.set_times(set.atime, set.mtime)?;
+    }
+    Ok(())
+}

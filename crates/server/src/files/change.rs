@@ -1,0 +1,214 @@
+//! Changes of content: what is on record before the first, and where a file that is only on the
+//! PFS is changed.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_namespace::{File, Node, PlainNode};
+use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
+use forebay_tiers::{FileObject, TierKind};
+use forebay_types::Errno;
+
+use crate::buffer::opens::{OpenFile, Target};
+use crate::files::Files;
+use crate::integrity::atrest::{Looked, Purpose};
+
+/// Looks at a file of the PFS that others rename, link or bring in at the same time.
+const TRIES: u32 = 8;
+
+impl Files {
+    /// The content is about to change: from here on copies of what it was are not published.
+    pub fn note_change(&self, open: &OpenFile, target: &Target) -> Result<(), Errno> {
+        self.integrity.compare_before_change(open, target)?;
+        open.touched.store(true, Ordering::Release);
+        let Target::Buffer { file, .. } = target else {
+            return Ok(());
+        };
+        {
+            let mut state = file.lock();
+            // Only then the record says that the object knows the size.
+            if state.is_dirty() && state.residency.writing {
+                state.changed();
+                return Ok(());
+            }
+        }
+        self.begin_change(file)
+    }
+
+    /// The content has changed. A copy that was begun after that was noted, and before it was done,
+    /// may be without it: it is outdated.
+    pub fn note_changed(&self, target: &Target) -> Result<(), Errno> {
+        let Target::Buffer { file, .. } = target else {
+            return Ok(());
+        };
+        {
+            let mut state = file.lock();
+            let copied = state.safe == Some(state.generation()) || state.residency.clean;
+            if !state.demoting && !copied {
+                return Ok(());
+            }
+            if state.is_dirty() && state.residency.writing {
+                state.changed();
+                return Ok(());
+            }
+        }
+        self.begin_change(file)
+    }
+
+    /// From here on a file is dirty.
+    pub fn begin_change(&self, file: &Arc<File>) -> Result<(), Errno> {
+        let outlasting = self.buffer.tiers().kind(file.tier()) != TierKind::Dram;
+        self.ns.begin_change(file, true, outlasting)?;
+        self.buffer.book_state(file);
+        Ok(())
+    }
+
+    /// Whether a file that meets a full file system can go on somewhere else.
+    pub(super) fn has_elsewhere(&self, target: &Target) -> bool {
+        matches!(target, Target::Buffer { tier, .. } if self.buffer.tiers().kind(*tier) != TierKind::Pfs)
+    }
+
+    /// A file of the PFS that is about to change comes into the burst buffer first, if that is
+    /// cheap.
+    pub fn prepare_change(&self, open: &OpenFile, truncates: bool) -> Result<(), Errno> {
+        if !matches!(
+            &*open.target.read(),
+            Target::Pfs {
+                writable: false,
+                ..
+            }
+        ) {
+            return Ok(());
+        }
+        let mut target = open.target.write();
+        let Target::Pfs {
+            node,
+            file,
+            writable: false,
+            ..
+        } = &*target
+        else {
+            return Ok(());
+        };
+        let mut tries = 0;
+        let next = loop {
+            tries += 1;
+            match self.ns.node(open.ino) {
+                // It has come into the burst buffer since it was opened.
+                Ok(Node::File(file)) if !file.lock().is_unlinked() => {
+                    match self.open_arrived(file) {
+                        // It has been unlinked since, and its object is gone.
+                        Err(errno) if is_overtaken(errno) && tries < TRIES => {}
+                        opened => break opened?,
+                    }
+                }
+                // It may have been renamed since.
+                Ok(Node::Plain(now)) if now.id == node.id && self.ns.stat_plain(&now).is_ok() => {
+                    match self.first_change(&now, file, truncates) {
+                        Err(errno) if is_overtaken(errno) && tries < TRIES => {}
+                        // It comes in and leaves again and again: beside a record it must not be
+                        // changed.
+                        Err(Errno::EEXIST) => return Err(Errno::EBUSY),
+                        Err(errno) if can_stay(errno) => break write_in_place(node, file)?,
+                        done => break done?,
+                    }
+                }
+                // Nobody can find it any more: it can only be changed where it is.
+                _ => break write_in_place(node, file)?,
+            }
+        };
+        open.put(&mut target, next);
+        Ok(())
+    }
+
+    pub(super) fn open_arrived(&self, file: Arc<File>) -> Result<Target, Errno> {
+        let tier = file.tier();
+        let opened = self.buffer.tiers().open_object(tier, file.object);
+        let looked = self
+            .integrity
+            .look(&file, tier, &opened, Purpose::Change, &|| false)?;
+        if let Looked::Wrong(problem) = looked {
+            self.integrity
+                .note_damage(&file, file.path(), problem, Default::default());
+            return Err(Errno::EIO);
+        }
+        // Requests will write it.
+        let object = opened.and_then(|_| self.buffer.tiers().open_to_write(tier, file.object))?;
+        Ok(Target::Buffer { file, object, tier })
+    }
+
+    pub(super) fn first_change(
+        &self,
+        node: &Arc<PlainNode>,
+        file: &FileObject,
+        truncates: bool,
+    ) -> Result<Target, Errno> {
+        let stat = self.ns.pfs().stat_file(file.file())?;
+        let way = self.way_in(&stat, truncates);
+        if way == FirstChange::InPlaceOnPfs {
+            return write_in_place(node, file);
+        }
+        let empty = way == FirstChange::FreshObject;
+        let (file, object, tier) =
+            self.bring_in(&node.parent, &node.name, Some(node.id), empty, &|_| ())?;
+        self.catalog.apps().opened_for_write(file.object);
+        Ok(Target::Buffer { file, object, tier })
+    }
+
+    /// How a file of the PFS is changed for the first time. Files with several links there stay
+    /// one file only if they are changed where they are; of what cannot be replaced there the PFS
+    /// says what may be done to it.
+    pub(super) fn way_in(&self, stat: &forebay_tiers::PfsStat, truncates: bool) -> FirstChange {
+        if stat.nlink > 1 || stat.keeps_its_place() {
+            return FirstChange::InPlaceOnPfs;
+        }
+        let limits = ChangeLimits::default();
+        let choose = || {
+            first_change(
+                stat.size,
+                truncates,
+                &self.buffer.ledger().spaces(),
+                &limits,
+            )
+        };
+        match choose() {
+            FirstChange::InPlaceOnPfs if stat.size <= limits.max_stage_in_bytes => {
+                self.evict_somewhere(stat.size + stat.size / 4);
+                choose()
+            }
+            way => way,
+        }
+    }
+}
+
+/// Somebody has changed the names of a file, linked it or brought it in while it was brought in.
+pub(super) fn is_overtaken(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::EEXIST | Errno::ESTALE | Errno::ENOENT | Errno::EMLINK
+    )
+}
+
+/// A file that cannot come in now can be changed where it is.
+pub(super) fn can_stay(errno: Errno) -> bool {
+    is_overtaken(errno) || matches!(errno, Errno::ENOSPC | Errno::EDQUOT)
+}
+
+/// The same file of the PFS, open for writing. Its name need not be known.
+fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Errno> {
+    let path = format!("/proc/self/fd/{}", file.file().as_raw_fd());
+    let open = |options: &mut std::fs::OpenOptions| options.read(true).open(&path);
+    let (writable, appends_only) = match open(std::fs::File::options().write(true)) {
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            (open(std::fs::File::options().append(true))?, true)
+        }
+        opened => (opened?, false),
+    };
+    Ok(Target::Pfs {
+        node: node.clone(),
+        file: Arc::new(FileObject::new(writable)),
+        writable: true,
+        appends_only,
+    })
+}
