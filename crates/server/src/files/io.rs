@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use forebay_policy::schedule::Class;
 use forebay_tiers::{Seek, TierKind, start_writeback};
-use forebay_types::{
-    Errno, Handle, limits,
-};
+use forebay_types::{Errno, Handle, limits};
 use forebay_wire::{SeekWhat, WriteHow};
 
 use crate::buffer::opens::{OpenFile, Target};
