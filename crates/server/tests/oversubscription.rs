@@ -198,6 +198,28 @@ fn what_was_learned_survives_a_restart_of_the_server() {
 }
 
 #[test]
+fn a_look_at_fresh_data_after_a_restart_of_the_server_is_no_restart_of_the_application() {
+    let scratch = Scratch::new();
+    let settings = prepared(&scratch);
+    let running = Running::start(&settings, false);
+    let writer = Process::start();
+    write_as(&running, writer.cred(), "here-ckpt-1.dat", b"one");
+    write_as(&running, writer.cred(), "gone-ckpt-1.dat", b"one");
+    drop(writer);
+    running.drain();
+    running.move_files(forebay_wire::control::Movement::Release, b"gone-ckpt-1.dat");
+    running.instance.stop();
+    drop(running);
+    let running = Running::start(&settings, false);
+    let reader = Process::start();
+    for name in ["here-ckpt-1.dat", "gone-ckpt-1.dat"] {
+        read_as(&running, reader.cred(), name);
+        assert_eq!(running.status().restarts_total, 0, "{name}");
+    }
+    running.instance.stop();
+}
+
+#[test]
 fn policies_change_while_running() {
     let scratch = Scratch::new();
     let running = Running::start(&prepared(&scratch), false);

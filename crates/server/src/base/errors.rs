@@ -40,6 +40,13 @@ impl ErrorLog {
         }
     }
 
+    /// What was told of this path and error.
+    pub fn reason(&self, path: &[u8], errno: Errno) -> Option<String> {
+        let entries = self.entries.lock();
+        let told = entries.iter().find(|e| e.path == path && e.errno == errno);
+        told.map(|e| e.reason.clone())
+    }
+
     /// All of them.
     pub fn all(&self) -> Vec<PathFailure> {
         self.entries.lock().iter().cloned().collect()
@@ -64,6 +71,11 @@ mod tests {
         log.add(b"a".to_vec(), Errno::ENOSPC, "second".into());
         assert_eq!(paths(&log), [b"b", b"a"]);
         assert_eq!(log.all()[1].reason, "second");
+        let told = |errno| log.reason(b"a", errno);
+        assert_eq!(
+            (told(Errno::ENOSPC), told(Errno::EIO)),
+            (Some("second".into()), None)
+        );
         log.clear(b"b");
         log.clear(b"never");
         assert_eq!(paths(&log), [b"a"]);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_testkit::{
@@ -233,6 +234,46 @@ fn command_status_shows_tiers_drain_errors_and_applications() {
     assert_eq!(status["tiers"][0]["dirty_bytes"], 0);
     assert_eq!(status["demoted_bytes_total"], 2 << 20);
     assert!(status["uptime_s"].as_f64() > Some(0.0), "{status}");
+}
+
+#[test]
+fn command_fsck_of_a_running_one_reports_nothing_that_comes_or_goes() {
+    let cluster = Cluster::builder().up();
+    for folder in ["d", "e"] {
+        fs::create_dir(cluster.mnt(folder)).expect("mkdir");
+    }
+    for n in 0..1000 {
+        fs::write(cluster.mnt(format!("e/{n}")), "content").expect("write");
+    }
+    cluster.drain("e");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Acquire) {
+                for n in 0..100 {
+                    fs::write(cluster.mnt(format!("d/{n}")), "content").expect("write");
+                }
+                for n in 0..100 {
+                    fs::remove_file(cluster.mnt(format!("d/{n}"))).expect("remove");
+                }
+            }
+        });
+        for round in 0..6 {
+            cluster.on_path(&["stage-in"], "e").ok();
+            let release = scope.spawn(|| cluster.on_path(&["release"], "e"));
+            let flags: &[&str] = match round % 2 {
+                0 => &["fsck"],
+                _ => &["fsck", "--dry-run"],
+            };
+            let output = cluster.on_state(flags);
+            release.join().expect("release");
+            if output.code != 0 {
+                done.store(true, Ordering::Release);
+            }
+            assert_eq!(output.code, 0, "{output:?}");
+        }
+        done.store(true, Ordering::Release);
+    });
 }
 
 #[test]

@@ -1,9 +1,12 @@
 //! Promise 7: errors reach a person, and no data is lost for them.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 
-use forebay_testkit::{Cluster, listing, needs_root, pattern, wait_until, write_file};
+use forebay_testkit::{
+    Cluster, When, all_files, listing, needs_root, pattern, wait_until, write_file,
+};
+use serde_json::json;
 
 const MIB: usize = 1 << 20;
 
@@ -83,6 +86,38 @@ fn promise_7_a_failed_demotion_fails_the_next_fsync_of_the_file() {
     drop(file);
     std::fs::remove_file(ballast).expect("remove");
     cluster.drain("f");
+}
+
+#[test]
+fn promise_7_a_file_that_is_removed_while_its_drain_fails_leaves_no_error() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().fuse_pfs().lazy().up();
+    let pfs = cluster.fuse_pfs();
+    pfs.fail("write", When::Before, libc::EFBIG, "");
+    pfs.hold("write", When::Before, "");
+    write_file(&cluster.mnt("f"), pattern(910, 1000));
+    std::thread::scope(|scope| {
+        let drains = scope.spawn(|| cluster.on_path(&["stage-out", "--wait"], "f"));
+        pfs.wait_held("write");
+        fs::remove_file(cluster.mnt("f")).expect("remove");
+        let objects = cluster.state().join("dram/objects");
+        wait_until("its object is gone", || {
+            let left = all_files(&objects);
+            left.is_empty()
+        });
+        pfs.let_go("write");
+        drains.join().expect("stage-out");
+    });
+    wait_until("no temporary file stays", || {
+        listing(&pfs.behind("")).is_empty()
+    });
+    let status = cluster.status();
+    assert_eq!(
+        (&status["errors"], &status["errors_total"]),
+        (&json!([]), &0.into())
+    );
 }
 
 #[test]

@@ -330,7 +330,8 @@ fn changes_while_exchanged(cluster: &Cluster, home: &str, change: &Change) -> u3
         scope.spawn(|| {
             as_user(NOBODY, || {
                 while !done.load(Ordering::Acquire) {
-                    // An even number: each has its own name in between, so that something is done, too.
+                    // An even number: each has its own name in between, so that something is done,
+                    // too.
                     for _ in 0..20 {
                         exchange();
                         std::thread::sleep(Duration::from_micros(200));

@@ -202,19 +202,11 @@ fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Fai
         return Failure::Error(Errno::ENOENT, what.into());
     }
     let errno = Errno::from(&error);
-    let meta = &demotion.meta;
     match errno {
         Errno::EACCES | Errno::EPERM => {
             let us = rustix::process::geteuid().as_raw();
-            let whom = match us == meta.uid {
-                true => "you".to_string(),
-                false => format!("user {}", meta.uid),
-            };
-            let what = format!(
-                "its directory on the PFS is not writable for {whom} ({error}): after chmod u+w {} it is tried again",
-                demotion.dir.path().escape_ascii()
-            );
-            Failure::Error(errno, what)
+            let dir = demotion.dir.path();
+            Failure::Error(errno, not_writable(&error, us, demotion.meta.uid, &dir))
         }
         Errno::ENOSPC
             if drain
@@ -228,6 +220,21 @@ fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Fai
         }
         _ => on_pfs("temporary file")(error),
     }
+}
+
+/// Nobody may make a file there: neither the owner nor this process's user, `us`.
+fn not_writable(error: &std::io::Error, us: u32, owner: u32, dir: &[u8]) -> String {
+    let whom = match us == owner {
+        true => "you".to_string(),
+        false => format!("user {owner}"),
+    };
+    let dir = match dir.is_empty() {
+        true => ".".into(),
+        false => dir.escape_ascii().to_string(),
+    };
+    format!(
+        "its directory on the PFS is not writable for {whom} ({error}): after chmod u+w {dir} it is tried again"
+    )
 }
 
 /// Whether a file system that counts inodes has none left for a new file. (btrfs and others count
@@ -319,6 +326,20 @@ mod tests {
     use forebay_types::Statfs;
 
     use crate::testing::{Lab, drain, strand};
+
+    #[test]
+    fn a_directory_that_is_not_writable_is_named_with_what_to_do() {
+        let error = std::io::Error::from_raw_os_error(libc::EACCES);
+        let told = super::not_writable(&error, 1000, 1000, b"pkg/a");
+        assert!(
+            told.contains("not writable for you (Permission denied"),
+            "{told}"
+        );
+        assert!(told.contains("chmod u+w pkg/a it is tried again"), "{told}");
+        let told = super::not_writable(&error, 0, 1000, b"");
+        assert!(told.contains("for user 1000"), "{told}");
+        assert!(told.contains("chmod u+w . it"), "{told}");
+    }
 
     #[test]
     fn a_file_system_without_inodes_is_told_from_one_that_counts_none() {

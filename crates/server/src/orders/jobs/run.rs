@@ -338,10 +338,12 @@ fn outcome(orders: &Orders, file: &Arc<File>, seen: &mut Seen) -> Outcome {
         return Outcome::Done(size);
     }
     if let (Some(errno), false) = (error, demoting) {
-        let reason = format!(
-            "not demoted: {}; it is kept and tried again",
-            errno.message()
-        );
+        let path = file.path();
+        let told = orders.base.errors().reason(&path, errno);
+        let reason = told.unwrap_or_else(|| {
+            let why = errno.message();
+            format!("not demoted: {why}; it is kept and tried again")
+        });
         return Outcome::Failed(Failure::new(errno, reason));
     }
     if demoting {

@@ -1,11 +1,13 @@
 //! What is learned from what programs do.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use forebay_namespace::{Namespace, NsError};
+use forebay_namespace::{File, Namespace, NsError};
 use forebay_policy::forecast::Learner;
 use forebay_policy::mtbf::{PRIOR_MTBF_S, ReadPurpose, RestartDetector, Writers, prior_s};
+use forebay_tiers::{FileObject, Object};
 use forebay_types::{Cred, Handle, ObjectId, OpenFlags};
 use parking_lot::Mutex;
 
@@ -16,6 +18,29 @@ use super::{
 use crate::base::settings::Settings;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::plan::Plan;
+
+/// What is read.
+enum Read {
+    /// A file of the burst buffer.
+    Here(Arc<File>),
+    /// One that is on the PFS only.
+    OnPfs(Arc<FileObject>),
+}
+
+impl Read {
+    /// When it was last changed, in seconds since 1970.
+    fn changed_s(&self) -> Option<f64> {
+        let changed = match self {
+            Read::Here(file) => {
+                let state = file.lock();
+                state.meta.mtime.max(state.meta.ctime)
+            }
+            // Its time of change is that of its drain.
+            Read::OnPfs(file) => file.stat().ok()?.mtime,
+        };
+        Some(changed.sec as f64 + f64::from(changed.nsec) / 1e9)
+    }
+}
 
 impl Learning {
     /// Continues with what was stored.
@@ -224,24 +249,17 @@ impl Plan {
         let Ok((open, _)) = self.buffer.opens().file(handle) else {
             return;
         };
-        let (application, changed_s) = match &*open.target.read() {
+        let (application, read) = match &*open.target.read() {
             Target::Buffer { file, .. } => match self.catalog.apps().of(file.object) {
-                Some((number, _)) => {
-                    let state = file.lock();
-                    let changed = state.meta.mtime.max(state.meta.ctime);
-                    (
-                        number,
-                        Some(changed.sec as f64 + f64::from(changed.nsec) / 1e9),
-                    )
-                }
+                Some((number, _)) => (number, Read::Here(file.clone())),
                 None => return,
             },
             Target::Pfs { .. } if flags.writes() => return,
-            Target::Pfs { node, .. } => {
+            Target::Pfs { node, file, .. } => {
                 let path = node.parent.path_of(&node.name);
                 let identity = self.catalog.rules().identify(&path);
                 match self.catalog.apps().number(&identity.application) {
-                    Some(number) => (number, None),
+                    Some(number) => (number, Read::OnPfs(file.clone())),
                     None => return,
                 }
             }
@@ -249,7 +267,7 @@ impl Plan {
         if flags.writes() {
             self.note_writer(application, cred.pid, &open);
         } else {
-            self.note_reader(application, cred.pid, changed_s);
+            self.note_reader(application, cred.pid, &read);
         }
     }
 
@@ -323,9 +341,20 @@ impl Plan {
         }
     }
 
-    /// `changed_s`: when the file was last changed, if it is in the burst buffer.
-    fn note_reader(&self, application: u32, pid: u32, changed_s: Option<f64>) {
+    /// Since the start nobody has written it, and its next read may be a restart.
+    fn are_writers_unknown(&self, application: u32) -> bool {
+        let inner = self.learning.inner.lock();
+        let runs = inner.runs.get(&application);
+        runs.is_none_or(|runs| runs.writers.is_empty() && runs.detector.is_armed())
+    }
+
+    fn note_reader(&self, application: u32, pid: u32, read: &Read) {
         let now_s = self.learning.now_s();
+        // The PFS may take its time to answer, and is asked before others wait for this.
+        let changed_s = match self.are_writers_unknown(application) {
+            true => read.changed_s(),
+            false => None,
+        };
         let mut inner = self.learning.inner.lock();
         if !inner.runs.contains_key(&application) {
             let name = self.catalog.apps().name(application).unwrap_or_default();
@@ -349,8 +378,9 @@ impl Plan {
         if !runs.detector.is_armed() || runs.writers.contains(&pid) {
             return;
         }
-        let unknown = runs.writers.is_empty();
-        if unknown && changed_s.is_some_and(|at_s| !runs.detector.may_restart_from(at_s, now_s)) {
+        if runs.writers.is_empty()
+            && changed_s.is_some_and(|at_s| !runs.detector.may_restart_from(at_s, now_s))
+        {
             // Written before the start: by whom is not known.
             return;
         }
@@ -376,7 +406,7 @@ impl Plan {
             .on_read_open(opener(pid), ReadPurpose::User, writers, now_s);
         if let Some(mtbf_s) = restart {
             inner.restarts += 1;
-            inner.hits += u64::from(changed_s.is_some());
+            inner.hits += u64::from(matches!(read, Read::Here(_)));
             inner.changed = true;
             drop(inner);
             self.catalog.apps().set_mtbf(application, mtbf_s);
