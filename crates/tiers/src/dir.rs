@@ -31,11 +31,9 @@ use crate::{FileObject, Identity, Object, Space, Tier, TierKind};
 pub use marker::DirError;
 use marker::{IdentityHome, Marker};
 pub use quarantine::LOST_FOUND;
-use shards::{DIR_FLAGS, OBJECT_FLAGS, ObjectName, Shards, parse_name, unmake};
+use shards::{DIR_FLAGS, DIRENTS_BYTES, OBJECT_FLAGS, ObjectName, Shards, parse_name, unmake};
 use sidecar::SidecarObject;
 use unheld::UnheldObject;
-
-const DIRENTS_BYTES: usize = 16 << 10;
 
 /// Objects as files of a directory: every tier that is not a test's.
 ///

@@ -12,6 +12,8 @@ use rustix::io::Errno as Sys;
 use super::marker::IdentityHome;
 use super::{marker, sidecar};
 
+/// Size of a buffer for the entries of a directory.
+pub(super) const DIRENTS_BYTES: usize = 16 << 10;
 /// One per value of an id's low byte: short directories, and no two creators in each other's way.
 pub(super) const SHARDS: usize = 256;
 

@@ -9,7 +9,7 @@ use forebay_types::{ObjectId, SetTime};
 use rustix::fs::{AtFlags, Mode, RawDir};
 use rustix::io::Errno as Sys;
 
-use super::shards::{Shards, parse_name};
+use super::shards::{DIRENTS_BYTES, Shards, parse_name};
 use super::small::{read_small, write_small};
 use crate::{Allocate, FileObject, Identity, Object, ObjectStat, Seek};
 
@@ -44,8 +44,8 @@ pub(super) fn remove(shards: &Shards, id: ObjectId) -> io::Result<()> {
 
 /// Removes the identities that a crash has left in a directory without their objects.
 pub(super) fn sweep(dir: BorrowedFd<'_>) -> io::Result<()> {
-    let fd = rustix::fs::openat(dir, c".", super::DIR_FLAGS, Mode::empty())?;
-    let mut buffer = [MaybeUninit::uninit(); super::DIRENTS_BYTES];
+    let fd = rustix::fs::openat(dir, c".", super::shards::DIR_FLAGS, Mode::empty())?;
+    let mut buffer = [MaybeUninit::uninit(); DIRENTS_BYTES];
     let mut entries = RawDir::new(fd, &mut buffer);
     while let Some(entry) = entries.next() {
         let entry = entry?;

@@ -7,7 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use forebay_types::{Errno, FileKind, SetAttr};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid};
 
-use super::{PfsDir, PfsNode, PfsTree, proc_path};
+use super::node::PfsNode;
+use super::tree::{PfsDir, PfsTree, proc_path};
 use crate::file::timestamps;
 
 impl PfsTree {

@@ -8,7 +8,7 @@ use forebay_types::{Errno, FileKind, RenameMode};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Uid};
 use rustix::io::Errno as Sys;
 
-use super::{PfsDir, PfsTree, checked, open_path, proc_path, stat_fd};
+use super::tree::{PfsDir, PfsTree, checked, open_path, proc_path, stat_fd};
 
 /// Whom a new entry shall belong to.
 #[derive(Clone, Copy)]

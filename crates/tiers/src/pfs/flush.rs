@@ -10,7 +10,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use forebay_types::FileKind;
 
-use super::{PfsDir, PfsStat, PfsTree, reopen, stat_fd};
+use super::stat::PfsStat;
+use super::tree::{PfsDir, PfsTree, reopen, stat_fd};
 
 /// File systems on devices of this node that have everything on stable storage when syncfs(2)
 /// returns: ext2 to ext4, XFS, btrfs; and tmpfs, which has none.

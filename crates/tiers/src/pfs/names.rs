@@ -4,7 +4,7 @@ use std::io::Write;
 
 use forebay_types::{Generation, ObjectId};
 
-use super::PfsTree;
+use super::tree::PfsTree;
 
 pub(super) const PREFIX: &[u8] = b".forebay-";
 const SUFFIX: &[u8] = b".part";

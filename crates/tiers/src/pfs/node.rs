@@ -11,7 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use forebay_types::FileKind;
 use rustix::fs::{Mode, OFlags};
 
-use super::{PfsDir, PfsStat, PfsTree, open_path, proc_path, refuse_irregular, stat_fd};
+use super::stat::PfsStat;
+use super::tree::{PfsDir, PfsTree, open_path, proc_path, refuse_irregular, stat_fd};
 
 /// Anything on the PFS, held by a descriptor that neither follows nor touches it.
 #[derive(Debug)]

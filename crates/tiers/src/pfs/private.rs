@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use forebay_types::Errno;
 use rustix::fs::Mode;
 
-use super::{PfsDir, PfsTree, checked, reopen};
+use super::tree::{PfsDir, PfsTree, checked, reopen};
 use crate::actas::fs_uid;
 
 impl PfsTree {

@@ -7,7 +7,8 @@ use forebay_types::{Errno, FileKind, Generation, ObjectId};
 use rustix::fs::{FileType, RawDir};
 
 use super::names::{INSTANCE_BYTES, PREFIX};
-use super::{PfsDir, PfsEntry, PfsNode, PfsTree, reopen};
+use super::node::PfsNode;
+use super::tree::{PfsDir, PfsEntry, PfsTree, reopen};
 
 /// One getdents64(2): some thousand short names. On the stack.
 const DIRENTS_BYTES: usize = 32 << 10;

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use forebay_types::{FileKind, TimeSpec};
 use rustix::fs::{AtFlags, Statx, StatxAttributes, StatxFlags, StatxTimestamp};
 
-use super::{PfsDir, PfsTree, STATX, checked, stat_fd};
+use super::tree::{PfsDir, PfsTree, STATX, checked, stat_fd};
 
 /// Tells a file of the PFS apart from another that reuses its inode number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

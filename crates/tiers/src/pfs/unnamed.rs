@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno as Sys;
 
-use super::{PfsDir, PfsTree, checked, proc_path};
+use super::tree::{PfsDir, PfsTree, checked, proc_path};
 
 /// What file systems say that have no unnamed files, or cannot name them afterwards: EISDIR and
 /// EINVAL come from kernels and file systems that do not know the flag at all.
@@ -42,7 +42,7 @@ impl PfsTree {
         match rustix::fs::openat(dir, c".", flags, mode) {
             Ok(fd) => {
                 let file = File::from(fd);
-                super::read_without_trace(&file);
+                super::tree::read_without_trace(&file);
                 Ok(Some(file))
             }
             Err(error) if cannot(error) => {

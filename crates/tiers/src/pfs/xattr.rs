@@ -11,7 +11,8 @@ use forebay_types::{Errno, limits};
 use rustix::fs::XattrFlags;
 use rustix::io::Errno as Sys;
 
-use super::{PfsDir, PfsNode, PfsTree, proc_path};
+use super::node::PfsNode;
+use super::tree::{PfsDir, PfsTree, proc_path};
 
 /// Sizes that are tried in turn: most attributes fit the first, the kernel has none larger than the
 /// last.
