@@ -13,7 +13,8 @@ use forebay_tiers::{
 };
 use forebay_types::{Errno, Statfs, failpoint};
 
-use super::{Failure, on_pfs};
+use super::{Unfinished, on_pfs};
+use crate::base::failure::Failure;
 use crate::base::settings::Verify;
 use crate::buffer::opens::Target;
 use crate::drain::Drain;
@@ -45,14 +46,14 @@ impl Made {
     }
 
     /// Puts it on stable storage.
-    pub(super) fn sync(&self, pfs: &PfsTree) -> Result<(), Failure> {
+    pub(super) fn sync(&self, pfs: &PfsTree) -> Result<(), Unfinished> {
         self.behind.check().map_err(on_pfs("flush"))?;
         pfs.sync_file(self.file.file()).map_err(on_pfs("flush"))
     }
 
     /// It was flushed with others: whether all of it has got there. The kernel tells its own
     /// descriptor.
-    pub(super) fn check_flushed(&self) -> Result<(), Failure> {
+    pub(super) fn check_flushed(&self) -> Result<(), Unfinished> {
         self.behind.check().map_err(on_pfs("flush"))?;
         wait_writeback(&self.file).map_err(on_pfs("flush"))
     }
@@ -68,7 +69,7 @@ impl Made {
     }
 
     /// Reads the copy back, and sees whether its source has stood still.
-    pub(super) fn check(&self, drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
+    pub(super) fn check(&self, drain: &Drain, demotion: &Demotion) -> Result<(), Unfinished> {
         if drain.settings.demotion.verify == Verify::Media {
             let dropped = self.file.drop_cache();
             dropped.map_err(on_pfs("dropping its cache"))?;
@@ -79,19 +80,18 @@ impl Made {
         let now = self
             .source
             .stat()
-            .map_err(|e| Failure::Error((&e).into(), format!("its object: {e}")))?;
+            .map_err(|e| Unfinished::Failed(Failure::of_io("its object", e)))?;
         match (now.size, now.mtime) == (self.before.size, self.before.mtime) {
             true => Ok(()),
-            false => Err(Failure::Superseded),
+            false => Err(Unfinished::Superseded),
         }
     }
 }
 
 /// Creates and fills the copy.
-pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Failure> {
-    let on_object = |e: std::io::Error| {
-        Failure::Error((&e).into(), format!("its object cannot be opened: {e}"))
-    };
+pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Unfinished> {
+    let on_object =
+        |e: std::io::Error| Unfinished::Failed(Failure::of_io("its object cannot be opened", e));
     let opened = drain
         .buffer
         .tiers()
@@ -105,7 +105,7 @@ pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Failure> 
     {
         Ok(Looked::Sound | Looked::Unread(..)) => {}
         Ok(Looked::Wrong(problem)) => return Err(damaged(drain, demotion, problem)),
-        Err(errno) => return Err(Failure::Error(errno, "its object".into())),
+        Err(errno) => return Err(Unfinished::Failed(Failure::new(errno, "its object"))),
     }
     let source = opened.map_err(on_object)?;
     let before = source.stat().map_err(on_object)?;
@@ -174,39 +174,40 @@ fn still_open(
 }
 
 /// Counts it and says so.
-fn damaged(drain: &Drain, demotion: &Demotion, problem: String) -> Failure {
+fn damaged(drain: &Drain, demotion: &Demotion, problem: String) -> Unfinished {
     let path = demotion.file.path();
     drain
         .integrity
         .note_damage(&demotion.file, path, problem.clone(), Default::default());
-    Failure::Error(Errno::EIO, problem)
+    Unfinished::Failed(Failure::new(Errno::EIO, problem))
 }
 
-fn copy_failure(error: CopyError) -> Failure {
+fn copy_failure(error: CopyError) -> Unfinished {
     match error {
-        CopyError::Stopped => Failure::Superseded,
-        CopyError::Source(e) => {
-            Failure::Error((&e).into(), format!("its object cannot be read: {e}"))
-        }
+        CopyError::Stopped => Unfinished::Superseded,
+        CopyError::Source(e) => Unfinished::Failed(Failure::of_io("its object cannot be read", e)),
         CopyError::Destination(e) => on_pfs("copy")(e),
-        other => Failure::Error(other.errno(), other.to_string()),
+        other => Unfinished::Failed(Failure::new(other.errno(), other.to_string())),
     }
 }
 
 /// A directory that somebody has removed takes no file: which error that is depends on the file
 /// system.
-fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Failure {
+fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Unfinished {
     let stat = drain.ns.pfs().stat_dir(&demotion.handle);
     if stat.is_ok_and(|stat| stat.nlink == 0) {
         let what = "its directory on the PFS: it was removed there; run 'forebay fsck'";
-        return Failure::Error(Errno::ENOENT, what.into());
+        return Unfinished::Failed(Failure::new(Errno::ENOENT, what));
     }
     let errno = Errno::from(&error);
     match errno {
         Errno::EACCES | Errno::EPERM => {
             let us = rustix::process::geteuid().as_raw();
             let dir = demotion.dir.path();
-            Failure::Error(errno, not_writable(&error, us, demotion.meta.uid, &dir))
+            Unfinished::Failed(Failure::new(
+                errno,
+                not_writable(&error, us, demotion.meta.uid, &dir),
+            ))
         }
         Errno::ENOSPC
             if drain
@@ -216,7 +217,7 @@ fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Fai
                 .is_ok_and(|stat| has_no_inode(&stat)) =>
         {
             let what = format!("temporary file on the PFS: it has no inodes left ({error})");
-            Failure::Error(errno, what)
+            Unfinished::Failed(Failure::new(errno, what))
         }
         _ => on_pfs("temporary file")(error),
     }
@@ -288,7 +289,7 @@ pub(super) fn give_attributes(
     drain: &Drain,
     demotion: &Demotion,
     file: &FileObject,
-) -> Result<PfsStat, Failure> {
+) -> Result<PfsStat, Unfinished> {
     let (pfs, meta) = (drain.ns.pfs(), &demotion.meta);
     let now = pfs.stat_file(file.file()).map_err(on_pfs("attributes"))?;
     let wanted = Appearance {

@@ -7,7 +7,8 @@ use std::thread::ScopedJoinHandle;
 use forebay_namespace::File;
 use forebay_tiers::{FlushTogether, TierKind};
 
-use super::{Copying, Failure, give_up, on_pfs};
+use super::{Copying, Unfinished, give_up, on_pfs};
+use crate::base::failure::Failure;
 use crate::drain::Drain;
 
 /// From so many files on, one flush of a whole file system is cheaper than one for each.
@@ -43,7 +44,7 @@ pub(super) fn flush(
     flushed
 }
 
-fn kept(drain: &Drain, one: Copying, outcome: Result<(), Failure>) -> Option<Copying> {
+fn kept(drain: &Drain, one: Copying, outcome: Result<(), Unfinished>) -> Option<Copying> {
     match outcome {
         Ok(()) => Some(one),
         Err(failure) => {
@@ -56,10 +57,10 @@ fn kept(drain: &Drain, one: Copying, outcome: Result<(), Failure>) -> Option<Cop
 fn flush_covered(drain: &Drain, copied: Vec<Copying>, together: &FlushTogether) -> Vec<Copying> {
     let outcome = |one: &Copying, flushed: &std::io::Result<()>| match flushed {
         Ok(()) => one.made.check_flushed(),
-        Err(error) => Err(Failure::Error(
+        Err(error) => Err(Unfinished::Failed(Failure::new(
             error.into(),
             format!("flush of the PFS: {error}"),
-        )),
+        ))),
     };
     let flushed = drain.ns.pfs().sync_together(together);
     let keep = |one: Copying| {

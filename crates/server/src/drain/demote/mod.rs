@@ -18,6 +18,7 @@ use forebay_namespace::{Confirmed, Demotion, Dir, File, NsError, Placed};
 use forebay_tiers::{CopyReport, PfsDir, TierKind};
 use forebay_types::{Errno, ObjectId, failpoint};
 
+use crate::base::failure::Failure;
 use crate::buffer::queue::Finished;
 use crate::drain::Drain;
 use crate::drain::leftover::Leftover;
@@ -28,21 +29,21 @@ const SILENT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a demotion did not end in a published file.
 #[derive(Debug)]
-enum Failure {
+enum Unfinished {
     /// Changed meanwhile, or gone: nothing is wrong.
     Superseded,
-    /// With errno and a line for a person.
-    Error(Errno, String),
+    /// Something is.
+    Failed(Failure),
 }
 
-impl From<NsError> for Failure {
-    fn from(error: NsError) -> Failure {
-        Failure::Error(error.errno(), error.to_string())
+impl From<NsError> for Unfinished {
+    fn from(error: NsError) -> Unfinished {
+        Unfinished::Failed(error.into())
     }
 }
 
-fn on_pfs(what: &str) -> impl Fn(std::io::Error) -> Failure + '_ {
-    move |error| Failure::Error((&error).into(), format!("{what} on the PFS: {error}"))
+fn on_pfs(what: &'static str) -> impl Fn(std::io::Error) -> Unfinished {
+    move |error| Unfinished::Failed(Failure::of_io(format!("{what} on the PFS"), error))
 }
 
 /// A file on its way.
@@ -257,7 +258,7 @@ fn verify(drain: &Drain, copied: Vec<Copying>) -> Vec<Copying> {
                 give_up(
                     drain,
                     &one.demotion,
-                    Failure::Error(error.errno(), error.to_string()),
+                    Unfinished::Failed(Failure::new(error.errno(), error.to_string())),
                 );
             }
             Vec::new()
@@ -270,7 +271,7 @@ fn publish(drain: &Drain, verified: Vec<Copying>) {
     let mut dirs: HashMap<*const Dir, (Arc<Dir>, PfsDir)> = HashMap::new();
     for one in verified {
         match drain.ns.place(&one.demotion, one.made.copy()) {
-            Ok(Placed::Superseded) => give_up(drain, &one.demotion, Failure::Superseded),
+            Ok(Placed::Superseded) => give_up(drain, &one.demotion, Unfinished::Superseded),
             Ok(outcome) => {
                 let demotion = &one.demotion;
                 if drain.buffer.tiers().kind(demotion.tier) == TierKind::Ssd {
@@ -304,7 +305,8 @@ fn publish(drain: &Drain, verified: Vec<Copying>) {
     for (demotion, report, outcome) in &placed {
         match unflushed.get(&Arc::as_ptr(&demotion.dir)) {
             Some(errno) => {
-                let failure = Failure::Error(*errno, "its directory was not flushed".into());
+                let failure =
+                    Unfinished::Failed(Failure::new(*errno, "its directory was not flushed"));
                 give_up(drain, demotion, failure);
             }
             None => durable.push((demotion, report, outcome)),
@@ -368,7 +370,7 @@ fn settle(drain: &Drain, placed: &[(&Demotion, &CopyReport, &Placed)]) {
     drain.buffer.queue().finished(&finished);
 }
 
-fn give_up(drain: &Drain, demotion: &Demotion, failure: Failure) {
+fn give_up(drain: &Drain, demotion: &Demotion, failure: Unfinished) {
     if drain.ns.is_settled(demotion) {
         let left = Leftover {
             dir: demotion.dir.clone(),
@@ -407,13 +409,13 @@ fn sweep(drain: &Drain, object: ObjectId) {
     }
 }
 
-fn give_up_keeping(drain: &Drain, demotion: &Demotion, failure: Failure) {
+fn give_up_keeping(drain: &Drain, demotion: &Demotion, failure: Unfinished) {
     let file = &demotion.file;
     let (errno, failed) = match &failure {
-        Failure::Superseded => (None, false),
-        Failure::Error(errno, reason) => {
-            report(drain, file, *errno, reason);
-            (Some(*errno), true)
+        Unfinished::Superseded => (None, false),
+        Unfinished::Failed(failure) => {
+            report(drain, file, failure.errno(), &failure.to_string());
+            (Some(failure.errno()), true)
         }
     };
     if let Err(error) = drain.ns.abandon(demotion, errno) {
@@ -521,7 +523,7 @@ mod tests {
         queue.add_urgent(queue.waiting()[0]);
         let object = drain.next_batch()[0];
         let demotion = super::begin(drain, object).expect("dirty");
-        let failure = super::Failure::Error(Errno::EFBIG, "copy".into());
+        let failure = super::Unfinished::Failed(super::Failure::new(Errno::EFBIG, "copy"));
         super::note_failure(drain, &demotion.file, Errno::EFBIG, "copy");
         assert_eq!(rooms.base.errors().all().len(), 1);
         rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");

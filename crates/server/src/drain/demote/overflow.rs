@@ -5,7 +5,7 @@ use forebay_tiers::{CopyReport, FileObject, Object, PfsStat, sums};
 use forebay_types::{Errno, failpoint};
 
 use super::copying::give_attributes;
-use super::{Failure, give_up_keeping, on_pfs, settle};
+use super::{Unfinished, give_up_keeping, on_pfs, settle};
 use crate::drain::Drain;
 
 /// Whether an object in the overflow can become the file on the PFS: nobody has it open, it has
@@ -36,14 +36,18 @@ fn is_same_file_system(drain: &Drain, demotion: &Demotion) -> bool {
 /// file system; then it is to be copied.
 pub(super) fn finish(drain: &Drain, demotion: &Demotion) -> bool {
     match publish(drain, demotion) {
-        Err(Failure::Error(Errno::EXDEV, _)) if drain.ns.is_settled(demotion) => return false,
+        Err(Unfinished::Failed(failure))
+            if failure.errno() == Errno::EXDEV && drain.ns.is_settled(demotion) =>
+        {
+            return false;
+        }
         Err(failure) => give_up_keeping(drain, demotion, failure),
         Ok(()) => {}
     }
     true
 }
 
-fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
+fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Unfinished> {
     let object = demotion.file.object;
     let pfs = drain.ns.pfs();
     let name = object.to_string().into_bytes();
@@ -71,13 +75,13 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
     failpoint::hit(failpoint::Point::OverflowNoted);
     file.sync(false).map_err(on_pfs("flush"))?;
     let sums = match sums(&file, stat.size, &|| !drain.ns.is_current(demotion)) {
-        Err(_) if !drain.ns.is_current(demotion) => return Err(Failure::Superseded),
+        Err(_) if !drain.ns.is_current(demotion) => return Err(Unfinished::Superseded),
         other => other.map_err(on_pfs("reading it back"))?,
     };
     // Until the object is the file on the PFS and its record is gone, nobody opens it.
     let claim = drain.buffer.opens().claim(demotion.file.ino);
     if claim.is_open() || !drain.ns.is_current(demotion) {
-        return Err(Failure::Superseded);
+        return Err(Unfinished::Superseded);
     }
     if !moved {
         become_plain(drain, demotion, &file)?;
@@ -98,7 +102,7 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Failure> {
         sums,
     };
     match placed? {
-        Placed::Superseded => return Err(Failure::Superseded),
+        Placed::Superseded => return Err(Unfinished::Superseded),
         placed => {
             drain.ns.put_times_back(&demotion.dir, &demotion.handle);
             if let Err(error) = pfs.sync_dir(&demotion.handle) {
@@ -128,7 +132,7 @@ fn as_file(demotion: &Demotion, stat: PfsStat) -> PfsStat {
 }
 
 /// Gives an object the attributes of the file that it becomes.
-fn become_plain(drain: &Drain, demotion: &Demotion, file: &FileObject) -> Result<(), Failure> {
+fn become_plain(drain: &Drain, demotion: &Demotion, file: &FileObject) -> Result<(), Unfinished> {
     give_attributes(drain, demotion, file)?;
     file.clear_identity().map_err(on_pfs("attributes"))?;
     file.sync(false).map_err(on_pfs("flush"))
