@@ -37,9 +37,9 @@ impl Namespace {
                 if dir.is_taken(name) {
                     return Err(Errno::EEXIST.into());
                 }
-                let from = self.open_dir(&plain.parent)?;
                 let to = self.open_dir(&dir)?;
-                self.pfs.link(&from, &plain.name, &to, name)?;
+                let node = self.plain_node(&plain)?;
+                self.pfs.link_node(&node, &to, name)?;
                 dir.empty_dirs.end();
                 dir.note_present(name);
                 drop(orders);
@@ -147,6 +147,12 @@ impl Namespace {
         if !matches!(self.look(&from, &first_name, published)?, Seen::Ours) {
             return Ok(None);
         }
+        let node = match self.published_node(&from, &first_name, Some(published)) {
+            Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => {
+                return Ok(None);
+            }
+            node => node?,
+        };
         let intent = Intent::Link(LinkIntent {
             place: (dir.key, name.to_vec()),
             target: published,
@@ -158,7 +164,7 @@ impl Namespace {
         let synced = self.must_be_synced(&[Some(file)])?;
         let sequence = self.begin_change_of_names(dirs, &intent, synced)?;
         failpoint::hit(failpoint::Point::LinkIntent);
-        if let Err(error) = self.pfs.link(&from, &first_name, to, name)
+        if let Err(error) = self.pfs.link_node(&node, to, name)
             && !self.is_linked(file, (to, name), published)?
         {
             self.take_intent_back(sequence)?;

@@ -27,6 +27,7 @@ enum Act {
     Chmod,
     Truncate,
     Attribute,
+    Link,
 }
 
 /// Exchanges two names all the time, but when it is told to pause.
@@ -91,7 +92,8 @@ fn ino(path: &Path) -> u64 {
     fs::metadata(path).expect("stat").ino()
 }
 
-fn act(server: &Running, ino: Ino, act: Act) -> Result<(), Errno> {
+/// `link`: a name that is free.
+fn act(server: &Running, ino: Ino, (act, link): (Act, &str)) -> Result<(), Errno> {
     let client = &server.client;
     let set = |set| client.setattr(ino, None, set, me()).map(|_| ());
     match act {
@@ -104,6 +106,9 @@ fn act(server: &Running, ino: Ino, act: Act) -> Result<(), Errno> {
             ..SetAttr::default()
         }),
         Act::Attribute => client.set_xattr(ino, b"user.mine", b"1", XattrMode::Set, me()),
+        Act::Link => client
+            .link(ino, Ino::ROOT, link.as_bytes(), me())
+            .map(|_| ()),
     }
 }
 
@@ -113,6 +118,7 @@ fn unchanged(path: &Path, what: Act) {
     assert_eq!(fs::read(path).expect("read"), THEIRS, "{what:?}");
     let names = rustix::fs::listxattr(path, &mut [0; 100][..]);
     assert_eq!(names.expect("attributes"), 0, "{what:?}");
+    assert_eq!(meta.nlink(), 1, "{what:?}");
 }
 
 /// `staged`: the file is clean in the burst buffer each time, else only on the PFS; `linked`: it
@@ -136,7 +142,7 @@ fn run(what: Act, staged: bool, linked: bool) {
         done: AtomicBool::new(false),
         swaps: AtomicU64::new(0),
     };
-    let mut done = 0;
+    let (mut done, mut tries) = (0, 0);
     std::thread::scope(|scope| {
         let _ends = Ends(&swapper);
         scope.spawn(|| swapper.run());
@@ -150,10 +156,14 @@ fn run(what: Act, staged: bool, linked: bool) {
             let found = server.client.lookup(Ino::ROOT, b"f").expect("lookup");
             swapper.go_on();
             for _ in 0..TRIES {
-                match act(&server, found.ino, what) {
+                tries += 1;
+                match act(&server, found.ino, (what, &format!("link-{tries}"))) {
                     Ok(()) => done += 1,
                     Err(errno) => assert!(
-                        matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::EBUSY),
+                        matches!(
+                            errno,
+                            Errno::ESTALE | Errno::ENOENT | Errno::EBUSY | Errno::EMLINK
+                        ),
                         "{errno}"
                     ),
                 }
@@ -173,7 +183,7 @@ fn run(what: Act, staged: bool, linked: bool) {
 
 #[test]
 fn a_file_that_is_exchanged_for_another_while_it_is_changed_is_the_only_one_that_changes() {
-    for what in [Act::Chmod, Act::Attribute] {
+    for what in [Act::Chmod, Act::Attribute, Act::Link] {
         run(what, false, false);
         run(what, true, false);
     }

@@ -9,10 +9,10 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use forebay_types::FileKind;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::stat::PfsStat;
-use super::tree::{PfsDir, PfsTree, open_path, proc_path, refuse_irregular, stat_fd};
+use super::tree::{PfsDir, PfsTree, checked, open_path, proc_path, refuse_irregular, stat_fd};
 
 /// Anything on the PFS, held by a descriptor that neither follows nor touches it.
 #[derive(Debug)]
@@ -57,6 +57,14 @@ impl PfsTree {
     pub fn stat_node(&self, node: &PfsNode) -> io::Result<PfsStat> {
         self.health.pass()?;
         stat_fd(node.as_fd())
+    }
+
+    /// Gives it a further name, which must be free.
+    pub fn link_node(&self, node: &PfsNode, dir: &PfsDir, name: &[u8]) -> io::Result<()> {
+        self.health.pass()?;
+        let name = checked(name)?;
+        let follow = AtFlags::SYMLINK_FOLLOW;
+        Ok(rustix::fs::linkat(CWD, node.path(), dir, name, follow)?)
     }
 
     /// Opens it, a regular file, for reading, or for reading and writing; see
