@@ -36,7 +36,7 @@ pub enum Error {
     /// The store was written by another version of its engine, or what says so is damaged.
     #[error("the key-value store has format {found}, which this version does not read")]
     Version {
-        /// As found.
+        /// The format of the store that was found.
         found: String,
     },
     /// An earlier flush failed, so nobody knows what reached storage. Only closing the store and

@@ -81,7 +81,7 @@ struct Number {
 /// What a directory is known by.
 #[derive(Clone, Copy)]
 pub(crate) enum Met {
-    /// This.
+    /// A directory that has this key.
     Known(DirKey),
     /// It is on a device that has never been met at its place.
     New(FsId),

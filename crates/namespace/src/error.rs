@@ -17,7 +17,7 @@ pub enum NsError {
         "{change}, which a crash interrupted, cannot be looked after: {errno}; nothing was changed, start again when the PFS answers"
     )]
     Unsettled {
-        /// Which.
+        /// The change of names, with its paths.
         change: String,
         /// What it said.
         errno: Errno,

@@ -453,9 +453,9 @@ pub type PlaceKey = (DirKey, Vec<u8>);
 /// Two names that are swapped, at least one of them on the PFS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExchangeIntent {
-    /// One.
+    /// One of the two places.
     pub a: PlaceKey,
-    /// The other.
+    /// The other place.
     pub b: PlaceKey,
     /// What the PFS has under `a` before.
     pub on_pfs_a: Option<Published>,

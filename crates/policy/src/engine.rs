@@ -146,7 +146,7 @@ impl fmt::Display for Reason {
 pub struct InForce {
     /// `None`: thresholds decide.
     pub plan: Option<Plan>,
-    /// Why.
+    /// Why this plan, or why none.
     pub reason: Reason,
     /// More is expected than fits: applications disturb each other, writes may have to be slowed.
     pub is_contended: bool,

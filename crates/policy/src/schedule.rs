@@ -85,7 +85,7 @@ pub enum ScheduleError {
     /// Zero, negative, infinite or not a number.
     #[error("{name} must be a positive number of seconds, not {value}")]
     NotPositive {
-        /// Which.
+        /// The setting's name.
         name: &'static str,
         /// What was given.
         value: f64,

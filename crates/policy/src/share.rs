@@ -46,7 +46,7 @@ pub enum ShareError {
 /// Whether bytes of an application may come into the burst buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ShareAdmission {
-    /// Yes.
+    /// The file fits into its share.
     Admit,
     /// Its own share is full: it waits until its own data has been demoted, whatever is free
     /// elsewhere.

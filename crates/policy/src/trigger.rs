@@ -207,7 +207,7 @@ impl Trigger {
 /// Whether a write may make more bytes dirty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Admission {
-    /// Yes.
+    /// The write goes on at once.
     Admit,
     /// Not before something was demoted.
     Wait,

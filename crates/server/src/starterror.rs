@@ -32,7 +32,7 @@ pub enum StartError {
         state: String,
         /// Which part.
         what: String,
-        /// As found.
+        /// The version that was found.
         found: String,
     },
     /// Something else is where the PFS was.

@@ -15,7 +15,7 @@ pub enum MetadataWarning {
     Xattr {
         /// Its name.
         name: Vec<u8>,
-        /// Why.
+        /// What the PFS said.
         errno: Errno,
     },
     /// The PFS says by itself whom its files belong to. There are no set-id bits then.

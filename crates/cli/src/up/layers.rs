@@ -45,7 +45,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads it.
+    /// Reads a configuration file.
     pub fn read(path: &Path) -> Result<ConfigFile, Failure> {
         let text = std::fs::read_to_string(path).explain(
             path.display(),

@@ -13,7 +13,7 @@ use forebay_tiers::MachineMemory;
 /// One flash directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SsdSetting {
-    /// Where it is.
+    /// The flash directory.
     pub dir: PathBuf,
     /// How much of it may be used, bytes; `None`: what its file system has, less a twentieth.
     pub capacity_bytes: Option<u64>,

@@ -92,7 +92,7 @@ pub struct TierFigures {
 /// What the books have of one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it is.
+    /// The tier that holds the object.
     pub tier: TierId,
     /// Undrained.
     pub dirty: bool,

@@ -11,7 +11,7 @@ use crate::buffer::Buffer;
 pub struct Stranded {
     /// The object.
     pub object: ObjectId,
-    /// Where it is.
+    /// The tier that holds the object.
     pub tier: TierId,
     /// What it was called, as far as that is known.
     pub path: Vec<u8>,

@@ -184,7 +184,7 @@ impl Sealer<'_> {
     }
 }
 
-/// The thread.
+/// The thread that takes checksums of undrained content that stands still.
 pub fn run(integrity: &Arc<Integrity>) {
     let settings = &integrity.settings.scrub;
     let after = settings.seal_after;

@@ -34,7 +34,7 @@ pub enum DirError {
     Version {
         /// The directory.
         dir: PathBuf,
-        /// As found.
+        /// What the marker says.
         found: String,
     },
     /// The marker cannot be read.

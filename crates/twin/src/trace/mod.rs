@@ -125,7 +125,7 @@ impl Source {
         }
     }
 
-    /// Reads it.
+    /// Reads a job log of this format.
     pub fn read(self, text: &str) -> Result<History, TraceError> {
         let mut history = match self {
             Self::Swf => swf::read(text),

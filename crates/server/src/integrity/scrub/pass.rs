@@ -192,7 +192,7 @@ impl Integrity {
     }
 }
 
-/// The thread.
+/// The thread that reads objects at rest in the background.
 pub fn run(integrity: &Arc<Integrity>) {
     let settings = &integrity.settings.scrub;
     let pace = Pace {
