@@ -188,7 +188,11 @@ fn settings(args: &UpArgs) -> Result<Plan, Failure> {
     let mut layers = file
         .as_ref()
         .map_or_else(|| Ok(Layers::default()), Layers::of_file)?;
-    for name in layers.put_environment(std::env::vars_os()) {
+    let unknown = layers.put_environment(std::env::vars_os());
+    args.put_into(&mut layers);
+    let given = layers.read()?;
+    // An error is one line.
+    for name in unknown {
         let meant = layers::variable_like(&name).map_or_else(
             || "see `forebay up --help`".to_string(),
             |meant| format!("did you mean {meant}?"),
@@ -197,8 +201,6 @@ fn settings(args: &UpArgs) -> Result<Plan, Failure> {
             "environment variable {name} is no setting and is ignored; {meant}"
         ));
     }
-    args.put_into(&mut layers);
-    let given = layers.read()?;
     forebay_types::failpoint::arm_from_environment()
         .map_err(|error| Failure::fatal(error.to_string()))?;
     let mut plan = settle::settle(given, resources::may_mount())?;
