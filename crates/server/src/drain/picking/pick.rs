@@ -28,32 +28,34 @@ impl Drain {
     }
 
     fn pick(&self) -> Vec<ObjectId> {
-        let demand = self.buffer.queue().demand();
-        let is_time = demand.is_urgent
-            || demand.has_waiting && (demand.is_ordered || self.is_time_to_drain());
-        if !is_time {
-            return Vec::new();
-        }
+        let queue = self.buffer.queue();
+        let demand = queue.demand();
         let (_, capacity) = self.buffer.ledger().dirty_and_capacity();
         let limits = BatchLimits {
             files: self.picking.batch_files_max,
             bytes: batch_bytes(capacity, self.plan.engine().demotion_limit_bytes_per_s()),
         };
         let bytes_of = |object| self.buffer.ledger().used_bytes(object);
-        let batch = self.buffer.queue().take_urgent(limits, bytes_of);
-        if !batch.is_empty() {
-            return batch;
+        if demand.is_urgent {
+            let batch = queue.take_urgent(limits, bytes_of);
+            if !batch.is_empty() {
+                return batch;
+            }
+        }
+        // Another demoter may have taken what was urgent: the rest waits for its own time.
+        if !demand.has_waiting || !(demand.is_ordered || self.is_time_to_drain()) {
+            return Vec::new();
         }
         let mut turn = self.picking.turn.lock();
         let age_max = Duration::from_secs_f64(order_age_max_s(turn.took_s));
         let is_old = turn.made_at.is_none_or(|at| at.elapsed() > age_max);
         if turn.order.is_empty() || is_old {
             let begun = Instant::now();
-            turn.order = self.ordered(self.buffer.queue().ready());
+            turn.order = self.ordered(queue.ready());
             turn.made_at = Some(Instant::now());
             turn.took_s = begun.elapsed().as_secs_f64();
         }
-        self.buffer.queue().take(&mut turn.order, limits, bytes_of)
+        queue.take(&mut turn.order, limits, bytes_of)
     }
 
     fn is_time_to_drain(&self) -> bool {
