@@ -41,6 +41,17 @@ struct Foreseen {
     tier: TierId,
 }
 
+/// A name, or the directory that it is in, is gone, or stands for something that is no regular
+/// file: what went by it is to be looked for anew.
+pub(super) fn stale_if_taken(errno: Errno) -> Errno {
+    match errno {
+        Errno::ENOENT | Errno::ENOTDIR | Errno::EISDIR | Errno::ELOOP | Errno::ENXIO => {
+            Errno::ESTALE
+        }
+        other => other,
+    }
+}
+
 impl Files {
     /// Creates a regular file in the burst buffer and opens it.
     pub fn create(
@@ -400,12 +411,11 @@ impl Files {
         plain: Arc<PlainNode>,
         flags: OpenFlags,
     ) -> Result<OpenFile, Errno> {
-        let handle = self.ns.open_dir(&plain.parent)?;
-        let file = match self.ns.pfs().open_file(&handle, &plain.name, false) {
-            // It may go by another name: the kernel looks that up again, and comes back with it.
-            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Err(Errno::ESTALE),
-            opened => opened?,
-        };
+        // It may go by another name: the kernel looks that up again, and comes back with it.
+        let handle = self.ns.open_dir(&plain.parent);
+        let handle = handle.map_err(|error| stale_if_taken(error.into()))?;
+        let opened = self.ns.pfs().open_file(&handle, &plain.name, false);
+        let file = opened.map_err(|error| stale_if_taken(error.into()))?;
         let stat = self.ns.pfs().stat_file(&file)?;
         if stat.id != plain.id {
             return Err(Errno::ESTALE);
@@ -652,5 +662,28 @@ mod tests {
         let lease_bytes = opened.lease_bytes.load(Ordering::Acquire);
         assert!(lease_bytes > 5000, "no lease: nothing was tested");
         assert!(reserved_bytes() > 0);
+    }
+
+    #[test]
+    fn a_file_whose_name_something_else_has_taken_is_looked_up_again() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let open = |ino| rooms.files.open(ino, flags, false).map(|_| ());
+        std::fs::create_dir(lab.pfs("d")).expect("mkdir");
+        for name in ["f", "d/g"] {
+            std::fs::write(lab.pfs(name), b"content").expect("write");
+        }
+        let ns = rooms.base.ns();
+        let dir = ns.lookup(Ino::ROOT, b"d").expect("d").attr.ino;
+        let f = ns.lookup(Ino::ROOT, b"f").expect("f").attr.ino;
+        let g = ns.lookup(dir, b"g").expect("g").attr.ino;
+        // Both go on under names that the kernel has not asked for.
+        std::fs::rename(lab.pfs("f"), lab.pfs("f2")).expect("rename");
+        std::fs::create_dir(lab.pfs("f")).expect("mkdir");
+        std::fs::rename(lab.pfs("d/g"), lab.pfs("g2")).expect("rename");
+        std::fs::remove_dir(lab.pfs("d")).expect("rmdir");
+        assert_eq!(open(f), Err(Errno::ESTALE));
+        assert_eq!(open(g), Err(Errno::ESTALE));
     }
 }

@@ -10,6 +10,7 @@ use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
 use crate::files::Files;
 use crate::files::mover::Move;
+use crate::files::open::stale_if_taken;
 use crate::integrity::atrest::Purpose;
 
 /// A file that came in, its object and that one's tier.
@@ -32,7 +33,11 @@ impl Files {
     ) -> Result<BroughtIn, Errno> {
         let path = dir.path_of(name);
         let handle = self.ns.open_dir(dir)?;
-        let source = self.ns.pfs().open_file(&handle, name, false)?;
+        let opened = self.ns.pfs().open_file(&handle, name, false);
+        let source = opened.map_err(|error| match id {
+            Some(_) => stale_if_taken(error.into()),
+            None => error.into(),
+        })?;
         let stat = self.ns.stat_settled(&source)?;
         if id.is_some_and(|id| id != stat.id) {
             return Err(Errno::ESTALE);
