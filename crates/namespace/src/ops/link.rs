@@ -143,13 +143,18 @@ impl Namespace {
             return Ok(None);
         };
         let from = self.open_dir(&first_dir)?;
-        // An outsider's version of a dirty file gets no name of ours.
+        // An outsider's version of a dirty file gets no name of ours: its drain makes the link. A
+        // clean file has no drain to come: it is to be looked for anew.
+        let not_ours = || match file.lock().is_dirty() {
+            true => Ok(None),
+            false => Err(Errno::ESTALE.into()),
+        };
         if !matches!(self.look(&from, &first_name, published)?, Seen::Ours) {
-            return Ok(None);
+            return not_ours();
         }
         let node = match self.published_node(&from, &first_name, Some(published)) {
             Err(error) if matches!(error.errno(), Errno::ENOENT | Errno::ESTALE) => {
-                return Ok(None);
+                return not_ours();
             }
             node => node?,
         };

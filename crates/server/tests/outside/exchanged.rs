@@ -183,9 +183,11 @@ fn run(what: Act, staged: bool, linked: bool) {
 
 #[test]
 fn a_file_that_is_exchanged_for_another_while_it_is_changed_is_the_only_one_that_changes() {
-    for what in [Act::Chmod, Act::Attribute, Act::Link] {
+    for what in [Act::Chmod, Act::Attribute] {
         run(what, false, false);
         run(what, true, false);
     }
+    // An exchange moves the time of change: what is clean in the burst buffer is looked up anew.
+    run(Act::Link, false, false);
     run(Act::Truncate, false, true);
 }
