@@ -49,8 +49,8 @@ def run(*words, check=True):
 class Disk:
     """A small file system in a file, whose power can be cut."""
 
-    def __init__(self, base, name, size, kind):
-        self.image, self.point, self.kind = base / f"{name}.img", base / name, kind
+    def __init__(self, base, name, size, kind, point=None):
+        self.image, self.point, self.kind = base / f"{name}.img", point or base / name, kind
         self.point.mkdir()
         with open(self.image, "wb") as image:
             image.truncate(size)
@@ -146,8 +146,9 @@ class HangingPfs:
 class Buffer:
     """The burst buffer under test."""
 
-    def __init__(self, forebay, base, kind, sizes, hanging=None):
-        """hanging: the program that shows the PFS, if it is to hang and fail."""
+    def __init__(self, forebay, base, kind, sizes, hanging=None, inner=None):
+        """hanging: the program that shows the PFS, if it is to hang and fail; inner: the directory of the PFS that is a file system of
+        its own."""
         self.forebay, self.base, self.sizes = forebay, base, sizes
         self.disks = {"pfs": Disk(base, "pfs-disk", 512 * MIB, "ext4"), "ssd": Disk(base, "ssd", 384 * MIB, kind),
                       "state": Disk(base, "state", 384 * MIB, "ext4")}
@@ -155,6 +156,8 @@ class Buffer:
         self.mnt.mkdir()
         self.pfs = self.disks["pfs"].point / "data"
         self.pfs.mkdir()
+        if inner:
+            self.disks["inner"] = Disk(base, "inner", 512 * MIB, "xfs", self.pfs / inner)
         self.hanging = None
         if hanging:
             shown = base / "pfs"
@@ -252,5 +255,5 @@ class Buffer:
         run("umount", "-l", self.state / "dram", check=False)
         if self.hanging:
             self.hanging.end()
-        for disk in self.disks.values():
+        for disk in reversed(self.disks.values()):
             run("umount", "-l", disk.point, check=False)

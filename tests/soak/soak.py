@@ -27,8 +27,10 @@ import time
 import typing
 from pathlib import Path
 
+from between import Between
 from buffer import LARGE, PATIENCE_S, SMALL, Buffer, run
 from damage import Damage
+from exchanged import Exchanged
 from ledger import Ledger, Loss
 from links import Links
 from misbehave import Misbehave
@@ -39,8 +41,11 @@ WORKERS = 3
 OF_THE_PFS = ("hang", "eio")
 # In rounds of their own, and in the load of all others.
 OF_WORKERS = {"store": "store", "mapping": "hold"}
-FAULTS = ("kill", "cut", "full-ssd", "full-state", "full-pfs", "damage", "outside", "restart", *OF_WORKERS, "outlive", "links", *OF_THE_PFS)
-QUIET = ("damage", "outside", "restart", "links", *OF_WORKERS)
+FAULTS = ("kill", "cut", "full-ssd", "full-state", "full-pfs", "damage", "outside", "restart", *OF_WORKERS, "outlive", "links",
+          "between", "exchanged", *OF_THE_PFS)
+QUIET = ("damage", "outside", "restart", "links", "exchanged", *OF_WORKERS)
+# Outsiders work in these directories: what goes beside is as it should be.
+OF_OUTSIDERS = ("links-", "between-", "exchanged-")
 
 
 class Campaign:
@@ -48,16 +53,18 @@ class Campaign:
         self.args, self.seconds, self.faults = args, phase.seconds, phase.faults
         self.random = random.Random(f"{args.seed} {phase.sizes}")
         kind = self.random.choice(["ext4", "xfs"])
-        self.buffer = Buffer(args.forebay, base, kind, phase.sizes, phase.hanging)
+        # The last program's directory is a file system of its own inside the PFS.
+        inner = None if phase.hanging else f"w{WORKERS}"
+        self.buffer = Buffer(args.forebay, base, kind, phase.sizes, phase.hanging, inner)
         self.ledgers = [Ledger(worker) for worker in range(1, WORKERS + 1)]
         self.counts = collections.Counter()
         # What shows that a fault has met something.
         self.fired = collections.Counter()
         self.damage, self.links, self.outlive = Damage(self), Links(self), Outlive(self)
-        self.misbehave = Misbehave(self)
+        self.misbehave, self.between, self.exchanged = Misbehave(self), Between(self), Exchanged(self)
         self.outside, self.failed_operations, self.rounds = {}, 0, 0
         print(f"soak: seed {args.seed}, {phase.seconds} s, faults {','.join(phase.faults)}; {phase.sizes[0]} of memory, "
-              f"{phase.sizes[1]} of flash on {kind}, the PFS {'behind FUSE' if phase.hanging else 'on ext4'}", flush=True)
+              f"{phase.sizes[1]} of flash on {kind}, the PFS {'behind FUSE' if phase.hanging else 'on ext4, a part of it on XFS'}", flush=True)
 
     def go(self):
         begun = time.monotonic()
@@ -112,6 +119,11 @@ class Campaign:
             self.write_outside()
         elif fault == "links":
             must_start = self.links.begin()
+        elif fault == "between":
+            self.between.begin()
+            must_start = True
+        elif fault == "exchanged":
+            self.fired[fault] += self.exchanged.go()
         elif fault == "outlive":
             self.outlive.begin()
             self.outlive.daemon_ends()
@@ -150,6 +162,8 @@ class Campaign:
             self.fired[fault] += self.outlive.go_on()
         elif fault == "links":
             self.fired[fault] += self.links.judge()
+        elif fault == "between":
+            self.fired[fault] += self.between.judge()
         elif fault in OF_WORKERS:
             # What the PFS has is what is read.
             self.buffer.drain()
@@ -203,9 +217,9 @@ class Campaign:
 
     def judge(self, strict):
         status = self.buffer.status()
-        of_links = f"{self.buffer.mnt}/links-"
+        of_outsiders = tuple(f"{self.buffer.mnt}/{name}" for name in OF_OUTSIDERS)
         for told in status["errors"] + status["conflicts"]:
-            if "forebay-conflict" in json.dumps(told) and not told["path"].startswith(of_links):
+            if "forebay-conflict" in json.dumps(told) and not told["path"].startswith(of_outsiders):
                 raise Loss(f"a conflict without an outsider: {told}")
         for ledger in self.ledgers:
             root = self.buffer.mnt / f"w{ledger.worker}"

@@ -154,6 +154,14 @@ fn fault_09_an_error_of_a_flush_of_the_pfs_keeps_the_files_undrained() {
     if needs_root() {
         return;
     }
+    // Now and then the kernel writes by itself first, and the file system is read-only before it
+    // is asked to flush.
+    let met = (0..10).any(|_| a_thin_pfs_keeps_the_files_undrained());
+    assert!(met, "no flush of the PFS failed");
+}
+
+/// Answers whether an error of a flush was met.
+fn a_thin_pfs_keeps_the_files_undrained() -> bool {
     const FILES: u64 = 12;
     let builder = Cluster::builder().lazy().ssd("96MiB");
     let cluster = builder.thin_pfs(160 * MIB, 24 * MIB).up();
@@ -164,10 +172,6 @@ fn fault_09_an_error_of_a_flush_of_the_pfs_keeps_the_files_undrained() {
     let output = cluster.on_path(&["stage-out", "--wait"], "");
     assert_eq!(output.code, 3, "{output:?}");
     let errors = cluster.status()["errors"].to_string();
-    assert!(
-        errors.contains("flush on the PFS") || errors.contains("flush of the PFS"),
-        "{errors}"
-    );
     for at in 0..FILES {
         let name = format!("f{at}");
         pattern(2080 + at, 12 * LEN).assert_in(&cluster.mnt(&name));
@@ -176,6 +180,7 @@ fn fault_09_an_error_of_a_flush_of_the_pfs_keeps_the_files_undrained() {
         }
     }
     assert!(cluster.dirty_bytes() > 0, "nothing was kept");
+    errors.contains("flush on the PFS") || errors.contains("flush of the PFS")
 }
 
 /// Also of one that went straight to the PFS, and becomes the file there by a rename; and of many

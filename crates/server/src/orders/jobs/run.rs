@@ -334,6 +334,10 @@ fn outcome(orders: &Orders, file: &Arc<File>, seen: &mut Seen) -> Outcome {
             state.meta.size,
         )
     };
+    if clean {
+        // Whoever waited for the job finds it in `status`: the worker may not have got so far.
+        orders.buffer.book_state(file);
+    }
     if clean || unlinked {
         return Outcome::Done(size);
     }
