@@ -8,8 +8,10 @@ import random
 import shutil
 import time
 
+from buffer import run
 from ledger import Loss
 
+CASES = 5  # at a time
 NAMES = tuple(f"f{n}" for n in range(6))
 DEEDS = ("replace", "in-place", "attributes")
 AT_FDCWD, EXCHANGE = -100, 2
@@ -101,8 +103,8 @@ def work(folder, names, seed, first_version, log):
                 return
             names.do(*operation)
             told.write(json.dumps(["done"]) + "\n")
-            # Drains begin meanwhile.
-            time.sleep(source.choice([0, 0, 0, 0.01, 0.05, 0.15]))
+            # Drains go on meanwhile.
+            time.sleep(source.choice([0, 0, 0.001, 0.01, 0.05]))
 
 
 def below(folder):
@@ -110,31 +112,24 @@ def below(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".forebay")}
 
 
-class Between:
-    def __init__(self, campaign):
-        self.buffer, self.random = campaign.buffer, campaign.random
-        self.rounds, self.version = 0, 0
+class Case:
+    """One directory, with one program that works in it and one outsider."""
 
-    def begin(self):
-        """Kills the daemon in the midst of it; the outsider acts."""
-        self.rounds += 1
-        name = f"between-{self.rounds}"
-        self.mnt, self.pfs = self.buffer.mnt / name, self.buffer.pfs / name
+    def __init__(self, random, mnt, pfs, log, first_version):
+        self.random, self.mnt, self.pfs, self.log = random, mnt, pfs, log
         self.mnt.mkdir()
-        names = Names()
-        for one in self.random.sample(NAMES, 4):
-            self.version += 1
-            (self.mnt / one).write_bytes(content(self.version))
-            names.do("write", one, "", self.version)
-        log = self.buffer.base / f"{name}.log"
-        first, self.version = self.version, self.version + 1_000_000
-        args = (self.mnt, names.copy(), self.random.getrandbits(48), first, log)
-        process = multiprocessing.Process(target=work, args=args, daemon=True)
-        process.start()
-        time.sleep(self.random.uniform(0.1, 1.5))
-        self.buffer.kill()
-        process.join()
-        self.replay(names, log)
+        self.names = Names()
+        for at, one in enumerate(random.sample(NAMES, 4)):
+            (mnt / one).write_bytes(content(first_version + at))
+            self.names.do("write", one, "", first_version + at)
+        args = (mnt, self.names.copy(), random.getrandbits(48), first_version + 10, log)
+        self.process = multiprocessing.Process(target=work, args=args, daemon=True)
+        self.process.start()
+
+    def go_on(self):
+        """The daemon is dead; the outsider acts."""
+        self.process.join()
+        self.replay(self.names, self.log)
         self.act()
 
     def replay(self, names, log):
@@ -157,6 +152,9 @@ class Between:
     def act(self):
         self.on_pfs = below(self.pfs)
         self.victim, self.deed = self.random.choice(NAMES), self.random.choice(DEEDS)
+        if self.on_pfs and self.random.random() < 0.5:
+            # What the drain has got to last.
+            self.victim = max(self.on_pfs, key=lambda name: (self.pfs / name).stat().st_ctime_ns)
         path = self.pfs / self.victim
         if self.deed != "replace" and (not path.exists() or path.stat().st_nlink != 1):
             self.deed = "replace"
@@ -172,10 +170,7 @@ class Between:
             os.setxattr(path, ATTRIBUTE, b"1")
 
     def judge(self):
-        """The daemon is up again; answers whether the outsider met something undrained."""
-        self.buffer.drain()
-        # What somebody does on the PFS shows within a second.
-        time.sleep(1.1)
+        """Answers whether the outsider met something undrained or under way."""
         seen, drained = below(self.mnt), below(self.pfs)
         if seen != drained:
             wrong = [name for name in seen | drained if seen.get(name) != drained.get(name)]
@@ -186,11 +181,11 @@ class Between:
         self.judge_names(plain)
         self.judge_contents(set(seen.values()))
         ours = {content(version) for version in self.known()}
-        if strange := [name for name in beside if seen[name] not in ours]:
+        # What was being written is part of a version.
+        is_unsure = self.under_way and self.under_way[0] == "write"
+        if not is_unsure and (strange := [name for name in beside if seen[name] not in ours]):
             raise Loss(f"{self.said()}: nobody wrote what is in {strange}")
-        met = self.met_undrained()
-        shutil.rmtree(self.mnt)
-        return met
+        return self.met_undrained()
 
     def known(self):
         return {*self.before.versions.values(), *self.after.versions.values()}
@@ -252,3 +247,36 @@ class Between:
             theirs_to_replace = self.deed != "attributes" and self.on_pfs.get(self.victim) == data and data not in elsewhere
             if data not in found and not theirs_to_replace:
                 raise Loss(f"{self.said()}: version {version} is lost")
+
+
+class Between:
+    def __init__(self, campaign):
+        self.buffer, self.random = campaign.buffer, campaign.random
+        self.rounds = 0
+
+    def begin(self):
+        """Kills the daemon in the midst of it; the outsiders act."""
+        self.rounds += 1
+        name = f"between-{self.rounds}"
+        self.mnt, pfs = self.buffer.mnt / name, self.buffer.pfs / name
+        self.mnt.mkdir()
+        self.cases = []
+        for n in range(CASES):
+            log, first = self.buffer.base / f"{name}-{n}.log", (self.rounds * CASES + n) * 1_000_000
+            self.cases.append(Case(self.random, self.mnt / f"case-{n}", pfs / f"case-{n}", log, first))
+        until = time.monotonic() + self.random.uniform(0.1, 1.5)
+        while time.monotonic() < until:
+            run(self.buffer.forebay, "stage-out", self.mnt, check=False)
+            time.sleep(self.random.uniform(0, 0.1))
+        self.buffer.kill()
+        for case in self.cases:
+            case.go_on()
+
+    def judge(self):
+        """The daemon is up again; answers how many outsiders met something undrained or under way."""
+        self.buffer.drain()
+        # What somebody does on the PFS shows within a second.
+        time.sleep(1.1)
+        met = sum(case.judge() for case in self.cases)
+        shutil.rmtree(self.mnt)
+        return met
