@@ -24,6 +24,8 @@ mod placement;
 mod publish;
 mod record;
 mod residency;
+mod stability;
+mod sync;
 mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -4,12 +4,13 @@
 //! takes back, the last record of the file must be among those that are kept: else a start would
 //! find an older record, and take our own change for an outsider's.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashSet;
 
 use forebay_kv::{Durability, Error, Store};
 use forebay_types::ObjectId;
 use parking_lot::Mutex;
+
+use crate::stability::Stability;
 
 /// Changes that are committed together.
 #[derive(Default)]
@@ -46,12 +47,7 @@ impl Batch {
 /// A store that counts its commits.
 pub(crate) struct Log {
     store: Box<dyn Store>,
-    /// Commits that have returned.
-    committed: AtomicU64,
-    /// All up to this position survive a loss of power.
-    stable: AtomicU64,
-    /// Positions of the last records of files, beyond what was stable at the last flush.
-    recorded: Mutex<HashMap<ObjectId, u64>>,
+    stability: Stability,
     /// Files of which a record could not be written.
     unwritten: Mutex<HashSet<ObjectId>>,
 }
@@ -60,9 +56,7 @@ impl Log {
     pub(crate) fn new(store: Box<dyn Store>) -> Log {
         Log {
             store,
-            committed: AtomicU64::new(0),
-            stable: AtomicU64::new(0),
-            recorded: Mutex::default(),
+            stability: Stability::default(),
             unwritten: Mutex::default(),
         }
     }
@@ -81,55 +75,39 @@ impl Log {
     }
 
     pub(crate) fn commit(&self, batch: Batch, durability: Durability) -> Result<(), Error> {
-        let before = self.committed.load(Ordering::Acquire);
+        let before = self.stability.now();
         let outcome = self.store.commit(batch.changes, durability);
-        // Also after an error: whether it was applied is not known then.
-        let position = self.committed.fetch_add(1, Ordering::AcqRel) + 1;
         let survives = durability == Durability::Synced && outcome.is_ok();
         if outcome.is_err() {
             let files = batch.records.iter().chain(&batch.removed);
             self.unwritten.lock().extend(files);
         }
-        if !batch.records.is_empty() {
-            let mut recorded = self.recorded.lock();
-            for file in batch.records {
-                match survives {
-                    true => recorded.remove(&file),
-                    false => recorded.insert(file, position),
-                };
-            }
-        }
-        if survives {
-            self.stable.fetch_max(before, Ordering::AcqRel);
-        }
+        self.stability
+            .note(batch.records, survives.then_some(before));
         outcome
     }
 
     pub(crate) fn sync(&self) -> Result<(), Error> {
-        let before = self.committed.load(Ordering::Acquire);
+        let before = self.stability.now();
         self.store.sync()?;
-        self.stable.fetch_max(before, Ordering::AcqRel);
-        self.recorded
-            .lock()
-            .retain(|_, position| *position > before);
+        self.stability.flushed(before);
         Ok(())
     }
 
     /// Opens a store again that storage has failed. Returns the files whose records in it may not
     /// be what they are in memory; nothing if there was nothing to mend.
     pub(crate) fn mend(&self) -> Result<Option<HashSet<ObjectId>>, Error> {
-        let before = self.committed.load(Ordering::Acquire);
+        let before = self.stability.now();
         if !self.store.mend()? {
             return Ok(None);
         }
-        self.stable.fetch_max(before, Ordering::AcqRel);
+        self.stability.flushed(before);
         Ok(Some(std::mem::take(&mut *self.unwritten.lock())))
     }
 
     /// Whether the last record of a file survives a loss of power.
     pub(crate) fn is_stable(&self, file: ObjectId) -> bool {
-        let position = self.recorded.lock().get(&file).copied().unwrap_or(0);
-        position <= self.stable.load(Ordering::Acquire)
+        self.stability.is_stable(file)
     }
 }
 
@@ -179,6 +157,6 @@ mod tests {
         assert!(!log.is_stable(A) && !log.is_stable(B));
         log.sync().expect("sync");
         assert!(log.is_stable(A) && log.is_stable(B));
-        assert!(log.recorded.lock().is_empty());
+        assert!(!log.stability.has_positions());
     }
 }
