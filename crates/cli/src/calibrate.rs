@@ -14,7 +14,7 @@ use crate::show::json;
 use crate::show::text::rate;
 use crate::{instance, out, usage};
 
-/// Shorter ones say little, longer ones hold up what the burst buffer is for.
+/// Shorter measurements say little, longer ones hold up programs that write.
 const SPANS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(60);
 
@@ -50,7 +50,7 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
     let state = instance::state_or_only(args.state.as_deref())?;
     let daemon = Daemon::connect(&state)?;
     let fail = |error| daemon.failure(error, "measure its bandwidths");
-    // Before it says that it begins: who is not told names may not measure either.
+    // Asked before the command says that it begins: who is not told names may not measure either.
     if daemon.status().map_err(fail)?.names_hidden {
         return Err(fail(AskError::Refused(Errno::EPERM)));
     }

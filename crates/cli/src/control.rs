@@ -30,18 +30,18 @@ pub struct Daemon {
 pub enum AskError {
     /// The daemon has closed the connection: it is gone or going.
     Gone,
-    /// It refused.
+    /// The daemon refused.
     Refused(Errno),
-    /// The two do not understand each other.
+    /// Command and daemon do not understand each other.
     Protocol(String),
 }
 
 /// Answer to [`Control::Where`], all its parts together.
 #[derive(Debug, Default)]
 pub struct Located {
-    /// What was found.
+    /// Files that were found.
     pub files: Vec<WhereEntry>,
-    /// What was not.
+    /// Paths that were not.
     pub failures: Vec<PathFailure>,
 }
 
@@ -88,7 +88,7 @@ impl Daemon {
         }
     }
 
-    /// One question, one answer.
+    /// Asks one question and waits for its answer.
     pub fn ask(&self, control: Control) -> Result<ControlResponse, AskError> {
         match self
             .connection
@@ -155,7 +155,8 @@ impl Daemon {
                     after: after.take(),
                 };
                 let answer = match self.ask(asked.clone()) {
-                    // Whoever reads the last part took so long that the connection was closed.
+                    // The reader of the last part took so long that the daemon closed the
+                    // connection.
                     Err(AskError::Gone) if asked_before => match Daemon::try_connect(&self.state) {
                         Ok(Some(again)) => again.ask(asked)?,
                         _ => return Err(AskError::Gone),
@@ -201,17 +202,17 @@ impl Daemon {
         }
     }
 
-    /// Stops a job. What it answers does not matter: the job's progress tells.
+    /// Stops a job. The answer does not matter: the job's progress tells.
     pub fn cancel(&self, id: u64) -> Result<(), AskError> {
         self.ask(Control::Cancel { id }).map(drop)
     }
 
-    /// Begins the end.
+    /// Orders the daemon to stop, with `drain` once everything is on the PFS.
     pub fn shutdown(&self, drain: bool, timeout_ms: u64) -> Result<(), AskError> {
         self.ask(Control::Shutdown { drain, timeout_ms }).map(drop)
     }
 
-    /// Checks and repairs while running.
+    /// Checks and repairs the running burst buffer.
     pub fn fsck(&self, dry_run: bool, checksums: bool) -> Result<FsckReport, Failure> {
         match self.ask(Control::Fsck { dry_run, checksums }) {
             Ok(ControlResponse::Fsck(report)) => Ok(report),
@@ -221,7 +222,7 @@ impl Daemon {
     }
 }
 
-/// A folder that no burst buffer was ever started on.
+/// The error for a folder on which no burst buffer was ever started.
 pub fn no_state_folder(folder: &Path) -> Failure {
     Failure::fatal(format!(
         "{}: not a state folder of forebay; --state takes the folder given to `forebay up`",
@@ -229,7 +230,7 @@ pub fn no_state_folder(folder: &Path) -> Failure {
     ))
 }
 
-/// No socket, or nobody behind it.
+/// Whether the error means that no daemon runs: no socket, or nobody behind it.
 fn is_absence(error: &io::Error) -> bool {
     matches!(
         error.kind(),

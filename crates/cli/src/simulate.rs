@@ -112,7 +112,7 @@ pub fn run(args: &SimulateArgs) -> Result<Exit, Failure> {
     Ok(Exit::Complete)
 }
 
-/// `None`: interrupted.
+/// Runs what was asked for; `None` if the user interrupted it.
 fn simulate(
     args: &SimulateArgs,
     watch: &mut dyn FnMut(f64) -> bool,
