@@ -96,7 +96,9 @@ impl Daemon {
         {
             Ok(Response::Control(answer)) => Ok(answer),
             Ok(Response::Failed(errno)) => Err(AskError::Refused(errno)),
-            Ok(_) => Err(AskError::Protocol("it answered another question".into())),
+            Ok(_) => Err(AskError::Protocol(
+                "the daemon answered another question".into(),
+            )),
             Err(FrameError::Io(_)) => Err(AskError::Gone),
             Err(other) => Err(AskError::Protocol(other.to_string())),
         }
@@ -126,7 +128,7 @@ impl Daemon {
 
     fn odd(&self) -> Failure {
         self.failure(
-            AskError::Protocol("it answered another question".into()),
+            AskError::Protocol("the daemon answered another question".into()),
             "",
         )
     }
@@ -135,7 +137,9 @@ impl Daemon {
     pub fn status(&self) -> Result<StatusBits, AskError> {
         match self.ask(Control::Status)? {
             ControlResponse::Status(bits) => Ok(*bits),
-            _ => Err(AskError::Protocol("it answered another question".into())),
+            _ => Err(AskError::Protocol(
+                "the daemon answered another question".into(),
+            )),
         }
     }
 
@@ -170,7 +174,9 @@ impl Daemon {
                     failures,
                 } = answer
                 else {
-                    return Err(AskError::Protocol("it answered another question".into()));
+                    return Err(AskError::Protocol(
+                        "the daemon answered another question".into(),
+                    ));
                 };
                 if !each(Located { files, failures }) {
                     return Ok(());
@@ -190,7 +196,9 @@ impl Daemon {
         let paths = paths.to_vec();
         match self.ask(Control::Start { movement, paths })? {
             ControlResponse::Started { id } => Ok(id),
-            _ => Err(AskError::Protocol("it answered another question".into())),
+            _ => Err(AskError::Protocol(
+                "the daemon answered another question".into(),
+            )),
         }
     }
 
@@ -198,7 +206,9 @@ impl Daemon {
     pub fn job(&self, id: u64) -> Result<JobProgress, AskError> {
         match self.ask(Control::Job { id })? {
             ControlResponse::Job(progress) => Ok(progress),
-            _ => Err(AskError::Protocol("it answered another question".into())),
+            _ => Err(AskError::Protocol(
+                "the daemon answered another question".into(),
+            )),
         }
     }
 

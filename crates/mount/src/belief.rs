@@ -126,7 +126,7 @@ impl Belief {
         if let Err(error) = notifier.inval_inode(INodeNo(ino.0), NO_CONTENT, 0) {
             // The kernel has forgotten the file by itself, or believes its old attributes for a
             // second.
-            tracing::debug!("attributes of {ino:?} are not taken back: {error}");
+            tracing::debug!("the kernel was not told to forget the attributes of {ino:?}: {error}");
         }
     }
 }

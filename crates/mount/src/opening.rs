@@ -116,7 +116,7 @@ impl Adapter {
     /// Closes a file that was opened after the watchdog had answered its request with an error.
     fn nobody_wants(&self, handle: Handle) {
         if let Err(e) = self.client.release(handle) {
-            tracing::warn!("a file that nobody wants stays open: {e}");
+            tracing::warn!("a file whose open was answered with an error stays open: {e}");
         }
     }
 }

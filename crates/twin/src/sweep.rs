@@ -337,7 +337,7 @@ impl Sweep<'_> {
                 rows.iter().all(|row| row.number(&target.field).is_none())
             });
             let why = unknown.map_or_else(String::new, |target| {
-                format!(": {} is nowhere known (no restarts?)", target.field)
+                format!(": no row has a {} (no restarts?)", target.field)
             });
             note(
                 &mut self.report,

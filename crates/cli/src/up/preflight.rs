@@ -161,8 +161,8 @@ fn check_way(what: &str, state: &Path) -> Result<(), Failure> {
     match state::exchangeable(state).explain(what, "")? {
         None => Ok(()),
         Some(above) => Err(Failure::fatal(format!(
-            "{what}: others could exchange it, for {} is theirs, or open to them; choose a folder in a place of \
-             your own, such as /var/lib/forebay",
+            "{what}: others could exchange it, because {} is theirs or they may write to it; choose a folder in a \
+             place of your own, such as /var/lib/forebay",
             above.display()
         ))),
     }

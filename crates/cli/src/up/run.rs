@@ -152,7 +152,7 @@ fn unmount(mounted: &Mounted, point: &Path) {
         return;
     };
     tracing::warn!(
-        "{}: {}; it is taken away all the same",
+        "{}: {}; the mount is taken out of the tree all the same",
         point.display(),
         reason(&error)
     );
