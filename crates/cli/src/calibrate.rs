@@ -14,7 +14,7 @@ use crate::show::json;
 use crate::show::text::rate;
 use crate::{instance, out, usage};
 
-/// Shorter ones say little, longer ones hold up what the burst buffer is for.
+/// Shorter measurements say little, longer ones hold up programs that write.
 const SPANS: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(60);
 
@@ -25,9 +25,9 @@ const SPANS: std::ops::RangeInclusive<Duration> =
     after_long_help = concat!(
         "Writes to the first flash directory (memory where there is none) and copies to the PFS, each\n",
         "alone and both at once, into files without names. Run it when little else does I/O. The outcome\n",
-        "is kept in the state folder; bandwidths in the configuration go before it. Each measurement is\n",
-        "three tries or more (nine at most), until they agree; how far they lie apart is said. If they lie\n",
-        "too far apart there is no such bandwidth: that is said instead, and nothing changes.\n\n",
+        "is kept in the state folder; bandwidths in the configuration go before it. A measurement is\n",
+        "tried three times or more (nine at most), until tries agree. The command says how far tries lie\n",
+        "apart. Where they lie too far apart it says so, and nothing changes.\n\n",
         "Examples:\n  forebay calibrate --state /var/lib/forebay\n  forebay calibrate --json --time 10s\n\n",
         "Exit codes: 0 measured; 1 nothing runs there, no room, tries too far apart, or it is\n",
         "another user's."
@@ -50,7 +50,7 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
     let state = instance::state_or_only(args.state.as_deref())?;
     let daemon = Daemon::connect(&state)?;
     let fail = |error| daemon.failure(error, "measure its bandwidths");
-    // Before it says that it begins: who is not told names may not measure either.
+    // Asked before the command says that it begins: who is not told names may not measure either.
     if daemon.status().map_err(fail)?.names_hidden {
         return Err(fail(AskError::Refused(Errno::EPERM)));
     }
@@ -70,7 +70,7 @@ pub fn run(args: &CalibrateArgs) -> Result<Exit, Failure> {
                 "calibrate: somebody else measures this burst buffer now; try again when that has ended",
             ),
             AskError::Refused(Errno::ENOSPC) => Failure::fatal(
-                "calibrate: no space to write to: it takes some in the first tier and on the PFS; make room there",
+                "calibrate: no space to write to: the measurement needs space in the first tier and on the PFS; make room there",
             ),
             e => fail(e),
         })?;
@@ -133,7 +133,9 @@ fn ask(daemon: &Daemon, step: CalibrationStep, time: Duration) -> Result<Calibra
     let time_ms = time.as_millis() as u64;
     match daemon.ask(Control::Calibrate { step, time_ms })? {
         ControlResponse::Calibrated(calibrated) => Ok(calibrated),
-        _ => Err(AskError::Protocol("it answered another question".into())),
+        _ => Err(AskError::Protocol(
+            "the daemon answered another question".into(),
+        )),
     }
 }
 

@@ -30,18 +30,18 @@ pub struct Daemon {
 pub enum AskError {
     /// The daemon has closed the connection: it is gone or going.
     Gone,
-    /// It refused.
+    /// The daemon refused.
     Refused(Errno),
-    /// The two do not understand each other.
+    /// Command and daemon do not understand each other.
     Protocol(String),
 }
 
 /// Answer to [`Control::Where`], all its parts together.
 #[derive(Debug, Default)]
 pub struct Located {
-    /// What was found.
+    /// Files that were found.
     pub files: Vec<WhereEntry>,
-    /// What was not.
+    /// Paths that were not.
     pub failures: Vec<PathFailure>,
 }
 
@@ -88,7 +88,7 @@ impl Daemon {
         }
     }
 
-    /// One question, one answer.
+    /// Asks one question and waits for its answer.
     pub fn ask(&self, control: Control) -> Result<ControlResponse, AskError> {
         match self
             .connection
@@ -96,7 +96,9 @@ impl Daemon {
         {
             Ok(Response::Control(answer)) => Ok(answer),
             Ok(Response::Failed(errno)) => Err(AskError::Refused(errno)),
-            Ok(_) => Err(AskError::Protocol("it answered another question".into())),
+            Ok(_) => Err(AskError::Protocol(
+                "the daemon answered another question".into(),
+            )),
             Err(FrameError::Io(_)) => Err(AskError::Gone),
             Err(other) => Err(AskError::Protocol(other.to_string())),
         }
@@ -126,7 +128,7 @@ impl Daemon {
 
     fn odd(&self) -> Failure {
         self.failure(
-            AskError::Protocol("it answered another question".into()),
+            AskError::Protocol("the daemon answered another question".into()),
             "",
         )
     }
@@ -135,7 +137,9 @@ impl Daemon {
     pub fn status(&self) -> Result<StatusBits, AskError> {
         match self.ask(Control::Status)? {
             ControlResponse::Status(bits) => Ok(*bits),
-            _ => Err(AskError::Protocol("it answered another question".into())),
+            _ => Err(AskError::Protocol(
+                "the daemon answered another question".into(),
+            )),
         }
     }
 
@@ -155,7 +159,8 @@ impl Daemon {
                     after: after.take(),
                 };
                 let answer = match self.ask(asked.clone()) {
-                    // Whoever reads the last part took so long that the connection was closed.
+                    // The reader of the last part took so long that the daemon closed the
+                    // connection.
                     Err(AskError::Gone) if asked_before => match Daemon::try_connect(&self.state) {
                         Ok(Some(again)) => again.ask(asked)?,
                         _ => return Err(AskError::Gone),
@@ -169,7 +174,9 @@ impl Daemon {
                     failures,
                 } = answer
                 else {
-                    return Err(AskError::Protocol("it answered another question".into()));
+                    return Err(AskError::Protocol(
+                        "the daemon answered another question".into(),
+                    ));
                 };
                 if !each(Located { files, failures }) {
                     return Ok(());
@@ -189,7 +196,9 @@ impl Daemon {
         let paths = paths.to_vec();
         match self.ask(Control::Start { movement, paths })? {
             ControlResponse::Started { id } => Ok(id),
-            _ => Err(AskError::Protocol("it answered another question".into())),
+            _ => Err(AskError::Protocol(
+                "the daemon answered another question".into(),
+            )),
         }
     }
 
@@ -197,21 +206,23 @@ impl Daemon {
     pub fn job(&self, id: u64) -> Result<JobProgress, AskError> {
         match self.ask(Control::Job { id })? {
             ControlResponse::Job(progress) => Ok(progress),
-            _ => Err(AskError::Protocol("it answered another question".into())),
+            _ => Err(AskError::Protocol(
+                "the daemon answered another question".into(),
+            )),
         }
     }
 
-    /// Stops a job. What it answers does not matter: the job's progress tells.
+    /// Stops a job. The answer does not matter: the job's progress tells.
     pub fn cancel(&self, id: u64) -> Result<(), AskError> {
         self.ask(Control::Cancel { id }).map(drop)
     }
 
-    /// Begins the end.
+    /// Orders the daemon to stop, with `drain` once everything is on the PFS.
     pub fn shutdown(&self, drain: bool, timeout_ms: u64) -> Result<(), AskError> {
         self.ask(Control::Shutdown { drain, timeout_ms }).map(drop)
     }
 
-    /// Checks and repairs while running.
+    /// Checks and repairs the running burst buffer.
     pub fn fsck(&self, dry_run: bool, checksums: bool) -> Result<FsckReport, Failure> {
         match self.ask(Control::Fsck { dry_run, checksums }) {
             Ok(ControlResponse::Fsck(report)) => Ok(report),
@@ -221,7 +232,7 @@ impl Daemon {
     }
 }
 
-/// A folder that no burst buffer was ever started on.
+/// The error for a folder on which no burst buffer was ever started.
 pub fn no_state_folder(folder: &Path) -> Failure {
     Failure::fatal(format!(
         "{}: not a state folder of forebay; --state takes the folder given to `forebay up`",
@@ -229,7 +240,7 @@ pub fn no_state_folder(folder: &Path) -> Failure {
     ))
 }
 
-/// No socket, or nobody behind it.
+/// Whether the error means that no daemon runs: no socket, or nobody behind it.
 fn is_absence(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -30,10 +30,10 @@ const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_LAST: Duration = Duration::from_millis(250);
 /// How long stopping itself may take where no time was given: data in memory moves to flash then.
 const STOP_LIMIT: Duration = Duration::from_secs(600);
-/// After this time the user is told what it waits for.
+/// After this time the user is told what `down` waits for.
 const STOP_NOTICE: Duration = Duration::from_secs(5);
-/// The daemon keeps the deadline of a drain; one that does not say that it has given up is not
-/// waited for any longer than this.
+/// The daemon keeps the deadline of a drain. `down` waits so much longer for the daemon to say that
+/// it has given up the drain.
 const GIVE_UP_GRACE: Duration = Duration::from_secs(2);
 /// A drain that fails and moves nothing for so long is left to itself, so that this command ends.
 const STALL_LIMIT: Duration = Duration::from_secs(120);
@@ -77,9 +77,9 @@ pub struct DownArgs {
 /// How waiting for the end ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// In order, and this is what it has left.
+    /// In order, and this is what the daemon has left.
     Stopped(StopSummary),
-    /// Without a word.
+    /// Without leaving a note.
     Died,
     TimedOut,
     Stalled,
@@ -133,9 +133,9 @@ struct Wait<'a> {
     begun: Instant,
     /// The newest status.
     last: StatusBits,
-    /// The mount was to be seen at the start.
+    /// Whether the mount was visible at the start.
     mounted: bool,
-    /// The user knows that stopping takes its time.
+    /// Whether the user was told that stopping takes a while.
     noticed: bool,
     /// Most undrained bytes seen: the whole of the progress bar.
     most_bytes: u64,
@@ -171,7 +171,7 @@ impl<'a> Wait<'a> {
             match daemon.status() {
                 Ok(bits) => self.look(bits, &mut progress),
                 Err(AskError::Gone) => break self.wait_for_lock(signals),
-                // It may refuse further questions while it stops.
+                // The daemon may refuse further questions while it stops.
                 Err(AskError::Refused(_)) => {}
                 Err(error) => return Err(daemon.failure(error, "stop it")),
             }
@@ -242,7 +242,7 @@ impl<'a> Wait<'a> {
         let elapsed = self.begun.elapsed();
         let drains = self.args.drain && !self.is_stopping();
         let limit = match (drains, self.args.timeout) {
-            // The daemon keeps the time, and has taken its order back.
+            // The daemon keeps the deadline, and has withdrawn its order to stop.
             (true, Some(timeout)) if !self.last.stopping => timeout,
             (true, Some(timeout)) => timeout.saturating_add(GIVE_UP_GRACE),
             (true, None) => Duration::MAX,
@@ -288,7 +288,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Says how it ended; names what is left where that is asked for.
+    /// Says how the daemon ended; names what is left where that is asked for.
     fn report(&self, daemon: &Daemon, end: End) -> Vec<Vec<u8>> {
         let bits = &self.last;
         let mount = mount_of(bits).display();
@@ -349,8 +349,8 @@ impl<'a> Wait<'a> {
         Vec::new()
     }
 
-    /// Versions that nobody has committed: all of them is on the PFS after a drain, but not to be
-    /// seen.
+    /// Names versions that nobody has committed. After a drain all their files are on the PFS, but
+    /// not visible.
     fn name_unpublished(&self, end: End) -> usize {
         let versions = self.last.unpublished.iter().filter(|v| !v.committed);
         let versions: Vec<_> = versions
@@ -443,7 +443,7 @@ fn undrained_paths(daemon: &Daemon) -> Vec<Vec<u8>> {
             .into_iter()
             .filter(|f| matches!(f.state.as_str(), "dirty" | "demoting"));
         paths.extend(dirty.map(|file| file.path));
-        // These are in no directory of the PFS any more.
+        // The directories of these files are gone from the PFS.
         let lost = part.failures.into_iter();
         paths.extend(lost.filter(|f| f.errno == Errno::ESTALE).map(|f| f.path));
         paths.len() < NAMED_MAX && begun.elapsed() < NAMING_LIMIT
@@ -454,7 +454,7 @@ fn undrained_paths(daemon: &Daemon) -> Vec<Vec<u8>> {
     paths
 }
 
-/// Takes away what a dead instance has left in the tree, and says so.
+/// Unmounts what a dead instance has left mounted, and says so.
 fn not_running(state: &Path) -> Failure {
     let what = state.display();
     match state::holder(state) {
@@ -507,7 +507,7 @@ fn clean(state: &Path) -> Result<Vec<String>, Failure> {
         }
     }
     for file in [state::PID, state::SOCKET] {
-        // They only say what the lock says better; that they cannot be removed harms nobody.
+        // These files only repeat what the lock says. One that cannot be removed does no harm.
         let _ = std::fs::remove_file(state.join(file));
     }
     Ok(notes)

@@ -1,5 +1,5 @@
-//! What a burst buffer says when it has ended in order: a note in its state folder, for who waits
-//! for that. Who finds none knows that it died.
+//! The note that a burst buffer leaves in its state folder when it has ended in order. Who waits
+//! for the end and finds no note knows that the daemon died.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 use crate::control::files_and_bytes;
 use crate::state;
 
-/// Its name in the state folder.
+/// Name of the note in the state folder.
 const NOTE: &str = "forebay.ended";
 /// No note is longer, bytes.
 const NOTE_BYTES_MAX: u64 = 4096;
 
-/// The note of a run, open from its start: at its end there may be no descriptor left.
+/// The note of a run, open from the start of the run: at the end there may be no descriptor left.
 pub struct Note(File);
 
 impl Note {
-    /// Takes away what an earlier run has said.
+    /// Opens the note, and empties it of what an earlier run has written.
     ///
     /// # Errors
     /// The file cannot be made, or is not ours.
@@ -32,7 +32,7 @@ impl Note {
         Ok(Note(file))
     }
 
-    /// This process ends, and leaves that.
+    /// Writes down what this process leaves as it ends.
     ///
     /// # Errors
     /// The file system of the state folder does not take it.
@@ -47,7 +47,7 @@ impl Note {
     }
 }
 
-/// What the burst buffer that was this process has left; `None`: it has not said so.
+/// What the burst buffer with this process id has left; `None` if it has left no note.
 pub fn read(state: &Path, pid: u32) -> Option<StopSummary> {
     let file = state::open(state, NOTE, OFlags::RDONLY, 0).ok()?;
     let mut text = String::new();
@@ -64,7 +64,7 @@ pub fn read(state: &Path, pid: u32) -> Option<StopSummary> {
     })
 }
 
-/// Whether it has left nothing that is not on the PFS.
+/// Whether everything that was left is on the PFS.
 pub fn is_drained(left: &StopSummary) -> bool {
     (left.undrained_files, left.undrained_bytes) == (0, 0)
 }

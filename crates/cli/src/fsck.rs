@@ -57,7 +57,7 @@ pub fn run(args: &FsckArgs) -> Result<Exit, Failure> {
     let report = match Daemon::try_connect(&state)? {
         Some(_) if args.new_pfs => {
             return Err(Failure::fatal(format!(
-                "{}: it is running on the PFS that it was made for; --new-pfs is for one that is down",
+                "{}: the burst buffer is running on the PFS that it was made for; --new-pfs is for one that is down",
                 state.display()
             )));
         }

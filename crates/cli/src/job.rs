@@ -16,7 +16,8 @@ use crate::signals::Signals;
 /// Time between two looks at a job: short jobs end at once, long ones are not disturbed.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
 const LOOK_LAST: Duration = Duration::from_millis(250);
-/// Between them this part of the time that has passed: the end is noticed that much late at most.
+/// Later looks come after this part of the time that has passed, so the end is noticed that much
+/// late at most.
 const LOOK_PART: u32 = 32;
 /// How long a cancelled job may take to say what it has not done.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
@@ -119,7 +120,7 @@ struct Jobs<'a> {
     waiting: VecDeque<&'a [Vec<u8>]>,
     /// Under way.
     running: Vec<u64>,
-    /// Their last word.
+    /// The last progress of jobs that have ended.
     finished: Vec<JobProgress>,
 }
 

@@ -1,8 +1,12 @@
 //! `forebay`: the command line of the burst buffer.
 //!
-//! One file per command. What they share: `exit` (exit codes, errors), `control` (talking to a
-//! running burst buffer), `mounts` and `instance` (finding it), `paths` (what the user calls a
-//! file), `show` (tables, bars, progress, JSON).
+//! One file per command. The commands share:
+//!
+//! - `exit`: exit codes, errors;
+//! - `control`: talking to a running burst buffer;
+//! - `mounts`, `instance`: finding a running burst buffer;
+//! - `paths`: what the user calls a file;
+//! - `show`: tables, bars, progress, JSON.
 
 mod calibrate;
 mod commit;
@@ -39,8 +43,8 @@ use clap::{Parser, Subcommand};
 use exit::{Exit, Failure};
 
 /// Puts memory and flash of this machine in front of a slow file system. Files written under the
-/// mount land at the speed of the fast tiers, are copied to the slow file system by themselves,
-/// whole and verified, and the newest stay for a fast restart.
+/// mount land at the speed of the fast tiers. Forebay copies them to the slow file system by
+/// itself, whole and verified. The newest stay for a fast restart.
 #[derive(Parser)]
 #[command(
     name = "forebay",

@@ -16,7 +16,7 @@ pub struct MountEntry {
     pub root: PathBuf,
     /// Where it is mounted.
     pub point: PathBuf,
-    /// Type.
+    /// File-system type.
     pub fs_type: String,
     /// Source; of a burst buffer, its state folder.
     pub source: PathBuf,

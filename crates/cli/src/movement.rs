@@ -62,8 +62,8 @@ pub fn run(movement: Movement, args: &MoveArgs, wait: bool) -> Result<Exit, Fail
     })
 }
 
-/// The exit code: what stopped it, else what failed. If nothing is a file, and nothing that was
-/// named was found, nothing could be done; of versions, if there is none.
+/// The exit code: what stopped the movement decides, else what failed. Exit 1 where no path led to
+/// a file and each failure was a missing path; of `commit`, where there was no version.
 fn exit(movement: Movement, end: End, job: &JobProgress) -> Exit {
     let none = movement == Movement::Commit || job.failures.iter().all(|f| is_missing(f.errno));
     let nothing = job.files_total == 0 && none;

@@ -44,7 +44,7 @@ pub struct Target {
     pub mount: PathBuf,
     /// Relative to the root of the mount, without leading '/'.
     pub paths: Vec<Vec<u8>>,
-    /// What was named besides and is in no burst buffer; each has been complained of.
+    /// Paths that lie in no burst buffer; an error was printed for each.
     pub refused: Vec<Refused>,
 }
 
@@ -94,8 +94,8 @@ impl PathArgs {
         }
     }
 
-    /// Finds the burst buffer that all the paths belong to. Paths that belong to none keep nothing
-    /// from the others; it is a failure if there are no others.
+    /// Finds the burst buffer that all the paths belong to. Paths that belong to none do not hold
+    /// up the others. It is a failure if there are no others.
     pub fn resolve(&self) -> Result<Target, Failure> {
         let table = mount_table()?;
         let mut known_pfs = Vec::new();
@@ -217,7 +217,8 @@ fn below_pfs(
 ) -> Result<Option<Place>, Refused> {
     for entry in table.iter().filter(|entry| entry.is_forebay()) {
         if known.iter().all(|k| k.state != entry.source) {
-            // One that does not answer (another user's, or dead) cannot be meant by a PFS path.
+            // A burst buffer that does not answer (another user's, or dead) cannot be meant by a
+            // PFS path.
             let Ok(Some(daemon)) = Daemon::try_connect(&entry.source) else {
                 continue;
             };
@@ -288,7 +289,7 @@ fn bounded_path(path: &Path) -> io::Result<PathBuf> {
 fn full_path(path: &Path) -> io::Result<PathBuf> {
     let absolute = std::path::absolute(path)?;
     let is_link = |meta: std::fs::Metadata| meta.is_symlink();
-    // Without a slash at the end, which would follow it.
+    // Without a slash at the end, which would follow a symbolic link.
     let named: PathBuf = absolute.components().collect();
     if std::fs::symlink_metadata(&named).is_ok_and(is_link) {
         match std::fs::canonicalize(&absolute) {

@@ -21,7 +21,7 @@ use crate::{instance, out, usage};
         "Policies: bbos (as the plan says), maxbw (never beside a checkpoint until full), maxeff (always\n",
         "at full speed), dedicated (a share for each application, no sharing).\n",
         "Placements (who is demoted and dropped first): bbos (outdated versions, then highest MTBF), fifo,\n",
-        "lru, coolness. A choice holds until the burst buffer stops; the configuration says the next.\n\n",
+        "lru, coolness. A choice holds until the burst buffer stops; then the configuration counts again.\n\n",
         "Examples:\n  forebay policy\n  forebay policy maxeff --state /var/lib/forebay\n  forebay policy --placement lru\n\n",
         "Exit codes: 0 shown or changed; 1 nothing runs there, or it is another user's."
     )
@@ -55,7 +55,7 @@ pub fn run(args: &PolicyArgs) -> Result<Exit, Failure> {
         daemon.ask(control).and_then(|answer| match answer {
             ControlResponse::Status(bits) => Ok(*bits),
             _ => Err(crate::control::AskError::Protocol(
-                "it answered another question".into(),
+                "the daemon answered another question".into(),
             )),
         })
     };

@@ -46,7 +46,7 @@ impl Signals {
 pub enum Hangup {
     /// The same as Ctrl-C: the terminal has gone.
     Stops,
-    /// Something that a service is asked for in this way.
+    /// A call, such as to open the log again.
     Calls(Box<dyn FnMut() + Send>),
 }
 

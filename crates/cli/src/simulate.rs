@@ -30,8 +30,8 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 #[command(
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
-        "A scenario is a TOML file; docs/twin.md describes every key. Simulated is the code that the\n",
-        "servers run: when and what is demoted, evicted, written directly.\n\n",
+        "A scenario is a TOML file; docs/twin.md describes every key. The simulator\n",
+        "runs the code by which the servers decide what is demoted, evicted or written directly, and when.\n\n",
         "JSON: {\"rows\":[...]}. Policies, experiments and fields are described in docs/twin.md, how the\n",
         "results compare with the papers in docs/reproduction.md.\n\n",
         "Examples:\n",
@@ -112,7 +112,7 @@ pub fn run(args: &SimulateArgs) -> Result<Exit, Failure> {
     Ok(Exit::Complete)
 }
 
-/// `None`: interrupted.
+/// Runs what was asked for; `None` if the user interrupted it.
 fn simulate(
     args: &SimulateArgs,
     watch: &mut dyn FnMut(f64) -> bool,

@@ -69,9 +69,9 @@ impl Lock {
     }
 }
 
-/// Opens a file of a state folder. The folder is not looked up again for it, no link is followed,
-/// and it must be a file of the folder's owner with no other name: others may have made the folder
-/// before it was ours.
+/// Opens a file of a state folder. The folder is not looked up again for it, and no link is
+/// followed. The file must belong to the folder's owner and have no other name, because others may
+/// have made the folder before it was taken as a state folder.
 pub fn open(state: &Path, name: &str, flags: OFlags, mode: u32) -> io::Result<File> {
     let folder = open_folder(state)?;
     let owner = rustix::fs::fstat(&folder)?.st_uid;
@@ -123,7 +123,7 @@ pub fn unfit(state: &Path) -> io::Result<Option<String>> {
         ));
     }
     let mut entries = std::fs::read_dir(state)?;
-    // What mkfs makes is nobody's.
+    // mkfs makes `lost+found`, so it does not show that somebody uses the folder.
     let foreign = entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lost+found"));
     match foreign && !state.join(LOCK).exists() {
         true => Ok(Some(
@@ -162,7 +162,7 @@ fn write_pid(file: &mut File) -> io::Result<()> {
 
 /// Whether a process exists and is not on its way out.
 fn is_alive(pid: u32) -> bool {
-    // Bytes: the name in it need not be UTF-8.
+    // Read as bytes: the name in it need not be UTF-8.
     let line = std::fs::read(format!("/proc/{pid}/stat")).unwrap_or_default();
     ProcStat::parse(&line).is_some_and(|stat| !stat.is_dead())
 }

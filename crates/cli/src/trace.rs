@@ -41,7 +41,7 @@ enum TraceCommand {
         "Understood: `sacct --parsable2 --format=JobID,Start,End,NNodes,NTasks,AveDiskWrite`, job logs in\n",
         "the Standard Workload Format, the text of darshan-parser, and binary Darshan logs where\n",
         "PyDarshan is installed (pip install darshan; FOREBAY_PYTHON names another python3). What a\n",
-        "source cannot tell is assumed; the scenario begins with what was.\n\n",
+        "source cannot tell is assumed; the scenario begins with a list of what was assumed.\n\n",
         "Example:\n  forebay trace import sacct.txt --interval 30m --out centre.toml\n",
         "  forebay simulate centre.toml --set capacity=10TB\n\n",
         "Exit codes: 0 complete; 1 wrong usage, or nothing that can be read."

@@ -353,7 +353,7 @@ impl Filesystem for Adapter {
         reply: ReplyWrite,
     ) {
         let how = WriteHow {
-            // What is written back from a mapping has its place.
+            // Bytes that the kernel writes back from a mapping carry their own offset.
             append: open.0 & libc::O_APPEND != 0 && !flags.contains(WriteFlags::FUSE_WRITE_CACHE),
             drop_suid: flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
             may_wait: false,
@@ -398,14 +398,14 @@ impl Filesystem for Adapter {
         match (turn.reply::<ReplyOpen>(), opened) {
             (Some(reply), Ok(dir)) => reply.opened(FileHandle(dir.0), FopenFlags::empty()),
             (Some(reply), Err(e)) => reply.error(errno(e)),
-            // A handle that cannot be closed costs its entries' memory only.
+            // A directory handle that cannot be closed costs the memory of its entries only.
             (None, Ok(dir)) => drop(self.client.close_dir(dir)),
             (None, Err(_)) => {}
         }
     }
 
     fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
-        // From the start, the PFS is asked.
+        // A listing asks the PFS when it begins, and may block there.
         let turn = self.in_flight.turn(reply);
         let entries = self.client.read_dir(handle(fh), offset);
         let (mut reply, entries) = match (turn.reply::<ReplyDirectory>(), entries) {
@@ -507,7 +507,8 @@ impl Filesystem for Adapter {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        // The kernel does not say whether the caller may keep set-id bits.
+        // The kernel does not say here whether the caller may keep set-id bits; only root is sure
+        // to.
         let drop_suid = request.uid() != 0;
         let file = (ino(node), handle(fh));
         self.answer_space(file, mode, (offset, length), drop_suid, reply);

@@ -1,4 +1,5 @@
-//! Backing ids: what the kernel reads and writes by itself. One for each open inode.
+//! Backing ids: the kernel's registrations of objects that it reads and writes by itself. One for
+//! each open inode.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,8 +15,8 @@ struct Inner {
     by_handle: HashMap<Handle, (Ino, Arc<BackingId>)>,
 }
 
-/// The kernel wants all opens of an inode to name the same backing id: it lives as long as any
-/// handle does.
+/// The kernel wants all opens of an inode to name the same backing id. The id therefore lives as
+/// long as any handle of the inode.
 #[derive(Default)]
 pub(crate) struct Backings {
     inner: Mutex<Inner>,
@@ -42,7 +43,7 @@ impl Backings {
         Ok(id)
     }
 
-    /// A handle is closed.
+    /// Lets go of the backing id of a handle that is closed.
     pub(crate) fn release(&self, handle: Handle) {
         let mut inner = self.inner.lock();
         let Some((ino, id)) = inner.by_handle.remove(&handle) else {
@@ -52,7 +53,7 @@ impl Backings {
             inner.by_ino.remove(&ino);
         }
         drop(inner);
-        // The ioctl that unregisters it runs here, outside the lock.
+        // The ioctl that unregisters the id runs here, outside the lock.
         drop(id);
     }
 }

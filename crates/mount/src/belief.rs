@@ -21,30 +21,31 @@ struct Written {
     handles: HashMap<Ino, u32>,
 }
 
-/// What the kernel was told and would not notice to be outdated.
+/// What the kernel was told, and would not notice to be outdated:
 ///
-/// A file that it writes by itself changes through mappings without its knowing: of such a file it
-/// asks every time. A mode with set-id bits changes with a write, after which the kernel asks for
-/// size and times, but not for the mode.
+/// 1. Attributes of a file that the kernel writes by itself. They change through mappings without
+///    the kernel's knowing, so the kernel is to ask for them every time.
+/// 2. A mode with set-id bits. A write takes these bits away. After the write the kernel asks for
+///    size and times, but not for the mode.
 #[derive(Default)]
 pub(crate) struct Belief {
     notifier: OnceLock<Notifier>,
-    /// Open for writing by the kernel itself.
+    /// Files open for writing that the kernel writes by itself.
     written: Mutex<Written>,
     writers: AtomicUsize,
-    /// Shown with such bits.
+    /// Files that were shown with set-id bits.
     set_id: Mutex<HashSet<Ino>>,
     set_ids: AtomicUsize,
 }
 
 impl Belief {
-    /// Where the kernel is told.
+    /// Takes the notifier by which the kernel is told to forget.
     pub(crate) fn tell_by(&self, notifier: Notifier) {
-        // A mount has one session, which is told of once.
+        // A mount has one session, so the notifier is set once.
         let _ = self.notifier.set(notifier);
     }
 
-    /// These attributes are about to be shown: for how long they may be believed.
+    /// For how long the kernel may believe these attributes, which are about to be shown.
     pub(crate) fn show(&self, attr: &Attr) -> Duration {
         if attr.kind == FileKind::Regular && attr.perm & SET_ID != 0 {
             let mut shown = self.set_id.lock();
@@ -61,8 +62,8 @@ impl Belief {
         self.writers.load(Ordering::Acquire) > 0 && self.written.lock().handles.contains_key(&ino)
     }
 
-    /// The kernel is about to write a file by itself; what it knows of one that it knew before is
-    /// from before.
+    /// Notes that the kernel is about to write a file by itself. Attributes that the kernel has of
+    /// a file that is not new are from before, so it is told to forget them.
     pub(crate) fn begin_writing(&self, ino: Ino, handle: Handle, is_new: bool) {
         {
             let mut written = self.written.lock();
@@ -76,7 +77,7 @@ impl Belief {
         }
     }
 
-    /// A handle is closed.
+    /// Notes that a handle is closed.
     pub(crate) fn end_writing(&self, handle: Handle) {
         if self.writers.load(Ordering::Acquire) == 0 {
             return;
@@ -95,14 +96,14 @@ impl Belief {
             .store(written.by_handle.len(), Ordering::Release);
     }
 
-    /// Somebody changed the content who may not keep set-id bits.
+    /// Notes a change of content by somebody who may not keep set-id bits.
     pub(crate) fn content_changed(&self, ino: Ino) {
         if self.set_ids.load(Ordering::Acquire) > 0 && self.no_set_id(ino) {
             self.forget(ino);
         }
     }
 
-    /// The kernel does not know the file any more.
+    /// Notes that the kernel does not know the file any more.
     pub(crate) fn forgotten(&self, ino: Ino) {
         if self.set_ids.load(Ordering::Acquire) > 0 {
             self.no_set_id(ino);
@@ -116,15 +117,16 @@ impl Belief {
         was
     }
 
-    /// The kernel asks anew for attributes.
+    /// Tells the kernel to forget the attributes.
     fn forget(&self, ino: Ino) {
         const NO_CONTENT: i64 = -1;
         let Some(notifier) = self.notifier.get() else {
             return;
         };
         if let Err(error) = notifier.inval_inode(INodeNo(ino.0), NO_CONTENT, 0) {
-            // It has forgotten the file by itself, or believes for a second what it knew.
-            tracing::debug!("attributes of {ino:?} are not taken back: {error}");
+            // The kernel has forgotten the file by itself, or believes its old attributes for a
+            // second.
+            tracing::debug!("the kernel was not told to forget the attributes of {ino:?}: {error}");
         }
     }
 }

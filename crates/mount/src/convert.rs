@@ -1,4 +1,4 @@
-//! Between fuser's types and ours.
+//! Conversions between fuser's types and Forebay's.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -82,7 +82,7 @@ pub(crate) fn cred(request: &Request) -> Cred {
     }
 }
 
-/// Of a request that makes something.
+/// Who sends a request that creates something, with the umask.
 pub(crate) fn maker(request: &Request, umask: u32) -> Cred {
     Cred {
         umask: (umask & 0o777) as u16,
@@ -98,7 +98,7 @@ pub(crate) fn errno(errno: Errno) -> fuser::Errno {
     fuser::Errno::from_i32(errno.0)
 }
 
-/// What setxattr(2) is to do, if it is one thing.
+/// What the flags of setxattr(2) ask for; `None` if they contradict each other or are unknown.
 pub(crate) fn xattr_mode(flags: i32) -> Option<XattrMode> {
     match flags {
         0 => Some(XattrMode::Set),
@@ -108,7 +108,7 @@ pub(crate) fn xattr_mode(flags: i32) -> Option<XattrMode> {
     }
 }
 
-/// What fallocate(2) is to do, if it is supported.
+/// The change that a mode of fallocate(2) asks for; `None` if it is not supported.
 pub(crate) fn space_change(mode: i32) -> Option<SpaceChange> {
     const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
     match mode {
@@ -121,7 +121,7 @@ pub(crate) fn space_change(mode: i32) -> Option<SpaceChange> {
     }
 }
 
-/// What lseek(2) looks for; the kernel does the rest by itself.
+/// What lseek(2) looks for, data or a hole; the kernel does all other kinds by itself.
 pub(crate) fn seek_what(whence: i32) -> Option<SeekWhat> {
     match whence {
         libc::SEEK_DATA => Some(SeekWhat::Data),

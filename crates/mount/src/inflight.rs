@@ -1,10 +1,16 @@
-//! Who serves which request, so that one that blocks takes nothing from the others.
+//! Who serves which request, so that a request that blocks does not hold up the others.
 //!
-//! Requests are served where they are read. When the PFS stops answering, a thread may block in a
-//! call on it for as long as that takes. A watchdog sees it, and lets another thread read in its
-//! place; the request gets its answer from the watchdog: what may be known without the PFS is asked
-//! once more, by a thread of the pool, and in the end there is an error. For that, the reply of
-//! every request under way lies in its thread's slot, and whoever takes it out answers.
+//! The thread that reads a request serves it, or hands it to the pool if it may take long. When the
+//! PFS stops answering, a thread may block in a call on the PFS until the PFS answers again. Then
+//! the watchdog acts:
+//!
+//! 1. It lets a spare reader read in the place of the thread that blocks.
+//! 2. It has a thread of the pool ask once more for what may be known without the PFS: a name,
+//!    attributes.
+//! 3. It answers what is left with an error.
+//!
+//! For that, the reply of every request under way lies in the slot of its thread, and whoever takes
+//! the reply out answers.
 
 use std::cell::OnceCell;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -27,7 +33,7 @@ use crate::pool::Pool;
 /// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once
 /// before nobody is left; each costs its stack.
 pub(crate) const SPARES: usize = 62;
-/// Between two looks of the watchdog.
+/// Time between two looks of the watchdog.
 const TICK: Duration = Duration::from_millis(100);
 /// A thread that serves one request for so many ticks is replaced.
 const REPLACED_AFTER_TICKS: u64 = 2;
@@ -41,7 +47,7 @@ macro_rules! replies {
             $($name($name),)*
             /// A name that may be known without the PFS.
             Lookup(ReplyEntry, Ino, Box<[u8]>),
-            /// An id of which the attributes may be.
+            /// An id whose attributes may be known without the PFS.
             Getattr(ReplyAttr, Ino, Option<Handle>),
         }
 
@@ -109,7 +115,7 @@ answers! {
     ReplyXattr: Pending::ReplyXattr(reply) => reply;
 }
 
-/// One thread's place. Used by that thread alone but for the watchdog's looks.
+/// The place of one thread. Only that thread and the watchdog use it.
 struct Slot {
     /// Tick at which the request under way began; 0 for none. Changed with `pending` held.
     since: AtomicU64,
@@ -150,7 +156,7 @@ pub(crate) struct InFlightTable {
     slots: Mutex<Vec<Arc<Slot>>>,
     /// Counts the watchdog's looks, from 1.
     tick: AtomicU64,
-    /// Readers that serve as a rule.
+    /// Readers that serve while none blocks.
     readers: usize,
     /// Readers that may serve now.
     allowed: AtomicUsize,
@@ -159,7 +165,7 @@ pub(crate) struct InFlightTable {
     parked: Mutex<Parked>,
     unparked: Condvar,
     nudged: Condvar,
-    /// The connection to the kernel: readers end when it does.
+    /// The connection to the kernel; its end ends the readers.
     device: OnceLock<OwnedFd>,
     on_death: OnceLock<OnDeath>,
     me: Weak<InFlightTable>,
@@ -192,7 +198,8 @@ impl Drop for Turn<'_> {
 }
 
 impl InFlightTable {
-    /// So many readers serve as a rule; the session has [`SPARES`] more.
+    /// A table for a session in which so many readers serve while none blocks, with [`SPARES`]
+    /// more.
     pub(crate) fn new(readers: usize) -> Arc<InFlightTable> {
         Arc::new_cyclic(|me| InFlightTable {
             me: me.clone(),
@@ -209,9 +216,9 @@ impl InFlightTable {
         })
     }
 
-    /// Readers read from this device.
+    /// Takes the device that readers read from.
     pub(crate) fn serves(&self, device: OwnedFd) {
-        // There is one device.
+        // A mount has one device, so it is set once.
         let _ = self.device.set(device);
     }
 
@@ -268,7 +275,7 @@ impl InFlightTable {
         slot
     }
 
-    /// A reader that has answered waits here while there are others enough.
+    /// A reader that has answered waits here while enough others serve.
     fn park_if_too_many(&self) {
         let too_many =
             || self.running.load(Ordering::Acquire) > self.allowed.load(Ordering::Acquire);
@@ -288,19 +295,19 @@ impl InFlightTable {
         self.running.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The mount is gone: everybody is to see that.
+    /// Ends parked readers and the watchdog, because the mount is gone.
     pub(crate) fn end(&self) {
         self.parked.lock().ended = true;
         self.unparked.notify_all();
         self.nudged.notify_all();
     }
 
-    /// The watchdog is to look now.
+    /// Makes the watchdog look now.
     pub(crate) fn nudge(&self) {
         self.nudged.notify_all();
     }
 
-    /// Replaces readers that block; how many ticks the oldest request is old.
+    /// Replaces readers that block. Returns the age of the oldest request, in ticks.
     fn look(&self, now: u64) -> u64 {
         let (mut blocked, mut oldest) = (0, 0);
         for slot in self.slots.lock().iter() {
@@ -321,7 +328,7 @@ impl InFlightTable {
         oldest
     }
 
-    /// Takes the replies of requests at least so old that `wanted` wants.
+    /// Takes the replies of requests that are at least `age` ticks old and that `wanted` accepts.
     fn take(&self, now: u64, age: u64, wanted: impl Fn(&Pending) -> bool) -> Vec<Pending> {
         let mut taken = Vec::new();
         for slot in self.slots.lock().iter() {
@@ -390,7 +397,8 @@ fn rescue(
     }
 }
 
-/// Now that the PFS is known to be silent, this either needs no PFS or has its error in time.
+/// Serves a request once more. Now that the PFS is known to be silent, the request either needs no
+/// PFS or gets its error in time.
 fn ask_again(
     in_flight: &Arc<InFlightTable>,
     client: &Client,
@@ -414,8 +422,8 @@ fn ask_again(
     }));
 }
 
-/// Answers with what was found or made; the reference that comes with it is dropped if nobody wants
-/// it.
+/// Answers with what was found or made. If the watchdog has answered already, drops the reference
+/// that the kernel would have got.
 pub(crate) fn answer_entry(
     client: &Client,
     belief: &Belief,
@@ -433,7 +441,7 @@ pub(crate) fn answer_entry(
     }
 }
 
-/// Answers with attributes.
+/// Answers a request for attributes.
 pub(crate) fn answer_attr(belief: &Belief, found: Result<Attr, Errno>, turn: &Turn<'_>) {
     match (turn.reply::<ReplyAttr>(), found) {
         (Some(reply), Ok(found)) => reply.attr(&belief.show(&found), &attr(&found)),
@@ -442,7 +450,7 @@ pub(crate) fn answer_attr(belief: &Belief, found: Result<Attr, Errno>, turn: &Tu
     }
 }
 
-/// Answers what has nothing to say but how it went.
+/// Answers a request whose reply says only whether it succeeded.
 pub(crate) fn finish(done: Result<(), Errno>, turn: &Turn<'_>) {
     match (turn.reply::<ReplyEmpty>(), done) {
         (Some(reply), Ok(())) => reply.ok(),
@@ -452,7 +460,7 @@ pub(crate) fn finish(done: Result<(), Errno>, turn: &Turn<'_>) {
 }
 
 fn is_gone(device: &OwnedFd) -> bool {
-    // Nothing is asked for but errors, which are always told; so it does not wait for requests.
+    // No events are asked for: poll(2) reports errors all the same, and does not report requests.
     let mut ask = libc::pollfd {
         fd: device.as_raw_fd(),
         events: 0,

@@ -30,8 +30,8 @@ use crate::belief::Belief;
 use crate::inflight::InFlightTable;
 use crate::pool::Pool;
 
-/// Requests under way at the unmount may take so long. One that blocks in a call on the PFS is left
-/// behind then: it holds nothing that the end needs.
+/// How long requests under way at the unmount may take. A thread that still blocks in a call on the
+/// PFS is left behind then: it holds nothing that the end needs.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
 
 /// How to mount.
@@ -52,16 +52,17 @@ pub struct MountOptions {
 /// A mount in service. Dropping it unmounts.
 pub struct Mounted {
     mount_point: PathBuf,
-    /// Device number of the mount: tells it from whatever may be there after it.
+    /// Device number of the mount: tells the mount from whatever is mounted there later.
     dev: u64,
     in_flight: Arc<InFlightTable>,
     session: Mutex<Option<BackgroundSession>>,
     ended: adapter::EndCall,
 }
 
-/// Every thread of a session has a buffer of 16 MiB, of which most never see more than a request.
-/// As mappings of their own they cost what was used of them. But glibc stops making mappings of
-/// that size once it has seen one freed, and clears memory instead, which is then in use whole.
+/// Keeps large buffers in mappings of their own. Every thread of a session has a buffer of 16 MiB,
+/// and most threads use little of theirs. A mapping costs only what was used of it. But once glibc
+/// has seen a mapping of that size freed, it takes such buffers from the heap and clears them, and
+/// then the whole buffer is in use.
 fn keep_buffers_lazy() {
     #[cfg(target_env = "gnu")]
     {
@@ -115,7 +116,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     std::thread::Builder::new()
         .name("fb-watchdog".into())
         .spawn(move || inflight::watch(&watched, &client, &pool, &belief))?;
-    // Asks the new mount itself, so it also shows that it answers.
+    // This asks the new mount itself, and so also shows that the mount answers.
     let dev = std::fs::metadata(&options.mount_point)?.dev();
     Ok(Mounted {
         mount_point: options.mount_point.clone(),
@@ -168,8 +169,9 @@ impl Mounted {
         self.in_flight.on_death(f);
     }
 
-    /// Unmounts. `EBUSY` while it is in use, unless `lazily`: then it vanishes from the tree at
-    /// once and ends when the last user lets go; this call does not wait for that.
+    /// Unmounts. `EBUSY` while the mount is in use, unless `lazily`. A lazy unmount takes the mount
+    /// out of the tree at once. The mount ends with its last user, and this call does not wait for
+    /// that.
     pub fn unmount(&self, lazily: bool) -> io::Result<()> {
         let here = std::fs::metadata(&self.mount_point).is_ok_and(|m| m.dev() == self.dev);
         if here {
@@ -184,7 +186,7 @@ impl Mounted {
             std::thread::sleep(Duration::from_millis(1));
         }
         if !session.guard.is_finished() {
-            // Joining would wait for the last user, or for the PFS.
+            // Joining the session's threads would wait for the last user, or for the PFS.
             std::mem::forget(session);
             return Ok(());
         }

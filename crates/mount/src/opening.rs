@@ -19,7 +19,7 @@ use crate::inflight::Turn;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Writes {
     Nothing,
-    /// To one that was there.
+    /// Writes to a file that was there before.
     Old,
     New,
 }
@@ -113,10 +113,10 @@ impl Adapter {
         }
     }
 
-    /// A file was opened after its request had been answered with an error.
+    /// Closes a file that was opened after the watchdog had answered its request with an error.
     fn nobody_wants(&self, handle: Handle) {
         if let Err(e) = self.client.release(handle) {
-            tracing::warn!("a file that nobody wants stays open: {e}");
+            tracing::warn!("a file whose open was answered with an error stays open: {e}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Threads for requests that may take long: they must not hold up those that take microseconds.
+//! Threads for requests that may take long, so that these do not hold up requests that take
+//! microseconds.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

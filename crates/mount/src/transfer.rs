@@ -51,7 +51,8 @@ impl Adapter {
             (Some(reply), Ok(Progress::WouldWait)) => reply,
             (None, _) => return,
         };
-        // There may be no room for the copy now: the watchdog sees who waits here.
+        // There may be no room for the copy now. The turn lets the watchdog see that this thread
+        // waits.
         let turn = self.in_flight.turn(reply);
         let data = self.waiting.copy(data);
         let Some(reply) = turn.reply::<ReplyWrite>() else {

@@ -1,12 +1,12 @@
-//! How much requests may hold that wait: a write that has to wait for space is copied, so that its
-//! reader can go on.
+//! How much memory waiting requests may hold. A write that has to wait for space is copied, so that
+//! the thread that read it can go on.
 
 use parking_lot::{Condvar, Mutex};
 
-/// Bytes of all of them together: beyond that the readers of requests wait too, and the kernel
-/// keeps what it has not handed over.
+/// Most bytes of all waiting requests together. Beyond that the readers of requests wait too, and
+/// the kernel keeps what it has not handed over.
 const WAITING_BYTES_MAX: usize = 96 << 20;
-/// What a request takes beside its bytes, and more: many small ones count, too.
+/// Charged for each request beside its bytes, so that many small requests count, too.
 const REQUEST_BYTES: usize = 1024;
 
 /// Bytes that waiting requests hold.
@@ -21,7 +21,7 @@ impl Waiting {
     pub(crate) fn copy(self: &std::sync::Arc<Waiting>, data: &[u8]) -> Copied {
         let bytes = data.len() + REQUEST_BYTES;
         let mut held_bytes = self.held_bytes.lock();
-        // Whatever is alone may be as large as it likes.
+        // A request that waits alone may have any size.
         while *held_bytes > 0 && *held_bytes + bytes > WAITING_BYTES_MAX {
             self.freed.wait(&mut held_bytes);
         }

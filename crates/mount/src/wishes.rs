@@ -1,4 +1,4 @@
-//! What the kernel is asked for when a mount begins.
+//! FUSE capabilities and limits that are asked of the kernel when a mount begins.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use fuser::{InitFlags, KernelConfig};
 /// Requests that the kernel keeps in flight for readahead and the like; its default of 16 is low.
 const BACKGROUND_MAX: u16 = 64;
 
-/// All but the passthrough.
+/// Asks for everything but passthrough.
 pub(crate) fn wish(client: &Client, config: &mut KernelConfig) -> io::Result<()> {
     // Each is of use where the kernel has it, and none is needed.
     for wish in [
@@ -18,16 +18,16 @@ pub(crate) fn wish(client: &Client, config: &mut KernelConfig) -> io::Result<()>
         InitFlags::FUSE_ASYNC_DIO,
         InitFlags::FUSE_CACHE_SYMLINKS,
         InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-        // What a handle names is found as long as the kernel knows it, and not after: so none are
-        // given.
+        // A file handle (`name_to_handle_at`) would find its file only as long as the kernel knows
+        // the file. So no handles are given.
         InitFlags::FUSE_NO_EXPORT_SUPPORT,
     ] {
         if let Err(missing) = config.add_capabilities(wish) {
             tracing::debug!("the kernel does not offer {missing:?}");
         }
     }
-    // The kernel checks access control lists where the PFS has them; then the umask is ours to
-    // apply.
+    // The kernel checks access control lists where the PFS has them. Then Forebay applies the
+    // umask.
     let lists = client.get_xattr(Ino::ROOT, b"system.posix_acl_access");
     if lists != Err(Errno::EOPNOTSUPP) {
         let wish = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;

@@ -36,10 +36,12 @@ pub(crate) type Children = HashMap<Box<[u8]>, Arc<File>>;
 /// A directory of the PFS. Invariants:
 ///
 /// 1. `children` and `unpublished` have no name in common.
-/// 2. `children` changes with `order` held; no lock but `order` is held during I/O on the PFS.
+/// 2. `children` changes with `order` held.
 /// 3. `persisted` implies that the store has the records of all directories above, too.
 /// 4. `removed` never goes back, and `handle` is not forgotten from then on: nothing else leads
 ///    there.
+/// 5. Of the locks of a directory only `order` and that of changes of `times` are held during I/O
+///    on the PFS.
 pub struct Dir {
     /// Identity on the PFS.
     pub key: DirKey,

@@ -91,7 +91,8 @@ impl CleanCandidate {
 }
 
 /// How old an order of demotion may become before it is made anew, seconds; `took_s` is what it
-/// took to make. Making orders takes a twentieth of the time at most, however many files wait.
+/// took to make. So making orders anew takes a twentieth of the time at most, however many files
+/// wait. An order that is used up before is made anew at once.
 pub fn order_age_max_s(took_s: f64) -> f64 {
     (20.0 * took_s).max(1.0)
 }

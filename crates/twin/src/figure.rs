@@ -30,7 +30,7 @@ pub enum Plot {
 }
 
 impl Figure {
-    /// Lines.
+    /// A figure of lines.
     pub fn lines(
         name: &str,
         title: &str,
@@ -47,7 +47,7 @@ impl Figure {
         }
     }
 
-    /// Bars.
+    /// A figure of bars.
     pub fn bars(
         name: &str,
         title: &str,

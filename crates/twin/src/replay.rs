@@ -15,21 +15,21 @@ use crate::sim::{JobRecord, Options};
 pub struct Live {
     /// A scenario as JSON: the same tables and keys as in TOML.
     pub parameters: Value,
-    /// Its checkpoints.
+    /// The checkpoints of the experiment.
     pub jobs: Vec<LiveJob>,
     /// Restarts served from the burst buffer over all; absent without restarts.
     #[serde(default)]
     pub hit_ratio: Option<f64>,
 }
 
-/// One checkpoint as it was measured. What else the experiment noted of it is not looked at.
+/// One checkpoint as it was measured. Other keys of a job are not looked at.
 #[derive(Debug, Clone, Copy, Deserialize)]
 pub struct LiveJob {
     /// Counted from 0 through the applications of the scenario.
     pub application: u32,
     /// From 1.
     pub version: u64,
-    /// From the moment it wanted to begin to its end; above 0.
+    /// From the moment when the checkpoint wanted to begin to its end; above 0.
     pub latency_s: f64,
     /// Its size; above 0.
     pub bytes: u64,
@@ -41,7 +41,7 @@ pub enum ReplayError {
     /// Not the JSON that docs/twin.md describes.
     #[error("{0}")]
     Json(String),
-    /// A job that cannot have been.
+    /// A job with an impossible figure.
     #[error("jobs: application {application}, version {version}: {what} must be above 0")]
     Job {
         /// Its application.
@@ -57,7 +57,7 @@ pub enum ReplayError {
     /// The simulation was refused or stopped.
     #[error(transparent)]
     Run(#[from] ExperimentError),
-    /// No job of one is in the other.
+    /// The experiment and the simulation have no job in common.
     #[error("no job of the experiment is in the simulation")]
     NothingInCommon,
 }
@@ -98,7 +98,7 @@ impl Pair {
 }
 
 /// Simulates the parameters and compares. One row a job; the notes compare the means of both
-/// figures and the throughput of the job in the middle (in the mean the few fastest count most).
+/// figures and the median throughput (in the mean the few fastest jobs count most).
 ///
 /// # Errors
 /// See [`ReplayError`].

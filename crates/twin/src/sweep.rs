@@ -1,5 +1,5 @@
-//! One scenario with keys varied, and the smallest value of the first that meets a target: how
-//! large must the burst buffer be?
+//! One scenario with keys varied, and the smallest value of the first key that meets a target.
+//! Example: how large must the burst buffer be?
 
 use std::str::FromStr;
 
@@ -177,7 +177,7 @@ impl FromStr for Target {
 }
 
 impl Target {
-    /// Whether a row meets it. A hit ratio without restarts meets nothing.
+    /// Whether a row meets the target. A hit ratio without restarts meets none.
     fn is_met(&self, row: &Row) -> Result<bool, BadSweep> {
         let Some(value) = row.get(&self.field) else {
             let known: Vec<&str> = row.0.iter().map(|(name, _)| name.as_ref()).collect();
@@ -197,7 +197,7 @@ impl Target {
 /// Why a sweep gave nothing.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum SweepError {
-    /// It was asked for wrongly.
+    /// Wrong arguments.
     #[error(transparent)]
     Bad(#[from] BadSweep),
     /// A run failed.
@@ -205,12 +205,12 @@ pub enum SweepError {
     Run(#[from] ExperimentError),
 }
 
-/// The smallest is found to a part in so many.
+/// The smallest value is found to this part of a step.
 const RESOLUTION: f64 = 256.0;
 
 /// Runs the scenario for every combination. With targets, the smallest value of the first key that
-/// meets all of them is searched between the greatest that does not and the smallest that does, for
-/// every combination of the others.
+/// meets all of them is searched, for every combination of the others. The search runs between the
+/// greatest value that does not meet them and the smallest that does.
 pub fn sweep(
     text: &str,
     set: &[Override],
@@ -233,7 +233,7 @@ pub fn sweep(
         runner: Runner::new(0, watch),
         report: Report::default(),
     };
-    // The search takes as many again, about.
+    // The search takes about as many runs again.
     let searches = if targets.is_empty() {
         0
     } else {
@@ -337,7 +337,7 @@ impl Sweep<'_> {
                 rows.iter().all(|row| row.number(&target.field).is_none())
             });
             let why = unknown.map_or_else(String::new, |target| {
-                format!(": {} is nowhere known (no restarts?)", target.field)
+                format!(": no row has a {} (no restarts?)", target.field)
             });
             note(
                 &mut self.report,

@@ -1,5 +1,5 @@
-//! JSON for programs. A path is a string; where its bytes are not UTF-8 the string has U+FFFD in
-//! their place, and a second field with `_base16` appended to its name holds the exact bytes.
+//! JSON for programs. A path is a string. Where its bytes are not UTF-8 the string has U+FFFD in
+//! their place. A second field with `_base16` appended to its name then holds the exact bytes.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use crate::exit::{Exit, Explain, Failure};
 use crate::out;
 
-/// Starts the child and waits for its word.
+/// Starts the child and waits until it says that it is ready or has failed.
 pub fn spawn() -> Result<Exit, Failure> {
     let mut child = Command::new("/proc/self/exe")
         .arg0("forebay")
@@ -76,7 +76,7 @@ fn parse(said: &str) -> Option<Word<'_>> {
     Some(Word::Failed(Exit::from_code(code.parse().ok()?), text))
 }
 
-/// The serving side: to whom it says that the mount answers.
+/// How the serving process says that the mount answers.
 pub struct Readiness {
     detached: bool,
     announced: bool,
@@ -102,7 +102,8 @@ impl Readiness {
         self.announced
     }
 
-    /// The mount answers. An error means that the parent has been interrupted: nobody wants it.
+    /// Says that the mount answers. An error means that the parent was interrupted, so nobody wants
+    /// the mount.
     pub fn announce(&mut self, line: &str) -> Result<(), Failure> {
         self.announced = true;
         if !self.detached {
@@ -116,11 +117,11 @@ impl Readiness {
             .open("/dev/null")
             .explain("/dev/null", "")?;
         rustix::stdio::dup2_stdout(&null).explain("standard output", "")?;
-        // So that no folder is kept busy for as long as it runs.
+        // Otherwise the daemon would keep its folder busy for as long as it runs.
         std::env::set_current_dir(Path::new("/")).explain("/", "")
     }
 
-    /// It cannot be started, or has failed since.
+    /// Says that the start has failed.
     pub fn failed(&self, failure: &Failure) {
         tracing::error!("{}", failure.message);
         if self.announced {

@@ -1,6 +1,6 @@
 //! What may be set: every setting once, with its type. The names of the fields are the keys of the
-//! file, and with `FOREBAY_` in front, in capitals, the names of the variables. docs/operations.md
-//! has a row for each, which a test compares.
+//! file. In capitals and with `FOREBAY_` in front, they are the names of the variables.
+//! docs/operations.md has a row for each, which a test compares.
 
 use serde::Deserialize;
 

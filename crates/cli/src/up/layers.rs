@@ -1,7 +1,7 @@
 //! Settings from three sources, laid over each other as tables: command line over environment over
-//! file. The result is read once. Whatever is wrong in it is said with the place that it is from,
-//! which its span tells: below [`NAMED`] it is a place in the file, from there on a number in the
-//! list of flags and variables.
+//! file. The result is read once. An error names the place that the wrong value is from. The span
+//! of a value tells this place: below [`NAMED`] it is a place in the file, from there on a number
+//! in the list of flags and variables.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -19,10 +19,9 @@ use crate::exit::{Explain, Failure};
 
 /// Prefix of the variables that are settings.
 const PREFIX: &str = "FOREBAY_";
-/// Which start of the node this is, where it is not for the kernel to say: a test that cuts the
-/// power of its disks.
+/// Stands for the kernel's boot id in a test that cuts the power of its disks.
 pub const BOOT_ID: &str = "FOREBAY_BOOT_ID";
-/// Variables that are read elsewhere: the file's name, the log filter, and of tests.
+/// Variables that are read elsewhere: the name of the file, the log filter, and two for tests.
 const OTHER_VARIABLES: [&str; 4] = [
     "FOREBAY_CONFIG",
     "FOREBAY_LOG",
@@ -33,7 +32,7 @@ const OTHER_VARIABLES: [&str; 4] = [
 /// several times.
 const FOLDERS: [&str; 3] = ["pfs", "mount", "state"];
 const LIST: &str = "ssd";
-/// No file is as long as this.
+/// Spans from here on are numbers in the list: no file is as long.
 const NAMED: usize = usize::MAX / 2;
 /// How alike a name must be to one that there is, to be taken for it (0 to 1).
 const LIKENESS_MIN: f64 = 0.8;
@@ -65,12 +64,12 @@ impl ConfigFile {
 pub struct Layers<'t> {
     merged: DeTable<'t>,
     file: Option<&'t ConfigFile>,
-    /// What is from no file, as it is called where it is from.
+    /// Names of the flags and variables that values are from.
     named: Vec<String>,
 }
 
 impl<'t> Layers<'t> {
-    /// The lowest: a file. Relative paths in it count from its folder.
+    /// The lowest layer: a file. Relative paths in it count from its folder.
     pub fn of_file(file: &'t ConfigFile) -> Result<Layers<'t>, Failure> {
         let mut layers = Layers {
             file: Some(file),
@@ -87,7 +86,7 @@ impl<'t> Layers<'t> {
             }
         }
         if let Some(DeValue::Array(list)) = layers.merged.get_mut(LIST).map(Spanned::get_mut) {
-            // What names no directory keeps its own message.
+            // A value that names no directory is left as it is, for its own error message.
             let named = |value: &&mut Spanned<DeValue<'_>>| {
                 let text = value.get_ref().as_str();
                 text.is_some_and(|text| parse_ssd(OsStr::new(text)).is_ok())
@@ -98,7 +97,8 @@ impl<'t> Layers<'t> {
         Ok(layers)
     }
 
-    /// Over what is there: the environment. Returns what looks like a setting and is none.
+    /// Lays the environment over what is there. Returns variables that look like settings and are
+    /// none.
     pub fn put_environment(
         &mut self,
         variables: impl Iterator<Item = (OsString, OsString)>,
@@ -121,8 +121,8 @@ impl<'t> Layers<'t> {
         unknown
     }
 
-    /// Over what is there: one setting, and what to call it in a message. Several directories are
-    /// separated by commas.
+    /// Lays one setting over what is there. `called` is its name in messages. Several directories
+    /// are separated by commas.
     pub fn put(&mut self, key: &str, called: String, value: &OsStr) {
         if key == LIST {
             let parts = value.as_bytes().split(|&byte| byte == b',');
@@ -133,7 +133,7 @@ impl<'t> Layers<'t> {
         self.put_value(key, span.clone(), string(span, value).into_inner());
     }
 
-    /// Likewise of a list.
+    /// The same for a list.
     pub fn put_list<'a>(
         &mut self,
         key: &str,
@@ -171,13 +171,13 @@ impl<'t> Layers<'t> {
         table.insert(owned(&span, field), Spanned::new(span, value));
     }
 
-    /// Reads them.
+    /// Reads the settings.
     pub fn read<T: Deserialize<'t>>(mut self) -> Result<T, Failure> {
         let table = Spanned::new(0..0, std::mem::take(&mut self.merged));
         T::deserialize(Deserializer::from(table)).map_err(|error| self.failure(&error))
     }
 
-    /// What is wrong, behind where.
+    /// An error as one line: the place, then what is wrong.
     fn failure(&self, error: &toml::de::Error) -> Failure {
         let why = with_suggestion(&error.message().replace('\n', ", "));
         let start = error.span().map(|span| span.start);
@@ -204,7 +204,7 @@ pub fn variable_of(key: &str) -> String {
 pub fn variable_like(name: &str) -> Option<String> {
     let keys = keys_of::<Given>().into_iter();
     let variables = keys.map(|key| variable_of(&key)[PREFIX.len()..].to_string());
-    // Without what all of them have in common.
+    // Compared without the prefix that all variables have in common.
     let meant = likest(name.strip_prefix(PREFIX)?, variables)?;
     Some(PREFIX.to_string() + &meant)
 }

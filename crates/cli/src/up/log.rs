@@ -1,8 +1,8 @@
 //! Where the log goes, and how much of it there is.
 //!
-//! A log that cannot be written takes nothing else down: a line is lost, and counted. Neither is
-//! there ever more of it than two files of [`file::BYTES_MAX`], nor more than a few lines a minute
-//! of one kind ([`limit`]).
+//! A log that cannot be written takes nothing else down: a line is lost, and counted. The log never
+//! has more than two files of [`file::BYTES_MAX`], nor more than a few lines a minute of one kind
+//! ([`limit`]).
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -42,7 +42,8 @@ pub fn start(state: Option<&Path>) -> Result<Log, Failure> {
         .with_env_filter(filter)
         .with_target(false)
         .with_ansi(false)
-        // It would say so on standard error, and panic where that cannot be written either.
+        // The subscriber would report its errors on standard error, and panic where that cannot be
+        // written either.
         .log_internal_errors(false)
         .with_writer(log.clone());
     builder

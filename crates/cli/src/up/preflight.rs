@@ -17,10 +17,10 @@ use crate::instance::mount_table;
 use crate::mounts::{self, MountEntry};
 use crate::state::{self, Holder};
 
-/// What the checks found besides.
+/// What the checks found that keeps nothing from starting.
 #[derive(Debug, Default)]
 pub struct Ground {
-    /// Worth telling.
+    /// Warnings for the user.
     pub warnings: Vec<String>,
 }
 
@@ -161,8 +161,8 @@ fn check_way(what: &str, state: &Path) -> Result<(), Failure> {
     match state::exchangeable(state).explain(what, "")? {
         None => Ok(()),
         Some(above) => Err(Failure::fatal(format!(
-            "{what}: others could exchange it, for {} is theirs, or open to them; choose a folder in a place of \
-             your own, such as /var/lib/forebay",
+            "{what}: others could exchange it, because {} is theirs or they may write to it; choose a folder in a \
+             place of your own, such as /var/lib/forebay",
             above.display()
         ))),
     }
@@ -187,7 +187,7 @@ fn check_mount(
         dead = true;
     }
     if dead {
-        // Is this instance alive? The lock will tell; if not, its mount is taken away then.
+        // The lock will tell whether this instance lives. If not, its mount is removed then.
         return Ok(real);
     }
     let metadata = std::fs::metadata(&real).explain(&what, "make an empty directory for it")?;
@@ -290,7 +290,8 @@ fn check_ssd(settings: &mut Settings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A size that does not parse makes the whole a name that does not exist: say so.
+/// With a size that does not parse, all of `DIR:SIZE` is taken for a name, which does not exist.
+/// The message says so.
 fn missing_ssd(dir: &Path, what: &str, error: &io::Error) -> Failure {
     let text = dir.to_string_lossy();
     match text.rsplit_once(':') {
@@ -317,8 +318,8 @@ fn same_key(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Nothing may lie in the PFS or in the mount: it would be shown as the user's own files, or wait
-/// for itself.
+/// No folder of Forebay may lie in the PFS or in the mount. In the PFS it would be shown as the
+/// user's own files, and in the mount it would wait for itself.
 fn check_relations(settings: &Settings) -> Result<(), Failure> {
     let (pfs, mount) = (&settings.pfs, &settings.mount);
     let same = |a: &Path, b: &Path| match (std::fs::metadata(a), std::fs::metadata(b)) {

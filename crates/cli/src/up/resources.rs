@@ -14,9 +14,9 @@ use crate::mounts::MountEntry;
 /// Bit of CAP_SYS_ADMIN in a capability set.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 
-/// Raises the limit of descriptors, of which each file that a program has open here takes one while
-/// there are enough: to what the kernel lets any process have where that is allowed
-/// (`CAP_SYS_RESOURCE`), else to the hard limit. Answers with what it is then.
+/// Raises the limit of descriptors, and returns the new one. Each file that a program has open here
+/// takes a descriptor while there are enough. Where that is allowed (`CAP_SYS_RESOURCE`), the limit
+/// becomes what the kernel lets any process have, else the hard limit.
 pub fn raise_open_files() -> Option<u64> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let hard = getrlimit(Resource::Nofile).maximum;
@@ -29,7 +29,7 @@ pub fn raise_open_files() -> Option<u64> {
         };
         setrlimit(Resource::Nofile, limit).is_ok()
     };
-    // Only who may raise the hard limit gets the first.
+    // Only a process that may raise the hard limit gets the kernel's limit.
     if most.is_none() || most < hard || !raise(most) {
         // Where not even this is allowed, the limit stays, and is said.
         raise(hard);
@@ -115,7 +115,7 @@ fn find_program(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Users of the system itself keep their files.
+/// Ids below this are of users of the system itself, whose files logind keeps.
 const FIRST_USER: u32 = 1000;
 
 /// What an ordinary user should know of memory that is borrowed without a mount: logind takes it

@@ -42,7 +42,7 @@ pub fn serve(
     let note = Note::begin(&plan.settings.state);
     let instance =
         Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
-    // Nobody else sets it.
+    // Nobody else sets `served`.
     let _ = served.set(instance.clone());
     let mut announce = || {
         // A start that fails has borrowed nothing.
@@ -57,11 +57,12 @@ pub fn serve(
     let outcome = mount_and_wait(plan, &instance, &supervisor, &mut announce);
     let summary = instance.stop();
     if outcome.is_err() {
-        // The state folder may go, and they would belong to an instance that nobody knows.
+        // The state folder may be removed. Directories that this start has made its own would then
+        // belong to an instance that nobody knows.
         instance.give_back();
     }
     for file in [state::PID, state::SOCKET] {
-        // Both only say what the lock says better.
+        // Both files only repeat what the lock says.
         let _ = std::fs::remove_file(plan.settings.state.join(file));
     }
     if outcome.is_ok() {
@@ -151,7 +152,7 @@ fn unmount(mounted: &Mounted, point: &Path) {
         return;
     };
     tracing::warn!(
-        "{}: {}; it is taken away all the same",
+        "{}: {}; the mount is taken out of the tree all the same",
         point.display(),
         reason(&error)
     );

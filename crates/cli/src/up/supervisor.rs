@@ -1,5 +1,5 @@
-//! Notices that a thread has died, and ends the burst buffer in order: half of one would hold up
-//! every program that uses it for ever.
+//! Notices that a thread has died, and ends the burst buffer in order. Without the thread the burst
+//! buffer would hold up its programs for ever.
 
 use std::any::Any;
 use std::io;
@@ -26,7 +26,7 @@ const END_LIMIT: Duration = Duration::from_secs(40);
 /// The instance, once there is one, for threads that are there before it.
 pub type Served = Arc<OnceLock<Arc<Instance>>>;
 
-/// Hears of deaths.
+/// Where the deaths of threads are reported.
 #[derive(Clone)]
 pub struct Supervisor {
     deaths: Sender<String>,
@@ -45,13 +45,13 @@ impl Supervisor {
         let usual = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             usual(panic);
-            // Only told: the thread may hold anything that acting on it would wait for.
+            // The hook only reports: the thread may hold any lock that an action would wait for.
             theirs.died(describe(panic));
         }));
         Ok(supervisor)
     }
 
-    /// A thread has died.
+    /// Reports that a thread has died.
     pub fn died(&self, what: String) {
         // If the supervisor itself has gone there is nobody to tell.
         let _ = self.deaths.send(what);

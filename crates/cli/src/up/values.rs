@@ -20,20 +20,20 @@ pub trait FromText: Sized {
     const EXPECTED: &'static str;
     /// The value, or what is wrong.
     fn from_text(text: &str) -> Result<Self, String>;
-    /// Likewise of what need not be UTF-8, as names of files.
+    /// The same for text that need not be UTF-8, such as names of files.
     fn from_os(text: &OsStr) -> Result<Self, String> {
         Self::from_text(text.to_str().ok_or("is not UTF-8")?)
     }
-    /// Likewise of a truth, where one is expected.
+    /// The same for a boolean, where one is expected.
     fn from_bool(_truth: bool) -> Option<Self> {
         None
     }
 }
 
-/// In front of what [`carried`] had to write in another way: no name of a file has it.
+/// Marks text that [`carried`] had to encode: no name of a file contains this character.
 const CARRIED: char = '\0';
 
-/// Any text as UTF-8, which TOML takes only. [`brought`] is the way back.
+/// Any text as UTF-8, because TOML takes nothing else. [`brought`] is the way back.
 pub fn carried(text: &OsStr) -> String {
     match text.to_str() {
         Some(text) => text.to_string(),

@@ -1,8 +1,8 @@
 //! Largest DWPP that each policy serves, over S.
 //!
-//! *Burst*: the burst buffer is empty, checkpoints arrive back to back, none stalls. *Sustained*:
-//! in five periods, each with its checkpoints back to back at its begin, all data has left by the
-//! end of each.
+//! - *Burst*: the burst buffer is empty, checkpoints arrive back to back, none stalls.
+//! - *Sustained*: in each of five periods checkpoints arrive back to back at its begin, and all
+//!   data has left by its end.
 
 use forebay_policy::plan::DrainPolicy;
 
@@ -16,7 +16,7 @@ const HALVINGS: usize = 16;
 const MOST: f64 = 3.0;
 const JOBS: f64 = 40.0;
 
-/// Part of the time that may pass in stalls and still counts as none: where the plan fills the
+/// A part of the time that may pass in stalls and still counts as none. Where the plan fills the
 /// burst buffer to the last byte, rounding to whole bytes and steps shows.
 const NO_STALL: f64 = 1e-4;
 

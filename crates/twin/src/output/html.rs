@@ -8,7 +8,7 @@ const STYLE: &str = "body{font-family:sans-serif;max-width:60em;margin:2em auto;
 table{border-collapse:collapse;margin:1em 0}th,td{border-bottom:1px solid #ddd;padding:.2em .7em;text-align:right}\
 th:first-child,td:first-child{text-align:left}svg{max-width:100%;height:auto;margin:1em 0}.wide{overflow-x:auto}";
 
-/// The page.
+/// A report as one HTML page.
 pub(super) fn page(report: &Report) -> String {
     let title = escape(&report.title);
     let mut html = format!(

@@ -26,7 +26,7 @@ const MAX_COMPUTE_NODES: u64 = 10_000_000;
 /// `policy::mtbf`).
 const DEFAULT_MTBF_S: f64 = forebay_policy::mtbf::PRIOR_MTBF_S;
 
-/// What an unknown name is answered with.
+/// The error for an unknown name: the names that are known.
 #[derive(Debug)]
 pub struct Unknown(String);
 
@@ -146,7 +146,7 @@ fn pfs(section: &Section<'_>, bb: &BurstBuffer) -> Result<Pfs, ScenarioError> {
         bytes_per_s: section.rate("bandwidth")?.unwrap_or(bb.br_max_bytes_per_s),
         ordered_flush: section.boolean("ordered_flush")?.unwrap_or(true),
     };
-    // Without a figure of its own it has Brmax, which is checked where it stands.
+    // Without a bandwidth of its own the PFS has Brmax, which is checked where it stands.
     let is_own = section.find("bandwidth").is_some();
     match pfs.bytes_per_s > 0.0 || !is_own {
         true => Ok(pfs),
@@ -241,7 +241,7 @@ fn check_rates(scenario: &Scenario, section: &Section<'_>) -> Result<(), Scenari
         return Err(section.error("capacity", section.line_of("capacity"), why));
     }
     let Err(error) = scenario.node_plan(0.0).check() else {
-        // Without a figure of its own it has Brmax, which is right then.
+        // Without a rate of its own reading has Brmax, which is right then.
         return match bb.read_bytes_per_s > 0.0 {
             true => Ok(()),
             false => Err(section.error("read", section.line_of("read"), "must be a positive rate")),
@@ -262,7 +262,7 @@ fn check_rates(scenario: &Scenario, section: &Section<'_>) -> Result<(), Scenari
     Err(section.error(key, section.line_of(key), error.to_string()))
 }
 
-/// What no burst buffer can take is refused: it would only grow a queue without end.
+/// Refuses a load that the burst buffer cannot take: the queue would grow without end.
 fn check_load(
     scenario: &Scenario,
     top: &Section<'_>,

@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::dist::Dist;
 
-/// A key that differs by so many letters from one that is missing is taken for it.
+/// An unknown key that differs by so many letters from a missing one is taken for the missing one.
 const TYPING_ERRORS: usize = 2;
 
 /// Why a scenario is refused.
@@ -61,7 +61,7 @@ pub(super) enum Raw<'a> {
     Other(&'static str),
 }
 
-/// The file with what replaces parts of it.
+/// The file, with the overrides of its values.
 pub(super) struct Document<'a> {
     /// Where the lines of the file end: every key asks for its line, and histories have tens of
     /// thousands of keys.
@@ -118,9 +118,9 @@ impl<'a> Document<'a> {
 /// One table of the file.
 pub(super) struct Section<'a> {
     document: &'a Document<'a>,
-    /// `bb`, empty for the top.
+    /// Name of the table, such as `bb`; empty for the top.
     name: String,
-    /// Other names overrides may use for it.
+    /// Other names that overrides may use for the table.
     aliases: Vec<String>,
     table: Option<&'a DeTable<'a>>,
     pub line: Option<usize>,

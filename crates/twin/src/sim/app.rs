@@ -9,24 +9,24 @@ use super::part::PartId;
 /// State of one application.
 #[derive(Debug)]
 pub(super) struct App {
-    /// Place of its kind in the scenario.
+    /// Place of the application's kind in the scenario.
     pub kind: u32,
-    /// First burst-buffer node it writes to.
+    /// First burst-buffer node that the application writes to.
     pub node: u32,
     pub end_s: f64,
     /// True MTBF.
     pub mtbf_s: f64,
-    /// What the burst buffer takes it for.
+    /// The MTBF that the burst buffer knows of.
     pub known_mtbf_s: f64,
     pub last_restart_s: f64,
     /// The last version begun; 0 before the first.
     pub version: u64,
-    /// The newest complete one.
+    /// The newest complete version.
     pub newest: Option<u64>,
-    /// When it was complete; before the first, when the application started.
+    /// When the newest version was complete; before the first, when the application started.
     pub newest_s: f64,
     pub tracker: VersionTracker,
-    /// In the burst buffer, in the order they were begun.
+    /// Parts in the burst buffer, in the order in which they were begun.
     pub parts: SmallVec<[PartId; 4]>,
     /// When the checkpoint under way should have come, without jitter.
     pub due_s: f64,

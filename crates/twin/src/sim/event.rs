@@ -1,4 +1,4 @@
-//! What happens at a point in time, first first.
+//! The calendar: what happens at which point in time, in this order.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -10,13 +10,14 @@ pub(super) enum Event {
     Period,
     /// The application starts.
     Start(u32),
-    /// Its next checkpoint begins, unless it has failed since (the second number counts failures).
+    /// The application's next checkpoint begins, unless the application has failed since (the
+    /// second number counts failures).
     Checkpoint(u32, u32),
-    /// It fails.
+    /// The application fails.
     Fail(u32),
-    /// It ends.
+    /// The application ends.
     End(u32),
-    /// Somebody restarts, [`crate::scenario::FailureMode::Draws`].
+    /// An application drawn at random restarts, [`crate::scenario::FailureMode::Draws`].
     Draw,
     /// The state is noted for the figures.
     Sample,
@@ -54,21 +55,21 @@ impl Ord for Entry {
     }
 }
 
-/// The calendar. What is far off lies unordered in its page; only the open page is kept in order,
-/// and is small enough for the processor's caches whatever the number of applications.
+/// The calendar. Events that are far off lie unordered in their page. Only the open page is kept in
+/// order, and is small enough for the processor's caches whatever the number of applications.
 #[derive(Debug)]
 pub(super) struct Calendar {
     page_s: f64,
     /// All events of pages before `open_until`. Never empty while there are others.
     open: BinaryHeap<Entry>,
     open_until: u64,
-    /// The others, by page.
+    /// All other events, by page.
     later: BTreeMap<u64, Vec<Entry>>,
     planned: u64,
 }
 
 impl Calendar {
-    /// Empty. A page is `page_s` long, seconds, more than 0.
+    /// An empty calendar. A page is `page_s` long, seconds, more than 0.
     pub fn new(page_s: f64) -> Self {
         Self {
             page_s,
@@ -86,7 +87,7 @@ impl Calendar {
             event,
         };
         self.planned += 1;
-        // Of what is before the first page, or behind all, nothing is lost: the cast saturates.
+        // An event before the first page, or behind all pages, is not lost: the cast saturates.
         let page = (at_s / self.page_s) as u64;
         if page < self.open_until {
             self.open.push(entry);

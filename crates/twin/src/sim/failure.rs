@@ -17,7 +17,8 @@ impl Sim<'_> {
         self.calendar.plan(at_s, Event::Fail(app));
     }
 
-    /// [`crate::scenario::FailureMode::Draws`]: somebody reads a checkpoint and disturbs nothing.
+    /// [`crate::scenario::FailureMode::Draws`]: an application drawn at random reads a checkpoint
+    /// and disturbs nothing.
     pub(super) fn draw_restart(&mut self) {
         let total = self.failure_weights.last().copied().unwrap_or(0.0);
         let at = self.draw_rng.share() * total;
@@ -97,8 +98,8 @@ impl Sim<'_> {
         self.apps[app as usize].known_mtbf_s = new_s;
     }
 
-    /// [`crate::scenario::FailureMode::Process`]: what it was writing is lost; it reads its newest
-    /// checkpoint and goes on.
+    /// [`crate::scenario::FailureMode::Process`]: what the application was writing is lost. It
+    /// reads its newest checkpoint and goes on.
     pub(super) fn fail(&mut self, app: u32) {
         let now_s = self.now_s;
         let a = &self.apps[app as usize];
@@ -148,12 +149,13 @@ impl Sim<'_> {
                 bytes,
                 purpose: Purpose::Restart,
             }),
-            // Nothing to read: it begins anew.
+            // There is nothing to read: the application begins anew.
             None => self.end_of_part(app, 0.0),
         }
     }
 
-    /// What it was doing is void, and what it has written of an incomplete version goes.
+    /// Ends what the application was doing, and removes what it has written of an incomplete
+    /// version.
     fn abort_phase(&mut self, app: u32) {
         let Some(phase) = self.apps[app as usize].phase.take() else {
             return;
@@ -191,7 +193,7 @@ impl Sim<'_> {
         }
     }
 
-    /// It has read its checkpoint and computes again.
+    /// The application has read its checkpoint and computes again.
     pub(super) fn end_restart(&mut self, app: u32) {
         let now_s = self.now_s;
         let a = &mut self.apps[app as usize];

@@ -13,7 +13,7 @@ use super::{MIN_STEP_S, Sim};
 const RAMP_STEPS: f64 = 64.0;
 
 impl Sim<'_> {
-    /// Brings a node to now and lets it think again.
+    /// Advances a node to now, and plans its next step.
     pub(super) fn touch(&mut self, node: usize) {
         self.advance(node);
         self.end_what_is_done(node);
@@ -39,8 +39,8 @@ impl Sim<'_> {
         if is_end && n.ends_demotion {
             demote = u64::MAX;
         }
-        // What was there before is demoted first: its space is what a writer in a full burst buffer
-        // gets.
+        // What was there before the step is demoted first: a writer in a full burst buffer gets its
+        // space.
         demote -= self.demote(node, demote);
         let before = self.nodes[node].dirty;
         for worker in 0..self.nodes[node].workers.len() {
@@ -60,8 +60,8 @@ impl Sim<'_> {
         self.outcome.max_dirty_bytes = self.outcome.max_dirty_bytes.max(n.dirty);
     }
 
-    /// Turns up to `bytes` of the part in demotion clean; of the part being written where there is
-    /// none and that may be. Returns how many.
+    /// Turns up to `bytes` of the part in demotion clean. Where no part is in demotion, and that is
+    /// allowed, it takes the part being written. Returns how many bytes became clean.
     fn demote(&mut self, node: usize, bytes: u64) -> u64 {
         let may_take_open = self.may_demote_open(node);
         let n = &mut self.nodes[node];
@@ -79,8 +79,8 @@ impl Sim<'_> {
         moved
     }
 
-    /// Whether bytes of a part that is being written may go. Where nothing else can make room they
-    /// do: the servers let such a file go on on the PFS.
+    /// Whether bytes of a part that is being written may be demoted. They may where nothing else
+    /// can make room: the servers let such a file go on on the PFS.
     fn may_demote_open(&self, node: usize) -> bool {
         !self.scenario.assume.whole_files || self.nodes[node].is_full()
     }
@@ -170,7 +170,7 @@ impl Sim<'_> {
                 .for_each(|w| w.rate *= share);
             total = demotion;
         }
-        // Only what is being written can be demoted: no faster than it comes.
+        // Only what is being written can be demoted, so no faster than it is written.
         if n.demoting.is_none() && n.demotion_rate > total {
             n.demotion_rate = total;
         }
@@ -226,7 +226,8 @@ impl Sim<'_> {
         }
         if cut {
             n.ends_worker = None;
-            // Several may end at once; the last one that is first by time decides.
+            // Several things may end at once: demotion ends, too, if it is over by the end of the
+            // step.
             if let Some(id) = n.demoting.filter(|_| n.demotion_rate > 0.0) {
                 n.ends_demotion = self.parts[id].dirty() as f64 / n.demotion_rate <= dt;
             }

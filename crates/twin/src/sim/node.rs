@@ -12,7 +12,7 @@ use forebay_policy::share::Shares;
 
 use super::part::PartId;
 
-/// What somebody does with a node.
+/// What an application does with a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     /// Writes a part.
@@ -21,29 +21,29 @@ pub(super) enum Access {
     Read,
 }
 
-/// Somebody who has its turn.
+/// A request that has its turn.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Worker {
     pub app: u32,
     pub access: Access,
     pub remaining: u64,
-    /// As of this step, in bytes/s.
+    /// Rate in this step, bytes/s.
     pub rate: f64,
     /// Part of a byte left from the step before.
     pub carry: f64,
     pub stall_s: f64,
 }
 
-/// Somebody who waits for a turn, or for space of its own.
+/// A request that waits for a turn, or for space of its own.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Request {
     pub app: u32,
-    /// Attempts of the application when it came; a later one makes this void.
+    /// Attempts of the application when the request came; a later attempt makes the request void.
     pub attempt: u32,
     /// Bytes to write or read.
     pub bytes: u64,
     pub is_read: bool,
-    /// When it began to wait for space of its own.
+    /// When the request began to wait for space of its own.
     pub since_s: f64,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Node {
     pub dirty: u64,
     pub clean: u64,
     pub workers: Vec<Worker>,
-    /// Checkpoints that write straight to the PFS, and would have come here.
+    /// Checkpoints that write straight to the PFS, and would otherwise have come to this node.
     pub direct: u32,
     pub scheduler: Scheduler<Request>,
     /// Policy `dedicated`: what applications own, and who waits for its own data to leave.
@@ -70,9 +70,9 @@ pub(super) struct Node {
     pub line: Option<InterferenceLine>,
     /// Applications with bytes here, by the bits of their MTBF; kept for direct checkpoints only.
     pub residents: BTreeMap<u64, u32>,
-    /// The server it flushes to.
+    /// The PFS server that the node flushes to.
     pub flow: Option<u32>,
-    /// Parts it began to flush.
+    /// Parts that the node began to flush.
     pub round: u32,
 
     // The step under way.
@@ -130,23 +130,23 @@ impl Node {
         self.capacity - self.dirty - self.clean
     }
 
-    /// Somebody reads or writes: what demotes only in pauses waits.
+    /// Whether an application reads or writes: demotion that runs only in pauses waits then.
     pub fn is_busy(&self) -> bool {
         !self.workers.is_empty() || self.direct > 0
     }
 
-    /// Less space than this is none: the unit in which space is given, and never more than a
+    /// The unit in which space is given: less space than this counts as none. Never more than a
     /// thousandth of a small burst buffer.
     pub fn unit(&self) -> u64 {
         SPACE_UNIT_BYTES.min(self.capacity / 1024 + 1)
     }
 
-    /// All but a unit is undrained: a writer has nowhere to go.
+    /// Whether all but a unit is undrained, so that a writer finds no space.
     pub fn is_full(&self) -> bool {
         self.capacity - self.dirty < self.unit()
     }
 
-    /// As the policy sees it.
+    /// The node's space as the policy sees it.
     pub fn space(&self) -> TierSpace {
         TierSpace {
             index: 0,
@@ -163,7 +163,7 @@ impl Node {
             .filter(|w| matches!(w.access, Access::Write(_)))
     }
 
-    /// A request is done, and with it the phase it was of.
+    /// Ends the turn of a request that is done, and with it the phase that the request was of.
     pub fn end_turn(&mut self, app: u64, class: Class, now_s: f64) {
         self.scheduler.finish(app, class, now_s);
         if class == Class::Checkpoint {

@@ -26,12 +26,12 @@ pub(super) struct Part {
     pub version: u64,
     pub outdated: bool,
     pub state: State,
-    /// What it will be when it is written.
+    /// Size of the part when all of it is written.
     pub size: u64,
     pub written: u64,
-    /// Of these, on the PFS.
+    /// Of the written bytes, those that are on the PFS.
     pub demoted: u64,
-    /// Of these, no longer in the burst buffer.
+    /// Of the demoted bytes, those that are no longer in the burst buffer.
     pub evicted: u64,
     pub arrived_s: f64,
     pub accessed_s: f64,
@@ -44,7 +44,7 @@ impl Part {
         self.written - self.demoted
     }
 
-    /// Bytes that are in both.
+    /// Bytes that are in the burst buffer and on the PFS.
     pub fn clean(&self) -> u64 {
         self.demoted - self.evicted
     }
@@ -54,12 +54,12 @@ impl Part {
         self.written - self.evicted
     }
 
-    /// Whether a restart finds all of it.
+    /// Whether a restart finds all of the part in the burst buffer.
     pub fn is_whole(&self) -> bool {
         self.evicted == 0 && self.written == self.size && self.state != State::Writing
     }
 
-    /// As the policy sees it.
+    /// The part as the policy sees it.
     pub fn candidate(&self, id: PartId, mtbf_s: f64) -> Candidate {
         Candidate {
             id: u64::from(id),

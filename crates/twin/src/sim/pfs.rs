@@ -1,6 +1,6 @@
-//! The parallel file system: servers that share their bandwidth among the nodes that flush to them
-//! and the operations that go to it or come from it directly, each of which is spread over all
-//! servers.
+//! The parallel file system. Its servers share their bandwidth among the nodes that flush to them
+//! and the operations that go to the PFS or come from it directly. Each such operation is spread
+//! over all servers.
 
 use std::collections::BTreeMap;
 
@@ -24,22 +24,23 @@ pub(super) enum Purpose {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PfsOperation {
     pub app: u32,
-    /// The node of a checkpoint that does not come into the burst buffer, or of what comes there.
+    /// The node that a direct checkpoint would have come to, or that what is read comes to.
     pub node: u32,
     pub bytes: u64,
     pub purpose: Purpose,
 }
 
-/// Operations of applications whose links are as fast as each other: at any moment all of them get
-/// the same rate. So one count of bytes serves for all, and each ends when it has come to a mark
-/// that was set when it began.
+/// Operations of applications whose links are as fast as each other. At any moment all of them get
+/// the same rate, so one count of bytes serves for all. Each operation ends when the count has come
+/// to a mark that was set when the operation began.
 #[derive(Debug)]
 struct Lane {
     link_bytes_per_s: f64,
     /// Bytes that an operation which has been under way since the lane was last empty has moved.
     served: f64,
     rate: f64,
-    /// By mark, as its bits: marks are not negative, so they are ordered alike; then by arrival.
+    /// Operations by mark, then by arrival. A mark is held as its bits: marks are not negative, so
+    /// their bits are ordered alike.
     under_way: BTreeMap<(u64, u64), PfsOperation>,
 }
 
@@ -53,7 +54,7 @@ impl Lane {
     }
 }
 
-/// Who uses the servers.
+/// The servers, and who uses them.
 #[derive(Debug)]
 pub(super) struct PfsState {
     server_bytes_per_s: f64,
@@ -105,7 +106,7 @@ impl PfsState {
         let lane = used.min_by(|a, b| a.first_end_s().total_cmp(&b.first_end_s()))?;
         let ((mark, _), operation) = lane.under_way.pop_first()?;
         lane.served = match lane.under_way.is_empty() {
-            // Counted from nothing again, so that it stays exact.
+            // An empty lane counts from nothing again, so that the count stays exact.
             true => 0.0,
             false => lane.served.max(f64::from_bits(mark)),
         };
@@ -146,7 +147,7 @@ impl Sim<'_> {
         self.pfs_rate();
     }
 
-    /// Begins at once, beside all others: nobody gives turns on the PFS.
+    /// Begins an operation at once, beside all others: there are no turns on the PFS.
     pub(super) fn pfs_begin(&mut self, operation: PfsOperation) {
         self.pfs_advance();
         let app = &mut self.apps[operation.app as usize];
@@ -164,7 +165,8 @@ impl Sim<'_> {
         self.operations_changed();
     }
 
-    /// A node whose application writes straight to the PFS is as busy as if it took that.
+    /// A node whose application writes straight to the PFS counts as busy, as if the node took the
+    /// checkpoint.
     fn note_direct(&mut self, operation: &PfsOperation, begins: bool) {
         if operation.purpose != Purpose::Direct {
             return;
@@ -180,7 +182,7 @@ impl Sim<'_> {
         self.touched.push(node);
     }
 
-    /// What an application had under way is given up.
+    /// Ends what an application had under way.
     pub(super) fn pfs_abort(&mut self, app: u32) {
         self.pfs_advance();
         let mut aborted = Vec::new();

@@ -105,7 +105,8 @@ impl Sim<'_> {
         }
     }
 
-    /// Waits for its turn; with space of its own there are no turns.
+    /// Lets a request wait for its turn. Where applications have space of their own there are no
+    /// turns.
     pub(super) fn enqueue(&mut self, node: usize, request: Request) {
         let class = match request.is_read {
             true => Class::Restart,
@@ -229,9 +230,9 @@ impl Sim<'_> {
         }
     }
 
-    /// Policy `dedicated`: writes at once, in its own space, over its own older versions; where
-    /// these are not on the PFS yet it waits for them. Without space of its own it writes straight
-    /// to the PFS.
+    /// Policy `dedicated`: the application writes at once, in its own space, over its own older
+    /// versions. Where these are not on the PFS yet, it waits for them. Without space of its own it
+    /// writes straight to the PFS.
     fn begin_in_own_space(&mut self, node: usize, request: Request) {
         let own = self.apps[request.app as usize].parts.clone();
         for id in own {
@@ -326,7 +327,7 @@ impl Sim<'_> {
         };
         let (before, parts) = (a.newest.replace(a.version), &self.parts);
         a.tracker.committed(a.version, now_s);
-        // What has no bytes here outdates nothing any more.
+        // The tracker forgets a version that has no bytes here.
         if let Some(before) = before
             && !a.parts.iter().any(|id| parts[*id].version == before)
         {

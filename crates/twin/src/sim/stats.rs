@@ -9,13 +9,13 @@ pub struct JobRecord {
     pub application: u32,
     /// From 1.
     pub version: u64,
-    /// When it wanted to begin.
+    /// When the checkpoint wanted to begin.
     pub arrive_s: f64,
-    /// Until it had its turn.
+    /// Time until the checkpoint had its turn.
     pub wait_s: f64,
-    /// While it had, it could not write, for want of space.
+    /// Time in its turn in which the checkpoint could not write, for want of space.
     pub stall_s: f64,
-    /// The rest: writing at the rate it was allowed.
+    /// The rest of the time: writing at the rate that was allowed.
     pub execution_s: f64,
     /// Its size.
     pub bytes: u64,
@@ -29,7 +29,7 @@ impl JobRecord {
         self.wait_s + self.stall_s + self.execution_s
     }
 
-    /// While it had its turn.
+    /// Bytes over stall and execution, that is over its turn.
     pub fn throughput_bytes_per_s(&self) -> f64 {
         self.bytes as f64 / (self.stall_s + self.execution_s).max(1e-9)
     }
@@ -66,9 +66,9 @@ impl Sums {
 pub struct Sample {
     /// When.
     pub at_s: f64,
-    /// Only in the burst buffer.
+    /// Bytes that are only in the burst buffer.
     pub dirty_bytes: u64,
-    /// In both.
+    /// Bytes that are in the burst buffer and on the PFS.
     pub clean_bytes: u64,
 }
 

@@ -55,8 +55,8 @@ pub(super) fn read(text: &str) -> Result<History, TraceError> {
     Ok(history)
 }
 
-/// `2019-07-31T22:29:14` in seconds; `None` for `Unknown` and everything else. Local time: a change
-/// of the clock within a log shows.
+/// `2019-07-31T22:29:14` in seconds; `None` for `Unknown` and everything else. Times are local, so
+/// a change of the clock within a log shows as a jump.
 fn seconds(text: &str) -> Option<f64> {
     let (date, time) = text.split_once('T')?;
     let numbers = |text: &str, by: char| -> Option<[i64; 3]> {

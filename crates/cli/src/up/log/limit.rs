@@ -8,7 +8,7 @@ use tracing::{Level, Metadata};
 
 /// Lines of one kind are counted for so long.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Lines of one kind in a period.
+/// Most warnings of one kind in a period.
 pub(super) const WARNINGS_MAX: u64 = 20;
 /// Errors name what was lost, so there may be more of them.
 pub(super) const ERRORS_MAX: u64 = 1000;
@@ -79,8 +79,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Whether a line is to be written, and what is to be said before it of the period that it
-    /// ends.
+    /// Whether a line is to be written; and, where it begins a new period, what the last period
+    /// held back.
     pub(super) fn admit(
         &mut self,
         kind: Kind,
