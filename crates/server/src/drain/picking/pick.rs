@@ -132,3 +132,51 @@ impl Drain {
         items.iter().map(|i| ObjectId(i.id)).chain(rest).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::Barrier;
+
+    use forebay_types::{Ino, ObjectId};
+
+    use crate::testing::{Lab, create};
+
+    const DEMOTERS: usize = 4;
+    const FILES: usize = 60;
+
+    /// Undrained files of which none is due.
+    fn waiting(lab: &Lab) -> Vec<ObjectId> {
+        let rooms = lab.rooms();
+        let file = |at: usize| {
+            let name = format!("f{at}").into_bytes();
+            let handle = create(rooms, &name, &[7; 4096]);
+            rooms.files.release(handle).expect("close");
+            let found = rooms.base.ns().lookup(Ino::ROOT, &name).expect("found");
+            found.file.expect("in the burst buffer").object
+        };
+        (0..FILES).map(file).collect()
+    }
+
+    #[test]
+    fn a_demoter_that_comes_too_late_for_an_urgent_file_takes_none_before_its_time() {
+        let lab = Lab::with(|settings| settings.demotion.idle = false);
+        let waiting = waiting(&lab);
+        let drain = &lab.rooms().drain;
+        assert_eq!(drain.pick(), Vec::new(), "none is due");
+        for urgent in &waiting {
+            lab.rooms().buffer.queue().add_urgent(*urgent);
+            let start = Barrier::new(DEMOTERS);
+            let taken: Vec<ObjectId> = std::thread::scope(|scope| {
+                let pick = || {
+                    start.wait();
+                    drain.pick()
+                };
+                let demoters: Vec<_> = (0..DEMOTERS).map(|_| scope.spawn(pick)).collect();
+                let batches = demoters.into_iter().map(|one| one.join().expect("picked"));
+                batches.flatten().collect()
+            });
+            assert_eq!(HashSet::from([*urgent]), taken.iter().copied().collect());
+        }
+    }
+}
