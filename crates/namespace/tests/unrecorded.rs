@@ -5,43 +5,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use forebay_kv::Store;
 use forebay_kv::failing::{Failing, Outcome};
 use forebay_kv::memory::Memory;
-use forebay_kv::{Batch, Durability, Error, Store};
 use forebay_namespace::{Arrival, File, Namespace, NewFile, NsError};
 use forebay_tiers::{PfsTree, Sums};
 use forebay_types::{Cred, Errno, Ino, ObjectId, RenameMode, TierId, TimeSpec};
 
 /// A store that outlives the tree on it.
-#[derive(Clone)]
-struct Shared(Arc<Failing<Memory>>);
-
-impl Store for Shared {
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        self.0.get(key)
-    }
-
-    fn scan(
-        &self,
-        prefix: &[u8],
-        after: Option<&[u8]>,
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error> {
-        self.0.scan(prefix, after, visit)
-    }
-
-    fn commit(&self, batch: Batch, durability: Durability) -> Result<(), Error> {
-        self.0.commit(batch, durability)
-    }
-
-    fn sync(&self) -> Result<(), Error> {
-        self.0.sync()
-    }
-
-    fn mend(&self) -> Result<bool, Error> {
-        self.0.mend()
-    }
-}
+type Shared = Arc<Failing<Memory>>;
 
 struct Lab {
     dir: tempfile::TempDir,
@@ -73,7 +45,7 @@ fn open(dir: &tempfile::TempDir, store: &Shared) -> (Namespace, forebay_namespac
 impl Lab {
     fn new() -> Lab {
         let dir = tempfile::tempdir().expect("temporary directory");
-        let store = Shared(Arc::new(Failing::new(Memory::new())));
+        let store = Arc::new(Failing::new(Memory::new()));
         let (ns, _) = open(&dir, &store);
         let files = Vec::new();
         Lab {
@@ -135,13 +107,11 @@ impl Lab {
 
     /// The `nth` commit from now fails, and all after it.
     fn fail(&self, nth: u64) {
-        self.store
-            .0
-            .fail_nth_commit(nth, libc::ENOSPC, Outcome::Lost);
+        self.store.fail_nth_commit(nth, libc::ENOSPC, Outcome::Lost);
     }
 
     fn mend(&self) {
-        assert_eq!(self.store.0.fired(), 1, "nothing was tested");
+        assert_eq!(self.store.fired(), 1, "nothing was tested");
         let find = |object: ObjectId| self.files.iter().find(|f| f.object == object).cloned();
         assert!(self.ns.mend(&find).expect("mended"));
     }
@@ -149,8 +119,8 @@ impl Lab {
     /// As after a kill: a new tree on what the store and the PFS have. Answers with how many
     /// changes were pending.
     fn restart(&mut self) -> usize {
-        assert_eq!(self.store.0.fired(), 1, "nothing was tested");
-        self.store.0.mend().expect("store");
+        assert_eq!(self.store.fired(), 1, "nothing was tested");
+        self.store.mend().expect("store");
         let (ns, loaded) = open(&self.dir, &self.store);
         let pending = loaded.changes.len();
         for change in loaded.changes {
@@ -188,7 +158,7 @@ impl Lab {
     fn refused(&self, done: Result<(), NsError>) {
         let error = done.expect_err("no error");
         assert!(matches!(error, NsError::Store(_)), "{error}");
-        assert_eq!(self.store.0.fired(), 1);
+        assert_eq!(self.store.fired(), 1);
     }
 }
 

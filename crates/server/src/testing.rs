@@ -50,12 +50,9 @@ impl FailingStore {
     }
 }
 
-/// The same for two owners.
-struct Shared(Arc<FailingStore>);
-
-impl Store for Shared {
+impl Store for FailingStore {
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        self.0.inner.get(key)
+        self.inner.get(key)
     }
 
     fn scan(
@@ -64,23 +61,23 @@ impl Store for Shared {
         after: Option<&[u8]>,
         visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<(), Error> {
-        self.0.inner.scan(prefix, after, visit)
+        self.inner.scan(prefix, after, visit)
     }
 
     fn commit(&self, batch: Batch, durability: Durability) -> Result<(), Error> {
-        if self.0.is_failing() {
-            self.0.fired.fetch_add(1, Ordering::AcqRel);
+        if self.is_failing() {
+            self.fired.fetch_add(1, Ordering::AcqRel);
             return Err(Error::Poisoned);
         }
-        self.0.inner.commit(batch, durability)
+        self.inner.commit(batch, durability)
     }
 
     fn sync(&self) -> Result<(), Error> {
-        self.0.inner.sync()
+        self.inner.sync()
     }
 
     fn mend(&self) -> Result<bool, Error> {
-        self.0.inner.mend()
+        self.inner.mend()
     }
 }
 
@@ -124,7 +121,7 @@ impl Lab {
             fired: AtomicU64::new(0),
             healed: AtomicBool::new(false),
         });
-        let rooms = open_on(settings, Box::new(Shared(store.clone())), wrap);
+        let rooms = open_on(settings, Box::new(store.clone()), wrap);
         let rooms = rooms.unwrap_or_else(|error| panic!("start: {error}"));
         Lab { dir, rooms, store }
     }

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use forebay_kv::memory::Memory;
-use forebay_kv::{Batch, Durability, Error, Store};
 use forebay_namespace::{
     Arrival, AttrPlan, Demotion, Dir, File, Found, Loaded, Namespace, NewFile, Node, NsError,
 };
@@ -25,35 +24,7 @@ const DEPTH_MAX: usize = 3;
 const TIER: TierId = TierId(2);
 
 /// A store that outlives the tree on it.
-#[derive(Clone)]
-struct Shared(Arc<Memory>);
-
-impl Store for Shared {
-    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        self.0.get(key)
-    }
-
-    fn scan(
-        &self,
-        prefix: &[u8],
-        after: Option<&[u8]>,
-        visit: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<(), Error> {
-        self.0.scan(prefix, after, visit)
-    }
-
-    fn commit(&self, batch: Batch, durability: Durability) -> Result<(), Error> {
-        self.0.commit(batch, durability)
-    }
-
-    fn sync(&self) -> Result<(), Error> {
-        self.0.sync()
-    }
-
-    fn mend(&self) -> Result<bool, Error> {
-        self.0.mend()
-    }
-}
+type Shared = Arc<Memory>;
 
 /// A copy that is on its way.
 pub struct Pending {
@@ -106,7 +77,7 @@ impl World {
     pub fn new(seed: u64) -> World {
         let mut rng = StdRng::seed_from_u64(seed);
         let top = tempfile::tempdir().expect("temporary directory");
-        let store = Shared(Arc::new(Memory::new()));
+        let store = Arc::new(Memory::new());
         let (ns, _) = open(&top, &store, rng.random());
         World {
             rng,

@@ -4,6 +4,7 @@ mod after_kill;
 mod at_rest;
 mod bad_input;
 mod commands;
+mod common;
 mod descriptors;
 mod errors;
 mod faults;

@@ -9,13 +9,15 @@ use std::path::Path;
 use std::process::Command;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, needs_root, pattern, run_bounded, skip, wait_until, write_file,
+    Cluster, LONG, needs_root, pattern, run_bounded, skip, wait_until, write_file,
 };
 use rustix::fs::{
     AtFlags, CWD, Dir, FallocateFlags, StatxFlags, Timespec, Timestamps, XattrFlags, setxattr,
     statx, utimensat,
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::common::{as_user, bring};
 
 /// Where a file can be.
 const KINDS: [&str; 3] = ["dirty", "clean", "pfs"];
@@ -60,30 +62,6 @@ fn set_times(path: &Path, (tv_sec, nsec): Time) {
         last_modification: at,
     };
     utimensat(CWD, path, &times, AtFlags::empty()).expect("utimensat");
-}
-
-/// Brings a file that is in the buffer only to where it shall be.
-#[track_caller]
-fn bring(cluster: &Cluster, name: &str, kind: &str) {
-    if kind != "dirty" {
-        cluster.drain(name);
-    }
-    if kind == "pfs" {
-        cluster.on_path(&["release"], name).ok();
-    }
-    assert_eq!(cluster.where_state(name), kind);
-}
-
-/// Runs a shell line as a user with further groups, with what root alone may do taken away.
-fn as_user(folder: &Path, uid: u32, groups: &str, line: &str) -> Output {
-    let mut command = Command::new("setpriv");
-    let id = uid.to_string();
-    command.args(["--reuid", &id, "--regid", &id]);
-    match groups {
-        "" => command.arg("--clear-groups"),
-        groups => command.args(["--groups", groups]),
-    };
-    run_bounded(command.args(["sh", "-c", line]).current_dir(folder), LONG)
 }
 
 #[test]

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::Command;
 
 use forebay_testkit::{
-    Cluster, LONG, Output, listing, needs_root, pattern, read_all_at, run_bounded,
-    settle_for_revalidation, skip, write_file,
+    Cluster, LONG, listing, needs_root, pattern, read_all_at, run_bounded, settle_for_revalidation,
+    skip, write_file,
 };
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, SeekFrom, Timespec, Timestamps, XattrFlags, fallocate, getxattr,
@@ -17,35 +17,13 @@ use rustix::fs::{
 };
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::common::{as_user, bring};
+
 /// Where a file can be.
 const KINDS: [&str; 3] = ["dirty", "clean", "pfs"];
 const NOBODY: u32 = 65534;
 /// A group that nobody is in but by `setpriv`.
 const GROUP: u32 = 4242;
-
-/// Brings a file that is in the buffer only to where it shall be.
-#[track_caller]
-fn bring(cluster: &Cluster, name: &str, kind: &str) {
-    if kind != "dirty" {
-        cluster.drain(name);
-    }
-    if kind == "pfs" {
-        cluster.on_path(&["release"], name).ok();
-    }
-    assert_eq!(cluster.where_state(name), kind);
-}
-
-/// Runs a shell line as a user with further groups, with what root alone may do taken away.
-fn as_user(folder: &Path, uid: u32, groups: &str, line: &str) -> Output {
-    let mut command = Command::new("setpriv");
-    let id = uid.to_string();
-    command.args(["--reuid", &id, "--regid", &id]);
-    match groups {
-        "" => command.arg("--clear-groups"),
-        groups => command.args(["--groups", groups]),
-    };
-    run_bounded(command.args(["sh", "-c", line]).current_dir(folder), LONG)
-}
 
 fn mode(path: &Path) -> u32 {
     path.metadata().expect("metadata").mode() & 0o7777
