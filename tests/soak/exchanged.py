@@ -7,7 +7,7 @@ import shutil
 import stat
 import time
 
-from between import exchange
+from between import attributes, exchange
 from ledger import Loss
 
 USER = 4711
@@ -111,9 +111,9 @@ class Exchanged:
             found, data = path.stat(), path.read_bytes()
             if found.st_uid == 0:
                 roots.append(path)
-                kept = (stat.S_IMODE(found.st_mode), found.st_nlink, os.listxattr(path)) == (0o600, 1, [])
+                kept = (stat.S_IMODE(found.st_mode), found.st_nlink, attributes(path)) == (0o600, 1, [])
                 if data != secret or not kept:
-                    raise Loss(f"{path}, root's, has {len(data)} bytes, mode {found.st_mode:o}, {found.st_nlink} links, {os.listxattr(path)}")
+                    raise Loss(f"{path}, root's, has {len(data)} bytes, mode {found.st_mode:o}, {found.st_nlink} links, {attributes(path)}")
             elif secret[:4096] in data:
                 raise Loss(f"{path}, the user's, has what is root's")
         if len(roots) != 1:

@@ -528,7 +528,8 @@ impl Filesystem for PassThrough {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        check!(reply, self.faults.before("fsyncdir", OsStr::new("")));
+        let name = check!(reply, self.table.name(ino));
+        check!(reply, self.faults.before("fsyncdir", &name));
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = check!(reply, self.table.dir(ino));
         let dir = check!(reply, sys::openat(dir, ".", flags, Mode::empty()));

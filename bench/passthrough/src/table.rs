@@ -137,6 +137,13 @@ impl Table {
         })
     }
 
+    /// The name that `ino` was found by last; the root's is `.`.
+    pub fn name(&self, ino: INodeNo) -> Result<Arc<OsStr>> {
+        let nodes = self.nodes.lock();
+        let node = nodes.get(&ino.0).ok_or(Errno::STALE)?;
+        Ok(Arc::clone(&node.name))
+    }
+
     /// The directory `ino`, opened if it is not yet.
     pub fn dir(&self, ino: INodeNo) -> Result<Arc<OwnedFd>> {
         let (parent, name) = match self.place(ino)? {

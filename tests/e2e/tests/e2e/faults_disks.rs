@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use forebay_testkit::{
@@ -207,10 +208,11 @@ fn fault_09_an_error_of_a_flush_of_a_directory_of_the_pfs_keeps_the_files_undrai
     assert_eq!(output.code, 3, "{output:?}");
     let errors = cluster.status()["errors"].to_string();
     assert!(
-        errors.contains("flush of its directory on the PFS"),
+        errors.contains("flush of the directory on the PFS"),
         "{errors}"
     );
-    assert!(errors.contains("its directory was not flushed"), "{errors}");
+    let unflushed = errors.matches("its directory was not flushed").count();
+    assert_eq!(unflushed, 11, "{errors}");
     for name in ["large", "f0", "f9"] {
         assert_eq!(cluster.where_state(name), "dirty", "{name}");
     }
@@ -222,6 +224,35 @@ fn fault_09_an_error_of_a_flush_of_a_directory_of_the_pfs_keeps_the_files_undrai
     pattern(2095, LARGE).assert_in(&cluster.pfs("large"));
     pattern(2096, LEN).assert_in(&cluster.pfs("f0"));
     assert_eq!(listing(&cluster.mnt("")).len(), 11);
+}
+
+/// Also of the directories of its further names.
+#[test]
+fn fault_09_an_error_of_a_flush_of_a_further_names_directory_keeps_the_file_undrained() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().fuse_pfs().up();
+    for dir in ["one", "other"] {
+        fs::create_dir(cluster.mnt(dir)).expect("mkdir");
+    }
+    write_file(&cluster.mnt("one/f"), pattern(2107, LEN));
+    fs::hard_link(cluster.mnt("one/f"), cluster.mnt("other/g")).expect("link");
+    cluster
+        .fuse_pfs()
+        .fail("fsyncdir", When::Before, libc::EIO, "other");
+    let output = cluster.on_path(&["stage-out", "--wait"], "");
+    assert_eq!(output.code, 3, "{output:?}");
+    assert_eq!(cluster.where_state("one/f"), "dirty");
+    cluster.fuse_pfs().heal("fsyncdir");
+    cluster.drain("");
+    assert_eq!(cluster.where_state("one/f"), "clean");
+    assert_eq!(cluster.status()["conflicts_total"], 0);
+    for name in ["one/f", "other/g"] {
+        pattern(2107, LEN).assert_in(&cluster.pfs(name));
+        pattern(2107, LEN).assert_in(&cluster.mnt(name));
+    }
+    assert_eq!(fs::metadata(cluster.pfs("one/f")).expect("stat").nlink(), 2);
 }
 
 /// The same of the files themselves, which this PFS is told one by one.

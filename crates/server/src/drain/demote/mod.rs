@@ -8,14 +8,14 @@
 mod copying;
 mod flushing;
 mod overflow;
+mod publishing;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_namespace::{Confirmed, Demotion, Dir, File, NsError, Placed};
-use forebay_tiers::{CopyReport, PfsDir, TierKind};
+use forebay_namespace::{Demotion, File, NsError};
+use forebay_tiers::TierKind;
 use forebay_types::{Errno, ObjectId, failpoint};
 
 use crate::base::failure::Failure;
@@ -23,6 +23,7 @@ use crate::buffer::queue::Finished;
 use crate::drain::Drain;
 use crate::drain::leftover::Leftover;
 use copying::Made;
+use publishing::publish;
 
 /// While the PFS is silent, demoters look this often whether it answers again.
 const SILENT_PAUSE: Duration = Duration::from_millis(50);
@@ -264,110 +265,6 @@ fn verify(drain: &Drain, copied: Vec<Copying>) -> Vec<Copying> {
             Vec::new()
         }
     }
-}
-
-fn publish(drain: &Drain, verified: Vec<Copying>) {
-    let mut placed = Vec::new();
-    let mut dirs: HashMap<*const Dir, (Arc<Dir>, PfsDir)> = HashMap::new();
-    for one in verified {
-        match drain.ns.place(&one.demotion, one.made.copy()) {
-            Ok(Placed::Superseded) => give_up(drain, &one.demotion, Unfinished::Superseded),
-            Ok(outcome) => {
-                let demotion = &one.demotion;
-                if drain.buffer.tiers().kind(demotion.tier) == TierKind::Ssd {
-                    // The checksum about to go on record was made from these very bytes.
-                    let object = demotion.file.object;
-                    drain
-                        .integrity
-                        .at_rest()
-                        .seal(object, demotion.generation, &one.made.before);
-                }
-                let dir = (demotion.dir.clone(), demotion.handle.clone());
-                dirs.insert(Arc::as_ptr(&demotion.dir), dir);
-                placed.push((one.demotion, one.made.report, outcome));
-            }
-            Err(error) => give_up(drain, &one.demotion, error.into()),
-        }
-    }
-    let mut unflushed: HashMap<*const Dir, Errno> = HashMap::new();
-    for (key, (dir, handle)) in &dirs {
-        drain.ns.put_times_back(dir, handle);
-        if let Err(error) = drain.ns.pfs().sync_dir(handle) {
-            let reason = format!("flush of the directory on the PFS: {error}");
-            drain.base.report(dir.path(), (&error).into(), reason);
-            unflushed.insert(*key, (&error).into());
-        }
-    }
-    if !dirs.is_empty() {
-        failpoint::hit(failpoint::Point::DemoteDir);
-    }
-    let mut durable = Vec::with_capacity(placed.len());
-    for (demotion, report, outcome) in &placed {
-        match unflushed.get(&Arc::as_ptr(&demotion.dir)) {
-            Some(errno) => {
-                let failure =
-                    Unfinished::Failed(Failure::new(*errno, "its directory was not flushed"));
-                give_up(drain, demotion, failure);
-            }
-            None => durable.push((demotion, report, outcome)),
-        }
-    }
-    settle(drain, &durable);
-    let mut left = false;
-    for (demotion, _, _) in durable {
-        drain.buffer.leave_overflow(&demotion.file);
-        left |= drain.plan.leave_outdated(&demotion.file);
-    }
-    if left {
-        drain.buffer.wake_collector();
-    }
-}
-
-/// The copies are durable under their names, or beside them.
-fn settle(drain: &Drain, placed: &[(&Demotion, &CopyReport, &Placed)]) {
-    // Whoever waits for the files finds the conflicts in `status`.
-    drain.base.absorb_conflicts();
-    let published: Vec<_> = placed
-        .iter()
-        .map(|(d, report, _)| (*d, &report.sums))
-        .collect();
-    let outcomes = drain.ns.confirm(&published);
-    let mut finished = Vec::with_capacity(published.len());
-    for ((demotion, report, outcome), confirmed) in placed.iter().zip(outcomes) {
-        let object = demotion.file.object;
-        drain.buffer.book_state(&demotion.file);
-        match confirmed {
-            Ok(Confirmed {
-                current,
-                outdated_shadow,
-            }) => {
-                if let Some(flash) = outdated_shadow {
-                    drain.buffer.drop_outdated_shadow(&demotion.file, flash);
-                }
-                if **outcome == Placed::Published && !drain.base.errors().is_empty() {
-                    drain
-                        .base
-                        .errors()
-                        .clear(&demotion.dir.path_of(&demotion.name));
-                }
-                let counters = &drain.base.counters();
-                counters
-                    .demoted_bytes
-                    .fetch_add(report.data_bytes, Ordering::Relaxed);
-                counters.demoted_files.fetch_add(1, Ordering::Relaxed);
-                finished.push(Finished {
-                    object,
-                    again: !current,
-                    failed: false,
-                });
-            }
-            Err(error) => {
-                note_failure(drain, &demotion.file, error.errno(), &error.to_string());
-                finished.push(Finished::failed(object));
-            }
-        }
-    }
-    drain.buffer.queue().finished(&finished);
 }
 
 fn give_up(drain: &Drain, demotion: &Demotion, failure: Unfinished) {

@@ -5,7 +5,8 @@ use forebay_tiers::{CopyReport, FileObject, Object, PfsStat, sums};
 use forebay_types::{Errno, failpoint};
 
 use super::copying::give_attributes;
-use super::{Unfinished, give_up_keeping, on_pfs, settle};
+use super::publishing::{Directories, not_flushed, settle};
+use super::{Unfinished, give_up_keeping, on_pfs};
 use crate::drain::Drain;
 
 /// Whether an object in the overflow can become the file on the PFS: nobody has it open, it has
@@ -104,10 +105,9 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Unfinished> {
     match placed? {
         Placed::Superseded => return Err(Unfinished::Superseded),
         placed => {
-            drain.ns.put_times_back(&demotion.dir, &demotion.handle);
-            if let Err(error) = pfs.sync_dir(&demotion.handle) {
+            if let Err(failure) = flush_names(drain, demotion) {
                 drain.ns.unsettle(demotion);
-                return Err(on_pfs("flush of its directory")(error));
+                return Err(failure);
             }
             settle(drain, &[(demotion, &report, &placed)]);
         }
@@ -118,6 +118,16 @@ fn publish(drain: &Drain, demotion: &Demotion) -> Result<(), Unfinished> {
     drain.buffer.note_overstay(&demotion.file);
     drain.buffer.wake_collector();
     Ok(())
+}
+
+/// Puts the names of the file on stable storage: it may have got a second one meanwhile.
+fn flush_names(drain: &Drain, demotion: &Demotion) -> Result<(), Unfinished> {
+    let mut dirs = Directories::default();
+    dirs.add(drain, demotion)?;
+    match dirs.flush(drain).into_values().next() {
+        Some(errno) => Err(Unfinished::Failed(not_flushed(errno))),
+        None => Ok(()),
+    }
 }
 
 /// What the object looks like once it has the attributes of its file.
