@@ -10,6 +10,7 @@ use forebay_policy::schedule::{Class, TurnEnd};
 use forebay_tiers::{Object, TierKind, wait_writeback};
 use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
 
+use crate::base::failure::told;
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
@@ -136,7 +137,9 @@ impl Files {
             state.note_flushed(generation, stat.size);
         }
         state.take_live_stat(&stat);
-        self.ns.save(file, &state, KvDurability::Synced)?;
+        self.ns
+            .save(file, &state, KvDurability::Synced)
+            .map_err(told("fsync"))?;
         failpoint::hit(failpoint::Point::FsyncRecord);
         Ok(())
     }
@@ -290,7 +293,9 @@ impl Files {
             // The PFS has it: the copy on flash only takes space there.
             let mut state = file.lock();
             state.forget_shadow();
-            self.ns.save(file, &state, KvDurability::Buffered)?;
+            self.ns
+                .save(file, &state, KvDurability::Buffered)
+                .map_err(told("forget a copy on flash"))?;
             failpoint::hit(failpoint::Point::ShadowDropped);
             drop(state);
             self.buffer.drop_shadow(file, flash);

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
+use crate::base::failure::told;
 use crate::files::Files;
 
 impl Files {
@@ -87,9 +88,11 @@ impl Files {
             .iter()
             .filter(|(_, s)| s.kind == TierKind::Ssd);
         let synced = flash.try_for_each(|(_, slot)| slot.tier.sync_all());
-        let forgotten = synced
-            .map_err(Errno::from)
-            .and_then(|()| Ok(self.ns.garbage_removed(&removed)?));
+        let forgotten = synced.map_err(Errno::from).and_then(|()| {
+            self.ns
+                .garbage_removed(&removed)
+                .map_err(told("remove objects"))
+        });
         if forgotten.is_err() {
             self.removed.lock().extend(removed);
         }

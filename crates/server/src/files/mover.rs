@@ -21,6 +21,7 @@ use forebay_namespace::File;
 use forebay_tiers::{CopyControl, Identity, Object, TierKind, copy, refresh};
 use forebay_types::{Errno, Generation, SetTime, TierId, failpoint};
 
+use crate::base::failure::told;
 use crate::buffer::tierset::Slot;
 use crate::files::Files;
 
@@ -88,7 +89,7 @@ impl Files {
             Err(error) => {
                 drop(held);
                 self.buffer.leave_copy_later(file, to, stat.allocated_bytes);
-                return Err(error.into());
+                return Err(told("move to another tier")(error));
             }
         }
         settle(object);

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, File, Namespace, NsError, PFS_MARK};
+use forebay_namespace::{Dir, File, Namespace, NsError, PFS_MARK, in_record};
 use forebay_policy::samepfs::PfsIdentity;
 use forebay_types::Errno;
 
@@ -33,11 +33,11 @@ fn known(ns: &Namespace) -> Result<Option<PfsIdentity>, NsError> {
         return Ok(None);
     };
     let known = postcard::from_bytes(&bytes);
-    known.map(Some).map_err(|e| NsError::Record(e.to_string()))
+    known.map(Some).map_err(in_record("identity of the PFS"))
 }
 
 fn save(ns: &Namespace, identity: &PfsIdentity) -> Result<(), NsError> {
-    let bytes = postcard::to_stdvec(identity).map_err(|e| NsError::Record(e.to_string()))?;
+    let bytes = postcard::to_stdvec(identity).map_err(in_record("identity of the PFS"))?;
     ns.put_fact(FACT, &bytes)
 }
 

@@ -187,7 +187,7 @@ fn copy_failure(error: CopyError) -> Unfinished {
         CopyError::Stopped => Unfinished::Superseded,
         CopyError::Source(e) => Unfinished::Failed(Failure::of_io("its object cannot be read", e)),
         CopyError::Destination(e) => on_pfs("copy")(e),
-        other => Unfinished::Failed(Failure::new(other.errno(), other.to_string())),
+        other @ CopyError::Verify { .. } => Unfinished::Failed(other.into()),
     }
 }
 

@@ -9,6 +9,7 @@ use forebay_tiers::{Object, TierKind, checksum};
 use forebay_types::{Errno, Generation, Handle, OpenFlags, TierId};
 
 use super::{LOOK_FIRST, LOOK_LAST, SHARE_OF_TIME, Untouched};
+use crate::base::failure::told;
 use crate::buffer::opens::{Before, OpenFile, Target};
 use crate::files::Files;
 
@@ -169,7 +170,12 @@ impl Files {
         }
         let _claim = self.buffer.opens().claim(file.ino);
         let stat = object.stat()?;
-        if one.before.looks_like(&stat) && self.ns.unchanged(file, one.generation, crc)? {
+        if one.before.looks_like(&stat)
+            && self
+                .ns
+                .unchanged(file, one.generation, crc)
+                .map_err(told("call a file clean"))?
+        {
             if !self.base.errors().is_empty() {
                 self.base.errors().clear(&file.path());
             }
