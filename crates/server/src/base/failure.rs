@@ -69,14 +69,15 @@ impl Failure {
     }
 }
 
-/// For `map_err`, where inner code goes on with the number alone of an error of the namespace: says
-/// in the log what that does not say, with what was being done.
-pub fn told(doing: &'static str) -> impl Fn(NsError) -> Errno {
+/// For `map_err`, where inner code goes on with the number alone of an error: says in the log what
+/// that does not say, with what was being done.
+pub fn told<E: Into<Failure>>(doing: &'static str) -> impl Fn(E) -> Errno {
     move |error| {
-        if !error.is_ordinary() {
-            tracing::error!("{doing}: {error}");
+        let failure = error.into();
+        if !failure.is_ordinary {
+            tracing::error!("{doing}: {failure}");
         }
-        error.errno()
+        failure.errno
     }
 }
 
@@ -111,7 +112,15 @@ impl From<std::io::Error> for Failure {
 
 impl From<CopyError> for Failure {
     fn from(error: CopyError) -> Failure {
-        Failure::of(error.errno(), error)
+        let is_ordinary = match &error {
+            CopyError::Stopped => true,
+            CopyError::Source(e) | CopyError::Destination(e) => e.raw_os_error().is_some(),
+            CopyError::Verify { .. } => false,
+        };
+        Failure {
+            is_ordinary,
+            ..Failure::of(error.errno(), error)
+        }
     }
 }
 

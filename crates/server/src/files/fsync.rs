@@ -237,7 +237,7 @@ impl Files {
         // In its place and only what changed: what an earlier fsync has put there stays there
         // meanwhile.
         forebay_tiers::refresh(object, &*shadow, &forebay_tiers::CopyControl::NONE)
-            .map_err(|e| e.errno())?;
+            .map_err(told("copy to flash"))?;
         failpoint::hit(failpoint::Point::ShadowCopied);
         let stat = object.stat()?;
         let at = SetTime::At;

@@ -144,7 +144,8 @@ impl Files {
         let before = source.stat()?;
         if is_new {
             let expected = self.integrity.content_on_flash(file);
-            let report = copy(source, destination, &CopyControl::NONE).map_err(|e| e.errno())?;
+            let report = copy(source, destination, &CopyControl::NONE)
+                .map_err(told("move to another tier"))?;
             let crc = report.sums.crc;
             if self
                 .integrity
@@ -156,7 +157,8 @@ impl Files {
             }
         } else {
             // What an fsync has left there stays until it is replaced, piece by piece.
-            refresh(source, destination, &CopyControl::NONE).map_err(|e| e.errno())?;
+            refresh(source, destination, &CopyControl::NONE)
+                .map_err(told("move to another tier"))?;
         }
         failpoint::hit(failpoint::Point::MoveCopied);
         let (atime, mtime) = (SetTime::At(before.atime), SetTime::At(before.mtime));

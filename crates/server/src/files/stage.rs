@@ -149,7 +149,7 @@ impl Files {
                 stop: &|| self.base.is_ending(),
                 moved: &|bytes, _| moved(bytes),
             };
-            let report = copy(&source, &*object, &control).map_err(|e| e.errno())?;
+            let report = copy(&source, &*object, &control).map_err(told("bring a file in"))?;
             failpoint::hit(failpoint::Point::StageCopied);
             sums = Some(report.sums);
             object.set_times(Some(SetTime::At(stat.atime)), Some(SetTime::At(stat.mtime)))?;

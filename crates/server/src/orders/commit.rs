@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_namespace::Dir;
 use forebay_types::Errno;
 
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, told};
 use crate::orders::Orders;
 use crate::orders::asker::sight::Sight;
 use crate::orders::jobs::{CLOSE_GRACE, Job, fail, left};
@@ -79,7 +79,7 @@ fn order(
     path: &[u8],
     sight: &Sight<'_>,
 ) -> Result<Option<Pending>, Failure> {
-    let resolved = orders.ns.resolve(path).map_err(|e| e.errno());
+    let resolved = orders.ns.resolve(path).map_err(told("commit"));
     let (dir, found) = resolved.map_err(|errno| Failure::from(sight.of_missing(path, errno)))?;
     let above = dir.place().filter(|_| found.is_none());
     let above = above.map_or_else(|| dir.clone(), |(parent, _)| parent);
