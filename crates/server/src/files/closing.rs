@@ -60,7 +60,7 @@ impl Files {
             if file.lock().is_unlinked() {
                 self.buffer.wake_collector();
             } else if open.fsynced.load(Ordering::Acquire) {
-                self.settle_shadow(&file)?;
+                self.settle_shadow(&file).map_err(Failure::told)?;
             }
         }
         result

@@ -136,10 +136,10 @@ impl Files {
             self.note_written(file, bytes, series.series_hash(), fsynced);
             self.buffer.queue().add(file.object);
         }
-        if !open && let Err(errno) = self.settle_shadow(file) {
+        if !open && let Err(failure) = self.settle_shadow(file) {
             // It has its name all the same.
-            let reason = format!("its copy on flash stays beside it: {errno}");
-            self.base.report(path, errno, reason);
+            let reason = format!("its copy on flash stays beside it: {failure}");
+            self.base.report(path, failure.errno(), reason);
         }
         Ok(linked)
     }
