@@ -28,7 +28,7 @@ pub enum Error {
     #[error("the store changed since the caller read it")]
     Conflict,
     /// The storage under the store failed.
-    #[error("storage of the key-value store failed")]
+    #[error("storage of the key-value store failed: {0}")]
     Io(#[from] std::io::Error),
     /// What is on storage is not what the store wrote.
     #[error("the key-value store is damaged: {0}")]

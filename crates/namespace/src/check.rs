@@ -7,6 +7,7 @@ use forebay_kv::Durability;
 use forebay_tiers::PfsTree;
 use forebay_types::ObjectId;
 
+use crate::error::on_pfs;
 use crate::log::Batch;
 use crate::record::{self, DirKey, DirRecord, FileRecord, SumsRecord, UnpublishedRecord};
 use crate::tree::Dir;
@@ -192,7 +193,10 @@ impl Namespace {
 
     /// Unfinished copies in a directory of the PFS, with the objects that they are of.
     pub fn unfinished_copies(&self, dir: &Arc<Dir>) -> Result<Vec<(Vec<u8>, ObjectId)>, NsError> {
-        let names = self.pfs.temporaries(&self.open_dir(dir)?, self.instance)?;
+        let names = self
+            .pfs
+            .temporaries(&self.open_dir(dir)?, self.instance)
+            .map_err(on_pfs("list copies under way"))?;
         let with_object = |name: Vec<u8>| {
             let object = PfsTree::object_of_temporary(&name)?;
             Some((name, object))

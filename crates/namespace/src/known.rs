@@ -6,6 +6,7 @@ use std::sync::Arc;
 use forebay_tiers::PfsStat;
 use forebay_types::{Attr, FileKind};
 
+use crate::error::on_pfs;
 use crate::ops::readdir::Listed;
 use crate::table::Node;
 use crate::tree::Dir;
@@ -51,7 +52,7 @@ impl Namespace {
             return Ok(child);
         }
         let handle = self.open_dir(dir)?;
-        let id = self.pfs.stat(&handle, name)?.id;
+        let id = self.pfs.stat(&handle, name).map_err(on_pfs("stat"))?.id;
         Ok(self.intern_dir(id, dir, name))
     }
 

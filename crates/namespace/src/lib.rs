@@ -37,7 +37,7 @@ mod unsettled;
 pub use acl::{ACCESS as ACCESS_LIST, without_set_id};
 pub use check::RecordTrouble;
 pub use conflict::{Conflict, ConflictKind};
-pub use error::NsError;
+pub use error::{NsError, in_record, of_object, on_pfs};
 pub use namespace::{Garbage, Loaded, Namespace, PendingChange};
 pub use ops::create::{Adopted, NewFile};
 pub use ops::lookup::{Found, Resolved};

@@ -13,6 +13,7 @@ use crate::NsError;
 use crate::acl;
 use crate::conflict::Conflict;
 use crate::devices::Devices;
+use crate::error::on_pfs;
 use crate::log::{Batch, Log};
 use crate::owed::OwedTimes;
 use crate::record::{self, DirKey, DirRecord, FileRecord, Intent};
@@ -106,10 +107,17 @@ impl Namespace {
         store: Box<dyn Store>,
         instance: [u8; 16],
     ) -> Result<(Namespace, Loaded), NsError> {
-        let root_stat = pfs.stat_dir(pfs.root())?;
+        let root_stat = pfs
+            .stat_dir(pfs.root())
+            .map_err(on_pfs("stat of a directory"))?;
         let root_dev = root_stat.id.dev;
         let store = Log::new(store);
-        let devices = Devices::load(&store, root_dev, pfs.fs_id(pfs.root())?)?;
+        let devices = Devices::load(
+            &store,
+            root_dev,
+            pfs.fs_id(pfs.root())
+                .map_err(on_pfs("identify the file system"))?,
+        )?;
         let root_key = devices.key(root_stat.id);
         let root = Arc::new(Dir::new(root_key, Ino::ROOT, None));
         root.mark_persisted();
@@ -319,8 +327,13 @@ impl Namespace {
     /// The one `Dir` for a directory of the PFS, corrected if it is found at another place.
     pub(crate) fn intern_dir(&self, id: PfsId, parent: &Arc<Dir>, name: &[u8]) -> Arc<Dir> {
         let fs = || {
-            let dir = self.pfs.open_dir(&self.open_dir(parent)?, name)?;
-            Ok(self.pfs.fs_id(&dir)?)
+            let dir = self
+                .pfs
+                .open_dir(&self.open_dir(parent)?, name)
+                .map_err(on_pfs("open a directory"))?;
+            self.pfs
+                .fs_id(&dir)
+                .map_err(on_pfs("identify the file system"))
         };
         let key = self.devices.meet(&self.store, (parent.key, name), id, &fs);
         self.intern_key(key, parent, name)
@@ -518,7 +531,7 @@ impl Namespace {
     pub fn statfs(&self) -> Result<Statfs, NsError> {
         match self.pfs.health().totals() {
             Some(known) if self.pfs.health().is_silent() => Ok(known),
-            _ => Ok(self.pfs.statfs()?),
+            _ => self.pfs.statfs().map_err(on_pfs("statfs")),
         }
     }
 

@@ -7,6 +7,7 @@
 use forebay_tiers::{PfsDir, PfsNode};
 use forebay_types::Errno;
 
+use crate::error::on_pfs;
 use crate::record::Published;
 use crate::table::PlainNode;
 use crate::tree::Place;
@@ -19,7 +20,7 @@ impl Namespace {
         let node = match self.pfs.node(&handle, &plain.name) {
             Ok(node) => node,
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Err(Errno::ESTALE.into()),
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(on_pfs("open by name")(e)),
         };
         match node.found().id == plain.id {
             true => Ok(node),
@@ -35,7 +36,10 @@ impl Namespace {
         name: &[u8],
         published: Option<Published>,
     ) -> Result<PfsNode, NsError> {
-        let node = self.pfs.node(handle, name)?;
+        let node = self
+            .pfs
+            .node(handle, name)
+            .map_err(on_pfs("open by name"))?;
         let id = node.found().id;
         match published {
             Some(known) if (known.ino, known.btime_ns) == (id.ino, id.btime_ns) => Ok(node),

@@ -11,6 +11,7 @@ use forebay_tiers::{PfsDir, PfsStat};
 use forebay_types::{Errno, RenameMode};
 
 use crate::conflict::{Conflict, ConflictKind, conflict_names};
+use crate::error::on_pfs;
 use crate::record::Published;
 use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
@@ -49,7 +50,7 @@ impl Namespace {
         match self.pfs.stat(handle, name) {
             Ok(stat) => Ok(Some(stat)),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-            Err(e) => Err(e.into()),
+            Err(e) => Err(on_pfs("stat")(e)),
         }
     }
 
@@ -78,7 +79,7 @@ impl Namespace {
             match moved {
                 Ok(()) => return Ok(beside),
                 Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
-                Err(e) => return Err(e.into()),
+                Err(e) => return Err(on_pfs("rename")(e)),
             }
         }
         Err(Errno::EEXIST.into())

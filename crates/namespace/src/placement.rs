@@ -15,6 +15,7 @@ use forebay_types::{Errno, Generation, ObjectId, RenameMode, failpoint};
 use forebay_kv::Durability;
 
 use crate::conflict::{Conflict, ConflictKind, conflict_names};
+use crate::error::on_pfs;
 use crate::publish::{Copy, Demotion, Placed};
 use crate::record::{Published, Temporary};
 use crate::tree::Dir;
@@ -151,10 +152,12 @@ impl Namespace {
         };
         let node = match self.pfs.node(&demotion.handle, &demotion.name) {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
-            found => found?,
+            found => found.map_err(on_pfs("open by name"))?,
         };
         match published.same_content(node.found()) {
-            true => Ok(Some(self.pfs.open_node(&node, true)?)),
+            true => Ok(Some(
+                self.pfs.open_node(&node, true).map_err(on_pfs("open"))?,
+            )),
             false => Ok(None),
         }
     }
@@ -177,10 +180,15 @@ impl Namespace {
         failpoint::hit(failpoint::Point::DemotePlaced);
         let published = || {
             let stat = match copy {
-                Copy::Named(file) | Copy::Unnamed(file) => self.pfs.stat_file(file)?,
-                Copy::Itself(..) => self.pfs.stat(&demotion.handle, &demotion.name)?,
+                Copy::Named(file) | Copy::Unnamed(file) => {
+                    self.pfs.stat_file(file).map_err(on_pfs("stat"))?
+                }
+                Copy::Itself(..) => self
+                    .pfs
+                    .stat(&demotion.handle, &demotion.name)
+                    .map_err(on_pfs("stat"))?,
             };
-            std::io::Result::Ok(since_named(copied, &stat))
+            Ok::<_, NsError>(since_named(copied, &stat))
         };
         if demotion.file.lock().names.len() > 1 {
             demotion.file.lock().first_is_placed(published()?);
@@ -201,7 +209,11 @@ impl Namespace {
     /// `None` where it has it already, by an earlier try.
     fn stat_copy(&self, copy: Copy<'_>) -> Result<Option<Published>, NsError> {
         let stat = match copy {
-            Copy::Named(file) | Copy::Unnamed(file) => Some(self.pfs.stat_file(file)?),
+            Copy::Named(file) | Copy::Unnamed(file) => Some(
+                self.pfs
+                    .stat_file(file)
+                    .map_err(on_pfs("stat of an open file"))?,
+            ),
             Copy::Itself(from, object) => self.stat_if_there(from, object)?,
         };
         Ok(stat.as_ref().map(Published::from))
@@ -259,7 +271,7 @@ impl Namespace {
                     false => Ok(Named::Foreign(ConflictKind::Taken)),
                 }
             }
-            Err(e) => Err(e.into()),
+            Err(e) => Err(on_pfs("name a copy")(e)),
         }
     }
 
@@ -271,22 +283,29 @@ impl Namespace {
             Ok(true) => {}
             Ok(false) => {
                 let mode = RenameMode::Replace;
-                self.pfs.rename(dir, temporary, dir, name, mode)?;
+                self.pfs
+                    .rename(dir, temporary, dir, name, mode)
+                    .map_err(on_pfs("rename"))?;
                 return Ok(Named::Placed);
             }
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
                 return Ok(Named::Foreign(ConflictKind::Removed));
             }
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(on_pfs("exchange of names")(e)),
         }
         failpoint::hit(failpoint::Point::DemoteSwapped);
-        let replaced = self.pfs.stat(dir, temporary)?;
+        let replaced = self.pfs.stat(dir, temporary).map_err(on_pfs("stat"))?;
         if target.is_older(&replaced) {
-            self.pfs.unlink(dir, temporary)?;
+            self.pfs.unlink(dir, temporary).map_err(on_pfs("unlink"))?;
             return Ok(Named::Placed);
         }
-        self.pfs.exchange(dir, temporary, name)?;
-        match target.ours.is(&self.pfs.stat(dir, temporary)?) {
+        self.pfs
+            .exchange(dir, temporary, name)
+            .map_err(on_pfs("exchange of names"))?;
+        match target
+            .ours
+            .is(&self.pfs.stat(dir, temporary).map_err(on_pfs("stat"))?)
+        {
             true => Ok(Named::Foreign(ConflictKind::Changed)),
             // Another change meanwhile: settling puts it beside.
             false => Err(Errno::EAGAIN.into()),
@@ -298,10 +317,12 @@ impl Namespace {
         match self.pfs.name_file(file, dir, temporary) {
             // Left by a crash; the name says that it is ours.
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
-                self.pfs.unlink(dir, temporary)?;
-                Ok(self.pfs.name_file(file, dir, temporary)?)
+                self.pfs.unlink(dir, temporary).map_err(on_pfs("unlink"))?;
+                self.pfs
+                    .name_file(file, dir, temporary)
+                    .map_err(on_pfs("name a file"))
             }
-            named => Ok(named?),
+            named => named.map_err(on_pfs("name a file")),
         }
     }
 
@@ -359,7 +380,7 @@ impl Namespace {
         };
         let linked = self.pfs.link(source.0, source.1, target.dir, name);
         if found.is_some() {
-            linked?;
+            linked.map_err(on_pfs("link"))?;
             failpoint::hit(failpoint::Point::DemoteLinked);
             return self.swap(target);
         }
@@ -377,7 +398,7 @@ impl Namespace {
             match self.pfs.link(source.0, source.1, target.dir, &beside) {
                 Ok(()) => return Ok(beside),
                 Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
-                Err(e) => return Err(e.into()),
+                Err(e) => return Err(on_pfs("link")(e)),
             }
         }
         Err(Errno::EEXIST.into())
@@ -432,7 +453,7 @@ impl Namespace {
         let name = self.move_beside(source, (&demotion.dir, dir), &demotion.name)?;
         demotion.dir.times.touch();
         failpoint::hit(failpoint::Point::ConflictPlaced);
-        let stat = self.pfs.stat(dir, &name)?;
+        let stat = self.pfs.stat(dir, &name).map_err(on_pfs("stat"))?;
         let file = &demotion.file;
         self.yield_name(file, (&demotion.dir, &demotion.name), &name, kind)?;
         file.lock().first_is_placed(since_named(copied, &stat));

@@ -16,7 +16,7 @@ use forebay_tiers::{BLOCKS_MAX, PfsId, PfsStat, Sums, crc32c_update};
 use forebay_types::{Generation, Ino, ObjectId, SetTime, TierId, TimeSpec};
 use serde::{Deserialize, Serialize};
 
-use crate::NsError;
+use crate::error::{NsError, in_record};
 
 /// Identity of a directory that outlives restarts and renames: file system, inode number and time
 /// of birth on the PFS.
@@ -559,11 +559,11 @@ pub(crate) fn object_of_key(key: &[u8]) -> Option<ObjectId> {
 }
 
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, NsError> {
-    postcard::to_stdvec(value).map_err(|e| NsError::Record(e.to_string()))
+    postcard::to_stdvec(value).map_err(in_record(std::any::type_name::<T>()))
 }
 
 pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, NsError> {
-    postcard::from_bytes(bytes).map_err(|e| NsError::Record(e.to_string()))
+    postcard::from_bytes(bytes).map_err(in_record(std::any::type_name::<T>()))
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use forebay_kv::Durability;
 use forebay_tiers::{PfsStat, Sums};
 use forebay_types::{Errno, FileKind, Generation, Ino, ObjectId, TierId, TimeSpec, failpoint};
 
+use crate::error::on_pfs;
 use crate::log::Batch;
 use crate::record::{Meta, Published, Residency};
 use crate::table::{Node, PlainNode};
@@ -63,13 +64,18 @@ impl Namespace {
     /// show. Else who changes it in the same tick of the PFS's clock, to the same length, would not
     /// be noticed, and be written over by the next demotion.
     pub fn stat_settled(&self, file: &std::fs::File) -> Result<PfsStat, NsError> {
-        let stat = self.pfs.stat_file(file)?;
+        let stat = self
+            .pfs
+            .stat_file(file)
+            .map_err(on_pfs("stat of an open file"))?;
         match tick::left(&stat, TimeSpec::now()) {
             None => Ok(stat),
             Some(left) => {
                 std::thread::sleep(left);
                 // Whoever changes it all the time has other times all the time, too.
-                Ok(self.pfs.stat_file(file)?)
+                self.pfs
+                    .stat_file(file)
+                    .map_err(on_pfs("stat of an open file"))
             }
         }
     }
@@ -95,7 +101,10 @@ impl Namespace {
         if dir.child(name).is_some() {
             return Err(Errno::EEXIST.into());
         }
-        let now = self.pfs.stat(&self.open_dir(dir)?, name)?;
+        let now = self
+            .pfs
+            .stat(&self.open_dir(dir)?, name)
+            .map_err(on_pfs("stat"))?;
         if Published::from(&now) != Published::from(stat) {
             return Err(Errno::ESTALE.into());
         }

@@ -9,6 +9,7 @@ use forebay_tiers::{PfsDir, PfsStat};
 use forebay_types::{Errno, failpoint};
 
 use crate::conflict::{CONFLICT_INFIX, Conflict, ConflictKind};
+use crate::error::on_pfs;
 use crate::placement::Target;
 use crate::record::{Published, Temporary};
 use crate::tree::Dir;
@@ -158,7 +159,7 @@ impl Namespace {
         let node = match self.pfs.node(&self.open_dir(dir)?, name) {
             Ok(node) => node,
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Ok(published),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(on_pfs("open by name")(error)),
         };
         let xattrs = self.load_xattrs(&node)?;
         let Some(stat) = self.stat_if_there(&self.open_dir(dir)?, name)? else {
@@ -194,7 +195,11 @@ impl Namespace {
         }
         let there = self.stat_if_there(handle, name)?;
         if there.is_some_and(|stat| target.ours.is_unchanged(&stat)) {
-            if !self.pfs.exchange(handle, temporary, name)? {
+            if !self
+                .pfs
+                .exchange(handle, temporary, name)
+                .map_err(on_pfs("exchange of names"))?
+            {
                 return Err(Errno::EOPNOTSUPP.into());
             }
             return self.clear_aside(dir, target);
@@ -215,7 +220,7 @@ impl Namespace {
         match self.pfs.unlink(dir, name) {
             Ok(()) => Ok(true),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
-            Err(e) => Err(e.into()),
+            Err(e) => Err(on_pfs("unlink")(e)),
         }
     }
 
@@ -228,12 +233,14 @@ impl Namespace {
     ) -> Result<Option<(Vec<u8>, PfsStat)>, NsError> {
         let mut names = Vec::new();
         let infix = CONFLICT_INFIX.as_bytes();
-        self.pfs.read_dir(dir, &mut |entry| {
-            let is_beside = entry.name.windows(infix.len()).any(|part| part == infix);
-            if entry.ino == ours.ino && is_beside && entry.name != name {
-                names.push(entry.name);
-            }
-        })?;
+        self.pfs
+            .read_dir(dir, &mut |entry| {
+                let is_beside = entry.name.windows(infix.len()).any(|part| part == infix);
+                if entry.ino == ours.ino && is_beside && entry.name != name {
+                    names.push(entry.name);
+                }
+            })
+            .map_err(on_pfs("readdir"))?;
         for beside in names {
             let found = self.stat_if_there(dir, &beside)?;
             if let Some(stat) = found.filter(|stat| ours.is(stat)) {

@@ -247,8 +247,8 @@ impl Instance {
         if let Err(error) = rooms.plan.learning().save(&rooms.plan) {
             tracing::warn!("what was learned is not kept: {error}");
         }
-        if let Err(errno) = rooms.files.forget_removed() {
-            tracing::warn!("removed objects stay on record: {errno}");
+        if let Err(failure) = rooms.files.forget_removed() {
+            tracing::warn!("removed objects stay on record: {failure}");
         }
         if let Err(error) = rooms.base.ns().sync() {
             tracing::error!("metadata store: {error}");

@@ -8,6 +8,7 @@ use forebay_types::{Cred, Dirent, Errno, Handle, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Peer, Reply, Request, Response, Service};
 
+use crate::base::failure::Failure;
 use crate::base::life::StopOrder;
 use crate::orders::asker::Asker;
 use crate::orders::jobs;
@@ -37,10 +38,10 @@ impl Service for Server {
                 .control(peer, control)
                 .map(|c| Response::Control(c).into()),
             // Only the mount can vouch for a program's user.
-            _ if !peer.mount => Err(Errno::EPERM),
+            _ if !peer.mount => Err(Errno::EPERM.into()),
             other => self.answer(peer, other, payload, into),
         };
-        answered.unwrap_or_else(Reply::from)
+        answered.unwrap_or_else(|failure| Reply::from(failure.told()))
     }
 }
 
@@ -51,7 +52,7 @@ impl Server {
         request: Request,
         payload: &[u8],
         into: &mut [u8],
-    ) -> Result<Reply, Errno> {
+    ) -> Result<Reply, Failure> {
         match request {
             Request::Create { .. } | Request::CreateUnnamed { .. } | Request::Open { .. } => {
                 self.answer_open(peer, request)
@@ -66,7 +67,7 @@ impl Server {
         }
     }
 
-    fn answer_open(&self, peer: Peer<'_>, request: Request) -> Result<Reply, Errno> {
+    fn answer_open(&self, peer: Peer<'_>, request: Request) -> Result<Reply, Failure> {
         let rooms = &self.rooms;
         Ok(match request {
             Request::Create {
@@ -101,7 +102,7 @@ impl Server {
                     descriptor,
                 }
             }
-            _ => return Err(Errno::ENOSYS),
+            _ => return Err(Errno::ENOSYS.into()),
         })
     }
 
@@ -110,7 +111,7 @@ impl Server {
         request: Request,
         payload: &[u8],
         into: &mut [u8],
-    ) -> Result<Reply, Errno> {
+    ) -> Result<Reply, Failure> {
         let rooms = &self.rooms;
         let would_wait = |done: Option<Response>| done.unwrap_or(Response::WouldWait);
         Ok(match request {
@@ -157,11 +158,11 @@ impl Server {
                 offset,
                 what,
             } => Response::Position(rooms.files.seek(handle, offset, what)?).into(),
-            _ => return Err(Errno::ENOSYS),
+            _ => return Err(Errno::ENOSYS.into()),
         })
     }
 
-    fn answer_tree(&self, request: Request) -> Result<Response, Errno> {
+    fn answer_tree(&self, request: Request) -> Result<Response, Failure> {
         let rooms = &self.rooms;
         let ns = &rooms.base.ns();
         Ok(match request {
@@ -226,10 +227,10 @@ impl Server {
     }
 
     /// A directory that is read from the start, by rewinddir(3) too, shows what is in it then.
-    fn entries(&self, handle: Handle, offset: u64) -> Result<Arc<Vec<Dirent>>, Errno> {
+    fn entries(&self, handle: Handle, offset: u64) -> Result<Arc<Vec<Dirent>>, Failure> {
         let rooms = &self.rooms;
         if offset > 0 {
-            return rooms.buffer.opens().entries(handle);
+            return Ok(rooms.buffer.opens().entries(handle)?);
         }
         let entries = Arc::new(
             rooms
@@ -241,7 +242,7 @@ impl Server {
         Ok(entries)
     }
 
-    fn answer_names(&self, request: Request) -> Result<Response, Errno> {
+    fn answer_names(&self, request: Request) -> Result<Response, Failure> {
         let rooms = &self.rooms;
         let ns = &rooms.base.ns();
         match request {
@@ -290,7 +291,7 @@ impl Server {
             Request::RemoveXattr { ino, name, .. } => ns.remove_xattr(ino, &name)?,
             // Names of burst-buffer files are records; all others are on the PFS.
             Request::FsyncDir { ino } => rooms.files.sync_dir(ino)?,
-            _ => return Err(Errno::ENOSYS),
+            _ => return Err(Errno::ENOSYS.into()),
         }
         Ok(Response::Done)
     }
@@ -301,7 +302,7 @@ impl Server {
         to: &forebay_wire::Link,
         mode: forebay_types::RenameMode,
         _cred: &Cred,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let rooms = &self.rooms;
         rooms.files.stabilise_for_rename(from, to)?;
         if mode == forebay_types::RenameMode::Exchange {
@@ -345,7 +346,7 @@ impl Server {
     fn bounded(
         &self,
         answer: impl FnOnce(&Rooms) -> ControlResponse + Send + 'static,
-    ) -> Result<ControlResponse, Errno> {
+    ) -> Result<ControlResponse, Failure> {
         let rooms = self.rooms.clone();
         let (send, receive) = std::sync::mpsc::channel();
         std::thread::Builder::new()
@@ -356,8 +357,8 @@ impl Server {
             match receive.recv_timeout(LOOK_AGAIN) {
                 Ok(answer) => return Ok(answer),
                 Err(RecvTimeoutError::Timeout) if !self.is_stuck() => {}
-                Err(RecvTimeoutError::Timeout) => return Err(Errno::ETIMEDOUT),
-                Err(RecvTimeoutError::Disconnected) => return Err(Errno::EIO),
+                Err(RecvTimeoutError::Timeout) => return Err(Errno::ETIMEDOUT.into()),
+                Err(RecvTimeoutError::Disconnected) => return Err(Errno::EIO.into()),
             }
         }
     }
@@ -370,7 +371,7 @@ impl Server {
         }
     }
 
-    fn control(&self, peer: Peer<'_>, control: Control) -> Result<ControlResponse, Errno> {
+    fn control(&self, peer: Peer<'_>, control: Control) -> Result<ControlResponse, Failure> {
         let rooms = &self.rooms;
         let asker = Asker::of(peer);
         let job = |progress: Option<JobProgress>| {
@@ -387,7 +388,7 @@ impl Server {
             }),
             Control::Job { id } => job(self.job(id, &asker)),
             Control::Cancel { id } => job(rooms.orders.jobs().cancel(id, &asker)),
-            _ if !asker.is_trusted() => Err(Errno::EPERM),
+            _ if !asker.is_trusted() => Err(Errno::EPERM.into()),
             Control::Shutdown { drain, timeout_ms } => {
                 let deadline =
                     (timeout_ms > 0).then(|| Instant::now() + Duration::from_millis(timeout_ms));

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
+use forebay_namespace::on_pfs;
 use forebay_policy::plan::DrainPolicy;
 use forebay_policy::throttle::DemotionPace;
 use forebay_types::{Errno, TierId, limits};
@@ -279,11 +280,13 @@ impl Rooms {
         };
         let Some(file) = &visited.file else {
             entry.tiers.push("pfs".into());
-            let stat = self
-                .base
-                .ns()
-                .open_dir(&visited.dir)
-                .and_then(|d| Ok(self.base.ns().pfs().stat(&d, &visited.name)?));
+            let stat = self.base.ns().open_dir(&visited.dir).and_then(|d| {
+                self.base
+                    .ns()
+                    .pfs()
+                    .stat(&d, &visited.name)
+                    .map_err(on_pfs("stat"))
+            });
             match stat {
                 Ok(stat) => entry.size_bytes = stat.size,
                 Err(error) => entry.error = Some(error.to_string()),

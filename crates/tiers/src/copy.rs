@@ -62,10 +62,10 @@ pub enum CopyError {
     #[error("the copy was stopped")]
     Stopped,
     /// Reading failed.
-    #[error("reading the source failed")]
+    #[error("reading the source failed: {0}")]
     Source(#[source] io::Error),
     /// Writing failed, or reading back.
-    #[error("writing the destination failed")]
+    #[error("writing the destination failed: {0}")]
     Destination(#[source] io::Error),
     /// The destination does not hold what was read.
     #[error("the copy's checksum is {found:#010x}, should be {expected:#010x}")]

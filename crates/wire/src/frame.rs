@@ -44,9 +44,12 @@ pub enum FrameError {
         /// Data length, bytes.
         data: u64,
     },
-    /// The message does not decode.
-    #[error("a frame that does not decode")]
-    Malformed,
+    /// The message is not what was sent.
+    #[error("a frame that is damaged")]
+    Damaged,
+    /// The message does not decode, or cannot be encoded.
+    #[error("a frame that does not decode: {0}")]
+    Malformed(#[from] postcard::Error),
     /// The connection broke.
     #[error("connection: {0}")]
     Io(#[from] io::Error),
@@ -112,7 +115,7 @@ pub fn write_frame<M: Serialize>(
     message: &M,
     data: &[u8],
 ) -> Result<(), FrameError> {
-    let encoded = postcard::to_stdvec(message).map_err(|_| FrameError::Malformed)?;
+    let encoded = postcard::to_stdvec(message)?;
     if encoded.len() > limits::MESSAGE_BYTES_MAX || data.len() > limits::IO_BYTES_MAX {
         return Err(FrameError::TooLong {
             message: encoded.len() as u64,
@@ -167,9 +170,9 @@ pub fn read_frame<M: DeserializeOwned>(
     let mut encoded = vec![0u8; message_bytes];
     stream.read_exact(&mut encoded)?;
     if checksum(&encoded) != field(12) {
-        return Err(FrameError::Malformed);
+        return Err(FrameError::Damaged);
     }
-    let message = postcard::from_bytes(&encoded).map_err(|_| FrameError::Malformed)?;
+    let message = postcard::from_bytes(&encoded)?;
     stream.read_exact(&mut into[..data_bytes])?;
     Ok(Some((message, data_bytes)))
 }

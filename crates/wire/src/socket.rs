@@ -63,7 +63,10 @@ impl Connection for UnixConnection {
         match self.exchange(&request, payload, into) {
             Ok(Response::Failed(errno)) => Err(errno),
             Ok(response) => Ok(response.into()),
-            Err(_) => Err(Errno::ENOTCONN),
+            Err(error) => {
+                tracing::debug!("control socket: {error}");
+                Err(Errno::ENOTCONN)
+            }
         }
     }
 
@@ -142,7 +145,10 @@ fn accept_loop(listener: &UnixListener, service: &Arc<dyn Service>, stopping: &A
         let spawned = std::thread::Builder::new()
             .name("fb-peer".into())
             .spawn(move || {
-                drop(serve(stream, &who, &*service));
+                // Most have gone away without a word, as they may.
+                if let Err(error) = serve(stream, &who, &*service) {
+                    tracing::debug!("control socket: {error}");
+                }
                 drop(seat);
             });
         if let Err(error) = spawned {

@@ -8,6 +8,7 @@ use forebay_types::{Ino, ObjectId, failpoint};
 
 use super::{Garbage, Namespace, Unrecorded};
 use crate::NsError;
+use crate::error::on_pfs;
 use crate::log::Batch;
 use crate::record::{self, SumsRecord};
 use crate::tree::Dir;
@@ -303,6 +304,8 @@ impl Namespace {
         let dir = self.dir(ino)?;
         self.sync()?;
         let handle = self.open_dir(&dir)?;
-        Ok(self.pfs.sync_dir(&handle)?)
+        self.pfs
+            .sync_dir(&handle)
+            .map_err(on_pfs("fsync of a directory"))
     }
 }

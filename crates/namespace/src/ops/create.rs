@@ -9,6 +9,7 @@ use forebay_types::{
 };
 
 use crate::acl;
+use crate::error::on_pfs;
 use crate::record::{DirKey, Meta, Residency, Xattrs};
 use crate::table::Node;
 use crate::tree::Dir;
@@ -102,7 +103,7 @@ impl Namespace {
             match self.pfs.stat(&handle, name) {
                 Ok(_) => return Err(Errno::EEXIST.into()),
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-                Err(e) => return Err(e.into()),
+                Err(e) => return Err(on_pfs("stat")(e)),
             }
         }
         let gid = self.group_of_new(&dir, &handle, cred)?;
@@ -119,7 +120,12 @@ impl Namespace {
         let rule = match dir.group_rule() {
             Some(rule) => rule,
             None => {
-                dir.learn(&self.pfs.stat_dir(handle)?);
+                dir.learn(
+                    &self
+                        .pfs
+                        .stat_dir(handle)
+                        .map_err(on_pfs("stat of a directory"))?,
+                );
                 dir.group_rule().flatten()
             }
         };
@@ -137,7 +143,9 @@ impl Namespace {
         handle: &PfsDir,
     ) -> Result<Option<Arc<[u8]>>, NsError> {
         match self.has_acls {
-            true => Ok(dir.default_acl(|| self.pfs.get_xattr_dir(handle, acl::DEFAULT))?),
+            true => dir
+                .default_acl(|| self.pfs.get_xattr_dir(handle, acl::DEFAULT))
+                .map_err(on_pfs("getxattr of a directory")),
             false => Ok(None),
         }
     }
@@ -244,7 +252,9 @@ impl Namespace {
         }
         let handle = match self.open_dir(&dir) {
             Ok(handle) => handle,
-            Err(NsError::Errno(Errno::ENOENT | Errno::ESTALE)) => return Ok(Adopted::Nowhere),
+            Err(error) if matches!(error.refusal(), Some(Errno::ENOENT | Errno::ESTALE)) => {
+                return Ok(Adopted::Nowhere);
+            }
             Err(error) => return Err(error),
         };
         if let Some(stat) = self.stat_if_there(&handle, &identity.name)? {

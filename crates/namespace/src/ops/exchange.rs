@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use forebay_types::{FileKind, RenameMode, failpoint};
 
+use crate::error::on_pfs;
 use crate::log::Batch;
 use crate::ops::ends::{End, Locked};
 use crate::record::{self, ExchangeIntent, Intent, Published};
@@ -51,7 +52,7 @@ impl Namespace {
                 self.take_intent_back(sequence)?;
             }
             if !matches!(moved, Ok(true)) {
-                return Err(error.into());
+                return Err(on_pfs("rename")(error));
             }
         }
         failpoint::hit(failpoint::Point::ExchangePfs);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_tiers::{PfsNode, PfsStat};
 use forebay_types::{Attr, Errno, FileKind, Ino};
 
+use crate::error::on_pfs;
 use crate::ops::lookup::attr_of;
 use crate::table::{Node, PlainNode};
 use crate::{File, Namespace, NsError};
@@ -19,7 +20,10 @@ impl Namespace {
                 }
                 let handle = self.open_dir(&dir)?;
                 let _settled = dir.times.settled(&self.pfs);
-                let stat = self.pfs.stat_dir(&handle)?;
+                let stat = self
+                    .pfs
+                    .stat_dir(&handle)
+                    .map_err(on_pfs("stat of a directory"))?;
                 dir.learn(&stat);
                 Ok((self.dir_attr(&dir, &stat), None))
             }
@@ -37,7 +41,7 @@ impl Namespace {
         let stat = match self.pfs.stat(&handle, &plain.name) {
             Ok(stat) => stat,
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => return Err(Errno::ESTALE.into()),
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(on_pfs("stat")(e)),
         };
         if stat.id != plain.id {
             return Err(Errno::ESTALE.into());
@@ -75,9 +79,10 @@ impl Namespace {
     /// Target of a symbolic link.
     pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>, NsError> {
         match self.node(ino)? {
-            Node::Plain(plain) if plain.kind == FileKind::Symlink => {
-                Ok(self.pfs.readlink(&self.plain_node(&plain)?)?)
-            }
+            Node::Plain(plain) if plain.kind == FileKind::Symlink => self
+                .pfs
+                .readlink(&self.plain_node(&plain)?)
+                .map_err(on_pfs("readlink")),
             _ => Err(Errno::EINVAL.into()),
         }
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Attr, Errno, Ino, check_name, failpoint};
 
+use crate::error::on_pfs;
 use crate::log::Batch;
 use crate::ops::unnamed::FirstName;
 use crate::outside::Seen;
@@ -39,11 +40,13 @@ impl Namespace {
                 }
                 let to = self.open_dir(&dir)?;
                 let node = self.plain_node(&plain)?;
-                self.pfs.link_node(&node, &to, name)?;
+                self.pfs
+                    .link_node(&node, &to, name)
+                    .map_err(on_pfs("link"))?;
                 dir.empty_dirs.end();
                 dir.note_present(name);
                 drop(orders);
-                let stat = self.pfs.stat(&to, name)?;
+                let stat = self.pfs.stat(&to, name).map_err(on_pfs("stat"))?;
                 Ok(self.meet(&dir, name, &stat, true))
             }
             Node::File(file) => self.link_file(&file, parent, name, None),
@@ -75,7 +78,7 @@ impl Namespace {
         match self.pfs.stat(&to, name) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(on_pfs("stat")(e)),
         }
         let mut batch = Batch::new();
         let is_first = self.begin_first_name(file, (&dir, name), unnamed, &mut batch)?;
@@ -173,7 +176,7 @@ impl Namespace {
             && !self.is_linked(file, (to, name), published)?
         {
             self.take_intent_back(sequence)?;
-            return Err(error.into());
+            return Err(on_pfs("link")(error));
         }
         dir.empty_dirs.end();
         failpoint::hit(failpoint::Point::LinkPfs);

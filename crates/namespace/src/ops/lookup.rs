@@ -8,6 +8,7 @@ use std::sync::Arc;
 use forebay_tiers::{PfsId, PfsStat, PfsTree};
 use forebay_types::{Attr, Errno, FileKind, Ino, check_name};
 
+use crate::error::on_pfs;
 use crate::record::Published;
 use crate::table::{Node, PlainNode};
 use crate::tree::Dir;
@@ -97,11 +98,15 @@ impl Namespace {
             dir.note_absent(name);
             return Err(Errno::ENOENT.into());
         }
-        let stat = self.pfs.stat(&handle, name).inspect_err(|e| {
-            if e.raw_os_error() == Some(libc::ENOENT) {
-                dir.note_absent(name);
-            }
-        })?;
+        let stat = self
+            .pfs
+            .stat(&handle, name)
+            .inspect_err(|e| {
+                if e.raw_os_error() == Some(libc::ENOENT) {
+                    dir.note_absent(name);
+                }
+            })
+            .map_err(on_pfs("stat"))?;
         dir.note_present(name);
         Ok(Found {
             attr: self.meet(dir, name, &stat, remember),
@@ -129,14 +134,16 @@ impl Namespace {
         }
         let handle = match self.open_dir(dir) {
             Ok(handle) => handle,
-            Err(NsError::Errno(Errno::ENOENT | Errno::ESTALE)) => return Ok(true),
+            Err(error) if matches!(error.refusal(), Some(Errno::ENOENT | Errno::ESTALE)) => {
+                return Ok(true);
+            }
             Err(error) => return self.serve_unchecked(file, error),
         };
         match self.pfs.stat(&handle, name) {
             Ok(stat) if published.is_some_and(|p| p.is(&stat)) => return Ok(true),
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(error) => return self.serve_unchecked(file, error.into()),
+            Err(error) => return self.serve_unchecked(file, on_pfs("stat")(error)),
         }
         self.drop_outdated(dir, name, file, published)
     }

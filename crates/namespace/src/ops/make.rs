@@ -3,6 +3,7 @@
 use forebay_tiers::{ActAs, PfsDir, PfsTree};
 use forebay_types::{Attr, Cred, Errno, FileKind, Ino, check_name};
 
+use crate::error::on_pfs;
 use crate::{Namespace, NsError};
 
 impl Namespace {
@@ -63,12 +64,12 @@ impl Namespace {
                 return Err(Errno::EEXIST.into());
             }
             let has_default_acl = self.default_acl(&dir, &handle)?.is_some();
-            make(&self.pfs, &handle, has_default_acl)?;
+            make(&self.pfs, &handle, has_default_acl).map_err(on_pfs("make a node"))?;
             self.touch(&dir);
             dir.empty_dirs.end();
             dir.note_present(name);
         }
-        let stat = self.pfs.stat(&handle, name)?;
+        let stat = self.pfs.stat(&handle, name).map_err(on_pfs("stat"))?;
         let attr = self.meet(&dir, name, &stat, true);
         if stat.kind() == FileKind::Directory
             && let Some(made) = self.known_dir(self.dir_key(&stat))

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use forebay_types::{Dirent, FileKind, Ino};
 
+use crate::error::on_pfs;
 use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
@@ -91,27 +92,29 @@ impl Namespace {
             seen.insert(name);
         }
         let handle = self.open_dir(dir)?;
-        let mut on_pfs: HashSet<Box<[u8]>> = HashSet::new();
-        self.pfs.read_dir(&handle, &mut |entry| {
-            // A clean copy of something that was replaced there is on its way out, too.
-            let replaced = copied
-                .get(&*entry.name)
-                .is_some_and(|ino| *ino != entry.ino || entry.kind != FileKind::Regular);
-            if seen.contains(&*entry.name) && !replaced {
-                on_pfs.insert(entry.name.into());
-            } else {
-                listed.push(Listed {
-                    name: entry.name,
-                    kind: entry.kind,
-                    ino: Ino(entry.ino),
-                    file: None,
-                });
-            }
-        })?;
+        let mut there: HashSet<Box<[u8]>> = HashSet::new();
+        self.pfs
+            .read_dir(&handle, &mut |entry| {
+                // A clean copy of something that was replaced there is on its way out, too.
+                let replaced = copied
+                    .get(&*entry.name)
+                    .is_some_and(|ino| *ino != entry.ino || entry.kind != FileKind::Regular);
+                if seen.contains(&*entry.name) && !replaced {
+                    there.insert(entry.name.into());
+                } else {
+                    listed.push(Listed {
+                        name: entry.name,
+                        kind: entry.kind,
+                        ino: Ino(entry.ino),
+                        file: None,
+                    });
+                }
+            })
+            .map_err(on_pfs("readdir"))?;
         // A clean copy whose original an outsider removed is on its way out. What was dirty may
         // have reached the PFS after that was read.
         listed.retain(|entry| {
-            entry.file.is_none() || on_pfs.contains(&*entry.name) || dirty.contains(&*entry.name)
+            entry.file.is_none() || there.contains(&*entry.name) || dirty.contains(&*entry.name)
         });
         Ok(listed)
     }

@@ -14,6 +14,7 @@ use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Errno, FileKind, Ino, RenameMode, check_name, failpoint};
 use parking_lot::MutexGuard;
 
+use crate::error::on_pfs;
 use crate::log::Batch;
 use crate::ops::ends::{End, Locked};
 use crate::ops::parting::parting;
@@ -36,7 +37,7 @@ impl Namespace {
     ) -> Result<Option<Arc<File>>, NsError> {
         for _ in 1..RENAME_TRIES {
             match self.rename_once((parent, name), (new_parent, new_name), mode, true) {
-                Err(NsError::Errno(Errno::EAGAIN)) => {}
+                Err(error) if error.refusal() == Some(Errno::EAGAIN) => {}
                 done => return done,
             }
         }
@@ -153,7 +154,7 @@ impl Namespace {
         let stat = match self.pfs.stat(&handle, name) {
             Ok(stat) => Some(stat),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(on_pfs("stat")(e)),
         };
         let foreign = match (&file, &stat) {
             (Some(file), Some(stat)) => {
@@ -380,7 +381,7 @@ impl Namespace {
                 self.take_intent_back(sequence)?;
             }
             if !matches!(moved, Ok(true)) {
-                return Err(error.into());
+                return Err(on_pfs("rename")(error));
             }
         }
         if let Some((dir, open)) = replaced {

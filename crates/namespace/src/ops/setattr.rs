@@ -8,6 +8,7 @@ use std::sync::Arc;
 use forebay_kv::Durability;
 use forebay_types::{Errno, FileKind, Ino, SetAttr, SetTime, failpoint};
 
+use crate::error::on_pfs;
 use crate::record::Published;
 use crate::table::Node;
 use crate::{File, Namespace, NsError};
@@ -37,7 +38,9 @@ impl Namespace {
             Node::Plain(plain) => {
                 let done = self.on_plain(ino, &plain, |node| {
                     if without_size != SetAttr::default() {
-                        self.pfs.set_attr(node, &without_size)?;
+                        self.pfs
+                            .set_attr(node, &without_size)
+                            .map_err(on_pfs("setattr"))?;
                     }
                     Ok(())
                 });
@@ -73,9 +76,9 @@ impl Namespace {
             let published = state.residency.published;
             drop(state);
             let node = self.published_node(&self.open_dir(&dir)?, &name, published)?;
-            self.pfs.set_attr(&node, &set)?;
+            self.pfs.set_attr(&node, &set).map_err(on_pfs("setattr"))?;
             failpoint::hit(failpoint::Point::SetattrPfs);
-            let stat = self.pfs.stat_node(&node)?;
+            let stat = self.pfs.stat_node(&node).map_err(on_pfs("stat"))?;
             state = file.lock();
             let before = state.residency.published;
             let after = |before: Published| before.after_ours(&stat, set.mtime);

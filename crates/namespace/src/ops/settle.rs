@@ -17,9 +17,9 @@ impl Namespace {
     pub fn settle_change(&self, pending: PendingChange) -> Result<(), NsError> {
         let settled = settle(self, pending.sequence, &pending.intent);
         settled.map_err(|error| match error {
-            NsError::Errno(errno) => NsError::Unsettled {
+            NsError::Errno(_) | NsError::Pfs { .. } => NsError::Unsettled {
                 change: self.describe(&pending.intent),
-                errno,
+                source: Box::new(error),
             },
             error => error,
         })

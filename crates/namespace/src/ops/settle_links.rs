@@ -20,7 +20,12 @@ pub(crate) fn found(ns: &Namespace, place: &PlaceKey) -> Result<Option<PfsStat>,
     match ns.open_dir(&dir) {
         Ok(handle) => ns.stat_if_there(&handle, &place.1),
         // An outsider has removed it, or put something else there.
-        Err(NsError::Errno(Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ELOOP)) => {
+        Err(error)
+            if matches!(
+                error.refusal(),
+                Some(Errno::ENOENT | Errno::ESTALE | Errno::ENOTDIR | Errno::ELOOP)
+            ) =>
+        {
             Ok(None)
         }
         Err(error) => Err(error),

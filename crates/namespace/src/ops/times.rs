@@ -6,6 +6,7 @@ use std::time::Duration;
 use forebay_tiers::PfsDir;
 use forebay_types::{SetAttr, SetTime};
 
+use crate::error::on_pfs;
 use crate::tree::Dir;
 use crate::{Namespace, NsError};
 
@@ -35,10 +36,25 @@ impl Namespace {
     pub(crate) fn setattr_dir(&self, dir: &Arc<Dir>, set: &SetAttr) -> Result<(), NsError> {
         let handle = self.open_dir(dir)?;
         let _order = dir.order(&self.pfs)?;
-        let _alone = dir.times.changing(&self.pfs)?;
-        let before = self.pfs.stat_dir(&handle)?;
-        self.pfs.set_attr_dir(&handle, set)?;
-        dir.times.set(set, &before, &self.pfs.stat_dir(&handle)?);
+        let _alone = dir
+            .times
+            .changing(&self.pfs)
+            .map_err(on_pfs("wait for a change of times"))?;
+        let before = self
+            .pfs
+            .stat_dir(&handle)
+            .map_err(on_pfs("stat of a directory"))?;
+        self.pfs
+            .set_attr_dir(&handle, set)
+            .map_err(on_pfs("setattr of a directory"))?;
+        dir.times.set(
+            set,
+            &before,
+            &self
+                .pfs
+                .stat_dir(&handle)
+                .map_err(on_pfs("stat of a directory"))?,
+        );
         Ok(())
     }
 
@@ -66,7 +82,8 @@ impl Namespace {
         act: impl FnOnce() -> std::io::Result<T>,
     ) -> Result<T, NsError> {
         let _order = dir.order(&self.pfs)?;
-        Ok(self.unseen(dir, handle, act)?)
+        self.unseen(dir, handle, act)
+            .map_err(on_pfs("change a directory"))
     }
 
     /// A drain is done with a directory: the PFS gets the time of modification back that programs

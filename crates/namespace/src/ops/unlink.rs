@@ -9,6 +9,7 @@ use forebay_kv::Durability;
 use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Errno, Ino, ObjectId, check_name, failpoint};
 
+use crate::error::on_pfs;
 use crate::log::Batch;
 use crate::outside::Seen;
 use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
@@ -32,7 +33,7 @@ impl Namespace {
         }
         let Some(file) = dir.child(name) else {
             let handle = self.open_dir(&dir)?;
-            self.pfs.unlink(&handle, name)?;
+            self.pfs.unlink(&handle, name).map_err(on_pfs("unlink"))?;
             self.touch(&dir);
             return Ok(None);
         };
@@ -161,7 +162,7 @@ impl Namespace {
                 if !several {
                     self.set_published(file, published)?;
                 }
-                Err(e.into())
+                Err(on_pfs("unlink")(e))
             }
             Ok(()) => Ok(true),
         }
@@ -208,7 +209,7 @@ impl Namespace {
         let hidden = version.as_ref().and_then(|version| version.hidden());
         let name_below = hidden.as_ref().map_or(name, |hidden| &hidden.name);
         let handle = self.open_dir(dir)?;
-        let stat = self.pfs.stat(&handle, name_below)?;
+        let stat = self.pfs.stat(&handle, name_below).map_err(on_pfs("stat"))?;
         let known = self.known_dir(self.dir_key(&stat));
         // Held until it is gone, so that no file is created in it meanwhile.
         let below = known.as_ref().map(|child| child.order_now());
@@ -222,7 +223,8 @@ impl Namespace {
             .as_ref()
             .map(|child| self.hold_for_its_users(child, &handle, name_below))
             .transpose()?;
-        self.without_temporaries(&handle, name_below, &|| self.pfs.rmdir(&handle, name_below))?;
+        self.without_temporaries(&handle, name_below, &|| self.pfs.rmdir(&handle, name_below))
+            .map_err(on_pfs("rmdir"))?;
         failpoint::hit(failpoint::Point::RmdirPfs);
         self.touch(dir);
         if let (Some(child), Some(open)) = (&known, open) {
@@ -254,7 +256,10 @@ impl Namespace {
         match self.open_dir(dir) {
             Ok(open) => Ok(open),
             // An outsider has moved it here.
-            Err(_) => Ok(self.pfs.open_dir(parent, name)?),
+            Err(_) => self
+                .pfs
+                .open_dir(parent, name)
+                .map_err(on_pfs("open a directory")),
         }
     }
 
@@ -298,13 +303,18 @@ impl Namespace {
     }
 
     fn sweep(&self, dir: &PfsDir, but: &HashSet<ObjectId>) -> Result<usize, NsError> {
-        let mut names = self.pfs.temporaries(dir, self.instance)?;
+        let mut names = self
+            .pfs
+            .temporaries(dir, self.instance)
+            .map_err(on_pfs("list copies under way"))?;
         names.retain(|name| {
             !PfsTree::object_of_temporary(name).is_some_and(|object| but.contains(&object))
         });
         for name in &names {
             match self.pfs.unlink(dir, name) {
-                Err(e) if e.raw_os_error() != Some(libc::ENOENT) => return Err(e.into()),
+                Err(e) if e.raw_os_error() != Some(libc::ENOENT) => {
+                    return Err(on_pfs("unlink")(e));
+                }
                 _ => {}
             }
         }

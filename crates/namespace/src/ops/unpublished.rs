@@ -16,6 +16,7 @@ use forebay_types::{
 use parking_lot::RwLockReadGuard;
 
 use crate::conflict::{CONFLICT_INFIX, Conflict, ConflictKind, conflict_names};
+use crate::error::on_pfs;
 use crate::log::Batch;
 use crate::ops::lookup::Found;
 use crate::ops::make::{as_owner, umask};
@@ -64,7 +65,7 @@ impl Namespace {
         match self.pfs.stat(&handle, name) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(on_pfs("stat")(e)),
         }
         // What a crash leaves of it is looked for in directories that are on record.
         let mut batch = Batch::new();
@@ -76,9 +77,13 @@ impl Namespace {
         as_owner(cred, || {
             self.pfs
                 .mkdir(&handle, &hidden_name, mode, cred.uid, cred.gid)
-        })?;
+        })
+        .map_err(on_pfs("mkdir"))?;
         failpoint::hit(failpoint::Point::VersionMade);
-        let stat = self.pfs.stat(&handle, &hidden_name)?;
+        let stat = self
+            .pfs
+            .stat(&handle, &hidden_name)
+            .map_err(on_pfs("stat"))?;
         let child = self.intern_dir(stat.id, &dir, name);
         child.hide(Some(Hidden {
             name: hidden_name.clone().into(),
@@ -115,7 +120,7 @@ impl Namespace {
         dir.is_removed()
             || matches!(
                 self.open_dir(dir),
-                Err(NsError::Errno(Errno::ENOENT | Errno::ESTALE))
+                Err(error) if matches!(error.refusal(), Some(Errno::ENOENT | Errno::ESTALE))
             )
     }
 
@@ -204,7 +209,10 @@ impl Namespace {
         // Its directories, links and special files, and what was changed there in place; its other
         // files are durable already.
         match self.open_dir(dir) {
-            Ok(all) => self.pfs.sync_tree(&all)?,
+            Ok(all) => self
+                .pfs
+                .sync_tree(&all)
+                .map_err(on_pfs("fsync of a tree"))?,
             // An outsider has renamed or removed it: see below.
             Err(e) if matches!(e.errno(), Errno::ENOENT | Errno::ESTALE) => {}
             Err(e) => return Err(e),
@@ -232,7 +240,7 @@ impl Namespace {
                 drop(alone);
                 return self.settle_version(&parent, dir, &name);
             }
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(on_pfs("name a version")(e)),
         };
         drop(alone);
         match beside {
@@ -241,7 +249,9 @@ impl Namespace {
         }
         failpoint::hit(failpoint::Point::VersionNamed);
         // Not before that is durable: the record knows where it was.
-        self.pfs.sync_dir(&handle)?;
+        self.pfs
+            .sync_dir(&handle)
+            .map_err(on_pfs("fsync of a directory"))?;
         failpoint::hit(failpoint::Point::VersionDurable);
         let publication = self.published_as(&parent, dir, &name, beside)?;
         failpoint::hit(failpoint::Point::VersionPublished);
@@ -259,19 +269,23 @@ impl Namespace {
         let handle = self.open_dir(parent)?;
         let start = [name, CONFLICT_INFIX.as_bytes()].concat();
         let mut names = vec![name.to_vec()];
-        self.pfs.read_dir(&handle, &mut |entry| {
-            if entry.kind == FileKind::Directory && entry.name.starts_with(&start) {
-                names.push(entry.name);
-            }
-        })?;
+        self.pfs
+            .read_dir(&handle, &mut |entry| {
+                if entry.kind == FileKind::Directory && entry.name.starts_with(&start) {
+                    names.push(entry.name);
+                }
+            })
+            .map_err(on_pfs("readdir"))?;
         for found in names {
             let stat = match self.pfs.stat(&handle, &found) {
                 Ok(stat) => stat,
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => continue,
-                Err(e) => return Err(e.into()),
+                Err(e) => return Err(on_pfs("stat")(e)),
             };
             if self.dir_key(&stat) == dir.key {
-                self.pfs.sync_dir(&handle)?;
+                self.pfs
+                    .sync_dir(&handle)
+                    .map_err(on_pfs("fsync of a directory"))?;
                 let beside = (found != name).then_some(found);
                 return self.published_as(parent, dir, name, beside);
             }
@@ -342,7 +356,7 @@ impl Namespace {
                 Err(e) => e,
             };
             dir.move_to(parent.clone(), &name);
-            return Err(failed.into());
+            return Err(on_pfs("name a version")(failed));
         }
         dir.move_to(parent.clone(), &name);
         Err(Errno::EEXIST.into())
@@ -439,12 +453,12 @@ impl Namespace {
             Ok(stat) if self.dir_key(&stat) == dir.key => return Ok(Some(stat)),
             Ok(_) => {}
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(on_pfs("stat")(e)),
         }
         let _order = parent.order(&self.pfs)?;
         if dir.hidden() == Some(hidden) {
             match self.settle_version(parent, dir, name) {
-                Err(NsError::Errno(Errno::ENOENT)) => {
+                Err(error) if error.refusal() == Some(Errno::ENOENT) => {
                     let path = parent.path_of(name);
                     tracing::warn!(
                         "{}: somebody has renamed or removed this version on the PFS",
@@ -529,7 +543,7 @@ impl Namespace {
                 return Err(Errno::ENOTDIR.into());
             }
             Ok(_) => self.rmdir(parent.ino, new_name)?,
-            Err(error) if error.errno() == Errno::ENOENT => {}
+            Err(error) if error.refusal() == Some(Errno::ENOENT) => {}
             Err(error) => return Err(error),
         }
         let order = parent.order(&self.pfs)?;
@@ -556,7 +570,11 @@ impl Namespace {
     /// Removes what a crash has left of versions that were just being made, while none is.
     pub(crate) fn sweep_versions(&self, dir: &Arc<Dir>) -> Result<(), NsError> {
         let handle = self.open_dir(dir)?;
-        for name in self.pfs.versions(&handle, self.instance)? {
+        for name in self
+            .pfs
+            .versions(&handle, self.instance)
+            .map_err(on_pfs("list versions"))?
+        {
             let known = dir.unpublished_names();
             if known
                 .iter()
@@ -570,7 +588,7 @@ impl Namespace {
                     let path = dir.path_of(&name);
                     tracing::warn!("{}: a version without a record", path.escape_ascii());
                 }
-                Err(e) => return Err(e.into()),
+                Err(e) => return Err(on_pfs("rmdir")(e)),
             }
         }
         Ok(())

@@ -8,6 +8,7 @@ use forebay_tiers::PfsNode;
 use forebay_types::{Cred, Errno, Ino, XattrMode, failpoint, limits};
 
 use crate::acl::{self, Acl};
+use crate::error::on_pfs;
 use crate::record::{Xattrs, is_kept};
 use crate::table::Node;
 use crate::tree::Dir;
@@ -71,8 +72,11 @@ impl Namespace {
     pub fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, NsError> {
         supported(name)?;
         match self.xattr_place(ino)? {
-            Place::Dir(dir) => Ok(self.pfs.get_xattr_dir(&self.open_dir(&dir)?, name)?),
-            Place::Pfs(node) => Ok(self.pfs.get_xattr(&node, name)?),
+            Place::Dir(dir) => self
+                .pfs
+                .get_xattr_dir(&self.open_dir(&dir)?, name)
+                .map_err(on_pfs("getxattr of a directory")),
+            Place::Pfs(node) => self.pfs.get_xattr(&node, name).map_err(on_pfs("getxattr")),
             Place::Record(_) if !self.has_acls && name.starts_with(b"system.") => {
                 Err(Errno::EOPNOTSUPP.into())
             }
@@ -87,8 +91,11 @@ impl Namespace {
     /// All names, each followed by NUL.
     pub fn list_xattr(&self, ino: Ino, cred: &Cred) -> Result<Vec<u8>, NsError> {
         let names = match self.xattr_place(ino)? {
-            Place::Dir(dir) => self.pfs.list_xattr_dir(&self.open_dir(&dir)?)?,
-            Place::Pfs(node) => self.pfs.list_xattr(&node)?,
+            Place::Dir(dir) => self
+                .pfs
+                .list_xattr_dir(&self.open_dir(&dir)?)
+                .map_err(on_pfs("listxattr of a directory"))?,
+            Place::Pfs(node) => self.pfs.list_xattr(&node).map_err(on_pfs("listxattr"))?,
             Place::Record(file) => file.lock().xattrs.iter().map(|(n, _)| n.clone()).collect(),
         };
         // File systems show those of administrators to nobody else, and the kernel leaves that to
@@ -119,7 +126,7 @@ impl Namespace {
                 let set = self.pfs.set_xattr_dir(&handle, name, value, flags(mode));
                 // Somebody may have asked in between.
                 dir.forget_default_acl();
-                return Ok(set?);
+                return set.map_err(on_pfs("setxattr of a directory"));
             }
             Place::Pfs(_) => self.change_on_pfs(ino, name, Change::Set(value, mode))?,
             Place::Record(file) => {
@@ -145,7 +152,7 @@ impl Namespace {
                 let handle = self.open_dir(&dir)?;
                 let removed = self.pfs.remove_xattr_dir(&handle, name);
                 dir.forget_default_acl();
-                Ok(removed?)
+                removed.map_err(on_pfs("removexattr of a directory"))
             }
             Place::Pfs(_) => match self.change_on_pfs(ino, name, Change::Remove)? {
                 true => Ok(()),
@@ -207,8 +214,14 @@ impl Namespace {
     fn change_on_pfs(&self, ino: Ino, name: &[u8], change: Change) -> Result<bool, NsError> {
         let apply = |node: &PfsNode| -> Result<(), NsError> {
             match change {
-                Change::Set(value, mode) => self.pfs.set_xattr(node, name, value, flags(mode))?,
-                Change::Remove => self.pfs.remove_xattr(node, name)?,
+                Change::Set(value, mode) => self
+                    .pfs
+                    .set_xattr(node, name, value, flags(mode))
+                    .map_err(on_pfs("setxattr"))?,
+                Change::Remove => self
+                    .pfs
+                    .remove_xattr(node, name)
+                    .map_err(on_pfs("removexattr"))?,
             }
             failpoint::hit(failpoint::Point::XattrPfs);
             Ok(())
@@ -236,7 +249,7 @@ impl Namespace {
             return Ok(false);
         };
         apply(&node)?;
-        let stat = self.pfs.stat_node(&node)?;
+        let stat = self.pfs.stat_node(&node).map_err(on_pfs("stat"))?;
         let mut state = file.lock();
         if state.is_dirty() {
             // A write has begun meanwhile, perhaps with the attributes of before.
@@ -260,12 +273,15 @@ impl Namespace {
         let names = match self.pfs.list_xattr(node) {
             Ok(names) => names,
             Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(Vec::new()),
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(on_pfs("listxattr")(e)),
         };
         let mut xattrs = Vec::new();
         for attribute in names {
             if is_kept(&attribute) {
-                let value = self.pfs.get_xattr(node, &attribute)?;
+                let value = self
+                    .pfs
+                    .get_xattr(node, &attribute)
+                    .map_err(on_pfs("getxattr"))?;
                 xattrs.push((attribute, value));
             }
         }

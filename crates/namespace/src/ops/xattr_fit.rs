@@ -10,6 +10,7 @@ use std::sync::Arc;
 use forebay_tiers::{PfsDir, PfsTree};
 use forebay_types::{Errno, Generation};
 
+use crate::error::on_pfs;
 use crate::record::Xattrs;
 use crate::tree::Dir;
 use crate::{File, FileState, Namespace, NsError};
@@ -61,7 +62,11 @@ impl Namespace {
         file: &File,
         xattrs: &Xattrs,
     ) -> Result<Option<Errno>, NsError> {
-        if let Some(trial) = self.pfs.create_unnamed(handle, 0o600)? {
+        if let Some(trial) = self
+            .pfs
+            .create_unnamed(handle, 0o600)
+            .map_err(on_pfs("create without a name"))?
+        {
             return Ok(self.refusal_of(&trial, xattrs));
         }
         let name = PfsTree::temporary_name(self.instance, file.object, TRIAL);
@@ -72,7 +77,7 @@ impl Namespace {
             Ok(refusal)
         });
         self.put_times_back(dir, handle);
-        Ok(refusal?)
+        refusal.map_err(on_pfs("try attributes"))
     }
 
     fn refusal_of(&self, trial: &std::fs::File, xattrs: &Xattrs) -> Option<Errno> {
@@ -87,7 +92,7 @@ impl Namespace {
     }
 
     fn has_room(&self) -> Result<bool, NsError> {
-        let totals = self.pfs.statfs()?;
+        let totals = self.pfs.statfs().map_err(on_pfs("statfs"))?;
         Ok(totals.blocks_available * u64::from(totals.block_bytes) >= ROOM_BYTES)
     }
 }

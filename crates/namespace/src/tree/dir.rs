@@ -13,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{Children, DefaultAcl, Dir, File, Hidden, Place};
 use crate::NsError;
 use crate::empty_dirs::EmptyDirs;
+use crate::error::on_pfs;
 use crate::record::DirKey;
 use crate::times::DirTimes;
 
@@ -90,7 +91,9 @@ impl Dir {
     /// The right to change names here. `ETIMEDOUT` if somebody has it who waits for a PFS that is
     /// given up.
     pub(crate) fn order(&self, pfs: &PfsTree) -> Result<MutexGuard<'_, ()>, NsError> {
-        Ok(pfs.health().lock(&self.order)?)
+        pfs.health()
+            .lock(&self.order)
+            .map_err(on_pfs("wait for another change of names"))
     }
 
     /// The same if it is to be had now; while the PFS answers, that is soon.

@@ -6,6 +6,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::{File, FileState};
 use crate::NsError;
+use crate::error::on_pfs;
 
 impl File {
     pub(crate) fn new(object: ObjectId, ino: Ino, state: FileState) -> File {
@@ -21,7 +22,9 @@ impl File {
     /// The right to change its names and what is on the PFS. `ETIMEDOUT` if somebody has it who
     /// waits for a PFS that is given up.
     pub(crate) fn naming(&self, pfs: &PfsTree) -> Result<MutexGuard<'_, ()>, NsError> {
-        Ok(pfs.health().lock(&self.naming)?)
+        pfs.health()
+            .lock(&self.naming)
+            .map_err(on_pfs("wait for another change of names"))
     }
 
     /// The same if it is to be had now; while the PFS answers, that is soon.

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use super::Dir;
 use crate::NsError;
 use crate::devices::{Devices, Met};
+use crate::error::on_pfs;
 
 /// Most open directory descriptors that are kept; the oldest are closed beyond that.
 const HANDLES_MAX: usize = 2048;
@@ -53,18 +54,26 @@ impl Handles {
         }
         let above = self.get(pfs, devices, &parent)?;
         let opened = match dir.hidden() {
-            None => pfs.open_dir(&above, &name)?,
+            None => pfs
+                .open_dir(&above, &name)
+                .map_err(on_pfs("open a directory"))?,
             Some(hidden) => match pfs.open_dir(&above, &hidden.name) {
                 // It is just getting its name.
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
                     let name = dir.place().map_or_else(|| name.clone(), |(_, name)| name);
-                    pfs.open_dir(&above, &name)?
+                    pfs.open_dir(&above, &name)
+                        .map_err(on_pfs("open a directory"))?
                 }
-                opened => opened?,
+                opened => opened.map_err(on_pfs("open a directory"))?,
             },
         };
-        let stat = pfs.stat_dir(&opened)?;
-        let fs = || Ok(pfs.fs_id(&opened)?);
+        let stat = pfs
+            .stat_dir(&opened)
+            .map_err(on_pfs("stat of a directory"))?;
+        let fs = || {
+            pfs.fs_id(&opened)
+                .map_err(on_pfs("identify the file system"))
+        };
         match devices.key_at((parent.key, &name), stat.id, &fs)? {
             Met::Known(key) if key == dir.key => {}
             _ => return Err(Errno::ESTALE.into()),

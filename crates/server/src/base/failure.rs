@@ -6,6 +6,7 @@ use std::error::Error;
 use std::fmt;
 
 use forebay_namespace::NsError;
+use forebay_tiers::CopyError;
 use forebay_types::Errno;
 
 /// Why something was not done.
@@ -14,6 +15,8 @@ pub struct Failure {
     errno: Errno,
     what: Cow<'static, str>,
     source: Option<Box<dyn Error + Send + Sync>>,
+    /// The number says all there is to say to who gets it.
+    is_ordinary: bool,
 }
 
 impl Failure {
@@ -23,6 +26,17 @@ impl Failure {
             errno,
             what: what.into(),
             source: None,
+            is_ordinary: true,
+        }
+    }
+
+    /// An error that is more than the number it becomes.
+    pub fn of(errno: Errno, error: impl Error + Send + Sync + 'static) -> Failure {
+        Failure {
+            errno,
+            what: "".into(),
+            source: Some(Box::new(error)),
+            is_ordinary: false,
         }
     }
 
@@ -31,13 +45,39 @@ impl Failure {
         Failure {
             errno: (&error).into(),
             what: what.into(),
+            is_ordinary: error.raw_os_error().is_some(),
             source: Some(Box::new(error)),
         }
+    }
+
+    /// The same, but for who gets the number it is another one.
+    pub fn with_errno(self, errno: Errno) -> Failure {
+        Failure { errno, ..self }
     }
 
     /// The error number it becomes.
     pub fn errno(&self) -> Errno {
         self.errno
+    }
+
+    /// For who passes on the number alone: says in the log what that does not say.
+    pub fn told(self) -> Errno {
+        if !self.is_ordinary {
+            tracing::error!("a request failed: {self}");
+        }
+        self.errno
+    }
+}
+
+/// For `map_err`, where inner code goes on with the number alone of an error: says in the log what
+/// that does not say, with what was being done.
+pub fn told<E: Into<Failure>>(doing: &'static str) -> impl Fn(E) -> Errno {
+    move |error| {
+        let failure = error.into();
+        if !failure.is_ordinary {
+            tracing::error!("{doing}: {failure}");
+        }
+        failure.errno
     }
 }
 
@@ -46,6 +86,7 @@ impl fmt::Display for Failure {
         match &self.source {
             Some(source) if self.what.is_empty() => write!(f, "{source}"),
             Some(source) => write!(f, "{}: {source}", self.what),
+            None if self.what.is_empty() => self.errno.fmt(f),
             None => f.write_str(&self.what),
         }
     }
@@ -59,15 +100,39 @@ impl Error for Failure {
 
 impl From<Errno> for Failure {
     fn from(errno: Errno) -> Failure {
-        Failure::new(errno, errno.message())
+        Failure::new(errno, "")
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Failure {
+        Failure::of_io("", error)
+    }
+}
+
+impl From<CopyError> for Failure {
+    fn from(error: CopyError) -> Failure {
+        let is_ordinary = match &error {
+            CopyError::Stopped => true,
+            CopyError::Source(e) | CopyError::Destination(e) => e.raw_os_error().is_some(),
+            CopyError::Verify { .. } => false,
+        };
+        Failure {
+            is_ordinary,
+            ..Failure::of(error.errno(), error)
+        }
     }
 }
 
 impl From<NsError> for Failure {
     fn from(error: NsError) -> Failure {
+        if let NsError::Errno(errno) = error {
+            return errno.into();
+        }
         Failure {
             errno: error.errno(),
             what: "".into(),
+            is_ordinary: error.is_ordinary(),
             source: Some(Box::new(error)),
         }
     }
@@ -77,9 +142,10 @@ impl From<NsError> for Failure {
 mod tests {
     use std::error::Error;
 
+    use forebay_namespace::{NsError, on_pfs};
     use forebay_types::Errno;
 
-    use super::Failure;
+    use super::{Failure, told};
 
     #[test]
     fn a_failure_keeps_its_source_and_says_it_once() {
@@ -92,5 +158,36 @@ mod tests {
         let plain = Failure::from(Errno::EBUSY);
         assert_eq!(plain.to_string(), Errno::EBUSY.message());
         assert!(plain.source().is_none());
+    }
+
+    #[test]
+    fn what_the_namespace_says_is_kept_until_the_number_alone_goes_on() {
+        let full = || std::io::Error::from_raw_os_error(libc::ENOSPC);
+        let said = full().to_string();
+        let error = || NsError::from(forebay_kv::Error::Io(full()));
+        let failure = Failure::from(error());
+        assert!(failure.to_string().ends_with(&said), "{failure}");
+        assert!(failure.to_string().starts_with("metadata store: "));
+        assert!(
+            failure
+                .source()
+                .is_some_and(|source| source.is::<NsError>())
+        );
+        assert!(!failure.is_ordinary);
+        assert_eq!(failure.told(), Errno::ENOSPC);
+        assert_eq!(told("unlink")(error()), Errno::ENOSPC);
+        let refused = on_pfs("unlink")(std::io::Error::from_raw_os_error(libc::EACCES));
+        assert!(Failure::from(refused).is_ordinary, "the program gets it");
+        let rule = Failure::from(NsError::from(Errno::ENOTEMPTY));
+        assert!(rule.is_ordinary && rule.source().is_none());
+        assert_eq!(rule.to_string(), Errno::ENOTEMPTY.message());
+    }
+
+    #[test]
+    fn another_number_leaves_the_reason() {
+        let failure = Failure::of_io("open", std::io::Error::from_raw_os_error(libc::ENOENT));
+        let said = failure.to_string();
+        let other = failure.with_errno(Errno::ESTALE);
+        assert_eq!((other.errno(), other.to_string()), (Errno::ESTALE, said));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, File, FileRecord};
+use forebay_namespace::{Dir, File, FileRecord, on_pfs};
 use forebay_types::{Errno, ObjectId, TierId};
 
 use crate::buffer::Buffer;
@@ -29,7 +29,13 @@ impl Buffer {
     }
 
     pub fn is_gone(&self, dir: &Arc<Dir>) -> bool {
-        match (self.ns.open_dir(dir)).and_then(|d| Ok(self.ns.pfs().stat_dir(&d)?)) {
+        let stat = |handle| {
+            self.ns
+                .pfs()
+                .stat_dir(&handle)
+                .map_err(on_pfs("stat of a directory"))
+        };
+        match self.ns.open_dir(dir).and_then(stat) {
             Ok(stat) => stat.nlink == 0,
             Err(error) => matches!(
                 error.errno(),

@@ -6,6 +6,7 @@ use forebay_tiers::{Allocate, Object};
 use forebay_types::{Errno, Handle, limits::SPACE_UNIT_BYTES};
 use forebay_wire::SpaceChange;
 
+use crate::base::failure::told;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
 use crate::files::space::Room;
@@ -92,7 +93,7 @@ impl Files {
             return Ok(());
         }
         let held = open.target.read().object().stat()?.allocated_bytes;
-        let pfs = self.ns.statfs()?;
+        let pfs = self.ns.statfs().map_err(told("allocate"))?;
         let free = pfs.blocks_available * u64::from(pfs.block_bytes);
         match len.saturating_sub(held) > free {
             true => Err(Errno::ENOSPC),

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_kv::Durability as KvDurability;
-use forebay_namespace::{AttrPlan, File, Node};
+use forebay_namespace::{AttrPlan, File, Node, on_pfs};
 use forebay_policy::placement::FirstChange;
 use forebay_tiers::Object;
 use forebay_types::{
     Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, SetTime, failpoint, limits,
 };
 
+use crate::base::failure::told;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
 use crate::files::change::{can_stay, is_overtaken};
@@ -35,11 +36,11 @@ impl Files {
                     Err(error) if error.errno() == Errno::ESTALE => {
                         return self.setattr_open_pfs(ino, set);
                     }
-                    planned => planned?,
+                    planned => planned.map_err(told("setattr"))?,
                 }
             }
             Err(error) if error.errno() == Errno::ESTALE => return self.setattr_open_pfs(ino, set),
-            planned => planned?,
+            planned => planned.map_err(told("setattr"))?,
         };
         if set.size.is_some() && cred.uid != 0 {
             self.clear_set_id(ino)?;
@@ -63,7 +64,9 @@ impl Files {
         match self.ns.getattr(ino) {
             Ok((attr, file)) => self.live_attr(attr, file.as_ref()),
             Err(error) if error.errno() == Errno::ETIMEDOUT => Err(Errno::ETIMEDOUT),
-            Err(error) => self.stat_open_pfs(ino).ok_or(error.errno()),
+            Err(error) => self
+                .stat_open_pfs(ino)
+                .ok_or_else(|| told("getattr")(error)),
         }
     }
 
@@ -228,7 +231,9 @@ impl Files {
         let (dirty, unlinked) = {
             let mut state = file.lock();
             state.end_writing(&stat);
-            self.ns.save(file, &state, KvDurability::Buffered)?;
+            self.ns
+                .save(file, &state, KvDurability::Buffered)
+                .map_err(told("record a file"))?;
             let dirty = self.buffer.book_held(file, &state, stat.allocated_bytes);
             (dirty, state.is_unlinked())
         };
@@ -263,10 +268,11 @@ impl Files {
         if handle.is_some() {
             return Err(Errno::EBADF);
         }
-        let forebay_namespace::Node::Plain(plain) = self.ns.node(ino)? else {
+        let forebay_namespace::Node::Plain(plain) = self.ns.node(ino).map_err(told("truncate"))?
+        else {
             return Err(Errno::EINVAL);
         };
-        let stat = self.ns.stat_plain(&plain)?;
+        let stat = self.ns.stat_plain(&plain).map_err(told("truncate"))?;
         let way = self.way_in(&stat, size == 0);
         if way != FirstChange::InPlaceOnPfs {
             let empty = way == FirstChange::FreshObject;
@@ -286,9 +292,12 @@ impl Files {
             }
         }
         let done = self.ns.on_plain(ino, &plain, |node| {
-            Ok(self.ns.pfs().open_node(node, true)?.set_len(size)?)
+            let opened = self.ns.pfs().open_node(node, true);
+            opened
+                .and_then(|file| file.set_len(size))
+                .map_err(on_pfs("truncate"))
         });
-        done?.ok_or(Errno::ESTALE)
+        done.map_err(told("truncate"))?.ok_or(Errno::ESTALE)
     }
 }
 

@@ -10,6 +10,7 @@ use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
 use forebay_tiers::{FileObject, TierKind};
 use forebay_types::Errno;
 
+use crate::base::failure::told;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
 use crate::integrity::atrest::{Looked, Purpose};
@@ -59,7 +60,9 @@ impl Files {
     /// From here on a file is dirty.
     pub fn begin_change(&self, file: &Arc<File>) -> Result<(), Errno> {
         let outlasting = self.buffer.tiers().kind(file.tier()) != TierKind::Dram;
-        self.ns.begin_change(file, true, outlasting)?;
+        self.ns
+            .begin_change(file, true, outlasting)
+            .map_err(told("begin a change"))?;
         self.buffer.book_state(file);
         Ok(())
     }

@@ -12,6 +12,7 @@ use forebay_policy::schedule::TurnEnd;
 use forebay_tiers::{Object, TierKind, start_writeback};
 use forebay_types::{Errno, Handle, OpenFlags, TierId};
 
+use crate::base::failure::Failure;
 use crate::buffer::opens::{Claim, OpenFile, Target};
 use crate::files::Files;
 use crate::files::mover::Move;
@@ -59,7 +60,7 @@ impl Files {
             if file.lock().is_unlinked() {
                 self.buffer.wake_collector();
             } else if open.fsynced.load(Ordering::Acquire) {
-                self.settle_shadow(&file)?;
+                self.settle_shadow(&file).map_err(Failure::told)?;
             }
         }
         result
@@ -289,12 +290,12 @@ impl Files {
                     start_writeback(&*object, 0, 0);
                     due.push((file, residency.tier));
                 }
-                Err(error) => self.not_flushed(&file, &error),
+                Err(error) => self.not_flushed(&file, &error.into()),
             }
         }
         for (file, tier) in due {
-            if let Err(error) = self.flush_one(&file, tier) {
-                self.not_flushed(&file, &error);
+            if let Err(failure) = self.flush_one(&file, tier) {
+                self.not_flushed(&file, &failure);
             }
         }
         for (_, slot) in self.buffer.tiers().iter() {
@@ -307,7 +308,7 @@ impl Files {
         }
     }
 
-    fn flush_one(&self, file: &File, tier: TierId) -> io::Result<()> {
+    fn flush_one(&self, file: &File, tier: TierId) -> Result<(), Failure> {
         let object = self.buffer.tiers().open_object(tier, file.object)?;
         let generation = self.buffer.generation(file);
         object.sync(false)?;
@@ -315,16 +316,14 @@ impl Files {
         let mut state = file.lock();
         if state.is_dirty() {
             state.note_flushed(generation, bytes);
-            self.ns
-                .save(file, &state, KvDurability::Buffered)
-                .map_err(|error| io::Error::from(error.errno()))?;
+            self.ns.save(file, &state, KvDurability::Buffered)?;
         }
         Ok(())
     }
 
-    fn not_flushed(&self, file: &File, error: &io::Error) {
-        let reason = format!("flush at the stop: {error}; a loss of power may take it");
-        self.base.report(file.path(), error.into(), reason);
+    fn not_flushed(&self, file: &File, failure: &Failure) {
+        let reason = format!("flush at the stop: {failure}; a loss of power may take it");
+        self.base.report(file.path(), failure.errno(), reason);
     }
 }
 

@@ -10,6 +10,7 @@ use forebay_policy::schedule::{Class, TurnEnd};
 use forebay_tiers::{Object, TierKind, wait_writeback};
 use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
 
+use crate::base::failure::{Failure, told};
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
@@ -136,7 +137,9 @@ impl Files {
             state.note_flushed(generation, stat.size);
         }
         state.take_live_stat(&stat);
-        self.ns.save(file, &state, KvDurability::Synced)?;
+        self.ns
+            .save(file, &state, KvDurability::Synced)
+            .map_err(told("fsync"))?;
         failpoint::hit(failpoint::Point::FsyncRecord);
         Ok(())
     }
@@ -198,9 +201,9 @@ impl Files {
         match self.copy_shadow(file, object, flash) {
             // It had less than its tier was promised, or somebody has removed its directory: the
             // same.
-            Err(errno @ (Errno::ENOSPC | Errno::EDQUOT | Errno::ENOENT)) => {
+            Err(failure) if has_no_room(failure.errno()) => {
                 tracing::warn!(
-                    "{}: fsync goes to the PFS: {errno} on flash",
+                    "{}: fsync goes to the PFS: {failure} on flash",
                     file.path().escape_ascii()
                 );
                 if known.is_none() {
@@ -208,7 +211,7 @@ impl Files {
                 }
                 return self.flush_to_pfs(open, file, object, generation);
             }
-            done => done?,
+            done => done.map_err(Failure::told)?,
         }
         let unlinked = {
             let mut state = file.lock();
@@ -222,7 +225,7 @@ impl Files {
     }
 
     /// Copies an object to another tier as it is now, flushed, beside the primary.
-    fn copy_shadow(&self, file: &File, object: &dyn Object, flash: TierId) -> Result<(), Errno> {
+    fn copy_shadow(&self, file: &File, object: &dyn Object, flash: TierId) -> Result<(), Failure> {
         let slot = self.buffer.tiers().get(flash).ok_or(Errno::ENODEV)?;
         refuse_primary(file, flash)?;
         let identity = self.buffer.identity(file, true);
@@ -233,8 +236,7 @@ impl Files {
         failpoint::hit(failpoint::Point::ShadowObject);
         // In its place and only what changed: what an earlier fsync has put there stays there
         // meanwhile.
-        forebay_tiers::refresh(object, &*shadow, &forebay_tiers::CopyControl::NONE)
-            .map_err(|e| e.errno())?;
+        forebay_tiers::refresh(object, &*shadow, &forebay_tiers::CopyControl::NONE)?;
         failpoint::hit(failpoint::Point::ShadowCopied);
         let stat = object.stat()?;
         let at = SetTime::At;
@@ -265,7 +267,7 @@ impl Files {
 
     /// After the last close of a file that was fsynced: the copy on flash becomes the file, or
     /// goes.
-    pub fn settle_shadow(&self, file: &Arc<File>) -> Result<(), Errno> {
+    pub fn settle_shadow(&self, file: &Arc<File>) -> Result<(), Failure> {
         let _copying = file.copying();
         if self.buffer.opens().by_ino(file.ino).is_some() {
             // Somebody has opened it meanwhile: their close sees to it.
@@ -435,6 +437,11 @@ impl Files {
             }
         }
     }
+}
+
+/// Whether another place may take what flash has not taken.
+fn has_no_room(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOSPC | Errno::EDQUOT | Errno::ENOENT)
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use forebay_tiers::TierKind;
-use forebay_types::{Errno, ObjectId, TierId, failpoint};
+use forebay_types::{ObjectId, TierId, failpoint};
 
+use crate::base::failure::Failure;
 use crate::files::Files;
 
 impl Files {
@@ -76,7 +77,7 @@ impl Files {
 
     /// Takes removed objects off the record, once their removal survives power loss: an object that
     /// came back without one would be taken for a file that nobody has recorded yet.
-    pub fn forget_removed(&self) -> Result<(), Errno> {
+    pub fn forget_removed(&self) -> Result<(), Failure> {
         let removed = std::mem::take(&mut *self.removed.lock());
         if removed.is_empty() {
             return Ok(());
@@ -88,7 +89,7 @@ impl Files {
             .filter(|(_, s)| s.kind == TierKind::Ssd);
         let synced = flash.try_for_each(|(_, slot)| slot.tier.sync_all());
         let forgotten = synced
-            .map_err(Errno::from)
+            .map_err(|error| Failure::of_io("flush of flash", error))
             .and_then(|()| Ok(self.ns.garbage_removed(&removed)?));
         if forgotten.is_err() {
             self.removed.lock().extend(removed);

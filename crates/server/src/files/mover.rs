@@ -21,6 +21,7 @@ use forebay_namespace::File;
 use forebay_tiers::{CopyControl, Identity, Object, TierKind, copy, refresh};
 use forebay_types::{Errno, Generation, SetTime, TierId, failpoint};
 
+use crate::base::failure::told;
 use crate::buffer::tierset::Slot;
 use crate::files::Files;
 
@@ -88,7 +89,7 @@ impl Files {
             Err(error) => {
                 drop(held);
                 self.buffer.leave_copy_later(file, to, stat.allocated_bytes);
-                return Err(error.into());
+                return Err(told("move to another tier")(error));
             }
         }
         settle(object);
@@ -143,7 +144,8 @@ impl Files {
         let before = source.stat()?;
         if is_new {
             let expected = self.integrity.content_on_flash(file);
-            let report = copy(source, destination, &CopyControl::NONE).map_err(|e| e.errno())?;
+            let report = copy(source, destination, &CopyControl::NONE)
+                .map_err(told("move to another tier"))?;
             let crc = report.sums.crc;
             if self
                 .integrity
@@ -155,7 +157,8 @@ impl Files {
             }
         } else {
             // What an fsync has left there stays until it is replaced, piece by piece.
-            refresh(source, destination, &CopyControl::NONE).map_err(|e| e.errno())?;
+            refresh(source, destination, &CopyControl::NONE)
+                .map_err(told("move to another tier"))?;
         }
         failpoint::hit(failpoint::Point::MoveCopied);
         let (atime, mtime) = (SetTime::At(before.atime), SetTime::At(before.mtime));

@@ -13,6 +13,7 @@ use forebay_types::{
 };
 use forebay_wire::{Descriptor, Link, OpenMode, Opened};
 
+use crate::base::failure::told;
 use crate::buffer::opens::{Before, Claim, OpenFile, Target};
 use crate::files::Files;
 use crate::integrity::atrest::Purpose;
@@ -67,15 +68,18 @@ impl Files {
             Err(error) if error.errno() == Errno::EEXIST && !flags.exclusive() => {
                 return self.open_existing(link, flags, &cred, local);
             }
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(told("create")(error)),
         };
         // It may take its time: the first one that finds no room makes the overflow, on a busy PFS.
         let _request = self.buffer.activity().begin();
-        let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
+        let (xattrs, perm) = self
+            .ns
+            .mode_of_new(&dir, perm, &cred)
+            .map_err(told("create"))?;
         let path = dir.path_of(&link.name);
         let foreseen = self.foresee(&path, cred.pid)?;
         let identity = foreseen.identity;
-        let object_id = self.ns.new_object()?;
+        let object_id = self.ns.new_object().map_err(told("create"))?;
         let fresh = NewObject {
             id: object_id,
             path,
@@ -116,7 +120,7 @@ impl Files {
             born: born_at(&*object),
         };
         let created = self.ns.create(&dir, &link.name, gid, &new);
-        let (attr, file) = created.inspect_err(|_| undo())?;
+        let (attr, file) = created.inspect_err(|_| undo()).map_err(told("create"))?;
         self.buffer.enter(&file, &identity);
         self.catalog.apps().opened_for_write(object_id);
         let target = Target::Buffer { file, object, tier };
@@ -162,7 +166,10 @@ impl Files {
         if cred.uid != 0 && cred.uid != rustix::process::geteuid().as_raw() {
             return Err(Errno::ESTALE);
         }
-        let found = self.ns.lookup(link.parent, &link.name)?;
+        let found = self
+            .ns
+            .lookup(link.parent, &link.name)
+            .map_err(told("create"))?;
         let attr = self.live_attr(found.attr, found.file.as_ref())?;
         let (opened, descriptor) = self.open(attr.ino, flags, local)?;
         Ok((attr, opened, descriptor))
@@ -282,12 +289,12 @@ impl Files {
                 }
             };
         }
-        let open = match self.ns.node(ino)? {
+        let open = match self.ns.node(ino).map_err(told("open"))? {
             Node::Dir(_) => return Err(Errno::EISDIR),
             Node::File(file) => match self.open_unopened(&claim, &file, flags, local)? {
                 Some(open) => open,
                 // Its copy was damaged and has left.
-                None => match self.ns.node(ino)? {
+                None => match self.ns.node(ino).map_err(told("open"))? {
                     Node::Plain(plain) => self.open_pfs(ino, plain, flags)?,
                     _ => return Err(Errno::ESTALE),
                 },
@@ -413,7 +420,7 @@ impl Files {
     ) -> Result<OpenFile, Errno> {
         // It may go by another name: the kernel looks that up again, and comes back with it.
         let handle = self.ns.open_dir(&plain.parent);
-        let handle = handle.map_err(|error| stale_if_taken(error.into()))?;
+        let handle = handle.map_err(|error| stale_if_taken(told("open")(error)))?;
         let opened = self.ns.pfs().open_file(&handle, &plain.name, false);
         let file = opened.map_err(|error| stale_if_taken(error.into()))?;
         let stat = self.ns.pfs().stat_file(&file)?;

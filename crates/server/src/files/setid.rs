@@ -7,6 +7,7 @@ use std::io::Read;
 use forebay_namespace::without_set_id;
 use forebay_types::{Cred, Errno, Ino, SetAttr};
 
+use crate::base::failure::told;
 use crate::files::Files;
 
 /// So much of a process's state is read: its groups stand in the first part, and there may be many.
@@ -45,7 +46,7 @@ impl Files {
             Err(error) if error.errno() == Errno::ESTALE => {
                 self.setattr_open_pfs(ino, &set).map(|_| ())
             }
-            done => Ok(done.map(|_| ())?),
+            done => done.map(drop).map_err(told("clear set-id bits")),
         }
     }
 }

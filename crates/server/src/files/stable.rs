@@ -12,6 +12,7 @@ use forebay_tiers::TierKind;
 use forebay_types::{Errno, Ino, OpenFlags};
 use forebay_wire::Link;
 
+use crate::base::failure::told;
 use crate::files::Files;
 
 impl Files {
@@ -36,7 +37,7 @@ impl Files {
 
     /// Before a link, likewise: its older version would get the name too.
     pub fn stabilise_for_link(&self, ino: Ino, to: &Link) -> Result<(), Errno> {
-        let Node::File(file) = self.ns.node(ino)? else {
+        let Node::File(file) = self.ns.node(ino).map_err(told("fsync for a link"))? else {
             return Ok(());
         };
         let standing = self.standing(&file);
@@ -65,7 +66,7 @@ impl Files {
     /// The names in a directory survive power loss, and what they lead to is not what was there
     /// before.
     pub fn sync_dir(&self, ino: Ino) -> Result<(), Errno> {
-        if let Node::Dir(dir) = self.ns.node(ino)? {
+        if let Node::Dir(dir) = self.ns.node(ino).map_err(told("fsync of a directory"))? {
             for file in dir.files() {
                 let standing = self.standing(&file);
                 // Most are not, and a directory may be large: their levels need not be known.
@@ -79,7 +80,7 @@ impl Files {
                 }
             }
         }
-        Ok(self.ns.sync_dir(ino)?)
+        self.ns.sync_dir(ino).map_err(told("fsync of a directory"))
     }
 
     fn child(&self, link: &Link) -> Option<Arc<File>> {

@@ -8,6 +8,7 @@ use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, PfsId, TierKind, copy};
 use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
+use crate::base::failure::told;
 use crate::files::Files;
 use crate::files::mover::Move;
 use crate::files::open::stale_if_taken;
@@ -32,13 +33,16 @@ impl Files {
         moved: &(dyn Fn(u64) + Sync),
     ) -> Result<BroughtIn, Errno> {
         let path = dir.path_of(name);
-        let handle = self.ns.open_dir(dir)?;
+        let handle = self.ns.open_dir(dir).map_err(told("bring a file in"))?;
         let opened = self.ns.pfs().open_file(&handle, name, false);
         let source = opened.map_err(|error| match id {
             Some(_) => stale_if_taken(error.into()),
             None => error.into(),
         })?;
-        let stat = self.ns.stat_settled(&source)?;
+        let stat = self
+            .ns
+            .stat_settled(&source)
+            .map_err(told("bring a file in"))?;
         if id.is_some_and(|id| id != stat.id) {
             return Err(Errno::ESTALE);
         }
@@ -58,7 +62,7 @@ impl Files {
             // A copy that is not needed yet waits for nobody's space.
             false => self.find_room(&new).ok_or(Errno::ENOSPC)?,
         };
-        let object_id = self.ns.new_object()?;
+        let object_id = self.ns.new_object().map_err(told("bring a file in"))?;
         self.buffer.arrive(object_id, tier, 0, empty);
         if self
             .buffer
@@ -145,7 +149,7 @@ impl Files {
                 stop: &|| self.base.is_ending(),
                 moved: &|bytes, _| moved(bytes),
             };
-            let report = copy(&source, &*object, &control).map_err(|e| e.errno())?;
+            let report = copy(&source, &*object, &control).map_err(told("bring a file in"))?;
             failpoint::hit(failpoint::Point::StageCopied);
             sums = Some(report.sums);
             object.set_times(Some(SetTime::At(stat.atime)), Some(SetTime::At(stat.mtime)))?;
@@ -160,7 +164,10 @@ impl Files {
             sums,
             allocated_bytes: object.stat()?.allocated_bytes,
         };
-        let file = self.ns.attach(dir, name, stat, &arrival)?;
+        let file = self
+            .ns
+            .attach(dir, name, stat, &arrival)
+            .map_err(told("bring a file in"))?;
         Ok((file, object))
     }
 

@@ -8,6 +8,7 @@ use forebay_policy::repair::{Knowledge, Remedy, remedy_in_use};
 use forebay_tiers::Object;
 use forebay_types::{Errno, SetTime, failpoint};
 
+use crate::base::failure::Failure;
 use crate::buffer::blocks::Blocks;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::integrity::Integrity;
@@ -106,7 +107,7 @@ impl Integrity {
             file, sums, before, ..
         } = blocks;
         self.base.health().pass()?;
-        let original = self.original(file)?;
+        let original = self.original(file).map_err(Failure::told)?;
         let stop = || self.base.is_ending();
         let known = Knowledge {
             clean: file.lock().residency.clean,

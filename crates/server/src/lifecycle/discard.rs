@@ -97,7 +97,13 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
         let (_, capacity) = lifecycle.buffer.ledger().dirty_and_capacity();
         if passes.is_empty() && deleted - discarded_at > capacity / DELETED_SHARE {
             discarded_at = deleted;
-            passes.extend(dirs.iter().filter_map(|dir| Pass::begin(dir).ok()));
+            let begin = |dir: &PathBuf| {
+                let begun = Pass::begin(dir);
+                begun.inspect_err(|error| {
+                    tracing::info!("{} is not told of free blocks: {error}", dir.display());
+                })
+            };
+            passes.extend(dirs.iter().filter_map(|dir| begin(dir).ok()));
         }
         let Some(pass) = passes.last_mut() else {
             continue;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use forebay_namespace::{Namespace, NsError};
+use forebay_namespace::{Namespace, NsError, in_record};
 use serde::{Deserialize, Serialize};
 
 use crate::base::settings::{Settings, SsdSetting};
@@ -29,22 +29,23 @@ pub struct Facts {
 }
 
 const NAME: &str = "instance";
+const WHAT: &str = "facts of the instance";
 
 impl Facts {
     /// Reads them; `None` in a new state folder.
     pub fn load(ns: &Namespace) -> Result<Option<Facts>, NsError> {
         match ns.get_fact(NAME)? {
-            Some(bytes) => match postcard::from_bytes(&bytes) {
-                Ok(facts) => Ok(Some(facts)),
-                Err(error) => Err(NsError::Record(error.to_string())),
-            },
+            Some(bytes) => {
+                let facts = postcard::from_bytes(&bytes);
+                facts.map(Some).map_err(in_record(WHAT))
+            }
             None => Ok(None),
         }
     }
 
     /// Writes them.
     pub fn save(&self, ns: &Namespace) -> Result<(), NsError> {
-        let bytes = postcard::to_stdvec(self).map_err(|e| NsError::Record(e.to_string()))?;
+        let bytes = postcard::to_stdvec(self).map_err(in_record(WHAT))?;
         ns.put_fact(NAME, &bytes)
     }
 

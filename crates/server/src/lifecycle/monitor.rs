@@ -49,11 +49,11 @@ pub fn run(lifecycle: &Arc<Lifecycle>) {
             mend_at = Instant::now() + MEND_EVERY;
         }
         if now >= sync_at {
-            if let Err(errno) = lifecycle.files.forget_removed() {
+            if let Err(failure) = lifecycle.files.forget_removed() {
                 lifecycle.base.report(
                     STORE.to_vec(),
-                    errno,
-                    format!("removed objects stay on record: {errno}"),
+                    failure.errno(),
+                    format!("removed objects stay on record: {failure}"),
                 );
             }
             if let Err(error) = lifecycle.ns.sync() {

@@ -6,6 +6,7 @@ use forebay_namespace::Adopted;
 use forebay_tiers::Identity;
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
+use crate::base::failure::Failure;
 use crate::buffer::tierset::Slot;
 use crate::lifecycle::Lifecycle;
 use crate::lifecycle::recovery::Inventory;
@@ -156,22 +157,22 @@ impl Lifecycle {
         tier: TierId,
         object: ObjectId,
         identity: &Identity,
-    ) -> Result<Option<Adopted>, Errno> {
+    ) -> Result<Option<Adopted>, Failure> {
         if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
             return Ok(None);
         }
         let may_be_torn = self.boot.may_have_torn(self.buffer.tiers().kind(tier));
         let adopted = self.ns.adopt(identity, tier, may_be_torn);
-        let adopted = adopted.map_err(Errno::from);
-        let taken_over = adopted.and_then(|adopted| {
+        let taken_over = adopted.map_err(Failure::from).and_then(|adopted| {
             if let Adopted::File(file) = &adopted {
                 self.take_over(file, tier)?;
             }
             Ok(adopted)
         });
-        taken_over.map(Some).inspect_err(|errno| {
-            let reason = format!("object {object} cannot be adopted: {errno}");
-            self.base.report(identity.path.clone(), *errno, reason);
+        taken_over.map(Some).inspect_err(|failure| {
+            let reason = format!("object {object} cannot be adopted: {failure}");
+            self.base
+                .report(identity.path.clone(), failure.errno(), reason);
         })
     }
 }

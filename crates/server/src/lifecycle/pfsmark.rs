@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, File, Namespace, NsError, PFS_MARK};
+use forebay_namespace::{Dir, File, Namespace, NsError, PFS_MARK, in_record};
 use forebay_policy::samepfs::PfsIdentity;
 use forebay_types::Errno;
 
@@ -19,12 +19,19 @@ const FACT: &str = "pfs-identity";
 fn found(ns: &Namespace) -> std::io::Result<PfsIdentity> {
     let pfs = ns.pfs();
     let root = pfs.stat_dir(pfs.root())?;
-    let mark = pfs.get_xattr_dir(pfs.root(), PFS_MARK).ok();
+    let mark = pfs
+        .get_xattr_dir(pfs.root(), PFS_MARK)
+        .inspect_err(|error| {
+            // Without a mark the numbers of the root tell it apart, too.
+            if !matches!(Errno::from(error), Errno::ENODATA | Errno::EOPNOTSUPP) {
+                tracing::warn!("the mark of the PFS cannot be read: {error}");
+            }
+        });
     Ok(PfsIdentity {
         fs_type: pfs.fs_type()?,
         root_ino: root.id.ino,
         root_btime_ns: root.id.btime_ns,
-        mark: mark.and_then(|bytes| bytes.try_into().ok()),
+        mark: mark.ok().and_then(|bytes| bytes.try_into().ok()),
     })
 }
 
@@ -33,11 +40,11 @@ fn known(ns: &Namespace) -> Result<Option<PfsIdentity>, NsError> {
         return Ok(None);
     };
     let known = postcard::from_bytes(&bytes);
-    known.map(Some).map_err(|e| NsError::Record(e.to_string()))
+    known.map(Some).map_err(in_record("identity of the PFS"))
 }
 
 fn save(ns: &Namespace, identity: &PfsIdentity) -> Result<(), NsError> {
-    let bytes = postcard::to_stdvec(identity).map_err(|e| NsError::Record(e.to_string()))?;
+    let bytes = postcard::to_stdvec(identity).map_err(in_record("identity of the PFS"))?;
     ns.put_fact(FACT, &bytes)
 }
 
@@ -78,20 +85,25 @@ pub fn check_inner(ns: &Namespace, files: &[Arc<File>], pfs: &Path) -> Result<()
                 .join(OsStr::from_bytes(&root.path()))
                 .display()
                 .to_string();
-            match ns.open_dir(&root).map_err(|e| e.errno()) {
+            match ns.open_dir(&root) {
                 Ok(_) => {}
-                Err(Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR) => {
+                Err(error) if is_gone(error.errno()) => {
                     let why = "the file system that undrained files belong to is not mounted there";
                     return Err(StartError::PfsExchanged { pfs: path, why });
                 }
-                Err(errno) => {
-                    let (what, why) = (format!("PFS {path}"), errno.message());
+                Err(error) => {
+                    let (what, why) = (format!("PFS {path}"), error.to_string());
                     return Err(StartError::Failed { what, why });
                 }
             }
         }
     }
     Ok(())
+}
+
+/// Whether another file system is where one was.
+fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR)
 }
 
 /// The root of the file system that a directory is in.

@@ -6,10 +6,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use forebay_namespace::{File, Garbage, Loaded, NsError, Residency};
+use forebay_namespace::{File, Garbage, Loaded, Residency};
 use forebay_policy::durability::{Found, Verdict, of_undrained};
 use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
+use crate::base::failure::Failure;
 use crate::lifecycle::Lifecycle;
 use crate::starterror::{StartError, failed};
 
@@ -38,7 +39,7 @@ impl Lifecycle {
     }
 
     /// Finishes changes of names, and takes over what is on record.
-    fn recover_files(&self, loaded: &mut Loaded) -> Result<(Inventory, Claimed), NsError> {
+    fn recover_files(&self, loaded: &mut Loaded) -> Result<(Inventory, Claimed), Failure> {
         for key in &loaded.unreadable {
             let path = format!("(record {})", key.escape_ascii()).into_bytes();
             let reason = "it does not decode; run 'forebay fsck'".to_string();
@@ -69,7 +70,7 @@ impl Lifecycle {
         loaded: Loaded,
         inventory: &Inventory,
         mut claimed: Claimed,
-    ) -> Result<(), NsError> {
+    ) -> Result<(), Failure> {
         for (object, record) in loaded.lost {
             claimed.insert((record.residency.tier, object));
             self.buffer.book_stranded(object, &record);
@@ -106,10 +107,10 @@ impl Lifecycle {
         drop(loaded.dirs);
         self.base.absorb_conflicts();
         self.files.collect_garbage();
-        self.boot.record(&self.ns)
+        Ok(self.boot.record(&self.ns)?)
     }
 
-    fn inventory(&self) -> Result<Inventory, Errno> {
+    fn inventory(&self) -> Result<Inventory, Failure> {
         let mut inventory = Vec::new();
         for (id, slot) in self.buffer.tiers().iter() {
             let mut objects = HashSet::new();
@@ -126,7 +127,7 @@ impl Lifecycle {
         file: &Arc<File>,
         inventory: &Inventory,
         claimed: &mut Claimed,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let holds = |tier: TierId| {
             inventory
                 .iter()
@@ -188,7 +189,7 @@ impl Lifecycle {
     }
 
     #[allow(clippy::too_many_lines, reason = "being moved")]
-    pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+    pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Failure> {
         let path = file.path();
         self.buffer
             .enter(file, &self.catalog.rules().identify(&path));
@@ -206,7 +207,7 @@ impl Lifecycle {
         self.buffer
             .arrive(file.object, tier, stat.allocated_bytes, dirty);
         if self.files.is_written_below(tier, &*object)? {
-            return self.files.serve_outliving(file, object, tier);
+            return Ok(self.files.serve_outliving(file, object, tier)?);
         }
         let (dirty, found) = {
             let mut state = file.lock();
@@ -245,14 +246,14 @@ impl Lifecycle {
         }
         match of_undrained(&found) {
             Verdict::Damaged => {}
-            Verdict::Whole => return self.files.record_object(file, &*object),
+            Verdict::Whole => return Ok(self.files.record_object(file, &*object)?),
             Verdict::Taken => {
                 let cut = found.may_be_torn && Some(stat.size) != found.flushed_bytes;
                 if cut || stat.size < size {
                     let reason = "what was written after its last fsync is lost in part with the node's power";
                     self.base.report_loss(path, Errno::EIO, reason.into());
                 }
-                return self.files.record_object(file, &*object);
+                return Ok(self.files.record_object(file, &*object)?);
             }
             Verdict::Lost => return self.give_up_torn(file, tier, stat.size),
         }
@@ -309,7 +310,7 @@ impl Lifecycle {
 
     /// It was never fsynced, and the node lost its power: as in memory, it is lost. What there is
     /// of it is kept where an administrator finds it.
-    fn give_up_torn(&self, file: &Arc<File>, tier: TierId, bytes: u64) -> Result<(), Errno> {
+    fn give_up_torn(&self, file: &Arc<File>, tier: TierId, bytes: u64) -> Result<(), Failure> {
         let kept = match self.buffer.tiers().get(tier) {
             Some(slot) if bytes > 0 => {
                 let place = slot.tier.quarantine(file.object)?;
@@ -325,7 +326,7 @@ impl Lifecycle {
     }
 
     /// Its content is gone: it goes, and what the PFS has counts.
-    fn give_up_lost(&self, file: &Arc<File>, reason: &str, kept: &str) -> Result<(), Errno> {
+    fn give_up_lost(&self, file: &Arc<File>, reason: &str, kept: &str) -> Result<(), Failure> {
         let path = file.path();
         let (names, published) = {
             let state = file.lock();
@@ -350,7 +351,7 @@ impl Lifecycle {
         file: &Arc<File>,
         holds: impl Fn(TierId) -> bool,
         claimed: &mut Claimed,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let residency = file.lock().residency;
         if residency.clean {
             // The PFS has it; a copy of an earlier fsync on flash may be older.
@@ -385,7 +386,7 @@ impl Lifecycle {
         self.give_up_lost(file, reason, "")
     }
 
-    fn disown(&self, file: &Arc<File>, holds: impl Fn(TierId) -> bool) -> Result<(), Errno> {
+    fn disown(&self, file: &Arc<File>, holds: impl Fn(TierId) -> bool) -> Result<(), Failure> {
         self.collect_unrecorded(file, holds);
         Ok(self.ns.disown(file)?)
     }

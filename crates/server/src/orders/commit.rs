@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_namespace::Dir;
 use forebay_types::Errno;
 
-use crate::base::failure::Failure;
+use crate::base::failure::{Failure, told};
 use crate::orders::Orders;
 use crate::orders::asker::sight::Sight;
 use crate::orders::jobs::{CLOSE_GRACE, Job, fail, left};
@@ -79,7 +79,7 @@ fn order(
     path: &[u8],
     sight: &Sight<'_>,
 ) -> Result<Option<Pending>, Failure> {
-    let resolved = orders.ns.resolve(path).map_err(|e| e.errno());
+    let resolved = orders.ns.resolve(path).map_err(told("commit"));
     let (dir, found) = resolved.map_err(|errno| Failure::from(sight.of_missing(path, errno)))?;
     let above = dir.place().filter(|_| found.is_none());
     let above = above.map_or_else(|| dir.clone(), |(parent, _)| parent);
@@ -104,10 +104,10 @@ fn order(
         );
         return Err(Failure::new(Errno::EINVAL, reason));
     }
-    orders.order_publication(&dir).map_err(|errno| match errno {
-        Errno::ENODATA => Failure::new(errno, "files of it were lost with the machine's power (see `forebay status`): write them again, or remove the version"),
-        Errno::EINVAL => Failure::new(errno, "no version directory: it was not made under a path rule with 'group', so its files appear on the PFS one by one; `forebay stage-out --wait` waits for them"),
-        other => other.into(),
+    orders.order_publication(&dir).map_err(|failure| match failure.errno() {
+        errno @ Errno::ENODATA => Failure::new(errno, "files of it were lost with the machine's power (see `forebay status`): write them again, or remove the version"),
+        errno @ Errno::EINVAL => Failure::new(errno, "no version directory: it was not made under a path rule with 'group', so its files appear on the PFS one by one; `forebay stage-out --wait` waits for them"),
+        _ => failure,
     })?;
     let figures = orders.version_figures();
     let Some((_, figures)) = figures.into_iter().find(|(d, _)| Arc::ptr_eq(d, &dir)) else {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_namespace::{Dir, File};
 use forebay_types::{Errno, FileKind};
 
+use crate::base::failure::told;
 use crate::orders::Orders;
 use crate::orders::asker::sight::Sight;
 
@@ -50,7 +51,10 @@ impl Orders {
             },
             Ok((dir, None)) => self.walk_dir(&dir, sight, visit, fail, 0),
             Err(error) => {
-                fail(path.to_vec(), sight.of_missing(path, error.errno()));
+                fail(
+                    path.to_vec(),
+                    sight.of_missing(path, told("resolve a path")(error)),
+                );
                 true
             }
         }
@@ -86,7 +90,7 @@ impl Orders {
                 self.ns.list_known(dir)
             }
             Err(error) => {
-                fail(dir.path(), error.errno());
+                fail(dir.path(), told("list a directory")(error));
                 return true;
             }
         };
@@ -102,7 +106,7 @@ impl Orders {
                     Ok((child, None)) => self.walk_dir(&child, sight, visit, fail, depth + 1),
                     Ok(_) => true,
                     Err(error) => {
-                        fail(dir.path_of(&entry.name), error.errno());
+                        fail(dir.path_of(&entry.name), told("resolve a path")(error));
                         true
                     }
                 },

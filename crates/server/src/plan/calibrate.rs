@@ -12,12 +12,14 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use forebay_namespace::in_record;
 use forebay_policy::calibration::{Verdict, judge};
 use forebay_policy::engine::Bandwidths;
 use forebay_policy::plan::InterferenceLine;
 use forebay_types::Errno;
 use forebay_wire::control::{Calibrated, CalibrationStep};
 
+use crate::base::failure::Failure;
 use crate::plan::Plan;
 
 /// Name under which the bandwidths are on record.
@@ -136,14 +138,14 @@ struct Measured<const N: usize> {
 /// Why there are none.
 #[derive(Debug)]
 enum Trouble {
-    Io(io::Error),
+    Failed(Failure),
     /// Lowest and highest of tries that lie too far apart.
     Unsettled(f64, f64),
 }
 
 impl From<io::Error> for Trouble {
     fn from(error: io::Error) -> Trouble {
-        Trouble::Io(error)
+        Trouble::Failed(error.into())
     }
 }
 
@@ -237,11 +239,11 @@ impl Plan {
         step: CalibrationStep,
         span: Duration,
         has_left: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Calibrated, Errno> {
+    ) -> Result<Calibrated, Failure> {
         let _alone = self.engine.calibrating.try_lock().ok_or(Errno::EBUSY)?;
         match self.calibrate_step(step, span / 3, &Asked { has_left }) {
             Ok(calibrated) => Ok(calibrated),
-            Err(Trouble::Io(error)) => Err((&error).into()),
+            Err(Trouble::Failed(failure)) => Err(failure),
             Err(Trouble::Unsettled(low, high)) => Ok(Calibrated {
                 unsettled: Some((low as u64, high as u64)),
                 ..Calibrated::default()
@@ -255,7 +257,7 @@ impl Plan {
         span: Duration,
         asked: &Asked<'_>,
     ) -> Result<Calibrated, Trouble> {
-        let errno = |number| Trouble::Io(io::Error::from_raw_os_error(number));
+        let errno = |number| Trouble::Failed(Errno(number).into());
         let dir = self.calibrated_tier().ok_or(errno(libc::ENODEV))?;
         let pfs = &self.settings.pfs;
         let spaces = self.buffer.ledger().spaces();
@@ -304,7 +306,7 @@ impl Plan {
                 } = settle(|| both(&source, &dir, pfs, half, until(), asked))?;
                 let beside = Beside { bw, br };
                 self.take_bandwidths(&samples, beside, &mut calibrated)
-                    .map_err(|e| errno(e.0))?;
+                    .map_err(Trouble::Failed)?;
                 spread
             }
         };
@@ -319,11 +321,12 @@ impl Plan {
         samples: &Samples,
         beside: Beside,
         calibrated: &mut Calibrated,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let (bandwidths, line) = conclude(samples, beside);
-        bandwidths.check().map_err(|_| Errno::ERANGE)?;
+        let checked = bandwidths.check();
+        checked.map_err(|error| Failure::of(Errno::ERANGE, error))?;
         self.engine.set_bandwidths(bandwidths);
-        let bytes = postcard::to_stdvec(&bandwidths).map_err(|_| Errno::EIO)?;
+        let bytes = postcard::to_stdvec(&bandwidths).map_err(in_record("measured bandwidths"))?;
         self.ns.put_fact(NAME, &bytes)?;
         calibrated.write_bytes_per_s = Some(beside.bw as u64);
         calibrated.demotion_bytes_per_s = Some(beside.br as u64);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_namespace::{Copy, Demotion};
+use forebay_namespace::{Copy, Demotion, NsError};
 use forebay_tiers::{
     ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, MetadataWarning, Object,
     ObjectStat, PfsStat, PfsTree, WriteBehind, apply_metadata, copy_to_new, start_writeback,
@@ -187,7 +187,7 @@ fn copy_failure(error: CopyError) -> Unfinished {
         CopyError::Stopped => Unfinished::Superseded,
         CopyError::Source(e) => Unfinished::Failed(Failure::of_io("its object cannot be read", e)),
         CopyError::Destination(e) => on_pfs("copy")(e),
-        other => Unfinished::Failed(Failure::new(other.errno(), other.to_string())),
+        other @ CopyError::Verify { .. } => Unfinished::Failed(other.into()),
     }
 }
 
@@ -279,7 +279,10 @@ fn create_as_is(drain: &Drain, demotion: &Demotion) -> std::io::Result<(fs::File
         other => other,
     };
     let created = drain.ns.change_unseen(&demotion.dir, dir, create);
-    let created = created.map_err(|error| std::io::Error::from(error.errno()));
+    let created = created.map_err(|error| match error {
+        NsError::Pfs { source, .. } => source,
+        other => std::io::Error::from(other.errno()),
+    });
     Ok((created?, true))
 }
 

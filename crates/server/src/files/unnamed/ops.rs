@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, NsError};
+use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, NsError, of_object};
 use forebay_policy::durability::Durability;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{Identity, ParentKey};
@@ -10,6 +10,7 @@ use forebay_types::{Attr, Cred, Errno, Generation, Ino, ObjectId, OpenFlags, Tie
 use forebay_wire::{Link, Opened};
 
 use super::UNNAMED;
+use crate::base::failure::told;
 use crate::buffer::opens::Target;
 use crate::files::Files;
 use crate::files::open::born_at;
@@ -23,9 +24,15 @@ impl Files {
         flags: OpenFlags,
         cred: Cred,
     ) -> Result<(Attr, Opened), Errno> {
-        let (dir, gid) = self.ns.check_unnamed(parent, &cred)?;
+        let (dir, gid) = self
+            .ns
+            .check_unnamed(parent, &cred)
+            .map_err(told("create without a name"))?;
         let _request = self.buffer.activity().begin();
-        let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
+        let (xattrs, perm) = self
+            .ns
+            .mode_of_new(&dir, perm, &cred)
+            .map_err(told("create without a name"))?;
         let path = dir.path_of(UNNAMED);
         let mut series = self.identify_new(&path, cred.pid);
         // It is no part of a version before its name says so.
@@ -36,7 +43,10 @@ impl Files {
             series_fsyncs: false,
         };
         let wanted = self.place_checkpoint(&series, &kind)?;
-        let object_id = self.ns.new_object()?;
+        let object_id = self
+            .ns
+            .new_object()
+            .map_err(told("create without a name"))?;
         let carried = self.identity_of_unnamed(object_id, perm, cred.uid, gid);
         self.make_way();
         let (tier, object) = self.create_object(wanted, &carried, false)?;
@@ -82,13 +92,15 @@ impl Files {
 
     /// Gives a file a further name, or its first.
     pub fn link(&self, ino: Ino, to: &Link, cred: &Cred) -> Result<Attr, Errno> {
-        let linked = match self.ns.node(ino)? {
+        let linked = match self.ns.node(ino).map_err(told("link"))? {
             Node::File(file) if file.lock().unnamed.is_some() => {
                 self.link_first(&file, to, cred)?
             }
             _ => {
                 self.stabilise_for_link(ino, to)?;
-                self.ns.link(ino, to.parent, &to.name)?
+                self.ns
+                    .link(ino, to.parent, &to.name)
+                    .map_err(told("link"))?
             }
         };
         self.getattr(linked.ino)
@@ -99,7 +111,9 @@ impl Files {
             // What is being copied to another tier carries what the file was when that began.
             let _copying = file.copying();
             let carry = |dir: &Dir, name: &[u8]| self.carry_name(file, dir, name);
-            self.ns.link_unnamed(file, to.parent, &to.name, &carry)?
+            self.ns
+                .link_unnamed(file, to.parent, &to.name, &carry)
+                .map_err(told("link"))?
         };
         self.unnamed.files.lock().remove(&file.ino);
         let path = file.path();
@@ -122,10 +136,10 @@ impl Files {
             self.note_written(file, bytes, series.series_hash(), fsynced);
             self.buffer.queue().add(file.object);
         }
-        if !open && let Err(errno) = self.settle_shadow(file) {
+        if !open && let Err(failure) = self.settle_shadow(file) {
             // It has its name all the same.
-            let reason = format!("its copy on flash stays beside it: {errno}");
-            self.base.report(path, errno, reason);
+            let reason = format!("its copy on flash stays beside it: {failure}");
+            self.base.report(path, failure.errno(), reason);
         }
         Ok(linked)
     }
@@ -147,8 +161,9 @@ impl Files {
                 name: name.to_vec(),
                 ..self.buffer.identity(file, shadow)
             };
-            let object = self.buffer.tiers().open_object(tier, file.object)?;
-            Ok(object.set_identity(&identity)?)
+            let object = self.buffer.tiers().open_object(tier, file.object);
+            let told = object.and_then(|object| object.set_identity(&identity));
+            told.map_err(of_object("tell its first name"))
         };
         carry(tier, false)?;
         shadow.map_or(Ok(()), |tier| carry(tier, true))

@@ -9,6 +9,7 @@ use forebay_tiers::{Object, TierKind, checksum};
 use forebay_types::{Errno, Generation, Handle, OpenFlags, TierId};
 
 use super::{LOOK_FIRST, LOOK_LAST, SHARE_OF_TIME, Untouched};
+use crate::base::failure::Failure;
 use crate::buffer::opens::{Before, OpenFile, Target};
 use crate::files::Files;
 
@@ -35,9 +36,9 @@ pub fn compare(files: &Arc<Files>) {
         let Some(one) = files.unseen.next_untouched() else {
             continue;
         };
-        if let Err(errno) = files.settle_untouched(&one) {
-            let reason = format!("what it was opened with cannot be compared: {errno}");
-            files.base.report(one.file.path(), errno, reason);
+        if let Err(failure) = files.settle_untouched(&one) {
+            let reason = format!("what it was opened with cannot be compared: {failure}");
+            files.base.report(one.file.path(), failure.errno(), reason);
         }
         files.take_as_changed(&one);
     }
@@ -147,7 +148,7 @@ impl Files {
     }
 
     /// Calls a file clean again whose content is what it was.
-    fn settle_untouched(&self, one: &Untouched) -> Result<(), Errno> {
+    fn settle_untouched(&self, one: &Untouched) -> Result<(), Failure> {
         let (file, Some(crc)) = (&one.file, one.before.crc) else {
             return Ok(());
         };
@@ -161,7 +162,7 @@ impl Files {
             Ok(found) if found == crc => {}
             Ok(_) => return Ok(()),
             Err(_) if stop() => return Ok(()),
-            Err(error) => return Err((&error).into()),
+            Err(error) => return Err(error.into()),
         }
         if self.buffer.tiers().kind(tier) == TierKind::Ssd {
             // What is called clean is what a loss of power leaves.

@@ -14,6 +14,7 @@ use forebay_types::{Errno, Generation, TierId};
 use forebay_wire::control::FsckReport;
 
 use super::{LOOKS_MAX, Looked, OpenedAtRest, Purpose, Recorded, is_exhaustion, is_missing};
+use crate::base::failure::told;
 use crate::buffer::blocks::Blocks;
 use crate::buffer::opens::Claim;
 use crate::integrity::Integrity;
@@ -127,7 +128,10 @@ impl Integrity {
             return Ok(Looked::Sound);
         };
         if look.content == Content::ByBlock
-            && let Some(sums) = self.ns.sums(file)?
+            && let Some(sums) = self
+                .ns
+                .sums(file)
+                .map_err(told("read checksums of blocks"))?
         {
             return Ok(Looked::Unread(sums, stat));
         }

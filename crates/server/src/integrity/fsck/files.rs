@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{File, Residency};
+use forebay_namespace::{File, Residency, on_pfs};
 use forebay_policy::durability::{Verdict, of_odd_length};
 use forebay_policy::repair::{Damage, Knowledge, Remedy};
 use forebay_tiers::{FileObject, Object, PfsStat, checksum};
@@ -10,6 +10,7 @@ use forebay_types::{Errno, TierId, failpoint};
 
 use super::recover::Hint;
 use super::{Check, Wrong};
+use crate::base::failure::Failure;
 use crate::integrity::Integrity;
 use crate::integrity::identity::{IdentityCheck, mismatch};
 
@@ -63,11 +64,13 @@ impl Check<'_> {
             .check_identity(facts.residency.tier, file.object);
         let ours = !matches!(found, IdentityCheck::Other(_));
         if let (true, Some((dir, name))) = (residency.clean, name) {
-            let stat = self
-                .integrity
-                .ns
-                .open_dir(&dir)
-                .and_then(|d| Ok(self.integrity.ns.pfs().stat(&d, &name)?));
+            let stat = self.integrity.ns.open_dir(&dir).and_then(|d| {
+                self.integrity
+                    .ns
+                    .pfs()
+                    .stat(&d, &name)
+                    .map_err(on_pfs("stat"))
+            });
             match stat {
                 Ok(stat) if residency.published.is_some_and(|p| p.is(&stat)) => {
                     facts.original = Some(stat);
@@ -112,7 +115,7 @@ impl Check<'_> {
         self.recovered(wrong, &hint, |integrity| {
             let claim = integrity.buffer.opens().claim(file.ino);
             if claim.is_open() || file.lock().demoting {
-                return Err(Errno::EBUSY);
+                return Err(Errno::EBUSY.into());
             }
             let place = integrity.recover_object(tier, file.object, &hint)?;
             integrity.ns.disown(&file)?;
@@ -210,8 +213,8 @@ impl Check<'_> {
                 let problem = format!("the PFS's copy is damaged: its checksum is {crc:08x}");
                 self.wrong(facts, Damage::OriginalContent, problem, true);
             }
-            Err(errno) => {
-                let problem = format!("the PFS's copy cannot be read: {}", errno.message());
+            Err(failure) => {
+                let problem = format!("the PFS's copy cannot be read: {failure}");
                 self.wrong(facts, Damage::OriginalContent, problem, true);
             }
         }
@@ -265,7 +268,10 @@ impl Check<'_> {
             return false;
         };
         match facts.residency.crc {
-            Some(expected) => self.integrity.pfs_crc(&facts.file) == Ok(expected),
+            Some(expected) => {
+                let found = self.integrity.pfs_crc(&facts.file);
+                found.is_ok_and(|crc| crc == expected)
+            }
             None => stat.size == facts.size,
         }
     }
@@ -286,24 +292,24 @@ fn needs_original(damage: Damage) -> bool {
 impl Integrity {
     /// Applies a remedy to a file that nobody has open; `EBUSY` if somebody has opened it
     /// meanwhile.
-    pub(crate) fn mend_file(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Errno> {
+    pub(crate) fn mend_file(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Failure> {
         let claim = self.buffer.opens().claim(file.ino);
         match claim.is_open() {
-            true => Err(Errno::EBUSY),
+            true => Err(Errno::EBUSY.into()),
             false => self.mend_unopened(file, remedy),
         }
     }
 
     /// The same for callers who have claimed the file and seen that it is not open.
-    fn mend_unopened(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Errno> {
+    fn mend_unopened(&self, file: &Arc<File>, remedy: Remedy) -> Result<(), Failure> {
         if file.lock().demoting {
-            return Err(Errno::EBUSY);
+            return Err(Errno::EBUSY.into());
         }
         let tier = file.tier();
         match remedy {
             Remedy::DropCopy => match self.buffer.evict_unopened(file) {
                 Some(_) => Ok(()),
-                None => Err(Errno::EBUSY),
+                None => Err(Errno::EBUSY.into()),
             },
             Remedy::DropRecord => self.let_go(file),
             Remedy::Quarantine => {
@@ -334,13 +340,13 @@ impl Integrity {
                 Ok(object.sync(false)?)
             }
             Remedy::ForgetShadow => Ok(self.ns.forget_shadow(file)?),
-            _ => Err(Errno::EINVAL),
+            _ => Err(Errno::EINVAL.into()),
         }
     }
 
     /// Drops a record behind which there is nothing any more. Where the PFS has the file, those who
     /// know its id find it there.
-    fn let_go(&self, file: &Arc<File>) -> Result<(), Errno> {
+    fn let_go(&self, file: &Arc<File>) -> Result<(), Failure> {
         match self.buffer.evict_unopened(file) {
             Some(_) => Ok(()),
             None => Ok(self.ns.disown(file)?),
@@ -348,7 +354,7 @@ impl Integrity {
     }
 
     /// What the PFS has under a file's name.
-    pub(crate) fn original(&self, file: &File) -> Result<FileObject, Errno> {
+    pub(crate) fn original(&self, file: &File) -> Result<FileObject, Failure> {
         let (dir, name) = file.lock().names.first().cloned().ok_or(Errno::ENOENT)?;
         let handle = self.ns.open_dir(&dir)?;
         Ok(FileObject::new(
@@ -357,7 +363,7 @@ impl Integrity {
     }
 
     /// Checksum of what the PFS has under a file's name.
-    pub(crate) fn pfs_crc(&self, file: &File) -> Result<u32, Errno> {
+    pub(crate) fn pfs_crc(&self, file: &File) -> Result<u32, Failure> {
         let object = self.original(file)?;
         let size = object.stat()?.size;
         Ok(checksum(&object, size, &|| self.base.is_ending())?)

@@ -15,6 +15,7 @@ use forebay_policy::repair::{Damage, Knowledge, Remedy, remedy};
 use forebay_types::{Errno, ObjectId, TierId};
 use forebay_wire::control::{Finding, FsckReport};
 
+use crate::base::failure::Failure;
 use crate::buffer::opens::Claim;
 use crate::integrity::Integrity;
 
@@ -136,7 +137,7 @@ impl Integrity {
 
 impl Check<'_> {
     /// Notes what is wrong, and mends it with `act` if there is a remedy.
-    fn found(&mut self, wrong: Wrong, act: impl FnOnce(&Integrity, Remedy) -> Result<(), Errno>) {
+    fn found(&mut self, wrong: Wrong, act: impl FnOnce(&Integrity, Remedy) -> Result<(), Failure>) {
         let remedy = remedy(wrong.damage, wrong.known);
         let mut action = remedy.describe().to_string();
         let mended = match remedy {
@@ -145,9 +146,9 @@ impl Check<'_> {
             _ => match act(self.integrity, remedy) {
                 Ok(()) => true,
                 // Somebody has removed it since it was seen.
-                Err(Errno::ENOENT) if self.served => return,
-                Err(errno) => {
-                    action = format!("{action}; that failed: {}", errno.message());
+                Err(failure) if self.served && failure.errno() == Errno::ENOENT => return,
+                Err(failure) => {
+                    action = format!("{action}; that failed: {failure}");
                     false
                 }
             },
@@ -184,12 +185,12 @@ impl Check<'_> {
             problem: format!("cannot be checked: {why}"),
             known: Knowledge::default(),
         };
-        self.found(wrong, |_, _| Err(Errno::EIO));
+        self.found(wrong, |_, _| Err(Errno::EIO.into()));
     }
 }
 
 /// Keeps the bytes of a record in the state folder.
-fn keep_record(integrity: &Integrity, key: &[u8], value: &[u8]) -> Result<(), Errno> {
+fn keep_record(integrity: &Integrity, key: &[u8], value: &[u8]) -> Result<(), Failure> {
     let dir = integrity.settings.state.join(LOST_FOUND);
     crate::buffer::private::make_private(&dir)?;
     let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -244,7 +245,7 @@ mod tests {
             problem: String::new(),
             known: Knowledge::default(),
         };
-        check.found(wrong, |_, _| Err(errno));
+        check.found(wrong, |_, _| Err(errno.into()));
         check.report.findings
     }
 

@@ -5,6 +5,7 @@ use forebay_tiers::{CopyControl, FileObject, Identity, Object, PfsDir, PfsTree, 
 use forebay_types::{Errno, ObjectId, RenameMode, SetAttr, TierId, failpoint, limits};
 
 use super::{Check, Wrong};
+use crate::base::failure::Failure;
 use crate::integrity::Integrity;
 
 /// What is known of the file that an object was.
@@ -59,7 +60,7 @@ impl Check<'_> {
         &mut self,
         wrong: Wrong,
         hint: &Hint,
-        act: impl FnOnce(&Integrity) -> Result<Vec<u8>, Errno>,
+        act: impl FnOnce(&Integrity) -> Result<Vec<u8>, Failure>,
     ) {
         let mut place = None;
         self.found(wrong, |integrity, _| {
@@ -115,15 +116,15 @@ impl Integrity {
         tier: TierId,
         object: ObjectId,
         hint: &Hint,
-    ) -> Result<Vec<u8>, Errno> {
+    ) -> Result<Vec<u8>, Failure> {
         let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
         let source = slot.tier.open(object)?;
         let (dir, above) = self.deepest(&hint.path)?;
         // From here on it is not the object that is missing: its directory went meanwhile.
         self.put_beside(&*source, object, hint, &dir, &above)
-            .map_err(|errno| match errno {
-                Errno::ENOENT => Errno::ESTALE,
-                other => other,
+            .map_err(|failure| match failure.errno() {
+                Errno::ENOENT => failure.with_errno(Errno::ESTALE),
+                _ => failure,
             })
     }
 
@@ -135,7 +136,7 @@ impl Integrity {
         hint: &Hint,
         dir: &PfsDir,
         above: &[u8],
-    ) -> Result<Vec<u8>, Errno> {
+    ) -> Result<Vec<u8>, Failure> {
         let pfs = self.ns.pfs();
         let name = hint.name(object);
         let temporary = PfsTree::temporary_name(self.ns.instance(), object, Default::default());
@@ -148,7 +149,7 @@ impl Integrity {
             made => made,
         };
         let file = FileObject::new(file?);
-        let report = copy(source, &file, &CopyControl::NONE).map_err(|e| e.errno())?;
+        let report = copy(source, &file, &CopyControl::NONE)?;
         let attributes = SetAttr {
             uid: Some(hint.uid),
             gid: Some(hint.gid),
@@ -160,13 +161,14 @@ impl Integrity {
             tracing::warn!("{}: owner and mode: {error}", name.escape_ascii());
         }
         file.sync(false)?;
-        forebay_tiers::verify(&file, &report, &|| false).map_err(|e| e.errno())?;
+        forebay_tiers::verify(&file, &report, &|| false)?;
         failpoint::hit(failpoint::Point::FsckCopied);
         match pfs.rename(dir, &temporary, dir, &name, RenameMode::NoReplace) {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {
                 // A check that was killed had put it there.
                 let there = FileObject::new(pfs.open_file(dir, &name, false)?);
-                forebay_tiers::verify(&there, &report, &|| false).map_err(|_| Errno::EEXIST)?;
+                forebay_tiers::verify(&there, &report, &|| false)
+                    .map_err(|error| Failure::from(error).with_errno(Errno::EEXIST))?;
                 pfs.unlink(dir, &temporary)?;
             }
             renamed => renamed?,
@@ -177,7 +179,7 @@ impl Integrity {
     }
 
     /// The object of which the PFS has the data now goes.
-    pub(super) fn remove_recovered(&self, tier: TierId, object: ObjectId) -> Result<(), Errno> {
+    pub(super) fn remove_recovered(&self, tier: TierId, object: ObjectId) -> Result<(), Failure> {
         let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
         slot.tier.remove(object)?;
         failpoint::hit(failpoint::Point::FsckRemoved);
@@ -191,7 +193,7 @@ impl Integrity {
 
     /// The deepest directory above a path that the PFS has, and the path to it, with '/' at its end
     /// unless it is the root.
-    fn deepest(&self, path: &[u8]) -> Result<(PfsDir, Vec<u8>), Errno> {
+    fn deepest(&self, path: &[u8]) -> Result<(PfsDir, Vec<u8>), Failure> {
         let pfs = self.ns.pfs();
         let mut dir = pfs.root().clone();
         let mut at = Vec::new();
@@ -200,7 +202,7 @@ impl Integrity {
             match pfs.open_dir(&dir, part) {
                 Ok(below) => dir = below,
                 Err(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => {
-                    return Err(Errno::ETIMEDOUT);
+                    return Err(error.into());
                 }
                 Err(_) => break,
             }

@@ -9,6 +9,7 @@ use forebay_tiers::ActAs;
 use forebay_types::{Attr, Errno, Ino};
 
 use super::Asker;
+use crate::base::failure::told;
 use crate::orders::Orders;
 
 /// What one user may see of the tree, found out once for each directory of one answer.
@@ -103,7 +104,11 @@ impl<'a> Sight<'a> {
             // Nobody else can use the mount, and there is no way to find out what they might see.
             return Err(Errno::EACCES);
         }
-        let handle = self.orders.ns.open_dir(dir).map_err(|e| e.errno())?;
+        let handle = self
+            .orders
+            .ns
+            .open_dir(dir)
+            .map_err(told("look as a user"))?;
         let pfs = self.orders.ns.pfs();
         let _user = ActAs::user(self.asker.uid, self.asker.gid, &self.asker.groups)?;
         match list {

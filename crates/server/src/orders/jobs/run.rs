@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_namespace::File;
+use forebay_namespace::{File, on_pfs};
 use forebay_types::{Errno, Ino};
 use forebay_wire::control::Movement;
 
@@ -119,10 +119,13 @@ fn owner(orders: &Orders, visited: &Visited) -> Option<u32> {
 fn need(orders: &Orders, movement: Movement, visited: &Visited) -> (u64, bool) {
     match (&visited.file, movement) {
         (None, Movement::StageIn | Movement::Prefetch) => {
-            let stat = orders
-                .ns
-                .open_dir(&visited.dir)
-                .and_then(|d| Ok(orders.ns.pfs().stat(&d, &visited.name)?));
+            let stat = orders.ns.open_dir(&visited.dir).and_then(|d| {
+                orders
+                    .ns
+                    .pfs()
+                    .stat(&d, &visited.name)
+                    .map_err(on_pfs("stat"))
+            });
             // One of several links stays one file only where it is; and so does what cannot be
             // replaced there.
             let stays = |s: &forebay_tiers::PfsStat| s.nlink > 1 || s.keeps_its_place();

@@ -11,13 +11,14 @@ use forebay_wire::Link;
 use forebay_wire::control::VersionStatus;
 
 use super::{Figures, LOOK, pause_after};
+use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::orders::Orders;
 
 impl Orders {
     /// Makes a directory; one that a path rule calls a version is made where outsiders do not see
     /// it.
-    pub fn mkdir(&self, link: &Link, perm: u16, cred: &Cred) -> Result<Attr, Errno> {
+    pub fn mkdir(&self, link: &Link, perm: u16, cred: &Cred) -> Result<Attr, Failure> {
         let version = self.catalog.rules().has_groups() && {
             match self.ns.node(link.parent)? {
                 forebay_namespace::Node::Dir(parent) => {
@@ -41,12 +42,12 @@ impl Orders {
     /// Orders the publication of a version by its directory, after which neither the order nor what
     /// it is for is lost by a loss of power. `EINVAL` for a directory that no rule calls a version,
     /// `ENODATA` for one of which files are lost. One that is published already needs nothing.
-    pub fn order_publication(&self, dir: &Arc<Dir>) -> Result<(), Errno> {
+    pub fn order_publication(&self, dir: &Arc<Dir>) -> Result<(), Failure> {
         if dir.hidden().is_none() {
             let is_version = self.catalog.rules().group(&dir.path()).is_some();
             return match is_version && self.ns.version_of(dir).is_none() {
                 true => Ok(()),
-                false => Err(Errno::EINVAL),
+                false => Err(Errno::EINVAL.into()),
             };
         }
         let figures = self.version_figures();
@@ -57,7 +58,7 @@ impl Orders {
         }
         match self.ns.order_publication(dir)? {
             true => Ok(()),
-            false => Err(Errno::ENODATA),
+            false => Err(Errno::ENODATA.into()),
         }
     }
 
@@ -216,7 +217,7 @@ impl Orders {
                             tracing::info!("{}: complete", path.escape_ascii());
                             self.versions.tried(&dir, None);
                         }
-                        Err(errno) => self.not_published(&dir, errno),
+                        Err(failure) => self.not_published(&dir, &failure),
                     }
                 }
                 PublicationStep::Drain => {
@@ -251,21 +252,18 @@ impl Orders {
                 };
                 tracing::info!("{}: published{name}", path.escape_ascii());
             }
-            Err(error) => self.not_published(dir, error.errno()),
+            Err(error) => self.not_published(dir, &error.into()),
         }
         self.buffer.queue().wake_all();
     }
 
-    fn not_published(&self, dir: &Dir, errno: Errno) {
-        self.versions.tried(dir, Some(errno));
+    fn not_published(&self, dir: &Dir, failure: &Failure) {
+        self.versions.tried(dir, Some(failure.errno()));
         let reason = match dir.hidden() {
-            Some(_) => format!(
-                "not published: {}; it is kept and tried again",
-                errno.message()
-            ),
+            Some(_) => format!("not published: {failure}; it is kept and tried again"),
             None => "somebody has renamed or removed this version on the PFS".into(),
         };
-        self.base.report(dir.path(), errno, reason);
+        self.base.report(dir.path(), failure.errno(), reason);
     }
 }
 

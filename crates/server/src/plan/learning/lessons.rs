@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use forebay_namespace::{File, Namespace, NsError};
+use forebay_namespace::{File, Namespace, NsError, in_record};
 use forebay_policy::forecast::Learner;
 use forebay_policy::mtbf::{PRIOR_MTBF_S, ReadPurpose, RestartDetector, Writers, prior_s};
 use forebay_tiers::{FileObject, Object};
@@ -142,7 +142,7 @@ impl Learning {
                 }
             }
             let stored = Stored::of(&inner.learner, applications);
-            postcard::to_stdvec(&stored).map_err(|e| NsError::Record(e.to_string()))?
+            postcard::to_stdvec(&stored).map_err(in_record("what was learned"))?
         };
         plan.ns.put_fact(NAME, &bytes)?;
         let mut inner = self.inner.lock();
