@@ -246,6 +246,16 @@ class Buffer:
                 raise Loss(f"{what}: waited for in vain")
             time.sleep(0.05)
 
+    def remove(self, name):
+        """A directory with all that is in it, through the mount: nothing is left that would keep it."""
+        try:
+            shutil.rmtree(self.mnt / name)
+        except OSError as error:
+            left = {str(path): sorted(os.listdir(path)) for top in (self.mnt, self.pfs) for path in (top / name, *(top / name).rglob("*")) if path.is_dir()}
+            time.sleep(1)
+            again = run("rm", "-r", self.mnt / name, check=False)
+            raise Loss(f"{name} cannot be removed: {error}; left: {left}; a second later: {again.stderr or 'it can'}") from error
+
     def clean_up(self):
         if self.hanging:
             self.hanging.go_on()

@@ -3,7 +3,6 @@
 import mmap
 import multiprocessing
 import os
-import shutil
 import time
 
 from buffer import PATIENCE_S
@@ -156,7 +155,7 @@ class Outlive:
         for writer in self.writers:
             writer.judge(writer.drained, writer.told.value)
             writer.judge(writer.path, writer.told.value)
-        shutil.rmtree(self.folder)
+        self.buffer.remove(self.folder.name)
         return sum(since)
 
     def drains_not(self):
