@@ -106,6 +106,7 @@ setup_test() {
     need mkfs.xfs xfsprogs
     need mkfs.btrfs btrfs-progs
     need fio fio
+    need bindfs bindfs
     need faketime faketime
     need script bsdutils
     need git git

@@ -52,7 +52,7 @@ impl Namespace {
             return Ok(child);
         }
         let handle = self.open_dir(dir)?;
-        let id = self.pfs.stat(&handle, name).map_err(on_pfs("stat"))?.id;
+        let id = self.pfs.stat_now(&handle, name).map_err(on_pfs("stat"))?.id;
         Ok(self.intern_dir(id, dir, name))
     }
 

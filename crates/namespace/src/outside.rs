@@ -47,7 +47,7 @@ impl Namespace {
         handle: &PfsDir,
         name: &[u8],
     ) -> Result<Option<PfsStat>, NsError> {
-        match self.pfs.stat(handle, name) {
+        match self.pfs.stat_now(handle, name) {
             Ok(stat) => Ok(Some(stat)),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             Err(e) => Err(on_pfs("stat")(e)),

@@ -185,7 +185,7 @@ impl Namespace {
                 }
                 Copy::Itself(..) => self
                     .pfs
-                    .stat(&demotion.handle, &demotion.name)
+                    .stat_now(&demotion.handle, &demotion.name)
                     .map_err(on_pfs("stat"))?,
             };
             Ok::<_, NsError>(since_named(copied, &stat))
@@ -294,7 +294,7 @@ impl Namespace {
             Err(e) => return Err(on_pfs("exchange of names")(e)),
         }
         failpoint::hit(failpoint::Point::DemoteSwapped);
-        let replaced = self.pfs.stat(dir, temporary).map_err(on_pfs("stat"))?;
+        let replaced = self.pfs.stat_now(dir, temporary).map_err(on_pfs("stat"))?;
         if target.is_older(&replaced) {
             self.pfs.unlink(dir, temporary).map_err(on_pfs("unlink"))?;
             return Ok(Named::Placed);
@@ -304,7 +304,7 @@ impl Namespace {
             .map_err(on_pfs("exchange of names"))?;
         match target
             .ours
-            .is(&self.pfs.stat(dir, temporary).map_err(on_pfs("stat"))?)
+            .is(&self.pfs.stat_now(dir, temporary).map_err(on_pfs("stat"))?)
         {
             true => Ok(Named::Foreign(ConflictKind::Changed)),
             // Another change meanwhile: settling puts it beside.
@@ -453,7 +453,7 @@ impl Namespace {
         let name = self.move_beside(source, (&demotion.dir, dir), &demotion.name)?;
         demotion.dir.times.touch();
         failpoint::hit(failpoint::Point::ConflictPlaced);
-        let stat = self.pfs.stat(dir, &name).map_err(on_pfs("stat"))?;
+        let stat = self.pfs.stat_now(dir, &name).map_err(on_pfs("stat"))?;
         let file = &demotion.file;
         self.yield_name(file, (&demotion.dir, &demotion.name), &name, kind)?;
         file.lock().first_is_placed(since_named(copied, &stat));

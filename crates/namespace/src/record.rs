@@ -130,9 +130,10 @@ impl Published {
 
     /// Whether that is what the PFS has.
     pub fn is(&self, stat: &PfsStat) -> bool {
-        match matches!(self.ctime, Published::MOVED | Published::LEAVING) {
-            true => self.same_but_ctime(stat),
-            false => *self == Published::from(stat),
+        let is_told = |ctime| !matches!(ctime, Published::MOVED | Published::LEAVING);
+        match is_told(self.ctime) && stat.has_steady_ctime {
+            true => *self == Published::from(stat),
+            false => self.same_but_ctime(stat),
         }
     }
 
@@ -222,7 +223,10 @@ impl From<&PfsStat> for Published {
             btime_ns: stat.id.btime_ns,
             size: stat.size,
             mtime: stat.mtime,
-            ctime: stat.ctime,
+            ctime: match stat.has_steady_ctime {
+                true => stat.ctime,
+                false => Published::MOVED,
+            },
             looks: stat.into(),
         }
     }
@@ -571,6 +575,21 @@ mod tests {
     use forebay_tiers::PfsTree;
 
     use super::*;
+
+    #[test]
+    fn a_time_of_change_that_moves_by_itself_does_not_count() {
+        let top = tempfile::tempdir().unwrap();
+        let tree = PfsTree::open(top.path()).unwrap();
+        std::fs::write(top.path().join("f"), b"ours").unwrap();
+        let known = tree.stat(tree.root(), b"f").unwrap();
+        let mut later = known;
+        later.ctime.sec += 5;
+        assert!(!Published::from(&known).is(&later));
+        later.has_steady_ctime = false;
+        assert!(Published::from(&known).is(&later) && Published::from(&later).is(&known));
+        later.size += 1;
+        assert!(!Published::from(&known).is(&later));
+    }
 
     #[test]
     fn a_change_of_ours_does_not_hide_an_outsiders_at_the_same_moment() {

@@ -10,6 +10,11 @@
 //! Where a name came and went before any drain, or was changed on the PFS a moment before it was
 //! noted here, the PFS gets the time that is shown a little later
 //! ([`crate::Namespace::put_owed_times`]).
+//!
+//! Where a file that loses a name lives on under a hidden one until it is closed (NFS, FUSE by
+//! libfuse), the end of that name moves the times once more, after the drain.
+
+use std::time::{Duration, Instant};
 
 use forebay_tiers::{PfsStat, PfsTree};
 use forebay_types::{SetAttr, TimeSpec};
@@ -38,7 +43,12 @@ struct Unseen {
     left: Stamp,
     /// What is shown instead.
     shown: Stamp,
+    /// Until then the end of a hidden name may move the times: that is not an outsider's doing.
+    may_move_until: Option<Instant>,
 }
+
+/// A hidden name ends within this time after its file is closed.
+const HIDDEN_NAME_ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 struct State {
@@ -51,15 +61,24 @@ struct State {
 
 impl State {
     /// Without names that the PFS has not seen.
-    fn base(&self, stat: &PfsStat) -> Stamp {
+    fn base(&mut self, stat: &PfsStat) -> Stamp {
         let now = Stamp::of(stat);
-        match self.unseen {
-            Some(unseen) if unseen.left == now => unseen.shown,
-            _ => now,
+        let Some(unseen) = &mut self.unseen else {
+            return now;
+        };
+        let may_move = unseen
+            .may_move_until
+            .is_some_and(|until| Instant::now() < until);
+        if may_move {
+            unseen.left = now;
+        }
+        match unseen.left == now {
+            true => unseen.shown,
+            false => now,
         }
     }
 
-    fn shown(&self, stat: &PfsStat) -> Stamp {
+    fn shown(&mut self, stat: &PfsStat) -> Stamp {
         let base = self.base(stat);
         match self.touched {
             Some(at) => Stamp {
@@ -89,6 +108,11 @@ impl DirTimes {
     /// The same of a name that no drain follows; whether that is news.
     pub(crate) fn owe(&self) -> bool {
         self.touch();
+        self.owe_again()
+    }
+
+    /// The PFS is to be told once more; whether that is news.
+    pub(crate) fn owe_again(&self) -> bool {
         !std::mem::replace(&mut self.state.lock().owed, true)
     }
 
@@ -117,9 +141,11 @@ impl DirTimes {
     /// A drain has changed what the PFS says.
     pub(crate) fn changed_unseen(&self, before: &PfsStat, after: &PfsStat) {
         let mut state = self.state.lock();
+        let hidden = !after.has_steady_ctime;
         state.unseen = Some(Unseen {
             left: Stamp::of(after),
             shown: state.base(before),
+            may_move_until: hidden.then(|| Instant::now() + HIDDEN_NAME_ENDS_WITHIN),
         });
     }
 
@@ -132,7 +158,11 @@ impl DirTimes {
             let mtime = state.base(before).mtime;
             let (left, ctime) = (Stamp::of(after), after.ctime);
             let shown = Stamp { mtime, ctime };
-            state.unseen = Some(Unseen { left, shown });
+            state.unseen = Some(Unseen {
+                left,
+                shown,
+                may_move_until: None,
+            });
         }
     }
 

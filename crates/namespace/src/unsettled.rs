@@ -294,7 +294,7 @@ mod tests {
         std::fs::write(&path, b"copy").unwrap();
         set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let handle = ns.open_dir(&root).unwrap();
-        let stat = ns.pfs.stat(&handle, b"f").unwrap();
+        let stat = ns.pfs.stat_now(&handle, b"f").unwrap();
         let copy = Temporary {
             generation: file.lock().residency.generation,
             ino: stat.id.ino,
@@ -310,7 +310,7 @@ mod tests {
         }
         set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         ns.settle_demotion(&file).unwrap();
-        let now = ns.pfs.stat(&handle, b"f").unwrap();
+        let now = ns.pfs.stat_now(&handle, b"f").unwrap();
         let state = file.lock();
         let published = state.residency.published.unwrap();
         (state.meta.perm, published.is(&now))

@@ -46,7 +46,7 @@ impl Namespace {
                 dir.empty_dirs.end();
                 dir.note_present(name);
                 drop(orders);
-                let stat = self.pfs.stat(&to, name).map_err(on_pfs("stat"))?;
+                let stat = self.pfs.stat_now(&to, name).map_err(on_pfs("stat"))?;
                 Ok(self.meet(&dir, name, &stat, true))
             }
             Node::File(file) => self.link_file(&file, parent, name, None),
@@ -75,7 +75,7 @@ impl Namespace {
         if dir.is_taken(name) {
             return Err(Errno::EEXIST.into());
         }
-        match self.pfs.stat(&to, name) {
+        match self.pfs.stat_now(&to, name) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
             Err(e) => return Err(on_pfs("stat")(e)),

@@ -139,7 +139,7 @@ impl Namespace {
             }
             Err(error) => return self.serve_unchecked(file, error),
         };
-        match self.pfs.stat(&handle, name) {
+        match self.pfs.stat_now(&handle, name) {
             Ok(stat) if published.is_some_and(|p| p.is(&stat)) => return Ok(true),
             Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}

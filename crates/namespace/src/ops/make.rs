@@ -69,7 +69,7 @@ impl Namespace {
             dir.empty_dirs.end();
             dir.note_present(name);
         }
-        let stat = self.pfs.stat(&handle, name).map_err(on_pfs("stat"))?;
+        let stat = self.pfs.stat_now(&handle, name).map_err(on_pfs("stat"))?;
         let attr = self.meet(&dir, name, &stat, true);
         if stat.kind() == FileKind::Directory
             && let Some(made) = self.known_dir(self.dir_key(&stat))

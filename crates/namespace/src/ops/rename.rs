@@ -151,7 +151,7 @@ impl Namespace {
 
     fn end(&self, dir: &Arc<Dir>, name: &[u8], file: Option<Arc<File>>) -> Result<End, NsError> {
         let handle = self.open_dir(dir)?;
-        let stat = match self.pfs.stat(&handle, name) {
+        let stat = match self.pfs.stat_now(&handle, name) {
             Ok(stat) => Some(stat),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => None,
             Err(e) => return Err(on_pfs("stat")(e)),

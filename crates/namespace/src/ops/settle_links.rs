@@ -212,7 +212,7 @@ mod tests {
 
     fn published(ns: &Namespace, name: &str) -> Published {
         let root = ns.open_dir(ns.root()).unwrap();
-        (&ns.pfs.stat(&root, name.as_bytes()).unwrap()).into()
+        (&ns.pfs.stat_now(&root, name.as_bytes()).unwrap()).into()
     }
 
     /// The same number, another file: it was reused.

@@ -28,7 +28,7 @@ impl Namespace {
             let (Ok(handle), Ok(_order)) = (self.open_dir(&dir), dir.order(&self.pfs)) else {
                 continue;
             };
-            self.put_times_back(&dir, &handle);
+            self.put_back(&dir, &handle);
         }
     }
 
@@ -89,28 +89,39 @@ impl Namespace {
     /// A drain is done with a directory: the PFS gets the time of modification back that programs
     /// see, unless somebody else has changed the directory since. Where it cannot be set, the mount
     /// alone shows it.
-    pub fn put_times_back(&self, dir: &Dir, handle: &PfsDir) {
-        if let Err(error) = self.try_to_put_back(dir, handle) {
-            let path = dir.path();
-            tracing::debug!("{}: times of a drain stay: {error}", path.escape_ascii());
+    pub fn put_times_back(&self, dir: &Arc<Dir>, handle: &PfsDir) {
+        let may_move = self.put_back(dir, handle);
+        if may_move && dir.times.owe_again() {
+            self.owed_times.add(dir);
         }
     }
 
-    fn try_to_put_back(&self, dir: &Dir, handle: &PfsDir) -> std::io::Result<()> {
+    /// Answers whether the end of a hidden name may move the times once more.
+    fn put_back(&self, dir: &Dir, handle: &PfsDir) -> bool {
+        self.try_to_put_back(dir, handle).unwrap_or_else(|error| {
+            let path = dir.path();
+            tracing::debug!("{}: times of a drain stay: {error}", path.escape_ascii());
+            false
+        })
+    }
+
+    fn try_to_put_back(&self, dir: &Dir, handle: &PfsDir) -> std::io::Result<bool> {
         let Some(_alone) = dir.times.settled(&self.pfs) else {
-            return Ok(());
+            return Ok(false);
         };
         let before = self.pfs.stat_dir(handle)?;
         let Some(mtime) = dir.times.to_be_put_back(&before) else {
-            return Ok(());
+            return Ok(!before.has_steady_ctime);
         };
+        // Both: FUSE file systems by libfuse ignore a time of modification that comes alone.
         let set = SetAttr {
+            atime: Some(SetTime::At(before.atime)),
             mtime: Some(SetTime::At(mtime)),
             ..SetAttr::default()
         };
         self.pfs.set_attr_dir(handle, &set)?;
         let after = self.pfs.stat_dir(handle)?;
         dir.times.changed_unseen(&before, &after);
-        Ok(())
+        Ok(!after.has_steady_ctime)
     }
 }

@@ -209,7 +209,10 @@ impl Namespace {
         let hidden = version.as_ref().and_then(|version| version.hidden());
         let name_below = hidden.as_ref().map_or(name, |hidden| &hidden.name);
         let handle = self.open_dir(dir)?;
-        let stat = self.pfs.stat(&handle, name_below).map_err(on_pfs("stat"))?;
+        let stat = self
+            .pfs
+            .stat_now(&handle, name_below)
+            .map_err(on_pfs("stat"))?;
         let known = self.known_dir(self.dir_key(&stat));
         // Held until it is gone, so that no file is created in it meanwhile.
         let below = known.as_ref().map(|child| child.order_now());

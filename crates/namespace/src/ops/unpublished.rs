@@ -62,7 +62,7 @@ impl Namespace {
         if dir.is_taken(name) {
             return Err(Errno::EEXIST.into());
         }
-        match self.pfs.stat(&handle, name) {
+        match self.pfs.stat_now(&handle, name) {
             Ok(_) => return Err(Errno::EEXIST.into()),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
             Err(e) => return Err(on_pfs("stat")(e)),
@@ -277,7 +277,7 @@ impl Namespace {
             })
             .map_err(on_pfs("readdir"))?;
         for found in names {
-            let stat = match self.pfs.stat(&handle, &found) {
+            let stat = match self.pfs.stat_now(&handle, &found) {
                 Ok(stat) => stat,
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => continue,
                 Err(e) => return Err(on_pfs("stat")(e)),
@@ -329,7 +329,7 @@ impl Namespace {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {}
             done => return done,
         }
-        match self.pfs.stat(handle, name) {
+        match self.pfs.stat_now(handle, name) {
             Ok(_) => Err(Errno::EEXIST.into()),
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {
                 self.pfs
@@ -449,7 +449,7 @@ impl Namespace {
         let Some(hidden) = dir.hidden() else {
             return Ok(None);
         };
-        match self.pfs.stat(&self.open_dir(parent)?, &hidden.name) {
+        match self.pfs.stat_now(&self.open_dir(parent)?, &hidden.name) {
             Ok(stat) if self.dir_key(&stat) == dir.key => return Ok(Some(stat)),
             Ok(_) => {}
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}

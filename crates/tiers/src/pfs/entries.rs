@@ -8,7 +8,7 @@ use forebay_types::{Errno, FileKind, RenameMode};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, RenameFlags, Uid};
 use rustix::io::Errno as Sys;
 
-use super::tree::{PfsDir, PfsTree, checked, open_path, proc_path, stat_fd};
+use super::tree::{PfsDir, PfsTree, checked, open_path, proc_path};
 
 /// Whom a new entry shall belong to.
 #[derive(Clone, Copy)]
@@ -97,7 +97,7 @@ impl PfsTree {
     /// this thread's user owns and that is empty.
     fn give(&self, dir: &PfsDir, name: &[u8], kind: FileKind, owner: Owner) -> io::Result<()> {
         let fd = open_path(dir, name)?;
-        let stat = stat_fd(fd.as_fd())?;
+        let stat = self.stat_fd(fd.as_fd())?;
         if stat.kind() != kind {
             return Err(Errno::ESTALE.into());
         }
@@ -178,7 +178,9 @@ impl PfsTree {
 
     /// Moves an entry. Where the file system below cannot promise not to replace (NFS), a file is
     /// linked to its new name and then unlinked from the old one; for a directory, and for
-    /// [`RenameMode::Exchange`], the error is `EINVAL`.
+    /// [`RenameMode::Exchange`], the error is `EINVAL`. Such file systems keep the old name, hidden,
+    /// as long as somebody has the file open by it (NFS, FUSE by libfuse): the time of change moves
+    /// once more when that is closed, and says nothing from then on.
     pub fn rename(
         &self,
         dir: &PfsDir,
@@ -238,6 +240,7 @@ impl PfsTree {
         if self.stat(dir, name)?.kind() == FileKind::Directory {
             return Err(Errno::EINVAL.into());
         }
+        self.steady_ctime.store(false, Ordering::Release);
         self.link(dir, name, new_dir, new_name)?;
         self.unlink(dir, name)
     }
@@ -255,7 +258,9 @@ mod tests {
         std::fs::write(top.path().join("new"), "new").unwrap();
         std::fs::write(top.path().join("old"), "old").unwrap();
         std::fs::create_dir(top.path().join("dir")).unwrap();
+        assert!(tree.stat(root, b"new").unwrap().has_steady_ctime);
         let taken = tree.rename_by_link(root, b"new", root, b"old").unwrap_err();
+        assert!(!tree.stat(root, b"new").unwrap().has_steady_ctime);
         assert_eq!(taken.raw_os_error(), Some(libc::EEXIST));
         assert_eq!(std::fs::read(top.path().join("old")).unwrap(), b"old");
         tree.rename_by_link(root, b"new", root, b"free").unwrap();

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use forebay_types::FileKind;
 
 use super::stat::PfsStat;
-use super::tree::{PfsDir, PfsTree, reopen, stat_fd};
+use super::tree::{PfsDir, PfsTree, reopen};
 
 /// File systems on devices of this node that have everything on stable storage when syncfs(2)
 /// returns: ext2 to ext4, XFS, btrfs; and tmpfs, which has none.
@@ -49,7 +49,7 @@ impl PfsTree {
         }
         self.health.pass()?;
         let dir = reopen(&self.root)?;
-        let dev = stat_fd(dir.as_fd())?.id.dev;
+        let dev = self.stat_fd(dir.as_fd())?.id.dev;
         Ok(Some(FlushTogether { dir, dev }))
     }
 

@@ -12,7 +12,7 @@ use forebay_types::FileKind;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 
 use super::stat::PfsStat;
-use super::tree::{PfsDir, PfsTree, checked, open_path, proc_path, refuse_irregular, stat_fd};
+use super::tree::{PfsDir, PfsTree, checked, open_path, proc_path, refuse_irregular};
 
 /// Anything on the PFS, held by a descriptor that neither follows nor touches it.
 #[derive(Debug)]
@@ -49,14 +49,14 @@ impl PfsTree {
     pub fn node(&self, dir: &PfsDir, name: &[u8]) -> io::Result<PfsNode> {
         self.health.pass()?;
         let fd = open_path(dir, name)?;
-        let found = stat_fd(fd.as_fd())?;
+        let found = self.stat_fd(fd.as_fd())?;
         Ok(PfsNode { fd, found })
     }
 
     /// What it is like now.
     pub fn stat_node(&self, node: &PfsNode) -> io::Result<PfsStat> {
         self.health.pass()?;
-        stat_fd(node.as_fd())
+        self.stat_fd(node.as_fd())
     }
 
     /// Gives it a further name, which must be free.

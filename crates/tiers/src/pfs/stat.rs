@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::Ordering;
 
 use forebay_types::{FileKind, TimeSpec};
 use rustix::fs::{AtFlags, Statx, StatxAttributes, StatxFlags, StatxTimestamp};
 
-use super::tree::{PfsDir, PfsTree, STATX, checked, stat_fd};
+use super::tree::{PfsDir, PfsTree, STATX, checked};
 
 /// Tells a file of the PFS apart from another that reuses its inode number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,6 +46,8 @@ pub struct PfsStat {
     pub mtime: TimeSpec,
     /// Last change of content or attributes.
     pub ctime: TimeSpec,
+    /// Whether `ctime` stands still when nobody changes the file: see [`PfsTree::rename`].
+    pub has_steady_ctime: bool,
     /// Nobody may change it, root neither (`chattr +i`).
     pub is_immutable: bool,
     /// Nobody may change what is in it, but append to it (`chattr +a`).
@@ -73,7 +76,7 @@ impl PfsStat {
         self.id == other.id
             && self.size == other.size
             && self.mtime == other.mtime
-            && self.ctime == other.ctime
+            && (self.ctime == other.ctime || !(self.has_steady_ctime && other.has_steady_ctime))
     }
 }
 
@@ -109,6 +112,7 @@ impl From<Statx> for PfsStat {
             atime: time(stat.stx_atime),
             mtime: time(stat.stx_mtime),
             ctime: time(stat.stx_ctime),
+            has_steady_ctime: true,
             is_immutable: stat.stx_attributes.contains(StatxAttributes::IMMUTABLE),
             is_append_only: stat.stx_attributes.contains(StatxAttributes::APPEND),
         }
@@ -119,19 +123,43 @@ impl PfsTree {
     /// Of a directory.
     pub fn stat_dir(&self, dir: &PfsDir) -> io::Result<PfsStat> {
         self.health.pass()?;
-        stat_fd(dir.as_fd())
+        self.stat_fd(dir.as_fd())
     }
 
-    /// Of an entry; of a link itself.
+    /// Of an entry; of a link itself. What the kernel believes of it: of a network or FUSE file
+    /// system that may be some seconds old, and wrong in its time of change.
     pub fn stat(&self, dir: &PfsDir, name: &[u8]) -> io::Result<PfsStat> {
+        self.stat_entry(dir, name, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// The same as the PFS itself has it: to be compared with what was published, or kept for that.
+    pub fn stat_now(&self, dir: &PfsDir, name: &[u8]) -> io::Result<PfsStat> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+        self.stat_entry(dir, name, flags)
+    }
+
+    fn stat_entry(&self, dir: &PfsDir, name: &[u8], flags: AtFlags) -> io::Result<PfsStat> {
         self.health.pass()?;
-        let flags = AtFlags::SYMLINK_NOFOLLOW;
-        Ok(rustix::fs::statx(dir, checked(name)?, flags, STATX)?.into())
+        let stat = rustix::fs::statx(dir, checked(name)?, flags, STATX)?;
+        Ok(self.stat_of(stat))
+    }
+
+    /// statx(2) of an open file, of any kind, as the PFS itself has it.
+    pub(super) fn stat_fd(&self, fd: BorrowedFd<'_>) -> io::Result<PfsStat> {
+        let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        Ok(self.stat_of(rustix::fs::statx(fd, c"", how, STATX)?))
+    }
+
+    fn stat_of(&self, stat: Statx) -> PfsStat {
+        PfsStat {
+            has_steady_ctime: self.steady_ctime.load(Ordering::Acquire),
+            ..PfsStat::from(stat)
+        }
     }
 
     /// Of an open file.
     pub fn stat_file(&self, file: &File) -> io::Result<PfsStat> {
         self.health.pass()?;
-        stat_fd(file.as_fd())
+        self.stat_fd(file.as_fd())
     }
 }

@@ -12,8 +12,6 @@ use forebay_types::{Errno, FileKind, Statfs, check_name, limits};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno as Sys;
 
-use super::stat::PfsStat;
-
 use crate::PfsHealth;
 
 /// A directory of the PFS, held open. Clones share the descriptor.
@@ -47,6 +45,8 @@ pub struct PfsTree {
     pub(super) unnamed: AtomicBool,
     /// Two names can be exchanged, as far as is known.
     pub(super) exchange: AtomicBool,
+    /// The time of change of a file stands still when nobody changes it, as far as is known.
+    pub(super) steady_ctime: AtomicBool,
     /// One syncfs(2) does for many files.
     pub(super) syncfs_counts: bool,
 }
@@ -88,6 +88,7 @@ impl PfsTree {
             health: PfsHealth::none(),
             unnamed: AtomicBool::new(true),
             exchange: AtomicBool::new(true),
+            steady_ctime: AtomicBool::new(true),
         })
     }
 
@@ -298,9 +299,4 @@ pub(super) fn open_path(dir: &PfsDir, name: &[u8]) -> io::Result<OwnedFd> {
         flags,
         Mode::empty(),
     )?)
-}
-
-/// statx(2) of an open file, of any kind.
-pub(super) fn stat_fd(fd: BorrowedFd<'_>) -> io::Result<PfsStat> {
-    Ok(rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, STATX)?.into())
 }

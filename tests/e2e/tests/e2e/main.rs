@@ -12,6 +12,7 @@ mod faults_disks;
 mod faults_limits;
 mod faults_power;
 mod flushes;
+mod foreign;
 mod fsync;
 mod group;
 mod hanging;
