@@ -35,9 +35,16 @@ impl Namespace {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<Option<Arc<File>>, NsError> {
+        let mut looked = false;
         for _ in 1..RENAME_TRIES {
             match self.rename_once((parent, name), (new_parent, new_name), mode, true) {
                 Err(error) if error.refusal() == Some(Errno::EAGAIN) => {}
+                Err(error) if error.refusal() == Some(Errno::ENOTEMPTY) && !looked => {
+                    looked = true;
+                    if !self.forget_removed(&self.dir(new_parent)?, new_name)? {
+                        return Err(error);
+                    }
+                }
                 done => return done,
             }
         }

@@ -192,10 +192,40 @@ impl Namespace {
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<(), NsError> {
         check_name(name)?;
         let dir = self.dir(parent)?;
-        while !self.rmdir_if_calm(&dir, name)? {
-            std::thread::sleep(CALM_AGAIN);
+        let mut looked = false;
+        loop {
+            match self.rmdir_if_calm(&dir, name) {
+                Ok(true) => return Ok(()),
+                Ok(false) => std::thread::sleep(CALM_AGAIN),
+                Err(error) if error.refusal() == Some(Errno::ENOTEMPTY) && !looked => {
+                    looked = true;
+                    if !self.forget_removed(&dir, name)? {
+                        return Err(error);
+                    }
+                }
+                Err(error) => return Err(error),
+            }
         }
-        Ok(())
+    }
+
+    /// Drops the clean files of a directory that somebody has removed on the PFS: nobody sees them,
+    /// and they would keep it from going. Answers whether there were any.
+    pub(crate) fn forget_removed(&self, parent: &Arc<Dir>, name: &[u8]) -> Result<bool, NsError> {
+        let handle = self.open_dir(parent)?;
+        let stat = self.pfs.stat(&handle, name).map_err(on_pfs("stat"))?;
+        let Some(child) = self.known_dir(self.dir_key(&stat)) else {
+            return Ok(false);
+        };
+        let files: Vec<_> = child
+            .lock()
+            .iter()
+            .map(|(name, file)| (name.clone(), file.clone()))
+            .collect();
+        let mut dropped = false;
+        for (name, file) in files {
+            dropped |= !self.still_valid(&child, &name, &file)?;
+        }
+        Ok(dropped)
     }
 
     /// `false` if something is being made or removed in the directory now. Waiting for that with

@@ -299,3 +299,30 @@ fn promise_1_undrained_files_are_listed_among_those_of_the_pfs() {
     assert_eq!(listing(&cluster.pfs("d")), ["b"]);
     assert_eq!(cluster.mnt("d/c").metadata().expect("metadata").len(), 30);
 }
+
+#[test]
+fn promise_1_a_directory_is_empty_when_somebody_has_removed_its_files_on_the_pfs() {
+    let cluster = Cluster::builder().up();
+    for dir in ["gone", "replaced", "new", "kept"] {
+        fs::create_dir(cluster.mnt(dir)).expect("mkdir");
+        write_file(&cluster.mnt(dir).join("f"), pattern(41, 1000));
+        fs::hard_link(cluster.mnt(dir).join("f"), cluster.mnt(dir).join("g")).expect("link");
+    }
+    cluster.drain("");
+    for dir in ["gone", "replaced"] {
+        for name in ["f", "g"] {
+            fs::remove_file(cluster.pfs(dir).join(name)).expect("remove");
+        }
+    }
+    settle_for_revalidation();
+    // Nobody looks for the files by name.
+    fs::remove_dir(cluster.mnt("gone")).expect("rmdir");
+    fs::rename(cluster.mnt("new"), cluster.mnt("replaced")).expect("rename");
+    let refused = fs::remove_dir(cluster.mnt("kept")).expect_err("not empty");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOTEMPTY));
+    for root in [cluster.mnt(""), cluster.pfs("")] {
+        assert_eq!(listing(&root), ["kept", "replaced"]);
+        pattern(41, 1000).assert_in(&root.join("replaced/g"));
+        pattern(41, 1000).assert_in(&root.join("kept/f"));
+    }
+}
