@@ -30,6 +30,9 @@ enum Part {
 
 struct Rule {
     parts: Vec<Part>,
+    /// What the rule's names, level and MTBF are for: a rule that makes versions names directories,
+    /// and means what is in them.
+    of_files: Vec<Part>,
     names: bool,
     durability: Option<Durability>,
     mtbf_s: Option<f64>,
@@ -51,17 +54,21 @@ pub struct Rules {
 impl Rules {
     /// Takes the rules in their order.
     pub fn new(rules: &[PathRule]) -> Rules {
-        let compile = |rule: &PathRule| Rule {
-            parts: rule
-                .pattern
-                .split('/')
-                .filter(|p| !p.is_empty())
-                .map(part)
-                .collect(),
-            names: rule.pattern.contains("{app}") || rule.pattern.contains("{version}"),
-            durability: rule.durability,
-            mtbf_s: rule.mtbf.map(|d| d.as_secs_f64()),
-            group: rule.group,
+        let compile = |rule: &PathRule| {
+            let names = rule.pattern.split('/').filter(|p| !p.is_empty());
+            let parts: Vec<_> = names.map(part).collect();
+            let mut of_files = parts.clone();
+            if rule.group.is_some() {
+                of_files.push(Part::Deep);
+            }
+            Rule {
+                parts,
+                of_files,
+                names: rule.pattern.contains("{app}") || rule.pattern.contains("{version}"),
+                durability: rule.durability,
+                mtbf_s: rule.mtbf.map(|d| d.as_secs_f64()),
+                group: rule.group,
+            }
         };
         Rules {
             rules: rules.iter().map(compile).collect(),
@@ -69,14 +76,24 @@ impl Rules {
     }
 
     fn first(&self, path: &[u8], wanted: fn(&Rule) -> bool) -> Option<(&Rule, Named)> {
+        self.first_by(path, wanted, |rule| &rule.of_files)
+    }
+
+    fn first_by(
+        &self,
+        path: &[u8],
+        wanted: fn(&Rule) -> bool,
+        pattern: fn(&Rule) -> &[Part],
+    ) -> Option<(&Rule, Named)> {
         let parts: Vec<&[u8]> = path
             .split(|&b| b == b'/')
             .filter(|p| !p.is_empty())
             .collect();
-        self.rules
-            .iter()
-            .filter(|rule| wanted(rule))
-            .find_map(|rule| Some((rule, match_parts(&rule.parts, &parts, Named::default())?)))
+        let mut wanted = self.rules.iter().filter(|rule| wanted(rule));
+        wanted.find_map(|rule| {
+            let named = match_parts(pattern(rule), &parts, Named::default())?;
+            Some((rule, named))
+        })
     }
 
     /// The level that the first matching rule with one names.
@@ -107,7 +124,7 @@ impl Rules {
 
     /// By what the version in this directory is published, if the first matching rule makes it one.
     pub fn group(&self, path: &[u8]) -> Option<GroupMode> {
-        self.first(path, |rule| rule.group.is_some())
+        self.first_by(path, |rule| rule.group.is_some(), |rule| &rule.parts)
             .and_then(|(rule, _)| rule.group)
     }
 
@@ -355,6 +372,15 @@ mod tests {
         assert!(!matches("*.db", b"a/c.db"));
         assert!(matches("/a/*b*c", b"a/xbyc"));
         assert!(matches("/\u{e9}t\u{e9}", "\u{e9}t\u{e9}".as_bytes()));
+    }
+
+    #[test]
+    fn a_rule_that_makes_versions_names_what_is_in_them() {
+        let rules = rules("/*/full-{version}");
+        assert_eq!(rules.identify(b"run/full-7/rank-0").version, Some(7));
+        assert!(rules.durability(b"run/full-7/deep/rank-0").is_some());
+        assert_eq!(rules.group(b"run/full-7"), Some(GroupMode::Commit));
+        assert_eq!(rules.group(b"run/full-7/deep"), None);
     }
 
     #[test]
