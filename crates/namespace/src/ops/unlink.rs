@@ -21,6 +21,17 @@ const TEMPORARIES_TRIES: usize = 16;
 /// A directory in which names are changing is looked at again after this time.
 const CALM_AGAIN: Duration = Duration::from_millis(1);
 
+/// An unlink that the PFS has seen, and the records have not.
+struct Begun {
+    /// What ends the intent.
+    batch: Batch,
+    /// The intent's number, where one was made.
+    sequence: Option<u64>,
+    /// The PFS had the name, and has lost it.
+    is_lost: bool,
+    was_dirty: bool,
+}
+
 impl Namespace {
     /// Removes a name. Answers with the file, if it was in the burst buffer: its object goes when
     /// nobody has it open any more.
@@ -43,7 +54,6 @@ impl Namespace {
         Ok(Some(file))
     }
 
-    #[allow(clippy::too_many_lines, reason = "being moved")]
     fn unlink_file(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {
         let _naming = file.naming(&self.pfs)?;
         self.settle_held(file)?;
@@ -51,41 +61,7 @@ impl Namespace {
             // An outsider has the name, it turned out, and the file another.
             return Err(Errno::ESTALE.into());
         }
-        let (published, several, dirty) = {
-            let state = file.lock();
-            let several = state.names.len() > 1;
-            (state.expected_at(dir, name), several, state.is_dirty())
-        };
-        let mut batch = Batch::new();
-        let (mut sequence, mut lost) = (None, false);
-        if let Some(published) = published {
-            let synced = self.must_be_synced(&[Some(file)])?;
-            if synced && !several && !dirty {
-                self.sync()?;
-            }
-            if several {
-                let place = (dir.key, name.to_vec());
-                let intent = Intent::Link(LinkIntent {
-                    place: place.clone(),
-                    target: published,
-                    change: LinkChange::Removed,
-                    holder: Some(place),
-                });
-                let begun = self.begin_change_of_names(Batch::new(), &intent, synced)?;
-                batch.delete(record::intent_key(begun));
-                sequence = Some(begun);
-                failpoint::hit(failpoint::Point::UnlinkIntent);
-            }
-            match self.unlink_older(dir, name, file, published) {
-                Ok(removed) => lost = removed,
-                Err(error) => {
-                    if let Some(sequence) = sequence {
-                        self.take_intent_back(sequence)?;
-                    }
-                    return Err(error);
-                }
-            }
-        }
+        let mut begun = self.unlink_on_pfs(dir, name, file)?;
         failpoint::hit(failpoint::Point::UnlinkPfs);
         // The link count changed the PFS's ctime.
         let left = self.published_without(file, dir, name);
@@ -95,23 +71,23 @@ impl Namespace {
         let garbage = if state.names.len() > 1 {
             state.drop_name(dir, name);
             state.follow_published(left);
-            self.put_file(&mut batch, file, &state)?;
+            self.put_file(&mut begun.batch, file, &state)?;
             None
         } else {
-            let garbage = self.drop_file(&mut batch, file, &state)?;
+            let garbage = self.drop_file(&mut begun.batch, file, &state)?;
             state.unlink();
             Some(garbage)
         };
         state.touch();
-        if let Err(error) = self.commit(batch) {
+        if let Err(error) = self.commit(begun.batch) {
             // With an intent, or where the record says that the PFS has it, a start finds that it
             // has not, and ends it, too.
-            if sequence.is_some() || (lost && !dirty) {
+            if begun.sequence.is_some() || (begun.is_lost && !begun.was_dirty) {
                 children.remove(name);
-                self.leave_unrecorded(sequence, None, &error);
+                self.leave_unrecorded(begun.sequence, None, &error);
                 return Ok(());
             }
-            if lost {
+            if begun.is_lost {
                 before.set_published(None);
             }
             *state = before;
@@ -123,6 +99,56 @@ impl Namespace {
             self.add_garbage(garbage);
         }
         Ok(())
+    }
+
+    /// The PFS loses the name, if it has it, before the record does.
+    fn unlink_on_pfs(
+        &self,
+        dir: &Arc<Dir>,
+        name: &[u8],
+        file: &Arc<File>,
+    ) -> Result<Begun, NsError> {
+        let (published, several, was_dirty) = {
+            let state = file.lock();
+            let several = state.names.len() > 1;
+            (state.expected_at(dir, name), several, state.is_dirty())
+        };
+        let mut begun = Begun {
+            batch: Batch::new(),
+            sequence: None,
+            is_lost: false,
+            was_dirty,
+        };
+        let Some(published) = published else {
+            return Ok(begun);
+        };
+        let synced = self.must_be_synced(&[Some(file)])?;
+        if synced && !several && !was_dirty {
+            self.sync()?;
+        }
+        if several {
+            let place = (dir.key, name.to_vec());
+            let intent = Intent::Link(LinkIntent {
+                place: place.clone(),
+                target: published,
+                change: LinkChange::Removed,
+                holder: Some(place),
+            });
+            let sequence = self.begin_change_of_names(Batch::new(), &intent, synced)?;
+            begun.batch.delete(record::intent_key(sequence));
+            begun.sequence = Some(sequence);
+            failpoint::hit(failpoint::Point::UnlinkIntent);
+        }
+        match self.unlink_older(dir, name, file, published) {
+            Ok(removed) => begun.is_lost = removed,
+            Err(error) => {
+                if let Some(sequence) = begun.sequence {
+                    self.take_intent_back(sequence)?;
+                }
+                return Err(error);
+            }
+        }
+        Ok(begun)
     }
 
     /// The PFS loses the version that it has of a file about to be unlinked; whether it has. What
