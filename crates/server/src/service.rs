@@ -247,9 +247,11 @@ impl Server {
         let ns = &rooms.base.ns();
         match request {
             Request::Unlink { link, .. } => {
+                let last = rooms.files.last_name(&link);
                 if ns.unlink(link.parent, &link.name)?.is_some() {
                     rooms.buffer.wake_collector();
                 }
+                rooms.files.lost_last_name(&link, last);
                 rooms.base.forget_error(link.parent, &link.name);
             }
             Request::Rmdir { link, .. } => ns.rmdir(link.parent, &link.name)?,
@@ -308,12 +310,14 @@ impl Server {
         if mode == forebay_types::RenameMode::Exchange {
             rooms.files.stabilise_for_rename(to, from)?;
         }
+        let last = rooms.files.last_name(to);
         let renamed = rooms
             .base
             .ns()
             .rename(from.parent, &from.name, to.parent, &to.name, mode);
         rooms.base.absorb_conflicts();
         let replaced = renamed?;
+        rooms.files.lost_last_name(to, last);
         if replaced.is_some() {
             rooms.buffer.wake_collector();
         }

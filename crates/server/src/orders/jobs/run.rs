@@ -11,7 +11,7 @@ use forebay_wire::control::Movement;
 
 use super::{
     BETWEEN_LOOKS, CLOSE_GRACE, IDLE_GRACE, Job, Outcome, Seen, UNDER_WAY_MAX, fail_file,
-    fail_missing, left,
+    fail_missing, inplace, left,
 };
 use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
@@ -45,6 +45,7 @@ pub fn start(
 fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
     let sight = Sight::new(orders, asker);
     let mut work: Vec<Visited> = Vec::new();
+    let mut flushes = Vec::new();
     let mut cut = false;
     let walked: &[Vec<u8>] = match movement {
         Movement::Commit => {
@@ -69,6 +70,17 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
                     return true;
                 }
                 let (bytes, needed) = need(orders, movement, &visited);
+                let visited = match movement {
+                    Movement::StageOut if !needed => match inplace::order(orders, visited) {
+                        Ok(flush) => {
+                            job.progress.lock().files_total += 1;
+                            flushes.push(flush);
+                            return !is_ended();
+                        }
+                        Err(visited) => visited,
+                    },
+                    _ => visited,
+                };
                 let mut progress = job.progress.lock();
                 progress.files_total += 1;
                 if needed {
@@ -95,7 +107,10 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
     fail_missing(job, missing, lost);
     job.progress.lock().counting = false;
     match movement {
-        Movement::StageOut => stage_out(orders, job, work),
+        Movement::StageOut => {
+            stage_out(orders, job, work);
+            inplace::wait(orders, job, flushes);
+        }
         _ => one_by_one(orders, job, movement, work),
     }
     let mut progress = job.progress.lock();
