@@ -627,13 +627,16 @@ mod tests {
             ..none
         };
         let said = wait.farewell(&unflushed);
-        assert!(said.starts_with("/bb: stopped; 1 file changed in place on the PFS"));
+        assert!(said.starts_with("/bb: stopped; what was changed in 1 file or"));
         let both = StopSummary {
             unflushed_files: 2,
             ..left
         };
         let said = wait.farewell(&both);
-        assert!(said.contains("goes on; 2 files changed in place"), "{said}");
+        assert!(
+            said.contains("goes on; what was changed in 2 files or"),
+            "{said}"
+        );
         let drain = args(true, None);
         let wait = Wait::new(&drain, Path::new("/var/bb"), dirty(0));
         let farewell = wait.farewell(&left);

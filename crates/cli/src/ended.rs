@@ -102,9 +102,6 @@ pub fn is_all_there(left: &StopSummary) -> bool {
     (left.undrained_files, left.undrained_bytes) == (0, 0)
 }
 
-/// What is said of files that were changed in place.
-const UNFLUSHED: &str = "changed in place on the PFS, which did not put what was written on stable storage: that may be lost there";
-
 /// What is said of a burst buffer that has ended, such as `stopped`.
 pub fn farewell(mount: &Path, how: &str, state: &Path, left: &StopSummary) -> String {
     let mount = mount.display();
@@ -113,8 +110,14 @@ pub fn farewell(mount: &Path, how: &str, state: &Path, left: &StopSummary) -> St
     }
     let unflushed = match left.unflushed_files {
         0 => String::new(),
-        1 => format!("; 1 file {UNFLUSHED}"),
-        several => format!("; {several} files {UNFLUSHED}"),
+        number => format!(
+            "; what was changed in {number} {} of the PFS is not on stable storage there, and may be lost",
+            if number == 1 {
+                "file or directory"
+            } else {
+                "files or directories"
+            }
+        ),
     };
     if is_all_there(left) {
         return format!("{mount}: {how}{unflushed}");

@@ -61,7 +61,7 @@ pub struct StopSummary {
     pub undrained_bytes: u64,
     /// Of those, bytes in memory: a reboot would lose them.
     pub in_memory_bytes: u64,
-    /// Files that were changed in place on the PFS, which did not put them on stable storage.
+    /// Files and directories that were changed on the PFS, which did not put them on stable storage.
     pub unflushed_files: u64,
 }
 
@@ -254,6 +254,9 @@ impl Instance {
         if !rooms.base.health().is_silent() {
             rooms.base.ns().put_owed_times(Duration::ZERO);
             rooms.files.flush_all_in_place();
+            if self.drained.load(Ordering::Acquire) {
+                rooms.files.flush_names();
+            }
         }
         failpoint::hit(failpoint::Point::StopMoved);
         rooms.files.collect_garbage();

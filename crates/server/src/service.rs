@@ -162,7 +162,17 @@ impl Server {
         })
     }
 
+    /// Whatever it is, names on the PFS that it changes are to be flushed.
     fn answer_tree(&self, request: Request) -> Result<Response, Failure> {
+        let changed = changed_dirs(&request);
+        let answer = self.answer_node(request)?;
+        for parent in changed.into_iter().flatten() {
+            self.rooms.files.note_names(parent);
+        }
+        Ok(answer)
+    }
+
+    fn answer_node(&self, request: Request) -> Result<Response, Failure> {
         let rooms = &self.rooms;
         let ns = &rooms.base.ns();
         Ok(match request {
@@ -414,5 +424,20 @@ impl Server {
                 ControlResponse::Fsck(rooms.lifecycle.fsck(dry_run, checksums, true))
             }),
         }
+    }
+}
+
+/// The directories in which a request changes names.
+fn changed_dirs(request: &Request) -> [Option<forebay_types::Ino>; 2] {
+    match request {
+        Request::Mknod { link, .. }
+        | Request::Mkdir { link, .. }
+        | Request::Symlink { link, .. }
+        | Request::Link { link, .. }
+        | Request::Unlink { link, .. }
+        | Request::Rmdir { link, .. } => [Some(link.parent), None],
+        Request::Rename { from, to, .. } if from.parent == to.parent => [Some(to.parent), None],
+        Request::Rename { from, to, .. } => [Some(from.parent), Some(to.parent)],
+        _ => [None, None],
     }
 }

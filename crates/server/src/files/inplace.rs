@@ -13,6 +13,7 @@
 //!    taken.
 
 pub(crate) mod flush;
+pub(crate) mod names;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -97,6 +98,15 @@ struct State {
     failed: VecDeque<Unflushed>,
     /// Changes so far.
     changes: u64,
+}
+
+impl State {
+    fn remember(&mut self, unflushed: Unflushed) {
+        if self.failed.len() >= limits::ERRORS_REMEMBERED_MAX {
+            self.failed.pop_front();
+        }
+        self.failed.push_back(unflushed);
+    }
 }
 
 /// All of them.
@@ -250,10 +260,7 @@ impl InPlace {
         }
         if let Some(unflushed) = &told {
             state.failed.retain(|failed| failed.id != id);
-            if state.failed.len() >= limits::ERRORS_REMEMBERED_MAX {
-                state.failed.pop_front();
-            }
-            state.failed.push_back(unflushed.clone());
+            state.remember(unflushed.clone());
         }
         drop(state);
         self.settled.notify_all();
@@ -318,8 +325,25 @@ impl InPlace {
         failed.chain(state.kept.values().map(path)).collect()
     }
 
-    fn all(&self) -> Vec<PfsId> {
-        self.state.lock().kept.keys().copied().collect()
+    /// The same of names in a directory.
+    fn names_failed(&self, path: Vec<u8>, errno: Errno) {
+        let failed = Unflushed {
+            // No file's.
+            id: PfsId::default(),
+            path,
+            errno,
+            reason: String::new(),
+            owed: false,
+        };
+        let mut state = self.state.lock();
+        state.failed.retain(|known| known.path != failed.path);
+        state.remember(failed);
+    }
+
+    fn all(&self) -> Vec<(PfsId, Arc<PlainNode>)> {
+        let state = self.state.lock();
+        let kept = state.kept.iter();
+        kept.map(|(id, kept)| (*id, kept.node.clone())).collect()
     }
 }
 

@@ -37,6 +37,7 @@ use crate::plan::Plan;
 use descriptors::Descriptors;
 use guard::GuardPost;
 use inplace::InPlace;
+use inplace::names::Names;
 use unnamed::Unnamed;
 use unseen::Unseen;
 
@@ -60,6 +61,8 @@ pub struct Files {
     unnamed: Unnamed,
     /// What was changed on the PFS itself, and is not flushed.
     in_place: InPlace,
+    /// Where names were.
+    names: Names,
     /// Serialises the making of space, so that two writers do not evict for the same need.
     making_space: Mutex<()>,
     /// Removed objects that are still on record as garbage.
@@ -75,6 +78,7 @@ impl Files {
             settings: drain.base().settings().clone(),
             ns: drain.base().ns().clone(),
             in_place: InPlace::new(descriptors.in_place_max),
+            names: Names::default(),
             descriptors,
             guard: GuardPost::default(),
             unseen: Unseen::default(),

@@ -186,7 +186,9 @@ fn promise_7_an_error_of_a_flush_of_what_was_changed_in_place_reaches_everybody_
     let output = cluster.on_state(&["down", "--drain"]);
     assert_eq!(output.code, 3, "{output:?}");
     assert!(
-        output.stderr.contains("1 file changed in place"),
+        output
+            .stderr
+            .contains("what was changed in 1 file or directory of the PFS"),
         "{output:?}"
     );
     assert!(output.stderr.contains("/linked"), "{output:?}");
@@ -238,4 +240,44 @@ fn promise_8_what_was_changed_in_place_outlives_a_power_cut_of_the_pfs_after_a_d
         let whole = [pattern(3130, LEN).bytes(), pattern(3131, LEN).bytes()].concat();
         assert!(found == whole, "{order}: {} bytes are left", found.len());
     }
+}
+
+#[test]
+fn promise_8_names_changed_since_the_last_drain_outlive_a_power_cut_after_down_with_drain() {
+    if needs_root() {
+        return;
+    }
+    let builder = Cluster::builder().lazy().ssd("64MiB");
+    let mut cluster = builder.fuse_pfs_on_disk(64 * MIB).up();
+    fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    for name in ["d/moved", "d/gone"] {
+        write_file(&cluster.mnt(name), pattern(3140, LEN));
+    }
+    cluster.drain("");
+    fs::create_dir(cluster.mnt("new")).expect("mkdir");
+    fs::rename(cluster.mnt("d/moved"), cluster.mnt("new/f")).expect("rename");
+    fs::hard_link(cluster.mnt("new/f"), cluster.mnt("new/g")).expect("link");
+    fs::create_dir(cluster.mnt("new/s")).expect("mkdir");
+    fs::remove_file(cluster.mnt("d/gone")).expect("unlink");
+    cluster.down(&["--drain"]);
+    let left = cluster.cut_pfs_power();
+    assert!(listing(&left.join("d")).is_empty());
+    assert_eq!(listing(&left.join("new")), ["f", "g", "s"]);
+    pattern(3140, LEN).assert_in(&left.join("new/g"));
+}
+
+#[test]
+fn promise_8_names_that_the_pfs_cannot_flush_are_told_by_down_with_drain() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().fuse_pfs().up();
+    fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    fs::create_dir(cluster.mnt("d/new")).expect("mkdir");
+    let pfs = cluster.fuse_pfs();
+    pfs.fail("fsyncdir", When::Before, libc::EIO, "d");
+    let output = cluster.on_state(&["down", "--drain"]);
+    assert_eq!(output.code, 3, "{output:?}");
+    assert!(output.stderr.contains("may be lost: "), "{output:?}");
+    assert!(output.stderr.contains("/d\n"), "{output:?}");
 }

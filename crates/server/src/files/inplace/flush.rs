@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use forebay_namespace::{Node, PlainNode};
+use forebay_namespace::{Dir, Node, PlainNode};
 use forebay_tiers::{FileObject, Object, PfsId, PfsStat};
 use forebay_types::Errno;
 use forebay_wire::Link;
@@ -106,9 +106,21 @@ impl Files {
         self.in_place.take_owed(node.id).map_or(Ok(()), Err)
     }
 
+    /// Flushes what was changed in place in some directories.
+    pub fn flush_in_place_in(&self, is_meant: &dyn Fn(&Arc<Dir>) -> bool) -> Result<(), Errno> {
+        let mut done = Ok(());
+        for (id, node) in self.in_place.all() {
+            if is_meant(&node.parent) {
+                // One that fails keeps no other from it.
+                done = done.and(self.flush_in_place(id));
+            }
+        }
+        done
+    }
+
     /// At the end, when nothing changes any more.
     pub fn flush_all_in_place(&self) {
-        for id in self.in_place.all() {
+        for (id, _) in self.in_place.all() {
             if let Err(Errno::ETIMEDOUT) = self.flush_in_place(id) {
                 tracing::warn!("what was changed in place on the PFS is not flushed: no answer");
                 return;
@@ -229,7 +241,7 @@ mod tests {
         let (ino, handle) = open_linked(&lab, "f");
         change(rooms, handle);
         let upto = in_place.order(&|_| true).expect("something to flush");
-        let id = in_place.all()[0];
+        let id = in_place.all()[0].0;
         let begun = in_place.begin(id, &|| true).expect("begun");
         assert!(in_place.begin(id, &|| true).is_none(), "by two at a time");
         change(rooms, handle);

@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// A file to be flushed.
 pub struct Wanted {
-    visited: Visited,
+    path: Vec<u8>,
     which: Which,
     /// The last change that it is about.
     upto: u64,
@@ -56,23 +56,16 @@ impl Which {
     }
 }
 
-/// Orders the flush of a file, if it was changed in place; else gives it back.
-pub fn order(orders: &Orders, visited: Visited) -> Result<Wanted, Visited> {
+/// Orders the flush of a file, if it was changed in place.
+pub fn order(orders: &Orders, visited: &Visited) -> Option<Wanted> {
     let in_place = orders.files.in_place();
     if in_place.is_empty() {
-        return Err(visited);
+        return None;
     }
-    let Some(which) = Which::of(orders, &visited) else {
-        return Err(visited);
-    };
-    match in_place.order(&|id| which.is(id)) {
-        Some(upto) => Ok(Wanted {
-            visited,
-            which,
-            upto,
-        }),
-        None => Err(visited),
-    }
+    let which = Which::of(orders, visited)?;
+    let upto = in_place.order(&|id| which.is(id))?;
+    let path = visited.path();
+    Some(Wanted { path, which, upto })
 }
 
 /// Waits for all of them.
@@ -84,12 +77,12 @@ pub fn wait(orders: &Orders, job: &Job, wanted: Vec<Wanted>) {
                 Standing::Flushed => job.progress.lock().files_done += 1,
                 Standing::Failed(lost) => {
                     let failure = Failure::new(lost.errno, lost.reason);
-                    fail_file(job, one.visited.path(), &failure);
+                    fail_file(job, one.path, &failure);
                 }
                 Standing::Pending if job.cancelled.load(Ordering::Acquire) => {
-                    left(job, one.visited.path());
+                    left(job, one.path);
                 }
-                Standing::Pending if orders.base.is_ending() => left(job, one.visited.path()),
+                Standing::Pending if orders.base.is_ending() => left(job, one.path),
                 Standing::Pending => {
                     let Some(why) = orders.base.given_up() else {
                         orders.files.in_place().wait_settled(LOOK);
@@ -97,7 +90,7 @@ pub fn wait(orders: &Orders, job: &Job, wanted: Vec<Wanted>) {
                     };
                     let reason = format!("changed in place on the PFS and not flushed: {why}");
                     let failure = Failure::new(Errno::ETIMEDOUT, reason);
-                    fail_file(job, one.visited.path(), &failure);
+                    fail_file(job, one.path, &failure);
                 }
             }
             break;

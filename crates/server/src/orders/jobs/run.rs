@@ -44,8 +44,7 @@ pub fn start(
 
 fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
     let sight = Sight::new(orders, asker);
-    let mut work: Vec<Visited> = Vec::new();
-    let mut flushes = Vec::new();
+    let mut work = Work::default();
     let mut cut = false;
     let walked: &[Vec<u8>] = match movement {
         Movement::Commit => {
@@ -69,28 +68,7 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
                     fail_file(job, visited.path(), &failure);
                     return true;
                 }
-                let (bytes, needed) = need(orders, movement, &visited);
-                let visited = match movement {
-                    Movement::StageOut if !needed => match inplace::order(orders, visited) {
-                        Ok(flush) => {
-                            job.progress.lock().files_total += 1;
-                            flushes.push(flush);
-                            return !is_ended();
-                        }
-                        Err(visited) => visited,
-                    },
-                    _ => visited,
-                };
-                let mut progress = job.progress.lock();
-                progress.files_total += 1;
-                if needed {
-                    progress.bytes_total += bytes;
-                    drop(progress);
-                    work.push(visited);
-                } else {
-                    progress.files_skipped += 1;
-                    progress.files_done += 1;
-                }
+                work.add(orders, job, movement, visited);
                 !is_ended()
             },
             &mut |path, errno| missing.push((path, errno)),
@@ -108,16 +86,45 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
     job.progress.lock().counting = false;
     match movement {
         Movement::StageOut => {
-            stage_out(orders, job, work);
-            inplace::wait(orders, job, flushes);
+            stage_out(orders, job, work.moves);
+            inplace::wait(orders, job, work.flushes);
         }
-        _ => one_by_one(orders, job, movement, work),
+        _ => one_by_one(orders, job, movement, work.moves),
     }
     let mut progress = job.progress.lock();
     job.bytes_under_way.store(0, Ordering::Relaxed);
     progress.bytes_done = job.bytes_done.load(Ordering::Relaxed);
     progress.cancelled = cut || !progress.left.is_empty();
     progress.finished = true;
+}
+
+/// What a walk has found to do.
+#[derive(Default)]
+struct Work {
+    moves: Vec<Visited>,
+    flushes: Vec<inplace::Wanted>,
+}
+
+impl Work {
+    /// Counts a file, and takes it where something is to be done with it.
+    fn add(&mut self, orders: &Orders, job: &Job, movement: Movement, visited: Visited) {
+        let (bytes, needed) = need(orders, movement, &visited);
+        let flush = match movement {
+            Movement::StageOut if !needed => inplace::order(orders, &visited),
+            _ => None,
+        };
+        let mut progress = job.progress.lock();
+        progress.files_total += 1;
+        if let Some(flush) = flush {
+            self.flushes.push(flush);
+        } else if needed {
+            progress.bytes_total += bytes;
+            self.moves.push(visited);
+        } else {
+            progress.files_skipped += 1;
+            progress.files_done += 1;
+        }
+    }
 }
 
 fn owner(orders: &Orders, visited: &Visited) -> Option<u32> {
