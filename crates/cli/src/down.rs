@@ -118,6 +118,7 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
         End::Stopped(left) if args.drain && (unpublished > 0 || !is_drained(&left)) => {
             Exit::Partial
         }
+        End::Stopped(left) if left.unflushed_files > 0 => Exit::Partial,
         End::Stopped(_) => Exit::Complete,
         End::Died => Exit::Fatal,
         End::TimedOut => Exit::TimedOut,
@@ -296,11 +297,17 @@ impl<'a> Wait<'a> {
         match end {
             End::Stopped(left) => {
                 let farewell = self.farewell(&left);
-                if self.args.drain && !is_drained(&left) {
+                if self.args.drain && !is_drained(&left) || left.unflushed_files > 0 {
                     out::complain(&farewell);
                 } else if !self.args.json {
                     out::print(&format!("{farewell}\n"));
                 }
+                let unflushed = ended::unflushed(self.state, bits.pid);
+                for path in &unflushed {
+                    let path = show_path(&in_mount(mount_of(bits), path));
+                    out::complain(&format!("may be lost: {path}"));
+                }
+                return unflushed;
             }
             End::Died => out::complain(&format!(
                 "{mount}: the burst buffer has died (process {}) before it had stopped; {undrained} were not on the PFS when it \
@@ -368,7 +375,7 @@ impl<'a> Wait<'a> {
     }
 
     fn farewell(&self, left: &StopSummary) -> String {
-        let how = match (self.args.drain, is_drained(left)) {
+        let how = match (self.args.drain, ended::is_all_there(left)) {
             (true, true) => {
                 format!("stopped after {}", format_duration(self.begun.elapsed()))
             }
@@ -385,6 +392,7 @@ impl<'a> Wait<'a> {
             undrained_bytes: bits.dirty_bytes,
             // Clean copies may be in memory, too.
             in_memory_bytes: in_memory_bytes(self.state).min(bits.dirty_bytes),
+            unflushed_files: 0,
         };
         let (outcome, summary) = match end {
             End::Stopped(summary) => ("stopped", summary),
@@ -398,6 +406,7 @@ impl<'a> Wait<'a> {
             "undrained_bytes": summary.undrained_bytes,
             "undrained_files": summary.undrained_files,
             "in_memory_bytes": summary.in_memory_bytes,
+            "unflushed_files": summary.unflushed_files,
             "elapsed_s": self.begun.elapsed().as_secs_f64(),
             "left": json::path_list(mount_of(bits), left),
         })
@@ -601,6 +610,7 @@ mod tests {
             undrained_files: 2,
             undrained_bytes: 4 << 20,
             in_memory_bytes: 1 << 20,
+            unflushed_files: 0,
         };
         let none = StopSummary::default();
         let plain = args(false, None);
@@ -612,6 +622,21 @@ mod tests {
         );
         assert_eq!(wait.to_json(End::Stopped(left), &[])["undrained_files"], 2);
         assert_eq!(wait.farewell(&none), "/bb: stopped; all data is on the PFS");
+        let unflushed = StopSummary {
+            unflushed_files: 1,
+            ..none
+        };
+        let said = wait.farewell(&unflushed);
+        assert!(said.starts_with("/bb: stopped; what was changed in 1 file or"));
+        let both = StopSummary {
+            unflushed_files: 2,
+            ..left
+        };
+        let said = wait.farewell(&both);
+        assert!(
+            said.contains("goes on; what was changed in 2 files or"),
+            "{said}"
+        );
         let drain = args(true, None);
         let wait = Wait::new(&drain, Path::new("/var/bb"), dirty(0));
         let farewell = wait.farewell(&left);

@@ -15,8 +15,10 @@ use crate::state;
 
 /// Name of the note in the state folder.
 const NOTE: &str = "forebay.ended";
-/// No note is longer, bytes.
-const NOTE_BYTES_MAX: u64 = 4096;
+/// No note is longer, bytes: a few paths, two digits for each byte.
+const NOTE_BYTES_MAX: u64 = 128 << 10;
+/// So many paths are in it.
+const PATHS_MAX: usize = 10;
 
 /// The note of a run, open from the start of the run: at the end there may be no descriptor left.
 pub struct Note(File);
@@ -32,16 +34,21 @@ impl Note {
         Ok(Note(file))
     }
 
-    /// Writes down what this process leaves as it ends.
+    /// Writes down what this process leaves as it ends; `unflushed` are paths of files that the PFS
+    /// did not put on stable storage.
     ///
     /// # Errors
     /// The file system of the state folder does not take it.
-    pub fn end(mut self, summary: &StopSummary) -> io::Result<()> {
+    pub fn end(mut self, summary: &StopSummary, unflushed: &[Vec<u8>]) -> io::Result<()> {
+        let named = unflushed.iter().take(PATHS_MAX);
+        let named: Vec<_> = named.map(|path| to_hex(path)).collect();
         let note = json!({
             "pid": std::process::id(),
             "undrained_files": summary.undrained_files,
             "undrained_bytes": summary.undrained_bytes,
             "in_memory_bytes": summary.in_memory_bytes,
+            "unflushed_files": summary.unflushed_files,
+            "unflushed": named,
         });
         self.0.write_all(format!("{note}\n").as_bytes())
     }
@@ -49,23 +56,49 @@ impl Note {
 
 /// What the burst buffer with this process id has left; `None` if it has left no note.
 pub fn read(state: &Path, pid: u32) -> Option<StopSummary> {
-    let file = state::open(state, NOTE, OFlags::RDONLY, 0).ok()?;
-    let mut text = String::new();
-    file.take(NOTE_BYTES_MAX).read_to_string(&mut text).ok()?;
-    let note: Value = serde_json::from_str(&text).ok()?;
+    let note = note_of(state, pid)?;
     let number = |name: &str| note[name].as_u64();
-    if number("pid")? != u64::from(pid) {
-        return None;
-    }
     Some(StopSummary {
         undrained_files: number("undrained_files")?,
         undrained_bytes: number("undrained_bytes")?,
         in_memory_bytes: number("in_memory_bytes")?,
+        // A daemon of before an upgrade does not say.
+        unflushed_files: number("unflushed_files").unwrap_or(0),
     })
 }
 
-/// Whether everything that was left is on the PFS.
+/// The first paths of files that the PFS did not put on stable storage.
+pub fn unflushed(state: &Path, pid: u32) -> Vec<Vec<u8>> {
+    let note = note_of(state, pid).unwrap_or_default();
+    let named = note["unflushed"].as_array().into_iter().flatten();
+    named.filter_map(|path| from_hex(path.as_str()?)).collect()
+}
+
+fn note_of(state: &Path, pid: u32) -> Option<Value> {
+    let file = state::open(state, NOTE, OFlags::RDONLY, 0).ok()?;
+    let mut text = String::new();
+    file.take(NOTE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    let note: Value = serde_json::from_str(&text).ok()?;
+    (note["pid"].as_u64()? == u64::from(pid)).then_some(note)
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(digits: &str) -> Option<Vec<u8>> {
+    let pairs = digits.as_bytes().chunks(2);
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    pairs.map(byte).collect()
+}
+
+/// Whether nothing was left, and the PFS has all of it for good.
 pub fn is_drained(left: &StopSummary) -> bool {
+    is_all_there(left) && left.unflushed_files == 0
+}
+
+/// Whether everything that was left is on the PFS.
+pub fn is_all_there(left: &StopSummary) -> bool {
     (left.undrained_files, left.undrained_bytes) == (0, 0)
 }
 
@@ -75,6 +108,20 @@ pub fn farewell(mount: &Path, how: &str, state: &Path, left: &StopSummary) -> St
     if is_drained(left) {
         return format!("{mount}: {how}; all data is on the PFS");
     }
+    let unflushed = match left.unflushed_files {
+        0 => String::new(),
+        number => format!(
+            "; what was changed in {number} {} of the PFS is not on stable storage there, and may be lost",
+            if number == 1 {
+                "file or directory"
+            } else {
+                "files or directories"
+            }
+        ),
+    };
+    if is_all_there(left) {
+        return format!("{mount}: {how}{unflushed}");
+    }
     let memory = match left.in_memory_bytes {
         0 => String::new(),
         bytes => format!(
@@ -83,7 +130,7 @@ pub fn farewell(mount: &Path, how: &str, state: &Path, left: &StopSummary) -> St
         ),
     };
     format!(
-        "{mount}: {how}; {}{memory} not yet on the PFS stay with {}; `forebay up` with the same --state goes on",
+        "{mount}: {how}; {}{memory} not yet on the PFS stay with {}; `forebay up` with the same --state goes on{unflushed}",
         files_and_bytes(left.undrained_files, left.undrained_bytes),
         state.display()
     )
@@ -102,11 +149,15 @@ mod tests {
             undrained_files: 2,
             undrained_bytes: 4096,
             in_memory_bytes: 1,
+            unflushed_files: 1,
         };
         let note = Note::begin(folder.path()).expect("begin");
         assert_eq!(read(folder.path(), me), None, "it has not ended");
-        note.end(&left).expect("end");
+        let named = vec![b"d/\xff\n".to_vec(); PATHS_MAX + 1];
+        note.end(&left, &named).expect("end");
         assert_eq!(read(folder.path(), me), Some(left));
+        assert_eq!(unflushed(folder.path(), me), named[1..]);
+        assert!(unflushed(folder.path(), me + 1).is_empty());
         assert_eq!(read(folder.path(), me + 1), None);
         drop(Note::begin(folder.path()).expect("begin"));
         assert_eq!(read(folder.path(), me), None);

@@ -15,7 +15,7 @@ use crate::base::life::StopOrder;
 use crate::base::settings::Settings;
 use crate::buffer::Buffer;
 use crate::drain::demote;
-use crate::files::{guard, unseen};
+use crate::files::{guard, inplace, unseen};
 use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
 use crate::lifecycle::statefolder::open_store;
@@ -61,6 +61,8 @@ pub struct StopSummary {
     pub undrained_bytes: u64,
     /// Of those, bytes in memory: a reboot would lose them.
     pub in_memory_bytes: u64,
+    /// Files and directories that were changed on the PFS, which did not put them on stable storage.
+    pub unflushed_files: u64,
 }
 
 /// A running server.
@@ -101,6 +103,7 @@ impl Instance {
             unseen::watch::watch_writers,
         )?;
         self.spawn("fb-compare", false, &rooms.files, unseen::watch::compare)?;
+        self.spawn("fb-inplace", false, &rooms.files, inplace::flush::run)?;
         self.spawn("fb-monitor", false, &rooms.lifecycle, monitor::run)?;
         self.spawn("fb-engine", false, &rooms.plan, engine::beat::run)?;
         self.spawn("fb-discard", true, &rooms.lifecycle, discard::run)?;
@@ -186,8 +189,14 @@ impl Instance {
         let rooms = &self.rooms;
         rooms.buffer.queue().drain_all(true);
         let mut look = ExactLook::default();
+        let in_place = rooms.files.in_place();
+        // What changes from now on goes with the end.
+        let upto = in_place.order(&|_| true).unwrap_or(0);
         loop {
-            if look.is_all_drained(&rooms.buffer) && !rooms.orders.publications_under_way() {
+            if look.is_all_drained(&rooms.buffer)
+                && !rooms.orders.publications_under_way()
+                && !in_place.is_pending(upto)
+            {
                 return true;
             }
             let order = rooms.base.life().stop_order();
@@ -213,7 +222,13 @@ impl Instance {
             undrained_files: undrained.files,
             undrained_bytes: undrained.bytes,
             in_memory_bytes: undrained.in_memory_bytes,
+            unflushed_files: self.rooms.files.in_place().unflushed().len() as u64,
         }
+    }
+
+    /// Paths of what was changed in place on the PFS, and is not on stable storage there.
+    pub fn unflushed(&self) -> Vec<Vec<u8>> {
+        self.rooms.files.in_place().unflushed()
     }
 
     /// Ends all threads and leaves everything on stable storage where there is room for it. To be
@@ -227,6 +242,7 @@ impl Instance {
         rooms.base.life().end();
         rooms.buffer.queue().wake_all();
         rooms.buffer.wake_collector();
+        rooms.files.in_place().wake();
         let threads = std::mem::take(&mut *self.threads.lock());
         join_all(&rooms.base, threads);
         failpoint::hit(failpoint::Point::StopThreads);
@@ -237,6 +253,10 @@ impl Instance {
         rooms.files.flush_undrained();
         if !rooms.base.health().is_silent() {
             rooms.base.ns().put_owed_times(Duration::ZERO);
+            rooms.files.flush_all_in_place();
+            if self.drained.load(Ordering::Acquire) {
+                rooms.files.flush_names();
+            }
         }
         failpoint::hit(failpoint::Point::StopMoved);
         rooms.files.collect_garbage();

@@ -162,7 +162,17 @@ impl Server {
         })
     }
 
+    /// Whatever it is, names on the PFS that it changes are to be flushed.
     fn answer_tree(&self, request: Request) -> Result<Response, Failure> {
+        let changed = changed_dirs(&request);
+        let answer = self.answer_node(request)?;
+        for parent in changed.into_iter().flatten() {
+            self.rooms.files.note_names(parent);
+        }
+        Ok(answer)
+    }
+
+    fn answer_node(&self, request: Request) -> Result<Response, Failure> {
         let rooms = &self.rooms;
         let ns = &rooms.base.ns();
         Ok(match request {
@@ -247,9 +257,11 @@ impl Server {
         let ns = &rooms.base.ns();
         match request {
             Request::Unlink { link, .. } => {
+                let last = rooms.files.last_name(&link);
                 if ns.unlink(link.parent, &link.name)?.is_some() {
                     rooms.buffer.wake_collector();
                 }
+                rooms.files.lost_last_name(&link, last);
                 rooms.base.forget_error(link.parent, &link.name);
             }
             Request::Rmdir { link, .. } => ns.rmdir(link.parent, &link.name)?,
@@ -308,12 +320,14 @@ impl Server {
         if mode == forebay_types::RenameMode::Exchange {
             rooms.files.stabilise_for_rename(to, from)?;
         }
+        let last = rooms.files.last_name(to);
         let renamed = rooms
             .base
             .ns()
             .rename(from.parent, &from.name, to.parent, &to.name, mode);
         rooms.base.absorb_conflicts();
         let replaced = renamed?;
+        rooms.files.lost_last_name(to, last);
         if replaced.is_some() {
             rooms.buffer.wake_collector();
         }
@@ -410,5 +424,20 @@ impl Server {
                 ControlResponse::Fsck(rooms.lifecycle.fsck(dry_run, checksums, true))
             }),
         }
+    }
+}
+
+/// The directories in which a request changes names.
+fn changed_dirs(request: &Request) -> [Option<forebay_types::Ino>; 2] {
+    match request {
+        Request::Mknod { link, .. }
+        | Request::Mkdir { link, .. }
+        | Request::Symlink { link, .. }
+        | Request::Link { link, .. }
+        | Request::Unlink { link, .. }
+        | Request::Rmdir { link, .. } => [Some(link.parent), None],
+        Request::Rename { from, to, .. } if from.parent == to.parent => [Some(to.parent), None],
+        Request::Rename { from, to, .. } => [Some(from.parent), Some(to.parent)],
+        _ => [None, None],
     }
 }

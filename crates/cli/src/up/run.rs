@@ -71,7 +71,7 @@ pub fn serve(
         tell(detached, &line);
     }
     if instance.broken().is_none()
-        && let Err(error) = note.and_then(|note| note.end(&summary))
+        && let Err(error) = note.and_then(|note| note.end(&summary, &instance.unflushed()))
     {
         tracing::warn!(
             "what is left is not noted for `forebay down`: {}",

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{AttrPlan, File, Node, on_pfs};
 use forebay_policy::placement::FirstChange;
-use forebay_tiers::Object;
+use forebay_tiers::{FileObject, Object};
 use forebay_types::{
     Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, SetTime, failpoint, limits,
 };
@@ -102,23 +102,11 @@ impl Files {
             self.prepare_change(&open, false)?;
         }
         let target = open.target.read();
-        let Target::Pfs { file, .. } = &*target else {
+        let Target::Pfs { node, file, .. } = &*target else {
             return Err(Errno::ESTALE);
         };
         self.buffer.reach(&target)?;
-        if let Some(size) = set.size {
-            file.set_len(size)?;
-        }
-        if set.uid.is_some() || set.gid.is_some() {
-            std::os::unix::fs::fchown(file.file(), set.uid, set.gid)?;
-        }
-        if let Some(perm) = set.perm {
-            file.file()
-                .set_permissions(std::os::unix::fs::PermissionsExt::from_mode(perm.into()))?;
-        }
-        if set.atime.is_some() || set.mtime.is_some() {
-            file.set_times(set.atime, set.mtime)?;
-        }
+        self.change_in_place(node, file, set.size, || set_on_pfs(file, set))?;
         drop(target);
         self.getattr(ino)
     }
@@ -262,7 +250,9 @@ impl Files {
                 return self.setattr_object(&file, &set);
             }
             self.buffer.reach(&target)?;
-            target.object().set_len(size)?;
+            if let Target::Pfs { node, file, .. } = &*target {
+                self.change_in_place(node, file, Some(size), || file.set_len(size))?;
+            }
             return Ok(());
         }
         if handle.is_some() {
@@ -293,12 +283,30 @@ impl Files {
         }
         let done = self.ns.on_plain(ino, &plain, |node| {
             let opened = self.ns.pfs().open_node(node, true);
-            opened
-                .and_then(|file| file.set_len(size))
-                .map_err(on_pfs("truncate"))
+            let file = Arc::new(FileObject::new(opened.map_err(on_pfs("truncate"))?));
+            let cut = self.change_in_place(&plain, &file, Some(size), || file.set_len(size));
+            cut.map_err(on_pfs("truncate"))
         });
         done.map_err(told("truncate"))?.ok_or(Errno::ESTALE)
     }
+}
+
+/// Of a file whose name is gone.
+fn set_on_pfs(file: &FileObject, set: &SetAttr) -> std::io::Result<()> {
+    if let Some(size) = set.size {
+        file.set_len(size)?;
+    }
+    if set.uid.is_some() || set.gid.is_some() {
+        std::os::unix::fs::fchown(file.file(), set.uid, set.gid)?;
+    }
+    if let Some(perm) = set.perm {
+        file.file()
+            .set_permissions(std::os::unix::fs::PermissionsExt::from_mode(perm.into()))?;
+    }
+    if set.atime.is_some() || set.mtime.is_some() {
+        file.set_times(set.atime, set.mtime)?;
+    }
+    Ok(())
 }
 
 fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Errno> {

@@ -24,7 +24,7 @@ impl Files {
         self.integrity.compare_before_change(open, target)?;
         open.touched.store(true, Ordering::Release);
         let Target::Buffer { file, .. } = target else {
-            return Ok(());
+            return self.note_in_place(target);
         };
         {
             let mut state = file.lock();
@@ -41,7 +41,7 @@ impl Files {
     /// may be without it: it is outdated.
     pub fn note_changed(&self, target: &Target) -> Result<(), Errno> {
         let Target::Buffer { file, .. } = target else {
-            return Ok(());
+            return self.note_in_place(target);
         };
         {
             let mut state = file.lock();

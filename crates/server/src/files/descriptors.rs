@@ -32,6 +32,12 @@ const COPIES_PART: u64 = 8;
 
 const DIRECTORIES_PART: u64 = 8;
 
+/// Files that were changed in place on the PFS, until they are flushed.
+const IN_PLACE_PART: u64 = 16;
+
+/// No more of those, either: who asks for all of them waits for each.
+const IN_PLACE_MAX: u64 = 256;
+
 /// What a directory of objects takes that is still to be made: one for each of its shards, and some
 /// beside.
 const OVERFLOW_TAKES: u64 = 260;
@@ -50,6 +56,8 @@ pub struct Descriptors {
     pub batch_files_max: usize,
     /// As many directories of the PFS may be kept open.
     pub directories_max: usize,
+    /// As many files that were changed in place on the PFS may be kept open until they are flushed.
+    pub in_place_max: usize,
     /// With so many the next look is worth it.
     look_at: AtomicU64,
     /// The shard of open files that the last look ended with; held while looking.
@@ -70,6 +78,7 @@ impl Descriptors {
             files_max,
             batch_files_max: clamp(copies),
             directories_max: clamp(left / DIRECTORIES_PART),
+            in_place_max: clamp((left / IN_PLACE_PART).min(IN_PLACE_MAX)),
             look_at: AtomicU64::new(files_max),
             hand: Mutex::new(0),
         }

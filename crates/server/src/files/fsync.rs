@@ -23,10 +23,9 @@ impl Files {
         open.fsynced.store(true, Ordering::Release);
         let target = self.target(&open)?.clone();
         let (file, object, tier) = match target {
-            Target::Pfs { file, .. } => {
-                self.base.health().pass()?;
+            Target::Pfs { node, file, .. } => {
                 open.behind.check()?;
-                return Ok(file.sync(data_only)?);
+                return self.sync_in_place(&node, &file, data_only);
             }
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
@@ -322,10 +321,7 @@ impl Files {
             drop((claim, copying));
             let target = self.target(&open)?.clone();
             return match target {
-                Target::Pfs { file, .. } => {
-                    self.base.health().pass()?;
-                    Ok(file.sync(false)?)
-                }
+                Target::Pfs { node, file, .. } => self.sync_in_place(&node, &file, false),
                 Target::Buffer { file, object, tier } => {
                     open.fsynced.store(true, Ordering::Release);
                     let generation = self.buffer.generation(&file);

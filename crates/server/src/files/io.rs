@@ -85,7 +85,12 @@ impl Files {
             self.buffer.reach(&target)?;
             self.note_change(open, &target)?;
             let place = (!how.append).then_some(offset);
-            match write_object(&target, data, place) {
+            let written = write_object(&target, data, place);
+            if written.is_err() {
+                // Some of it may be there.
+                self.note_in_place(&target)?;
+            }
+            match written {
                 Ok((written, end)) => {
                     self.note_changed(&target)?;
                     if straight {

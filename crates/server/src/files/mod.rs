@@ -9,6 +9,7 @@ pub(crate) mod descriptors;
 pub(crate) mod fsync;
 pub(crate) mod garbage;
 pub(crate) mod guard;
+pub(crate) mod inplace;
 pub(crate) mod io;
 pub(crate) mod mover;
 pub(crate) mod open;
@@ -35,6 +36,8 @@ use crate::integrity::Integrity;
 use crate::plan::Plan;
 use descriptors::Descriptors;
 use guard::GuardPost;
+use inplace::InPlace;
+use inplace::names::Names;
 use unnamed::Unnamed;
 use unseen::Unseen;
 
@@ -56,6 +59,10 @@ pub struct Files {
     unseen: Unseen,
     /// Files that were made without a name, until they have one or are gone.
     unnamed: Unnamed,
+    /// What was changed on the PFS itself, and is not flushed.
+    in_place: InPlace,
+    /// Where names were.
+    names: Names,
     /// Serialises the making of space, so that two writers do not evict for the same need.
     making_space: Mutex<()>,
     /// Removed objects that are still on record as garbage.
@@ -70,6 +77,8 @@ impl Files {
         Files {
             settings: drain.base().settings().clone(),
             ns: drain.base().ns().clone(),
+            in_place: InPlace::new(descriptors.in_place_max),
+            names: Names::default(),
             descriptors,
             guard: GuardPost::default(),
             unseen: Unseen::default(),

@@ -1,5 +1,6 @@
 //! Movements ordered from the command line: stage-in, stage-out, prefetch, release.
 
+pub(crate) mod inplace;
 pub(crate) mod run;
 
 use std::collections::HashMap;

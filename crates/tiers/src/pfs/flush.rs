@@ -41,6 +41,11 @@ impl FlushTogether {
 }
 
 impl PfsTree {
+    /// Whether one flush does for all files of the file system.
+    pub fn flushes_together(&self) -> bool {
+        self.syncfs_counts
+    }
+
     /// To be had before the first byte is written. `None` where files have to be flushed one by
     /// one.
     pub fn flush_together(&self) -> io::Result<Option<FlushTogether>> {

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use forebay_testkit::{Cluster, listing, needs_root, pattern, write_file};
+use forebay_testkit::{Cluster, When, listing, needs_root, pattern, wait_until, write_file};
 
 const MIB: u64 = 1 << 20;
 const LEN: usize = 300_000;
@@ -133,4 +133,151 @@ fn promise_8_what_down_leaves_outlives_a_loss_of_power() {
     for at in 0..3 {
         pattern(3120 + at, LEN).assert_in(&cluster.mnt(format!("f{at}")));
     }
+}
+
+/// A file of the PFS that is changed where it is: it has two names there.
+fn linked_on_pfs(cluster: &Cluster, seed: u64) {
+    write_file(&cluster.pfs("linked"), pattern(seed, LEN));
+    fs::hard_link(cluster.pfs("linked"), cluster.pfs("other name")).expect("link");
+}
+
+fn append(path: &Path) -> File {
+    let mut file = File::options().append(true).open(path).expect("open");
+    file.write_all(&pattern(3131, LEN).bytes()).expect("append");
+    file
+}
+
+#[test]
+fn promise_7_an_error_of_a_flush_of_what_was_changed_in_place_reaches_everybody_who_asks() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().fuse_pfs().up();
+    linked_on_pfs(&cluster, 3130);
+    write_file(&cluster.pfs("well"), pattern(3132, LEN));
+    fs::hard_link(cluster.pfs("well"), cluster.pfs("well too")).expect("link");
+    let pfs = cluster.fuse_pfs();
+    pfs.fail("fsync", When::Before, libc::EIO, "");
+    let open = append(&cluster.mnt("linked"));
+    for path in ["linked", "", "linked"] {
+        let output = cluster.on_path(&["stage-out", "--wait"], path);
+        assert_eq!(output.code, 3, "{output:?}");
+        assert!(
+            output.stderr.contains("/linked: was changed in place"),
+            "{output:?}"
+        );
+        assert!(!output.stderr.contains("/well"), "{output:?}");
+        if path.is_empty() {
+            // A flush that comes later brings nothing back.
+            pfs.heal("fsync");
+            drop(append(&cluster.mnt("well")));
+        }
+    }
+    assert_eq!(cluster.on_path(&["stage-out", "--wait"], "well").code, 0);
+    let errors = cluster.status()["errors"].to_string();
+    assert!(
+        errors.contains("was changed in place on the PFS"),
+        "{errors}"
+    );
+    let error = open.sync_all().expect_err("what was written may be lost");
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    open.sync_all().expect("once");
+    drop(open);
+    let output = cluster.on_state(&["down", "--drain"]);
+    assert_eq!(output.code, 3, "{output:?}");
+    assert!(
+        output
+            .stderr
+            .contains("what was changed in 1 file or directory of the PFS"),
+        "{output:?}"
+    );
+    assert!(output.stderr.contains("/linked"), "{output:?}");
+}
+
+#[test]
+fn promise_7_what_is_changed_in_place_is_flushed_soon_though_nobody_asks() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().fuse_pfs().up();
+    linked_on_pfs(&cluster, 3130);
+    let pfs = cluster.fuse_pfs();
+    pfs.fail("fsync", When::Before, libc::EIO, "");
+    drop(append(&cluster.mnt("linked")));
+    let named = || {
+        let errors = cluster.status()["errors"].to_string();
+        errors.contains("was changed in place on the PFS")
+    };
+    wait_until("the error is named", named);
+    // What is written anew needs nothing of what was there.
+    pfs.heal("fsync");
+    write_file(&cluster.mnt("linked"), pattern(3133, LEN));
+    assert_eq!(cluster.on_path(&["stage-out", "--wait"], "").code, 0);
+    cluster.down(&["--drain"]);
+    pattern(3133, LEN).assert_in(&cluster.pfs("other name"));
+}
+
+#[test]
+fn promise_8_what_was_changed_in_place_outlives_a_power_cut_of_the_pfs_after_a_drain() {
+    if needs_root() {
+        return;
+    }
+    for order in ["stage-out", "down"] {
+        let builder = Cluster::builder().lazy().ssd("64MiB");
+        let mut cluster = builder.fuse_pfs_on_disk(64 * MIB).up();
+        linked_on_pfs(&cluster, 3130);
+        drop(append(&cluster.mnt("linked")));
+        match order {
+            "down" => drop(cluster.down(&["--drain"])),
+            _ => cluster.drain(""),
+        }
+        // Nobody flushes this one: it shows that there was a cut.
+        write_file(&cluster.pfs("unsynced"), pattern(3139, LEN));
+        let left = cluster.cut_pfs_power();
+        let unsynced = fs::read(left.join("unsynced")).unwrap_or_default();
+        assert!(unsynced != pattern(3139, LEN).bytes(), "no power was cut");
+        let found = fs::read(left.join("linked")).unwrap_or_default();
+        let whole = [pattern(3130, LEN).bytes(), pattern(3131, LEN).bytes()].concat();
+        assert!(found == whole, "{order}: {} bytes are left", found.len());
+    }
+}
+
+#[test]
+fn promise_8_names_changed_since_the_last_drain_outlive_a_power_cut_after_down_with_drain() {
+    if needs_root() {
+        return;
+    }
+    let builder = Cluster::builder().lazy().ssd("64MiB");
+    let mut cluster = builder.fuse_pfs_on_disk(64 * MIB).up();
+    fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    for name in ["d/moved", "d/gone"] {
+        write_file(&cluster.mnt(name), pattern(3140, LEN));
+    }
+    cluster.drain("");
+    fs::create_dir(cluster.mnt("new")).expect("mkdir");
+    fs::rename(cluster.mnt("d/moved"), cluster.mnt("new/f")).expect("rename");
+    fs::hard_link(cluster.mnt("new/f"), cluster.mnt("new/g")).expect("link");
+    fs::create_dir(cluster.mnt("new/s")).expect("mkdir");
+    fs::remove_file(cluster.mnt("d/gone")).expect("unlink");
+    cluster.down(&["--drain"]);
+    let left = cluster.cut_pfs_power();
+    assert!(listing(&left.join("d")).is_empty());
+    assert_eq!(listing(&left.join("new")), ["f", "g", "s"]);
+    pattern(3140, LEN).assert_in(&left.join("new/g"));
+}
+
+#[test]
+fn promise_8_names_that_the_pfs_cannot_flush_are_told_by_down_with_drain() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().lazy().fuse_pfs().up();
+    fs::create_dir(cluster.mnt("d")).expect("mkdir");
+    fs::create_dir(cluster.mnt("d/new")).expect("mkdir");
+    let pfs = cluster.fuse_pfs();
+    pfs.fail("fsyncdir", When::Before, libc::EIO, "d");
+    let output = cluster.on_state(&["down", "--drain"]);
+    assert_eq!(output.code, 3, "{output:?}");
+    assert!(output.stderr.contains("may be lost: "), "{output:?}");
+    assert!(output.stderr.contains("/d\n"), "{output:?}");
 }

@@ -11,7 +11,7 @@ use forebay_wire::control::Movement;
 
 use super::{
     BETWEEN_LOOKS, CLOSE_GRACE, IDLE_GRACE, Job, Outcome, Seen, UNDER_WAY_MAX, fail_file,
-    fail_missing, left,
+    fail_missing, inplace, left,
 };
 use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
@@ -44,7 +44,7 @@ pub fn start(
 
 fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
     let sight = Sight::new(orders, asker);
-    let mut work: Vec<Visited> = Vec::new();
+    let mut work = Work::default();
     let mut cut = false;
     let walked: &[Vec<u8>] = match movement {
         Movement::Commit => {
@@ -68,17 +68,7 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
                     fail_file(job, visited.path(), &failure);
                     return true;
                 }
-                let (bytes, needed) = need(orders, movement, &visited);
-                let mut progress = job.progress.lock();
-                progress.files_total += 1;
-                if needed {
-                    progress.bytes_total += bytes;
-                    drop(progress);
-                    work.push(visited);
-                } else {
-                    progress.files_skipped += 1;
-                    progress.files_done += 1;
-                }
+                work.add(orders, job, movement, visited);
                 !is_ended()
             },
             &mut |path, errno| missing.push((path, errno)),
@@ -95,14 +85,46 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
     fail_missing(job, missing, lost);
     job.progress.lock().counting = false;
     match movement {
-        Movement::StageOut => stage_out(orders, job, work),
-        _ => one_by_one(orders, job, movement, work),
+        Movement::StageOut => {
+            stage_out(orders, job, work.moves);
+            inplace::wait(orders, job, work.flushes);
+        }
+        _ => one_by_one(orders, job, movement, work.moves),
     }
     let mut progress = job.progress.lock();
     job.bytes_under_way.store(0, Ordering::Relaxed);
     progress.bytes_done = job.bytes_done.load(Ordering::Relaxed);
     progress.cancelled = cut || !progress.left.is_empty();
     progress.finished = true;
+}
+
+/// What a walk has found to do.
+#[derive(Default)]
+struct Work {
+    moves: Vec<Visited>,
+    flushes: Vec<inplace::Wanted>,
+}
+
+impl Work {
+    /// Counts a file, and takes it where something is to be done with it.
+    fn add(&mut self, orders: &Orders, job: &Job, movement: Movement, visited: Visited) {
+        let (bytes, needed) = need(orders, movement, &visited);
+        let flush = match movement {
+            Movement::StageOut if !needed => inplace::order(orders, &visited),
+            _ => None,
+        };
+        let mut progress = job.progress.lock();
+        progress.files_total += 1;
+        if let Some(flush) = flush {
+            self.flushes.push(flush);
+        } else if needed {
+            progress.bytes_total += bytes;
+            self.moves.push(visited);
+        } else {
+            progress.files_skipped += 1;
+            progress.files_done += 1;
+        }
+    }
 }
 
 fn owner(orders: &Orders, visited: &Visited) -> Option<u32> {

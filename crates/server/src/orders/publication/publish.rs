@@ -236,6 +236,14 @@ impl Orders {
             let now = self.figures_of(dir);
             now.is_some_and(|now| now.written == 0 && now.undrained.is_empty())
         };
+        let is_in_it = |parent: &Arc<Dir>| {
+            let version = self.ns.version_of(parent);
+            version.is_some_and(|version| Arc::ptr_eq(&version, dir))
+        };
+        if let Err(errno) = self.files.flush_in_place_in(&is_in_it) {
+            let what = "what was changed in place in it may be lost on the PFS";
+            return self.not_published(dir, &Failure::new(errno, what));
+        }
         let published = self.ns.publish_version(dir, &whole);
         self.base.absorb_conflicts();
         match published {

@@ -1,0 +1,369 @@
+//! Files of the PFS that were changed where they are, until they are on stable storage.
+//!
+//! No drain ever copies what is changed in place, so nothing else flushes it. Invariants:
+//!
+//! 1. A file is kept here before its first byte changes, and noted again after each change: a flush
+//!    takes off only what was noted before it began.
+//! 2. It is kept with a descriptor that was open before that change. Linux tells a descriptor of
+//!    every error of write-back since it was opened, and a later one perhaps not.
+//! 3. No more are kept than there may be descriptors for them: who would keep one more flushes the
+//!    oldest first.
+//! 4. An error is kept, and told to everybody who asks, until the file is cut to nothing or has lost
+//!    its last name. A second flush would succeed: the kernel calls pages clean that the PFS has not
+//!    taken.
+
+pub(crate) mod flush;
+pub(crate) mod names;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_namespace::PlainNode;
+use forebay_tiers::{FileObject, PfsId};
+use forebay_types::{Errno, limits};
+use parking_lot::{Condvar, Mutex};
+
+/// A file that was not changed for so long is flushed: most often it has been closed.
+const QUIET: Duration = Duration::from_secs(3);
+/// One that is changed all the time is flushed so long after the first change.
+const LONGEST: Duration = Duration::from_secs(30);
+/// So long after a flush that the PFS did not answer it is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// Without being woken the thread that flushes looks this often.
+const SLEEP: Duration = Duration::from_millis(500);
+/// Who waits for a flush looks this often whether the PFS has been given up.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// One file.
+struct Kept {
+    node: Arc<PlainNode>,
+    /// See invariant 2.
+    file: Arc<FileObject>,
+    /// Numbers of the first change that is not flushed, and of the last.
+    first: u64,
+    last: u64,
+    /// When they were.
+    first_at: Instant,
+    last_at: Instant,
+    flushing: bool,
+    /// Somebody waits for it.
+    is_urgent: bool,
+    /// Not before then: the PFS has not answered.
+    not_before: Option<Instant>,
+}
+
+impl Kept {
+    fn is_due(&self, now: Instant) -> bool {
+        let elapsed = |since| now.saturating_duration_since(since);
+        let due =
+            self.is_urgent || elapsed(self.last_at) >= QUIET || elapsed(self.first_at) >= LONGEST;
+        due && !self.flushing && self.not_before.is_none_or(|then| now >= then)
+    }
+}
+
+/// A file that the PFS could not put on stable storage.
+#[derive(Clone, Debug)]
+pub struct Unflushed {
+    id: PfsId,
+    /// Its path when it was opened.
+    pub path: Vec<u8>,
+    /// What the flush said.
+    pub errno: Errno,
+    /// For a person.
+    pub reason: String,
+    /// The next fsync is told.
+    owed: bool,
+}
+
+/// A flush that has begun.
+pub struct Begun {
+    file: Arc<FileObject>,
+    upto: u64,
+}
+
+/// How a file stands that somebody has asked to be flushed.
+pub enum Standing {
+    /// It is not flushed yet.
+    Pending,
+    /// What was changed before is on stable storage.
+    Flushed,
+    /// It may be lost.
+    Failed(Unflushed),
+}
+
+#[derive(Default)]
+struct State {
+    kept: HashMap<PfsId, Kept>,
+    failed: VecDeque<Unflushed>,
+    /// Changes so far.
+    changes: u64,
+}
+
+impl State {
+    fn remember(&mut self, unflushed: Unflushed) {
+        if self.failed.len() >= limits::ERRORS_REMEMBERED_MAX {
+            self.failed.pop_front();
+        }
+        self.failed.push_back(unflushed);
+    }
+}
+
+/// All of them.
+pub struct InPlace {
+    state: Mutex<State>,
+    settled: Condvar,
+    /// As many may be kept.
+    files_max: usize,
+}
+
+impl InPlace {
+    /// None yet.
+    pub fn new(files_max: usize) -> InPlace {
+        InPlace {
+            state: Mutex::default(),
+            settled: Condvar::new(),
+            files_max,
+        }
+    }
+
+    /// Whether there is nothing to flush and nothing to be told.
+    pub fn is_empty(&self) -> bool {
+        let state = self.state.lock();
+        state.kept.is_empty() && state.failed.is_empty()
+    }
+
+    /// Keeps a file that is about to change, or has. Answers with one that is to be flushed before
+    /// it is kept: then the caller comes back.
+    fn note(&self, node: &Arc<PlainNode>, file: &Arc<FileObject>) -> Option<PfsId> {
+        let mut state = self.state.lock();
+        let now = Instant::now();
+        let change = state.changes + 1;
+        if let Some(kept) = state.kept.get_mut(&node.id) {
+            (kept.last, kept.last_at) = (change, now);
+        } else if state.kept.len() >= self.files_max {
+            let oldest = state.kept.iter().min_by_key(|(_, kept)| kept.first);
+            return oldest.map(|(id, _)| *id);
+        } else {
+            let kept = Kept {
+                node: node.clone(),
+                file: file.clone(),
+                first: change,
+                last: change,
+                first_at: now,
+                last_at: now,
+                flushing: false,
+                is_urgent: false,
+                not_before: None,
+            };
+            state.kept.insert(node.id, kept);
+        }
+        state.changes = change;
+        None
+    }
+
+    /// Of a file that has lost its last name nobody needs more. Who has it open keeps it here by
+    /// the next change.
+    pub fn forget(&self, id: PfsId) {
+        let mut state = self.state.lock();
+        let gone = state.kept.remove(&id);
+        state.failed.retain(|failed| failed.id != id);
+        drop(state);
+        self.settled.notify_all();
+        // The PFS may answer late.
+        drop(gone);
+    }
+
+    /// A file was cut to nothing: what may have been lost of it is wanted no more.
+    pub(crate) fn emptied(&self, id: PfsId) {
+        self.state.lock().failed.retain(|failed| failed.id != id);
+    }
+
+    /// Whether a file is to be flushed with this descriptor; `None` if it is not to be flushed.
+    fn is_kept_with(&self, id: PfsId, file: &Arc<FileObject>) -> Option<bool> {
+        let state = self.state.lock();
+        state
+            .kept
+            .get(&id)
+            .map(|kept| Arc::ptr_eq(&kept.file, file))
+    }
+
+    /// The next file to flush by itself, if there is one soon.
+    fn wait_due(&self) -> Option<PfsId> {
+        let mut state = self.state.lock();
+        for is_last in [false, true] {
+            let now = Instant::now();
+            let mut due: Vec<_> = state.kept.iter().filter(|(_, k)| k.is_due(now)).collect();
+            due.sort_by_key(|(_, kept)| (!kept.is_urgent, kept.first));
+            if let Some((id, _)) = due.first() {
+                return Some(**id);
+            }
+            if !is_last {
+                self.settled.wait_for(&mut state, SLEEP);
+            }
+        }
+        None
+    }
+
+    /// Wakes who waits for something to flush, or to be flushed.
+    pub fn wake(&self) {
+        let _state = self.state.lock();
+        self.settled.notify_all();
+    }
+
+    /// Begins the flush of what has changed so far, when nobody else flushes the file; `None` if
+    /// there is nothing left to flush, or `is_over`.
+    fn begin(&self, id: PfsId, is_over: &dyn Fn() -> bool) -> Option<Begun> {
+        let mut state = self.state.lock();
+        let upto = state.changes;
+        loop {
+            let kept = state.kept.get_mut(&id)?;
+            if kept.first > upto {
+                return None;
+            }
+            if !kept.flushing {
+                kept.flushing = true;
+                let file = kept.file.clone();
+                // Those that came while this one waited are flushed as well.
+                let upto = state.changes;
+                return Some(Begun { file, upto });
+            }
+            if is_over() {
+                return None;
+            }
+            self.settled.wait_for(&mut state, LOOK_AGAIN);
+        }
+    }
+
+    /// What has come of a flush. Answers with what is to be told.
+    fn end(&self, id: PfsId, begun: Begun, done: Result<(), Errno>) -> Option<Unflushed> {
+        let mut state = self.state.lock();
+        let kept = state.kept.get_mut(&id)?;
+        kept.flushing = false;
+        let mut told = None;
+        let mut gone = None;
+        match done {
+            // Nothing was put anywhere, and nothing is lost.
+            Err(Errno::ETIMEDOUT) => kept.not_before = Some(Instant::now() + AGAIN),
+            done => {
+                if let Err(errno) = done {
+                    told = Some(unflushed(id, kept, errno));
+                }
+                if kept.last > begun.upto {
+                    kept.first = begun.upto + 1;
+                    kept.first_at = Instant::now();
+                    (kept.is_urgent, kept.not_before) = (false, None);
+                } else {
+                    gone = state.kept.remove(&id);
+                }
+            }
+        }
+        if let Some(unflushed) = &told {
+            state.failed.retain(|failed| failed.id != id);
+            state.remember(unflushed.clone());
+        }
+        drop(state);
+        self.settled.notify_all();
+        drop((gone, begun));
+        told
+    }
+
+    /// Orders the flush of one file, or of all. Answers with the number of the last change that it
+    /// is about; `None` if nothing is to be flushed and nothing to be told.
+    pub fn order(&self, which: &dyn Fn(&PfsId) -> bool) -> Option<u64> {
+        let mut state = self.state.lock();
+        let mut any = state.failed.iter().any(|failed| which(&failed.id));
+        for (_, kept) in state.kept.iter_mut().filter(|(id, _)| which(id)) {
+            kept.is_urgent = true;
+            any = true;
+        }
+        let upto = state.changes;
+        drop(state);
+        self.settled.notify_all();
+        any.then_some(upto)
+    }
+
+    /// Whether something that was changed up to then is not flushed.
+    pub fn is_pending(&self, upto: u64) -> bool {
+        self.state.lock().kept.values().any(|k| k.first <= upto)
+    }
+
+    /// What has come of the order for a file.
+    pub fn standing(&self, which: &dyn Fn(&PfsId) -> bool, upto: u64) -> Standing {
+        let state = self.state.lock();
+        if state
+            .kept
+            .iter()
+            .any(|(id, kept)| which(id) && kept.first <= upto)
+        {
+            return Standing::Pending;
+        }
+        match state.failed.iter().find(|failed| which(&failed.id)) {
+            Some(failed) => Standing::Failed(failed.clone()),
+            None => Standing::Flushed,
+        }
+    }
+
+    /// Waits until a flush has ended, for a moment at most.
+    pub fn wait_settled(&self, moment: Duration) {
+        let mut state = self.state.lock();
+        self.settled.wait_for(&mut state, moment);
+    }
+
+    /// An error that no fsync was told yet.
+    fn take_owed(&self, id: PfsId) -> Option<Errno> {
+        let mut state = self.state.lock();
+        let failed = state.failed.iter_mut().find(|f| f.id == id && f.owed)?;
+        failed.owed = false;
+        Some(failed.errno)
+    }
+
+    /// Paths of all that may be lost.
+    pub fn unflushed(&self) -> Vec<Vec<u8>> {
+        let state = self.state.lock();
+        let failed = state.failed.iter().map(|failed| failed.path.clone());
+        failed.chain(state.kept.values().map(path)).collect()
+    }
+
+    /// The same of names in a directory.
+    fn names_failed(&self, path: Vec<u8>, errno: Errno) {
+        let failed = Unflushed {
+            // No file's.
+            id: PfsId::default(),
+            path,
+            errno,
+            reason: String::new(),
+            owed: false,
+        };
+        let mut state = self.state.lock();
+        state.failed.retain(|known| known.path != failed.path);
+        state.remember(failed);
+    }
+
+    fn all(&self) -> Vec<(PfsId, Arc<PlainNode>)> {
+        let state = self.state.lock();
+        let kept = state.kept.iter();
+        kept.map(|(id, kept)| (*id, kept.node.clone())).collect()
+    }
+}
+
+fn path(kept: &Kept) -> Vec<u8> {
+    kept.node.parent.path_of(&kept.node.name)
+}
+
+fn unflushed(id: PfsId, kept: &Kept, errno: Errno) -> Unflushed {
+    // Whole seconds, and none too few.
+    let secs = Duration::from_secs(kept.first_at.elapsed().as_secs() + 1);
+    Unflushed {
+        id,
+        path: path(kept),
+        errno,
+        reason: format!(
+            "was changed in place on the PFS, which could not put it on stable storage: {}; what \
+             was written to it in the {} before may be lost there",
+            errno.message(),
+            forebay_types::format_duration(secs)
+        ),
+        owed: true,
+    }
+}

@@ -1,0 +1,301 @@
+//! Flushes of what was changed in place.
+
+use std::io;
+use std::sync::Arc;
+
+use forebay_namespace::{Dir, Node, PlainNode};
+use forebay_tiers::{FileObject, Object, PfsId, PfsStat};
+use forebay_types::Errno;
+use forebay_wire::Link;
+
+use super::InPlace;
+use crate::buffer::opens::Target;
+use crate::files::Files;
+
+/// The thread that flushes what nobody asks for.
+pub fn run(files: &Arc<Files>) {
+    while !files.base.is_ending() {
+        if let Some(id) = files.in_place.wait_due() {
+            // A failure is told by whoever is asked next; what the PFS did not answer is tried
+            // again.
+            let _ = files.flush_in_place(id);
+        }
+    }
+}
+
+impl Files {
+    /// What was changed in place, and how that stands.
+    pub fn in_place(&self) -> &InPlace {
+        &self.in_place
+    }
+
+    /// To be called before a file is changed, and again after that, whatever came of it.
+    pub(crate) fn note_in_place(&self, target: &Target) -> Result<(), Errno> {
+        match target {
+            Target::Pfs { node, file, .. } => self.keep_in_place(node, file),
+            Target::Buffer { .. } => Ok(()),
+        }
+    }
+
+    /// Changes a file of the PFS that was opened before, its size, too, if there is one.
+    pub(crate) fn change_in_place(
+        &self,
+        node: &Arc<PlainNode>,
+        file: &Arc<FileObject>,
+        size: Option<u64>,
+        change: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.keep_in_place(node, file)?;
+        let changed = change();
+        self.keep_in_place(node, file)?;
+        if changed.is_ok() && size == Some(0) {
+            self.in_place.emptied(node.id);
+        }
+        changed
+    }
+
+    fn keep_in_place(&self, node: &Arc<PlainNode>, file: &Arc<FileObject>) -> Result<(), Errno> {
+        while let Some(oldest) = self.in_place.note(node, file) {
+            // What is lost of another file is told to others.
+            match self.flush_in_place(oldest) {
+                Err(Errno::ETIMEDOUT) => return Err(Errno::ETIMEDOUT),
+                _ => continue,
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes a file now, or waits for who does. `ETIMEDOUT` leaves it to be flushed.
+    pub(crate) fn flush_in_place(&self, id: PfsId) -> Result<(), Errno> {
+        let health = self.base.health();
+        let Some(begun) = self.in_place.begin(id, &|| health.is_given_up()) else {
+            return match health.is_given_up() {
+                true => Err(Errno::ETIMEDOUT),
+                false => Ok(()),
+            };
+        };
+        let passed = health.pass();
+        let done = passed.and_then(|()| begun.file.sync(false));
+        let done = done.map_err(|error| Errno::from(&error));
+        if let Some(lost) = self.in_place.end(id, begun, done) {
+            self.base.report_loss(lost.path, lost.errno, lost.reason);
+        }
+        done
+    }
+
+    /// What an fsync of a file does that is only on the PFS: what was written through other
+    /// descriptors is meant, too.
+    pub(crate) fn sync_in_place(
+        &self,
+        node: &PlainNode,
+        file: &Arc<FileObject>,
+        data_only: bool,
+    ) -> Result<(), Errno> {
+        self.base.health().pass()?;
+        let kept = self.in_place.is_kept_with(node.id, file);
+        if kept.is_some() {
+            self.flush_in_place(node.id).or_else(|errno| match errno {
+                Errno::ETIMEDOUT => Err(errno),
+                // It is owed to whoever comes first, and that may be this one.
+                _ => Ok(()),
+            })?;
+        }
+        if kept != Some(true) {
+            file.sync(data_only)?;
+        }
+        self.in_place.take_owed(node.id).map_or(Ok(()), Err)
+    }
+
+    /// Flushes what was changed in place in some directories.
+    pub fn flush_in_place_in(&self, is_meant: &dyn Fn(&Arc<Dir>) -> bool) -> Result<(), Errno> {
+        let mut done = Ok(());
+        for (id, node) in self.in_place.all() {
+            if is_meant(&node.parent) {
+                // One that fails keeps no other from it.
+                done = done.and(self.flush_in_place(id));
+            }
+        }
+        done
+    }
+
+    /// At the end, when nothing changes any more.
+    pub fn flush_all_in_place(&self) {
+        for (id, _) in self.in_place.all() {
+            if let Err(Errno::ETIMEDOUT) = self.flush_in_place(id) {
+                tracing::warn!("what was changed in place on the PFS is not flushed: no answer");
+                return;
+            }
+        }
+    }
+
+    /// The file of the PFS whose last name this is, if it may have been changed in place: see
+    /// [`Self::lost_last_name`].
+    pub fn last_name(&self, link: &Link) -> Option<PfsId> {
+        let stat = match self.in_place.is_empty() {
+            true => None,
+            false => self.stat_name(link),
+        };
+        stat.filter(|stat| stat.nlink == 1).map(|stat| stat.id)
+    }
+
+    /// The name may be gone since. NFS and FUSE keep a file that is open under another name then,
+    /// and its directory could not be removed.
+    pub fn lost_last_name(&self, link: &Link, had: Option<PfsId>) {
+        if let Some(id) = had
+            && self.stat_name(link).is_none_or(|now| now.id != id)
+        {
+            self.in_place.forget(id);
+        }
+    }
+
+    fn stat_name(&self, link: &Link) -> Option<PfsStat> {
+        let Ok(Node::Dir(dir)) = self.ns.node(link.parent) else {
+            return None;
+        };
+        let handle = self.ns.open_dir(&dir).ok()?;
+        self.ns.pfs().stat(&handle, &link.name).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::{Errno, Handle, Ino, OpenFlags, SetAttr};
+    use forebay_wire::{Link, WriteHow};
+
+    use super::super::Standing;
+    use crate::rooms::Rooms;
+    use crate::testing::{Lab, me};
+
+    /// A file of the PFS with two links there, open for writing.
+    fn open_linked(lab: &Lab, name: &str) -> (Ino, Handle) {
+        std::fs::write(lab.pfs(name), b"content").expect("write");
+        std::fs::hard_link(lab.pfs(name), lab.pfs(&format!("{name}-too"))).expect("link");
+        let rooms = lab.rooms();
+        let found = rooms.base.ns().lookup(Ino::ROOT, name.as_bytes());
+        let ino = found.expect("there").attr.ino;
+        (ino, open(rooms, ino))
+    }
+
+    fn open(rooms: &Rooms, ino: Ino) -> Handle {
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = rooms.files.open(ino, flags, false).expect("open");
+        opened.handle
+    }
+
+    fn change(rooms: &Rooms, handle: Handle) {
+        let written = rooms.files.write(handle, 0, b"CON", WriteHow::WAITING);
+        assert_eq!(written, Ok(Some(3)));
+    }
+
+    fn kept(rooms: &Rooms) -> usize {
+        rooms.files.in_place().unflushed().len()
+    }
+
+    #[test]
+    fn what_is_changed_in_place_is_kept_until_it_is_flushed() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (ino, handle) = open_linked(&lab, "f");
+        assert_eq!(kept(rooms), 0, "it was opened only");
+        change(rooms, handle);
+        assert_eq!(kept(rooms), 1);
+        assert_eq!(rooms.files.fsync(handle, true), Ok(()));
+        assert_eq!(kept(rooms), 0);
+        change(rooms, handle);
+        rooms.files.release(handle).expect("close");
+        assert_eq!(kept(rooms), 1);
+        // An fsync means what others have written, too.
+        let handle = open(rooms, ino);
+        assert_eq!(rooms.files.fsync(handle, true), Ok(()));
+        assert_eq!(kept(rooms), 0);
+        rooms.files.release(handle).expect("close");
+        let cut = SetAttr {
+            size: Some(1),
+            ..SetAttr::default()
+        };
+        rooms.files.setattr(ino, None, &cut, me()).expect("cut");
+        assert_eq!(kept(rooms), 1);
+        rooms.files.flush_all_in_place();
+        assert_eq!(kept(rooms), 0);
+    }
+
+    #[test]
+    fn no_more_are_kept_than_there_are_descriptors_for() {
+        let lab = Lab::with(|settings| settings.descriptors_max = Some(32));
+        let rooms = lab.rooms();
+        for name in ["f", "g", "h"] {
+            let (_, handle) = open_linked(&lab, name);
+            change(rooms, handle);
+            rooms.files.release(handle).expect("close");
+        }
+        let kept = rooms.files.in_place().unflushed();
+        assert_eq!(kept.len(), 2);
+        assert!(!kept.contains(&b"f".to_vec()), "the oldest stays");
+    }
+
+    #[test]
+    fn what_changes_in_the_midst_of_a_flush_is_flushed_again_and_an_error_is_told() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let in_place = rooms.files.in_place();
+        let (ino, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        let upto = in_place.order(&|_| true).expect("something to flush");
+        let id = in_place.all()[0].0;
+        let begun = in_place.begin(id, &|| true).expect("begun");
+        assert!(in_place.begin(id, &|| true).is_none(), "by two at a time");
+        change(rooms, handle);
+        assert!(in_place.end(id, begun, Ok(())).is_none());
+        let standing = in_place.standing(&|_| true, upto);
+        assert!(matches!(standing, Standing::Flushed));
+        assert_eq!(kept(rooms), 1, "changed since");
+        let begun = in_place.begin(id, &|| true).expect("begun");
+        let silent = in_place.end(id, begun, Err(Errno::ETIMEDOUT));
+        assert!(silent.is_none() && kept(rooms) == 1, "nothing is lost");
+        let begun = in_place.begin(id, &|| true).expect("begun");
+        let told = in_place.end(id, begun, Err(Errno::EIO)).expect("told");
+        assert!(told.reason.starts_with("was changed in place"), "{told:?}");
+        for _ in 0..2 {
+            let Standing::Failed(lost) = in_place.standing(&|_| true, upto) else {
+                panic!("not told");
+            };
+            assert_eq!((lost.path, lost.errno), (b"f".to_vec(), Errno::EIO));
+        }
+        assert_eq!(rooms.files.fsync(handle, false), Err(Errno::EIO));
+        assert_eq!(rooms.files.fsync(handle, false), Ok(()), "once");
+        rooms.files.release(handle).expect("close");
+        assert_eq!(kept(rooms), 1, "a later flush brings nothing back");
+        let cut = SetAttr {
+            size: Some(0),
+            ..SetAttr::default()
+        };
+        rooms.files.setattr(ino, None, &cut, me()).expect("cut");
+        rooms.files.flush_all_in_place();
+        assert_eq!(kept(rooms), 0, "nothing of it is wanted");
+    }
+
+    #[test]
+    fn a_file_that_loses_its_last_name_is_not_kept() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        rooms.files.release(handle).expect("close");
+        for (name, left) in [("f", 1), ("f-too", 0)] {
+            let link = Link {
+                parent: Ino::ROOT,
+                name: name.into(),
+            };
+            let last = rooms.files.last_name(&link);
+            rooms.files.lost_last_name(&link, last);
+            assert_eq!(kept(rooms), 1, "it is still there");
+            rooms
+                .base
+                .ns()
+                .unlink(Ino::ROOT, &link.name)
+                .expect("unlink");
+            rooms.files.lost_last_name(&link, last);
+            assert_eq!(kept(rooms), left);
+        }
+    }
+}
