@@ -61,7 +61,8 @@ pub struct StopSummary {
     pub undrained_bytes: u64,
     /// Of those, bytes in memory: a reboot would lose them.
     pub in_memory_bytes: u64,
-    /// Files and directories that were changed on the PFS, which did not put them on stable storage.
+    /// Files and directories that were changed on the PFS, which did not put them on stable
+    /// storage.
     pub unflushed_files: u64,
 }
 

@@ -8,9 +8,9 @@
 //!    every error of write-back since it was opened, and a later one perhaps not.
 //! 3. No more are kept than there may be descriptors for them: who would keep one more flushes the
 //!    oldest first.
-//! 4. An error is kept, and told to everybody who asks, until the file is cut to nothing or has lost
-//!    its last name. A second flush would succeed: the kernel calls pages clean that the PFS has not
-//!    taken.
+//! 4. An error is kept, and told to everybody who asks, until the file is cut to nothing or has
+//!    lost its last name. A second flush would succeed: the kernel calls pages clean that the PFS
+//!    has not taken.
 
 pub(crate) mod flush;
 pub(crate) mod names;
