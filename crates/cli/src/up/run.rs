@@ -109,7 +109,11 @@ fn mount_and_wait(
         let why = instance.wait_stop();
         tracing::info!("stopping: {why}");
     }
-    unmount(&mounted, &settings.mount);
+    if unmount(&mounted, &settings.mount) == Unmounted::InUse {
+        // No page is given out from here on, so that nothing is stored that nobody takes in.
+        mounted.end_pages();
+        instance.fetch_last_stores();
+    }
     drop(control);
     ready
 }
@@ -126,6 +130,7 @@ fn mount(plan: &Plan, instance: &Arc<Instance>) -> Result<Mounted, Failure> {
     };
     let what = format!("{}: cannot mount", settings.mount.display());
     let mounted = forebay_mount::mount(client, &options).explain(what, "")?;
+    instance.write_back_by(Box::new(mounted.write_back()));
     let stopped = instance.clone();
     mounted.on_unmounted(Box::new(move || stopped.request_stop()));
     Ok(mounted)
@@ -146,10 +151,18 @@ fn answer(plan: &Plan) -> Result<(), Failure> {
         .explain(settings.state.join(state::PID).display(), "")
 }
 
+/// How a mount has left the tree.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unmounted {
+    Wholly,
+    /// Programs go on using it.
+    InUse,
+}
+
 /// Takes the mount out of the tree; if programs still use it, without waiting for them.
-fn unmount(mounted: &Mounted, point: &Path) {
+fn unmount(mounted: &Mounted, point: &Path) -> Unmounted {
     let Err(error) = mounted.unmount(false) else {
-        return;
+        return Unmounted::Wholly;
     };
     tracing::warn!(
         "{}: {}; the mount is taken out of the tree all the same",
@@ -159,6 +172,7 @@ fn unmount(mounted: &Mounted, point: &Path) {
     if let Err(error) = mounted.unmount(true) {
         tracing::error!("{}: cannot unmount: {}", point.display(), reason(&error));
     }
+    Unmounted::InUse
 }
 
 /// The first signal stops in order, the second at once; what fsync promised is safe either way.

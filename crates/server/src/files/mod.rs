@@ -12,6 +12,7 @@ pub(crate) mod guard;
 pub(crate) mod io;
 pub(crate) mod mover;
 pub(crate) mod open;
+pub(crate) mod pages;
 pub(crate) mod setid;
 pub(crate) mod space;
 pub(crate) mod stable;
@@ -35,6 +36,7 @@ use crate::integrity::Integrity;
 use crate::plan::Plan;
 use descriptors::Descriptors;
 use guard::GuardPost;
+use pages::Pages;
 use unnamed::Unnamed;
 use unseen::Unseen;
 
@@ -54,6 +56,8 @@ pub struct Files {
     guard: GuardPost,
     /// What the kernel has written by itself.
     unseen: Unseen,
+    /// What the kernel keeps of files that are served by requests.
+    pages: Pages,
     /// Files that were made without a name, until they have one or are gone.
     unnamed: Unnamed,
     /// Serialises the making of space, so that two writers do not evict for the same need.
@@ -73,6 +77,7 @@ impl Files {
             descriptors,
             guard: GuardPost::default(),
             unseen: Unseen::default(),
+            pages: Pages::default(),
             unnamed: Unnamed::default(),
             making_space: Mutex::default(),
             removed: Mutex::default(),

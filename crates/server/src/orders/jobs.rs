@@ -1,6 +1,7 @@
 //! Movements ordered from the command line: stage-in, stage-out, prefetch, release.
 
 pub(crate) mod run;
+mod stores;
 
 use std::collections::HashMap;
 use std::sync::Arc;
