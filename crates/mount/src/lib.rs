@@ -184,7 +184,7 @@ impl Mounted {
         }
     }
 
-    /// After a lazy unmount: programs that have files mapped get no pages any more.
+    /// After an unmount: programs that still have files mapped get no pages any more.
     pub fn end_pages(&self) {
         self.belief.end_pages();
     }

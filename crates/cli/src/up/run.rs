@@ -109,11 +109,11 @@ fn mount_and_wait(
         let why = instance.wait_stop();
         tracing::info!("stopping: {why}");
     }
-    if unmount(&mounted, &settings.mount) == Unmounted::InUse {
-        // No page is given out from here on, so that nothing is stored that nobody takes in.
-        mounted.end_pages();
-        instance.fetch_last_stores();
-    }
+    unmount(&mounted, &settings.mount);
+    // Programs may go on using it, whoever has taken it out of the tree. No page is given out from
+    // here on, so that nothing is stored that nobody takes in.
+    mounted.end_pages();
+    instance.fetch_last_stores();
     drop(control);
     ready
 }
@@ -151,18 +151,10 @@ fn answer(plan: &Plan) -> Result<(), Failure> {
         .explain(settings.state.join(state::PID).display(), "")
 }
 
-/// How a mount has left the tree.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unmounted {
-    Wholly,
-    /// Programs go on using it.
-    InUse,
-}
-
 /// Takes the mount out of the tree; if programs still use it, without waiting for them.
-fn unmount(mounted: &Mounted, point: &Path) -> Unmounted {
+fn unmount(mounted: &Mounted, point: &Path) {
     let Err(error) = mounted.unmount(false) else {
-        return Unmounted::Wholly;
+        return;
     };
     tracing::warn!(
         "{}: {}; the mount is taken out of the tree all the same",
@@ -172,7 +164,6 @@ fn unmount(mounted: &Mounted, point: &Path) -> Unmounted {
     if let Err(error) = mounted.unmount(true) {
         tracing::error!("{}: cannot unmount: {}", point.display(), reason(&error));
     }
-    Unmounted::InUse
 }
 
 /// The first signal stops in order, the second at once; what fsync promised is safe either way.

@@ -12,6 +12,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use forebay_tiers::FileObject;
 use forebay_types::{Errno, Ino};
 use parking_lot::Mutex;
 
@@ -28,6 +29,9 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// The last stores before the end may take so long.
 const LAST: Duration = Duration::from_secs(20);
+
+/// Who ends the server waits so long for the PFS.
+const PFS_LIMIT: Duration = Duration::from_secs(1);
 
 /// So many of the files that hold up the end are named.
 const NAMED_MAX: usize = 100;
@@ -54,6 +58,11 @@ impl Pages {
     pub fn write_back_by(&self, way: WriteBack) {
         // A server has one mount, so it is set once.
         let _ = self.write_back.set(way);
+    }
+
+    /// A drain begins: nothing is known yet of what holds up its end.
+    pub fn forget_holding(&self) {
+        *self.holding.lock() = Holding::default();
     }
 
     /// What has held up the last end after a drain.
@@ -105,37 +114,54 @@ impl Files {
     /// Looks which files hold up an end after a drain: those that nothing but the kernel may know
     /// to be changed. What is dirty holds it up anyway.
     pub fn look_who_holds(&self) -> Holding {
-        let mut holding = Holding::default();
+        let (mut paths, mut on_pfs) = (Vec::new(), Vec::new());
+        let mut unknown = 0;
         for open in self.stored_unheard() {
-            let Some(path) = self.path_if_clean(&open) else {
-                continue;
-            };
-            holding.total += 1;
-            if holding.paths.len() < NAMED_MAX {
-                holding.paths.push(path);
+            let target = open.target.try_read().map(|target| target.clone());
+            match target {
+                Some(Target::Buffer { file, .. }) => {
+                    let state = file.lock();
+                    let counts = !state.is_dirty() && !state.is_unlinked();
+                    drop(state);
+                    paths.extend(counts.then(|| file.path()));
+                }
+                Some(Target::Pfs { node, file, .. }) => on_pfs.push((node, file)),
+                // It is just being moved: the next look tells.
+                None => unknown += 1,
             }
         }
+        let gone = self.gone_from_pfs(on_pfs.iter().map(|(_, file)| file.clone()).collect());
+        let mut gone = gone.into_iter();
+        on_pfs.retain(|_| !gone.next().unwrap_or(false));
+        let on_pfs = on_pfs.iter();
+        paths.extend(on_pfs.map(|(node, _)| node.parent.path_of(&node.name)));
+        let total = unknown + paths.len() as u64;
+        paths.truncate(NAMED_MAX);
+        let holding = Holding { total, paths };
         *self.pages.holding.lock() = holding.clone();
         holding
     }
 
-    /// `None` if it is dirty, or nobody can find it any more.
-    fn path_if_clean(&self, open: &OpenFile) -> Option<Vec<u8>> {
-        // A file that is just being moved is looked at again.
-        let target = open.target.try_read().map(|target| target.clone());
-        match target {
-            Some(Target::Buffer { file, .. }) => {
-                let state = file.lock();
-                let counts = !state.is_dirty() && !state.is_unlinked();
-                drop(state);
-                counts.then(|| file.path())
-            }
-            Some(Target::Pfs { node, file, .. }) => {
-                let gone = !self.base.health().is_silent()
-                    && (self.ns.pfs().stat_file(file.file())).is_ok_and(|stat| stat.nlink == 0);
-                (!gone).then(|| node.parent.path_of(&node.name))
-            }
-            None => Some(Vec::new()),
+    /// Which of these files of the PFS nobody can find any more; nothing where that is not known
+    /// soon.
+    fn gone_from_pfs(&self, files: Vec<Arc<FileObject>>) -> Vec<bool> {
+        if files.is_empty() || self.base.health().is_silent() {
+            return Vec::new();
+        }
+        let (send, looked) = channel();
+        let ns = self.ns.clone();
+        let look = move || {
+            let is_gone = |file: &Arc<FileObject>| {
+                (ns.pfs().stat_file(file.file())).is_ok_and(|stat| stat.nlink == 0)
+            };
+            // If nobody waits any more, nobody misses it.
+            drop(send.send(files.iter().map(is_gone).collect()));
+        };
+        // Whoever ends the server must not hang with the PFS.
+        let thread = std::thread::Builder::new().name("fb-pages".into());
+        match thread.spawn(look) {
+            Ok(_) => looked.recv_timeout(PFS_LIMIT).unwrap_or_default(),
+            Err(_) => Vec::new(),
         }
     }
 
@@ -145,9 +171,11 @@ impl Files {
         let end = Instant::now() + LAST;
         for open in self.stored_unheard() {
             if let Err(errno) = self.fetch_stores(open.ino, &|| Instant::now() < end) {
-                let failure = Failure::new(errno, "what a program stored through its mapping");
-                let path = self.path_if_clean(&open).unwrap_or_default();
-                tracing::error!("{}: lost: {failure}", path.escape_ascii());
+                let failure = Failure::new(
+                    errno,
+                    "what a program stored through its mapping last is lost",
+                );
+                tracing::error!("{:?}: {failure}", open.ino);
             }
         }
     }
