@@ -180,3 +180,71 @@ impl Files {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::OpenFlags;
+    use forebay_wire::WriteHow;
+
+    use super::*;
+    use crate::testing::{Lab, create, drain};
+
+    #[test]
+    fn nobody_waits_for_the_kernel_longer_than_that_makes_sense() {
+        let lab = Lab::new();
+        let files = &lab.rooms().files;
+        assert_eq!(files.fetch_stores(Ino(7), &|| false), Ok(()), "no mount");
+        let (let_go, held) = channel::<()>();
+        let held = Mutex::new(held);
+        files.pages().write_back_by(Box::new(move |_| {
+            // Ends with the test.
+            let let_go = held.lock().recv();
+            let_go.map_err(|_| Errno::EIO.into())
+        }));
+        let canceled = files.fetch_stores(Ino(7), &|| false);
+        assert_eq!(canceled, Err(Errno::ECANCELED));
+        drop(let_go);
+        assert_eq!(files.fetch_stores(Ino(7), &|| true), Err(Errno::EIO));
+    }
+
+    #[test]
+    fn what_is_clean_and_can_be_stored_into_holds_up_an_end() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let created = create(rooms, b"f", b"content");
+        rooms.files.release(created).expect("close");
+        drain(rooms);
+        std::fs::write(lab.pfs("p"), b"content").expect("write");
+        let open = |name: &[u8], flags: i32| {
+            let found = rooms.base.ns().lookup(Ino::ROOT, name).expect("there");
+            let flags = OpenFlags(flags as u32);
+            let opened = rooms.files.open(found.attr.ino, flags, false);
+            opened.expect("open").0.handle
+        };
+        let holding = || {
+            let holding = rooms.files.look_who_holds();
+            assert_eq!(holding.total, holding.paths.len() as u64);
+            holding.paths
+        };
+        for name in [&b"f"[..], b"p"] {
+            for flags in [libc::O_RDONLY, libc::O_WRONLY] {
+                let handle = open(name, flags);
+                assert!(holding().is_empty(), "it cannot be mapped so");
+                rooms.files.release(handle).expect("close");
+            }
+        }
+        let (f, p) = (open(b"f", libc::O_RDWR), open(b"p", libc::O_RDWR));
+        let mut both = holding();
+        both.sort();
+        assert_eq!(both, [b"f", b"p"]);
+        // Nobody finds it any more.
+        std::fs::remove_file(lab.pfs("p")).expect("remove");
+        assert_eq!(holding(), [b"f"]);
+        // It is dirty, and counted as such.
+        let written = rooms.files.write(f, 0, b"C", WriteHow::WAITING);
+        assert_eq!(written, Ok(Some(1)));
+        assert!(holding().is_empty());
+        rooms.files.release(f).expect("close");
+        rooms.files.release(p).expect("close");
+    }
+}
