@@ -35,6 +35,7 @@ from ledger import Ledger, Loss
 from links import Links
 from misbehave import Misbehave
 from outlive import Outlive
+from unheard import Unheard
 from worker import RECORD_BYTES, SHARED, How, parse_record, work
 
 WORKERS = 3
@@ -42,8 +43,8 @@ OF_THE_PFS = ("hang", "eio")
 # In rounds of their own, and in the load of all others.
 OF_WORKERS = {"store": "store", "mapping": "hold"}
 FAULTS = ("kill", "cut", "full-ssd", "full-state", "full-pfs", "damage", "outside", "restart", *OF_WORKERS, "outlive", "links",
-          "between", "exchanged", *OF_THE_PFS)
-QUIET = ("damage", "outside", "restart", "links", "exchanged", *OF_WORKERS)
+          "between", "exchanged", "unheard", *OF_THE_PFS)
+QUIET = ("damage", "outside", "restart", "links", "exchanged", "unheard", *OF_WORKERS)
 # Outsiders work in these directories: what goes beside is as it should be.
 OF_OUTSIDERS = ("links-", "between-", "exchanged-")
 
@@ -62,6 +63,7 @@ class Campaign:
         self.fired = collections.Counter()
         self.damage, self.links, self.outlive = Damage(self), Links(self), Outlive(self)
         self.misbehave, self.between, self.exchanged = Misbehave(self), Between(self), Exchanged(self)
+        self.unheard = Unheard(self)
         self.outside, self.failed_operations, self.rounds = {}, 0, 0
         print(f"soak: seed {args.seed}, {phase.seconds} s, faults {','.join(phase.faults)}; {phase.sizes[0]} of memory, "
               f"{phase.sizes[1]} of flash on {kind}, the PFS {'behind FUSE' if phase.hanging else 'on ext4, a part of it on XFS'}", flush=True)
@@ -160,6 +162,8 @@ class Campaign:
             self.fired[fault] += self.damage.happen()
         elif fault == "outlive":
             self.fired[fault] += self.outlive.go_on()
+        elif fault == "unheard":
+            self.fired[fault] += self.unheard.go()
         elif fault == "links":
             self.fired[fault] += self.links.judge()
         elif fault == "between":

@@ -268,7 +268,7 @@ impl<'a> Wait<'a> {
     fn is_stopping(&self) -> bool {
         match self.mounted {
             true => !is_mounted(self.state),
-            false => self.last.dirty_bytes == 0 && self.last.drain_queued_files == 0,
+            false => self.last.dirty_bytes == 0 && undrained_files(&self.last) == 0,
         }
     }
 
@@ -293,7 +293,7 @@ impl<'a> Wait<'a> {
     fn report(&self, daemon: &Daemon, end: End) -> Vec<Vec<u8>> {
         let bits = &self.last;
         let mount = mount_of(bits).display();
-        let undrained = files_and_bytes(bits.drain_queued_files, bits.dirty_bytes);
+        let undrained = files_and_bytes(undrained_files(bits), bits.dirty_bytes);
         match end {
             End::Stopped(left) => {
                 let farewell = self.farewell(&left);
@@ -315,11 +315,13 @@ impl<'a> Wait<'a> {
                 bits.pid,
                 self.state.display()
             )),
-            End::TimedOut if bits.dirty_bytes == 0 || !self.args.drain => out::complain(&format!(
-                "{mount}: process {} has not stopped after {}; it goes on stopping: is the mount in use?",
-                bits.pid,
-                format_duration(self.begun.elapsed())
-            )),
+            End::TimedOut if undrained_files(bits) == 0 || !self.args.drain => {
+                out::complain(&format!(
+                    "{mount}: process {} has not stopped after {}; it goes on stopping: is the mount in use?",
+                    bits.pid,
+                    format_duration(self.begun.elapsed())
+                ))
+            }
             End::TimedOut | End::Stalled => {
                 let why = if end == End::TimedOut {
                     "timed out"
@@ -340,11 +342,13 @@ impl<'a> Wait<'a> {
                         ),
                     }
                 ));
-                let left = undrained_paths(daemon);
+                let mut left = undrained_paths(daemon);
+                left.extend(bits.holding.iter().cloned());
+                left.truncate(NAMED_MAX);
                 name_left(
                     mount_of(bits),
                     &left,
-                    bits.drain_queued_files.max(left.len() as u64),
+                    undrained_files(bits).max(left.len() as u64),
                 );
                 return left;
             }
@@ -388,7 +392,7 @@ impl<'a> Wait<'a> {
     fn to_json(&self, end: End, left: &[Vec<u8>]) -> Value {
         let bits = &self.last;
         let seen = || StopSummary {
-            undrained_files: bits.drain_queued_files,
+            undrained_files: undrained_files(bits),
             undrained_bytes: bits.dirty_bytes,
             // Clean copies may be in memory, too.
             in_memory_bytes: in_memory_bytes(self.state).min(bits.dirty_bytes),
@@ -411,6 +415,11 @@ impl<'a> Wait<'a> {
             "left": json::path_list(mount_of(bits), left),
         })
     }
+}
+
+/// Files that are not on the PFS, or may not be: programs can store into them unheard.
+fn undrained_files(bits: &StatusBits) -> u64 {
+    bits.drain_queued_files + bits.holding_files
 }
 
 /// Whether the burst buffer with this state folder is mounted here.

@@ -1,8 +1,9 @@
 //! What the kernel may believe of a file without asking, and when it is told to forget that.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use forebay_types::{Attr, FileKind, Handle, Ino};
@@ -36,6 +37,8 @@ pub(crate) struct Belief {
     /// Files that were shown with set-id bits.
     set_id: Mutex<HashSet<Ino>>,
     set_ids: AtomicUsize,
+    /// The mount ends: no page is given out any more.
+    no_pages: AtomicBool,
 }
 
 impl Belief {
@@ -115,6 +118,28 @@ impl Belief {
         let was = shown.remove(&ino);
         self.set_ids.store(shown.len(), Ordering::Release);
         was
+    }
+
+    /// Makes the kernel write back what was stored through mappings of a file, and forget its
+    /// pages. The requests to write are answered when this returns, so no thread that answers
+    /// requests may call it.
+    pub(crate) fn write_back(&self, ino: Ino) -> io::Result<()> {
+        const ALL: (i64, i64) = (0, 0);
+        let Some(notifier) = self.notifier.get() else {
+            return Ok(());
+        };
+        notifier.inval_inode(INodeNo(ino.0), ALL.0, ALL.1)
+    }
+
+    /// From here on the kernel gets no pages any more. Of a mapping whose pages it has forgotten, a
+    /// program that goes on storing gets a signal, where it would lose what it stores.
+    pub(crate) fn end_pages(&self) {
+        self.no_pages.store(true, Ordering::Release);
+    }
+
+    /// Whether they have ended.
+    pub(crate) fn pages_ended(&self) -> bool {
+        self.no_pages.load(Ordering::Acquire)
     }
 
     /// Tells the kernel to forget the attributes.

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_client::Client;
+use forebay_types::Ino;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
@@ -55,6 +56,7 @@ pub struct Mounted {
     /// Device number of the mount: tells the mount from whatever is mounted there later.
     dev: u64,
     in_flight: Arc<InFlightTable>,
+    belief: Arc<Belief>,
     session: Mutex<Option<BackgroundSession>>,
     ended: adapter::EndCall,
 }
@@ -112,16 +114,17 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     in_flight.serves(session.as_fd().try_clone_to_owned()?);
     keep_buffers_lazy();
     let session = session.spawn()?;
-    let watched = in_flight.clone();
+    let (watched, told) = (in_flight.clone(), belief.clone());
     std::thread::Builder::new()
         .name("fb-watchdog".into())
-        .spawn(move || inflight::watch(&watched, &client, &pool, &belief))?;
+        .spawn(move || inflight::watch(&watched, &client, &pool, &told))?;
     // This asks the new mount itself, and so also shows that the mount answers.
     let dev = std::fs::metadata(&options.mount_point)?.dev();
     Ok(Mounted {
         mount_point: options.mount_point.clone(),
         dev,
         in_flight,
+        belief,
         session: Mutex::new(Some(session)),
         ended,
     })
@@ -167,6 +170,23 @@ impl Mounted {
     /// Calls `f` with what happened when a thread that serves requests ends before the mount does.
     pub fn on_thread_death(&self, f: Box<dyn Fn(String) + Send + Sync>) {
         self.in_flight.on_death(f);
+    }
+
+    /// How the kernel is made to write back what it keeps of a file. That waits for requests of
+    /// this mount to be answered.
+    pub fn write_back(&self) -> impl Fn(Ino) -> io::Result<()> + Send + Sync + use<> {
+        let belief = Arc::downgrade(&self.belief);
+        // Without it nothing is mounted any more, and the kernel keeps nothing.
+        move |ino| {
+            belief
+                .upgrade()
+                .map_or(Ok(()), |belief| belief.write_back(ino))
+        }
+    }
+
+    /// After an unmount: programs that still have files mapped get no pages any more.
+    pub fn end_pages(&self) {
+        self.belief.end_pages();
     }
 
     /// Unmounts. `EBUSY` while the mount is in use, unless `lazily`. A lazy unmount takes the mount

@@ -12,6 +12,9 @@ use crate::inflight::finish;
 
 impl Adapter {
     pub(crate) fn answer_read(&self, handle: Handle, offset: u64, size: usize, reply: ReplyData) {
+        if self.belief.pages_ended() {
+            return reply.error(errno(Errno::ENOTCONN));
+        }
         let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
         self.pool.run(Box::new(move |buffer| {
             let turn = in_flight.waiting_turn(reply);

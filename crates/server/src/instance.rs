@@ -15,6 +15,7 @@ use crate::base::life::StopOrder;
 use crate::base::settings::Settings;
 use crate::buffer::Buffer;
 use crate::drain::demote;
+use crate::files::pages::WriteBack;
 use crate::files::{guard, inplace, unseen};
 use crate::integrity::{scrub, seal};
 use crate::lifecycle::facts::Facts;
@@ -146,6 +147,20 @@ impl Instance {
         Arc::new(Server::new(self.rooms.clone()))
     }
 
+    /// Takes the way to make the kernel write back what it keeps of a file.
+    pub fn write_back_by(&self, way: WriteBack) {
+        self.rooms.files.pages().write_back_by(way);
+    }
+
+    /// Takes in what programs have stored through mappings that outlive the mount. To be called
+    /// when nobody can find the mount any more, while it is still served.
+    pub fn fetch_last_stores(&self) {
+        // After a death nothing is touched that need not be.
+        if !self.rooms.base.life().is_broken() {
+            self.rooms.files.fetch_last_stores();
+        }
+    }
+
     /// Begins an orderly stop without drain.
     pub fn request_stop(&self) {
         self.rooms.base.life().order_stop(StopOrder {
@@ -177,7 +192,7 @@ impl Instance {
             if !order.drain {
                 return StopReason::Ordered;
             }
-            if self.drain(order.deadline) {
+            if self.drain(order.deadline, true) {
                 self.drained.store(true, Ordering::Release);
                 return StopReason::Drained;
             }
@@ -185,10 +200,12 @@ impl Instance {
         }
     }
 
-    /// Demotes everything. `false` if the deadline came first, or another order.
-    fn drain(&self, deadline: Option<Instant>) -> bool {
+    /// Demotes everything. `false` if the deadline came first, or another order. While it is
+    /// `mounted`, what only the kernel may know to be changed is not on the PFS.
+    fn drain(&self, deadline: Option<Instant>, mounted: bool) -> bool {
         let rooms = &self.rooms;
         rooms.buffer.queue().drain_all(true);
+        rooms.files.pages().forget_holding();
         let mut look = ExactLook::default();
         let in_place = rooms.files.in_place();
         // What changes from now on goes with the end.
@@ -197,6 +214,7 @@ impl Instance {
             if look.is_all_drained(&rooms.buffer)
                 && !rooms.orders.publications_under_way()
                 && !in_place.is_pending(upto)
+                && !(mounted && rooms.files.look_who_holds().total > 0)
             {
                 return true;
             }
@@ -204,6 +222,7 @@ impl Instance {
             let another = !order.is_some_and(|order| order.drain);
             if another || deadline.is_some_and(|d| Instant::now() >= d) {
                 rooms.buffer.queue().drain_all(false);
+                rooms.files.look_who_holds();
                 return false;
             }
             rooms.buffer.queue().wait_settled(Duration::from_millis(50));
@@ -238,7 +257,7 @@ impl Instance {
         let rooms = &self.rooms;
         if self.drained.load(Ordering::Acquire) && !rooms.base.health().is_silent() {
             // What was closed by the unmount itself.
-            self.drain(Some(Instant::now() + LAST_DRAIN));
+            self.drain(Some(Instant::now() + LAST_DRAIN), false);
         }
         rooms.base.life().end();
         rooms.buffer.queue().wake_all();

@@ -44,6 +44,7 @@ impl Rooms {
         let unpublished = self.orders.version_status();
         let (conflicts_total, conflicts) = self.base.conflicts().all();
         let (failing, next_try) = self.buffer.queue().failing();
+        let holding = self.files.pages().holding();
         let (applications_total, applications) = self.application_status();
         StatusBits {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -81,6 +82,8 @@ impl Rooms {
             files,
             open_files: self.buffer.opens().open_files(),
             held_files: self.buffer.opens().held(),
+            holding_files: holding.total,
+            holding: holding.paths,
             stopping: self.base.life().stop_order().is_some(),
             descriptors_max: rustix::process::getrlimit(rustix::process::Resource::Nofile).current,
             pfs_silent_ms: (self.base.health().silent_for())
@@ -104,6 +107,7 @@ impl Rooms {
         if !asker.is_trusted() {
             bits.names_hidden = true;
             bits.errors.clear();
+            bits.holding.clear();
             bits.conflicts.clear();
             bits.unpublished.clear();
             bits.applications.clear();

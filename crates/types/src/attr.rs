@@ -185,6 +185,10 @@ impl OpenFlags {
             libc::O_WRONLY | libc::O_RDWR
         )
     }
+    /// Opened for reading and writing: only then can it be mapped to be stored into.
+    pub fn can_store(self) -> bool {
+        self.0 as i32 & libc::O_ACCMODE == libc::O_RDWR
+    }
     /// `O_TRUNC`.
     pub fn truncates(self) -> bool {
         self.0 as i32 & libc::O_TRUNC != 0

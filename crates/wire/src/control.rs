@@ -376,6 +376,11 @@ pub struct StatusBits {
     pub open_files: u64,
     /// Files that the daemon holds a descriptor of: all open ones, as long as they are few.
     pub held_files: u64,
+    /// Files that can be stored into while nothing but the kernel knows of it, as the last drain
+    /// for a stop has found them: it waits for their close. What is undrained is not among them.
+    pub holding_files: u64,
+    /// Paths of the first of them.
+    pub holding: Vec<Vec<u8>>,
     /// An order to stop is in force, be it after a drain.
     pub stopping: bool,
     /// Descriptors that the daemon may have; `None`: any number.

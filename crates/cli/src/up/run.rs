@@ -110,6 +110,10 @@ fn mount_and_wait(
         tracing::info!("stopping: {why}");
     }
     unmount(&mounted, &settings.mount);
+    // Programs may go on using it, whoever has taken it out of the tree. No page is given out from
+    // here on, so that nothing is stored that nobody takes in.
+    mounted.end_pages();
+    instance.fetch_last_stores();
     drop(control);
     ready
 }
@@ -126,6 +130,7 @@ fn mount(plan: &Plan, instance: &Arc<Instance>) -> Result<Mounted, Failure> {
     };
     let what = format!("{}: cannot mount", settings.mount.display());
     let mounted = forebay_mount::mount(client, &options).explain(what, "")?;
+    instance.write_back_by(Box::new(mounted.write_back()));
     let stopped = instance.clone();
     mounted.on_unmounted(Box::new(move || stopped.request_stop()));
     Ok(mounted)

@@ -69,6 +69,8 @@ pub struct Counts {
     pub opens: u32,
     /// Handles for writing.
     pub writers: u32,
+    /// Those of them that may be mapped to be stored into.
+    pub storers: u32,
 }
 
 /// A file under unseen writing as it was when the PFS had its content.
@@ -236,6 +238,11 @@ impl OpenFile {
     pub fn is_written(&self) -> bool {
         self.counts.lock().writers > 0
     }
+
+    /// Whether somebody may store into it through a mapping, and only the kernel knows of that.
+    pub fn is_stored_unheard(&self) -> bool {
+        !self.passthrough && self.counts.lock().storers > 0
+    }
 }
 
 #[derive(Clone)]
@@ -396,6 +403,7 @@ impl OpenTable {
             let mut counts = file.counts.lock();
             counts.opens += 1;
             counts.writers += u32::from(flags.writes());
+            counts.storers += u32::from(flags.can_store());
         }
         let mut by_ino = claim.shard.by_ino.lock();
         by_ino.open.insert(file.ino, file.clone());
@@ -439,6 +447,7 @@ impl OpenTable {
         let mut counts = file.counts.lock();
         counts.opens -= 1;
         counts.writers -= u32::from(flags.writes());
+        counts.storers -= u32::from(flags.can_store());
         if counts.opens == 0 {
             claim.shard.by_ino.lock().open.remove(&file.ino);
         }

@@ -13,6 +13,7 @@ pub(crate) mod inplace;
 pub(crate) mod io;
 pub(crate) mod mover;
 pub(crate) mod open;
+pub(crate) mod pages;
 pub(crate) mod setid;
 pub(crate) mod space;
 pub(crate) mod stable;
@@ -38,6 +39,7 @@ use descriptors::Descriptors;
 use guard::GuardPost;
 use inplace::InPlace;
 use inplace::names::Names;
+use pages::Pages;
 use unnamed::Unnamed;
 use unseen::Unseen;
 
@@ -57,6 +59,8 @@ pub struct Files {
     guard: GuardPost,
     /// What the kernel has written by itself.
     unseen: Unseen,
+    /// What the kernel keeps of files that are served by requests.
+    pages: Pages,
     /// Files that were made without a name, until they have one or are gone.
     unnamed: Unnamed,
     /// What was changed on the PFS itself, and is not flushed.
@@ -82,6 +86,7 @@ impl Files {
             descriptors,
             guard: GuardPost::default(),
             unseen: Unseen::default(),
+            pages: Pages::default(),
             unnamed: Unnamed::default(),
             making_space: Mutex::default(),
             removed: Mutex::default(),

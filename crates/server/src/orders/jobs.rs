@@ -2,6 +2,7 @@
 
 pub(crate) mod inplace;
 pub(crate) mod run;
+mod stores;
 
 use std::collections::HashMap;
 use std::sync::Arc;

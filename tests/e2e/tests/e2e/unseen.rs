@@ -2,10 +2,11 @@
 //! descriptors that outlive the daemon.
 
 use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use forebay_testkit::{Builder, Cluster, LONG, needs_root, pattern, run_bounded, write_file};
 use rustix::fs::{Mode, OFlags};
@@ -288,5 +289,136 @@ fn promise_8_a_descriptor_that_outlives_the_daemon_writes_or_fails() {
         expected[..50].fill(1);
         expected[50..100].fill(2);
         assert!(std::fs::read(cluster.pfs("log-2")).expect("read") == expected);
+    }
+}
+
+/// Ways to a file that is on the PFS, open for writing, and served by requests.
+const BY_REQUESTS: [&str; 4] = ["PFS only", "clean", "set-id", "several names"];
+
+/// A cluster with a file `f` of that kind.
+fn by_requests(kind: &str, len: usize) -> Cluster {
+    let builder = Cluster::builder().dram("").ssd("64MiB").lazy();
+    let cluster = match kind {
+        "clean" => builder.flag("--no-passthrough").up(),
+        _ => builder.up(),
+    };
+    if matches!(kind, "clean" | "set-id") {
+        for (run, name) in [(8, "g"), (9, "f")] {
+            write_file(&cluster.mnt(name), pattern(run, len));
+        }
+        if kind == "set-id" {
+            let mode = std::fs::Permissions::from_mode(0o4755);
+            std::fs::set_permissions(cluster.mnt("f"), mode).expect("chmod");
+        }
+        cluster.drain("");
+    } else {
+        write_file(&cluster.pfs("f"), pattern(9, len));
+        if kind == "several names" {
+            std::fs::hard_link(cluster.pfs("f"), cluster.pfs("other")).expect("link");
+        }
+    }
+    cluster
+}
+
+#[test]
+fn promise_2_what_only_the_kernel_knows_to_be_stored_is_not_called_drained() {
+    const LEN: usize = 300_000;
+    for kind in BY_REQUESTS {
+        let cluster = by_requests(kind, LEN);
+        let mut mapping = Mapping::of(open(&cluster.mnt("f")), LEN);
+        let mut expected = pattern(9, LEN).bytes();
+        let mut store = |mapping: &mut Mapping, at: usize| {
+            mapping.bytes()[at] ^= 0xff;
+            expected[at] ^= 0xff;
+            expected.clone()
+        };
+        let now = store(&mut mapping, 100);
+        if kind == "several names" {
+            // It is changed where it is, by whichever name it goes.
+            cluster.on_path(&["stage-out", "--wait"], "other").ok();
+            assert!(std::fs::read(cluster.pfs("other")).expect("read") == now);
+        } else {
+            let said = cluster.on_path(&["stage-out", "--wait"], "");
+            let said = said.expect_code(3);
+            let is_named = said.stderr.contains("/f: open for writing");
+            assert!(is_named, "{kind}: {said:?}");
+        }
+        store(&mut mapping, 200_000);
+        let said = cluster.on_state(&["down", "--drain", "--timeout", "500ms"]);
+        let said = said.expect_code(4);
+        let is_named = said.stderr.contains("1 file open") && said.stderr.contains("left: ");
+        assert!(is_named, "{kind}: {said:?}");
+        let now = store(&mut mapping, 250_000);
+        drop(mapping);
+        let said = cluster.down(&["--drain"]);
+        assert!(said.stdout.contains("all data is on the PFS"), "{said:?}");
+        assert!(
+            std::fs::read(cluster.pfs("f")).expect("read") == now,
+            "{kind}"
+        );
+    }
+}
+
+#[test]
+fn promise_8_down_with_drain_waits_for_who_may_store_into_what_is_on_the_pfs() {
+    for kind in BY_REQUESTS {
+        let cluster = by_requests(kind, 5000);
+        let file = open(&cluster.mnt("f"));
+        // Nothing has been stored: there is nothing to do now.
+        cluster.on_path(&["stage-out", "--wait"], "").ok();
+        let said = cluster.on_state(&["down", "--drain", "--timeout", "300ms"]);
+        let said = said.expect_code(4);
+        let named = cluster.mnt("f").display().to_string();
+        assert!(said.stderr.contains(&format!("left: {named}")), "{said:?}");
+        let reader = File::open(cluster.mnt("f")).expect("open");
+        drop(file);
+        let said = cluster.down(&["--drain"]);
+        assert!(said.stdout.contains("all data is on the PFS"), "{said:?}");
+        drop(reader);
+        pattern(9, 5000).assert_in(&cluster.pfs("f"));
+    }
+}
+
+/// Stores a byte through a mapping whose descriptor is closed, says so, and stores another when it
+/// is told to.
+const STORES_ON: &str = "import mmap, os, sys
+f = os.open(sys.argv[1], os.O_RDWR)
+m = mmap.mmap(f, 0)
+os.close(f)
+m[0] = 1
+print('stored', flush=True)
+sys.stdin.readline()
+m[1] = 2
+print('stored', flush=True)
+os._exit(0)";
+
+#[test]
+fn promise_8_down_takes_in_what_was_stored_and_nothing_is_stored_for_nobody_after_it() {
+    for kind in BY_REQUESTS {
+        let mut cluster = by_requests(kind, 5000);
+        let program = Command::new("python3")
+            .args(["-c", STORES_ON])
+            .arg(cluster.mnt("f"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut program = program.expect("python3");
+        let mut said = BufReader::new(program.stdout.take().expect("stdout")).lines();
+        said.next().expect("a line").expect("stored");
+        let left = cluster.down(&[]);
+        let is_here = kind != "several names";
+        let says_all = left.stdout.contains("all data is on the PFS");
+        assert_eq!(!says_all, is_here, "{kind}: {left:?}");
+        let mut stdin = program.stdin.take().expect("stdin");
+        writeln!(stdin, "go on").expect("write");
+        // Whoever stores where nobody takes it in is told so.
+        let ended = program.wait().expect("wait");
+        assert_eq!(ended.signal(), Some(libc::SIGBUS), "{kind}");
+        cluster.start();
+        cluster.drain("");
+        let mut expected = pattern(9, 5000).bytes();
+        expected[0] = 1;
+        assert!(std::fs::read(cluster.pfs("f")).expect("read") == expected);
+        assert!(std::fs::read(cluster.mnt("f")).expect("read") == expected);
     }
 }

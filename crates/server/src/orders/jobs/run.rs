@@ -9,6 +9,7 @@ use forebay_namespace::{File, on_pfs};
 use forebay_types::{Errno, Ino};
 use forebay_wire::control::Movement;
 
+use super::stores::KeptStores;
 use super::{
     BETWEEN_LOOKS, CLOSE_GRACE, IDLE_GRACE, Job, Outcome, Seen, UNDER_WAY_MAX, fail_file,
     fail_missing, inplace, left,
@@ -56,17 +57,26 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
     let mut missing = Vec::new();
     let mut seen = HashSet::new();
     let is_ended = || job.cancelled.load(Ordering::Acquire) || orders.base.is_ending();
+    let may_wait = || !is_ended() && orders.base.given_up().is_none();
+    let kept = match movement {
+        Movement::StageOut => KeptStores::now(orders, &may_wait),
+        _ => KeptStores::default(),
+    };
     for path in walked {
         let go_on = orders.walk(
             path,
             &sight,
-            &mut |visited| {
+            &mut |mut visited| {
+                let mine = match asker.is_trusted() || owner(orders, &visited) == Some(asker.uid())
+                {
+                    true => kept.take_in(orders, &mut visited, &may_wait),
+                    false => Err(Failure::new(Errno::EPERM, "not your file")),
+                };
                 seen.extend(visited.file.iter().map(|file| file.object));
-                if !asker.is_trusted() && owner(orders, &visited) != Some(asker.uid()) {
+                if let Err(failure) = mine {
                     job.progress.lock().files_total += 1;
-                    let failure = Failure::new(Errno::EPERM, "not your file");
                     fail_file(job, visited.path(), &failure);
-                    return true;
+                    return !is_ended();
                 }
                 work.add(orders, job, movement, visited);
                 !is_ended()
