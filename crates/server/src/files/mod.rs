@@ -9,6 +9,7 @@ pub(crate) mod descriptors;
 pub(crate) mod fsync;
 pub(crate) mod garbage;
 pub(crate) mod guard;
+pub(crate) mod handed;
 pub(crate) mod inplace;
 pub(crate) mod io;
 pub(crate) mod mover;

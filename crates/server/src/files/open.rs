@@ -1,6 +1,5 @@
 //! create, open, release: which object, which path to it, and what a close means.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -8,21 +7,15 @@ use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode, ctime_
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, PfsStat, TierKind};
 use forebay_types::{
-    Attr, Cred, Errno, FileKind, Generation, Handle, Ino, ObjectId, OpenFlags, TierId, TimeSpec,
-    failpoint,
+    Attr, Cred, Errno, FileKind, Generation, Ino, ObjectId, OpenFlags, TierId, TimeSpec, failpoint,
 };
-use forebay_wire::{Descriptor, Link, OpenMode, Opened};
+use forebay_wire::{Descriptor, Link, Opened};
 
 use crate::base::failure::told;
 use crate::buffer::opens::{Before, Claim, OpenFile, Target};
 use crate::files::Files;
+use crate::files::handed::{Handed, Local, OpenResult, hand_over, opened};
 use crate::integrity::atrest::Purpose;
-
-/// An object's descriptor to hand over, if it may be.
-pub type Handed = Option<Arc<dyn Descriptor>>;
-
-/// An open file with the descriptor to hand over.
-pub type OpenResult = Result<(Opened, Handed), Errno>;
 
 /// Facts of an object about to be created.
 struct NewObject<'a> {
@@ -572,34 +565,6 @@ pub(crate) fn born_at(object: &dyn Object) -> TimeSpec {
     object
         .stat()
         .map_or_else(|_| TimeSpec::now(), |stat| stat.mtime)
-}
-
-fn opened(handle: Handle, open: &OpenFile) -> Opened {
-    let mode = match open.passthrough {
-        true => OpenMode::Passthrough,
-        false => OpenMode::Plain { keep_cache: false },
-    };
-    Opened { handle, mode }
-}
-
-/// An object that is known to have a descriptor.
-struct Local(Arc<dyn Object>);
-
-impl Descriptor for Local {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        // Only objects that have one are wrapped: see `hand_over`.
-        self.0
-            .descriptor()
-            .unwrap_or_else(|| unreachable!("an object without a descriptor"))
-    }
-}
-
-fn hand_over(target: &Target) -> Handed {
-    let Target::Buffer { object, .. } = target else {
-        return None;
-    };
-    object.descriptor()?;
-    Some(Arc::new(Local(object.clone())))
 }
 
 #[cfg(test)]
