@@ -109,7 +109,10 @@ impl Files {
             && !open.passthrough
             && open.touched.load(Ordering::Acquire);
         if may_be_unflushed {
-            let flush = || wait_writeback(&*self.buffer.tiers().open_object(tier, file.object)?);
+            let flush = || {
+                let object = self.buffer.tiers().open_object(tier, file.object)?;
+                self.integrity.heard(&file, tier, wait_writeback(&*object))
+            };
             if candidates == Candidates::Flushed {
                 return start_writeback(&*held, 0, 0);
             }

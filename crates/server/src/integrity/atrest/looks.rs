@@ -117,6 +117,9 @@ impl Integrity {
         if let IdentityCheck::Other(problem) = self.check_identity(residency.tier, file.object) {
             return Ok(Looked::Wrong(problem));
         }
+        if residency.flush_failed && purpose != Purpose::Shape {
+            return self.look_after_failed_flush(file, recorded, object, stop);
+        }
         let stat = object.stat()?;
         let look = self.how_closely(file, recorded, &stat, purpose);
         if look.length && stat.size != *size {
@@ -243,7 +246,7 @@ impl Integrity {
     }
 
     /// What was damaged is as it should be: somebody has put it right.
-    fn is_sound_again(&self, file: &File) {
+    pub(super) fn is_sound_again(&self, file: &File) {
         if self.at_rest.suspects.lock().remove(&file.object).is_some() {
             file.lock().end_error(Errno::EIO);
             self.base.errors().clear(&file.path());
