@@ -55,6 +55,10 @@ impl Files {
             result = self.last_writer_closed(open, &file, &*object);
         }
         drop(claim);
+        if flags.writes() && left.writers == 0 {
+            let most = self.descriptors.unflushed_max;
+            self.integrity.hold_until_flushed(&file, tier, most);
+        }
         if left.opens == 0 {
             if self.plan.engine().placement() == PlacementPolicy::Coolness {
                 self.catalog.apps().released(file.object);

@@ -24,13 +24,15 @@ use parking_lot::Mutex;
 use crate::base::settings::Settings;
 
 /// Parts of what the process may have left: for open files, for copies under way, for directories
-/// of the PFS. The rest is for whoever needs one for a moment, and for files of the PFS, which keep
+/// of the PFS, for objects that are not flushed yet. The rest is for whoever needs one for a moment, and for files of the PFS, which keep
 /// theirs.
 const OPEN_FILES_PART: u64 = 2;
 
 const COPIES_PART: u64 = 8;
 
 const DIRECTORIES_PART: u64 = 8;
+
+const UNFLUSHED_PART: u64 = 16;
 
 /// What a directory of objects takes that is still to be made: one for each of its shards, and some
 /// beside.
@@ -50,6 +52,8 @@ pub struct Descriptors {
     pub batch_files_max: usize,
     /// As many directories of the PFS may be kept open.
     pub directories_max: usize,
+    /// As many closed files may be held open until they are flushed.
+    pub unflushed_max: usize,
     /// With so many the next look is worth it.
     look_at: AtomicU64,
     /// The shard of open files that the last look ended with; held while looking.
@@ -70,6 +74,7 @@ impl Descriptors {
             files_max,
             batch_files_max: clamp(copies),
             directories_max: clamp(left / DIRECTORIES_PART),
+            unflushed_max: clamp(left / UNFLUSHED_PART),
             look_at: AtomicU64::new(files_max),
             hand: Mutex::new(0),
         }

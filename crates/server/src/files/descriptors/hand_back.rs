@@ -215,7 +215,9 @@ mod tests {
         for handle in handles {
             rooms.files.release(handle).expect("close");
         }
-        assert_eq!((objects_open(&lab), rooms.buffer.opens().held()), (0, 0));
+        assert_eq!(rooms.buffer.opens().held(), 0);
+        // One has not been flushed since its close, for all that is known.
+        assert_eq!(objects_open(&lab), rooms.buffer.unflushed().len() as u64);
         while !rooms.buffer.queue().waiting().is_empty() {
             drain(rooms);
         }

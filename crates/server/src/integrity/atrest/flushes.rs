@@ -6,10 +6,11 @@ use std::io;
 use std::sync::Arc;
 
 use forebay_namespace::File;
-use forebay_tiers::{Object, TierKind, checksum, wait_writeback};
+use forebay_tiers::{Object, TierKind, checksum, start_writeback, wait_writeback};
 use forebay_types::{Errno, TierId};
 
 use super::{Looked, Recorded, is_exhaustion};
+use crate::buffer::unflushed::Held;
 use crate::integrity::Integrity;
 use crate::integrity::scrub::out_of_cache;
 
@@ -49,7 +50,35 @@ impl Integrity {
         }
         match object.sync(data_only) {
             Err(error) if is_read_only(&error) => Err(error),
-            told => self.heard(file, tier, told),
+            told => {
+                self.buffer.unflushed().let_go(file.object);
+                self.heard(file, tier, told)
+            }
+        }
+    }
+
+    /// The last writer of a file has closed it: its object is held open until it is flushed.
+    /// `most`: so many may be.
+    pub fn hold_until_flushed(&self, file: &Arc<File>, tier: TierId, most: usize) {
+        if !self.is_to_be_flushed(file, tier) {
+            return;
+        }
+        let opened = self.buffer.tiers().open_object(tier, file.object);
+        let Ok(object) = opened else {
+            // Whoever drains it meets the same.
+            return;
+        };
+        let file = file.clone();
+        let held = Held { file, tier, object };
+        let excess = self.buffer.unflushed().hold(held, most);
+        if let Some(next) = excess.start {
+            start_writeback(&*next.object, 0, 0);
+        }
+        if let Some(oldest) = excess.wait
+            && self.is_to_be_flushed(&oldest.file, oldest.tier)
+        {
+            let waited = wait_writeback(&*oldest.object);
+            let _told = self.heard(&oldest.file, oldest.tier, waited);
         }
     }
 
@@ -111,8 +140,9 @@ impl Integrity {
         if !file.lock().residency.flush_failed {
             return;
         }
-        // This descriptor may not have been told yet, and would tell it of what is written next.
+        // These descriptors may not have been told yet, and would tell it of what is written next.
         let _told = wait_writeback(object);
+        self.buffer.unflushed().let_go(file.object);
         if self.end_failed_flush(file) {
             self.is_sound_again(file);
         }
@@ -176,7 +206,7 @@ mod tests {
     use forebay_namespace::File;
     use forebay_tiers::Tier;
     use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
-    use forebay_types::{Errno, OpenFlags, SetAttr};
+    use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
     use forebay_wire::WriteHow;
 
     use crate::buffer::tierset::DRAM;
@@ -357,5 +387,26 @@ mod tests {
         crate::integrity::seal::seal_now(&lab.rooms().integrity);
         assert_eq!(file.lock().residency.crc, None);
         assert_kept(&lab, &file);
+    }
+
+    #[test]
+    fn what_is_not_flushed_is_held_open_as_far_as_there_are_descriptors() {
+        let lab = Lab::with(|settings| settings.descriptors_max = Some(64));
+        let rooms = lab.rooms();
+        let held = || rooms.buffer.unflushed().len();
+        for at in 0..9 {
+            let handle = create(rooms, format!("f{at}").as_bytes(), &NEW);
+            rooms.files.release(handle).expect("close");
+            assert_eq!(held(), (at + 1).min(4));
+        }
+        let last = rooms.base.ns().unlink(Ino::ROOT, b"f8");
+        last.expect("unlink");
+        rooms.files.collect_garbage();
+        assert_eq!(held(), 3);
+        while rooms.buffer.ledger().dirty_and_capacity().0 > 0 {
+            drain(rooms);
+        }
+        assert_eq!(held(), 0, "what is drained takes no descriptor");
+        assert!(rooms.base.errors().is_empty());
     }
 }
