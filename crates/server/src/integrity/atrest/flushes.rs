@@ -6,7 +6,9 @@ use std::io;
 use std::sync::Arc;
 
 use forebay_namespace::File;
-use forebay_tiers::{Object, TierKind, checksum, start_writeback, wait_writeback};
+use forebay_tiers::{
+    Object, TierKind, checksum, heard_of_writeback, start_writeback, wait_writeback,
+};
 use forebay_types::{Errno, TierId};
 
 use super::{Looked, Recorded, is_exhaustion};
@@ -107,6 +109,13 @@ impl Integrity {
             self.fail_flush(file, error);
         }
         told
+    }
+
+    /// What is not flushed yet may have lost pages by now: then it is not handed out.
+    pub(super) fn hear_before_open(&self, file: &Arc<File>, tier: TierId, object: &dyn Object) {
+        if self.is_to_be_flushed(file, tier) {
+            let _told = self.heard(file, tier, heard_of_writeback(object));
+        }
     }
 
     fn fail_flush(&self, file: &Arc<File>, error: &io::Error) {

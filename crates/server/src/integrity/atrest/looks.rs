@@ -46,6 +46,11 @@ impl Integrity {
             self.buffer.evict_unopened(file).ok_or(Errno::EIO)?;
             return Ok(None);
         }
+        if let Ok(object) = &opened
+            && purpose != Purpose::Shape
+        {
+            self.hear_before_open(file, tier, &**object);
+        }
         let generation = file.lock().generation();
         let blocks = match self.look(file, tier, &opened, purpose, &|| self.base.is_ending())? {
             Looked::Sound => None,
