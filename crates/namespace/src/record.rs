@@ -362,6 +362,9 @@ pub struct Residency {
     pub has_sums: bool,
     /// A demotion under way.
     pub temporary: Option<Temporary>,
+    /// A flush on flash has failed: what its object has of this content nobody knows. The kernel
+    /// tells that once.
+    pub flush_failed: bool,
 }
 
 impl Residency {

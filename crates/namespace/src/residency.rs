@@ -51,6 +51,7 @@ impl Arrival {
             crc: None,
             has_sums: false,
             temporary: None,
+            flush_failed: false,
         };
         if let Some(sums) = &self.sums {
             residency.vouch(sums);
@@ -218,7 +219,8 @@ impl Namespace {
         let unlinked = state.is_unlinked();
         let residency = &state.residency;
         let same = (residency.generation, residency.tier) == (generation, tier);
-        if !same || residency.writing || residency.clean || unlinked {
+        let undrained = !residency.writing && !residency.clean && !unlinked;
+        if !same || !undrained || residency.flush_failed {
             return Ok(false);
         }
         state.seal(sums);
@@ -227,6 +229,33 @@ impl Namespace {
         self.put_sums(&mut batch, file, sums)?;
         self.commit(batch)?;
         failpoint::hit(failpoint::Point::SealRecord);
+        Ok(true)
+    }
+
+    /// A flush of undrained content has failed: on record at once, for the kernel tells it once.
+    /// Whether that is so of this file; of what the PFS has, or what nobody can ask for any more,
+    /// it says nothing.
+    pub fn fail_flush(&self, file: &Arc<File>) -> Result<bool, NsError> {
+        let mut state = file.lock();
+        let gone = state.is_unlinked() && state.unnamed.is_none();
+        if gone || state.residency.clean {
+            return Ok(false);
+        }
+        state.fail_flush();
+        let saved = self.save(file, &state, Durability::Synced);
+        if saved.is_err() {
+            self.save_later(file, &mut state);
+        }
+        saved.map(|()| true)
+    }
+
+    /// What was in doubt since is known to be whole, or is gone. Whether there was something.
+    pub fn end_failed_flush(&self, file: &File) -> Result<bool, NsError> {
+        let mut state = file.lock();
+        if !state.end_failed_flush() {
+            return Ok(false);
+        }
+        self.save(file, &state, Durability::Buffered)?;
         Ok(true)
     }
 

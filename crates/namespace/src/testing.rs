@@ -162,6 +162,7 @@ fn file(dir: DirKey) -> FileRecord {
             crc: Some(0xe306_9283),
             has_sums: true,
             temporary: Some(temporary),
+            flush_failed: true,
         },
         unplaced: vec![Unplaced {
             place: (dir, b"latest".to_vec()),

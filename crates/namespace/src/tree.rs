@@ -125,6 +125,7 @@ pub struct File {
 /// 8. `error_unreported` implies `error`.
 /// 9. `unsettled` implies `residency.temporary`.
 /// 10. `unsaved` is set exactly while the file is in the list of records to be written.
+/// 11. `residency.flush_failed` implies that the file is dirty.
 #[derive(Clone)]
 pub struct FileState {
     facts: FileFacts,

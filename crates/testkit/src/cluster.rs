@@ -37,6 +37,8 @@ pub struct Builder {
     loop_pfs_bytes: Option<u64>,
     backed_bytes: Option<u64>,
     disks: Vec<(&'static str, &'static str, u64)>,
+    /// Of the disk of this name.
+    backed_disk: Option<(&'static str, u64)>,
     fuse_pfs: bool,
     squash: Option<u32>,
     descriptors: Option<u64>,
@@ -109,6 +111,13 @@ impl Builder {
         self
     }
 
+    /// The same on an `ext4` disk without a journal that has less room than it says: see
+    /// [`LoopFs::thin`].
+    pub fn thin_disk(mut self, name: &'static str, size_bytes: u64, backed_bytes: u64) -> Builder {
+        self.backed_disk = Some((name, backed_bytes));
+        self.disk(name, "ext4", size_bytes)
+    }
+
     /// The PFS is a FUSE file system of its own, which can hang. Needs root.
     pub fn fuse_pfs(mut self) -> Builder {
         self.fuse_pfs = true;
@@ -146,7 +155,15 @@ impl Builder {
         });
         let disks = self.disks.iter().map(|&(name, kind, bytes)| {
             std::fs::create_dir_all(base.join(name)).expect("mkdir");
-            let fs = LoopFs::of_kind(kind, &base, &base.join(name), bytes);
+            let point = base.join(name);
+            let fs = match self.backed_disk {
+                Some((thin, backed)) if thin == name => {
+                    let fs = LoopFs::thin(&base, &point, bytes, backed);
+                    fs.drop_journal();
+                    fs
+                }
+                _ => LoopFs::of_kind(kind, &base, &point, bytes),
+            };
             (name, fs)
         });
         let disks = disks.collect();
@@ -248,6 +265,7 @@ impl Cluster {
             loop_pfs_bytes: None,
             backed_bytes: None,
             disks: Vec::new(),
+            backed_disk: None,
             fuse_pfs: false,
             squash: None,
             descriptors: None,

@@ -51,6 +51,24 @@ impl LoopFs {
         disk
     }
 
+    /// An `ext4` one goes on without a journal: what is lost to it does not make it read-only.
+    pub fn drop_journal(&self) {
+        crate::wait_until("nobody uses the loop file system", || {
+            unmount(&self.point, UnmountFlags::empty()).is_ok()
+        });
+        let mut tune = Command::new("tune2fs");
+        run_bounded(tune.args(["-O", "^has_journal"]).arg(&self.image), LIMIT).ok();
+        self.mount();
+    }
+
+    /// A thin one has so much room from now on.
+    pub fn back(&self, backed_bytes: u64) {
+        let memory = self.memory.as_ref().expect("a thin disk");
+        let how = format!("remount,size={backed_bytes}");
+        let mut mount = Command::new("mount");
+        run_bounded(mount.args(["-o", &how]).arg(memory), LIMIT).ok();
+    }
+
     /// The same of the kind `ext4`, `xfs` or `btrfs`; XFS takes 300 MiB at least, Btrfs 128 MiB.
     pub fn of_kind(kind: &'static str, folder: &Path, point: &Path, size_bytes: u64) -> LoopFs {
         let name = point.file_name().expect("a name").to_string_lossy();

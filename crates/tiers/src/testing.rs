@@ -244,6 +244,18 @@ impl FaultyTier {
             .crash(self.inner.as_ref(), seed, keep_percent.min(100))
     }
 
+    /// Fails the write-back of all content that was not synced, as a device does to which nothing
+    /// gets through for a while: it reads as it was when last synced, zeros where it was not there,
+    /// and the next sync of each object that has lost something fails with `errno`, once.
+    ///
+    /// Fails with `EINVAL` on a tier that was made without crashes.
+    pub fn lose_write_back(&self, errno: Errno) -> io::Result<()> {
+        let Some(ledger) = &self.shared.ledger else {
+            return Err(Errno::EINVAL.into());
+        };
+        ledger.lock().lose(self.inner.as_ref(), errno)
+    }
+
     fn wrap(&self, inner: Arc<dyn Object>, unsynced: Option<Unsynced>) -> Arc<dyn Object> {
         Arc::new(FaultyObject {
             inner,

@@ -25,6 +25,12 @@ pub fn wait_writeback(object: &dyn Object) -> io::Result<()> {
     range(object, 0, 0, all)
 }
 
+/// Whether write-back of an object has failed since its descriptor was opened, or was not told to
+/// anybody before; waits for its first page at most. The kernel tells it once, as above.
+pub fn heard_of_writeback(object: &dyn Object) -> io::Result<()> {
+    range(object, 0, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE)
+}
+
 fn range(object: &dyn Object, offset: u64, len: u64, flags: libc::c_uint) -> io::Result<()> {
     let Some(fd) = object.descriptor() else {
         return Ok(());

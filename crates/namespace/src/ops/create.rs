@@ -74,6 +74,7 @@ pub(crate) fn born(
         crc: None,
         has_sums: false,
         temporary: None,
+        flush_failed: false,
     };
     let names = (names, unnamed);
     let state = FileState::new(names, meta, new.xattrs.clone(), residency, Vec::new());

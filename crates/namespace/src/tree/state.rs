@@ -49,6 +49,10 @@ impl FileState {
             "3, 5: what is clean is published under all names, and nobody writes it: {r:?}"
         );
         debug_assert!(
+            !r.clean || !r.flush_failed,
+            "11: what is clean is whole, on the PFS at least: {r:?}"
+        );
+        debug_assert!(
             self.unnamed.is_none() || (self.names.is_empty() && !r.clean),
             "6: what has no name yet is dirty: {r:?}"
         );

@@ -136,6 +136,18 @@ impl FileState {
         self.facts.residency.flushed.take().is_some()
     }
 
+    /// What was written may not have reached its device. A copy under way may be of what is left.
+    pub(crate) fn fail_flush(&mut self) {
+        self.outdate_copy();
+        self.facts.residency.flush_failed = true;
+        self.debug_check();
+    }
+
+    /// It has, or nothing is left of it. Whether it was in doubt.
+    pub(crate) fn end_failed_flush(&mut self) -> bool {
+        std::mem::take(&mut self.facts.residency.flush_failed)
+    }
+
     /// A durable copy of this generation is in another tier.
     pub fn note_shadow(&mut self, tier: TierId, generation: Generation) {
         self.facts.residency.shadow = Some((tier, generation));
@@ -245,12 +257,14 @@ impl FileState {
     /// The object itself has got the names: there is nothing that the PFS has not.
     pub(crate) fn became_itself(&mut self) {
         self.facts.residency.clean = true;
+        self.facts.residency.flush_failed = false;
         self.debug_check();
     }
 
     /// The PFS has the content: whatever kept it from getting there is over.
     pub fn settled(&mut self) {
         self.facts.residency.clean = true;
+        self.facts.residency.flush_failed = false;
         self.forget_error();
         self.facts.xattrs = Xattrs::new();
         self.debug_check();

@@ -47,6 +47,7 @@ impl Buffer {
     /// Removes the object that a migration has left in another tier.
     pub fn remove_left_behind(&self, file: &File, tier: TierId) {
         tracing::trace!(file = %file.object, ?tier, "left behind");
+        self.unflushed.let_go(file.object);
         if let Some(slot) = self.tiers.get(tier)
             && let Err(error) = slot.tier.remove(file.object)
             && error.raw_os_error() != Some(libc::ENOENT)

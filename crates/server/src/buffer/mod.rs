@@ -14,6 +14,7 @@ pub(crate) mod stranded;
 pub(crate) mod table;
 pub(crate) mod tierset;
 pub(crate) mod unclosed;
+pub(crate) mod unflushed;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use queue::DrainQueue;
 use stranded::Stranded;
 use table::FileTable;
 use tierset::TierSet;
+use unflushed::Unflushed;
 
 /// The tiers, the files that lie in them, and who holds what.
 pub struct Buffer {
@@ -51,6 +53,8 @@ pub struct Buffer {
     queue: DrainQueue,
     /// Files whose last close could not ask their object what it has become.
     unclosed: Mutex<HashSet<ObjectId>>,
+    /// Objects that are held open until they are flushed.
+    unflushed: Unflushed,
     /// Clean files whose object in the overflow could not make way for what the PFS has; tried
     /// again.
     overstaying: Mutex<Vec<Arc<File>>>,
@@ -76,6 +80,7 @@ impl Buffer {
             activity: Activity::new(base.started()),
             queue: DrainQueue::new(demotion.retry_after),
             unclosed: Mutex::default(),
+            unflushed: Unflushed::default(),
             overstaying: Mutex::default(),
             late_copies: Mutex::default(),
             stranded: Mutex::default(),
@@ -83,6 +88,11 @@ impl Buffer {
             base: base.clone(),
             catalog: catalog.clone(),
         }
+    }
+
+    /// Objects that are held open until they are flushed.
+    pub fn unflushed(&self) -> &Unflushed {
+        &self.unflushed
     }
 
     /// The tiers.

@@ -159,6 +159,9 @@ impl Files {
             self.forget_flushed(file, size);
         }
         let changed = self.apply(open, &target, set);
+        if changed.is_ok() && set.size == Some(0) {
+            self.integrity.forget_failed_flush(file, target.object());
+        }
         drop(target);
         // Also what failed: the file was marked as being written.
         let absorbed = self.absorb_change(file);
@@ -195,6 +198,9 @@ impl Files {
             self.buffer.activity().note();
         }
         let changed = change_object(object, set);
+        if changed.is_ok() && set.size == Some(0) {
+            self.integrity.forget_failed_flush(file, object);
+        }
         // Also what failed: the file was marked as being written.
         let recorded = self.record_object(file, object);
         changed.and(recorded)

@@ -44,14 +44,21 @@ impl Files {
     ) -> Result<(), Errno> {
         let left = self.buffer.opens().drop_count(&claim, open, flags);
         let target = open.target.read().clone();
-        let Target::Buffer { file, object, .. } = target else {
+        let Target::Buffer { file, object, tier } = target else {
             return Ok(());
         };
         let mut result = Ok(());
         if flags.writes() && left.writers == 0 {
+            // What a wait behind a stream has met no flush hears again; a close is told of nothing
+            // that the drain will not say.
+            let _told = self.integrity.heard(&file, tier, open.behind.check());
             result = self.last_writer_closed(open, &file, &*object);
         }
         drop(claim);
+        if flags.writes() && left.writers == 0 {
+            let most = self.descriptors.unflushed_max;
+            self.integrity.hold_until_flushed(&file, tier, most);
+        }
         if left.opens == 0 {
             if self.plan.engine().placement() == PlacementPolicy::Coolness {
                 self.catalog.apps().released(file.object);
@@ -308,10 +315,11 @@ impl Files {
         }
     }
 
-    fn flush_one(&self, file: &File, tier: TierId) -> Result<(), Failure> {
+    fn flush_one(&self, file: &Arc<File>, tier: TierId) -> Result<(), Failure> {
         let object = self.buffer.tiers().open_object(tier, file.object)?;
         let generation = self.buffer.generation(file);
-        object.sync(false)?;
+        // Whatever this says, the next start does not hear it.
+        self.integrity.heard(file, tier, object.sync(false))?;
         let bytes = object.stat()?.size;
         let mut state = file.lock();
         if state.is_dirty() {

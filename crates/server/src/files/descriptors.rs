@@ -24,8 +24,8 @@ use parking_lot::Mutex;
 use crate::base::settings::Settings;
 
 /// Parts of what the process may have left: for open files, for copies under way, for directories
-/// of the PFS. The rest is for whoever needs one for a moment, and for files of the PFS, which keep
-/// theirs.
+/// of the PFS, for what is not flushed yet there or on flash. The rest is for whoever needs one for
+/// a moment, and for files of the PFS, which keep theirs.
 const OPEN_FILES_PART: u64 = 2;
 
 const COPIES_PART: u64 = 8;
@@ -37,6 +37,9 @@ const IN_PLACE_PART: u64 = 16;
 
 /// No more of those, either: who asks for all of them waits for each.
 const IN_PLACE_MAX: u64 = 256;
+
+/// Closed files whose objects on flash are not flushed.
+const UNFLUSHED_PART: u64 = 16;
 
 /// What a directory of objects takes that is still to be made: one for each of its shards, and some
 /// beside.
@@ -58,6 +61,8 @@ pub struct Descriptors {
     pub directories_max: usize,
     /// As many files that were changed in place on the PFS may be kept open until they are flushed.
     pub in_place_max: usize,
+    /// As many closed files may be held open until they are flushed.
+    pub unflushed_max: usize,
     /// With so many the next look is worth it.
     look_at: AtomicU64,
     /// The shard of open files that the last look ended with; held while looking.
@@ -79,6 +84,7 @@ impl Descriptors {
             batch_files_max: clamp(copies),
             directories_max: clamp(left / DIRECTORIES_PART),
             in_place_max: clamp((left / IN_PLACE_PART).min(IN_PLACE_MAX)),
+            unflushed_max: clamp(left / UNFLUSHED_PART),
             look_at: AtomicU64::new(files_max),
             hand: Mutex::new(0),
         }

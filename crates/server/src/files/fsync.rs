@@ -30,14 +30,16 @@ impl Files {
             Target::Buffer { file, object, tier } => (file, object, tier),
         };
         self.report_to_fsync(&file)?;
-        open.behind.check()?;
+        self.integrity.heard(&file, tier, open.behind.check())?;
+        self.integrity.refuse_failed_flush(&file)?;
         tracing::trace!(file = %file.object, ?tier, "fsync");
         let _busy = self.buffer.activity().begin();
         if self.plan.engine().is_throttled() {
             // The bytes go to the device in the application's turn; while they are made permanent
             // the next one may begin, or the device would rest.
             let turn = self.plan.take_turn(&open, Class::Checkpoint, 0);
-            wait_writeback(&*object)?;
+            let waited = wait_writeback(&*object);
+            self.integrity.heard(&file, tier, waited)?;
             drop(turn);
             if let Some((application, _)) = self.catalog.apps().of(file.object) {
                 self.plan.engine().end_turn(application, TurnEnd::Flushing);
@@ -64,14 +66,14 @@ impl Files {
         match level {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
-                object.sync(data_only)?;
+                self.integrity.flush(file, tier, &*object, data_only)?;
                 self.flush_to_pfs(open, file, &*object, generation)
             }
             Durability::Ssd | Durability::Replica => {
                 let object = match self.buffer.tiers().kind(tier) {
                     TierKind::Dram => self.flush_to_flash(open, file)?,
                     _ => {
-                        object.sync(data_only)?;
+                        self.integrity.flush(file, tier, &*object, data_only)?;
                         object
                     }
                 };
@@ -154,7 +156,7 @@ impl Files {
         if self.buffer.tiers().kind(tier) == TierKind::Dram {
             self.refresh_shadow(open, file, &*object)?;
         } else {
-            object.sync(false)?;
+            self.integrity.flush(file, tier, &*object, false)?;
         }
         Ok(object)
     }
@@ -314,6 +316,7 @@ impl Files {
     /// Puts what a file holds now, open or not, where no loss of power reaches it: on flash, or
     /// where that has no room on the PFS.
     pub fn make_stable(&self, file: &Arc<File>) -> Result<(), Errno> {
+        self.integrity.refuse_failed_flush(file)?;
         // A close may be copying it to flash, and would go on with that when it has moved there.
         let copying = file.copying();
         let claim = self.buffer.opens().claim(file.ino);
@@ -328,7 +331,7 @@ impl Files {
                     let object = match self.buffer.tiers().kind(tier) {
                         TierKind::Dram => self.flush_to_flash(&open, &file)?,
                         _ => {
-                            object.sync(false)?;
+                            self.integrity.flush(&file, tier, &*object, false)?;
                             object
                         }
                     };
@@ -347,7 +350,7 @@ impl Files {
         let object = self.buffer.tiers().open_object(tier, file.object)?;
         let generation = self.buffer.generation(file);
         if self.buffer.tiers().kind(tier) != TierKind::Dram {
-            object.sync(false)?;
+            self.integrity.flush(file, tier, &*object, false)?;
             return self.save_live(file, &*object, generation);
         }
         let Some(flash) = self.buffer.flash_for(object.stat()?.allocated_bytes) else {

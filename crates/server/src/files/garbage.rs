@@ -99,6 +99,7 @@ impl Files {
 
     fn remove_objects(&self, object: ObjectId, tiers: &[Option<TierId>]) -> bool {
         tracing::trace!(%object, ?tiers, "removed");
+        self.buffer.unflushed().let_go(object);
         let mut all = true;
         for tier in tiers.iter().flatten() {
             let Some(slot) = self.buffer.tiers().get(*tier) else {

@@ -65,6 +65,7 @@ impl Files {
             let state = file.lock();
             (state.residency.tier, state.residency.shadow)
         };
+        self.flush_source(file, wanted.source, from)?;
         let object = self.copy_object(file, wanted.source, to)?;
         let stat = object.stat()?;
         let flushed = (self.buffer.tiers().kind(to) != TierKind::Dram).then_some(stat.size);
@@ -98,6 +99,20 @@ impl Files {
         self.buffer.remove_left_behind(file, from);
         self.buffer.leave_shadow(file, shadow, to);
         Ok(Some(stat.allocated_bytes))
+    }
+
+    /// What is read for a copy is what its device has taken.
+    fn flush_source(
+        &self,
+        file: &Arc<File>,
+        source: &dyn Object,
+        from: TierId,
+    ) -> Result<(), Errno> {
+        self.integrity.refuse_failed_flush(file)?;
+        if self.integrity.is_to_be_flushed(file, from) {
+            self.integrity.flush_to_copy(file, from, source)?;
+        }
+        Ok(())
     }
 
     /// Copies a file's object to another tier, flushed, with its times. What cannot be copied

@@ -271,6 +271,7 @@ impl Files {
         self.make_way();
         let claim = self.buffer.opens().claim(ino);
         if let Some(open) = claim.open() {
+            self.refuse_readers_of_damaged(&open, flags)?;
             let handle = self.buffer.opens().add(&claim, &open, flags);
             let joined = self.join(&open, flags);
             drop(claim);
@@ -307,6 +308,17 @@ impl Files {
         Ok((opened(handle, &open), descriptor))
     }
 
+    /// A file of which a flush has failed is opened by who only writes: the kernel cuts it to
+    /// nothing after the open, and nothing is handed out until then.
+    fn refuse_readers_of_damaged(&self, open: &OpenFile, flags: OpenFlags) -> Result<(), Errno> {
+        match &*open.target.read() {
+            Target::Buffer { file, .. } if flags.reads() => {
+                self.integrity.refuse_failed_flush(file)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Opens a file of the burst buffer that nobody has open; `None` if its copy was damaged and
     /// has left.
     fn open_unopened(
@@ -317,9 +329,12 @@ impl Files {
         local: bool,
     ) -> Result<Option<OpenFile>, Errno> {
         let shared = local && self.may_pass_through(file.tier());
-        let found = self
-            .integrity
-            .open_at_rest(claim, file, Purpose::Open, !shared)?;
+        let is_renewed = !flags.reads() && file.lock().residency.flush_failed;
+        let purpose = match is_renewed {
+            true => Purpose::Shape,
+            false => Purpose::Open,
+        };
+        let found = self.integrity.open_at_rest(claim, file, purpose, !shared)?;
         let Some((tier, object, blocks)) = found else {
             return Ok(None);
         };

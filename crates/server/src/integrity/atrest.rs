@@ -2,6 +2,7 @@
 //! the pass in the background look at; how closely is `policy::scrub`'s, what is done about damage
 //! is fsck's, file by file.
 
+pub(crate) mod flushes;
 pub(crate) mod looks;
 
 use std::collections::HashMap;

@@ -61,7 +61,7 @@ impl Scrub {
 }
 
 /// Only a hint: what stays in the cache is dropped by the kernel in its own time.
-fn out_of_cache(object: &dyn Object) {
+pub(crate) fn out_of_cache(object: &dyn Object) {
     if let Err(error) = drop_cache(object) {
         tracing::debug!("cache: {error}");
     }

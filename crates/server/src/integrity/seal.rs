@@ -146,6 +146,12 @@ impl Sealer<'_> {
             Err(_) => return Err(Unsealed::Superseded),
         }
         let object = opened.map_err(failed("its object cannot be opened"))?;
+        // On stable storage first: what its write-back has lost must not be vouched for, nor what
+        // a loss of power takes.
+        self.integrity
+            .flush(file, due.tier, &*object, false)
+            .map_err(failed("flush on flash"))?;
+        failpoint::hit(failpoint::Point::SealFlushed);
         let sums = match sums(&*object, *size, &stop) {
             Ok(sums) => sums,
             Err(_) if self.integrity.base.is_ending() || !self.stands_still(due) => {
@@ -156,10 +162,7 @@ impl Sealer<'_> {
         self.record(due, &*object, &sums)
     }
 
-    /// On stable storage first: a loss of power must not leave a checksum of what it takes.
     fn record(&self, due: &Due, object: &dyn Object, sums: &Sums) -> Result<(), Unsealed> {
-        object.sync(false).map_err(failed("flush on flash"))?;
-        failpoint::hit(failpoint::Point::SealFlushed);
         let stat = object.stat().map_err(failed("its object"))?;
         let (file, generation) = (&due.file, due.generation);
         let sealed = self
@@ -203,4 +206,17 @@ pub fn run(integrity: &Arc<Integrity>) {
             .life()
             .pause((after / 2).clamp(LOOK_MIN, LOOK_MAX));
     }
+}
+
+/// Takes the checksums of all that stands still, now.
+#[cfg(test)]
+pub fn seal_now(integrity: &Integrity) {
+    let mut sealer = Sealer {
+        integrity,
+        after: Duration::ZERO,
+        seen: HashMap::new(),
+    };
+    let due = sealer.due();
+    let reader = Unhurried::new(integrity, f64::MAX, &|_| true);
+    sealer.seal_all(&due, &reader);
 }

@@ -209,6 +209,9 @@ impl Lifecycle {
         if self.files.is_written_below(tier, &*object)? {
             return Ok(self.files.serve_outliving(file, object, tier)?);
         }
+        if file.lock().residency.flush_failed {
+            return Ok(self.integrity.keep_failed_flush(file, &*object)?);
+        }
         let (dirty, found) = {
             let mut state = file.lock();
             if state.residency.writing {

@@ -33,6 +33,8 @@ pub(super) type Guard<'a> = MutexGuard<'a, Saved>;
 #[derive(Clone, Default)]
 pub(super) struct Unsynced {
     saved: Arc<Mutex<Saved>>,
+    /// What the next sync says, once, as Linux does.
+    lost: Arc<Mutex<Option<Errno>>>,
     /// The power was cut while it was open.
     dead: Arc<AtomicBool>,
 }
@@ -79,7 +81,24 @@ impl Unsynced {
     pub fn sync(&self, object: &dyn Object, data_only: bool) -> io::Result<()> {
         let mut saved = self.saved.lock();
         self.refuse_dead()?;
+        if let Some(errno) = self.lost.lock().take() {
+            return Err(errno.into());
+        }
         object.sync(data_only)?;
+        *saved = Saved::default();
+        Ok(())
+    }
+
+    /// Its write-back has failed, and memory has let go of the pages. The size stays.
+    fn lose(&self, object: &dyn Object, errno: Errno) -> io::Result<()> {
+        let mut saved = self.saved.lock();
+        let size = object.stat()?.size;
+        for (page, content) in &saved.pages {
+            let start = page * PAGE_BYTES;
+            let len = PAGE_BYTES.min(size.saturating_sub(start)) as usize;
+            object.write_at(&content[..len], start)?;
+            *self.lost.lock() = Some(errno);
+        }
         *saved = Saved::default();
         Ok(())
     }
@@ -178,6 +197,13 @@ impl Ledger {
         for id in std::mem::take(&mut self.removed) {
             self.unsynced.remove(&id);
             tier.remove(id)?;
+        }
+        Ok(())
+    }
+
+    pub fn lose(&self, tier: &dyn Tier, errno: Errno) -> io::Result<()> {
+        for (id, unsynced) in &self.unsynced {
+            unsynced.lose(tier.open(*id)?.as_ref(), errno)?;
         }
         Ok(())
     }

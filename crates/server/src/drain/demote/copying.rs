@@ -8,8 +8,7 @@ use std::time::Duration;
 use forebay_namespace::{Copy, Demotion, NsError};
 use forebay_tiers::{
     ActAs, Appearance, CopyControl, CopyError, CopyReport, FileObject, MetadataWarning, Object,
-    ObjectStat, PfsStat, PfsTree, WriteBehind, apply_metadata, copy_to_new, start_writeback,
-    verify, wait_writeback,
+    ObjectStat, PfsStat, PfsTree, WriteBehind, apply_metadata, copy_to_new, verify, wait_writeback,
 };
 use forebay_types::{Errno, Statfs, failpoint};
 
@@ -58,16 +57,6 @@ impl Made {
         wait_writeback(&self.file).map_err(on_pfs("flush"))
     }
 
-    /// What was copied is on its way to its device.
-    pub(super) fn start_source(&self) {
-        start_writeback(&*self.source, 0, 0);
-    }
-
-    /// Puts what was copied on stable storage.
-    pub(super) fn sync_source(&self) -> std::io::Result<()> {
-        self.source.sync(false)
-    }
-
     /// Reads the copy back, and sees whether its source has stood still.
     pub(super) fn check(&self, drain: &Drain, demotion: &Demotion) -> Result<(), Unfinished> {
         if drain.settings.demotion.verify == Verify::Media {
@@ -88,10 +77,15 @@ impl Made {
     }
 }
 
-/// Creates and fills the copy.
-pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Unfinished> {
-    let on_object =
-        |e: std::io::Error| Unfinished::Failed(Failure::of_io("its object cannot be opened", e));
+fn on_object(error: std::io::Error) -> Unfinished {
+    Unfinished::Failed(Failure::of_io("its object cannot be opened", error))
+}
+
+/// Opens what is to be copied.
+pub(super) fn open_source(
+    drain: &Drain,
+    demotion: &Demotion,
+) -> Result<Arc<dyn Object>, Unfinished> {
     let opened = drain
         .buffer
         .tiers()
@@ -107,7 +101,15 @@ pub(super) fn make(drain: &Drain, demotion: &Demotion) -> Result<Made, Unfinishe
         Ok(Looked::Wrong(problem)) => return Err(damaged(drain, demotion, problem)),
         Err(errno) => return Err(Unfinished::Failed(Failure::new(errno, "its object"))),
     }
-    let source = opened.map_err(on_object)?;
+    opened.map_err(on_object)
+}
+
+/// Creates and fills the copy.
+pub(super) fn make(
+    drain: &Drain,
+    demotion: &Demotion,
+    source: Arc<dyn Object>,
+) -> Result<Made, Unfinished> {
     let before = source.stat().map_err(on_object)?;
     let (file, named) =
         create(drain, demotion).map_err(|error| not_created(drain, demotion, error))?;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::thread::ScopedJoinHandle;
 
 use forebay_namespace::File;
-use forebay_tiers::{FlushTogether, TierKind};
+use forebay_tiers::{FlushTogether, start_writeback};
+use forebay_types::Errno;
 
-use super::{Copying, Unfinished, give_up, on_pfs};
+use super::{Begun, Copying, Unfinished, give_up, on_pfs};
 use crate::base::failure::Failure;
 use crate::drain::Drain;
 
@@ -86,11 +87,11 @@ fn thread_died() -> std::io::Error {
 }
 
 /// Flushes each by itself, several at a time where there are many. Answers in their order.
-fn side_by_side<T: Sync, E: Send>(
+fn side_by_side<T: Sync, R: Send, E: Send>(
     all: &[T],
-    flush: &(dyn Fn(&T) -> Result<(), E> + Sync),
+    flush: &(dyn Fn(&T) -> Result<R, E> + Sync),
     died: &dyn Fn() -> E,
-) -> Vec<Result<(), E>> {
+) -> Vec<Result<R, E>> {
     let each = |some: &[T]| -> Vec<_> { some.iter().map(flush).collect() };
     if all.len() < TOGETHER_FILES {
         return each(all);
@@ -109,32 +110,46 @@ fn side_by_side<T: Sync, E: Send>(
     })
 }
 
-/// Puts the objects on flash that are about to be called clean on stable storage there: a loss of
-/// power must not leave a torn one behind a record that says so. One flush of the whole file system
-/// would wait for what programs are writing there now, and that of the tier is of names only. Where
-/// it fails the copies on the PFS are good all the same; answers with the files.
-pub(super) fn flush_objects(drain: &Drain, copied: &[Copying]) -> Vec<Arc<File>> {
-    let on_flash = |one: &&Copying| {
+/// Puts the objects on flash that are about to be copied on stable storage there; answers with
+/// those that are. What is read of one afterwards is what its device has taken, and a loss of power
+/// leaves no torn one behind a record that calls it clean. One flush of the whole file system would
+/// wait for what programs are writing there now, and that of the tier is of names only.
+/// `doubtful`: those that are good to be copied, and no more.
+pub(super) fn flush_sources(
+    drain: &Drain,
+    begun: Vec<Begun>,
+    doubtful: &mut Vec<Arc<File>>,
+) -> Vec<Begun> {
+    let is_due = |one: &Begun| {
         let demotion = &one.demotion;
-        let flushed = demotion.file.lock().residency.flushed;
-        drain.buffer.tiers().kind(demotion.tier) == TierKind::Ssd
-            && flushed.is_none_or(|flushed| flushed.generation != demotion.generation)
+        drain
+            .integrity
+            .is_to_be_flushed(&demotion.file, demotion.tier)
     };
-    let objects: Vec<_> = copied.iter().filter(on_flash).collect();
-    for one in &objects {
+    let (due, mut flushed): (Vec<_>, Vec<_>) = begun.into_iter().partition(is_due);
+    for one in &due {
         // All of them are on their way before the first is waited for.
-        one.made.start_source();
+        start_writeback(&*one.source, 0, 0);
     }
-    let outcomes = side_by_side(&objects, &|one| one.made.sync_source(), &thread_died);
-    let failed = objects.iter().zip(outcomes).filter_map(|(one, outcome)| {
-        let error = outcome.err()?;
-        let file = &one.demotion.file;
-        drain.base.report(
-            file.path(),
-            (&error).into(),
-            format!("flush on flash: {error}"),
-        );
-        Some(file.clone())
-    });
-    failed.collect()
+    let flush = |one: &Begun| {
+        let (file, tier) = (&one.demotion.file, one.demotion.tier);
+        drain.integrity.flush_to_copy(file, tier, &*one.source)
+    };
+    let outcomes = side_by_side(&due, &flush, &thread_died);
+    for (one, outcome) in due.into_iter().zip(outcomes) {
+        match outcome {
+            Ok(is_stable) => {
+                if !is_stable {
+                    doubtful.push(one.demotion.file.clone());
+                }
+                flushed.push(one);
+            }
+            Err(error) => {
+                let what = format!("flush on flash: {error}");
+                let failure = Failure::new(Errno::EIO, what);
+                give_up(drain, &one.demotion, Unfinished::Failed(failure));
+            }
+        }
+    }
+    flushed
 }

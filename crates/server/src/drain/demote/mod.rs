@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_namespace::{Demotion, File, NsError};
-use forebay_tiers::TierKind;
+use forebay_tiers::{Object, TierKind};
 use forebay_types::{Errno, ObjectId, failpoint};
 
 use crate::base::failure::Failure;
@@ -47,6 +47,12 @@ fn on_pfs(what: &'static str) -> impl Fn(std::io::Error) -> Unfinished {
     move |error| Unfinished::Failed(Failure::of_io(format!("{what} on the PFS"), error))
 }
 
+/// A file whose copy is about to be made.
+struct Begun {
+    demotion: Demotion,
+    source: Arc<dyn Object>,
+}
+
 /// A file on its way.
 struct Copying {
     demotion: Demotion,
@@ -75,7 +81,7 @@ pub fn run(drain: &Arc<Drain>) {
 /// Demotes files together.
 pub fn demote_batch(drain: &Drain, objects: &[ObjectId]) {
     let together = flushing::together(drain, objects.len());
-    let mut copied = Vec::new();
+    let mut begun = Vec::new();
     for &object in objects {
         let Some(demotion) = begin(drain, object) else {
             continue;
@@ -87,21 +93,14 @@ pub fn demote_batch(drain: &Drain, objects: &[ObjectId]) {
         {
             continue;
         }
-        let application = drain
-            .catalog
-            .apps()
-            .of(object)
-            .map_or(0, |(number, _)| number);
-        let turn = drain.plan.engine().enter_demotion(application);
-        let made = copying::make(drain, &demotion);
-        drop(turn);
-        match made {
-            Ok(made) => copied.push(Copying { demotion, made }),
+        match copying::open_source(drain, &demotion) {
+            Ok(source) => begun.push(Begun { demotion, source }),
             Err(failure) => give_up(drain, &demotion, failure),
         }
     }
+    let mut doubtful = Vec::new();
+    let copied = copy(drain, flushing::flush_sources(drain, begun, &mut doubtful));
     let noted = note(drain, copied);
-    let doubtful = flushing::flush_objects(drain, &noted);
     let flushed = flushing::flush(drain, noted, together.as_ref());
     if !flushed.is_empty() {
         failpoint::hit(failpoint::Point::DemoteFlushed);
@@ -114,17 +113,37 @@ pub fn demote_batch(drain: &Drain, objects: &[ObjectId]) {
     drain.base.absorb_conflicts();
 }
 
-/// Nobody knows what its device has of an object that could not be flushed: it goes as soon as the
-/// PFS has its content.
+/// Nobody knows what a loss of power leaves of an object that its file system, read-only by now,
+/// did not flush: it goes as soon as the PFS has its content.
 fn leave_doubtful(drain: &Drain, file: &Arc<File>) {
     if !file.lock().residency.clean {
         return;
     }
     match drain.buffer.evict(file) {
         Some(_) => drain.buffer.wake_collector(),
-        // Somebody has it open, and what they read of it is good for as long as it is in memory.
+        // Somebody has it open, and what they read of it is good for as long as it is mounted.
         None => drain.integrity.at_rest().suspect(file.object),
     }
+}
+
+/// Copies what has been flushed, one after the other.
+fn copy(drain: &Drain, begun: Vec<Begun>) -> Vec<Copying> {
+    let mut copied = Vec::with_capacity(begun.len());
+    for Begun { demotion, source } in begun {
+        let application = drain
+            .catalog
+            .apps()
+            .of(demotion.file.object)
+            .map_or(0, |(number, _)| number);
+        let turn = drain.plan.engine().enter_demotion(application);
+        let made = copying::make(drain, &demotion, source);
+        drop(turn);
+        match made {
+            Ok(made) => copied.push(Copying { demotion, made }),
+            Err(failure) => give_up(drain, &demotion, failure),
+        }
+    }
+    copied
 }
 
 /// Gives up those for which `failures` has a reason, by position; answers with the others.
@@ -433,11 +452,11 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_could_not_be_flushed_goes_when_the_pfs_has_its_content() {
+    fn what_a_read_only_file_system_does_not_flush_goes_when_the_pfs_has_its_content() {
         let (lab, flash) = Lab::with_faulty_flash();
         let rooms = lab.rooms();
         close_new(rooms, &["a", "b"]);
-        let fault = flash.inject(Operation::Sync, When::Nth(1), Effect::Fail(Errno::EIO));
+        let fault = flash.inject(Operation::Sync, When::Nth(1), Effect::Fail(Errno::EROFS));
         drain(rooms);
         assert_eq!(flash.fired(fault), 1);
         assert_eq!(

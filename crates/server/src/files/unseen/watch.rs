@@ -166,7 +166,7 @@ impl Files {
         }
         if self.buffer.tiers().kind(tier) == TierKind::Ssd {
             // What is called clean is what a loss of power leaves.
-            object.sync(true)?;
+            self.integrity.flush(file, tier, &*object, true)?;
         }
         let _claim = self.buffer.opens().claim(file.ino);
         let stat = object.stat()?;

@@ -46,6 +46,11 @@ impl Integrity {
             self.buffer.evict_unopened(file).ok_or(Errno::EIO)?;
             return Ok(None);
         }
+        if let Ok(object) = &opened
+            && purpose != Purpose::Shape
+        {
+            self.hear_before_open(file, tier, &**object);
+        }
         let generation = file.lock().generation();
         let blocks = match self.look(file, tier, &opened, purpose, &|| self.base.is_ending())? {
             Looked::Sound => None,
@@ -116,6 +121,9 @@ impl Integrity {
         let Recorded { residency, size } = recorded;
         if let IdentityCheck::Other(problem) = self.check_identity(residency.tier, file.object) {
             return Ok(Looked::Wrong(problem));
+        }
+        if residency.flush_failed && purpose != Purpose::Shape {
+            return self.look_after_failed_flush(file, recorded, object, stop);
         }
         let stat = object.stat()?;
         let look = self.how_closely(file, recorded, &stat, purpose);
@@ -243,7 +251,7 @@ impl Integrity {
     }
 
     /// What was damaged is as it should be: somebody has put it right.
-    fn is_sound_again(&self, file: &File) {
+    pub(super) fn is_sound_again(&self, file: &File) {
         if self.at_rest.suspects.lock().remove(&file.object).is_some() {
             file.lock().end_error(Errno::EIO);
             self.base.errors().clear(&file.path());

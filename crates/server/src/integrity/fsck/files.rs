@@ -12,6 +12,7 @@ use super::recover::Hint;
 use super::{Check, Wrong};
 use crate::base::failure::Failure;
 use crate::integrity::Integrity;
+use crate::integrity::atrest::flushes::FLUSH_FAILED;
 use crate::integrity::identity::{IdentityCheck, mismatch};
 
 /// What the record says, taken at one moment.
@@ -159,6 +160,11 @@ impl Check<'_> {
 
     fn content(&mut self, facts: &Facts, object: &dyn Object, anonymous: Option<String>) {
         let mut good = true;
+        let is_known = facts.residency.crc.is_some();
+        if facts.residency.flush_failed && !(self.checksums && is_known) {
+            let problem = FLUSH_FAILED.to_string();
+            return self.wrong(facts, Damage::ObjectContent, problem, false);
+        }
         if let (true, Some(expected)) = (self.checksums || anonymous.is_some(), facts.residency.crc)
         {
             self.report.verified_bytes += facts.size;
