@@ -214,7 +214,7 @@ impl Instance {
             if look.is_all_drained(&rooms.buffer)
                 && !rooms.orders.publications_under_way()
                 && !in_place.is_pending(upto)
-                && !(mounted && rooms.files.look_who_holds().total > 0)
+                && (!mounted || rooms.files.look_who_holds().total == 0)
             {
                 return true;
             }

@@ -4,10 +4,9 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::mount::{UnmountFlags, unmount};
@@ -21,9 +20,8 @@ use crate::process::{Output, exit_code, run_bounded, wait_bounded};
 use crate::program::{bare_command, limited_command};
 use crate::random::is_root;
 use crate::wait::{LONG, wait_until};
+use crate::watchdog::{Slot, Watchdog, locked, watch};
 
-/// A test that takes longer hangs: its daemon is killed, so that whatever waits for it ends.
-const WATCHDOG: Duration = Duration::from_secs(150);
 /// Lines of the log that a failed test shows.
 const LOG_LINES: usize = 30;
 
@@ -208,31 +206,6 @@ impl Builder {
         cluster.start();
         cluster
     }
-}
-
-type Slot = Arc<Mutex<Option<Child>>>;
-
-fn locked(slot: &Slot) -> MutexGuard<'_, Option<Child>> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Kills the daemon when time is up; the other end of the channel ends it before.
-struct Watchdog {
-    _end: mpsc::Sender<()>,
-}
-
-fn watch(slot: Slot) -> Watchdog {
-    let (end, ended) = mpsc::channel();
-    std::thread::spawn(move || {
-        if ended.recv_timeout(WATCHDOG) == Err(RecvTimeoutError::Timeout)
-            && let Some(child) = &mut *locked(&slot)
-        {
-            eprintln!("the test hangs: its burst buffer is killed");
-            // If it has just ended, all the better.
-            drop(child.kill());
-        }
-    });
-    Watchdog { _end: end }
 }
 
 /// A burst buffer in folders of its own: `pfs`, `mnt`, `state`, `ssd`. Dropping it ends its own

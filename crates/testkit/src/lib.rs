@@ -15,6 +15,7 @@ mod random;
 mod skip;
 mod tree;
 mod wait;
+mod watchdog;
 
 pub use cluster::{Builder, Cluster};
 pub use data::{Pattern, pattern, read_all_at, write_file};
