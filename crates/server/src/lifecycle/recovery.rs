@@ -188,7 +188,6 @@ impl Lifecycle {
         }
     }
 
-    #[allow(clippy::too_many_lines, reason = "being moved")]
     pub(crate) fn take_over(&self, file: &Arc<File>, tier: TierId) -> Result<(), Failure> {
         let path = file.path();
         self.buffer
@@ -212,27 +211,7 @@ impl Lifecycle {
         if file.lock().residency.flush_failed {
             return Ok(self.integrity.keep_failed_flush(file, &*object)?);
         }
-        let (dirty, found) = {
-            let mut state = file.lock();
-            if state.residency.writing {
-                // What was written unseen is another content than the one that was last copied, and
-                // its checksum taken.
-                state.changed();
-            }
-            let (residency, size) = (&state.residency, state.meta.size);
-            let flushed = residency.flushed;
-            let found = Found {
-                object_bytes: stat.size,
-                recorded_bytes: size,
-                flushed_bytes: flushed.map(|flushed| flushed.bytes),
-                is_flushed: flushed.is_some_and(|f| f.generation == residency.generation),
-                is_sealed: residency.crc.is_some(),
-                is_writing: residency.writing,
-                has_older: residency.published.is_some(),
-                may_be_torn: self.boot.may_have_torn(self.buffer.tiers().kind(tier)),
-            };
-            (state.is_dirty(), found)
-        };
+        let (dirty, found) = self.found(file, tier, stat.size);
         let size = found.recorded_bytes;
         let problem = format!("its object has {} bytes instead of {size}", stat.size);
         if !dirty {
@@ -267,6 +246,29 @@ impl Lifecycle {
             format!("{problem}; it is kept, and not put on the PFS"),
         );
         Ok(())
+    }
+
+    /// What there is of a file to be judged, and whether it is undrained.
+    fn found(&self, file: &File, tier: TierId, object_bytes: u64) -> (bool, Found) {
+        let mut state = file.lock();
+        if state.residency.writing {
+            // What was written unseen is another content than the one that was last copied, and its
+            // checksum taken.
+            state.changed();
+        }
+        let (residency, size) = (&state.residency, state.meta.size);
+        let flushed = residency.flushed;
+        let found = Found {
+            object_bytes,
+            recorded_bytes: size,
+            flushed_bytes: flushed.map(|flushed| flushed.bytes),
+            is_flushed: flushed.is_some_and(|f| f.generation == residency.generation),
+            is_sealed: residency.crc.is_some(),
+            is_writing: residency.writing,
+            has_older: residency.published.is_some(),
+            may_be_torn: self.boot.may_have_torn(self.buffer.tiers().kind(tier)),
+        };
+        (state.is_dirty(), found)
     }
 
     /// Its object cannot be looked at: it stays as it is on record, and who opens it gets an error,
