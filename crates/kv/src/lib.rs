@@ -5,7 +5,7 @@
 //!
 //! | engine | survives | for |
 //! | --- | --- | --- |
-//! | [`Lsm`](lsm::Lsm) | what [`Durability`] says | the metadata server; see `docs/decisions/0001-embedded-kv-engine.md` |
+//! | [`Lsm`](lsm::Lsm) | what [`Durability`] says | the daemon's records; see `docs/decisions/0001-embedded-kv-engine.md` |
 //! | `memory::Memory` (`testing`) | nothing | tests |
 //! | `failing::Failing` (`testing`) | as the store inside | tests of what happens when storage fails |
 

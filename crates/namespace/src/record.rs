@@ -384,16 +384,16 @@ const _: () = assert!(
 const SUM_BYTES_MAX: usize = 5;
 
 /// Checksums of the blocks of a content, as `Sums` has them. They are kept beside the file's
-/// record, which is written more often than they change; a content of one piece has none.
+/// record, which is written more often than they change; a content of one block has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SumsRecord {
     /// CRC-32C of all of it: says which content this is about.
     pub crc: u32,
     /// Its length, bytes.
     pub bytes: u64,
-    /// Size of a piece, bytes.
+    /// Size of a block, bytes.
     pub block_bytes: u64,
-    /// CRC-32C from the beginning to the end of each piece but the last.
+    /// CRC-32C from the beginning to the end of each block but the last.
     pub after_blocks: Vec<u32>,
 }
 

@@ -12,11 +12,15 @@
 //! | question | module |
 //! | --- | --- |
 //! | Which application, which version? | [`series`] |
+//! | Which batch job does a process belong to? | [`job`] |
 //! | Which version is complete, which outdated, how large will a file be? | [`version`] |
 //! | What does fsync promise? | [`durability`] |
 //! | Does the PFS answer? | [`health`] |
+//! | Is it the PFS that the state was made for? | [`samepfs`] |
 //! | Where does a new file go, and how much space is set aside? | [`placement`] |
+//! | Where does a file go on when its tier is full? | [`spill`] |
 //! | How much will be written? | [`forecast`] |
+//! | When has a bandwidth been measured? | [`calibration`] |
 //! | Who does I/O now? | [`schedule`], [`share`] |
 //! | When, and how fast, is data demoted? | [`plan`], [`engine`], [`trigger`], [`throttle`] |
 //! | What is demoted and evicted first, and what never comes in? | [`demotion`], one at a time among many: [`queue`], [`victims`] |

@@ -166,9 +166,9 @@ pub fn growth_ahead(predicted_bytes: u64, end_bytes: u64) -> u64 {
     }
 }
 
-/// Room that the file systems below must have beyond all that is set aside, for what the kernel
-/// writes between two looks at a file that has used up its lease: [`LARGEST_WRITE_BYTES`], and not
-/// more than an eighth of the machine's memory, which it may be.
+/// Room that the file systems below must have beyond all that is set aside: the kernel writes on
+/// between two looks at a file that has used up its lease. [`LARGEST_WRITE_BYTES`], or an eighth of
+/// the machine's memory where that is less, but not less than 1 GiB.
 pub fn overrun_bytes(machine_memory_bytes: u64) -> u64 {
     (machine_memory_bytes / 8).clamp(LEAST_OVERRUN_BYTES, LARGEST_WRITE_BYTES)
 }

@@ -131,8 +131,8 @@ impl Remedy {
     }
 }
 
-/// The remedy for a piece of content that does not match its checksum, in a file that is in use: it
-/// cannot make way for what the PFS has. `known` is of that piece.
+/// The remedy for a block that does not match its checksum, in a file that is in use: the file
+/// cannot make way for what the PFS has. `known` is about that block.
 pub const fn remedy_in_use(known: Knowledge) -> Remedy {
     match known.clean && known.original_good {
         true => Remedy::Rewrite,

@@ -26,7 +26,7 @@ pub struct ObjectAtRest {
     pub is_suspect: bool,
 }
 
-/// What is looked at. Whose object it is always is.
+/// What is looked at. The identity of the object is looked at in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Look {
     /// The object is as long as its record says.
@@ -40,14 +40,14 @@ pub struct Look {
 pub enum Content {
     /// Not at all: there is nothing to compare it with, it was done lately, or it does not matter.
     Unread,
-    /// Every piece before anything of it is handed out for the first time.
+    /// Every block, before anything of the block is handed out for the first time.
     ByBlock,
     /// All of it, now.
     Whole,
 }
 
 /// Before a file is opened that nobody has open. To read more than `limit_bytes` would take too
-/// long: that is compared piece by piece as it is asked for.
+/// long: such a content is compared block by block as it is asked for.
 pub fn look_at_open(file: &ObjectAtRest, limit_bytes: u64) -> Look {
     let content = match look_before_change(file).content {
         Content::Whole if !file.is_suspect && file.size_bytes > limit_bytes => Content::ByBlock,

@@ -5,7 +5,7 @@ use crate::placement::{SPACE_UNIT_BYTES, TierKind, TierSpace};
 /// The tier that a file of `bytes`, in the tier with the index `from`, goes on in when that is
 /// full; `None`: none will do, it overflows to the PFS.
 ///
-/// It never goes down the durability ladder: what was fsynced on flash would be in memory only.
+/// A file on flash never goes on in memory: what was fsynced there would not survive a power cut.
 pub fn tier_to_grow_in(tiers: &[TierSpace], from: usize, bytes: u64) -> Option<usize> {
     let is_memory = tiers
         .iter()

@@ -1,4 +1,4 @@
-//! Moves an object's bytes: demotion, stage-in, migration between tiers.
+//! Copies an object's bytes: demotion, stage-in, moves between tiers.
 //!
 //! The bytes go through one cache-resident buffer, so the checksum is that of exactly what was
 //! written and costs no second read. Measured, that is as fast as sendfile(2) and faster than

@@ -52,7 +52,7 @@ impl Namespace {
     }
 
     /// The checksums of what a file's record knows the checksum of. `None` where it does not, or
-    /// where those of the blocks are not known: of a content of one piece they always are.
+    /// where those of the blocks are not known: of a content of one block they always are.
     pub fn sums(&self, file: &File) -> Result<Option<Sums>, NsError> {
         let (residency, bytes) = {
             let state = file.lock();

@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Monotone counts since the state was made or the server started.
+/// Counts that only grow. What was demoted and evicted counts since the state folder was made, all
+/// else since the server started.
 #[derive(Default)]
 pub struct Counters {
     /// Written to the PFS and verified, bytes.

@@ -44,7 +44,7 @@ impl Buffer {
 }
 
 impl Buffer {
-    /// Removes the object that a migration has left in another tier.
+    /// Removes the object that a move has left in another tier.
     pub fn remove_left_behind(&self, file: &File, tier: TierId) {
         tracing::trace!(file = %file.object, ?tier, "left behind");
         self.unflushed.let_go(file.object);

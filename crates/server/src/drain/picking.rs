@@ -26,8 +26,8 @@ pub struct Picking {
     idle: bool,
 }
 
-/// Held while the order is made: other demoters have nothing to take before that. The queue's own
-/// lock is not.
+/// Held while the order is made. Other demoters take only what is urgent meanwhile. The queue's own
+/// lock is not held then.
 struct Turn {
     order: VecDeque<ObjectId>,
     made_at: Option<Instant>,

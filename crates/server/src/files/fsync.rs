@@ -1,4 +1,4 @@
-//! fsync: what each level of the durability ladder does.
+//! fsync: what each durability level does.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -464,7 +464,7 @@ impl Files {
             if open.passthrough {
                 let used = object.stat()?.allocated_bytes;
                 // Readers have it in passthrough, and the kernel wants one kind: a writer gets what
-                // can be had, and the monitor makes room behind it.
+                // can be had, and the guard makes room behind it.
                 let lease = self
                     .lease(file.object, *tier, used, Some(used))
                     .unwrap_or(used);

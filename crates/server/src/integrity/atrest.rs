@@ -21,8 +21,9 @@ use crate::buffer::blocks::Blocks;
 /// A file that changes while it is looked at is looked at again so often.
 const LOOKS_MAX: usize = 8;
 
-/// What an object looked like when its content was last known to be good: nobody changes it by
-/// ordinary means and leaves that.
+/// What an object looked like when its content was last compared. Who changes the content by
+/// ordinary means changes one of these too. It is kept for this run only: not the seal of
+/// `seal.rs`, which puts a checksum on record.
 #[derive(Clone, Copy)]
 struct Seal {
     generation: Generation,
@@ -60,8 +61,8 @@ impl AtRest {
         self.seals.lock().insert(object, seal);
     }
 
-    /// A copy that was made of its content was not what it should be: the next who looks looks
-    /// closely.
+    /// A copy that was made of its content was not what it should be: the next look compares the
+    /// content, whatever was remembered.
     pub fn suspect(&self, object: ObjectId) {
         self.seals.lock().remove(&object);
         self.suspects.lock().entry(object).or_default();
@@ -111,7 +112,7 @@ pub enum Purpose {
 pub enum Looked {
     /// Nothing is wrong with it, as far as was looked.
     Sound,
-    /// Neither with this one, but its content is to be compared with these piece by piece.
+    /// Nothing is wrong so far, but the content is to be compared with these sums block by block.
     Unread(Sums, ObjectStat),
     /// What is wrong with it.
     Wrong(String),

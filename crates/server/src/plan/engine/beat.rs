@@ -58,8 +58,8 @@ impl Plan {
         self.engine.ahead_bytes(self.settings.demotion.workers)
     }
 
-    /// For a copy to ask with every piece: demotion that is fast because of a pause does not go on
-    /// until the next tick once the pause is over.
+    /// For a copy to ask with every part that it copies. Demotion that is fast because of a pause
+    /// ends with the pause, not with the next tick.
     pub fn notice_end_of_pause(&self) {
         if self.engine.is_in_pause.load(Ordering::Relaxed) && !self.is_quiet() {
             look(self);
