@@ -99,10 +99,13 @@ pub fn order_age_max_s(took_s: f64) -> f64 {
 
 /// Orders dirty files, first to be demoted first. Open files come last: they may change again.
 ///
-/// [`PlacementPolicy::Bbos`]: outdated versions; then highest MTBF; among applications of one MTBF
-/// the one whose candidate was closed longest ago, so that an application with old data is not kept
-/// waiting by the numbers of others; within an application the oldest version, then the oldest
-/// close.
+/// The order of [`PlacementPolicy::Bbos`]:
+///
+/// 1. Outdated versions.
+/// 2. Highest MTBF.
+/// 3. Of one MTBF, the application whose candidate was closed longest ago. An application with old
+///    data is then not kept waiting by the numbers of others.
+/// 4. Within an application the oldest version, then the oldest close.
 pub fn order_demotion(policy: PlacementPolicy, candidates: &mut [Candidate], now_s: f64) {
     order(policy, candidates, now_s, |c| c);
 }

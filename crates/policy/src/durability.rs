@@ -41,9 +41,9 @@ pub struct Standing {
 /// Whether a file is flushed to flash before it is renamed, over `replaced` if there is such a
 /// file. On the level of the PFS, too: a rename does not wait for a drain.
 ///
-/// Else a power cut might leave neither what was fsynced nor what replaced it, but what the PFS had
-/// before both; or the older version, which goes where the file goes, under a name that it never
-/// had.
+/// Otherwise a power cut might leave neither what was fsynced nor what replaced it, but what the
+/// PFS had before both. Or it might leave the older version under a name that this version never
+/// had, because it goes where the file goes.
 pub fn is_flushed_before_rename(
     level: Durability,
     file: Standing,

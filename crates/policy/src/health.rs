@@ -1,8 +1,8 @@
 //! Whether the PFS answers, judged by how long a question to it has been open.
 //!
 //! A dead server of a PFS does not fail: every call on it blocks. A slow one does the same for a
-//! while, so one open question means nothing at first, then that nobody should start to wait who
-//! need not, and only in the end an error.
+//! while. So an open question means nothing at first. Then it means that nobody should start to
+//! wait who need not. Only in the end it means an error.
 
 /// When an open question begins to mean something.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -65,9 +65,9 @@ pub enum Writers {
 ///    one restart, and the many reads of one analysis, count once.
 /// 3. No process that wrote it still runs: who restarts has failed before. A run that reads back
 ///    what it has just written, and a user who looks at a running job's files, do not count.
-/// 4. The reader is not the last writer, and if it belongs to the same session, the verify window
-///    has passed since the last write: a script that compares what its programs have just written
-///    is a verification.
+/// 4. The reader is not the last writer. If both belong to the same session, the verify window has
+///    passed since the last write: a script that compares what its programs have just written is a
+///    verification.
 ///
 /// Listing, `stat` and opens for write are no input at all. What is miscounted: an analysis of a
 /// job that has ended looks like one restart; a second failure before the first new checkpoint is
@@ -169,10 +169,11 @@ impl RestartDetector {
     }
 }
 
-/// Whether a checkpoint goes straight to the PFS (BBOS, direct checkpoint): the burst buffer would
-/// have to make room for it, and it is colder than what is there, because its MTBF is higher than
-/// that of every other resident application or because it is not the newest version of its own.
-/// Alone in the burst buffer it makes room among its own older versions.
+/// Whether a checkpoint goes straight to the PFS (BBOS, direct checkpoint). It does where the burst
+/// buffer would have to make room for it, and it is colder than what is there. It is colder where
+/// its MTBF is higher than that of every other resident application, or where it is not the newest
+/// version of its own application. An application that is alone in the burst buffer makes room
+/// among its own older versions.
 pub fn goes_straight_to_pfs(
     must_make_room: bool,
     mtbf_s: f64,

@@ -156,9 +156,10 @@ impl Lease {
     }
 }
 
-/// What is set aside beyond the bytes of a write that is admitted by itself, so that not every one
-/// asks: a unit, but not beyond the end that is predicted for its file (0: none is), or many files
-/// that fit together would keep each other waiting. `end_bytes`: what the file holds then.
+/// What is set aside beyond the bytes of a write that is admitted by itself, so that not every
+/// write asks: a unit, but not beyond the predicted end of the file. Otherwise many files that fit
+/// together would keep each other waiting. `predicted_bytes` is 0 where nothing is predicted;
+/// `end_bytes` is what the file holds after the write.
 pub fn growth_ahead(predicted_bytes: u64, end_bytes: u64) -> u64 {
     match predicted_bytes.checked_sub(end_bytes) {
         Some(left) => left.min(SPACE_UNIT_BYTES),
@@ -201,9 +202,9 @@ pub fn grant_passthrough_write(
     fits.then_some(Lease { bytes })
 }
 
-/// Whether a file that must grow beyond what its tier is meant to hold may have `wanted_bytes` more
-/// all the same, of the `free_bytes` that the machine's memory or the file system below still has:
-/// as long as `kept_bytes` of them stay.
+/// Whether a file may have `wanted_bytes` more although its tier is full. They come out of the
+/// `free_bytes` of the machine's memory, or of the file system below; `kept_bytes` of these must
+/// stay free.
 pub fn may_borrow(free_bytes: u64, wanted_bytes: u64, kept_bytes: u64) -> bool {
     wanted_bytes
         .checked_add(kept_bytes)

@@ -39,10 +39,13 @@ struct Members {
 /// [`order_demotion`](crate::demotion::order_demotion) puts first among the same candidates; a
 /// property test holds the two together.
 ///
-/// What it needs that the sort does not: all candidates of an application have the application's
-/// MTBF (change it with [`VictimQueue::rerank`]), ids are unique, and under
-/// [`PlacementPolicy::Coolness`] files have neutral ratios (`closed_to_open_s` =
-/// `open_to_close_s`), because other ratios change the order while time passes.
+/// What it needs that the sort does not:
+///
+/// 1. All candidates of an application have the application's MTBF (change it with
+///    [`VictimQueue::rerank`]).
+/// 2. Ids are unique.
+/// 3. Under [`PlacementPolicy::Coolness`] files have neutral ratios (`closed_to_open_s` =
+///    `open_to_close_s`): other ratios change the order while time passes.
 #[derive(Debug, Clone)]
 pub struct VictimQueue {
     policy: PlacementPolicy,

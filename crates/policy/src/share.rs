@@ -11,16 +11,16 @@ use std::collections::BTreeMap;
 /// every period.
 pub const ENDED_AFTER_PERIODS: f64 = 2.0;
 
-/// Whether an application has ended, as far as can be told from its files: nothing of it is
-/// undrained (`dirty_bytes`), and it has opened and closed none for `idle_s` seconds, two periods
-/// of `period_s`.
+/// Whether an application has ended, as far as its files tell. Nothing of it is undrained
+/// (`dirty_bytes`), and the `idle_s` since it last opened or closed a file are more than two
+/// periods of `period_s`.
 pub fn has_ended(dirty_bytes: u64, idle_s: f64, period_s: f64) -> bool {
     dirty_bytes == 0 && idle_s > ENDED_AFTER_PERIODS * period_s
 }
 
-/// How much of a capacity is given away in shares of `share_bytes`, which is at least one byte: as
-/// many as find their room with what a file system takes beyond the bytes of a file (blocks that
-/// are not full, lists of blocks; 64 KiB or a 1024th), and one at least.
+/// How much of a capacity is given away in shares of `share_bytes`, which is at least one byte. As
+/// many shares as fit, and one at least. Each takes 64 KiB or a 1024th more than its bytes: a file
+/// system needs room for blocks that are not full, and for lists of blocks.
 pub fn given_away_bytes(capacity_bytes: u64, share_bytes: u64) -> u64 {
     let beyond = (share_bytes >> 10).max(64 << 10);
     let count = capacity_bytes / share_bytes.saturating_add(beyond);

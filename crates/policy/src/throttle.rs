@@ -3,9 +3,9 @@
 
 use crate::plan::{DrainPolicy, Plan};
 
-/// A bucket holds what its rate gives in this time. It is the credit for whoever comes late,
-/// because a thread slept longer than it was told or a disk flushed: less credit, and the rate
-/// falls short; over a window of 10 s it is 2.5 % too much at most.
+/// A bucket holds what its rate gives in this time, as a credit for who comes late: a thread that
+/// slept longer than it was told, a disk that flushed. With less credit the rate falls short. With
+/// this one a window of 10 s passes 2.5 % too much at most.
 pub const BURST_S: f64 = 0.25;
 
 /// Longest pause that one request is told to make: a rate that rises meanwhile is noticed by then.
@@ -124,9 +124,9 @@ pub struct Load {
     pub is_starved: bool,
 }
 
-/// Rates of a policy. `plan`: what [`DrainPolicy::Bbos`] follows; where there is none (nothing is
-/// known yet, or no plan avoids an overflow), it demotes beside checkpoints at full speed once half
-/// of the limit is dirty, and slows nobody.
+/// Rates of a policy. `plan` is what [`DrainPolicy::Bbos`] follows. Where there is none (nothing is
+/// known yet, or no plan avoids an overflow), `bbos` slows nobody. It then demotes beside
+/// checkpoints at full speed once half of the limit is dirty.
 ///
 /// The thresholds are those of the papers: `maxeff` 0 S, `maxbw` and `dedicated` 1 S, `bbos` the
 /// plan's start. A plan keeps checkpoints at Bwmin also where a write waits for space: those that

@@ -19,12 +19,17 @@
 //! | another word, glued, no zero padding (`h5`, `fp16`, `float32`) | part of the word | kept |
 //! | another word, separated (`heat_000040`) | a weak candidate | chosen, or `{n}` |
 //!
-//! The best candidate is, in this order: a rank 1 label, rank 2, rank 3 (the outermost component
-//! first, hence a directory before a file; within one component the keyword earlier in the list, so
-//! `step` beats `ckpt`); a directory that is only a number (`100/U`; the innermost); a weak
-//! candidate of the file name; a directory that is only a date; a zero-padded weak candidate of a
-//! directory (`heat_000040/`). A component that is only a number takes its label from the directory
-//! above (`checkpoints/500`).
+//! The best candidate is the first of these:
+//!
+//! 1. A label of rank 1, then of rank 2, then of rank 3. Of one rank the outermost component goes
+//!    first, so a directory before a file. Within one component the keyword that is earlier in the
+//!    list goes first: `step` beats `ckpt`.
+//! 2. A directory that is only a number (`100/U`), the innermost.
+//! 3. A weak candidate of the file name.
+//! 4. A directory that is only a date.
+//! 5. A zero-padded weak candidate of a directory (`heat_000040/`).
+//!
+//! A component that is only a number takes its label from the directory above (`checkpoints/500`).
 //!
 //! Decisions where names are ambiguous:
 //!
