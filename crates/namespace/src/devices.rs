@@ -1,8 +1,8 @@
 //! File systems that are mounted inside the PFS, and subvolumes of it. The number of a device may
-//! be another's after the next mount, so records do not hold it: an inner file system is known by
-//! the place where it is mounted and by its root, and goes by an ordinal. Snapshots have the root
-//! of what they are of; where the file system tells its subvolumes apart, that says which it is,
-//! wherever it is found.
+//! belong to another device after the next mount, so records do not hold it. They hold an ordinal.
+//! An inner file system is known by the place where it is mounted and by its root. A snapshot has
+//! the same root as what it was made of. So where the file system tells its subvolumes apart, a
+//! subvolume is known by its own identity, wherever it is found.
 //!
 //! 1. Device numbers are only used as long as the process runs; where one is met below a directory
 //!    of another device, the place says whose it is.

@@ -7,9 +7,9 @@ use forebay_types::{Errno, NameError};
 
 /// An error of the namespace, with what it came from and the errno a program sees.
 ///
-/// It has no conversion to a bare [`Errno`]: who lets go of the rest says so with
-/// [`NsError::errno`], after having told of it where [`NsError::is_ordinary`] says that the number
-/// is not the whole story.
+/// It has no conversion to a bare [`Errno`]. A caller that passes on the number alone calls
+/// [`NsError::errno`]. Before that it logs the whole error, unless [`NsError::is_ordinary`] says
+/// that the number is all there is to say.
 #[derive(Debug, thiserror::Error)]
 pub enum NsError {
     /// A rule of POSIX.

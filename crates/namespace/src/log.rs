@@ -1,8 +1,8 @@
 //! The store, and how much of what was committed to it would survive a loss of power.
 //!
-//! A crash keeps a prefix of the commits. So where the PFS is about to be changed, which no crash
-//! takes back, the last record of the file must be among those that are kept: else a start would
-//! find an older record, and take our own change for an outsider's.
+//! A loss of power keeps a prefix of the commits, and takes no change of the PFS back. So before
+//! the PFS is changed, the last record of the file must be in that prefix. Otherwise a start would
+//! find an older record, and take Forebay's own change for an outsider's.
 
 use std::collections::HashSet;
 

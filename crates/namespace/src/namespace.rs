@@ -470,9 +470,9 @@ impl Namespace {
         Ok(ObjectId(id))
     }
 
-    /// Whether a change on the PFS that concerns these files is to find its intent, or their
-    /// records, on stable storage: a loss of power that brings back a record from when a file was
-    /// dirty, though the PFS has moved on, would make it look like an outsider's doing.
+    /// Whether the intent of a change on the PFS, or the records of these files, must be on stable
+    /// storage before that change. A loss of power may bring back a record from when a file was
+    /// dirty. Once the PFS has moved on, that would look like an outsider's change.
     pub(crate) fn must_be_synced(&self, files: &[Option<&Arc<File>>]) -> Result<bool, NsError> {
         let mut synced = false;
         for file in files.iter().flatten() {

@@ -1,8 +1,8 @@
-//! What is acted on under a name of the PFS is what it is taken for. Whoever may write to a
-//! directory there can give a name to another file at any time, one that they themselves may not
-//! touch; the kernel has looked at the rights on the file that it knows, and the daemon may do
-//! anything. So the name is opened once, what is found is compared, and only that is read and
-//! changed.
+//! What is acted on under a name of the PFS is the file that the user's id stands for. Whoever may
+//! write to a directory of the PFS can give a name there to another file at any time, even to a
+//! file that they may not touch. The kernel has checked the rights on the file that it knows, and
+//! the daemon may do anything. So the name is opened once, what is found is compared, and only that
+//! is read and changed.
 
 use forebay_tiers::{PfsDir, PfsNode};
 use forebay_types::Errno;

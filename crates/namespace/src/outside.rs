@@ -1,9 +1,9 @@
 //! What outsiders do to the PFS behind the burst buffer's back.
 //!
 //! A record says what the PFS had when Forebay last wrote or read it ([`Published`]). What is found
-//! under the name later is compared with that before anything is replaced, moved or removed; what
-//! is not ours keeps its name, or, where a program has just given the name to something else, is
-//! put beside it. Nothing of it is ever overwritten.
+//! under the name later is compared with that before anything is replaced, moved or removed. An
+//! outsider's file keeps its name. Where a program has just given the name to something else, the
+//! outsider's file is put beside it. Nothing of an outsider's file is ever overwritten.
 
 use std::sync::Arc;
 

@@ -46,12 +46,12 @@ pub(crate) struct Target<'a> {
 
 impl Namespace {
     /// Gives a whole, verified and flushed copy its names. An object that becomes the file itself
-    /// is then no longer in its tier; so the file is clean from the rename on, and the caller sees
-    /// to it that nobody opens it before it is evicted.
+    /// is then no longer in its tier. So the file is clean from the rename on, and the caller sees
+    /// to it that nobody opens the file before it is evicted.
     ///
-    /// After an error the PFS may have done it all the same: the copy stays on record, and is
-    /// settled by its identity, at once if the PFS answers, else before anything else is done with
-    /// the file's names.
+    /// After an error the PFS may have done it all the same. The copy stays on record and is
+    /// settled by its identity: at once if the PFS answers, otherwise before anything else is done
+    /// with the file's names.
     pub fn place(&self, demotion: &Demotion, copy: Copy<'_>) -> Result<Placed, NsError> {
         let _landing = self.landing()?;
         let _order = demotion.dir.order(&self.pfs)?;

@@ -4,7 +4,7 @@
 //! f/<object, 8 bytes>            a file in the burst buffer: FileRecord
 //! d/<directory, 24 bytes>        where a directory with such files is: DirRecord
 //! k/<object, 8 bytes>            checksums of the blocks of a large content: SumsRecord
-//! g/<object, 8 bytes>         an object that nobody names any more and that is to be removed: tier
+//! g/<object, 8 bytes>            an object that nobody names and that is to be removed: its tiers
 //! u/<directory, 24 bytes>        a version that is not published yet: UnpublishedRecord
 //! r/<sequence, 8 bytes>          a change of names under way on the PFS: Intent
 //! c/<name>                       counters and facts about the instance
@@ -143,9 +143,9 @@ impl Published {
         (self.ino, self.btime_ns) == (stat.id.ino, stat.id.btime_ns)
     }
 
-    /// What is published after a change of names of ours that has moved the ctime, given what the
-    /// PFS has: what an outsider has made of it, or of its mode and owner, is not, and the next
-    /// look finds that.
+    /// What is published after Forebay's own change of names, which has moved the ctime. `found` is
+    /// what the PFS has. If an outsider has changed the file, its mode or its owner, the file stays
+    /// published as it was, and the next look finds the change.
     pub(crate) fn after_move(self, found: Option<&PfsStat>) -> Published {
         match found {
             Some(stat) if self.looks == stat.into() => self.after_ours(stat, None),
@@ -166,9 +166,9 @@ impl Published {
         self.same_content(stat) && self.looks == stat.into()
     }
 
-    /// What the PFS has after a change of ours to attributes, if that is all that has changed; what
-    /// it had before, where an outsider has written meanwhile: the next look finds that. `mtime`:
-    /// what ours has set it to.
+    /// What the PFS has after Forebay's own change of attributes, if nothing else has changed. What
+    /// it had before, where an outsider has written meanwhile: the next look finds that. `mtime` is
+    /// what Forebay has set.
     pub(crate) fn after_ours(self, stat: &PfsStat, mtime: Option<SetTime>) -> Published {
         let now = Published::from(stat);
         let is_ours = match mtime {
@@ -184,8 +184,8 @@ impl Published {
         }
     }
 
-    /// After a change of ours that moves the ctime, of which the PFS has not told the outcome: an
-    /// outsider's change of attributes, other than mode and owner, at the same time does not show.
+    /// After Forebay's own change that moves the ctime, where the PFS has not told the outcome. An
+    /// outsider's change of attributes other than mode and owner, at the same time, does not show.
     pub(crate) fn with_ctime_moved(self) -> Published {
         let ctime = match self.is_leaving() {
             true => Published::LEAVING,
@@ -194,7 +194,7 @@ impl Published {
         Published { ctime, ..self }
     }
 
-    /// After ours to remove it, which the PFS has called an error: it has that, or nothing, and
+    /// After a removal that the PFS has called an error: the PFS has the file or nothing, and
     /// neither is an outsider's doing.
     pub(crate) fn leaving(self) -> Published {
         Published {
@@ -259,7 +259,7 @@ impl Temporary {
     }
 
     /// What is published once the copy has a name, whatever its mode, owner and attributes are by
-    /// now: what an outsider has made of its content since is not, and the next look finds that.
+    /// now. Content that an outsider has written since is not, and the next look finds that.
     pub(crate) fn published(&self, stat: &PfsStat) -> Published {
         let finished = Published {
             ino: self.ino,

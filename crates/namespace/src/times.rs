@@ -1,11 +1,13 @@
 //! Times of a directory, as programs see them.
 //!
 //! A name that is in the burst buffer only changes the times of its directory, and the PFS does not
-//! know of it; a drain changes them on the PFS, and nothing has changed for programs. So what the
-//! PFS says is shown, but for changes that are the drain's own: those are known by the times that
-//! they left behind, and for as long as the PFS has just these, what was shown before is shown on,
-//! and the time of modification is put back there when the drain is done. Whatever else moves the
-//! times, through the mount or by an outsider, counts as ever.
+//! know of it. A drain changes them on the PFS, and nothing has changed for programs. So the times
+//! of the PFS are shown, but for changes that are the drain's own:
+//!
+//! 1. Such a change is known by the times that it left on the PFS.
+//! 2. As long as the PFS has exactly these, the times from before the drain are shown.
+//! 3. When the drain is done, it puts the time of modification back on the PFS.
+//! 4. Whatever else moves the times, through the mount or by an outsider, counts.
 //!
 //! Where a name came and went before any drain, or was changed on the PFS a moment before it was
 //! noted here, the PFS gets the time that is shown a little later

@@ -258,8 +258,8 @@ impl Namespace {
         Ok(true)
     }
 
-    /// The PFS has done what cannot be recorded now. That is done, for there is no way back; what a
-    /// start would make of it is the same: with an intent on record (`sequence`), by that, else
+    /// The PFS has done what cannot be recorded now. The change counts as done, for there is no way
+    /// back. A start would come to the same result: by the intent on record (`sequence`), or else
     /// because the PFS has lost the name.
     pub(crate) fn leave_unrecorded(
         &self,

@@ -89,7 +89,7 @@ pub(crate) fn umask(cred: &Cred, has_default_acl: bool) -> u32 {
 }
 
 /// Tries as the user, which is what a PFS with root squash or quotas wants to see. The kernel has
-/// checked the user's rights with their supplementary groups, which we do not know here; so where
+/// checked the user's rights with their supplementary groups, which are not known here. So where
 /// the PFS refuses, the daemon's own rights decide, and the caller hands the result to the user.
 pub(crate) fn as_owner<T>(
     cred: &Cred,

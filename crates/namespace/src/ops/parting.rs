@@ -24,9 +24,9 @@ pub(super) fn parting(to: &End, stat: &PfsStat) -> Intent {
 }
 
 impl Namespace {
-    /// What the PFS has under the new name, which was `stat`, goes at once: it is one of several
-    /// links, and the others would show it until the new file is published; or the new file has
-    /// several itself. Where the PFS calls that an error the drain replaces it, if it is still
+    /// Removes what the PFS has under the new name (`stat`) at once. It is one of several links,
+    /// and the others would show it until the new file is published; or the new file has several
+    /// links itself. Where the PFS calls the removal an error, the drain replaces what is still
     /// there.
     pub(super) fn part_links(
         &self,

@@ -1,9 +1,9 @@
 //! rename, in every mix of burst buffer and PFS.
 //!
 //! A file that is only in the burst buffer is renamed in its record. If the new name is taken on
-//! the PFS, what is there becomes the older version that the file's next demotion replaces: so a
-//! program that writes a temporary file and renames it over the last checkpoint leaves the old
-//! checkpoint whole on the PFS until the new one is whole there too.
+//! the PFS, what is there becomes the older version that the file's next demotion replaces.
+//! Example: a program writes a temporary file and renames it over the last checkpoint. The old
+//! checkpoint stays whole on the PFS until the new one is whole there too.
 //!
 //! What is on the PFS is renamed there. Where that must agree with records, an intent is written
 //! first and settled after a crash by looking at what the PFS has.

@@ -1,11 +1,11 @@
 //! Files without a name (`O_TMPFILE`): made in a directory, and given their first name there or
 //! elsewhere by a link, or none.
 //!
-//! Until then they are what an unlinked file is that somebody has open: nothing is on record,
-//! nothing is drained, and a crash takes them, for the identity beside the object says that nobody
-//! can ask for it. So the first name has to be told to the object too: a file whose record is
-//! damaged later is found by that. While it is, the object is on record as garbage: a crash leaves
-//! the file with its name and all that is on record of it, or nothing.
+//! Until then they are treated like an unlinked file that somebody has open: nothing is on record,
+//! and nothing is drained. A crash takes them: the identity beside the object says that nobody can
+//! ask for it. So the object has to be told the first name too, by which a file whose record is
+//! damaged later is found. Meanwhile the object is on record as garbage. A crash therefore leaves
+//! the file with its name and its whole record, or nothing.
 
 use std::sync::Arc;
 

@@ -190,9 +190,9 @@ impl FileState {
         self.generation()
     }
 
-    /// The same, for the PFS to have what is there now: an earlier failure is tried again, and what
-    /// the kernel wrote since the last look is a change, for a copy that has been begun for another
-    /// fsync may be without it.
+    /// The same, until the PFS has what the file holds now. An earlier failure is tried again. What
+    /// the kernel has written since the last look counts as a change: a copy that was begun for
+    /// another fsync may lack it.
     pub fn begin_wait_for_all(&mut self) -> Generation {
         self.forget_error();
         if self.residency.writing {
@@ -282,8 +282,9 @@ impl FileState {
         self.changed();
     }
 
-    /// The copy of this generation is durable under its names: whether nothing is left to do but
-    /// for who writes it, and the tier of a durable copy that is of no use any more.
+    /// The copy of this generation is durable under its names. Answers whether nothing is left to
+    /// drain unless somebody writes it, and with the tier of a copy on flash that is of no use any
+    /// more.
     pub(crate) fn confirm(&mut self, copied: Generation, sums: &Sums) -> (bool, Option<TierId>) {
         self.facts.demoting = false;
         self.forget_error();
