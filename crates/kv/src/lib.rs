@@ -62,9 +62,9 @@ pub enum Durability {
 /// 2. Commits take effect one after another; an expectation is judged at the moment its batch takes
 ///    effect.
 /// 3. What survives a crash is a prefix of the commits: no later one without every earlier one.
-/// 4. When storage fails a write or a flush with [`Error::Io`], the store is poisoned: whether that
-///    batch survives is known only after opening the store again, and until then commits and syncs
-///    give [`Error::Poisoned`]. Reads go on.
+/// 4. When storage fails a write or a flush with [`Error::Io`], the store is poisoned. Whether that
+///    batch survives is known only after the store was opened again. Until then commits and syncs
+///    give [`Error::Poisoned`], and reads go on.
 /// 5. [`Store::mend`] opens it again in place.
 pub trait Store: Send + Sync {
     /// The value of `key`, or `None` if it is absent.

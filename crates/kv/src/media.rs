@@ -36,8 +36,8 @@ pub(crate) fn need_room(dir: &Path, bytes: u64) -> Result<(), Error> {
 }
 
 /// Writes the journals of a closed store to new files, flushed, under the same names. After a flush
-/// that failed the kernel takes pages that it could not write for clean: neither would another
-/// flush of that file write them, nor is it known how long they will be there to be read.
+/// that failed the kernel takes pages that it could not write for clean. Another flush of that file
+/// would not write them, and nobody knows how long they can still be read.
 pub(crate) fn write_anew(dir: &Path) -> Result<(), Error> {
     for path in journals(dir)? {
         // Not a name that the engine would take for one of its own.

@@ -19,13 +19,13 @@ const STUCK_AFTER: Duration = Duration::from_secs(2);
 /// Who waits for an answer looks this often whether it can still come.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Serves requests on a [`Rooms`].
+/// Answers requests by calls to the [`Rooms`] of one server.
 pub struct Server {
     rooms: Arc<Rooms>,
 }
 
 impl Server {
-    /// Serves this rooms.
+    /// Serves requests with these rooms.
     pub fn new(rooms: Arc<Rooms>) -> Server {
         Server { rooms }
     }

@@ -1,8 +1,8 @@
-//! Whether the PFS answers. A thread asks it something small every second; who is about to call it
-//! looks here first, which costs one load while it answers.
+//! Whether the PFS answers. A thread asks the PFS something small every second. Whoever is about to
+//! call the PFS looks here first, which costs one load while it answers.
 //!
-//! What is called before the silence is noticed may block for as long as the PFS is silent: nothing
-//! but its answer, or the end of the process, brings a thread back from there.
+//! A call that begins before the silence is noticed may block for as long as the PFS is silent.
+//! Only an answer, or the end of the process, brings its thread back.
 
 use std::io;
 use std::sync::Arc;

@@ -5,9 +5,9 @@ use crate::walk::{Buffer, Walk, cannot};
 use crate::{Allocate, CopyControl, CopyError, Object, Seek};
 
 /// Makes `destination`, an earlier copy of `source`, equal to it again; answers with the bytes
-/// written. Both are read, and only what differs is written, in its place: at no moment is there
-/// less of the earlier copy than of a file that was written in the middle, so what was flushed of
-/// it before is never lost. Metadata are left alone and nothing is synced.
+/// written. Both are read, and only what differs is written, in its place. The earlier copy is
+/// never emptied, so nothing that was flushed of it before is lost. Metadata are left alone and
+/// nothing is synced.
 pub fn refresh(
     source: &dyn Object,
     destination: &dyn Object,

@@ -229,10 +229,10 @@ impl FaultyTier {
         self.shared.faults.lock().calls[operation as usize]
     }
 
-    /// Cuts the power. Names that were not synced (`sync_all`) go back to what they were; content
-    /// that was not synced (`Object::sync`) keeps each page with a chance of `keep_percent`, by
-    /// `seed`, and loses the others: 0 drops all, 100 keeps all. Objects that are open answer
-    /// `EIO` from now on; the tier goes on as after a restart.
+    /// Cuts the power. Names that were not synced (`sync_all`) go back to what they were. Of
+    /// content that was not synced (`Object::sync`), each page stays with a chance of
+    /// `keep_percent`, by `seed`: 0 drops all, 100 keeps all. Objects that are open answer `EIO`
+    /// from now on; the tier goes on as after a restart.
     ///
     /// Fails with `EINVAL` on a tier that was made without crashes.
     pub fn crash(&self, seed: u64, keep_percent: u8) -> io::Result<()> {
@@ -244,9 +244,9 @@ impl FaultyTier {
             .crash(self.inner.as_ref(), seed, keep_percent.min(100))
     }
 
-    /// Fails the write-back of all content that was not synced, as a device does to which nothing
-    /// gets through for a while: it reads as it was when last synced, zeros where it was not there,
-    /// and the next sync of each object that has lost something fails with `errno`, once.
+    /// Fails the write-back of all content that was not synced, as a device does that takes nothing
+    /// for a while. Such content then reads as it was at the last sync, and as zeros where there
+    /// was nothing. The next sync of each object that has lost something fails with `errno`, once.
     ///
     /// Fails with `EINVAL` on a tier that was made without crashes.
     pub fn lose_write_back(&self, errno: Errno) -> io::Result<()> {

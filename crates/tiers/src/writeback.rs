@@ -51,8 +51,8 @@ fn range(object: &dyn Object, offset: u64, len: u64, flags: libc::c_uint) -> io:
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// A stream of writes that runs no further ahead of its device than it is told. Without it a copy,
-/// or a program, fills the page cache at the speed of memory: the device goes on with what is there
-/// long after a copy was told to stop, and whoever comes next waits for all of it.
+/// or a program, fills the page cache at the speed of memory. The device is then busy with that
+/// long after a copy was told to stop, and the next flush waits for all of it.
 #[derive(Default)]
 pub struct WriteBehind {
     started: AtomicU64,

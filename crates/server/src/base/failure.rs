@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// The same, but for who gets the number it is another one.
+    /// The same text with another error number for the program.
     pub fn with_errno(self, errno: Errno) -> Failure {
         Failure { errno, ..self }
     }
@@ -60,7 +60,7 @@ impl Failure {
         self.errno
     }
 
-    /// For who passes on the number alone: says in the log what that does not say.
+    /// For a caller that passes on the number alone. What the number does not say goes to the log.
     pub fn told(self) -> Errno {
         if !self.is_ordinary {
             tracing::error!("a request failed: {self}");
@@ -69,8 +69,8 @@ impl Failure {
     }
 }
 
-/// For `map_err`, where inner code goes on with the number alone of an error: says in the log what
-/// that does not say, with what was being done.
+/// For `map_err`, where inner code goes on with the number alone of an error. What the number does
+/// not say goes to the log, with what was being done.
 pub fn told<E: Into<Failure>>(doing: &'static str) -> impl Fn(E) -> Errno {
     move |error| {
         let failure = error.into();

@@ -23,9 +23,9 @@ pub struct SsdSetting {
 /// length and its CRC-32C, after it was flushed, against those of the very bytes that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verify {
-    /// Read back as any program of this node would, so that the page cache answers as long as it
-    /// has the bytes: finds what went wrong on the way into it, and short or lost writes; not what
-    /// a server or medium changed.
+    /// Read back as any program of this node would. The page cache answers as long as it has the
+    /// bytes. That finds short and lost writes, and what went wrong on the way into the cache. It
+    /// does not find what a server or medium changed.
     ReadBack,
     /// The PFS client's cached pages are dropped first, so that its servers answer. Slower.
     Media,

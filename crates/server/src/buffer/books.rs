@@ -1,5 +1,5 @@
-//! What files hold, as the books have it. It is taken from a file's state with that held, so
-//! whoever books last has seen what is so: an older look at a file cannot overtake a newer one.
+//! What files hold, as the ledger has it. The figures come from a file's state, and the state is
+//! locked while the entry is made. So an older look at a file cannot overtake a newer one.
 
 use forebay_namespace::{File, FileState};
 

@@ -111,8 +111,8 @@ pub struct Entry {
 ///    comes too late for an object that has left charges nothing. Its copy on flash is charged only
 ///    beside it.
 /// 3. `try_hold` never lets the held bytes of a tier grow over its limit, nor the undrained bytes
-///    over the cap; only `settle` and `observe` may find more than was set aside, and `hold_beyond`
-///    knows what it does.
+///    over the cap. `settle` and `observe` may find more than was set aside. `hold_beyond` goes
+///    over the limit on purpose, for a lease that is extended beyond its tier.
 pub struct Ledger {
     books: Mutex<Books>,
     /// Signalled when space is given back or data has become clean.

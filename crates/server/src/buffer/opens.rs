@@ -264,7 +264,7 @@ struct Shard {
 }
 
 impl Shard {
-    /// With nobody's claim on `ino`, or, once `impatient` says so, with it.
+    /// Locks the shard once nobody has a claim on `ino`, or once `impatient` is set.
     fn unclaimed(&self, ino: Ino, impatient: &AtomicBool) -> MutexGuard<'_, ByIno> {
         let mut by_ino = self.by_ino.lock();
         while by_ino.claimed.contains(&ino) && !impatient.load(Ordering::Acquire) {
@@ -274,8 +274,8 @@ impl Shard {
     }
 }
 
-/// The right to open and close one file: nobody else does while it lives. It may be held during
-/// I/O, also on the PFS, for only those wait who want the same file.
+/// The right to open and close one file: nobody else opens or closes it while the claim lives. It
+/// may be held during I/O, also on the PFS: only those who want the same file wait for it.
 pub struct Claim<'a> {
     shard: &'a Shard,
     ino: Ino,

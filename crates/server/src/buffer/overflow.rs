@@ -1,9 +1,9 @@
 //! The overflow: a hidden directory at the top of the PFS for files that go straight there.
 //!
-//! Its name is one of Forebay's temporary names, so no listing of the mount shows it, but others of
-//! the PFS's users may take that name before: it is opened beneath the root without following
-//! links, and used only if it is this process's user's alone. Where somebody else has the name, the
-//! next one is taken.
+//! Its name is one of Forebay's temporary names, so no listing of the mount shows it. Other users
+//! of the PFS may take that name before. So the directory is opened beneath the root without
+//! following links, and is used only if it belongs to this process's user and nobody else may enter
+//! it. Where somebody else has the name, the next name is taken.
 
 use std::io;
 use std::path::Path;

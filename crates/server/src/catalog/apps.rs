@@ -389,9 +389,9 @@ impl Applications {
         }
     }
 
-    /// What decides whether a new file goes straight to the PFS: its application by number, MTBF
-    /// and whether its version is the newest; and number and MTBF of all applications in the burst
-    /// buffer.
+    /// What decides whether a new file goes straight to the PFS. Of the file: the number and MTBF
+    /// of its application, and whether its version is the newest. Of all applications in the burst
+    /// buffer: number and MTBF.
     pub fn compare(&self, identity: &Identity) -> (Incoming, Vec<(u64, f64)>) {
         let mut inner = self.inner.lock();
         let number = inner.application(&identity.application, self.quiet_s);

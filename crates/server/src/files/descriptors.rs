@@ -1,17 +1,18 @@
 //! Descriptors: the process may have only so many, and an open file needs one only while something
 //! is done with it.
 //!
-//! Far from the limit every open file keeps its own. Near it those that were not used lately are
-//! handed back, the least recently used first as far as one bit for each can tell; whoever needs
-//! one again opens the object by its id, under which it stays in its tier until the last close,
-//! with a name or without. Invariants:
+//! Far from the limit every open file keeps its descriptor. Near the limit, descriptors that were
+//! not used lately are closed, the least recently used first as far as one bit for each can tell. A
+//! request that needs one again opens the object by its id. Under this id the object stays in its
+//! tier until the last close, with a name or without. Invariants:
 //!
-//! 1. What is read and written is held open meanwhile (`Files::target`): it is handed back only by
-//!    who has the lock of the file's target to write, so nobody is in the middle of anything.
-//! 2. What requests have written to flash is on its device before the descriptor goes: of an error
-//!    of write-back the kernel tells who has the file open, and it may forget it with the last of
-//!    those. Another descriptor waits for that, so that the error stays for the next fsync. What
-//!    the kernel writes by itself it holds open by itself.
+//! 1. What is read and written is held open meanwhile (`Files::target`). A descriptor is closed
+//!    only by who has the write lock of the file's target, so no request is in the middle of
+//!    anything.
+//! 2. What requests have written to flash is on its device before the descriptor goes. The kernel
+//!    may forget an error of write-back together with the last descriptor of a file. The wait for
+//!    the device goes through another descriptor, so that the error stays for the next fsync. An
+//!    object that the kernel writes by itself, the kernel holds open by itself.
 //! 3. Only what is in a tier of this node is handed back. A file of the PFS might be removed by an
 //!    outsider, who leaves nothing to be opened again; and the PFS may hang.
 

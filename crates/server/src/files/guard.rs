@@ -1,6 +1,6 @@
-//! Keeps files that the kernel writes by itself within the space that is set aside for them:
-//! extends their leases ahead of the writers, and makes a writer wait whose lease is used up while
-//! there is no room.
+//! Keeps files that the kernel writes by itself within the space that is set aside for them. The
+//! guard extends leases ahead of the writers. Where a lease is used up and there is no room, the
+//! guard makes the writer wait.
 
 pub(crate) mod watch;
 

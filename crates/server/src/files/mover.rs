@@ -9,9 +9,9 @@
 //! 4. *Charge.* The ledger follows the record.
 //! 5. *Remove.* The old object goes, then a second copy that is of no use any more.
 //!
-//! Where the store fails in 2, nobody can say which of both tiers a start finds on record: both
-//! objects stay, both are charged, and the copy goes when the store takes the record of the file
-//! again ([`Buffer::leave_copies_late`]).
+//! Where the store fails in step 2, nobody can say which of both tiers a start finds on record.
+//! Both objects then stay, and both are charged. The copy goes when the store takes the record of
+//! the file again ([`Buffer::leave_copies_late`]).
 //!
 //! [`Buffer::leave_copies_late`]: crate::buffer::Buffer::leave_copies_late
 

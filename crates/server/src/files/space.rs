@@ -77,9 +77,9 @@ impl Files {
         Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
     }
 
-    /// The tier for a new file of an application: straight to the PFS where the burst buffer would
-    /// have to make room and the file is colder than what is there, or where its application has no
-    /// share.
+    /// The tier for a new file of an application. The file goes straight to the PFS where its
+    /// application has no share, or where the burst buffer would have to make room and the file is
+    /// colder than what is there.
     pub fn place_checkpoint(&self, identity: &Identity, file: &NewFile) -> Result<TierId, Errno> {
         let bytes = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
         if !self.plan.has_share(&identity.application, bytes) {

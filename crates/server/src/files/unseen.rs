@@ -9,8 +9,8 @@
 //!    server's own for writing: it counts as open, so it is watched over, not copied, moved, sealed
 //!    or evicted, and its space stays set aside.
 //! 2. A file that was clean when it was opened for unseen writing is clean again only after its
-//!    content was compared with the checksum on record: a store through a mapping need not leave
-//!    another size or time.
+//!    content was compared with the checksum on record. A store through a mapping may leave size
+//!    and times as they were.
 
 pub(crate) mod watch;
 

@@ -1,6 +1,6 @@
-//! Content that is too large to be compared when it is opened: each block is compared before
-//! anything of it is handed out for the first time, and all of them before any of it changes. What
-//! is damaged is written again from what the PFS has, where that is good.
+//! Content that is too large to be compared at the open. Each block is compared before anything of
+//! the block is handed out for the first time. All blocks are compared before the content changes.
+//! A damaged block is written again from what the PFS has, where that is good.
 
 use std::sync::atomic::Ordering;
 

@@ -15,9 +15,9 @@ use crate::orders::asker::Asker;
 const WHY: &str = "not on the PFS: its directory was removed or replaced there; `forebay fsck` puts it beside where it was";
 
 impl Orders {
-    /// Undrained files at or below `paths` that no walk comes by, as far as they are the user's;
-    /// `seen` are those that one has come by, and the PFS is not asked about them. None while it is
-    /// silent.
+    /// Undrained files at or below `paths` that no walk comes by, as far as they are the user's.
+    /// `seen` are files that the walk has come by: the PFS is not asked about these. None while the
+    /// PFS is silent.
     pub fn unreachable(
         &self,
         asker: &Asker,

@@ -2,9 +2,9 @@
 //! passthrough and the page cache go round the server. Off unless asked for: the limit is the
 //! device's, whoever writes there.
 //!
-//! cgroup v1 (`blkio`): the limit is set for the server's own group, to which write-back belongs
-//! where that is the root. v2 (`io.max`): for the server's own group, which must not be the root;
-//! it covers what the server writes.
+//! cgroup v1 (`blkio`): the limit is set for the server's own group. Where that is the root group,
+//! write-back belongs to it. cgroup v2 (`io.max`): the limit is set for the server's own group,
+//! which must not be the root. It covers what the server writes.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ struct State {
     limit: Option<f64>,
 }
 
-/// See the module.
+/// The write limit that is set at the devices of the flash directories, if there is one.
 pub struct BlockIo {
     state: Mutex<State>,
 }

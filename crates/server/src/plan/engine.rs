@@ -65,7 +65,7 @@ struct Correction {
     moved_bytes: u64,
 }
 
-/// See the module.
+/// The plan in force, the limits as token buckets, the turns, and the switches for the data path.
 pub struct Engine {
     policy: AtomicU8,
     placement: AtomicU8,

@@ -105,7 +105,7 @@ struct Counted {
     bytes: u64,
 }
 
-/// See the module.
+/// What was learned of the applications so far.
 pub struct Learning {
     inner: Mutex<Inner>,
     /// Files that were closed after being written, with the bytes that they occupy.

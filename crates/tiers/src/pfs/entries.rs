@@ -177,10 +177,10 @@ impl PfsTree {
     }
 
     /// Moves an entry. Where the file system below cannot promise not to replace (NFS), a file is
-    /// linked to its new name and then unlinked from the old one; for a directory, and for
-    /// [`RenameMode::Exchange`], the error is `EINVAL`. Such file systems keep the old name,
-    /// hidden, as long as somebody has the file open by it (NFS, FUSE by libfuse): the time of
-    /// change moves once more when that is closed, and says nothing from then on.
+    /// linked to its new name and then unlinked from the old one. For a directory, and for
+    /// [`RenameMode::Exchange`], the error is `EINVAL` there. Such file systems (NFS, FUSE by
+    /// libfuse) keep the old name, hidden, as long as somebody has the file open by it. The close
+    /// moves the time of change once more, so that time says nothing from then on.
     pub fn rename(
         &self,
         dir: &PfsDir,

@@ -1,8 +1,8 @@
 //! What is on stable storage, and how that is asked for.
 //!
-//! syncfs(2) is one call for any number of files, but only some file systems take it for what it
-//! says: to a FUSE file system the kernel sends nothing at all, and what others make of it is
-//! theirs. There every file is flushed by itself.
+//! syncfs(2) is one call for any number of files, but only some file systems have everything on
+//! stable storage when it returns. To a FUSE file system the kernel sends nothing at all, and other
+//! file systems promise nothing. There every file is flushed by its own fsync(2).
 
 use std::fs::File;
 use std::io;
@@ -25,8 +25,8 @@ pub(super) fn syncfs_counts(dir: impl AsFd) -> io::Result<bool> {
 }
 
 /// One flush for many files. The kernel tells each descriptor once of an error of the file system's
-/// write-back: this one is nobody else's, and if it was opened before the files were written, it
-/// hears of all theirs.
+/// write-back. This descriptor is nobody else's. If it was opened before the files were written, it
+/// is told of every error of theirs.
 #[derive(Debug)]
 pub struct FlushTogether {
     dir: OwnedFd,

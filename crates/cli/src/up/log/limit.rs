@@ -21,7 +21,7 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    /// The kind of a line; `None` for what somebody asked for in detail: that is not limited.
+    /// The kind of a line; `None` for debug and trace lines, which are not limited in number.
     pub(super) fn of(meta: &Metadata<'_>) -> Option<Kind> {
         let is_limited = *meta.level() <= Level::INFO;
         is_limited.then(|| Kind {

@@ -38,7 +38,7 @@ struct Check<'a> {
     report: FsckReport,
 }
 
-/// What is wrong with what.
+/// One damage before a remedy is chosen.
 struct Wrong {
     damage: Damage,
     subject: Vec<u8>,
@@ -162,7 +162,7 @@ impl Check<'_> {
         });
     }
 
-    /// Says so if the PFS hangs: what is on it is not looked at then.
+    /// Adds a finding if the PFS does not answer: what is on the PFS is not looked at then.
     fn pfs_answers(&mut self) {
         let Some(silent) = self.integrity.base.health().silent_for() else {
             return;
