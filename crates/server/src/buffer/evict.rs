@@ -2,11 +2,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use forebay_namespace::File;
 use forebay_tiers::TierKind;
 
 use crate::buffer::Buffer;
+
+/// Who makes space holds the right to do so, and whoever has a claim may wait for space, or for who
+/// waits for that: the file stays, then, and another goes.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Buffer {
     /// Drops a clean copy that nobody has open. Answers with the bytes freed, or `None` if it
@@ -15,7 +20,7 @@ impl Buffer {
         let claim = match self.ns.pfs().health().is_silent() {
             // Who has it may wait for the PFS.
             true => self.opens.try_claim(file.ino)?,
-            false => self.opens.claim(file.ino),
+            false => self.opens.claim_within(file.ino, PATIENCE)?,
         };
         if claim.is_open() {
             return None;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_namespace::{File, PlainNode, Published};
 use forebay_tiers::{FileObject, Object, ObjectStat, WriteBehind};
@@ -356,11 +356,27 @@ impl OpenTable {
         Claim { shard, ino }
     }
 
+    /// The same for who holds what others wait for, with a claim of theirs perhaps: `None` if
+    /// somebody has it for longer than `patience`.
+    pub fn claim_within(&self, ino: Ino, patience: Duration) -> Option<Claim<'_>> {
+        let end = Instant::now() + patience;
+        let shard = self.shard(ino);
+        let mut by_ino = shard.by_ino.lock();
+        while !by_ino.claimed.insert(ino) {
+            if shard.freed.wait_until(&mut by_ino, end).timed_out() {
+                // A claim that is made and dropped would end the other's.
+                return by_ino.claimed.insert(ino).then(|| Claim { shard, ino });
+            }
+        }
+        Some(Claim { shard, ino })
+    }
+
     /// The same if nobody has it now.
     pub fn try_claim(&self, ino: Ino) -> Option<Claim<'_>> {
         let shard = self.shard(ino);
         let fresh = shard.by_ino.lock().claimed.insert(ino);
-        fresh.then_some(Claim { shard, ino })
+        // Made only then: a claim that is dropped ends the one that there is.
+        fresh.then(|| Claim { shard, ino })
     }
 
     /// The open file with this id. Waits for who is just opening or closing it, unless that may
@@ -523,5 +539,30 @@ impl OpenTable {
     pub fn of_shard(&self, shard: usize) -> Vec<Arc<OpenFile>> {
         let by_ino = self.by_ino[shard].by_ino.lock();
         by_ino.open.values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_holds_what_others_wait_for_does_not_wait_for_a_claim_for_ever() {
+        let opens = OpenTable::new();
+        let (ino, moment) = (Ino(7), Duration::from_millis(50));
+        let claim = opens.claim(ino);
+        assert!(opens.claim_within(ino, moment).is_none());
+        for _ in 0..2 {
+            assert!(opens.try_claim(ino).is_none(), "it is the first's still");
+        }
+        std::thread::scope(|scope| {
+            let later = scope.spawn(|| opens.claim_within(ino, Duration::from_secs(60)).is_some());
+            drop(claim);
+            assert!(later.join().expect("claimed"));
+        });
+        assert!(
+            opens.claim_within(ino, moment).is_some(),
+            "it was given back"
+        );
     }
 }
