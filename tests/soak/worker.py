@@ -5,6 +5,7 @@ import mmap
 import os
 import random
 import struct
+import time
 import traceback
 import typing
 import zlib
@@ -99,8 +100,13 @@ class Worker(Mappings):
                 self.compare_pfs(file, name)
 
     def compare_pfs(self, file, name):
-        with open(os.path.join(self.pfs, name), "rb") as data:
-            raw = data.read()
+        path = os.path.join(self.pfs, name)
+        try:
+            with open(path, "rb") as data:
+                raw = data.read()
+        except FileNotFoundError:
+            time.sleep(0.2)
+            raise Loss(f"the PFS has no {name} after its fsync; a moment later: {os.path.exists(path)}{file.told()}") from None
         want = b"".join(block(self.ledger.worker, file.number, at, v) for at, v in enumerate(file.now))
         if raw != want:
             raise Loss(f"{name} is not on the PFS as fsync said{file.told()}")

@@ -36,6 +36,13 @@ pub enum AskError {
     Protocol(String),
 }
 
+impl AskError {
+    /// An answer that belongs to no such question.
+    fn other_question() -> AskError {
+        AskError::Protocol("the daemon answered another question".into())
+    }
+}
+
 /// Answer to [`Control::Where`], all its parts together.
 #[derive(Debug, Default)]
 pub struct Located {
@@ -96,9 +103,7 @@ impl Daemon {
         {
             Ok(Response::Control(answer)) => Ok(answer),
             Ok(Response::Failed(errno)) => Err(AskError::Refused(errno)),
-            Ok(_) => Err(AskError::Protocol(
-                "the daemon answered another question".into(),
-            )),
+            Ok(_) => Err(AskError::other_question()),
             Err(FrameError::Io(_)) => Err(AskError::Gone),
             Err(other) => Err(AskError::Protocol(other.to_string())),
         }
@@ -127,19 +132,14 @@ impl Daemon {
     }
 
     fn odd(&self) -> Failure {
-        self.failure(
-            AskError::Protocol("the daemon answered another question".into()),
-            "",
-        )
+        self.failure(AskError::other_question(), "")
     }
 
     /// What `forebay status` shows.
     pub fn status(&self) -> Result<StatusBits, AskError> {
         match self.ask(Control::Status)? {
             ControlResponse::Status(bits) => Ok(*bits),
-            _ => Err(AskError::Protocol(
-                "the daemon answered another question".into(),
-            )),
+            _ => Err(AskError::other_question()),
         }
     }
 
@@ -174,9 +174,7 @@ impl Daemon {
                     failures,
                 } = answer
                 else {
-                    return Err(AskError::Protocol(
-                        "the daemon answered another question".into(),
-                    ));
+                    return Err(AskError::other_question());
                 };
                 if !each(Located { files, failures }) {
                     return Ok(());
@@ -196,9 +194,7 @@ impl Daemon {
         let paths = paths.to_vec();
         match self.ask(Control::Start { movement, paths })? {
             ControlResponse::Started { id } => Ok(id),
-            _ => Err(AskError::Protocol(
-                "the daemon answered another question".into(),
-            )),
+            _ => Err(AskError::other_question()),
         }
     }
 
@@ -206,9 +202,7 @@ impl Daemon {
     pub fn job(&self, id: u64) -> Result<JobProgress, AskError> {
         match self.ask(Control::Job { id })? {
             ControlResponse::Job(progress) => Ok(progress),
-            _ => Err(AskError::Protocol(
-                "the daemon answered another question".into(),
-            )),
+            _ => Err(AskError::other_question()),
         }
     }
 

@@ -15,8 +15,8 @@ use crate::state;
 
 /// Name of the note in the state folder.
 const NOTE: &str = "forebay.ended";
-/// No note is longer, bytes: a few paths, two digits for each byte.
-const NOTE_BYTES_MAX: u64 = 128 << 10;
+/// No note is longer, bytes: a few paths, a number for each byte.
+const NOTE_BYTES_MAX: u64 = 256 << 10;
 /// So many paths are in it.
 const PATHS_MAX: usize = 10;
 
@@ -40,8 +40,8 @@ impl Note {
     /// # Errors
     /// The file system of the state folder does not take it.
     pub fn end(mut self, summary: &StopSummary, unflushed: &[Vec<u8>]) -> io::Result<()> {
-        let named = unflushed.iter().take(PATHS_MAX);
-        let named: Vec<_> = named.map(|path| to_hex(path)).collect();
+        // Bytes: a path need not be UTF-8.
+        let named = &unflushed[..unflushed.len().min(PATHS_MAX)];
         let note = json!({
             "pid": std::process::id(),
             "undrained_files": summary.undrained_files,
@@ -70,8 +70,7 @@ pub fn read(state: &Path, pid: u32) -> Option<StopSummary> {
 /// The first paths of files that the PFS did not put on stable storage.
 pub fn unflushed(state: &Path, pid: u32) -> Vec<Vec<u8>> {
     let note = note_of(state, pid).unwrap_or_default();
-    let named = note["unflushed"].as_array().into_iter().flatten();
-    named.filter_map(|path| from_hex(path.as_str()?)).collect()
+    serde_json::from_value(note["unflushed"].clone()).unwrap_or_default()
 }
 
 fn note_of(state: &Path, pid: u32) -> Option<Value> {
@@ -80,16 +79,6 @@ fn note_of(state: &Path, pid: u32) -> Option<Value> {
     file.take(NOTE_BYTES_MAX).read_to_string(&mut text).ok()?;
     let note: Value = serde_json::from_str(&text).ok()?;
     (note["pid"].as_u64()? == u64::from(pid)).then_some(note)
-}
-
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn from_hex(digits: &str) -> Option<Vec<u8>> {
-    let pairs = digits.as_bytes().chunks(2);
-    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    pairs.map(byte).collect()
 }
 
 /// Whether nothing was left, and the PFS has all of it for good.

@@ -235,23 +235,23 @@ impl Namespace {
     }
 
     /// Drops the clean files of a directory that somebody has removed on the PFS: nobody sees them,
-    /// and they would keep it from going. Answers whether there were any.
+    /// and they would keep it from going. Answers whether that was all that kept it.
     pub(crate) fn forget_removed(&self, parent: &Arc<Dir>, name: &[u8]) -> Result<bool, NsError> {
-        let handle = self.open_dir(parent)?;
-        let stat = self.pfs.stat(&handle, name).map_err(on_pfs("stat"))?;
-        let Some(child) = self.known_dir(self.dir_key(&stat)) else {
+        let version = parent.unpublished_child(name);
+        let hidden = version.as_ref().and_then(|version| version.hidden());
+        let name_below = hidden.as_ref().map_or(name, |hidden| &hidden.name);
+        let found = self.stat_if_there(&self.open_dir(parent)?, name_below)?;
+        let Some(child) = found.and_then(|stat| self.known_dir(self.dir_key(&stat))) else {
             return Ok(false);
         };
-        let files: Vec<_> = child
-            .lock()
-            .iter()
-            .map(|(name, file)| (name.clone(), file.clone()))
-            .collect();
-        let mut dropped = false;
-        for (name, file) in files {
-            dropped |= !self.still_valid(&child, &name, &file)?;
+        let children = child.lock().clone();
+        for (name, file) in &children {
+            // One that is there is enough: the others need not be asked for.
+            if self.still_valid(&child, name, file)? {
+                return Ok(false);
+            }
         }
-        Ok(dropped)
+        Ok(!children.is_empty())
     }
 
     /// `false` if something is being made or removed in the directory now. Waiting for that with

@@ -174,6 +174,8 @@ fn promise_6_a_version_can_be_renamed_and_removed_before_it_is_committed() {
     assert_eq!(listing(&cluster.pfs("run")), ["ckpt-13"]);
     fs::create_dir(cluster.mnt("run/ckpt-14")).expect("mkdir");
     write_file(&cluster.mnt("run/ckpt-14/f"), pattern(1, 100));
+    let refused = fs::remove_dir(cluster.mnt("run/ckpt-14")).expect_err("not empty");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOTEMPTY));
     fs::remove_dir_all(cluster.mnt("run/ckpt-14")).expect("remove");
     assert!(!cluster.mnt("run/ckpt-14").exists());
     cluster.drain("");

@@ -78,12 +78,16 @@ impl Directories {
         let first = (demotion.dir.clone(), demotion.handle.clone());
         let mut keys = vec![Arc::as_ptr(&demotion.dir)];
         self.0.insert(keys[0], first);
-        let names = demotion.file.lock().names.clone();
-        for (dir, _) in names.iter().skip(1) {
-            let key = Arc::as_ptr(dir);
+        let further: Vec<_> = {
+            let state = demotion.file.lock();
+            let names = state.names.iter().skip(1);
+            names.map(|(dir, _)| dir.clone()).collect()
+        };
+        for dir in further {
+            let key = Arc::as_ptr(&dir);
             if !keys.contains(&key) {
-                let handle = drain.ns.open_dir(dir)?;
-                self.0.insert(key, (dir.clone(), handle));
+                let handle = drain.ns.open_dir(&dir)?;
+                self.0.insert(key, (dir, handle));
                 keys.push(key);
             }
         }
