@@ -24,6 +24,7 @@
 //! | Who does I/O now? | [`schedule`], [`share`] |
 //! | When, and how fast, is data demoted? | [`plan`], [`engine`], [`trigger`], [`throttle`] |
 //! | What is demoted and evicted first, and what never comes in? | [`demotion`], one at a time among many: [`queue`], [`victims`] |
+//! | When is what was changed in place flushed? | [`writeback`] |
 //! | When does a version become visible? | [`publication`] |
 //! | What is done about damage? | [`repair`] |
 //! | When are objects at rest looked at, and how closely? | [`scrub`] |
@@ -53,5 +54,6 @@ pub mod throttle;
 pub mod trigger;
 pub mod version;
 pub mod victims;
+pub mod writeback;
 
 pub use named::UnknownName;

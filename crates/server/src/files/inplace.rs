@@ -20,14 +20,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_namespace::PlainNode;
+use forebay_policy::writeback::is_due;
 use forebay_tiers::{FileObject, PfsId};
 use forebay_types::{Errno, limits};
 use parking_lot::{Condvar, Mutex};
 
-/// A file that was not changed for so long is flushed: most often it has been closed.
-const QUIET: Duration = Duration::from_secs(3);
-/// One that is changed all the time is flushed so long after the first change.
-const LONGEST: Duration = Duration::from_secs(30);
 /// So long after a flush that the PFS did not answer it is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Without being woken the thread that flushes looks this often.
@@ -55,9 +52,8 @@ struct Kept {
 
 impl Kept {
     fn is_due(&self, now: Instant) -> bool {
-        let elapsed = |since| now.saturating_duration_since(since);
-        let due =
-            self.is_urgent || elapsed(self.last_at) >= QUIET || elapsed(self.first_at) >= LONGEST;
+        let ago = |at| now.saturating_duration_since(at).as_secs_f64();
+        let due = self.is_urgent || is_due(ago(self.last_at), ago(self.first_at));
         due && !self.flushing && self.not_before.is_none_or(|then| now >= then)
     }
 }
