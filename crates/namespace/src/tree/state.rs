@@ -266,12 +266,13 @@ impl FileState {
         self.unplaced.retain(|one| !is_at(one, dir, name));
     }
 
-    /// The first name has the new version; the others have what they had.
+    /// The first name has the new version; the others have what they had. That has lost a link,
+    /// which moves its ctime.
     pub(crate) fn first_is_placed(&mut self, published: Published) {
         let names = self.facts.names.clone();
         for (dir, name) in names.iter().skip(1) {
             let older = self.expected_at(dir, name);
-            self.set_unplaced(dir, name, older);
+            self.set_unplaced(dir, name, older.map(Published::with_ctime_moved));
         }
         if let Some((dir, name)) = names.first() {
             self.set_placed(dir, name);

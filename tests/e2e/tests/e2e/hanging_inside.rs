@@ -274,3 +274,48 @@ fn fault_17_a_link_that_the_pfs_keeps_in_a_rename_is_replaced_by_the_drain() {
     }
     assert_eq!(conflicts(&cluster), 0);
 }
+
+/// A drain gives the new version its first name, which takes one link from the older version under
+/// the other name. Then it fails, and the first name goes.
+#[test]
+fn promise_11_fault_17_a_drain_that_stops_between_two_names_is_no_conflict_with_itself() {
+    if needs_root() {
+        return;
+    }
+    let cluster = cluster();
+    let pfs = cluster.fuse_pfs();
+    let gone = ["unlinked", "renamed", "replaced"];
+    let each = gone.map(|gone| [When::Before, When::After].map(|when| (gone, when)));
+    for (at, (gone, when)) in each.into_iter().flatten().enumerate() {
+        let path = |name: &str| cluster.mnt(format!("d{at}/{name}"));
+        let shown = |name: &str| behind(&cluster, &format!("d{at}/{name}"));
+        fs::create_dir(path("")).expect("mkdir");
+        fs::write(path("a"), "older").expect("write");
+        fs::hard_link(path("a"), path("b")).expect("link");
+        cluster.drain("");
+        fs::write(path("a"), "newer").expect("write");
+        pfs.fail("link", when, libc::EIO, "");
+        begin_drain(&cluster);
+        wait_until("the first name has the new version", || {
+            shown("a") == "newer"
+        });
+        wait_until("the second name has failed", || {
+            cluster.status()["drain"]["failing_files"] == 1
+        });
+        assert_eq!(shown("b"), "older");
+        match gone {
+            "unlinked" => fs::remove_file(path("a")).expect("unlink"),
+            "renamed" => fs::rename(path("a"), path("c")).expect("rename"),
+            _ => {
+                fs::write(path("other"), "other").expect("write");
+                fs::rename(path("other"), path("a")).expect("rename");
+            }
+        }
+        pfs.heal("link");
+        cluster.drain("");
+        assert_eq!(shown("b"), "newer", "{gone}");
+        let names = listing(&cluster.fuse_pfs().behind(format!("d{at}")));
+        assert_eq!(names, listing(&path("")), "{gone}");
+    }
+    assert_eq!(conflicts(&cluster), 0);
+}
