@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ use rustix::fs::{self as sys, AtFlags, Gid, Mode, OFlags, Stat, Timestamps, Uid}
 
 use crate::convert::{attr, errno, kind, timespec};
 use crate::faults::Faults;
-use crate::table::{Entries, OpenFile, Place, Table};
+use crate::table::{Entries, OpenFile, Place, Table, path_of};
 
 /// [`PassThrough::ttl`] without faults: Forebay's default.
 const TTL: Duration = Duration::from_secs(1);
@@ -72,8 +72,8 @@ impl PassThrough {
                 true => Duration::ZERO,
                 false => TTL,
             },
+            table: Table::new(root.try_clone()?, faults.are_on()),
             faults,
-            table: Table::new(root.try_clone()?),
             root,
             passthrough,
             owner: (rustix::process::geteuid(), rustix::process::getegid()),
@@ -84,19 +84,23 @@ impl PassThrough {
     fn stat(&self, ino: INodeNo) -> rustix::io::Result<Stat> {
         match self.table.place(ino)? {
             Place::Open(open) => sys::fstat(&open.file),
-            Place::Dir(dir) => sys::fstat(dir),
+            Place::Dir(dir) | Place::Pinned(dir) => sys::fstat(dir),
             Place::Name(dir, name) => sys::statat(dir, &*name, AtFlags::SYMLINK_NOFOLLOW),
         }
     }
 
     /// Opens for reading and writing, since later opens of either kind share the descriptor.
     fn open_source(&self, ino: INodeNo, wanted: OFlags) -> rustix::io::Result<File> {
-        let Place::Name(dir, name) = self.table.place(ino)? else {
-            return Err(rustix::io::Errno::ISDIR);
-        };
-        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = |mode| sys::openat(&dir, &*name, flags | mode, Mode::empty());
         use rustix::io::Errno;
+        let place = self.table.place(ino)?;
+        let open = |mode| match &place {
+            Place::Name(dir, name) => {
+                let flags = mode | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                sys::openat(dir, &**name, flags, Mode::empty())
+            }
+            Place::Pinned(pin) => sys::open(path_of(pin), mode | OFlags::CLOEXEC, Mode::empty()),
+            Place::Dir(_) | Place::Open(_) => Err(Errno::ISDIR),
+        };
         match open(OFlags::RDWR) {
             Err(Errno::ACCESS | Errno::ROFS | Errno::TXTBSY | Errno::PERM) => open(wanted),
             opened => opened,
@@ -131,7 +135,9 @@ impl PassThrough {
         match self.table.place(ino)? {
             Place::Open(open) => sys::ftruncate(&open.file, size),
             Place::Dir(_) => Err(rustix::io::Errno::ISDIR),
-            Place::Name(..) => sys::ftruncate(self.open_source(ino, OFlags::WRONLY)?, size),
+            Place::Name(..) | Place::Pinned(_) => {
+                sys::ftruncate(self.open_source(ino, OFlags::WRONLY)?, size)
+            }
         }
     }
 
@@ -150,6 +156,7 @@ impl PassThrough {
         match self.table.place(ino)? {
             Place::Open(open) => sys::fchown(&open.file, uid, gid),
             Place::Dir(dir) => sys::chownat(dir, ".", uid, gid, AtFlags::empty()),
+            Place::Pinned(pin) => sys::chownat(pin, "", uid, gid, AtFlags::EMPTY_PATH),
             Place::Name(dir, name) => {
                 sys::chownat(dir, &*name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)
             }
@@ -161,6 +168,7 @@ impl PassThrough {
         match self.table.place(ino)? {
             Place::Open(open) => sys::fchmod(&open.file, mode),
             Place::Dir(dir) => sys::chmodat(dir, ".", mode, AtFlags::empty()),
+            Place::Pinned(pin) => sys::chmod(path_of(pin), mode),
             Place::Name(dir, name) => sys::chmodat(dir, &*name, mode, AtFlags::empty()),
         }
     }
@@ -169,6 +177,7 @@ impl PassThrough {
         match self.table.place(ino)? {
             Place::Open(open) => sys::futimens(&open.file, times),
             Place::Dir(dir) => sys::utimensat(dir, ".", times, AtFlags::empty()),
+            Place::Pinned(pin) => sys::utimensat(sys::CWD, path_of(pin), times, AtFlags::empty()),
             Place::Name(dir, name) => sys::utimensat(dir, &*name, times, AtFlags::SYMLINK_NOFOLLOW),
         }
     }
@@ -184,6 +193,10 @@ impl PassThrough {
             })
             .collect()
     }
+}
+
+fn link_open(file: BorrowedFd<'_>, to: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
+    sys::linkat(sys::CWD, path_of(file), to, name, AtFlags::SYMLINK_FOLLOW)
 }
 
 impl Filesystem for PassThrough {
@@ -218,8 +231,8 @@ impl Filesystem for PassThrough {
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         check!(reply, self.faults.before("lookup", name));
         let dir = check!(reply, self.table.dir(parent));
-        let stat = check!(reply, sys::statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW));
-        let generation = self.table.remember(&stat, &dir, name, false);
+        let (stat, pin) = check!(reply, self.table.find(&dir, name));
+        let generation = self.table.remember((&stat, pin), &dir, name, false);
         reply.entry(&self.ttl, &attr(stat.st_ino, &stat), Generation(generation));
     }
 
@@ -295,12 +308,12 @@ impl Filesystem for PassThrough {
         if is_new {
             check!(reply, self.give_to(request, &file));
         }
-        let stat = check!(reply, sys::fstat(&file));
+        let (stat, pin) = check!(reply, self.table.find_open(&file));
         let file = check!(
             reply,
             self.with_backing(file, |file| reply.open_backing(file))
         );
-        let generation = self.table.remember(&stat, &dir, name, is_new);
+        let generation = self.table.remember((&stat, pin), &dir, name, is_new);
         let file = self.table.share(INodeNo(stat.st_ino), file);
         let handle = self.table.add_file(Arc::clone(&file));
         let (attr, generation) = (attr(stat.st_ino, &stat), Generation(generation));
@@ -445,8 +458,8 @@ impl Filesystem for PassThrough {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = check!(reply, sys::openat(&dir, name, flags, Mode::empty()));
         check!(reply, self.give_to(request, &made));
-        let stat = check!(reply, sys::fstat(&made));
-        let generation = self.table.remember(&stat, &dir, name, true);
+        let (stat, pin) = check!(reply, self.table.find_open(&made));
+        let generation = self.table.remember((&stat, pin), &dir, name, true);
         reply.entry(&self.ttl, &attr(stat.st_ino, &stat), Generation(generation));
     }
 
@@ -484,17 +497,15 @@ impl Filesystem for PassThrough {
         check!(reply, self.faults.before("link", newname));
         let to = check!(reply, self.table.dir(newparent));
         let linked = match check!(reply, self.table.place(ino)) {
-            Place::Open(open) => {
-                let path = format!("/proc/self/fd/{}", open.file.as_fd().as_raw_fd());
-                sys::linkat(sys::CWD, path, &to, newname, AtFlags::SYMLINK_FOLLOW)
-            }
+            Place::Open(open) => link_open(open.file.as_fd(), &to, newname),
+            Place::Pinned(pin) => link_open(pin.as_fd(), &to, newname),
             Place::Name(dir, name) => sys::linkat(dir, &*name, &to, newname, AtFlags::empty()),
             Place::Dir(_) => Err(rustix::io::Errno::PERM),
         };
         check!(reply, linked);
-        let stat = check!(reply, sys::statat(&to, newname, AtFlags::SYMLINK_NOFOLLOW));
+        let (stat, pin) = check!(reply, self.table.find(&to, newname));
         check!(reply, self.faults.after("link", newname));
-        let generation = self.table.remember(&stat, &to, newname, false);
+        let generation = self.table.remember((&stat, pin), &to, newname, false);
         reply.entry(&self.ttl, &attr(stat.st_ino, &stat), Generation(generation));
     }
 

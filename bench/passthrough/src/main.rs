@@ -38,7 +38,7 @@ struct Args {
     #[arg(long)]
     permissions: bool,
     /// Take the faults from this folder that a test writes there; names and attributes are asked
-    /// for every time then
+    /// for every time then, and an operation reaches the file that was meant, whatever its name
     #[arg(long, hide = true)]
     faults: Option<PathBuf>,
     /// All files belong to this user, and cannot be given to another, as with NFS and `all_squash`

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -32,13 +32,22 @@ pub enum Place {
     Open(Arc<OpenFile>),
     /// A directory used before: by its `O_PATH` descriptor.
     Dir(Arc<OwnedFd>),
+    /// By an `O_PATH` descriptor, whatever its name is by now.
+    Pinned(Arc<OwnedFd>),
     /// By its name in a directory.
     Name(Arc<OwnedFd>, Arc<OsStr>),
+}
+
+/// A path that leads to what is open as `fd`.
+pub fn path_of(fd: impl AsFd) -> String {
+    format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd())
 }
 
 struct Node {
     parent: Arc<OwnedFd>,
     name: Arc<OsStr>,
+    /// `None` where the table does not pin.
+    pin: Option<Arc<OwnedFd>>,
     /// Opened at the first use as a parent. Follows the directory through renames.
     dir: Option<Arc<OwnedFd>>,
     /// Weak here and strong by handle: the last release closes the file.
@@ -50,6 +59,7 @@ struct Node {
 
 /// Inodes by the source's inode number (the root is 1), open files and directories by handle.
 pub struct Table {
+    pins: bool,
     nodes: Mutex<HashMap<u64, Node>>,
     files: Mutex<HashMap<u64, Arc<OpenFile>>>,
     dirs: Mutex<HashMap<u64, Arc<Entries>>>,
@@ -57,17 +67,21 @@ pub struct Table {
 }
 
 impl Table {
-    pub fn new(root: OwnedFd) -> Self {
+    /// `pins`: each file that the kernel knows is kept open. Without that a lookup that overtakes a
+    /// rename leaves the old name behind, and what is done next is done to whatever has that name.
+    pub fn new(root: OwnedFd, pins: bool) -> Self {
         let root = Arc::new(root);
         let node = Node {
             parent: Arc::clone(&root),
             name: Arc::from(OsStr::new(".")),
+            pin: None,
             dir: Some(root),
             open: Weak::new(),
             generation: 0,
             lookups: 1,
         };
         Self {
+            pins,
             nodes: Mutex::new(HashMap::from([(INodeNo::ROOT.0, node)])),
             files: Mutex::default(),
             dirs: Mutex::default(),
@@ -75,14 +89,40 @@ impl Table {
         }
     }
 
-    /// Counts one more reference of the kernel to `stat`'s inode, found as `name`. Returns its
-    /// generation.
-    pub fn remember(&self, stat: &Stat, parent: &Arc<OwnedFd>, name: &OsStr, is_new: bool) -> u64 {
+    /// What is called `name` in a directory, and what pins it.
+    pub fn find(&self, parent: &OwnedFd, name: &OsStr) -> Result<(Stat, Option<OwnedFd>)> {
+        if !self.pins {
+            return Ok((sys::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?, None));
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let pin = sys::openat(parent, name, flags, Mode::empty())?;
+        Ok((sys::fstat(&pin)?, Some(pin)))
+    }
+
+    /// What is open, and what pins it.
+    pub fn find_open(&self, file: impl AsFd) -> Result<(Stat, Option<OwnedFd>)> {
+        let stat = sys::fstat(&file)?;
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let pin = self
+            .pins
+            .then(|| sys::open(path_of(file), flags, Mode::empty()));
+        Ok((stat, pin.transpose()?))
+    }
+
+    /// Counts one more reference of the kernel to what was found as `name`. Returns its generation.
+    pub fn remember(
+        &self,
+        (stat, pin): (&Stat, Option<OwnedFd>),
+        parent: &Arc<OwnedFd>,
+        name: &OsStr,
+        is_new: bool,
+    ) -> u64 {
         let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.get_mut(&stat.st_ino) {
             node.lookups += 1;
             if is_new {
                 node.generation += 1;
+                node.pin = pin.map(Arc::new);
                 node.dir = None;
                 node.open = Weak::new();
             }
@@ -95,6 +135,7 @@ impl Table {
         let node = Node {
             parent: Arc::clone(parent),
             name: Arc::from(name),
+            pin: pin.map(Arc::new),
             dir: None,
             open: Weak::new(),
             generation: 0,
@@ -130,10 +171,11 @@ impl Table {
     pub fn place(&self, ino: INodeNo) -> Result<Place> {
         let nodes = self.nodes.lock();
         let node = nodes.get(&ino.0).ok_or(Errno::STALE)?;
-        Ok(match (node.open.upgrade(), &node.dir) {
-            (Some(open), _) => Place::Open(open),
-            (None, Some(dir)) => Place::Dir(Arc::clone(dir)),
-            (None, None) => Place::Name(Arc::clone(&node.parent), Arc::clone(&node.name)),
+        Ok(match (node.open.upgrade(), &node.dir, &node.pin) {
+            (Some(open), _, _) => Place::Open(open),
+            (None, Some(dir), _) => Place::Dir(Arc::clone(dir)),
+            (None, None, Some(pin)) => Place::Pinned(Arc::clone(pin)),
+            (None, None, None) => Place::Name(Arc::clone(&node.parent), Arc::clone(&node.name)),
         })
     }
 
@@ -146,13 +188,14 @@ impl Table {
 
     /// The directory `ino`, opened if it is not yet.
     pub fn dir(&self, ino: INodeNo) -> Result<Arc<OwnedFd>> {
-        let (parent, name) = match self.place(ino)? {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = match self.place(ino)? {
             Place::Dir(dir) => return Ok(dir),
-            Place::Name(parent, name) => (parent, name),
+            Place::Pinned(pin) => sys::openat(pin, ".", flags, Mode::empty())?,
+            Place::Name(parent, name) => sys::openat(parent, &*name, flags, Mode::empty())?,
             Place::Open(_) => return Err(Errno::NOTDIR),
         };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let opened = Arc::new(sys::openat(parent, &*name, flags, Mode::empty())?);
+        let opened = Arc::new(opened);
         let mut nodes = self.nodes.lock();
         let node = nodes.get_mut(&ino.0).ok_or(Errno::STALE)?;
         Ok(Arc::clone(node.dir.get_or_insert(opened)))
