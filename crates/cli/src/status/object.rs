@@ -159,3 +159,106 @@ fn application_json(application: &ApplicationStatus) -> Value {
         "files": application.files,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use forebay_types::Errno;
+    use forebay_wire::control::PathFailure;
+
+    use super::*;
+
+    const TABLE: &str = include_str!("../../../../docs/operations.md");
+    const BEGIN: &str = "Fields of `status --json`.";
+
+    /// A status whose lists have one entry each, so that all its fields are there.
+    fn with_all() -> StatusBits {
+        StatusBits {
+            plan: PlanStatus {
+                bandwidths: Some([4, 3, 2, 1]),
+                ..PlanStatus::default()
+            },
+            tiers: vec![TierStatus {
+                name: "dram".into(),
+                capacity_bytes: 1,
+                used_bytes: 1,
+                dirty_bytes: 1,
+                reserved_bytes: 1,
+            }],
+            errors: vec![PathFailure {
+                path: b"a".to_vec(),
+                errno: Errno::EIO,
+                reason: String::new(),
+            }],
+            conflicts: vec![ConflictEntry {
+                path: b"a".to_vec(),
+                kept_as: b"b".to_vec(),
+                at_s: 1,
+                reason: String::new(),
+            }],
+            unpublished: vec![VersionStatus {
+                path: b"v".to_vec(),
+                files: 1,
+                undrained_files: 1,
+                undrained_bytes: 1,
+                written_files: 1,
+                committed: false,
+                interrupted: false,
+                lost_files: 0,
+                since_s: 1,
+                error: None,
+            }],
+            applications: vec![ApplicationStatus {
+                name: "a".into(),
+                version: None,
+                dwsf_bytes: 1,
+                dwpp_bytes: None,
+                mtbf_ms: None,
+                resident_bytes: 1,
+                dirty_bytes: 1,
+                files: 1,
+            }],
+            ..StatusBits::default()
+        }
+    }
+
+    /// Names of all that is neither an object nor a list.
+    fn leaves(value: &Value, at: &str, found: &mut BTreeSet<String>) {
+        match value {
+            Value::Object(object) => {
+                for (key, value) in object {
+                    let dot = if at.is_empty() { "" } else { "." };
+                    leaves(value, &format!("{at}{dot}{key}"), found);
+                }
+            }
+            Value::Array(list) => {
+                assert_eq!(list.len(), 1, "{at}");
+                leaves(&list[0], &format!("{at}[]"), found);
+            }
+            _ => assert!(found.insert(at.to_string()), "{at} twice"),
+        }
+    }
+
+    #[test]
+    fn the_table_of_fields_in_the_manual_is_the_codes() {
+        let mut is = BTreeSet::new();
+        leaves(&to_json(&with_all()), "", &mut is);
+        let (_, from) = TABLE.split_once(BEGIN).expect("the table");
+        let rows = from
+            .lines()
+            .skip_while(|line| !line.starts_with('|'))
+            .take_while(|line| line.starts_with('|'))
+            .skip(2);
+        let mut said = BTreeSet::new();
+        for row in rows {
+            let cells: Vec<&str> = row.trim_matches('|').splitn(2, '|').collect();
+            assert!(cells[1].trim().len() > 2, "{row}");
+            for name in cells[0].split(',') {
+                let name = name.trim().trim_matches('`').to_string();
+                assert!(said.insert(name.clone()), "{name} has two rows");
+            }
+        }
+        assert_eq!(said, is);
+    }
+}
