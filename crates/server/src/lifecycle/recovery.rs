@@ -206,7 +206,7 @@ impl Lifecycle {
         self.buffer
             .arrive(file.object, tier, stat.allocated_bytes, dirty);
         if self.files.is_written_below(tier, &*object)? {
-            return Ok(self.files.serve_outliving(file, object, tier)?);
+            return self.files.serve_outliving(file, object, tier);
         }
         if file.lock().residency.flush_failed {
             return Ok(self.integrity.keep_failed_flush(file, &*object)?);
@@ -228,14 +228,14 @@ impl Lifecycle {
         }
         match of_undrained(&found) {
             Verdict::Damaged => {}
-            Verdict::Whole => return Ok(self.files.record_object(file, &*object)?),
+            Verdict::Whole => return self.files.record_object(file, &*object),
             Verdict::Taken => {
                 let cut = found.may_be_torn && Some(stat.size) != found.flushed_bytes;
                 if cut || stat.size < size {
                     let reason = "what was written after its last fsync is lost in part with the node's power";
                     self.base.report_loss(path, Errno::EIO, reason.into());
                 }
-                return Ok(self.files.record_object(file, &*object)?);
+                return self.files.record_object(file, &*object);
             }
             Verdict::Lost => return self.give_up_torn(file, tier, stat.size),
         }

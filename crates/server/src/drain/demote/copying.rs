@@ -99,7 +99,7 @@ pub(super) fn open_source(
     {
         Ok(Looked::Sound | Looked::Unread(..)) => {}
         Ok(Looked::Wrong(problem)) => return Err(damaged(drain, demotion, problem)),
-        Err(errno) => return Err(Unfinished::Failed(Failure::new(errno, "its object"))),
+        Err(failure) => return Err(Unfinished::Failed(failure.about("its object"))),
     }
     opened.map_err(on_object)
 }

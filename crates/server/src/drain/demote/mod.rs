@@ -181,9 +181,11 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
     };
     let claim = drain.buffer.opens().claim(file.ino);
     let written = claim.open().is_some_and(|open| open.is_written());
-    if !written && let Err(errno) = drain.buffer.finish_close(&file) {
+    if !written && let Err(failure) = drain.buffer.finish_close(&file) {
         drop(claim);
-        note_failure(drain, &file, errno, "its object does not answer");
+        let errno = failure.errno();
+        let reason = failure.about("its object does not answer").to_string();
+        note_failure(drain, &file, errno, &reason);
         drain.buffer.queue().finished(&[Finished::failed(object)]);
         return None;
     }
