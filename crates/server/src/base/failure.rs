@@ -43,7 +43,7 @@ impl Failure {
     /// An error of I/O, met while `what` was done or looked at.
     pub fn of_io(what: impl Into<Cow<'static, str>>, error: std::io::Error) -> Failure {
         Failure {
-            errno: (&error).into(),
+            errno: Errno::of(&error),
             what: what.into(),
             is_ordinary: error.raw_os_error().is_some(),
             source: Some(Box::new(error)),

@@ -312,7 +312,7 @@ impl Files {
             if answers && let Err(error) = slot.tier.sync_all() {
                 let path = format!("({})", slot.tier.name()).into_bytes();
                 self.base
-                    .report(path, (&error).into(), format!("flush: {error}"));
+                    .report(path, Errno::of(&error), format!("flush: {error}"));
             }
         }
     }

@@ -183,7 +183,7 @@ impl Lifecycle {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => {
                 let reason = format!("its copy on flash cannot be looked at: {error}");
-                self.base.report(file.path(), (&error).into(), reason);
+                self.base.report(file.path(), Errno::of(&error), reason);
             }
         }
     }
@@ -278,7 +278,7 @@ impl Lifecycle {
             let mut state = file.lock();
             let dirty = state.is_dirty();
             if dirty {
-                state.show_error(error.into());
+                state.show_error(Errno::of(error));
             }
             (state.meta.allocated_bytes, dirty)
         };
@@ -290,7 +290,7 @@ impl Lifecycle {
         };
         let object = file.object;
         let reason = format!("its object {object} cannot be looked at: {error}; {what}");
-        self.base.report(file.path(), error.into(), reason);
+        self.base.report(file.path(), Errno::of(error), reason);
     }
 
     /// One object that cannot be read is no reason not to serve the others; a device of which none

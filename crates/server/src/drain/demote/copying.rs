@@ -201,7 +201,7 @@ fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Unf
         let what = "its directory on the PFS: it was removed there; run 'forebay fsck'";
         return Unfinished::Failed(Failure::new(Errno::ENOENT, what));
     }
-    let errno = Errno::from(&error);
+    let errno = Errno::of(&error);
     match errno {
         Errno::EACCES | Errno::EPERM => {
             let us = rustix::process::geteuid().as_raw();

@@ -238,7 +238,7 @@ fn report(drain: &Drain, file: &File, errno: Errno, reason: &str) {
 fn not_demoted(drain: &Drain, file: &File, reason: &str) -> String {
     let tier = file.tier();
     let found = drain.buffer.tiers().open_object(tier, file.object);
-    let is_gone = found.is_err_and(|error| Errno::from(&error) == Errno::ENOENT);
+    let is_gone = found.is_err_and(|error| Errno::of(&error) == Errno::ENOENT);
     // What went straight to the PFS leaves the overflow for its name before it is known to be
     // flushed there.
     match is_gone && drain.buffer.tiers().kind(tier) != TierKind::Pfs {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use forebay_namespace::File;
 use forebay_tiers::{Object, TierKind, checksum};
-use forebay_types::{Generation, Handle, OpenFlags, TierId};
+use forebay_types::{Errno, Generation, Handle, OpenFlags, TierId};
 
 use super::{LOOK_FIRST, LOOK_LAST, SHARE_OF_TIME, Untouched};
 use crate::base::failure::Failure;
@@ -59,7 +59,7 @@ impl Files {
                     let reason = format!(
                         "the kernel does not tell who writes it (fs.leases-enable?), so it is not drained: {error}"
                     );
-                    self.base.report(file.path(), (&error).into(), reason);
+                    self.base.report(file.path(), Errno::of(&error), reason);
                 }
                 true
             }
@@ -202,8 +202,6 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
-    use forebay_types::Errno;
-
     use super::*;
     use crate::testing::{Lab, answer, create, drain};
 
