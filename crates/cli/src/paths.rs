@@ -269,7 +269,7 @@ fn unreachable_path(path: &Path, error: &io::Error) -> Refused {
         }
         _ => reason(error),
     };
-    Refused::new(path, error.into(), why)
+    Refused::new(path, Errno::of(error), why)
 }
 
 /// [`full_path`] of a path that may lie on a file system that does not answer.

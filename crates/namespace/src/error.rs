@@ -59,7 +59,7 @@ impl NsError {
     pub fn errno(&self) -> Errno {
         match self {
             NsError::Errno(errno) => *errno,
-            NsError::Pfs { source, .. } | NsError::Object { source, .. } => source.into(),
+            NsError::Pfs { source, .. } | NsError::Object { source, .. } => Errno::of(source),
             NsError::Unsettled { source, .. } => source.errno(),
             NsError::Store(error) => Errno(error.errno()),
             NsError::Record { .. } => Errno::EIO,

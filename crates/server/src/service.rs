@@ -33,6 +33,7 @@ impl Server {
 
 impl Service for Server {
     fn handle(&self, peer: Peer<'_>, request: Request, payload: &[u8], into: &mut [u8]) -> Reply {
+        let name = request.name();
         let answered = match request {
             Request::Control(control) => self
                 .control(peer, control)
@@ -41,7 +42,7 @@ impl Service for Server {
             _ if !peer.mount => Err(Errno::EPERM.into()),
             other => self.answer(peer, other, payload, into),
         };
-        answered.unwrap_or_else(|failure| Reply::from(failure.told()))
+        answered.unwrap_or_else(|failure| Reply::from(failure.told(name)))
     }
 }
 

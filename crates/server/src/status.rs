@@ -236,12 +236,12 @@ impl Rooms {
                     files.push(self.locate_one(&sight, &visited));
                     true
                 },
-                &mut |path, errno| {
+                &mut |path, failure| {
                     if failures.len() < limits::ERRORS_REMEMBERED_MAX {
                         failures.push(PathFailure {
                             path,
-                            errno,
-                            reason: errno.message(),
+                            errno: failure.errno(),
+                            reason: failure.in_brief(),
                         });
                     }
                 },

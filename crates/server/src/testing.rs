@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_kv::{Batch, Durability, Error, Store, memory::Memory};
 use forebay_tiers::testing::FaultyTier;
-use forebay_types::{Cred, Handle, Ino, OpenFlags, TierId};
+use forebay_types::{Cred, Errno, Handle, Ino, OpenFlags, TierId};
 use forebay_wire::{Link, WriteHow};
 use parking_lot::Mutex;
 
+use crate::base::failure::Failure;
 use crate::base::settings::{Settings, SsdSetting};
 use crate::buffer::tierset::{DRAM, FIRST_SSD, TierSet};
 use crate::drain::demote;
@@ -196,6 +197,11 @@ pub fn drain(rooms: &Rooms) {
     demote::demote_batch(&rooms.drain, &batch);
 }
 
+/// What a program gets of it.
+pub fn answer<T>(done: Result<T, Failure>) -> Result<T, Errno> {
+    done.map_err(|failure| failure.errno())
+}
+
 /// Who runs the test.
 pub fn me() -> Cred {
     Cred {
@@ -223,7 +229,7 @@ pub fn create_in(rooms: &Rooms, parent: Ino, name: &[u8], content: &[u8]) -> Han
     let written = rooms
         .files
         .write(opened.handle, 0, content, WriteHow::WAITING);
-    assert_eq!(written, Ok(Some(content.len())));
+    assert_eq!(answer(written), Ok(Some(content.len())));
     opened.handle
 }
 

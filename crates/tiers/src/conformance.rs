@@ -87,7 +87,7 @@ impl Random {
 fn errno<T>(result: std::io::Result<T>) -> Errno {
     match result {
         Ok(_) => panic!("should have failed"),
-        Err(error) => error.into(),
+        Err(error) => Errno::of(&error),
     }
 }
 

@@ -84,7 +84,7 @@ impl CopyError {
     pub fn errno(&self) -> Errno {
         match self {
             CopyError::Stopped => Errno::ECANCELED,
-            CopyError::Source(error) | CopyError::Destination(error) => error.into(),
+            CopyError::Source(error) | CopyError::Destination(error) => Errno::of(error),
             CopyError::Verify { .. } => Errno::EIO,
         }
     }

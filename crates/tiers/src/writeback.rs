@@ -78,7 +78,7 @@ impl WriteBehind {
         if waited < due {
             let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
             if let Err(error) = range(destination, waited, due - waited, flags) {
-                self.failed.store(Errno::from(&error).0, Ordering::Release);
+                self.failed.store(Errno::of(&error).0, Ordering::Release);
             }
         }
     }

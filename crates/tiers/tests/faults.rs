@@ -26,7 +26,7 @@ fn faults_hit_the_calls_they_name() {
     assert!(object.descriptor().is_none());
     let third = tier.inject(Operation::Write, When::Nth(3), Effect::Fail(Errno::EIO));
     let later = tier.inject(Operation::Write, When::From(5), Effect::Fail(Errno::ENOSPC));
-    let outcome = |_| object.write_at(b"x", 0).map_err(Errno::from);
+    let outcome = |_| object.write_at(b"x", 0).map_err(|error| Errno::of(&error));
     let found: Vec<_> = (0..6).map(outcome).collect();
     let (ok, io, full) = (Ok(1), Err(Errno::EIO), Err(Errno::ENOSPC));
     assert_eq!(found, [ok, ok, io, ok, full, full]);
@@ -73,7 +73,7 @@ fn every_operation_can_fail() {
     for (operation, call) in operations {
         let fault = tier.inject(operation, When::Every, Effect::Fail(Errno::ESTALE));
         assert_eq!(
-            Errno::from(call().unwrap_err()),
+            Errno::of(&call().unwrap_err()),
             Errno::ESTALE,
             "{operation:?}"
         );
@@ -127,11 +127,8 @@ fn a_crash_drops_what_was_not_synced() {
     assert_eq!(listed, [1, 3]);
 
     tier.crash(1, 0).unwrap();
-    assert_eq!(Errno::from(object.stat().unwrap_err()), Errno::EIO);
-    assert_eq!(
-        Errno::from(young.write_at(b"x", 0).unwrap_err()),
-        Errno::EIO
-    );
+    assert_eq!(Errno::of(&object.stat().unwrap_err()), Errno::EIO);
+    assert_eq!(Errno::of(&young.write_at(b"x", 0).unwrap_err()), Errno::EIO);
     let object = tier.open(ObjectId(1)).unwrap();
     assert!(content(object.as_ref()) == kept);
     tier.open(ObjectId(2)).expect("its removal was not synced");
@@ -185,5 +182,5 @@ fn a_torn_crash_mixes_old_and_new_pages() {
 #[test]
 fn a_tier_made_without_crashes_cannot_crash() {
     let tier = FaultyTier::new(Arc::new(NullTier::new("null", 1)));
-    assert_eq!(Errno::from(tier.crash(1, 0).unwrap_err()), Errno::EINVAL);
+    assert_eq!(Errno::of(&tier.crash(1, 0).unwrap_err()), Errno::EINVAL);
 }

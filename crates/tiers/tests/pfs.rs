@@ -31,7 +31,7 @@ fn tree() -> (TempDir, PfsTree) {
 fn errno<T>(result: std::io::Result<T>) -> Errno {
     match result {
         Ok(_) => panic!("should have failed"),
-        Err(error) => error.into(),
+        Err(error) => Errno::of(&error),
     }
 }
 

@@ -67,6 +67,12 @@ errnos!(
 );
 
 impl Errno {
+    /// The number of an error of I/O, whose text stays with the caller. Errors that carry no number
+    /// (short reads, bad UTF-8) are faults of the layer below: `EIO`.
+    pub fn of(error: &io::Error) -> Errno {
+        Errno(error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
     /// The text of strerror(3).
     pub fn message(self) -> String {
         let text = io::Error::from_raw_os_error(self.0).to_string();
@@ -93,19 +99,6 @@ impl fmt::Debug for Errno {
 }
 
 impl std::error::Error for Errno {}
-
-impl From<io::Error> for Errno {
-    /// Errors that carry no number (short reads, bad UTF-8) are faults of the layer below: `EIO`.
-    fn from(error: io::Error) -> Self {
-        Errno(error.raw_os_error().unwrap_or(libc::EIO))
-    }
-}
-
-impl From<&io::Error> for Errno {
-    fn from(error: &io::Error) -> Self {
-        Errno(error.raw_os_error().unwrap_or(libc::EIO))
-    }
-}
 
 impl From<Errno> for io::Error {
     fn from(errno: Errno) -> Self {

@@ -55,6 +55,21 @@ pub enum Control {
 }
 
 impl Control {
+    /// What it is called in a log.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Control::Status => "status",
+            Control::Where { .. } => "where",
+            Control::Start { .. } => "start of a job",
+            Control::Job { .. } => "progress of a job",
+            Control::Cancel { .. } => "cancel of a job",
+            Control::Shutdown { .. } => "down",
+            Control::Calibrate { .. } => "calibrate",
+            Control::Policy { .. } => "policy",
+            Control::Fsck { .. } => "fsck",
+        }
+    }
+
     /// Bounds on the number and length of paths.
     pub fn check(&self) -> Result<(), Errno> {
         let paths = match self {

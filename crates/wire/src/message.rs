@@ -277,6 +277,44 @@ pub enum Response {
 }
 
 impl Request {
+    /// What it is called in a log.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Request::Lookup(_) => "lookup",
+            Request::Forget(_) => "forget",
+            Request::Getattr { .. } => "getattr",
+            Request::Setattr { .. } => "setattr",
+            Request::Readlink { .. } => "readlink",
+            Request::Mknod { .. } => "mknod",
+            Request::Mkdir { .. } => "mkdir",
+            Request::Symlink { .. } => "symlink",
+            Request::Link { .. } => "link",
+            Request::Unlink { .. } => "unlink",
+            Request::Rmdir { .. } => "rmdir",
+            Request::Rename { .. } => "rename",
+            Request::OpenDir { .. } => "opendir",
+            Request::ReadDir { .. } => "readdir",
+            Request::CloseDir { .. } => "closedir",
+            Request::Statfs => "statfs",
+            Request::PfsHealth => "health of the PFS",
+            Request::GetXattr { .. } => "getxattr",
+            Request::SetXattr { .. } => "setxattr",
+            Request::ListXattr { .. } => "listxattr",
+            Request::RemoveXattr { .. } => "removexattr",
+            Request::Create { .. } => "create",
+            Request::Open { .. } => "open",
+            Request::Release { .. } => "close",
+            Request::Read { .. } => "read",
+            Request::Write { .. } => "write",
+            Request::Fsync { .. } => "fsync",
+            Request::FsyncDir { .. } => "fsync of a directory",
+            Request::Space { .. } => "fallocate",
+            Request::Seek { .. } => "lseek",
+            Request::CreateUnnamed { .. } => "create without a name",
+            Request::Control(control) => control.name(),
+        }
+    }
+
     /// Refuses what no honest client sends: bad names and lengths over the limits. Servers call
     /// this before they act on a request that came over a socket.
     pub fn check(&self) -> Result<(), Errno> {

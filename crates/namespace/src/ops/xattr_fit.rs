@@ -83,7 +83,7 @@ impl Namespace {
     fn refusal_of(&self, trial: &std::fs::File, xattrs: &Xattrs) -> Option<Errno> {
         let set = |(name, value): &(Vec<u8>, Vec<u8>)| {
             let error = self.pfs.set_xattr_file(trial, name, value, 0).err()?;
-            match Errno::from(&error) {
+            match Errno::of(&error) {
                 Errno::EOPNOTSUPP | Errno::EPERM => None,
                 errno => Some(errno),
             }

@@ -43,11 +43,20 @@ impl Failure {
     /// An error of I/O, met while `what` was done or looked at.
     pub fn of_io(what: impl Into<Cow<'static, str>>, error: std::io::Error) -> Failure {
         Failure {
-            errno: (&error).into(),
+            errno: Errno::of(&error),
             what: what.into(),
             is_ordinary: error.raw_os_error().is_some(),
             source: Some(Box::new(error)),
         }
+    }
+
+    /// An error of I/O that others look at, too.
+    pub fn of_shared(error: &std::io::Error) -> Failure {
+        let same = match error.raw_os_error() {
+            Some(number) => std::io::Error::from_raw_os_error(number),
+            None => std::io::Error::new(error.kind(), error.to_string()),
+        };
+        Failure::of_io("", same)
     }
 
     /// The same text with another error number for the program.
@@ -60,24 +69,52 @@ impl Failure {
         self.errno
     }
 
-    /// For a caller that passes on the number alone. What the number does not say goes to the log.
-    pub fn told(self) -> Errno {
+    /// The same failure, with what it was met with in words of its own.
+    pub fn about(self, what: impl Into<Cow<'static, str>>) -> Failure {
+        let says_nothing = self.what.is_empty() && self.source.is_none();
+        Failure {
+            errno: self.errno,
+            what: what.into(),
+            is_ordinary: self.is_ordinary,
+            source: match says_nothing {
+                true => None,
+                false => Some(Box::new(self)),
+            },
+        }
+    }
+
+    /// For people who know what was asked: its number's text, where that is all there is to say.
+    pub fn in_brief(&self) -> String {
+        match self.is_ordinary && self.what.is_empty() {
+            true => self.errno.message(),
+            false => self.to_string(),
+        }
+    }
+
+    /// For who answers with the number alone, or goes on without what has failed: `doing` is that.
+    /// What the number does not say goes to the log.
+    pub fn told(&self, doing: &str) -> Errno {
         if !self.is_ordinary {
-            tracing::error!("a request failed: {self}");
+            tracing::error!("{doing}: {self}");
         }
         self.errno
     }
 }
 
-/// For `map_err`, where inner code goes on with the number alone of an error. What the number does
-/// not say goes to the log, with what was being done.
-pub fn told<E: Into<Failure>>(doing: &'static str) -> impl Fn(E) -> Errno {
-    move |error| {
-        let failure = error.into();
-        if !failure.is_ordinary {
-            tracing::error!("{doing}: {failure}");
+/// What has come of two steps, the second of which is taken whatever came of the first. The first
+/// failure counts. Of a second nobody hears, so that what its number does not say goes to the log.
+pub fn both<A, B>(
+    second: &str,
+    one: Result<A, Failure>,
+    other: Result<B, Failure>,
+) -> Result<(A, B), Failure> {
+    match (one, other) {
+        (Ok(one), Ok(other)) => Ok((one, other)),
+        (Err(failure), Ok(_)) | (Ok(_), Err(failure)) => Err(failure),
+        (Err(failure), Err(lost)) => {
+            lost.told(second);
+            Err(failure)
         }
-        failure.errno
     }
 }
 
@@ -145,7 +182,7 @@ mod tests {
     use forebay_namespace::{NsError, on_pfs};
     use forebay_types::Errno;
 
-    use super::{Failure, told};
+    use super::{Failure, both};
 
     #[test]
     fn a_failure_keeps_its_source_and_says_it_once() {
@@ -174,13 +211,60 @@ mod tests {
                 .is_some_and(|source| source.is::<NsError>())
         );
         assert!(!failure.is_ordinary);
-        assert_eq!(failure.told(), Errno::ENOSPC);
-        assert_eq!(told("unlink")(error()), Errno::ENOSPC);
+        assert_eq!(failure.told("unlink"), Errno::ENOSPC);
         let refused = on_pfs("unlink")(std::io::Error::from_raw_os_error(libc::EACCES));
         assert!(Failure::from(refused).is_ordinary, "the program gets it");
         let rule = Failure::from(NsError::from(Errno::ENOTEMPTY));
         assert!(rule.is_ordinary && rule.source().is_none());
         assert_eq!(rule.to_string(), Errno::ENOTEMPTY.message());
+    }
+
+    #[test]
+    fn words_in_front_leave_the_number_and_the_source() {
+        let lost = Failure::from(std::io::Error::from_raw_os_error(libc::EDQUOT));
+        let said = lost.to_string();
+        let failure = lost.about("its object");
+        assert_eq!(failure.errno(), Errno::EDQUOT);
+        assert_eq!(failure.to_string(), format!("its object: {said}"));
+        assert_eq!(failure.source().map(|s| s.to_string()), Some(said));
+        let bare = Failure::from(Errno::EDQUOT).about("its object");
+        assert_eq!(bare.to_string(), "its object");
+        assert!(bare.source().is_none());
+    }
+
+    #[test]
+    fn in_brief_is_what_the_number_says_where_that_is_all() {
+        let refused = || std::io::Error::from_raw_os_error(libc::ENOENT);
+        let plain = Failure::from(on_pfs("open")(refused()));
+        assert_eq!(plain.in_brief(), Errno::ENOENT.message());
+        let worded = Failure::of_io("its object", refused());
+        assert_eq!(worded.in_brief(), worded.to_string());
+        let odd = Failure::from(NsError::from(forebay_kv::Error::Io(refused())));
+        assert_eq!(odd.in_brief(), odd.to_string());
+    }
+
+    #[test]
+    fn the_first_failure_of_two_counts() {
+        let failed = |errno: Errno| Err::<(), _>(Failure::from(errno));
+        let number = |done: Result<((), ()), Failure>| done.err().map(|f| f.errno());
+        let (one, other) = (Errno::EIO, Errno::EBUSY);
+        assert_eq!(number(both("close", Ok(()), Ok(()))), None);
+        assert_eq!(number(both("close", failed(one), Ok(()))), Some(one));
+        assert_eq!(number(both("close", Ok(()), failed(other))), Some(other));
+        assert_eq!(number(both("close", failed(one), failed(other))), Some(one));
+    }
+
+    #[test]
+    fn an_error_that_others_look_at_is_the_same() {
+        for error in [
+            std::io::Error::from_raw_os_error(libc::EMFILE),
+            std::io::Error::new(std::io::ErrorKind::UnexpectedEof, "short read"),
+        ] {
+            let failure = Failure::of_shared(&error);
+            let number = error.raw_os_error().unwrap_or(libc::EIO);
+            assert_eq!(failure.errno(), Errno(number));
+            assert_eq!(failure.to_string(), error.to_string());
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_kv::Durability;
 use forebay_namespace::File;
 use forebay_policy::spill::flash_with_room;
-use forebay_types::{Generation, TierId, failpoint};
+use forebay_types::{Errno, Generation, TierId, failpoint};
 
 use crate::buffer::Buffer;
 
@@ -56,7 +56,7 @@ impl Buffer {
                 "old copy in {} cannot be removed: {error}",
                 slot.tier.name()
             );
-            self.base.report(file.path(), (&error).into(), reason);
+            self.base.report(file.path(), Errno::of(&error), reason);
         }
         failpoint::hit(failpoint::Point::MoveRemoved);
     }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use forebay_namespace::File;
 use forebay_policy::series::Identity as PathIdentity;
 use forebay_tiers::{Identity, ParentKey, TierKind};
-use forebay_types::{Errno, Generation, ObjectId, TierId};
+use forebay_types::{Generation, ObjectId, TierId};
 
 use parking_lot::RwLock;
 
+use crate::base::failure::Failure;
 use crate::buffer::Buffer;
 use crate::buffer::opens::{Claim, Target};
 
@@ -177,7 +178,7 @@ impl Buffer {
 
     /// To be called before I/O on what is open: `ETIMEDOUT` if it is on the PFS and that is given
     /// up.
-    pub fn reach(&self, target: &Target) -> Result<(), Errno> {
+    pub fn reach(&self, target: &Target) -> Result<(), Failure> {
         match self.is_on_pfs(target) {
             true => Ok(self.base.health().pass()?),
             false => Ok(()),

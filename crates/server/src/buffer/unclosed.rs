@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use forebay_namespace::File;
-use forebay_types::Errno;
 
+use crate::base::failure::Failure;
 use crate::buffer::Buffer;
 
 impl Buffer {
     /// Finishes a close that failed, if there was one. The caller has claimed the file, and nobody
     /// writes it.
-    pub fn finish_close(&self, file: &Arc<File>) -> Result<(), Errno> {
+    pub fn finish_close(&self, file: &Arc<File>) -> Result<(), Failure> {
         if !self.unclosed.lock().contains(&file.object) {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use forebay_tiers::{Allocate, Object};
 use forebay_types::{Errno, Handle, limits::SPACE_UNIT_BYTES};
 use forebay_wire::SpaceChange;
 
-use crate::base::failure::told;
+use crate::base::failure::Failure;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
 use crate::files::space::Room;
@@ -20,10 +20,10 @@ impl Files {
         (offset, len): (u64, u64),
         drop_suid: bool,
         may_wait: bool,
-    ) -> Result<Option<()>, Errno> {
+    ) -> Result<Option<()>, Failure> {
         let (open, flags) = self.buffer.opens().file(handle)?;
         if !flags.writes() {
-            return Err(Errno::EBADF);
+            return Err(Errno::EBADF.into());
         }
         let changed = self.change_space_of(&open, change, (offset, len), drop_suid, may_wait);
         self.absorb_late(&open, changed)
@@ -36,7 +36,7 @@ impl Files {
         (offset, len): (u64, u64),
         drop_suid: bool,
         may_wait: bool,
-    ) -> Result<Option<()>, Errno> {
+    ) -> Result<Option<()>, Failure> {
         let _request = self.buffer.activity().begin();
         self.prepare_change(open, false)?;
         if !may_wait && open.uncompared().is_some() {
@@ -74,7 +74,7 @@ impl Files {
 
     /// What an allocation that failed half-way has left beyond the end goes back. Not of what the
     /// kernel writes: it may be longer at any moment.
-    fn free_beyond_end(&self, open: &OpenFile) -> Result<(), Errno> {
+    fn free_beyond_end(&self, open: &OpenFile) -> Result<(), Failure> {
         if open.passthrough {
             return Ok(());
         }
@@ -88,22 +88,22 @@ impl Files {
     }
 
     /// Space is promised for good only where the PFS has it, too: that is where the file ends up.
-    fn check_pfs_has(&self, open: &OpenFile, len: u64) -> Result<(), Errno> {
+    fn check_pfs_has(&self, open: &OpenFile, len: u64) -> Result<(), Failure> {
         if self.base.health().is_silent() {
             return Ok(());
         }
         let held = open.target.read().object().stat()?.allocated_bytes;
-        let pfs = self.ns.statfs().map_err(told("allocate"))?;
+        let pfs = self.ns.statfs()?;
         let free = pfs.blocks_available * u64::from(pfs.block_bytes);
         match len.saturating_sub(held) > free {
-            true => Err(Errno::ENOSPC),
+            true => Err(Errno::ENOSPC.into()),
             false => Ok(()),
         }
     }
 }
 
 /// Whether space beyond its end is set aside for it already, more than a page of its file system.
-fn holds_beyond_end(object: &dyn Object) -> Result<bool, Errno> {
+fn holds_beyond_end(object: &dyn Object) -> Result<bool, Failure> {
     let stat = object.stat()?;
     Ok(stat.allocated_bytes > stat.size + SPACE_UNIT_BYTES)
 }

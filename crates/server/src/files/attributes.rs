@@ -11,7 +11,7 @@ use forebay_types::{
     Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, SetTime, failpoint, limits,
 };
 
-use crate::base::failure::told;
+use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
 use crate::files::change::{can_stay, is_overtaken};
@@ -25,9 +25,9 @@ impl Files {
         handle: Option<Handle>,
         set: &SetAttr,
         cred: Cred,
-    ) -> Result<Attr, Errno> {
+    ) -> Result<Attr, Failure> {
         if set.size.is_some_and(|size| size > limits::FILE_BYTES_MAX) {
-            return Err(Errno::EFBIG);
+            return Err(Errno::EFBIG.into());
         }
         let plan = match self.ns.setattr(ino, set) {
             // An outdated copy has just lost its name: who has it open changes what they have.
@@ -36,11 +36,11 @@ impl Files {
                     Err(error) if error.errno() == Errno::ESTALE => {
                         return self.setattr_open_pfs(ino, set);
                     }
-                    planned => planned.map_err(told("setattr"))?,
+                    planned => planned?,
                 }
             }
             Err(error) if error.errno() == Errno::ESTALE => return self.setattr_open_pfs(ino, set),
-            planned => planned.map_err(told("setattr"))?,
+            planned => planned?,
         };
         if set.size.is_some() && cred.uid != 0 {
             self.clear_set_id(ino)?;
@@ -49,7 +49,10 @@ impl Files {
             AttrPlan::Done => {}
             AttrPlan::Object(file) => match self.setattr_object(&file, set) {
                 // It has left the burst buffer meanwhile.
-                Err(Errno::ENOENT) if matches!(self.ns.node(ino), Ok(Node::Plain(_))) => {
+                Err(failure)
+                    if failure.errno() == Errno::ENOENT
+                        && matches!(self.ns.node(ino), Ok(Node::Plain(_))) =>
+                {
                     return self.setattr(ino, handle, set, cred);
                 }
                 done => done?,
@@ -60,13 +63,11 @@ impl Files {
     }
 
     /// Attributes as they are now.
-    pub fn getattr(&self, ino: Ino) -> Result<Attr, Errno> {
+    pub fn getattr(&self, ino: Ino) -> Result<Attr, Failure> {
         match self.ns.getattr(ino) {
             Ok((attr, file)) => self.live_attr(attr, file.as_ref()),
-            Err(error) if error.errno() == Errno::ETIMEDOUT => Err(Errno::ETIMEDOUT),
-            Err(error) => self
-                .stat_open_pfs(ino)
-                .ok_or_else(|| told("getattr")(error)),
+            Err(error) if error.errno() == Errno::ETIMEDOUT => Err(error.into()),
+            Err(error) => self.stat_open_pfs(ino).ok_or_else(|| error.into()),
         }
     }
 
@@ -96,14 +97,14 @@ impl Files {
     }
 
     /// Of a file that is open here, but whose name is gone.
-    pub fn setattr_open_pfs(&self, ino: Ino, set: &SetAttr) -> Result<Attr, Errno> {
+    pub fn setattr_open_pfs(&self, ino: Ino, set: &SetAttr) -> Result<Attr, Failure> {
         let open = self.buffer.opens().by_ino(ino).ok_or(Errno::ESTALE)?;
         if set.size.is_some() {
             self.prepare_change(&open, false)?;
         }
         let target = open.target.read();
         let Target::Pfs { node, file, .. } = &*target else {
-            return Err(Errno::ESTALE);
+            return Err(Errno::ESTALE.into());
         };
         self.buffer.reach(&target)?;
         self.change_in_place(node, file, set.size, || set_on_pfs(file, set))?;
@@ -111,7 +112,7 @@ impl Files {
         self.getattr(ino)
     }
 
-    pub(super) fn setattr_object(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), Errno> {
+    pub(super) fn setattr_object(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), Failure> {
         let set = &file.lock().as_taken(set);
         let times = set.atime.is_some() || set.mtime.is_some();
         if set.size.is_none() && !times {
@@ -135,7 +136,7 @@ impl Files {
         drop(claim);
         let changed = self.change_open(&open, file, set);
         let closed = self.release(handle);
-        changed.and(closed)
+        both("close", changed, closed).map(drop)
     }
 
     pub(super) fn change_open(
@@ -143,7 +144,7 @@ impl Files {
         open: &OpenFile,
         file: &Arc<File>,
         set: &SetAttr,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         self.prepare_change(open, set.size == Some(0))?;
         if set.size.is_some() {
             self.buffer.activity().note();
@@ -165,7 +166,7 @@ impl Files {
         drop(target);
         // Also what failed: the file was marked as being written.
         let absorbed = self.absorb_change(file);
-        changed.and(absorbed)
+        both("record a file", changed, absorbed).map(drop)
     }
 
     pub(super) fn apply(
@@ -173,7 +174,7 @@ impl Files {
         open: &OpenFile,
         target: &Target,
         set: &SetAttr,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         if let Some(size) = set.size {
             target.object().set_len(size)?;
             self.note_changed(target)?;
@@ -190,7 +191,7 @@ impl Files {
         file: &Arc<File>,
         object: &dyn Object,
         set: &SetAttr,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         if let Some(size) = set.size {
             // Until it is recorded, only the object knows the size.
             self.begin_change(file)?;
@@ -203,12 +204,12 @@ impl Files {
         }
         // Also what failed: the file was marked as being written.
         let recorded = self.record_object(file, object);
-        changed.and(recorded)
+        both("record a file", changed, recorded).map(drop)
     }
 
     /// A change through a handle that does not count as a writer (truncate(2) on a file that
     /// somebody reads).
-    pub(super) fn absorb_change(&self, file: &Arc<File>) -> Result<(), Errno> {
+    pub(super) fn absorb_change(&self, file: &Arc<File>) -> Result<(), Failure> {
         let claim = self.buffer.opens().claim(file.ino);
         if claim.open().is_some_and(|open| open.is_written()) {
             // The close of who writes it takes that in.
@@ -220,14 +221,12 @@ impl Files {
 
     /// Takes size and times of an object into its record. The caller has claimed the file, and
     /// nobody writes it.
-    pub fn record_object(&self, file: &Arc<File>, object: &dyn Object) -> Result<(), Errno> {
+    pub fn record_object(&self, file: &Arc<File>, object: &dyn Object) -> Result<(), Failure> {
         let stat = object.stat()?;
         let (dirty, unlinked) = {
             let mut state = file.lock();
             state.end_writing(&stat);
-            self.ns
-                .save(file, &state, KvDurability::Buffered)
-                .map_err(told("record a file"))?;
+            self.ns.save(file, &state, KvDurability::Buffered)?;
             let dirty = self.buffer.book_held(file, &state, stat.allocated_bytes);
             (dirty, state.is_unlinked())
         };
@@ -242,7 +241,7 @@ impl Files {
         ino: Ino,
         handle: Option<Handle>,
         size: u64,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         if let Some(open) = self.buffer.opens().by_ino(ino) {
             self.prepare_change(&open, size == 0)?;
             let target = open.target.read();
@@ -262,20 +261,23 @@ impl Files {
             return Ok(());
         }
         if handle.is_some() {
-            return Err(Errno::EBADF);
+            return Err(Errno::EBADF.into());
         }
-        let forebay_namespace::Node::Plain(plain) = self.ns.node(ino).map_err(told("truncate"))?
-        else {
-            return Err(Errno::EINVAL);
+        let forebay_namespace::Node::Plain(plain) = self.ns.node(ino)? else {
+            return Err(Errno::EINVAL.into());
         };
-        let stat = self.ns.stat_plain(&plain).map_err(told("truncate"))?;
+        let stat = self.ns.stat_plain(&plain)?;
         let way = self.way_in(&stat, size == 0);
         if way != FirstChange::InPlaceOnPfs {
             let empty = way == FirstChange::FreshObject;
             match self.bring_in(&plain.parent, &plain.name, Some(plain.id), empty, &|_| ()) {
                 // The kernel looks its name up again, and comes back.
-                Err(errno) if is_overtaken(errno) => return Err(Errno::ESTALE),
-                Err(errno) if can_stay(errno) => {}
+                Err(failure) if is_overtaken(failure.errno()) => {
+                    return Err(failure.with_errno(Errno::ESTALE));
+                }
+                Err(failure) if can_stay(failure.errno()) => {
+                    failure.told("bring a file in");
+                }
                 arrived => {
                     // Somebody may have opened it since it came in.
                     let (file, _, _) = arrived?;
@@ -293,7 +295,7 @@ impl Files {
             let cut = self.change_in_place(&plain, &file, Some(size), || file.set_len(size));
             cut.map_err(on_pfs("truncate"))
         });
-        done.map_err(told("truncate"))?.ok_or(Errno::ESTALE)
+        Ok(done?.ok_or(Errno::ESTALE)?)
     }
 }
 
@@ -315,7 +317,7 @@ fn set_on_pfs(file: &FileObject, set: &SetAttr) -> std::io::Result<()> {
     Ok(())
 }
 
-fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Errno> {
+fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Failure> {
     if let Some(size) = set.size {
         object.set_len(size)?;
         failpoint::hit(failpoint::Point::TruncateObject);

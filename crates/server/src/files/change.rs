@@ -10,7 +10,7 @@ use forebay_policy::placement::{ChangeLimits, FirstChange, first_change};
 use forebay_tiers::{FileObject, TierKind};
 use forebay_types::Errno;
 
-use crate::base::failure::told;
+use crate::base::failure::Failure;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
 use crate::integrity::atrest::{Looked, Purpose};
@@ -20,7 +20,7 @@ const TRIES: u32 = 8;
 
 impl Files {
     /// The content is about to change: from here on copies of what it was are not published.
-    pub fn note_change(&self, open: &OpenFile, target: &Target) -> Result<(), Errno> {
+    pub fn note_change(&self, open: &OpenFile, target: &Target) -> Result<(), Failure> {
         self.integrity.compare_before_change(open, target)?;
         open.touched.store(true, Ordering::Release);
         let Target::Buffer { file, .. } = target else {
@@ -39,7 +39,7 @@ impl Files {
 
     /// The content has changed. A copy that was begun after that was noted, and before it was done,
     /// may be without it: it is outdated.
-    pub fn note_changed(&self, target: &Target) -> Result<(), Errno> {
+    pub fn note_changed(&self, target: &Target) -> Result<(), Failure> {
         let Target::Buffer { file, .. } = target else {
             return self.note_in_place(target);
         };
@@ -58,11 +58,9 @@ impl Files {
     }
 
     /// From here on a file is dirty.
-    pub fn begin_change(&self, file: &Arc<File>) -> Result<(), Errno> {
+    pub fn begin_change(&self, file: &Arc<File>) -> Result<(), Failure> {
         let outlasting = self.buffer.tiers().kind(file.tier()) != TierKind::Dram;
-        self.ns
-            .begin_change(file, true, outlasting)
-            .map_err(told("begin a change"))?;
+        self.ns.begin_change(file, true, outlasting)?;
         self.buffer.book_state(file);
         Ok(())
     }
@@ -74,7 +72,7 @@ impl Files {
 
     /// A file of the PFS that is about to change comes into the burst buffer first, if that is
     /// cheap.
-    pub fn prepare_change(&self, open: &OpenFile, truncates: bool) -> Result<(), Errno> {
+    pub fn prepare_change(&self, open: &OpenFile, truncates: bool) -> Result<(), Failure> {
         if !matches!(
             &*open.target.read(),
             Target::Pfs {
@@ -102,18 +100,23 @@ impl Files {
                 Ok(Node::File(file)) if !file.lock().is_unlinked() => {
                     match self.open_arrived(file) {
                         // It has been unlinked since, and its object is gone.
-                        Err(errno) if is_overtaken(errno) && tries < TRIES => {}
+                        Err(failure) if is_overtaken(failure.errno()) && tries < TRIES => {}
                         opened => break opened?,
                     }
                 }
                 // It may have been renamed since.
                 Ok(Node::Plain(now)) if now.id == node.id && self.ns.stat_plain(&now).is_ok() => {
                     match self.first_change(&now, file, truncates) {
-                        Err(errno) if is_overtaken(errno) && tries < TRIES => {}
+                        Err(failure) if is_overtaken(failure.errno()) && tries < TRIES => {}
                         // It comes in and leaves again and again: beside a record it must not be
                         // changed.
-                        Err(Errno::EEXIST) => return Err(Errno::EBUSY),
-                        Err(errno) if can_stay(errno) => break write_in_place(node, file)?,
+                        Err(failure) if failure.errno() == Errno::EEXIST => {
+                            return Err(failure.with_errno(Errno::EBUSY));
+                        }
+                        Err(failure) if can_stay(failure.errno()) => {
+                            failure.told("bring a file in");
+                            break write_in_place(node, file)?;
+                        }
                         done => break done?,
                     }
                 }
@@ -125,7 +128,7 @@ impl Files {
         Ok(())
     }
 
-    pub(super) fn open_arrived(&self, file: Arc<File>) -> Result<Target, Errno> {
+    pub(super) fn open_arrived(&self, file: Arc<File>) -> Result<Target, Failure> {
         let tier = file.tier();
         let opened = self.buffer.tiers().open_object(tier, file.object);
         let looked = self
@@ -134,7 +137,7 @@ impl Files {
         if let Looked::Wrong(problem) = looked {
             self.integrity
                 .note_damage(&file, file.path(), problem, Default::default());
-            return Err(Errno::EIO);
+            return Err(Errno::EIO.into());
         }
         // Requests will write it.
         let object = opened.and_then(|_| self.buffer.tiers().open_to_write(tier, file.object))?;
@@ -146,7 +149,7 @@ impl Files {
         node: &Arc<PlainNode>,
         file: &FileObject,
         truncates: bool,
-    ) -> Result<Target, Errno> {
+    ) -> Result<Target, Failure> {
         let stat = self.ns.pfs().stat_file(file.file())?;
         let way = self.way_in(&stat, truncates);
         if way == FirstChange::InPlaceOnPfs {
@@ -199,7 +202,7 @@ pub(super) fn can_stay(errno: Errno) -> bool {
 }
 
 /// The same file of the PFS, open for writing. Its name need not be known.
-fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Errno> {
+fn write_in_place(node: &Arc<PlainNode>, file: &FileObject) -> Result<Target, Failure> {
     let path = format!("/proc/self/fd/{}", file.file().as_raw_fd());
     let open = |options: &mut std::fs::OpenOptions| options.read(true).open(&path);
     let (writable, appends_only) = match open(std::fs::File::options().write(true)) {

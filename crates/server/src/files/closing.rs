@@ -21,7 +21,7 @@ use crate::files::unseen::Untouched;
 impl Files {
     /// Closes a handle. A file that the kernel wrote by itself stays open for as long as somebody
     /// can write it.
-    pub fn release(&self, handle: Handle) -> Result<(), Errno> {
+    pub fn release(&self, handle: Handle) -> Result<(), Failure> {
         let (open, flags) = self.buffer.opens().remove(handle)?;
         let claim = self.buffer.opens().claim(open.ino);
         if flags.writes()
@@ -41,7 +41,7 @@ impl Files {
         claim: Claim<'_>,
         open: &Arc<OpenFile>,
         flags: OpenFlags,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let left = self.buffer.opens().drop_count(&claim, open, flags);
         let target = open.target.read().clone();
         let Target::Buffer { file, object, tier } = target else {
@@ -67,7 +67,7 @@ impl Files {
             if file.lock().is_unlinked() {
                 self.buffer.wake_collector();
             } else if open.fsynced.load(Ordering::Acquire) {
-                self.settle_shadow(&file).map_err(Failure::told)?;
+                self.settle_shadow(&file)?;
             }
         }
         result
@@ -78,10 +78,10 @@ impl Files {
         open: &Arc<OpenFile>,
         file: &Arc<File>,
         object: &dyn Object,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let stat = match object.stat() {
             Ok(stat) => stat,
-            Err(error) => return Err(self.close_later(open, file, &error)),
+            Err(error) => return Err(self.close_later(open, file, error)),
         };
         let before = open.before.lock().take();
         let touched = open.touched.swap(false, Ordering::AcqRel);
@@ -149,8 +149,9 @@ impl Files {
     /// The last writer has closed a file whose object does not say what it has become. The file
     /// stays one that is written unseen, so that the object knows the size, and waits for its drain
     /// like others: that asks again.
-    pub fn close_later(&self, open: &OpenFile, file: &Arc<File>, error: &io::Error) -> Errno {
-        let errno = Errno::from(error);
+    pub fn close_later(&self, open: &OpenFile, file: &Arc<File>, error: io::Error) -> Failure {
+        let failure = Failure::from(error);
+        let errno = failure.errno();
         *open.before.lock() = None;
         open.touched.store(false, Ordering::Release);
         open.lease_bytes.store(0, Ordering::Release);
@@ -162,11 +163,12 @@ impl Files {
             self.ns.save_later(file, &mut state);
         }
         self.buffer.unclosed().lock().insert(file.object);
-        let reason =
-            format!("its close could not look at its object: {error}; it is kept and tried again");
+        let reason = format!(
+            "its close could not look at its object: {failure}; it is kept and tried again"
+        );
         self.base.report(file.path(), errno, reason);
         self.buffer.queue().add(file.object);
-        errno
+        failure
     }
 
     /// Nothing is left of what an fsync had promised of a file that is cut to nothing: what is
@@ -192,17 +194,17 @@ impl Files {
             if !file.lock().is_dirty() && self.buffer.evict(&file).is_some() {
                 continue;
             }
-            if let Err(errno) = self.move_to_flash(&file, tier) {
-                let why = match errno {
+            if let Err(failure) = self.move_to_flash(&file, tier) {
+                let why = match failure.errno() {
                     Errno::ETXTBSY => "a program can still write it".to_string(),
-                    errno => errno.to_string(),
+                    _ => failure.to_string(),
                 };
                 tracing::warn!("{}: stays in memory: {why}", file.path().escape_ascii());
             }
         }
     }
 
-    fn move_to_flash(&self, file: &Arc<File>, tier: TierId) -> Result<(), Errno> {
+    fn move_to_flash(&self, file: &Arc<File>, tier: TierId) -> Result<(), Failure> {
         // An fsync under way copies what the file has been: it would go on copying over what the
         // file is by then.
         let _copying = file.copying();
@@ -214,7 +216,7 @@ impl Files {
             .is_some_and(|open| open.passthrough && open.is_written())
         {
             // The next start goes on with it where it is.
-            return Err(Errno::ETXTBSY);
+            return Err(Errno::ETXTBSY.into());
         }
         let mut held = open.as_ref().map(|open| (open, open.target.write()));
         if let (Some((open, target)), Some(object)) = (&mut held, self.unheld(tier, file.object)) {
@@ -224,7 +226,7 @@ impl Files {
         }
         let source = self.buffer.tiers().open_object(tier, file.object)?;
         if self.is_written_below(tier, &*source)? {
-            return Err(Errno::ETXTBSY);
+            return Err(Errno::ETXTBSY.into());
         }
         let stat = source.stat()?;
         let to = self.buffer.flash_for(stat.allocated_bytes);
@@ -310,7 +312,7 @@ impl Files {
             if answers && let Err(error) = slot.tier.sync_all() {
                 let path = format!("({})", slot.tier.name()).into_bytes();
                 self.base
-                    .report(path, (&error).into(), format!("flush: {error}"));
+                    .report(path, Errno::of(&error), format!("flush: {error}"));
             }
         }
     }
@@ -351,7 +353,7 @@ mod tests {
 
     use crate::buffer::opens::Target;
     use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, create, drain, me};
+    use crate::testing::{FLASH, Lab, answer, create, drain, me};
 
     const OLD: [u8; 4096] = [1; 4096];
     const NEW: [u8; 4096] = [2; 4096];
@@ -394,8 +396,8 @@ mod tests {
             rooms.files.leave_memory();
             // By a program on a mount that was taken away under it.
             let written = rooms.files.write(handle, 0, &NEW, WriteHow::WAITING);
-            assert_eq!(written, Ok(Some(NEW.len())));
-            assert_eq!(fsync.join().expect("thread"), Ok(()));
+            assert_eq!(answer(written), Ok(Some(NEW.len())));
+            assert_eq!(answer(fsync.join().expect("thread")), Ok(()));
         });
         assert_eq!(file.tier(), FLASH);
         assert!(
@@ -448,7 +450,7 @@ mod tests {
         let file = rooms.buffer.files().pop().expect("file");
         rooms.files.fsync(handle, false).expect("fsync");
         let written = rooms.files.write(handle, 0, &OLD, WriteHow::WAITING);
-        assert_eq!(written, Ok(Some(OLD.len())));
+        assert_eq!(answer(written), Ok(Some(OLD.len())));
         let before = slow_write(&flash);
         std::thread::scope(|scope| {
             let close = scope.spawn(|| rooms.files.release(handle));
@@ -457,8 +459,8 @@ mod tests {
             let flags = OpenFlags(libc::O_RDWR as u32);
             let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
             let written = rooms.files.write(opened.handle, 0, &NEW, WriteHow::WAITING);
-            assert_eq!(written, Ok(Some(NEW.len())));
-            assert_eq!(close.join().expect("thread"), Ok(()));
+            assert_eq!(answer(written), Ok(Some(NEW.len())));
+            assert_eq!(answer(close.join().expect("thread")), Ok(()));
             rooms.files.release(opened.handle).expect("close");
         });
         assert_eq!(file.tier(), FLASH);
@@ -484,7 +486,7 @@ mod tests {
                 });
                 let synced = rooms.files.fsync(handle, false);
                 done.store(true, Ordering::Release);
-                assert_eq!(synced, Ok(()));
+                assert_eq!(answer(synced), Ok(()));
             });
             rooms.files.release(handle).expect("close");
             assert_eq!(rooms.buffer.ledger().dirty_and_capacity().0, 0);
@@ -516,7 +518,7 @@ mod tests {
             tier,
         };
         drop(open);
-        assert_eq!(rooms.files.release(handle), Err(Errno::EIO));
+        assert_eq!(answer(rooms.files.release(handle)), Err(Errno::EIO));
         assert!(faulty.fired(fault) > 0);
         let waiting: Vec<ObjectId> = rooms.buffer.queue().waiting();
         assert_eq!(waiting, [file.object], "it waits for its drain");

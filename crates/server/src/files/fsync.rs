@@ -10,7 +10,7 @@ use forebay_policy::schedule::{Class, TurnEnd};
 use forebay_tiers::{Object, TierKind, wait_writeback};
 use forebay_types::{Errno, Generation, Handle, SetTime, TierId, failpoint};
 
-use crate::base::failure::{Failure, told};
+use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
@@ -18,7 +18,7 @@ use crate::files::mover::{Move, refuse_primary};
 
 impl Files {
     /// Makes what was written so far as durable as the file's level says.
-    pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Errno> {
+    pub fn fsync(&self, handle: Handle, data_only: bool) -> Result<(), Failure> {
         let (open, _) = self.buffer.opens().file(handle)?;
         open.fsynced.store(true, Ordering::Release);
         let target = self.target(&open)?.clone();
@@ -62,7 +62,7 @@ impl Files {
         object: Arc<dyn Object>,
         (tier, generation): (TierId, Generation),
         data_only: bool,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         match level {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
@@ -91,7 +91,7 @@ impl Files {
         file: &Arc<File>,
         object: &dyn Object,
         generation: Generation,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         if !object.stat()?.is_removed {
             return self.save_live(file, object, generation);
         }
@@ -107,7 +107,7 @@ impl Files {
         if nameless {
             // It has no place on the PFS before it has a name.
             self.base.report(file.path(), Errno::EIO, reason.into());
-            return Err(Errno::EIO);
+            return Err(Errno::EIO.into());
         }
         tracing::warn!(
             "{}: fsync goes to the PFS: {reason}",
@@ -117,8 +117,9 @@ impl Files {
     }
 
     /// An error of a demotion reaches the next fsync of the file, once.
-    fn report_to_fsync(&self, file: &File) -> Result<(), Errno> {
-        file.lock().take_unreported_error().map_or(Ok(()), Err)
+    fn report_to_fsync(&self, file: &File) -> Result<(), Failure> {
+        let unreported = file.lock().take_unreported_error();
+        unreported.map_or(Ok(()), |errno| Err(errno.into()))
     }
 
     /// Writes down what was flushed: at least the content of `generation`.
@@ -127,7 +128,7 @@ impl Files {
         file: &File,
         object: &dyn Object,
         generation: Generation,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let stat = object.stat()?;
         let mut state = file.lock();
         let on_flash = match state.residency.shadow {
@@ -138,20 +139,22 @@ impl Files {
             state.note_flushed(generation, stat.size);
         }
         state.take_live_stat(&stat);
-        self.ns
-            .save(file, &state, KvDurability::Synced)
-            .map_err(told("fsync"))?;
+        self.ns.save(file, &state, KvDurability::Synced)?;
         failpoint::hit(failpoint::Point::FsyncRecord);
         Ok(())
     }
 
     /// Copies an object in memory to flash: what was written before is then safe there.
-    fn flush_to_flash(&self, open: &OpenFile, file: &Arc<File>) -> Result<Arc<dyn Object>, Errno> {
+    fn flush_to_flash(
+        &self,
+        open: &OpenFile,
+        file: &Arc<File>,
+    ) -> Result<Arc<dyn Object>, Failure> {
         let _one = open.growing.lock();
         let _copying = file.copying();
         // It may have moved while this waited: what it was then is no source any more.
         let Target::Buffer { object, tier, .. } = self.target(open)?.clone() else {
-            return Err(Errno::EIO);
+            return Err(Errno::EIO.into());
         };
         if self.buffer.tiers().kind(tier) == TierKind::Dram {
             self.refresh_shadow(open, file, &*object)?;
@@ -169,7 +172,7 @@ impl Files {
         file: &Arc<File>,
         object: &dyn Object,
         generation: Generation,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         self.save_live(file, object, generation)?;
         self.demote_written(open, file, object)
     }
@@ -180,7 +183,7 @@ impl Files {
         open: &OpenFile,
         file: &Arc<File>,
         object: &dyn Object,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let generation = self.buffer.generation(file);
         {
             let state = file.lock();
@@ -212,7 +215,7 @@ impl Files {
                 }
                 return self.flush_to_pfs(open, file, object, generation);
             }
-            done => done.map_err(Failure::told)?,
+            done => done?,
         }
         let unlinked = {
             let mut state = file.lock();
@@ -315,7 +318,7 @@ impl Files {
 
     /// Puts what a file holds now, open or not, where no loss of power reaches it: on flash, or
     /// where that has no room on the PFS.
-    pub fn make_stable(&self, file: &Arc<File>) -> Result<(), Errno> {
+    pub fn make_stable(&self, file: &Arc<File>) -> Result<(), Failure> {
         self.integrity.refuse_failed_flush(file)?;
         // A close may be copying it to flash, and would go on with that when it has moved there.
         let copying = file.copying();
@@ -369,8 +372,12 @@ impl Files {
         match moved {
             Ok(Some(_)) => Ok(()),
             // Its attributes have changed meanwhile, or flash had less than was promised.
-            Ok(None) | Err(Errno::ENOSPC | Errno::EDQUOT) => self.demote_and_wait(file),
-            Err(errno) => Err(errno),
+            Ok(None) => self.demote_and_wait(file),
+            Err(failure) if matches!(failure.errno(), Errno::ENOSPC | Errno::EDQUOT) => {
+                failure.told("move to flash");
+                self.demote_and_wait(file)
+            }
+            Err(failure) => Err(failure),
         }
     }
 
@@ -382,7 +389,7 @@ impl Files {
         open: &OpenFile,
         file: &Arc<File>,
         object: &dyn Object,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         if !open.passthrough || !open.is_written() {
             return self.demote_and_wait(file);
         }
@@ -402,7 +409,7 @@ impl Files {
     }
 
     /// Demotes a file now and waits until it is on the PFS.
-    pub fn demote_and_wait(&self, file: &Arc<File>) -> Result<(), Errno> {
+    pub fn demote_and_wait(&self, file: &Arc<File>) -> Result<(), Failure> {
         let wanted = file.lock().begin_wait_for_all();
         let done = self.wait_until_safe(file, wanted);
         file.lock().end_wait();
@@ -410,7 +417,7 @@ impl Files {
     }
 
     /// Others may change the file or fsync it meanwhile: what is waited for is `wanted` or newer.
-    fn wait_until_safe(&self, file: &Arc<File>, wanted: Generation) -> Result<(), Errno> {
+    fn wait_until_safe(&self, file: &Arc<File>, wanted: Generation) -> Result<(), Failure> {
         loop {
             {
                 let state = file.lock();
@@ -421,18 +428,18 @@ impl Files {
                 if let (Some(errno), false) = (state.error, state.demoting) {
                     drop(state);
                     file.lock().take_unreported_error();
-                    return Err(errno);
+                    return Err(errno.into());
                 }
             }
             if self.base.health().is_given_up() {
-                return Err(Errno::ETIMEDOUT);
+                return Err(Errno::ETIMEDOUT.into());
             }
             self.buffer.queue().add_urgent(file.object);
             self.buffer
                 .queue()
                 .wait_settled(std::time::Duration::from_millis(20));
             if self.base.is_ending() {
-                return Err(Errno::EIO);
+                return Err(Errno::EIO.into());
             }
         }
     }
@@ -454,7 +461,7 @@ mod tests {
     use forebay_wire::WriteHow;
 
     use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, create, drain, me};
+    use crate::testing::{FLASH, Lab, answer, create, drain, me};
 
     /// Longer than what does not wait takes.
     const LATE: Duration = Duration::from_millis(500);
@@ -478,9 +485,9 @@ mod tests {
             assert_eq!(file.tier(), FLASH);
             open.budget_bytes.store(1 << 20, Ordering::Release);
             let written = rooms.files.write(handle, 0, &[2; 4096], WriteHow::WAITING);
-            assert_eq!(written, Ok(Some(4096)));
+            assert_eq!(answer(written), Ok(Some(4096)));
             drop(growing);
-            assert_eq!(fsync.join().expect("thread"), Ok(()));
+            assert_eq!(answer(fsync.join().expect("thread")), Ok(()));
         });
         let mut found = [0; 4096];
         let object = forebay_tiers::Tier::open(&*flash, file.object).expect("object");
@@ -500,14 +507,14 @@ mod tests {
         let file = rooms.buffer.files().pop().expect("file");
         std::thread::sleep(Duration::from_millis(50));
         let written = rooms.files.write(handle, 0, &[2; 4096], WriteHow::WAITING);
-        assert_eq!(written, Ok(Some(4096)));
+        assert_eq!(answer(written), Ok(Some(4096)));
         std::thread::scope(|scope| {
             let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
             while !fsync.is_finished() {
                 drain(rooms);
                 std::thread::sleep(Duration::from_millis(1));
             }
-            assert_eq!(fsync.join().expect("thread"), Ok(()));
+            assert_eq!(answer(fsync.join().expect("thread")), Ok(()));
         });
         assert_eq!(lab.on_pfs("f")[..4096], [2; 4096]);
         let shown = rooms.files.getattr(file.ino).expect("attributes").mtime;
@@ -520,7 +527,7 @@ mod tests {
     /// `fsync` beside a demoter.
     fn fsync(rooms: &Rooms, handle: Handle) -> Result<(), Errno> {
         std::thread::scope(|scope| {
-            let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
+            let fsync = scope.spawn(|| answer(rooms.files.fsync(handle, false)));
             while !fsync.is_finished() {
                 drain(rooms);
                 std::thread::sleep(Duration::from_millis(1));
@@ -546,14 +553,14 @@ mod tests {
             assert_eq!(fsync(rooms, again), Ok(()));
             remove_flash(rooms);
             let written = rooms.files.write(handle, 3, b"two", WriteHow::WAITING);
-            assert_eq!(written, Ok(Some(3)));
+            assert_eq!(answer(written), Ok(Some(3)));
             assert_eq!(fsync(rooms, handle), Ok(()), "memory: {memory}");
             assert_eq!(lab.on_pfs("f"), b"onetwo");
             assert_eq!(fsync(rooms, again), Ok(()), "memory: {memory}");
             assert_eq!(lab.on_pfs("g"), b"unchanged");
             // And again, when it has been drained before.
             let written = rooms.files.write(handle, 6, b"three", WriteHow::WAITING);
-            assert_eq!(written, Ok(Some(5)));
+            assert_eq!(answer(written), Ok(Some(5)));
             assert_eq!(fsync(rooms, handle), Ok(()), "memory: {memory}");
             assert_eq!(lab.on_pfs("f"), b"onetwothree");
             rooms.files.release(handle).expect("close");
@@ -607,7 +614,7 @@ mod tests {
             let written = rooms
                 .files
                 .write(writer.handle, 0, b"more", WriteHow::WAITING);
-            assert_eq!(written, Ok(Some(4)));
+            assert_eq!(answer(written), Ok(Some(4)));
             truncation.join().expect("thread").expect("truncated");
             assert!(file.lock().residency.writing, "nobody is said to write it");
             rooms.files.release(writer.handle).expect("close");

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use forebay_tiers::TierKind;
-use forebay_types::{ObjectId, TierId, failpoint};
+use forebay_types::{Errno, ObjectId, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::files::Files;
@@ -117,7 +117,7 @@ impl Files {
                     all = false;
                     let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
                     self.base
-                        .report(path, (&e).into(), format!("cannot be removed: {e}"));
+                        .report(path, Errno::of(&e), format!("cannot be removed: {e}"));
                 }
             }
         }

@@ -4,16 +4,17 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_tiers::Object;
-use forebay_types::{Errno, Handle};
+use forebay_types::Handle;
 use forebay_wire::{Descriptor, OpenMode, Opened};
 
+use crate::base::failure::Failure;
 use crate::buffer::opens::{OpenFile, Target};
 
 /// An object's descriptor to hand over, if it may be.
 pub type Handed = Option<Arc<dyn Descriptor>>;
 
 /// An open file with the descriptor to hand over.
-pub type OpenResult = Result<(Opened, Handed), Errno>;
+pub type OpenResult = Result<(Opened, Handed), Failure>;
 
 pub(super) fn opened(handle: Handle, open: &OpenFile) -> Opened {
     let mode = match open.passthrough {

@@ -25,6 +25,8 @@ use forebay_tiers::{FileObject, PfsId};
 use forebay_types::{Errno, limits};
 use parking_lot::{Condvar, Mutex};
 
+use crate::base::failure::Failure;
+
 /// So long after a flush that the PFS did not answer it is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Without being woken the thread that flushes looks this often.
@@ -232,7 +234,7 @@ impl InPlace {
     }
 
     /// What has come of a flush. Answers with what is to be told.
-    fn end(&self, id: PfsId, begun: Begun, done: Result<(), Errno>) -> Option<Unflushed> {
+    fn end(&self, id: PfsId, begun: Begun, done: Result<(), &Failure>) -> Option<Unflushed> {
         let mut state = self.state.lock();
         let kept = state.kept.get_mut(&id)?;
         kept.flushing = false;
@@ -240,10 +242,12 @@ impl InPlace {
         let mut gone = None;
         match done {
             // Nothing was put anywhere, and nothing is lost.
-            Err(Errno::ETIMEDOUT) => kept.not_before = Some(Instant::now() + AGAIN),
+            Err(failure) if failure.errno() == Errno::ETIMEDOUT => {
+                kept.not_before = Some(Instant::now() + AGAIN);
+            }
             done => {
-                if let Err(errno) = done {
-                    told = Some(unflushed(id, kept, errno));
+                if let Err(failure) = done {
+                    told = Some(unflushed(id, kept, failure));
                 }
                 if kept.last > begun.upto {
                     kept.first = begun.upto + 1;
@@ -347,17 +351,17 @@ fn path(kept: &Kept) -> Vec<u8> {
     kept.node.parent.path_of(&kept.node.name)
 }
 
-fn unflushed(id: PfsId, kept: &Kept, errno: Errno) -> Unflushed {
+fn unflushed(id: PfsId, kept: &Kept, failure: &Failure) -> Unflushed {
     // Whole seconds, and none too few.
     let secs = Duration::from_secs(kept.first_at.elapsed().as_secs() + 1);
     Unflushed {
         id,
         path: path(kept),
-        errno,
+        errno: failure.errno(),
         reason: format!(
             "was changed in place on the PFS, which could not put it on stable storage: {}; what \
              was written to it in the {} before may be lost there",
-            errno.message(),
+            failure.in_brief(),
             forebay_types::format_duration(secs)
         ),
         owed: true,

@@ -7,16 +7,17 @@ use forebay_tiers::{Seek, TierKind, start_writeback};
 use forebay_types::{Errno, Handle, limits};
 use forebay_wire::{SeekWhat, WriteHow};
 
+use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
 use crate::files::space::Room;
 
 impl Files {
     /// Reads into the start of `into`.
-    pub fn read(&self, handle: Handle, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
+    pub fn read(&self, handle: Handle, offset: u64, into: &mut [u8]) -> Result<usize, Failure> {
         let (open, flags) = self.buffer.opens().file(handle)?;
         if !flags.reads() {
-            return Err(Errno::EBADF);
+            return Err(Errno::EBADF.into());
         }
         let throttled = self.plan.engine().is_throttled();
         let _under_way = throttled.then(|| {
@@ -37,13 +38,13 @@ impl Files {
         offset: u64,
         data: &[u8],
         how: WriteHow,
-    ) -> Result<Option<usize>, Errno> {
+    ) -> Result<Option<usize>, Failure> {
         let (open, flags) = self.buffer.opens().file(handle)?;
         if !flags.writes() {
-            return Err(Errno::EBADF);
+            return Err(Errno::EBADF.into());
         }
         if offset.saturating_add(data.len() as u64) > limits::FILE_BYTES_MAX {
-            return Err(Errno::EFBIG);
+            return Err(Errno::EFBIG.into());
         }
         let written = self.write_to(&open, (offset, data), how);
         self.absorb_late(&open, written)
@@ -54,7 +55,7 @@ impl Files {
         open: &Arc<OpenFile>,
         (offset, data): (u64, &[u8]),
         how: WriteHow,
-    ) -> Result<Option<usize>, Errno> {
+    ) -> Result<Option<usize>, Failure> {
         let may_wait = how.may_wait;
         let _request = self.buffer.activity().begin();
         let straight = match &*open.target.read() {
@@ -116,7 +117,11 @@ impl Files {
 
     /// A request that waited for the PFS may have been answered for, and the file closed, before it
     /// changed anything: no close will take in what it did.
-    pub fn absorb_late<T>(&self, open: &OpenFile, changed: Result<T, Errno>) -> Result<T, Errno> {
+    pub fn absorb_late<T>(
+        &self,
+        open: &OpenFile,
+        changed: Result<T, Failure>,
+    ) -> Result<T, Failure> {
         if open.is_written() {
             return changed;
         }
@@ -127,7 +132,7 @@ impl Files {
             }
             _ => Ok(()),
         };
-        changed.and_then(|value| absorbed.map(|()| value))
+        both("record a file", changed, absorbed).map(|(value, ())| value)
     }
 
     /// Whether it goes straight to the PFS: no faster than that takes it, so that nobody's flush
@@ -137,7 +142,7 @@ impl Files {
     }
 
     /// lseek(2) for data and holes.
-    pub fn seek(&self, handle: Handle, offset: u64, what: SeekWhat) -> Result<u64, Errno> {
+    pub fn seek(&self, handle: Handle, offset: u64, what: SeekWhat) -> Result<u64, Failure> {
         let (open, _) = self.buffer.opens().file(handle)?;
         let what = match what {
             SeekWhat::Data => Seek::Data,
@@ -146,7 +151,7 @@ impl Files {
         let target = self.target(&open)?;
         self.buffer.reach(&target)?;
         let found = target.object().seek(offset, what)?;
-        found.ok_or(Errno::ENXIO)
+        Ok(found.ok_or(Errno::ENXIO)?)
     }
 }
 
@@ -178,16 +183,18 @@ fn is_full(error: &std::io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error;
     use std::sync::Arc;
 
-    use forebay_namespace::File;
+    use forebay_namespace::{File, NsError};
     use forebay_testkit::{LoopFs, needs_root};
+    use forebay_tiers::testing::{Effect, Operation, When};
     use forebay_types::{Errno, Ino, ObjectId, OpenFlags, SetAttr};
     use forebay_wire::{Link, WriteHow};
 
     use crate::buffer::opens::Target;
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, create, drain, me};
+    use crate::testing::{Lab, answer, create, drain, me};
 
     /// As an fsync does that means the PFS.
     fn flush_to_pfs(rooms: &Rooms, object: ObjectId) {
@@ -238,10 +245,37 @@ mod tests {
         let written = rooms
             .files
             .write(opened.handle, 0, b"CONTENT", WriteHow::WAITING);
-        assert_eq!(written, Ok(Some(7)));
+        assert_eq!(answer(written), Ok(Some(7)));
         rooms.files.release(opened.handle).expect("close");
         drain(rooms);
         assert_eq!(lab.on_pfs("f"), b"CONTENT");
+    }
+
+    #[test]
+    fn what_a_device_or_the_store_has_said_reaches_who_answers_the_request() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        flash.inject(Operation::Read, When::Nth(1), Effect::Fail(Errno::EIO));
+        let read = rooms.files.read(handle, 0, &mut [0; 7]);
+        let failure = read.expect_err("its device fails");
+        let said = std::io::Error::from_raw_os_error(libc::EIO).to_string();
+        assert_eq!((failure.errno(), failure.to_string()), (Errno::EIO, said));
+        assert!(failure.source().is_some_and(|s| s.is::<std::io::Error>()));
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        let file = rooms.buffer.files().pop().expect("file");
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        lab.store.fail_from(lab.pfs("f"));
+        let how = WriteHow::WAITING;
+        let written = rooms.files.write(opened.handle, 0, b"CONTENT", how);
+        let failure = written.expect_err("its store fails");
+        let said = failure.to_string();
+        assert!(said.starts_with("metadata store: "), "{said}");
+        assert!(failure.source().is_some_and(|s| s.is::<NsError>()));
+        lab.store.heal();
+        rooms.files.release(opened.handle).expect("close");
     }
 
     #[test]
@@ -357,27 +391,27 @@ mod tests {
             ..SetAttr::default()
         };
         let refused = Errno::EPERM;
-        assert_eq!(open(b"i", 0), Err(refused));
-        assert_eq!(open(b"i", libc::O_APPEND), Err(refused));
-        assert_eq!(open(b"a", 0), Err(refused));
+        assert_eq!(answer(open(b"i", 0)), Err(refused));
+        assert_eq!(answer(open(b"i", libc::O_APPEND)), Err(refused));
+        assert_eq!(answer(open(b"a", 0)), Err(refused));
         for name in [b"i", b"a"] {
             let cut = rooms.files.setattr(find(name), None, &cut, me());
-            assert_eq!(cut.map(drop), Err(refused));
+            assert_eq!(answer(cut.map(drop)), Err(refused));
         }
         let handle = open(b"a", libc::O_APPEND).expect("open");
-        assert_eq!(open(b"a", 0), Err(refused), "beside another");
+        assert_eq!(answer(open(b"a", 0)), Err(refused), "beside another");
         let written = rooms.files.write(handle, 5, b"more\n", append);
-        assert_eq!(written, Ok(Some(5)));
+        assert_eq!(answer(written), Ok(Some(5)));
         // As from a mapping; an append would go elsewhere.
         let over = rooms.files.write(handle, 0, b"LINE", WriteHow::WAITING);
-        assert_eq!(over, Err(refused));
+        assert_eq!(answer(over), Err(refused));
         let cut = rooms.files.setattr(find(b"a"), Some(handle), &cut, me());
-        assert_eq!(cut.map(drop), Err(refused));
+        assert_eq!(answer(cut.map(drop)), Err(refused));
         rooms.files.release(handle).expect("close");
         let root = rooms.base.ns().resolve(b"in").expect("there").0;
         for name in [b"i", b"a"] {
             let brought = rooms.files.bring_in(&root, name, None, false, &|_| ());
-            assert_eq!(brought.map(drop), Err(Errno::EMLINK));
+            assert_eq!(answer(brought.map(drop)), Err(Errno::EMLINK));
         }
         // Nothing is made where the PFS takes nothing.
         std::fs::create_dir(lab.pfs("in/d")).expect("mkdir");
@@ -389,7 +423,7 @@ mod tests {
         };
         let flags = OpenFlags(libc::O_RDWR as u32);
         let made = rooms.files.create(&link, 0o644, flags, me(), false);
-        assert_eq!(made.map(drop), Err(refused));
+        assert_eq!(answer(made.map(drop)), Err(refused));
         assert_eq!(lab.on_pfs("in/i"), b"line\n");
         assert_eq!(lab.on_pfs("in/a"), b"line\nmore\n");
     }
@@ -408,7 +442,7 @@ mod tests {
             .files
             .write_to(&open, (0, b"CONTENT"), WriteHow::WAITING);
         assert!(file.lock().residency.writing, "nobody will close it");
-        assert_eq!(rooms.files.absorb_late(&open, written), Ok(Some(7)));
+        assert_eq!(answer(rooms.files.absorb_late(&open, written)), Ok(Some(7)));
         assert!(!file.lock().residency.writing);
         drain(rooms);
         assert_eq!(lab.on_pfs("f"), b"CONTENT");

@@ -21,7 +21,7 @@ use forebay_namespace::File;
 use forebay_tiers::{CopyControl, Identity, Object, TierKind, copy, refresh};
 use forebay_types::{Errno, Generation, SetTime, TierId, failpoint};
 
-use crate::base::failure::told;
+use crate::base::failure::Failure;
 use crate::buffer::tierset::Slot;
 use crate::files::Files;
 
@@ -40,9 +40,9 @@ pub struct Move<'a> {
 }
 
 /// What a file is itself is never written over by a copy of what it was.
-pub fn refuse_primary(file: &File, to: TierId) -> Result<(), Errno> {
+pub fn refuse_primary(file: &File, to: TierId) -> Result<(), Failure> {
     match file.tier() == to {
-        true => Err(Errno::EBUSY),
+        true => Err(Errno::EBUSY.into()),
         false => Ok(()),
     }
 }
@@ -59,7 +59,7 @@ impl Files {
         wanted: &Move<'_>,
         may_commit: impl FnOnce() -> Option<G>,
         settle: impl FnOnce(Arc<dyn Object>),
-    ) -> Result<Option<u64>, Errno> {
+    ) -> Result<Option<u64>, Failure> {
         let &Move { file, to, .. } = wanted;
         let (from, shadow) = {
             let state = file.lock();
@@ -90,7 +90,7 @@ impl Files {
             Err(error) => {
                 drop(held);
                 self.buffer.leave_copy_later(file, to, stat.allocated_bytes);
-                return Err(told("move to another tier")(error));
+                return Err(error.into());
             }
         }
         settle(object);
@@ -107,7 +107,7 @@ impl Files {
         file: &Arc<File>,
         source: &dyn Object,
         from: TierId,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         self.integrity.refuse_failed_flush(file)?;
         if self.integrity.is_to_be_flushed(file, from) {
             self.integrity.flush_to_copy(file, from, source)?;
@@ -122,7 +122,7 @@ impl Files {
         file: &Arc<File>,
         source: &dyn Object,
         to: TierId,
-    ) -> Result<Arc<dyn Object>, Errno> {
+    ) -> Result<Arc<dyn Object>, Failure> {
         let slot = self.buffer.tiers().get(to).ok_or(Errno::ENODEV)?;
         refuse_primary(file, to)?;
         let identity = self.buffer.identity(file, false);
@@ -155,12 +155,11 @@ impl Files {
         source: &dyn Object,
         destination: &dyn Object,
         is_new: bool,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let before = source.stat()?;
         if is_new {
             let expected = self.integrity.content_on_flash(file);
-            let report = copy(source, destination, &CopyControl::NONE)
-                .map_err(told("move to another tier"))?;
+            let report = copy(source, destination, &CopyControl::NONE)?;
             let crc = report.sums.crc;
             if self
                 .integrity
@@ -168,12 +167,11 @@ impl Files {
                 .is_some()
             {
                 self.integrity.at_rest().suspect(file.object);
-                return Err(Errno::EIO);
+                return Err(Errno::EIO.into());
             }
         } else {
             // What an fsync has left there stays until it is replaced, piece by piece.
-            refresh(source, destination, &CopyControl::NONE)
-                .map_err(told("move to another tier"))?;
+            refresh(source, destination, &CopyControl::NONE)?;
         }
         failpoint::hit(failpoint::Point::MoveCopied);
         let (atime, mtime) = (SetTime::At(before.atime), SetTime::At(before.mtime));
@@ -182,7 +180,7 @@ impl Files {
 }
 
 /// The copy is whole: it says so, on stable storage where its tier is such.
-fn finish(slot: &Slot, destination: &dyn Object, identity: &Identity) -> Result<(), Errno> {
+fn finish(slot: &Slot, destination: &dyn Object, identity: &Identity) -> Result<(), Failure> {
     destination.set_identity(identity)?;
     if slot.kind != TierKind::Dram {
         destination.sync(false)?;

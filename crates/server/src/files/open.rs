@@ -11,7 +11,7 @@ use forebay_types::{
 };
 use forebay_wire::{Descriptor, Link, Opened};
 
-use crate::base::failure::told;
+use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{Before, Claim, OpenFile, Target};
 use crate::files::Files;
 use crate::files::handed::{Handed, Local, OpenResult, hand_over, opened};
@@ -37,12 +37,12 @@ struct Foreseen {
 
 /// A name, or the directory that it is in, is gone, or stands for something that is no regular
 /// file: what went by it is to be looked for anew.
-pub(super) fn stale_if_taken(errno: Errno) -> Errno {
-    match errno {
+pub(super) fn stale_if_taken(failure: Failure) -> Failure {
+    match failure.errno() {
         Errno::ENOENT | Errno::ENOTDIR | Errno::EISDIR | Errno::ELOOP | Errno::ENXIO => {
-            Errno::ESTALE
+            failure.with_errno(Errno::ESTALE)
         }
-        other => other,
+        _ => failure,
     }
 }
 
@@ -55,24 +55,21 @@ impl Files {
         flags: OpenFlags,
         cred: Cred,
         local: bool,
-    ) -> Result<(Attr, Opened, Handed), Errno> {
+    ) -> Result<(Attr, Opened, Handed), Failure> {
         let (dir, gid) = match self.ns.check_free(link.parent, &link.name, &cred) {
             Ok(free) => free,
             Err(error) if error.errno() == Errno::EEXIST && !flags.exclusive() => {
                 return self.open_existing(link, flags, &cred, local);
             }
-            Err(error) => return Err(told("create")(error)),
+            Err(error) => return Err(error.into()),
         };
         // It may take its time: the first one that finds no room makes the overflow, on a busy PFS.
         let _request = self.buffer.activity().begin();
-        let (xattrs, perm) = self
-            .ns
-            .mode_of_new(&dir, perm, &cred)
-            .map_err(told("create"))?;
+        let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(&link.name);
         let foreseen = self.foresee(&path, cred.pid)?;
         let identity = foreseen.identity;
-        let object_id = self.ns.new_object().map_err(told("create"))?;
+        let object_id = self.ns.new_object()?;
         let fresh = NewObject {
             id: object_id,
             path,
@@ -113,7 +110,7 @@ impl Files {
             born: born_at(&*object),
         };
         let created = self.ns.create(&dir, &link.name, gid, &new);
-        let (attr, file) = created.inspect_err(|_| undo()).map_err(told("create"))?;
+        let (attr, file) = created.inspect_err(|_| undo())?;
         self.buffer.enter(&file, &identity);
         self.catalog.apps().opened_for_write(object_id);
         let target = Target::Buffer { file, object, tier };
@@ -127,7 +124,7 @@ impl Files {
     }
 
     /// What a new file will be, and where it goes.
-    fn foresee(&self, path: &[u8], pid: u32) -> Result<Foreseen, Errno> {
+    fn foresee(&self, path: &[u8], pid: u32) -> Result<Foreseen, Failure> {
         let identity = self.identify_new(path, pid);
         if identity.version.is_some() {
             self.plan.introduce(&identity.application, path, pid);
@@ -155,14 +152,11 @@ impl Files {
         flags: OpenFlags,
         cred: &Cred,
         local: bool,
-    ) -> Result<(Attr, Opened, Handed), Errno> {
+    ) -> Result<(Attr, Opened, Handed), Failure> {
         if cred.uid != 0 && cred.uid != rustix::process::geteuid().as_raw() {
-            return Err(Errno::ESTALE);
+            return Err(Errno::ESTALE.into());
         }
-        let found = self
-            .ns
-            .lookup(link.parent, &link.name)
-            .map_err(told("create"))?;
+        let found = self.ns.lookup(link.parent, &link.name)?;
         let attr = self.live_attr(found.attr, found.file.as_ref())?;
         let (opened, descriptor) = self.open(attr.ino, flags, local)?;
         Ok((attr, opened, descriptor))
@@ -196,8 +190,8 @@ impl Files {
         tier: TierId,
         identity: &Identity,
         shared: bool,
-    ) -> Result<(TierId, Arc<dyn Object>), Errno> {
-        let create = |tier: TierId| -> Result<Arc<dyn Object>, Errno> {
+    ) -> Result<(TierId, Arc<dyn Object>), Failure> {
+        let create = |tier: TierId| -> Result<Arc<dyn Object>, Failure> {
             let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
             Ok(match shared {
                 true => slot.tier.create_shared(identity.object, identity)?,
@@ -205,14 +199,18 @@ impl Files {
             })
         };
         match create(tier) {
-            Err(Errno::ENOSPC | Errno::EDQUOT)
-                if self.buffer.tiers().kind(tier) != TierKind::Pfs =>
+            Err(failure)
+                if matches!(failure.errno(), Errno::ENOSPC | Errno::EDQUOT)
+                    && self.buffer.tiers().kind(tier) != TierKind::Pfs =>
             {
                 self.buffer.queue().hurry();
                 let overflow = self.buffer.tiers().need_overflow(self.ns.pfs())?;
                 Ok((overflow, create(overflow)?))
             }
-            Err(Errno::ENOENT) if self.buffer.tiers().kind(tier) != TierKind::Pfs => {
+            Err(failure)
+                if failure.errno() == Errno::ENOENT
+                    && self.buffer.tiers().kind(tier) != TierKind::Pfs =>
+            {
                 self.report_tier_removed(tier);
                 let overflow = self.buffer.tiers().need_overflow(self.ns.pfs())?;
                 Ok((overflow, create(overflow)?))
@@ -277,26 +275,26 @@ impl Files {
             drop(claim);
             return match joined {
                 Ok(descriptor) => Ok((opened(handle, &open), descriptor)),
-                Err(errno) => {
-                    self.release(handle)?;
-                    Err(errno)
+                Err(failure) => {
+                    let released = self.release(handle);
+                    both("open", released, Err(failure)).map(|((), never)| never)
                 }
             };
         }
-        let open = match self.ns.node(ino).map_err(told("open"))? {
-            Node::Dir(_) => return Err(Errno::EISDIR),
+        let open = match self.ns.node(ino)? {
+            Node::Dir(_) => return Err(Errno::EISDIR.into()),
             Node::File(file) => match self.open_unopened(&claim, &file, flags, local)? {
                 Some(open) => open,
                 // Its copy was damaged and has left.
-                None => match self.ns.node(ino).map_err(told("open"))? {
+                None => match self.ns.node(ino)? {
                     Node::Plain(plain) => self.open_pfs(ino, plain, flags)?,
-                    _ => return Err(Errno::ESTALE),
+                    _ => return Err(Errno::ESTALE.into()),
                 },
             },
             Node::Plain(plain) if plain.kind == FileKind::Regular => {
                 self.open_pfs(ino, plain, flags)?
             }
-            Node::Plain(_) => return Err(Errno::ENXIO),
+            Node::Plain(_) => return Err(Errno::ENXIO.into()),
         };
         let descriptor = match open.passthrough {
             true => hand_over(&open.target.read()),
@@ -310,7 +308,7 @@ impl Files {
 
     /// A file of which a flush has failed is opened by who only writes: the kernel cuts it to
     /// nothing after the open, and nothing is handed out until then.
-    fn refuse_readers_of_damaged(&self, open: &OpenFile, flags: OpenFlags) -> Result<(), Errno> {
+    fn refuse_readers_of_damaged(&self, open: &OpenFile, flags: OpenFlags) -> Result<(), Failure> {
         match &*open.target.read() {
             Target::Buffer { file, .. } if flags.reads() => {
                 self.integrity.refuse_failed_flush(file)
@@ -327,7 +325,7 @@ impl Files {
         file: &Arc<File>,
         flags: OpenFlags,
         local: bool,
-    ) -> Result<Option<OpenFile>, Errno> {
+    ) -> Result<Option<OpenFile>, Failure> {
         let shared = local && self.may_pass_through(file.tier());
         let is_renewed = !flags.reads() && file.lock().residency.flush_failed;
         let purpose = match is_renewed {
@@ -355,7 +353,7 @@ impl Files {
         (tier, object): (TierId, Arc<dyn Object>),
         flags: OpenFlags,
         mut passthrough: bool,
-    ) -> Result<OpenFile, Errno> {
+    ) -> Result<OpenFile, Failure> {
         self.catalog.apps().opened(file.object);
         let path = file.path();
         let mut lease = 0;
@@ -405,7 +403,7 @@ impl Files {
         &self,
         file: &Arc<File>,
         object: &dyn Object,
-    ) -> Result<Option<Before>, Errno> {
+    ) -> Result<Option<Before>, Failure> {
         let (clean, generation, crc) = {
             let state = file.lock();
             let residency = &state.residency;
@@ -425,15 +423,15 @@ impl Files {
         ino: Ino,
         plain: Arc<PlainNode>,
         flags: OpenFlags,
-    ) -> Result<OpenFile, Errno> {
+    ) -> Result<OpenFile, Failure> {
         // It may go by another name: the kernel looks that up again, and comes back with it.
         let handle = self.ns.open_dir(&plain.parent);
-        let handle = handle.map_err(|error| stale_if_taken(told("open")(error)))?;
+        let handle = handle.map_err(|error| stale_if_taken(error.into()))?;
         let opened = self.ns.pfs().open_file(&handle, &plain.name, false);
         let file = opened.map_err(|error| stale_if_taken(error.into()))?;
         let stat = self.ns.pfs().stat_file(&file)?;
         if stat.id != plain.id {
-            return Err(Errno::ESTALE);
+            return Err(Errno::ESTALE.into());
         }
         may_open(&stat, flags)?;
         let target = Target::Pfs {
@@ -449,7 +447,7 @@ impl Files {
     }
 
     /// A further handle on a file that is open already.
-    fn join(&self, open: &OpenFile, flags: OpenFlags) -> Result<Handed, Errno> {
+    fn join(&self, open: &OpenFile, flags: OpenFlags) -> Result<Handed, Failure> {
         let target = open.target.read();
         if let Target::Pfs { file, .. } = &*target
             && flags.writes()
@@ -527,7 +525,7 @@ impl Files {
     }
 
     /// Attributes of a file that may be open: the object knows the size.
-    pub fn live_attr(&self, mut attr: Attr, file: Option<&Arc<File>>) -> Result<Attr, Errno> {
+    pub fn live_attr(&self, mut attr: Attr, file: Option<&Arc<File>>) -> Result<Attr, Failure> {
         let Some(file) = file else {
             return Ok(attr);
         };
@@ -566,11 +564,11 @@ impl Files {
 
 /// What a file system says to an open for writing of a file that nobody may change, or only append
 /// to.
-fn may_open(stat: &PfsStat, flags: OpenFlags) -> Result<(), Errno> {
+fn may_open(stat: &PfsStat, flags: OpenFlags) -> Result<(), Failure> {
     let appends = flags.appends() && !flags.truncates();
     let refused = stat.is_immutable || (stat.is_append_only && !appends);
     match flags.writes() && refused {
-        true => Err(Errno::EPERM),
+        true => Err(Errno::EPERM.into()),
         false => Ok(()),
     }
 }
@@ -589,7 +587,7 @@ mod tests {
     use forebay_types::{Cred, Errno, Ino, OpenFlags};
     use forebay_wire::Link;
 
-    use crate::testing::{FLASH, Lab, create, drain, me};
+    use crate::testing::{FLASH, Lab, answer, create, drain, me};
 
     #[test]
     fn a_create_that_finds_a_file_opens_it_for_nobody_whose_rights_were_not_looked_at() {
@@ -609,12 +607,12 @@ mod tests {
             uid: me().uid + 1,
             ..me()
         };
-        assert_eq!(create(flags, somebody), Err(Errno::ESTALE));
+        assert_eq!(answer(create(flags, somebody)), Err(Errno::ESTALE));
         let exclusive = OpenFlags(flags.0 | libc::O_EXCL as u32);
-        assert_eq!(create(exclusive, somebody), Err(Errno::EEXIST));
+        assert_eq!(answer(create(exclusive, somebody)), Err(Errno::EEXIST));
         let handle = create(flags, me()).expect("one's own rights are the server's");
         let mut found = [0; 9];
-        assert_eq!(rooms.files.read(handle, 0, &mut found), Ok(9));
+        assert_eq!(answer(rooms.files.read(handle, 0, &mut found)), Ok(9));
         rooms.files.release(handle).expect("close");
     }
 
@@ -670,7 +668,7 @@ mod tests {
         std::fs::create_dir(lab.pfs("f")).expect("mkdir");
         std::fs::rename(lab.pfs("d/g"), lab.pfs("g2")).expect("rename");
         std::fs::remove_dir(lab.pfs("d")).expect("rmdir");
-        assert_eq!(open(f), Err(Errno::ESTALE));
-        assert_eq!(open(g), Err(Errno::ESTALE));
+        assert_eq!(answer(open(f)), Err(Errno::ESTALE));
+        assert_eq!(answer(open(g)), Err(Errno::ESTALE));
     }
 }

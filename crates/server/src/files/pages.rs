@@ -87,7 +87,7 @@ impl Files {
 
     /// Makes the kernel write back what it keeps of a file: the file is changed then as by any
     /// other write. `ECANCELED` where that takes longer than `go_on` says.
-    pub fn fetch_stores(&self, ino: Ino, go_on: &dyn Fn() -> bool) -> Result<(), Errno> {
+    pub fn fetch_stores(&self, ino: Ino, go_on: &dyn Fn() -> bool) -> Result<(), Failure> {
         if self.pages.write_back.get().is_none() {
             return Ok(());
         }
@@ -105,8 +105,8 @@ impl Files {
             match done.recv_timeout(LOOK) {
                 Ok(asked) => return Ok(asked?),
                 Err(RecvTimeoutError::Timeout) if go_on() => {}
-                Err(RecvTimeoutError::Timeout) => return Err(Errno::ECANCELED),
-                Err(RecvTimeoutError::Disconnected) => return Err(Errno::EIO),
+                Err(RecvTimeoutError::Timeout) => return Err(Errno::ECANCELED.into()),
+                Err(RecvTimeoutError::Disconnected) => return Err(Errno::EIO.into()),
             }
         }
     }
@@ -170,11 +170,9 @@ impl Files {
     pub fn fetch_last_stores(&self) {
         let end = Instant::now() + LAST;
         for open in self.stored_unheard() {
-            if let Err(errno) = self.fetch_stores(open.ino, &|| Instant::now() < end) {
-                let failure = Failure::new(
-                    errno,
-                    "what a program stored through its mapping last is lost",
-                );
+            if let Err(failure) = self.fetch_stores(open.ino, &|| Instant::now() < end) {
+                let failure =
+                    failure.about("what a program stored through its mapping last is lost");
                 tracing::error!("{:?}: {failure}", open.ino);
             }
         }
@@ -187,13 +185,17 @@ mod tests {
     use forebay_wire::WriteHow;
 
     use super::*;
-    use crate::testing::{Lab, create, drain};
+    use crate::testing::{Lab, answer, create, drain};
 
     #[test]
     fn nobody_waits_for_the_kernel_longer_than_that_makes_sense() {
         let lab = Lab::new();
         let files = &lab.rooms().files;
-        assert_eq!(files.fetch_stores(Ino(7), &|| false), Ok(()), "no mount");
+        assert_eq!(
+            answer(files.fetch_stores(Ino(7), &|| false)),
+            Ok(()),
+            "no mount"
+        );
         let (let_go, held) = channel::<()>();
         let held = Mutex::new(held);
         files.pages().write_back_by(Box::new(move |_| {
@@ -202,9 +204,12 @@ mod tests {
             let_go.map_err(|_| Errno::EIO.into())
         }));
         let canceled = files.fetch_stores(Ino(7), &|| false);
-        assert_eq!(canceled, Err(Errno::ECANCELED));
+        assert_eq!(answer(canceled), Err(Errno::ECANCELED));
         drop(let_go);
-        assert_eq!(files.fetch_stores(Ino(7), &|| true), Err(Errno::EIO));
+        assert_eq!(
+            answer(files.fetch_stores(Ino(7), &|| true)),
+            Err(Errno::EIO)
+        );
     }
 
     #[test]
@@ -242,7 +247,7 @@ mod tests {
         assert_eq!(holding(), [b"f"]);
         // It is dirty, and counted as such.
         let written = rooms.files.write(f, 0, b"C", WriteHow::WAITING);
-        assert_eq!(written, Ok(Some(1)));
+        assert_eq!(answer(written), Ok(Some(1)));
         assert!(holding().is_empty());
         rooms.files.release(f).expect("close");
         rooms.files.release(p).expect("close");

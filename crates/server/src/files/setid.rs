@@ -7,7 +7,7 @@ use std::io::Read;
 use forebay_namespace::without_set_id;
 use forebay_types::{Cred, Errno, Ino, SetAttr};
 
-use crate::base::failure::told;
+use crate::base::failure::Failure;
 use crate::files::Files;
 
 /// So much of a process's state is read: its groups stand in the first part, and there may be many.
@@ -17,13 +17,13 @@ const SET_GROUP_ID: u16 = 0o2000;
 
 impl Files {
     /// They do not survive a change of content by an ordinary user.
-    pub fn clear_set_id(&self, ino: Ino) -> Result<(), Errno> {
+    pub fn clear_set_id(&self, ino: Ino) -> Result<(), Failure> {
         let perm = self.getattr(ino)?.perm;
         self.keep_of_mode(ino, perm, without_set_id(perm))
     }
 
     /// The group's does not survive an access control list set by somebody who is not in the group.
-    pub fn clear_group_id_of_outsider(&self, ino: Ino, who: &Cred) -> Result<(), Errno> {
+    pub fn clear_group_id_of_outsider(&self, ino: Ino, who: &Cred) -> Result<(), Failure> {
         if who.uid == 0 {
             return Ok(());
         }
@@ -34,7 +34,7 @@ impl Files {
         self.keep_of_mode(ino, attr.perm, attr.perm & !SET_GROUP_ID)
     }
 
-    fn keep_of_mode(&self, ino: Ino, perm: u16, kept: u16) -> Result<(), Errno> {
+    fn keep_of_mode(&self, ino: Ino, perm: u16, kept: u16) -> Result<(), Failure> {
         if kept == perm {
             return Ok(());
         }
@@ -46,7 +46,7 @@ impl Files {
             Err(error) if error.errno() == Errno::ESTALE => {
                 self.setattr_open_pfs(ino, &set).map(|_| ())
             }
-            done => done.map(drop).map_err(told("clear set-id bits")),
+            done => Ok(done.map(drop)?),
         }
     }
 }

@@ -17,6 +17,7 @@ use forebay_policy::victims::{Incoming, is_direct};
 use forebay_tiers::TierKind;
 use forebay_types::{Errno, Ino, ObjectId, TierId, limits::SPACE_UNIT_BYTES};
 
+use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
@@ -54,7 +55,7 @@ impl Files {
 
     /// The tier for a new file. Where none has room, but demotion will make some, it is created in
     /// a tier all the same and its writes wait there ([`Files::admit`]); else the overflow.
-    pub fn place_new(&self, file: &NewFile) -> Result<TierId, Errno> {
+    pub fn place_new(&self, file: &NewFile) -> Result<TierId, Failure> {
         if let Some(tier) = self.find_room(file) {
             return Ok(tier);
         }
@@ -72,7 +73,7 @@ impl Files {
     }
 
     /// The overflow, which is on the PFS.
-    fn overflow(&self) -> Result<TierId, Errno> {
+    fn overflow(&self) -> Result<TierId, Failure> {
         self.base.health().pass()?;
         Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?)
     }
@@ -80,7 +81,7 @@ impl Files {
     /// The tier for a new file of an application. The file goes straight to the PFS where its
     /// application has no share, or where the burst buffer would have to make room and the file is
     /// colder than what is there.
-    pub fn place_checkpoint(&self, identity: &Identity, file: &NewFile) -> Result<TierId, Errno> {
+    pub fn place_checkpoint(&self, identity: &Identity, file: &NewFile) -> Result<TierId, Failure> {
         let bytes = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
         if !self.plan.has_share(&identity.application, bytes) {
             return Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?);
@@ -182,7 +183,7 @@ impl Files {
 
     /// Admits `len` more bytes to a file that is written by requests. Waits for space if it may;
     /// a file that no tier has room for goes on in the overflow.
-    pub fn admit(&self, open: &OpenFile, len: u64, may_wait: bool) -> Result<Room, Errno> {
+    pub fn admit(&self, open: &OpenFile, len: u64, may_wait: bool) -> Result<Room, Failure> {
         if open.budget_bytes.fetch_sub(len as i64, Ordering::AcqRel) >= len as i64 {
             return Ok(Room::Yes);
         }
@@ -213,7 +214,7 @@ impl Files {
                     if waited >= self.settings.wait_for_space || hopeless || self.base.is_ending() {
                         if open.passthrough {
                             // The kernel goes on writing where it is.
-                            return Err(Errno::ENOSPC);
+                            return Err(Errno::ENOSPC.into());
                         }
                         self.move_on(open, len, refused)?;
                         continue;
@@ -230,7 +231,7 @@ impl Files {
     }
 
     /// Asks the ledger for room for `len` more bytes; `Some` says why there is none.
-    fn grow(&self, open: &OpenFile, len: u64) -> Result<Option<Refused>, Errno> {
+    fn grow(&self, open: &OpenFile, len: u64) -> Result<Option<Refused>, Failure> {
         let (file, object, tier) = match &*open.target.read() {
             Target::Buffer { file, object, tier } => (file.clone(), object.clone(), *tier),
             Target::Pfs { .. } => {
@@ -258,7 +259,7 @@ impl Files {
                     open.budget_bytes.store(ahead as i64, Ordering::Release);
                     return Ok(None);
                 }
-                Err(Refused::Gone) => return Err(Errno::ESTALE),
+                Err(Refused::Gone) => return Err(Errno::ESTALE.into()),
                 Err(refused) => last = refused,
             }
             if let Refused::Tier { missing_bytes } = last
@@ -279,7 +280,7 @@ impl Files {
     }
 
     /// The file system below the file's tier is full, whatever the books say.
-    pub fn relocate(&self, open: &OpenFile, len: u64) -> Result<(), Errno> {
+    pub fn relocate(&self, open: &OpenFile, len: u64) -> Result<(), Failure> {
         let _growing = open.growing.lock();
         open.budget_bytes.store(0, Ordering::Release);
         self.buffer.queue().hurry();
@@ -287,7 +288,7 @@ impl Files {
     }
 
     /// The file's tier has no room for it: it moves to another tier that has, or to the overflow.
-    fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Errno> {
+    fn move_on(&self, open: &OpenFile, len: u64, refused: Refused) -> Result<(), Failure> {
         let Target::Buffer { file, .. } = open.target.read().clone() else {
             return Ok(());
         };
@@ -329,10 +330,10 @@ impl Files {
             },
         )?;
         // Attributes have changed in the moment of the commit.
-        moved.map(drop).ok_or(Errno::EAGAIN)
+        Ok(moved.map(drop).ok_or(Errno::EAGAIN)?)
     }
 
-    fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Errno> {
+    fn other_tier(&self, from: TierId, bytes: u64) -> Result<TierId, Failure> {
         match tier_to_grow_in(&self.buffer.ledger().spaces(), from.0 as usize, bytes) {
             Some(index) => Ok(TierId(index as u8)),
             None => self.overflow(),

@@ -12,13 +12,13 @@ use forebay_tiers::TierKind;
 use forebay_types::{Errno, Ino, OpenFlags};
 use forebay_wire::Link;
 
-use crate::base::failure::told;
+use crate::base::failure::{Failure, both};
 use crate::files::Files;
 
 impl Files {
     /// Before a rename: flushes the file where a loss of power would show what it replaces, or its
     /// own older version, under the new name.
-    pub fn stabilise_for_rename(&self, from: &Link, to: &Link) -> Result<(), Errno> {
+    pub fn stabilise_for_rename(&self, from: &Link, to: &Link) -> Result<(), Failure> {
         let Some(file) = self.child(from) else {
             return Ok(());
         };
@@ -36,8 +36,8 @@ impl Files {
     }
 
     /// Before a link, likewise: its older version would get the name too.
-    pub fn stabilise_for_link(&self, ino: Ino, to: &Link) -> Result<(), Errno> {
-        let Node::File(file) = self.ns.node(ino).map_err(told("fsync for a link"))? else {
+    pub fn stabilise_for_link(&self, ino: Ino, to: &Link) -> Result<(), Failure> {
+        let Node::File(file) = self.ns.node(ino)? else {
             return Ok(());
         };
         let standing = self.standing(&file);
@@ -51,7 +51,7 @@ impl Files {
         }
     }
 
-    fn flush_for_names(&self, file: &Arc<File>, level: Durability) -> Result<(), Errno> {
+    fn flush_for_names(&self, file: &Arc<File>, level: Durability) -> Result<(), Failure> {
         let (tier, bytes) = {
             let state = file.lock();
             (state.residency.tier, state.meta.allocated_bytes)
@@ -65,8 +65,8 @@ impl Files {
 
     /// The names in a directory survive power loss, and what they lead to is not what was there
     /// before.
-    pub fn sync_dir(&self, ino: Ino) -> Result<(), Errno> {
-        if let Node::Dir(dir) = self.ns.node(ino).map_err(told("fsync of a directory"))? {
+    pub fn sync_dir(&self, ino: Ino) -> Result<(), Failure> {
+        if let Node::Dir(dir) = self.ns.node(ino)? {
             for file in dir.files() {
                 let standing = self.standing(&file);
                 // Most are not, and a directory may be large: their levels need not be known.
@@ -80,7 +80,7 @@ impl Files {
                 }
             }
         }
-        self.ns.sync_dir(ino).map_err(told("fsync of a directory"))
+        Ok(self.ns.sync_dir(ino)?)
     }
 
     fn child(&self, link: &Link) -> Option<Arc<File>> {
@@ -121,16 +121,19 @@ impl Files {
     }
 
     /// What an fsync by its user does.
-    fn stabilise(&self, file: &Arc<File>) -> Result<(), Errno> {
+    fn stabilise(&self, file: &Arc<File>) -> Result<(), Failure> {
         let (opened, _) = match self.open(file.ino, OpenFlags(libc::O_RDONLY as u32), false) {
             Ok(opened) => opened,
             // Unlinked or replaced meanwhile: its name is gone.
-            Err(Errno::ENOENT | Errno::ESTALE) => return Ok(()),
-            Err(errno) => return Err(errno),
+            Err(failure) if matches!(failure.errno(), Errno::ENOENT | Errno::ESTALE) => {
+                failure.told("open");
+                return Ok(());
+            }
+            Err(failure) => return Err(failure),
         };
         let done = self.fsync(opened.handle, true);
         let closed = self.release(opened.handle);
-        done.and(closed)
+        both("close", done, closed).map(drop)
     }
 }
 

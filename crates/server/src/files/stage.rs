@@ -8,7 +8,7 @@ use forebay_policy::placement::NewFile;
 use forebay_tiers::{CopyControl, FileObject, Identity, Object, ParentKey, PfsId, TierKind, copy};
 use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
-use crate::base::failure::told;
+use crate::base::failure::Failure;
 use crate::files::Files;
 use crate::files::mover::Move;
 use crate::files::open::stale_if_taken;
@@ -31,25 +31,22 @@ impl Files {
         id: Option<PfsId>,
         empty: bool,
         moved: &(dyn Fn(u64) + Sync),
-    ) -> Result<BroughtIn, Errno> {
+    ) -> Result<BroughtIn, Failure> {
         let path = dir.path_of(name);
-        let handle = self.ns.open_dir(dir).map_err(told("bring a file in"))?;
+        let handle = self.ns.open_dir(dir)?;
         let opened = self.ns.pfs().open_file(&handle, name, false);
         let source = opened.map_err(|error| match id {
             Some(_) => stale_if_taken(error.into()),
             None => error.into(),
         })?;
-        let stat = self
-            .ns
-            .stat_settled(&source)
-            .map_err(told("bring a file in"))?;
+        let stat = self.ns.stat_settled(&source)?;
         if id.is_some_and(|id| id != stat.id) {
-            return Err(Errno::ESTALE);
+            return Err(Errno::ESTALE.into());
         }
         // One of several links, and what no other file can take the place of, is changed where it
         // is.
         if stat.nlink > 1 || stat.keeps_its_place() {
-            return Err(Errno::EMLINK);
+            return Err(Errno::EMLINK.into());
         }
         let bytes = if empty { 0 } else { stat.size };
         let new = NewFile {
@@ -62,7 +59,7 @@ impl Files {
             // A copy that is not needed yet waits for nobody's space.
             false => self.find_room(&new).ok_or(Errno::ENOSPC)?,
         };
-        let object_id = self.ns.new_object().map_err(told("bring a file in"))?;
+        let object_id = self.ns.new_object()?;
         self.buffer.arrive(object_id, tier, 0, empty);
         if self
             .buffer
@@ -71,13 +68,16 @@ impl Files {
             .is_err()
         {
             self.buffer.leave(object_id);
-            return Err(Errno::ENOSPC);
+            return Err(Errno::ENOSPC.into());
         }
         let mut made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
-        if matches!(made, Err(Errno::ENOSPC)) {
+        if let Err(failure) = &made
+            && failure.errno() == Errno::ENOSPC
+        {
             // The file system below had less than its tier was promised: make room and try again.
             self.remove_partial(object_id, tier);
             if self.make_space(tier, bytes.max(1)) > 0 {
+                failure.told("bring a file in");
                 made = self.fill(dir, name, object_id, tier, &source, &stat, empty, moved);
             }
         }
@@ -119,7 +119,7 @@ impl Files {
         stat: &forebay_tiers::PfsStat,
         empty: bool,
         moved: &(dyn Fn(u64) + Sync),
-    ) -> Result<(Arc<File>, Arc<dyn Object>), Errno> {
+    ) -> Result<(Arc<File>, Arc<dyn Object>), Failure> {
         let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
         let identity = Identity {
             instance: self.ns.instance(),
@@ -149,7 +149,7 @@ impl Files {
                 stop: &|| self.base.is_ending(),
                 moved: &|bytes, _| moved(bytes),
             };
-            let report = copy(&source, &*object, &control).map_err(told("bring a file in"))?;
+            let report = copy(&source, &*object, &control)?;
             failpoint::hit(failpoint::Point::StageCopied);
             sums = Some(report.sums);
             object.set_times(Some(SetTime::At(stat.atime)), Some(SetTime::At(stat.mtime)))?;
@@ -164,15 +164,16 @@ impl Files {
             sums,
             allocated_bytes: object.stat()?.allocated_bytes,
         };
-        let file = self
-            .ns
-            .attach(dir, name, stat, &arrival)
-            .map_err(told("bring a file in"))?;
+        let file = self.ns.attach(dir, name, stat, &arrival)?;
         Ok((file, object))
     }
 
     /// Brings a clean flash-resident file's object, or a file of the PFS, to memory.
-    pub fn prefetch(&self, file: &Arc<File>, moved: &(dyn Fn(u64) + Sync)) -> Result<bool, Errno> {
+    pub fn prefetch(
+        &self,
+        file: &Arc<File>,
+        moved: &(dyn Fn(u64) + Sync),
+    ) -> Result<bool, Failure> {
         let _copying = file.copying();
         let (tier, generation, clean) = {
             let state = file.lock();
@@ -205,7 +206,7 @@ impl Files {
             .iter()
             .any(|s| s.index == dram.0 as usize && s.available_bytes() >= bytes);
         if !room && self.make_space(dram, bytes) < bytes {
-            return Err(Errno::ENOSPC);
+            return Err(Errno::ENOSPC.into());
         }
         let wanted = Move {
             file,
@@ -215,14 +216,17 @@ impl Files {
             is_exclusive: false,
         };
         match self.move_object(&wanted, || self.buffer.claim_unopened(file), drop) {
-            Err(Errno::EIO) => {
+            Err(failure) if failure.errno() == Errno::EIO => {
                 let claim = self.buffer.opens().claim(file.ino);
                 if !claim.is_open() {
                     // If it is damaged, it gives way to what the PFS has.
-                    self.integrity
-                        .open_at_rest(&claim, file, Purpose::Open, false)?;
+                    let opened = (self.integrity).open_at_rest(&claim, file, Purpose::Open, false);
+                    if let Err(other) = opened {
+                        failure.told("move to memory");
+                        return Err(other);
+                    }
                 }
-                return Err(Errno::EIO);
+                return Err(failure);
             }
             outcome => {
                 if outcome?.is_none() {
@@ -251,7 +255,7 @@ mod tests {
 
     use forebay_types::{Errno, Ino};
 
-    use crate::testing::Lab;
+    use crate::testing::{Lab, answer};
 
     #[test]
     fn who_may_change_one_file_is_not_brought_another_that_has_taken_its_name() {
@@ -267,7 +271,7 @@ mod tests {
             let brought = rooms
                 .files
                 .bring_in(ns.root(), b"f", Some(mine), empty, &|_| ());
-            assert_eq!(brought.map(drop), Err(Errno::ESTALE));
+            assert_eq!(answer(brought.map(drop)), Err(Errno::ESTALE));
         }
         assert!(ns.lookup(Ino::ROOT, b"f").expect("there").file.is_none());
         assert_eq!(rooms.buffer.ledger().entries().len(), 0);

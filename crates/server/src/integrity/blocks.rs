@@ -26,7 +26,7 @@ impl Integrity {
         target: &Target,
         offset: u64,
         len: u64,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let Some(blocks) = open.uncompared() else {
             return Ok(());
         };
@@ -38,7 +38,7 @@ impl Integrity {
 
     /// The content of an open file is about to change: what is left of it gets a new checksum then,
     /// whatever it is.
-    pub fn compare_before_change(&self, open: &OpenFile, target: &Target) -> Result<(), Errno> {
+    pub fn compare_before_change(&self, open: &OpenFile, target: &Target) -> Result<(), Failure> {
         // Every write asks.
         if open.uncompared().is_some() {
             self.compare_before_read(open, target, 0, u64::MAX)?;
@@ -53,7 +53,7 @@ impl Integrity {
         object: &dyn Object,
         blocks: &Blocks,
         block: usize,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         if blocks.is_compared(block) {
             return Ok(());
         }
@@ -71,7 +71,7 @@ impl Integrity {
                 return Ok(());
             }
             Ok(false) => format!("checksum mismatch in bytes {} to {}", at.start, at.end),
-            Err(error) if is_exhaustion(&error) => return Err((&error).into()),
+            Err(error) if is_exhaustion(&error) => return Err(error.into()),
             Err(error) => format!("bytes {} to {} cannot be read: {error}", at.start, at.end),
         };
         // Whoever changes it has compared all of it before.
@@ -82,7 +82,7 @@ impl Integrity {
         if let Err(why) = self.mend_piece(object, blocks, block) {
             tracing::debug!("{}: {problem}: {why}", path.escape_ascii());
             self.note_damage(&blocks.file, path, problem, Default::default());
-            return Err(Errno::EIO);
+            return Err(why.with_errno(Errno::EIO));
         }
         let action = Remedy::Rewrite.describe();
         let reason = format!("found damaged at rest: {problem}; {action}");
@@ -102,12 +102,17 @@ impl Integrity {
     }
 
     /// Writes a block again from what the PFS has, if that is what was published.
-    fn mend_piece(&self, object: &dyn Object, blocks: &Blocks, block: usize) -> Result<(), Errno> {
+    fn mend_piece(
+        &self,
+        object: &dyn Object,
+        blocks: &Blocks,
+        block: usize,
+    ) -> Result<(), Failure> {
         let Blocks {
             file, sums, before, ..
         } = blocks;
         self.base.health().pass()?;
-        let original = self.original(file).map_err(Failure::told)?;
+        let original = self.original(file)?;
         let stop = || self.base.is_ending();
         let known = Knowledge {
             clean: file.lock().residency.clean,
@@ -115,7 +120,7 @@ impl Integrity {
             object_good: false,
         };
         if remedy_in_use(known) != Remedy::Rewrite {
-            return Err(Errno::EIO);
+            return Err(Errno::EIO.into());
         }
         let mut buffer = vec![0; MEND_STEP_BYTES as usize];
         let mut at = sums.range(block);
@@ -123,7 +128,7 @@ impl Integrity {
             let want = MEND_STEP_BYTES.min(at.end - at.start) as usize;
             let count = original.read_at(&mut buffer[..want], at.start)?;
             if count == 0 {
-                return Err(Errno::EIO);
+                return Err(Errno::EIO.into());
             }
             at.start += object.write_at(&buffer[..count], at.start)? as u64;
             failpoint::hit(failpoint::Point::PieceRewritten);
@@ -132,7 +137,7 @@ impl Integrity {
         object.set_times(times(before.atime), times(before.mtime))?;
         match sums.is_good(object, block, &stop)? {
             true => Ok(()),
-            false => Err(Errno::EIO),
+            false => Err(Errno::EIO.into()),
         }
     }
 }

@@ -125,7 +125,7 @@ pub fn look_below(lifecycle: &Lifecycle) {
                 let path = format!("(tier {})", slot.tier.name()).into_bytes();
                 lifecycle.base.report(
                     path,
-                    (&error).into(),
+                    Errno::of(&error),
                     format!("its file system does not answer: {error}"),
                 );
             }
@@ -144,7 +144,7 @@ fn give_back(lifecycle: &Lifecycle) {
     {
         lifecycle.base.report(
             b"(tier dram)".to_vec(),
-            (&error).into(),
+            Errno::of(&error),
             format!("its size cannot be changed: {error}"),
         );
     }

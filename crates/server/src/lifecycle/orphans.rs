@@ -43,7 +43,7 @@ impl Lifecycle {
             if removed && let Err(error) = slot.tier.sync_all() {
                 let path = format!("({})", slot.tier.name()).into_bytes();
                 self.base
-                    .report(path, (&error).into(), format!("flush: {error}"));
+                    .report(path, Errno::of(&error), format!("flush: {error}"));
             }
         }
     }
@@ -55,7 +55,7 @@ impl Lifecycle {
             Err(error) => {
                 let path = format!("(object {object} in {})", slot.tier.name()).into_bytes();
                 let reason = format!("cannot be looked at: {error}; it is kept");
-                self.base.report(path, (&error).into(), reason);
+                self.base.report(path, Errno::of(&error), reason);
                 return false;
             }
         };
@@ -108,7 +108,7 @@ impl Lifecycle {
             }
             Err(error) => {
                 let reason = format!("object {object} cannot be set aside: {error}");
-                self.base.report(path, (&error).into(), reason);
+                self.base.report(path, Errno::of(&error), reason);
             }
         }
     }

@@ -23,7 +23,7 @@ fn found(ns: &Namespace) -> std::io::Result<PfsIdentity> {
         .get_xattr_dir(pfs.root(), PFS_MARK)
         .inspect_err(|error| {
             // Without a mark the numbers of the root tell it apart, too.
-            if !matches!(Errno::from(error), Errno::ENODATA | Errno::EOPNOTSUPP) {
+            if !matches!(Errno::of(error), Errno::ENODATA | Errno::EOPNOTSUPP) {
                 tracing::warn!("the mark of the PFS cannot be read: {error}");
             }
         });

@@ -183,7 +183,7 @@ impl Lifecycle {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => {
                 let reason = format!("its copy on flash cannot be looked at: {error}");
-                self.base.report(file.path(), (&error).into(), reason);
+                self.base.report(file.path(), Errno::of(&error), reason);
             }
         }
     }
@@ -206,7 +206,7 @@ impl Lifecycle {
         self.buffer
             .arrive(file.object, tier, stat.allocated_bytes, dirty);
         if self.files.is_written_below(tier, &*object)? {
-            return Ok(self.files.serve_outliving(file, object, tier)?);
+            return self.files.serve_outliving(file, object, tier);
         }
         if file.lock().residency.flush_failed {
             return Ok(self.integrity.keep_failed_flush(file, &*object)?);
@@ -228,14 +228,14 @@ impl Lifecycle {
         }
         match of_undrained(&found) {
             Verdict::Damaged => {}
-            Verdict::Whole => return Ok(self.files.record_object(file, &*object)?),
+            Verdict::Whole => return self.files.record_object(file, &*object),
             Verdict::Taken => {
                 let cut = found.may_be_torn && Some(stat.size) != found.flushed_bytes;
                 if cut || stat.size < size {
                     let reason = "what was written after its last fsync is lost in part with the node's power";
                     self.base.report_loss(path, Errno::EIO, reason.into());
                 }
-                return Ok(self.files.record_object(file, &*object)?);
+                return self.files.record_object(file, &*object);
             }
             Verdict::Lost => return self.give_up_torn(file, tier, stat.size),
         }
@@ -278,7 +278,7 @@ impl Lifecycle {
             let mut state = file.lock();
             let dirty = state.is_dirty();
             if dirty {
-                state.show_error(error.into());
+                state.show_error(Errno::of(error));
             }
             (state.meta.allocated_bytes, dirty)
         };
@@ -290,7 +290,7 @@ impl Lifecycle {
         };
         let object = file.object;
         let reason = format!("its object {object} cannot be looked at: {error}; {what}");
-        self.base.report(file.path(), error.into(), reason);
+        self.base.report(file.path(), Errno::of(error), reason);
     }
 
     /// One object that cannot be read is no reason not to serve the others; a device of which none

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_namespace::Dir;
 use forebay_types::Errno;
 
-use crate::base::failure::{Failure, told};
+use crate::base::failure::Failure;
 use crate::orders::Orders;
 use crate::orders::asker::sight::Sight;
 use crate::orders::jobs::{CLOSE_GRACE, Job, fail, left};
@@ -33,7 +33,7 @@ pub fn run(orders: &Orders, job: &Job, paths: &[Vec<u8>], sight: &Sight<'_>) {
         .filter_map(|path| match order(orders, job, path, sight) {
             Ok(pending) => pending,
             Err(failure) => {
-                fail(job, path.clone(), failure.errno(), failure.to_string());
+                fail(job, path.clone(), failure.errno(), failure.in_brief());
                 None
             }
         })
@@ -79,11 +79,13 @@ fn order(
     path: &[u8],
     sight: &Sight<'_>,
 ) -> Result<Option<Pending>, Failure> {
-    let resolved = orders.ns.resolve(path).map_err(told("commit"));
-    let (dir, found) = resolved.map_err(|errno| Failure::from(sight.of_missing(path, errno)))?;
+    let (dir, found) = match orders.ns.resolve(path) {
+        Ok(resolved) => resolved,
+        Err(error) => return Err(sight.of_missing(path, error.into())),
+    };
     let above = dir.place().filter(|_| found.is_none());
     let above = above.map_or_else(|| dir.clone(), |(parent, _)| parent);
-    sight.may_search(&above).map_err(Failure::from)?;
+    sight.may_search(&above)?;
     if found.is_some() {
         return Err(Errno::ENOTDIR.into());
     }
@@ -105,8 +107,8 @@ fn order(
         return Err(Failure::new(Errno::EINVAL, reason));
     }
     orders.order_publication(&dir).map_err(|failure| match failure.errno() {
-        errno @ Errno::ENODATA => Failure::new(errno, "files of it were lost with the machine's power (see `forebay status`): write them again, or remove the version"),
-        errno @ Errno::EINVAL => Failure::new(errno, "no version directory: it was not made under a path rule with 'group', so its files appear on the PFS one by one; `forebay stage-out --wait` waits for them"),
+        Errno::ENODATA => failure.about("files of it were lost with the machine's power (see `forebay status`): write them again, or remove the version"),
+        Errno::EINVAL => failure.about("no version directory: it was not made under a path rule with 'group', so its files appear on the PFS one by one; `forebay stage-out --wait` waits for them"),
         _ => failure,
     })?;
     let figures = orders.version_figures();

@@ -175,10 +175,10 @@ fn forget_oldest(jobs: &mut HashMap<u64, Arc<Job>>, max: usize, which: &dyn Fn(&
 
 /// Names what a walk has not come by: `lost` are files that are here all the same, of which nobody
 /// is told that there is no such file.
-fn fail_missing(job: &Job, missing: Vec<(Vec<u8>, Errno)>, lost: Vec<Vec<u8>>) {
-    for (path, errno) in missing {
-        if errno != Errno::ENOENT || !explains(&lost, &path) {
-            fail(job, path, errno, errno.message());
+fn fail_missing(job: &Job, missing: Vec<(Vec<u8>, Failure)>, lost: Vec<Vec<u8>>) {
+    for (path, failure) in missing {
+        if failure.errno() != Errno::ENOENT || !explains(&lost, &path) {
+            fail(job, path, failure.errno(), failure.in_brief());
         }
     }
     for failed in lost.into_iter().map(failure) {

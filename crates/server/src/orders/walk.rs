@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_namespace::{Dir, File};
 use forebay_types::{Errno, FileKind};
 
-use crate::base::failure::told;
+use crate::base::failure::Failure;
 use crate::orders::Orders;
 use crate::orders::asker::sight::Sight;
 
@@ -34,12 +34,12 @@ impl Orders {
         path: &[u8],
         sight: &Sight<'_>,
         visit: &mut dyn FnMut(Visited) -> bool,
-        fail: &mut dyn FnMut(Vec<u8>, Errno),
+        fail: &mut dyn FnMut(Vec<u8>, Failure),
     ) -> bool {
         match self.ns.resolve(path) {
             Ok((dir, Some((name, found)))) => match (sight.may_search(&dir), found.attr.kind) {
                 (Err(errno), _) => {
-                    fail(path.to_vec(), errno);
+                    fail(path.to_vec(), errno.into());
                     true
                 }
                 (Ok(()), FileKind::Regular) => visit(Visited {
@@ -51,10 +51,7 @@ impl Orders {
             },
             Ok((dir, None)) => self.walk_dir(&dir, sight, visit, fail, 0),
             Err(error) => {
-                fail(
-                    path.to_vec(),
-                    sight.of_missing(path, told("resolve a path")(error)),
-                );
+                fail(path.to_vec(), sight.of_missing(path, error.into()));
                 true
             }
         }
@@ -65,16 +62,16 @@ impl Orders {
         dir: &Arc<Dir>,
         sight: &Sight<'_>,
         visit: &mut dyn FnMut(Visited) -> bool,
-        fail: &mut dyn FnMut(Vec<u8>, Errno),
+        fail: &mut dyn FnMut(Vec<u8>, Failure),
         depth: usize,
     ) -> bool {
         // No path can be longer than PATH_MAX, so no tree that can be named is deeper.
         if depth > forebay_types::limits::PATH_BYTES_MAX / 2 {
-            fail(dir.path(), Errno::ENAMETOOLONG);
+            fail(dir.path(), Errno::ENAMETOOLONG.into());
             return true;
         }
-        if let Err(errno) = sight.may_list(dir) {
-            fail(dir.path(), errno);
+        if let Err(failure) = sight.may_list(dir) {
+            fail(dir.path(), failure);
             return true;
         }
         // Better some of the answer than none: who asks is told that it is not all.
@@ -86,11 +83,11 @@ impl Orders {
         let mut entries = match listed {
             Ok(entries) => entries,
             Err(error) if known(error.errno()) => {
-                fail(dir.path(), Errno::ETIMEDOUT);
+                fail(dir.path(), Errno::ETIMEDOUT.into());
                 self.ns.list_known(dir)
             }
             Err(error) => {
-                fail(dir.path(), told("list a directory")(error));
+                fail(dir.path(), error.into());
                 return true;
             }
         };
@@ -106,7 +103,7 @@ impl Orders {
                     Ok((child, None)) => self.walk_dir(&child, sight, visit, fail, depth + 1),
                     Ok(_) => true,
                     Err(error) => {
-                        fail(dir.path_of(&entry.name), told("resolve a path")(error));
+                        fail(dir.path_of(&entry.name), error.into());
                         true
                     }
                 },

@@ -165,7 +165,9 @@ fn act(server: &Running, op: &Op) -> Result<(), Errno> {
             for (n, part) in data.chunks(100_000).enumerate() {
                 let at = n as u64 * 100_000;
                 match &open.descriptor {
-                    Some(_) => kernels_own(&open).write_all_at(part, at)?,
+                    Some(_) => kernels_own(&open)
+                        .write_all_at(part, at)
+                        .map_err(|error| Errno::of(&error))?,
                     None => server.write(open.opened.handle, at, part)?,
                 }
             }

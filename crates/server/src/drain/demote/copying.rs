@@ -99,7 +99,7 @@ pub(super) fn open_source(
     {
         Ok(Looked::Sound | Looked::Unread(..)) => {}
         Ok(Looked::Wrong(problem)) => return Err(damaged(drain, demotion, problem)),
-        Err(errno) => return Err(Unfinished::Failed(Failure::new(errno, "its object"))),
+        Err(failure) => return Err(Unfinished::Failed(failure.about("its object"))),
     }
     opened.map_err(on_object)
 }
@@ -201,7 +201,7 @@ fn not_created(drain: &Drain, demotion: &Demotion, error: std::io::Error) -> Unf
         let what = "its directory on the PFS: it was removed there; run 'forebay fsck'";
         return Unfinished::Failed(Failure::new(Errno::ENOENT, what));
     }
-    let errno = Errno::from(&error);
+    let errno = Errno::of(&error);
     match errno {
         Errno::EACCES | Errno::EPERM => {
             let us = rustix::process::geteuid().as_raw();

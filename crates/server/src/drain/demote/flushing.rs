@@ -59,7 +59,7 @@ fn flush_covered(drain: &Drain, copied: Vec<Copying>, together: &FlushTogether) 
     let outcome = |one: &Copying, flushed: &std::io::Result<()>| match flushed {
         Ok(()) => one.made.check_flushed(),
         Err(error) => Err(Unfinished::Failed(Failure::new(
-            error.into(),
+            Errno::of(error),
             format!("flush of the PFS: {error}"),
         ))),
     };

@@ -181,9 +181,11 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
     };
     let claim = drain.buffer.opens().claim(file.ino);
     let written = claim.open().is_some_and(|open| open.is_written());
-    if !written && let Err(errno) = drain.buffer.finish_close(&file) {
+    if !written && let Err(failure) = drain.buffer.finish_close(&file) {
         drop(claim);
-        note_failure(drain, &file, errno, "its object does not answer");
+        let errno = failure.errno();
+        let reason = failure.about("its object does not answer").to_string();
+        note_failure(drain, &file, errno, &reason);
         drain.buffer.queue().finished(&[Finished::failed(object)]);
         return None;
     }
@@ -236,7 +238,7 @@ fn report(drain: &Drain, file: &File, errno: Errno, reason: &str) {
 fn not_demoted(drain: &Drain, file: &File, reason: &str) -> String {
     let tier = file.tier();
     let found = drain.buffer.tiers().open_object(tier, file.object);
-    let is_gone = found.is_err_and(|error| Errno::from(&error) == Errno::ENOENT);
+    let is_gone = found.is_err_and(|error| Errno::of(&error) == Errno::ENOENT);
     // What went straight to the PFS leaves the overflow for its name before it is known to be
     // flushed there.
     match is_gone && drain.buffer.tiers().kind(tier) != TierKind::Pfs {

@@ -101,8 +101,8 @@ impl Directories {
             drain.ns.put_times_back(dir, handle);
             if let Err(error) = drain.ns.pfs().sync_dir(handle) {
                 let reason = format!("flush of the directory on the PFS: {error}");
-                drain.base.report(dir.path(), (&error).into(), reason);
-                unflushed.insert(*key, Errno::from(&error));
+                drain.base.report(dir.path(), Errno::of(&error), reason);
+                unflushed.insert(*key, Errno::of(&error));
             }
         }
         unflushed

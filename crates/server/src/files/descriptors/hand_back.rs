@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_tiers::{Object, TierKind, start_writeback, wait_writeback};
-use forebay_types::{Errno, TierId};
+use forebay_types::TierId;
 use parking_lot::{RwLockReadGuard, RwLockWriteGuard};
 
 use super::Candidates;
+use crate::base::failure::Failure;
 use crate::buffer::opens::{OpenFile, SHARDS, Target};
 use crate::files::Files;
 
@@ -16,7 +17,7 @@ impl Files {
     ///
     /// # Errors
     /// Its object was handed back and cannot be opened again.
-    pub fn target<'a>(&self, open: &'a OpenFile) -> Result<RwLockReadGuard<'a, Target>, Errno> {
+    pub fn target<'a>(&self, open: &'a OpenFile) -> Result<RwLockReadGuard<'a, Target>, Failure> {
         let target = open.target.read();
         open.note_use();
         if target.is_held() {
@@ -30,7 +31,7 @@ impl Files {
     }
 
     /// Opens again what was handed back.
-    pub fn take_back(&self, open: &OpenFile, target: &mut Target) -> Result<(), Errno> {
+    pub fn take_back(&self, open: &OpenFile, target: &mut Target) -> Result<(), Failure> {
         let Target::Buffer { file, object, tier } = &*target else {
             return Ok(());
         };
@@ -144,11 +145,11 @@ impl Files {
 mod tests {
     use crate::rooms::Rooms;
     use forebay_tiers::testing::unwritten_bytes;
-    use forebay_types::{Handle, Ino, OpenFlags};
+    use forebay_types::{Errno, Handle, Ino, OpenFlags};
     use forebay_wire::WriteHow;
 
     use super::*;
-    use crate::testing::{Lab, create, drain};
+    use crate::testing::{Lab, answer, create, drain};
 
     const FILES: usize = 40;
     /// Half of what the lab may have.
@@ -208,7 +209,7 @@ mod tests {
             let written = rooms
                 .files
                 .write(*handle, 0, text.as_bytes(), WriteHow::WAITING);
-            assert_eq!(written, Ok(Some(text.len())));
+            assert_eq!(answer(written), Ok(Some(text.len())));
             rooms.files.fsync(*handle, false).expect("fsync");
             assert!(objects_open(&lab) <= FILES_MAX);
         }
@@ -312,7 +313,10 @@ mod tests {
         };
         let slot = rooms.buffer.tiers().get(tier).expect("tier");
         slot.tier.remove(file.object).expect("remove");
-        assert_eq!(rooms.files.read(lost, 0, &mut [0]), Err(Errno::ENOENT));
+        assert_eq!(
+            answer(rooms.files.read(lost, 0, &mut [0])),
+            Err(Errno::ENOENT)
+        );
         let other = handles.iter().find(|handle| **handle != lost);
         assert!(!read(rooms, *other.expect("another")).is_empty());
     }

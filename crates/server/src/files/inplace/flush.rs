@@ -9,6 +9,7 @@ use forebay_types::Errno;
 use forebay_wire::Link;
 
 use super::InPlace;
+use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::files::Files;
 
@@ -30,9 +31,9 @@ impl Files {
     }
 
     /// To be called before a file is changed, and again after that, whatever came of it.
-    pub(crate) fn note_in_place(&self, target: &Target) -> Result<(), Errno> {
+    pub(crate) fn note_in_place(&self, target: &Target) -> Result<(), Failure> {
         match target {
-            Target::Pfs { node, file, .. } => self.keep_in_place(node, file),
+            Target::Pfs { node, file, .. } => Ok(self.keep_in_place(node, file)?),
             Target::Buffer { .. } => Ok(()),
         }
     }
@@ -54,11 +55,12 @@ impl Files {
         changed
     }
 
+    /// `ETIMEDOUT` where the PFS is given up, and nothing else.
     fn keep_in_place(&self, node: &Arc<PlainNode>, file: &Arc<FileObject>) -> Result<(), Errno> {
         while let Some(oldest) = self.in_place.note(node, file) {
             // What is lost of another file is told to others.
             match self.flush_in_place(oldest) {
-                Err(Errno::ETIMEDOUT) => return Err(Errno::ETIMEDOUT),
+                Err(failure) if failure.errno() == Errno::ETIMEDOUT => return Err(failure.errno()),
                 _ => continue,
             }
         }
@@ -66,18 +68,19 @@ impl Files {
     }
 
     /// Flushes a file now, or waits for who does. `ETIMEDOUT` leaves it to be flushed.
-    pub(crate) fn flush_in_place(&self, id: PfsId) -> Result<(), Errno> {
+    pub(crate) fn flush_in_place(&self, id: PfsId) -> Result<(), Failure> {
         let health = self.base.health();
         let Some(begun) = self.in_place.begin(id, &|| health.is_given_up()) else {
             return match health.is_given_up() {
-                true => Err(Errno::ETIMEDOUT),
+                true => Err(Errno::ETIMEDOUT.into()),
                 false => Ok(()),
             };
         };
         let passed = health.pass();
         let done = passed.and_then(|()| begun.file.sync(false));
-        let done = done.map_err(|error| Errno::from(&error));
-        if let Some(lost) = self.in_place.end(id, begun, done) {
+        let done = done.map_err(Failure::from);
+        let ended = self.in_place.end(id, begun, done.as_ref().copied());
+        if let Some(lost) = ended {
             self.base.report_loss(lost.path, lost.errno, lost.reason);
         }
         done
@@ -90,24 +93,26 @@ impl Files {
         node: &PlainNode,
         file: &Arc<FileObject>,
         data_only: bool,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         self.base.health().pass()?;
         let kept = self.in_place.is_kept_with(node.id, file);
         if kept.is_some() {
-            self.flush_in_place(node.id).or_else(|errno| match errno {
-                Errno::ETIMEDOUT => Err(errno),
-                // It is owed to whoever comes first, and that may be this one.
-                _ => Ok(()),
-            })?;
+            self.flush_in_place(node.id)
+                .or_else(|failure| match failure.errno() {
+                    Errno::ETIMEDOUT => Err(failure),
+                    // It is owed to whoever comes first, and that may be this one.
+                    _ => Ok(()),
+                })?;
         }
         if kept != Some(true) {
             file.sync(data_only)?;
         }
-        self.in_place.take_owed(node.id).map_or(Ok(()), Err)
+        let owed = self.in_place.take_owed(node.id);
+        owed.map_or(Ok(()), |errno| Err(errno.into()))
     }
 
     /// Flushes what was changed in place in some directories.
-    pub fn flush_in_place_in(&self, is_meant: &dyn Fn(&Arc<Dir>) -> bool) -> Result<(), Errno> {
+    pub fn flush_in_place_in(&self, is_meant: &dyn Fn(&Arc<Dir>) -> bool) -> Result<(), Failure> {
         let mut done = Ok(());
         for (id, node) in self.in_place.all() {
             if is_meant(&node.parent) {
@@ -121,7 +126,8 @@ impl Files {
     /// At the end, when nothing changes any more.
     pub fn flush_all_in_place(&self) {
         for (id, _) in self.in_place.all() {
-            if let Err(Errno::ETIMEDOUT) = self.flush_in_place(id) {
+            let flushed = self.flush_in_place(id);
+            if flushed.is_err_and(|failure| failure.errno() == Errno::ETIMEDOUT) {
                 tracing::warn!("what was changed in place on the PFS is not flushed: no answer");
                 return;
             }
@@ -164,7 +170,7 @@ mod tests {
 
     use super::super::Standing;
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, me};
+    use crate::testing::{Lab, answer, me};
 
     /// A file of the PFS with two links there, open for writing.
     fn open_linked(lab: &Lab, name: &str) -> (Ino, Handle) {
@@ -184,7 +190,7 @@ mod tests {
 
     fn change(rooms: &Rooms, handle: Handle) {
         let written = rooms.files.write(handle, 0, b"CON", WriteHow::WAITING);
-        assert_eq!(written, Ok(Some(3)));
+        assert_eq!(answer(written), Ok(Some(3)));
     }
 
     fn kept(rooms: &Rooms) -> usize {
@@ -199,14 +205,14 @@ mod tests {
         assert_eq!(kept(rooms), 0, "it was opened only");
         change(rooms, handle);
         assert_eq!(kept(rooms), 1);
-        assert_eq!(rooms.files.fsync(handle, true), Ok(()));
+        assert_eq!(answer(rooms.files.fsync(handle, true)), Ok(()));
         assert_eq!(kept(rooms), 0);
         change(rooms, handle);
         rooms.files.release(handle).expect("close");
         assert_eq!(kept(rooms), 1);
         // An fsync means what others have written, too.
         let handle = open(rooms, ino);
-        assert_eq!(rooms.files.fsync(handle, true), Ok(()));
+        assert_eq!(answer(rooms.files.fsync(handle, true)), Ok(()));
         assert_eq!(kept(rooms), 0);
         rooms.files.release(handle).expect("close");
         let cut = SetAttr {
@@ -250,10 +256,12 @@ mod tests {
         assert!(matches!(standing, Standing::Flushed));
         assert_eq!(kept(rooms), 1, "changed since");
         let begun = in_place.begin(id, &|| true).expect("begun");
-        let silent = in_place.end(id, begun, Err(Errno::ETIMEDOUT));
+        let silent = in_place.end(id, begun, Err(&Errno::ETIMEDOUT.into()));
         assert!(silent.is_none() && kept(rooms) == 1, "nothing is lost");
         let begun = in_place.begin(id, &|| true).expect("begun");
-        let told = in_place.end(id, begun, Err(Errno::EIO)).expect("told");
+        let told = in_place
+            .end(id, begun, Err(&Errno::EIO.into()))
+            .expect("told");
         assert!(told.reason.starts_with("was changed in place"), "{told:?}");
         for _ in 0..2 {
             let Standing::Failed(lost) = in_place.standing(&|_| true, upto) else {
@@ -261,8 +269,8 @@ mod tests {
             };
             assert_eq!((lost.path, lost.errno), (b"f".to_vec(), Errno::EIO));
         }
-        assert_eq!(rooms.files.fsync(handle, false), Err(Errno::EIO));
-        assert_eq!(rooms.files.fsync(handle, false), Ok(()), "once");
+        assert_eq!(answer(rooms.files.fsync(handle, false)), Err(Errno::EIO));
+        assert_eq!(answer(rooms.files.fsync(handle, false)), Ok(()), "once");
         rooms.files.release(handle).expect("close");
         assert_eq!(kept(rooms), 1, "a later flush brings nothing back");
         let cut = SetAttr {

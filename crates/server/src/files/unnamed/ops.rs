@@ -6,11 +6,11 @@ use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, NsError, of_objec
 use forebay_policy::durability::Durability;
 use forebay_policy::placement::NewFile;
 use forebay_tiers::{Identity, ParentKey};
-use forebay_types::{Attr, Cred, Errno, Generation, Ino, ObjectId, OpenFlags, TierId, failpoint};
+use forebay_types::{Attr, Cred, Generation, Ino, ObjectId, OpenFlags, TierId, failpoint};
 use forebay_wire::{Link, Opened};
 
 use super::UNNAMED;
-use crate::base::failure::told;
+use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::files::Files;
 use crate::files::open::born_at;
@@ -23,16 +23,10 @@ impl Files {
         perm: u16,
         flags: OpenFlags,
         cred: Cred,
-    ) -> Result<(Attr, Opened), Errno> {
-        let (dir, gid) = self
-            .ns
-            .check_unnamed(parent, &cred)
-            .map_err(told("create without a name"))?;
+    ) -> Result<(Attr, Opened), Failure> {
+        let (dir, gid) = self.ns.check_unnamed(parent, &cred)?;
         let _request = self.buffer.activity().begin();
-        let (xattrs, perm) = self
-            .ns
-            .mode_of_new(&dir, perm, &cred)
-            .map_err(told("create without a name"))?;
+        let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(UNNAMED);
         let mut series = self.identify_new(&path, cred.pid);
         // It is no part of a version before its name says so.
@@ -43,10 +37,7 @@ impl Files {
             series_fsyncs: false,
         };
         let wanted = self.place_checkpoint(&series, &kind)?;
-        let object_id = self
-            .ns
-            .new_object()
-            .map_err(told("create without a name"))?;
+        let object_id = self.ns.new_object()?;
         let carried = self.identity_of_unnamed(object_id, perm, cred.uid, gid);
         self.make_way();
         let (tier, object) = self.create_object(wanted, &carried, false)?;
@@ -91,29 +82,25 @@ impl Files {
     }
 
     /// Gives a file a further name, or its first.
-    pub fn link(&self, ino: Ino, to: &Link, cred: &Cred) -> Result<Attr, Errno> {
-        let linked = match self.ns.node(ino).map_err(told("link"))? {
+    pub fn link(&self, ino: Ino, to: &Link, cred: &Cred) -> Result<Attr, Failure> {
+        let linked = match self.ns.node(ino)? {
             Node::File(file) if file.lock().unnamed.is_some() => {
                 self.link_first(&file, to, cred)?
             }
             _ => {
                 self.stabilise_for_link(ino, to)?;
-                self.ns
-                    .link(ino, to.parent, &to.name)
-                    .map_err(told("link"))?
+                self.ns.link(ino, to.parent, &to.name)?
             }
         };
         self.getattr(linked.ino)
     }
 
-    fn link_first(&self, file: &Arc<File>, to: &Link, cred: &Cred) -> Result<Attr, Errno> {
+    fn link_first(&self, file: &Arc<File>, to: &Link, cred: &Cred) -> Result<Attr, Failure> {
         let linked = {
             // What is being copied to another tier carries what the file was when that began.
             let _copying = file.copying();
             let carry = |dir: &Dir, name: &[u8]| self.carry_name(file, dir, name);
-            self.ns
-                .link_unnamed(file, to.parent, &to.name, &carry)
-                .map_err(told("link"))?
+            self.ns.link_unnamed(file, to.parent, &to.name, &carry)?
         };
         self.unnamed.files.lock().remove(&file.ino);
         let path = file.path();
@@ -215,7 +202,7 @@ mod tests {
     use forebay_wire::{Link, WriteHow};
 
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, drain, me};
+    use crate::testing::{Lab, answer, drain, me};
 
     fn create(rooms: &Rooms, content: &[u8]) -> (Attr, Handle) {
         let flags = OpenFlags(libc::O_RDWR as u32);
@@ -224,7 +211,7 @@ mod tests {
         let written = rooms
             .files
             .write(opened.handle, 0, content, WriteHow::WAITING);
-        assert_eq!(written, Ok(Some(content.len())));
+        assert_eq!(answer(written), Ok(Some(content.len())));
         (attr, opened.handle)
     }
 
@@ -308,7 +295,7 @@ mod tests {
         rooms.files.note_forgotten(&[(gone.ino, 1)]);
         assert_eq!(rooms.lifecycle.audit_books(), Vec::<String>::new());
         let linked = rooms.files.link(gone.ino, &named("gone"), &me());
-        assert_eq!(linked.map(drop), Err(Errno::ESTALE));
+        assert_eq!(answer(linked.map(drop)), Err(Errno::ESTALE));
         assert_eq!(rooms.buffer.ledger().dirty_and_capacity().0, 0);
     }
 

@@ -59,7 +59,7 @@ impl Files {
                     let reason = format!(
                         "the kernel does not tell who writes it (fs.leases-enable?), so it is not drained: {error}"
                     );
-                    self.base.report(file.path(), (&error).into(), reason);
+                    self.base.report(file.path(), Errno::of(&error), reason);
                 }
                 true
             }
@@ -67,7 +67,7 @@ impl Files {
     }
 
     /// Whether somebody can write an object of a tier whose objects the kernel may write by itself.
-    pub fn is_written_below(&self, tier: TierId, object: &dyn Object) -> Result<bool, Errno> {
+    pub fn is_written_below(&self, tier: TierId, object: &dyn Object) -> Result<bool, Failure> {
         let slot = self.buffer.tiers().get(tier);
         let tells = slot.is_some_and(|slot| slot.tier.tells_writers());
         Ok(tells && object.has_writers()?)
@@ -80,7 +80,7 @@ impl Files {
         file: &Arc<File>,
         object: Arc<dyn Object>,
         tier: TierId,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let used = object.stat()?.allocated_bytes;
         self.begin_change(file)?;
         self.buffer.book(file, used);
@@ -123,14 +123,18 @@ impl Files {
             .buffer
             .opens()
             .remove(handle)
+            .map_err(Failure::from)
             .and_then(|(open, flags)| self.close(claim, &open, flags));
-        if let Err(errno) = closed {
+        if let Err(failure) = closed {
             let path = match &*open.target.read() {
                 Target::Buffer { file, .. } => file.path(),
                 Target::Pfs { node, .. } => node.parent.path_of(&node.name),
             };
-            self.base
-                .report(path, errno, format!("its close failed: {errno}"));
+            self.base.report(
+                path,
+                failure.errno(),
+                format!("its close failed: {failure}"),
+            );
         }
     }
 
@@ -199,7 +203,7 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{Lab, create, drain};
+    use crate::testing::{Lab, answer, create, drain};
 
     #[test]
     fn an_error_of_a_drain_ends_with_its_reason() {
@@ -224,7 +228,7 @@ mod tests {
         assert!(unchanged.expect("recorded"));
         let flags = OpenFlags(libc::O_RDWR as u32);
         let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
-        assert_eq!(rooms.files.fsync(opened.handle, false), Ok(()));
+        assert_eq!(answer(rooms.files.fsync(opened.handle, false)), Ok(()));
         rooms.files.release(opened.handle).expect("close");
     }
 }

@@ -12,6 +12,7 @@ use forebay_tiers::{
 use forebay_types::{Errno, TierId};
 
 use super::{Looked, Recorded, is_exhaustion};
+use crate::base::failure::Failure;
 use crate::buffer::unflushed::Held;
 use crate::integrity::Integrity;
 use crate::integrity::scrub::out_of_cache;
@@ -137,9 +138,9 @@ impl Integrity {
     }
 
     /// `EIO` of a file of which a flush has failed since it was last cut to nothing.
-    pub fn refuse_failed_flush(&self, file: &File) -> Result<(), Errno> {
+    pub fn refuse_failed_flush(&self, file: &File) -> Result<(), Failure> {
         match file.lock().residency.flush_failed {
-            true => Err(Errno::EIO),
+            true => Err(Errno::EIO.into()),
             false => Ok(()),
         }
     }
@@ -172,7 +173,7 @@ impl Integrity {
         recorded: &Recorded,
         object: &dyn Object,
         stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Looked, Errno> {
+    ) -> Result<Looked, Failure> {
         let Recorded { residency, size } = recorded;
         let stat = object.stat()?;
         let known = residency.crc.filter(|_| !residency.writing);
@@ -221,7 +222,7 @@ mod tests {
     use crate::buffer::tierset::DRAM;
     use crate::files::mover::Move;
     use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, create, drain, me};
+    use crate::testing::{FLASH, Lab, answer, create, drain, me};
 
     const OLDER: [u8; 8192] = [1; 8192];
     const NEW: [u8; 8192] = [2; 8192];
@@ -239,7 +240,7 @@ mod tests {
         cut.expect("cut to nothing");
         let how = WriteHow::WAITING;
         let written = rooms.files.write(opened.handle, 0, content, how);
-        assert_eq!(written, Ok(Some(content.len())));
+        assert_eq!(answer(written), Ok(Some(content.len())));
         rooms.files.release(opened.handle).expect("close");
     }
 
@@ -261,7 +262,7 @@ mod tests {
         let opened = rooms.files.open(file.ino, flags, false);
         let (opened, _) = match opened {
             Ok(opened) => opened,
-            Err(errno) => return Some(errno),
+            Err(failure) => return Some(failure.errno()),
         };
         rooms.files.release(opened.handle).expect("close");
         None
@@ -339,8 +340,8 @@ mod tests {
         let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
         flash.lose_write_back(Errno::ENOSPC).expect("lost");
         let handle = opened.handle;
-        assert_eq!(rooms.files.fsync(handle, false), Err(Errno::ENOSPC));
-        assert_eq!(rooms.files.fsync(handle, false), Err(Errno::EIO));
+        assert_eq!(answer(rooms.files.fsync(handle, false)), Err(Errno::ENOSPC));
+        assert_eq!(answer(rooms.files.fsync(handle, false)), Err(Errno::EIO));
         assert_eq!(refusal(rooms, &file), Some(Errno::EIO), "open elsewhere");
         rooms.files.release(handle).expect("close");
         assert_kept(&lab, &file);
@@ -368,7 +369,7 @@ mod tests {
                 is_exclusive: true,
             };
             let moved = rooms.files.move_object(&wanted, || Some(()), drop);
-            assert_eq!(moved, Err(Errno::EIO));
+            assert_eq!(answer(moved), Err(Errno::EIO));
             assert_eq!(file.tier(), FLASH);
         }
         assert_eq!(flash.fired(fault), 1, "it is told once");

@@ -14,7 +14,7 @@ use forebay_types::{Errno, Generation, TierId};
 use forebay_wire::control::FsckReport;
 
 use super::{LOOKS_MAX, Looked, OpenedAtRest, Purpose, Recorded, is_exhaustion, is_missing};
-use crate::base::failure::told;
+use crate::base::failure::Failure;
 use crate::buffer::blocks::Blocks;
 use crate::buffer::opens::Claim;
 use crate::integrity::Integrity;
@@ -30,7 +30,7 @@ impl Integrity {
         file: &Arc<File>,
         purpose: Purpose,
         to_write: bool,
-    ) -> Result<OpenedAtRest, Errno> {
+    ) -> Result<OpenedAtRest, Failure> {
         let tier = file.tier();
         if self.buffer.tiers().kind(tier) == TierKind::Pfs {
             self.base.health().pass()?;
@@ -75,7 +75,7 @@ impl Integrity {
         opened: &io::Result<Arc<dyn Object>>,
         purpose: Purpose,
         stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Looked, Errno> {
+    ) -> Result<Looked, Failure> {
         for _ in 0..LOOKS_MAX {
             let recorded = Recorded::of(file);
             let is_flash = self.buffer.tiers().kind(tier) == TierKind::Ssd
@@ -86,7 +86,7 @@ impl Integrity {
             let object = match opened {
                 Ok(object) => object,
                 Err(error) if file.lock().is_unlinked() || is_exhaustion(error) => {
-                    return Err(error.into());
+                    return Err(Failure::of_shared(error));
                 }
                 Err(error) => {
                     let problem = format!("its object cannot be opened: {error}");
@@ -107,7 +107,7 @@ impl Integrity {
                 return Ok(Looked::Sound);
             }
         }
-        Err(Errno::EIO)
+        Err(Errno::EIO.into())
     }
 
     fn look_closely(
@@ -117,7 +117,7 @@ impl Integrity {
         object: &dyn Object,
         purpose: Purpose,
         stop: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Looked, Errno> {
+    ) -> Result<Looked, Failure> {
         let Recorded { residency, size } = recorded;
         if let IdentityCheck::Other(problem) = self.check_identity(residency.tier, file.object) {
             return Ok(Looked::Wrong(problem));
@@ -136,10 +136,7 @@ impl Integrity {
             return Ok(Looked::Sound);
         };
         if look.content == Content::ByBlock
-            && let Some(sums) = self
-                .ns
-                .sums(file)
-                .map_err(told("read checksums of blocks"))?
+            && let Some(sums) = self.ns.sums(file)?
         {
             return Ok(Looked::Unread(sums, stat));
         }
@@ -212,7 +209,7 @@ impl Integrity {
         claim: &Claim<'_>,
         file: &Arc<File>,
         problem: String,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Failure> {
         let path = file.path();
         let report = self.check_claimed(claim, file);
         self.note_damage(file, path, problem, report);
@@ -221,7 +218,7 @@ impl Integrity {
                 self.buffer.wake_collector();
                 Ok(())
             }
-            false => Err(Errno::EIO),
+            false => Err(Errno::EIO.into()),
         }
     }
 

@@ -62,8 +62,8 @@ impl Pass<'_> {
             Ok(Looked::Sound | Looked::Unread(..)) => {}
             Ok(Looked::Wrong(problem)) => integrity.settle_damage(file, tier, problem),
             Err(_) if integrity.base.is_ending() => return false,
-            Err(errno) => {
-                tracing::debug!("{}: {errno}", file.path().escape_ascii());
+            Err(failure) => {
+                tracing::debug!("{}: {failure}", file.path().escape_ascii());
                 return true;
             }
         }
@@ -112,8 +112,8 @@ impl Integrity {
         if file.tier() != tier || file.lock().is_unlinked() {
             return;
         }
-        if let Err(errno) = self.open_at_rest(&claim, file, Purpose::Pass, false) {
-            tracing::debug!("{}: {errno}", file.path().escape_ascii());
+        if let Err(failure) = self.open_at_rest(&claim, file, Purpose::Pass, false) {
+            tracing::debug!("{}: {failure}", file.path().escape_ascii());
         }
     }
 

@@ -9,13 +9,14 @@ use forebay_tiers::ActAs;
 use forebay_types::{Attr, Errno, Ino};
 
 use super::Asker;
-use crate::base::failure::told;
+use crate::base::failure::Failure;
 use crate::orders::Orders;
 
 /// What one user may see of the tree, found out once for each directory of one answer.
 pub struct Sight<'a> {
     orders: &'a Orders,
     asker: &'a Asker,
+    /// The number that each was refused with.
     searchable: RefCell<HashMap<DirKey, Result<(), Errno>>>,
 }
 
@@ -46,13 +47,18 @@ impl<'a> Sight<'a> {
             Some((above, _)) => self.may_search(&above),
             None => Ok(()),
         };
-        let found = found.and_then(|()| self.as_user(dir, false));
+        let found = match found.map(|()| self.as_user(dir, false)) {
+            Ok(Ok(())) => Ok(()),
+            // Many ask the same, and the number is what is kept for them.
+            Ok(Err(failure)) => Err(failure.told("look as a user")),
+            Err(refused) => Err(refused),
+        };
         self.searchable.borrow_mut().insert(dir.key, found);
         found
     }
 
     /// Whether the user may list a directory, and look at what is in it.
-    pub fn may_list(&self, dir: &Arc<Dir>) -> Result<(), Errno> {
+    pub fn may_list(&self, dir: &Arc<Dir>) -> Result<(), Failure> {
         match self.asker.trusted {
             true => Ok(()),
             false => {
@@ -80,9 +86,9 @@ impl<'a> Sight<'a> {
 
     /// What is to be said of a path that does not lead anywhere: where it ends only those who may
     /// look there are told.
-    pub fn of_missing(&self, path: &[u8], errno: Errno) -> Errno {
+    pub fn of_missing(&self, path: &[u8], failure: Failure) -> Failure {
         if self.asker.trusted {
-            return errno;
+            return failure;
         }
         let mut above = path;
         loop {
@@ -91,24 +97,29 @@ impl<'a> Sight<'a> {
                 None => &[],
             };
             if let Ok((dir, None)) = self.orders.ns.resolve(above) {
-                return self.may_search(&dir).err().unwrap_or(errno);
+                return match self.may_search(&dir) {
+                    Ok(()) => failure,
+                    Err(refused) => self.hidden(failure, refused),
+                };
             }
             if above.is_empty() {
-                return Errno::EACCES;
+                return self.hidden(failure, Errno::EACCES);
             }
         }
     }
 
-    fn as_user(&self, dir: &Arc<Dir>, list: bool) -> Result<(), Errno> {
+    /// What is not for the user stands in the log.
+    fn hidden(&self, failure: Failure, shown: Errno) -> Failure {
+        failure.told("resolve a path");
+        shown.into()
+    }
+
+    fn as_user(&self, dir: &Arc<Dir>, list: bool) -> Result<(), Failure> {
         if !rustix::process::geteuid().is_root() {
             // Nobody else can use the mount, and there is no way to find out what they might see.
-            return Err(Errno::EACCES);
+            return Err(Errno::EACCES.into());
         }
-        let handle = self
-            .orders
-            .ns
-            .open_dir(dir)
-            .map_err(told("look as a user"))?;
+        let handle = self.orders.ns.open_dir(dir)?;
         let pfs = self.orders.ns.pfs();
         let _user = ActAs::user(self.asker.uid, self.asker.gid, &self.asker.groups)?;
         match list {

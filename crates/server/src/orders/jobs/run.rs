@@ -28,7 +28,7 @@ pub fn start(
     movement: Movement,
     paths: Vec<Vec<u8>>,
     asker: Asker,
-) -> Result<u64, Errno> {
+) -> Result<u64, Failure> {
     let job = orders.jobs.add(&asker)?;
     let orders = orders.clone();
     let id = job.id;
@@ -81,7 +81,7 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
                 work.add(orders, job, movement, visited);
                 !is_ended()
             },
-            &mut |path, errno| missing.push((path, errno)),
+            &mut |path, failure| missing.push((path, failure)),
         );
         if !go_on {
             left(job, path.clone());
@@ -200,11 +200,7 @@ fn one_by_one(orders: &Orders, job: &Job, movement: Movement, work: Vec<Visited>
         };
         let done = match (movement, &visited.file) {
             (Movement::Release, Some(file)) => release(orders, file, &moved),
-            (Movement::Prefetch, Some(file)) => orders
-                .files
-                .prefetch(file, &moved)
-                .map(|_| ())
-                .map_err(Failure::from),
+            (Movement::Prefetch, Some(file)) => orders.files.prefetch(file, &moved).map(|_| ()),
             (_, None) => stage_in(orders, &visited, &moved),
             _ => Ok(()),
         };
@@ -227,12 +223,11 @@ fn stage_in(
     let (file, ..) = orders
         .files
         .bring_in(&visited.dir, &visited.name, None, false, moved)
-        .map_err(|errno| match errno {
-            Errno::ENOSPC => Failure::new(
-                errno,
+        .map_err(|failure| match failure.errno() {
+            Errno::ENOSPC => failure.about(
                 "no room in the burst buffer: everything there is in use or not drained yet",
             ),
-            other => other.into(),
+            _ => failure,
         })?;
     // Who chose to write it in place before it was here has done so by now: see `prepare_change`.
     // What cannot be evicted at once is clean, and gives way when somebody looks at it.

@@ -33,8 +33,8 @@ impl KeptStores {
             if has_several_names(orders, &open) {
                 // The walk may come by another of its names. It is changed where it is, so that
                 // there is nothing else to do for it.
-                if let Err(errno) = orders.files.fetch_stores(open.ino, go_on) {
-                    tracing::warn!("{:?}: stores are not fetched: {errno}", open.ino);
+                if let Err(failure) = orders.files.fetch_stores(open.ino, go_on) {
+                    tracing::warn!("{:?}: stores are not fetched: {failure}", open.ino);
                 }
             }
         }
@@ -61,9 +61,8 @@ impl KeptStores {
             return Ok(());
         };
         let fetched = orders.files.fetch_stores(ino, go_on);
-        fetched.map_err(|errno| {
-            let why = "open for writing; what was stored through its mapping cannot be had now";
-            Failure::new(errno, why)
+        fetched.map_err(|failure| {
+            failure.about("open for writing; what was stored through its mapping cannot be had now")
         })?;
         if let Ok(Node::File(file)) = orders.ns.node(ino) {
             visited.file = Some(file);

@@ -240,9 +240,9 @@ impl Orders {
             let version = self.ns.version_of(parent);
             version.is_some_and(|version| Arc::ptr_eq(&version, dir))
         };
-        if let Err(errno) = self.files.flush_in_place_in(&is_in_it) {
+        if let Err(failure) = self.files.flush_in_place_in(&is_in_it) {
             let what = "what was changed in place in it may be lost on the PFS";
-            return self.not_published(dir, &Failure::new(errno, what));
+            return self.not_published(dir, &failure.about(what));
         }
         let published = self.ns.publish_version(dir, &whole);
         self.base.absorb_conflicts();
