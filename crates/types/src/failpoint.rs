@@ -163,7 +163,7 @@ points! {
     /// seal: its checksum is on record.
     SealRecord,
     /// damage in a file that is open: a part of it is written again from what the PFS has.
-    PieceRewritten,
+    BlockRewritten,
     /// eviction: the record is gone.
     EvictRecord,
     /// stage-in: the object is made.

@@ -31,7 +31,7 @@ impl Integrity {
             return Ok(());
         };
         for block in blocks.sums.blocks_of(offset, len) {
-            self.compare_piece(open, target.object(), &blocks, block)?;
+            self.verify_block(open, target.object(), &blocks, block)?;
         }
         Ok(())
     }
@@ -47,7 +47,7 @@ impl Integrity {
         Ok(())
     }
 
-    fn compare_piece(
+    fn verify_block(
         &self,
         open: &OpenFile,
         object: &dyn Object,
@@ -67,7 +67,7 @@ impl Integrity {
             .is_good(object, block, &|| self.base.is_ending())
         {
             Ok(true) => {
-                self.piece_is_good(open, blocks, block);
+                self.block_is_good(open, blocks, block);
                 return Ok(());
             }
             Ok(false) => format!("checksum mismatch in bytes {} to {}", at.start, at.end),
@@ -79,7 +79,7 @@ impl Integrity {
             return Ok(());
         }
         let path = blocks.file.path();
-        if let Err(why) = self.mend_piece(object, blocks, block) {
+        if let Err(why) = self.restore_block(object, blocks, block) {
             tracing::debug!("{}: {problem}: {why}", path.escape_ascii());
             self.note_damage(&blocks.file, path, problem, Default::default());
             return Err(why.with_errno(Errno::EIO));
@@ -88,11 +88,11 @@ impl Integrity {
         let reason = format!("found damaged at rest: {problem}; {action}");
         self.base.report(path, Errno::EIO, reason);
         self.at_rest.found.fetch_add(1, Ordering::Relaxed);
-        self.piece_is_good(open, blocks, block);
+        self.block_is_good(open, blocks, block);
         Ok(())
     }
 
-    fn piece_is_good(&self, open: &OpenFile, blocks: &Blocks, block: usize) {
+    fn block_is_good(&self, open: &OpenFile, blocks: &Blocks, block: usize) {
         self.at_rest.compared_blocks.fetch_add(1, Ordering::Relaxed);
         if blocks.note(block) {
             let object = blocks.file.object;
@@ -102,7 +102,7 @@ impl Integrity {
     }
 
     /// Writes a block again from what the PFS has, if that is what was published.
-    fn mend_piece(
+    fn restore_block(
         &self,
         object: &dyn Object,
         blocks: &Blocks,
@@ -131,7 +131,7 @@ impl Integrity {
                 return Err(Errno::EIO.into());
             }
             at.start += object.write_at(&buffer[..count], at.start)? as u64;
-            failpoint::hit(failpoint::Point::PieceRewritten);
+            failpoint::hit(failpoint::Point::BlockRewritten);
         }
         let times = |time| Some(SetTime::At(time));
         object.set_times(times(before.atime), times(before.mtime))?;

@@ -56,7 +56,7 @@ pub fn shape(dir: &Path, tiers: Tiers, point: Point) -> Settings {
     settings.demotion.start_fraction = 1.0;
     settings.scrub.seal_after = Duration::ZERO;
     settings.scrub.calm = Duration::ZERO;
-    if point == Point::PieceRewritten {
+    if point == Point::BlockRewritten {
         // All are compared when they are read.
         settings.scrub.verify_on_open_bytes = 0;
     }
@@ -449,7 +449,7 @@ fn run(case: &Case) -> Result<(), String> {
             errors.retain(|error| error.errno != Errno::EEXIST);
         }
         // There was damage, and that is told.
-        let mended = case.point == Point::PieceRewritten;
+        let mended = case.point == Point::BlockRewritten;
         if errors.is_empty() == mended {
             return Err(format!("status: {errors:?}"));
         }

@@ -429,7 +429,7 @@ pub fn workloads(point: Point) -> Vec<Workload> {
         | Point::OverflowPlaced
         | Point::OverflowSettled => overflows(),
         Point::SealFlushed | Point::SealRecord => seals(),
-        Point::PieceRewritten => mended_reads(),
+        Point::BlockRewritten => mended_reads(),
         Point::EvictRecord => vec![work([w("a", 1), Drain], [Release("a")])],
         Point::StageObject | Point::StageRecord => each([
             vec![work([Outside("a", 1, SMALL)], [StageIn("a")])],
