@@ -312,7 +312,10 @@ impl Namespace {
     }
 
     pub(crate) fn known_dir(&self, key: DirKey) -> Option<Arc<Dir>> {
-        self.dirs.lock().get(&key).and_then(Weak::upgrade)
+        let known = self.dirs.lock().get(&key).and_then(Weak::upgrade);
+        // Where the PFS tells no times of birth, the next directory may have the key of one that
+        // was removed, and that is in use as long as somebody has it open.
+        known.filter(|dir| !dir.is_removed())
     }
 
     /// All directories that are in use.

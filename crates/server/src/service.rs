@@ -321,7 +321,7 @@ impl Server {
         if mode == forebay_types::RenameMode::Exchange {
             rooms.files.stabilise_for_rename(to, from)?;
         }
-        let last = rooms.files.last_name(to);
+        let last = rooms.files.last_name_in_rename(to, mode);
         let renamed = rooms
             .base
             .ns()

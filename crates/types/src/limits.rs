@@ -26,6 +26,9 @@ pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 pub const SPACE_UNIT_BYTES: u64 = 4 << 20;
 /// Errors that `status` remembers; older ones are only counted.
 pub const ERRORS_REMEMBERED_MAX: usize = 256;
+/// Files changed in place on the PFS that are named after a failed flush; of more only their number
+/// is told, and each owner's fsync.
+pub const UNFLUSHED_NAMED_MAX: usize = 1 << 16;
 
 const _: () = assert!(IO_BYTES_MAX as u64 <= SPACE_UNIT_BYTES);
 const _: () = assert!(XATTRS_PER_FILE_BYTES_MAX < MESSAGE_BYTES_MAX);

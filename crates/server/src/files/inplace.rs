@@ -15,7 +15,7 @@
 pub(crate) mod flush;
 pub(crate) mod names;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,6 +80,23 @@ pub struct Begun {
     upto: u64,
 }
 
+/// Why a file is not flushed.
+#[derive(Debug)]
+pub enum NotFlushed {
+    /// The PFS is given up: nothing was put anywhere, and nothing is lost.
+    Unasked(Failure),
+    /// The PFS has called it an error, whatever its number. A second flush would succeed.
+    Lost(Failure),
+}
+
+impl From<NotFlushed> for Failure {
+    fn from(why: NotFlushed) -> Failure {
+        match why {
+            NotFlushed::Unasked(failure) | NotFlushed::Lost(failure) => failure,
+        }
+    }
+}
+
 /// How a file stands that somebody has asked to be flushed.
 pub enum Standing {
     /// It is not flushed yet.
@@ -93,17 +110,25 @@ pub enum Standing {
 #[derive(Default)]
 struct State {
     kept: HashMap<PfsId, Kept>,
-    failed: VecDeque<Unflushed>,
+    failed: HashMap<PfsId, Unflushed>,
+    /// Paths of directories whose names are not flushed.
+    dirs_failed: BTreeSet<Vec<u8>>,
     /// Changes so far.
     changes: u64,
 }
 
 impl State {
     fn remember(&mut self, unflushed: Unflushed) {
-        if self.failed.len() >= limits::ERRORS_REMEMBERED_MAX {
-            self.failed.pop_front();
-        }
-        self.failed.push_back(unflushed);
+        let is_one_more = !self.failed.contains_key(&unflushed.id);
+        let unflushed = match is_one_more && self.failed.len() >= limits::UNFLUSHED_NAMED_MAX {
+            true => Unflushed {
+                path: Vec::new(),
+                reason: String::new(),
+                ..unflushed
+            },
+            false => unflushed,
+        };
+        self.failed.insert(unflushed.id, unflushed);
     }
 }
 
@@ -128,7 +153,7 @@ impl InPlace {
     /// Whether there is nothing to flush and nothing to be told.
     pub fn is_empty(&self) -> bool {
         let state = self.state.lock();
-        state.kept.is_empty() && state.failed.is_empty()
+        state.kept.is_empty() && state.failed.is_empty() && state.dirs_failed.is_empty()
     }
 
     /// Keeps a file that is about to change, or has. Answers with one that is to be flushed before
@@ -165,7 +190,7 @@ impl InPlace {
     pub fn forget(&self, id: PfsId) {
         let mut state = self.state.lock();
         let gone = state.kept.remove(&id);
-        state.failed.retain(|failed| failed.id != id);
+        state.failed.remove(&id);
         drop(state);
         self.settled.notify_all();
         // The PFS may answer late.
@@ -174,7 +199,7 @@ impl InPlace {
 
     /// A file was cut to nothing: what may have been lost of it is wanted no more.
     pub(crate) fn emptied(&self, id: PfsId) {
-        self.state.lock().failed.retain(|failed| failed.id != id);
+        self.state.lock().failed.remove(&id);
     }
 
     /// Whether a file is to be flushed with this descriptor; `None` if it is not to be flushed.
@@ -234,19 +259,16 @@ impl InPlace {
     }
 
     /// What has come of a flush. Answers with what is to be told.
-    fn end(&self, id: PfsId, begun: Begun, done: Result<(), &Failure>) -> Option<Unflushed> {
+    fn end(&self, id: PfsId, begun: Begun, done: Result<(), &NotFlushed>) -> Option<Unflushed> {
         let mut state = self.state.lock();
         let kept = state.kept.get_mut(&id)?;
         kept.flushing = false;
         let mut told = None;
         let mut gone = None;
         match done {
-            // Nothing was put anywhere, and nothing is lost.
-            Err(failure) if failure.errno() == Errno::ETIMEDOUT => {
-                kept.not_before = Some(Instant::now() + AGAIN);
-            }
+            Err(NotFlushed::Unasked(_)) => kept.not_before = Some(Instant::now() + AGAIN),
             done => {
-                if let Err(failure) = done {
+                if let Err(NotFlushed::Lost(failure)) = done {
                     told = Some(unflushed(id, kept, failure));
                 }
                 if kept.last > begun.upto {
@@ -259,7 +281,6 @@ impl InPlace {
             }
         }
         if let Some(unflushed) = &told {
-            state.failed.retain(|failed| failed.id != id);
             state.remember(unflushed.clone());
         }
         drop(state);
@@ -272,7 +293,7 @@ impl InPlace {
     /// is about; `None` if nothing is to be flushed and nothing to be told.
     pub fn order(&self, which: &dyn Fn(&PfsId) -> bool) -> Option<u64> {
         let mut state = self.state.lock();
-        let mut any = state.failed.iter().any(|failed| which(&failed.id));
+        let mut any = state.failed.keys().any(which);
         for (_, kept) in state.kept.iter_mut().filter(|(id, _)| which(id)) {
             kept.is_urgent = true;
             any = true;
@@ -298,8 +319,8 @@ impl InPlace {
         {
             return Standing::Pending;
         }
-        match state.failed.iter().find(|failed| which(&failed.id)) {
-            Some(failed) => Standing::Failed(failed.clone()),
+        match state.failed.iter().find(|(id, _)| which(id)) {
+            Some((_, failed)) => Standing::Failed(failed.clone()),
             None => Standing::Flushed,
         }
     }
@@ -313,31 +334,25 @@ impl InPlace {
     /// An error that no fsync was told yet.
     fn take_owed(&self, id: PfsId) -> Option<Errno> {
         let mut state = self.state.lock();
-        let failed = state.failed.iter_mut().find(|f| f.id == id && f.owed)?;
+        let failed = state.failed.get_mut(&id).filter(|failed| failed.owed)?;
         failed.owed = false;
         Some(failed.errno)
     }
 
-    /// Paths of all that may be lost.
+    /// Paths of all that may be lost; those of files are empty beyond
+    /// [`limits::UNFLUSHED_NAMED_MAX`].
     pub fn unflushed(&self) -> Vec<Vec<u8>> {
         let state = self.state.lock();
-        let failed = state.failed.iter().map(|failed| failed.path.clone());
-        failed.chain(state.kept.values().map(path)).collect()
+        let mut files: Vec<_> = state.failed.values().map(|f| f.path.clone()).collect();
+        files.extend(state.kept.values().map(path));
+        files.sort_unstable();
+        files.extend(state.dirs_failed.iter().cloned());
+        files
     }
 
     /// The same of names in a directory.
-    fn names_failed(&self, path: Vec<u8>, errno: Errno) {
-        let failed = Unflushed {
-            // No file's.
-            id: PfsId::default(),
-            path,
-            errno,
-            reason: String::new(),
-            owed: false,
-        };
-        let mut state = self.state.lock();
-        state.failed.retain(|known| known.path != failed.path);
-        state.remember(failed);
+    fn names_failed(&self, path: Vec<u8>) {
+        self.state.lock().dirs_failed.insert(path);
     }
 
     fn all(&self) -> Vec<(PfsId, Arc<PlainNode>)> {

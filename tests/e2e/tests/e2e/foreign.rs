@@ -4,13 +4,18 @@
 use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use forebay_testkit::{Cluster, needs_program, needs_root, wait_until};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 
 const FILES: usize = 10;
+
+/// What the PFS shows.
+fn behind(cluster: &Cluster, name: impl AsRef<Path>) -> PathBuf {
+    cluster.base().join("behind").join(name)
+}
 
 /// bindfs, which shows a folder as the PFS; unmounted last.
 struct Bindfs(PathBuf);
@@ -98,4 +103,44 @@ fn promise_2_a_directory_on_a_pfs_with_hidden_names_gets_its_time() {
         mtime(cluster.base().join("behind/d")) == THEN
     });
     assert_eq!(mtime(cluster.mnt("d")), THEN);
+}
+
+#[test]
+fn promise_1_a_directory_with_the_inode_number_of_a_removed_one_is_another() {
+    let Some((cluster, _bindfs)) = up() else {
+        return;
+    };
+    let mut last = None;
+    let mut reused = 0;
+    for at in 0..FILES {
+        let (old, new) = (format!("old-{at}"), format!("new-{at}"));
+        fs::create_dir(cluster.mnt(&old)).expect("mkdir");
+        fs::write(cluster.mnt(format!("{old}/f")), "x").expect("write");
+        let held = fs::File::open(cluster.mnt(&old)).expect("open");
+        if at % 2 == 0 {
+            drop(held);
+        } else {
+            last = Some(held);
+        }
+        let number = |name: &str| fs::metadata(behind(&cluster, name)).expect("stat").ino();
+        let before = number(&old);
+        fs::remove_dir_all(cluster.mnt(&old)).expect("rm");
+        fs::create_dir(cluster.mnt(&new)).expect("mkdir");
+        reused += usize::from(number(&new) == before);
+        fs::create_dir(cluster.mnt(format!("{new}/sub"))).expect("mkdir");
+        let file = format!("{new}/file");
+        fs::write(cluster.mnt(&file), "content").expect("write");
+        let outside = format!("{new}/outside");
+        fs::write(behind(&cluster, &outside), "theirs").expect("write");
+        cluster.drain(&new);
+        let behind = fs::read_to_string(behind(&cluster, &file));
+        assert_eq!(behind.expect("drained"), "content");
+        let seen = fs::read_to_string(cluster.mnt(&outside));
+        assert_eq!(seen.expect("shown"), "theirs");
+    }
+    drop(last);
+    assert!(
+        reused > 0,
+        "the file system below gives no inode number again"
+    );
 }

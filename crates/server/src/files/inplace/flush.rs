@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use forebay_namespace::{Dir, Node, PlainNode};
 use forebay_tiers::{FileObject, Object, PfsId, PfsStat};
-use forebay_types::Errno;
+use forebay_types::{Errno, RenameMode};
 use forebay_wire::Link;
 
-use super::InPlace;
+use super::{InPlace, NotFlushed};
 use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::files::Files;
@@ -59,26 +59,29 @@ impl Files {
     fn keep_in_place(&self, node: &Arc<PlainNode>, file: &Arc<FileObject>) -> Result<(), Errno> {
         while let Some(oldest) = self.in_place.note(node, file) {
             // What is lost of another file is told to others.
-            match self.flush_in_place(oldest) {
-                Err(failure) if failure.errno() == Errno::ETIMEDOUT => return Err(failure.errno()),
-                _ => continue,
+            if let Err(NotFlushed::Unasked(failure)) = self.flush_in_place(oldest) {
+                return Err(failure.errno());
             }
         }
         Ok(())
     }
 
-    /// Flushes a file now, or waits for who does. `ETIMEDOUT` leaves it to be flushed.
-    pub(crate) fn flush_in_place(&self, id: PfsId) -> Result<(), Failure> {
+    /// Flushes a file now, or waits for who does.
+    pub(crate) fn flush_in_place(&self, id: PfsId) -> Result<(), NotFlushed> {
         let health = self.base.health();
         let Some(begun) = self.in_place.begin(id, &|| health.is_given_up()) else {
             return match health.is_given_up() {
-                true => Err(Errno::ETIMEDOUT.into()),
+                true => Err(NotFlushed::Unasked(Errno::ETIMEDOUT.into())),
                 false => Ok(()),
             };
         };
-        let passed = health.pass();
-        let done = passed.and_then(|()| begun.file.sync(false));
-        let done = done.map_err(Failure::from);
+        let done = match health.pass() {
+            Ok(()) => begun
+                .file
+                .sync(false)
+                .map_err(|e| NotFlushed::Lost(e.into())),
+            Err(error) => Err(NotFlushed::Unasked(error.into())),
+        };
         let ended = self.in_place.end(id, begun, done.as_ref().copied());
         if let Some(lost) = ended {
             self.base.report_loss(lost.path, lost.errno, lost.reason);
@@ -97,12 +100,11 @@ impl Files {
         self.base.health().pass()?;
         let kept = self.in_place.is_kept_with(node.id, file);
         if kept.is_some() {
-            self.flush_in_place(node.id)
-                .or_else(|failure| match failure.errno() {
-                    Errno::ETIMEDOUT => Err(failure),
-                    // It is owed to whoever comes first, and that may be this one.
-                    _ => Ok(()),
-                })?;
+            self.flush_in_place(node.id).or_else(|why| match why {
+                NotFlushed::Unasked(failure) => Err(failure),
+                // It is owed to whoever comes first, and that may be this one.
+                NotFlushed::Lost(_) => Ok(()),
+            })?;
         }
         if kept != Some(true) {
             file.sync(data_only)?;
@@ -117,7 +119,7 @@ impl Files {
         for (id, node) in self.in_place.all() {
             if is_meant(&node.parent) {
                 // One that fails keeps no other from it.
-                done = done.and(self.flush_in_place(id));
+                done = done.and(self.flush_in_place(id).map_err(Failure::from));
             }
         }
         done
@@ -126,8 +128,7 @@ impl Files {
     /// At the end, when nothing changes any more.
     pub fn flush_all_in_place(&self) {
         for (id, _) in self.in_place.all() {
-            let flushed = self.flush_in_place(id);
-            if flushed.is_err_and(|failure| failure.errno() == Errno::ETIMEDOUT) {
+            if let Err(NotFlushed::Unasked(_)) = self.flush_in_place(id) {
                 tracing::warn!("what was changed in place on the PFS is not flushed: no answer");
                 return;
             }
@@ -142,6 +143,14 @@ impl Files {
             false => self.stat_name(link),
         };
         stat.filter(|stat| stat.nlink == 1).map(|stat| stat.id)
+    }
+
+    /// The same of a name that a rename goes to. An exchange takes no name away.
+    pub fn last_name_in_rename(&self, to: &Link, mode: RenameMode) -> Option<PfsId> {
+        match mode {
+            RenameMode::Exchange => None,
+            RenameMode::Replace | RenameMode::NoReplace => self.last_name(to),
+        }
     }
 
     /// The name may be gone since. NFS and FUSE keep a file that is open under another name then,
@@ -165,10 +174,10 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
-    use forebay_types::{Errno, Handle, Ino, OpenFlags, SetAttr};
+    use forebay_types::{Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr};
     use forebay_wire::{Link, WriteHow};
 
-    use super::super::Standing;
+    use super::super::{NotFlushed, Standing};
     use crate::rooms::Rooms;
     use crate::testing::{Lab, answer, me};
 
@@ -256,20 +265,22 @@ mod tests {
         assert!(matches!(standing, Standing::Flushed));
         assert_eq!(kept(rooms), 1, "changed since");
         let begun = in_place.begin(id, &|| true).expect("begun");
-        let silent = in_place.end(id, begun, Err(&Errno::ETIMEDOUT.into()));
+        let silent = NotFlushed::Unasked(Errno::ETIMEDOUT.into());
+        let silent = in_place.end(id, begun, Err(&silent));
         assert!(silent.is_none() && kept(rooms) == 1, "nothing is lost");
         let begun = in_place.begin(id, &|| true).expect("begun");
-        let told = in_place
-            .end(id, begun, Err(&Errno::EIO.into()))
-            .expect("told");
+        // As of NFS, mounted soft: the number alone does not say that nothing was put anywhere.
+        let lost = NotFlushed::Lost(Errno::ETIMEDOUT.into());
+        let told = in_place.end(id, begun, Err(&lost)).expect("told");
         assert!(told.reason.starts_with("was changed in place"), "{told:?}");
         for _ in 0..2 {
             let Standing::Failed(lost) = in_place.standing(&|_| true, upto) else {
                 panic!("not told");
             };
-            assert_eq!((lost.path, lost.errno), (b"f".to_vec(), Errno::EIO));
+            assert_eq!((lost.path, lost.errno), (b"f".to_vec(), Errno::ETIMEDOUT));
         }
-        assert_eq!(answer(rooms.files.fsync(handle, false)), Err(Errno::EIO));
+        let synced = answer(rooms.files.fsync(handle, false));
+        assert_eq!(synced, Err(Errno::ETIMEDOUT));
         assert_eq!(answer(rooms.files.fsync(handle, false)), Ok(()), "once");
         rooms.files.release(handle).expect("close");
         assert_eq!(kept(rooms), 1, "a later flush brings nothing back");
@@ -280,6 +291,59 @@ mod tests {
         rooms.files.setattr(ino, None, &cut, me()).expect("cut");
         rooms.files.flush_all_in_place();
         assert_eq!(kept(rooms), 0, "nothing of it is wanted");
+    }
+
+    #[test]
+    fn none_of_many_that_failed_is_forgotten() {
+        use forebay_types::limits::ERRORS_REMEMBERED_MAX;
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let in_place = rooms.files.in_place();
+        let many = ERRORS_REMEMBERED_MAX + 3;
+        let mut handles = Vec::new();
+        for at in 0..many {
+            let (_, handle) = open_linked(&lab, &format!("f{at}"));
+            change(rooms, handle);
+            let id = in_place.all()[0].0;
+            let begun = in_place.begin(id, &|| true).expect("begun");
+            let lost = NotFlushed::Lost(Errno::EIO.into());
+            in_place.end(id, begun, Err(&lost)).expect("told");
+            handles.push(handle);
+        }
+        assert_eq!(kept(rooms), many);
+        for handle in handles {
+            assert_eq!(answer(rooms.files.fsync(handle, false)), Err(Errno::EIO));
+            rooms.files.release(handle).expect("close");
+        }
+        assert_eq!(kept(rooms), many, "told, and not forgotten");
+    }
+
+    #[test]
+    fn an_exchange_of_names_takes_none_away() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        rooms.files.release(handle).expect("close");
+        std::fs::remove_file(lab.pfs("f-too")).expect("one name is left");
+        std::fs::write(lab.pfs("g"), b"other").expect("write");
+        let link = |name: &str| Link {
+            parent: Ino::ROOT,
+            name: name.into(),
+        };
+        for (mode, left) in [(RenameMode::Exchange, 1), (RenameMode::Replace, 0)] {
+            let (from, to) = match mode {
+                RenameMode::Exchange => (link("g"), link("f")),
+                // Where it is by now.
+                _ => (link("f"), link("g")),
+            };
+            let last = rooms.files.last_name_in_rename(&to, mode);
+            let ns = rooms.base.ns();
+            ns.rename(from.parent, &from.name, to.parent, &to.name, mode)
+                .expect("rename");
+            rooms.files.lost_last_name(&to, last);
+            assert_eq!(kept(rooms), left, "{mode:?}");
+        }
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Files {
             "names in it were changed on the PFS, which could not put them on stable storage: \
              {failure}; they may be lost there"
         );
-        self.in_place.names_failed(path.clone(), failure.errno());
+        self.in_place.names_failed(path.clone());
         self.base.report_loss(path, failure.errno(), reason);
     }
 }
