@@ -29,6 +29,8 @@ use crate::service::Server;
 use crate::starterror::{StartError, failed};
 use crate::threads::{Watched, join_all};
 
+/// So long the end waits for changes under way before it counts what is left.
+const LAST_CHANGES: Duration = Duration::from_secs(2);
 /// After the mount is gone, a drain that was asked for gets this long for the last files.
 const LAST_DRAIN: Duration = Duration::from_secs(60);
 
@@ -280,6 +282,9 @@ impl Instance {
         }
         failpoint::hit(failpoint::Point::StopMoved);
         rooms.files.collect_garbage();
+        if !rooms.base.life().end_changes(LAST_CHANGES) {
+            tracing::warn!("a change is still under way, and has not been answered");
+        }
         let summary = self.undrained();
         self.save_totals();
         rooms.integrity.save_scrub();

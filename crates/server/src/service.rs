@@ -54,6 +54,8 @@ impl Server {
         payload: &[u8],
         into: &mut [u8],
     ) -> Result<Reply, Failure> {
+        let life = self.rooms.base.life();
+        let _change = request.changes().then(|| life.change()).transpose()?;
         match request {
             Request::Create { .. } | Request::CreateUnnamed { .. } | Request::Open { .. } => {
                 self.answer_open(peer, request)

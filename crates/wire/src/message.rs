@@ -315,6 +315,45 @@ impl Request {
         }
     }
 
+    /// Whether it may change content, attributes or names.
+    pub fn changes(&self) -> bool {
+        match self {
+            Request::Setattr { .. }
+            | Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::SetXattr { .. }
+            | Request::RemoveXattr { .. }
+            | Request::Create { .. }
+            | Request::CreateUnnamed { .. }
+            | Request::Write { .. }
+            | Request::Space { .. } => true,
+            // By O_TRUNC, and by a right to write through the kernel.
+            Request::Open { flags, .. } => flags.writes(),
+            Request::Lookup(_)
+            | Request::Forget(_)
+            | Request::Getattr { .. }
+            | Request::Readlink { .. }
+            | Request::OpenDir { .. }
+            | Request::ReadDir { .. }
+            | Request::CloseDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::GetXattr { .. }
+            | Request::ListXattr { .. }
+            | Request::Release { .. }
+            | Request::Read { .. }
+            | Request::Fsync { .. }
+            | Request::FsyncDir { .. }
+            | Request::Seek { .. }
+            | Request::Control(_) => false,
+        }
+    }
+
     /// Refuses what no honest client sends: bad names and lengths over the limits. Servers call
     /// this before they act on a request that came over a socket.
     pub fn check(&self) -> Result<(), Errno> {

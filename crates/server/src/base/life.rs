@@ -4,7 +4,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use forebay_types::Errno;
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 
 /// An order to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,10 @@ pub struct Life {
     broken: Mutex<Option<String>>,
     /// Threads that pause are woken here.
     paused: (Mutex<()>, Condvar),
+    /// Nothing is changed any more.
+    unchanging: AtomicBool,
+    /// Held by each request that changes something.
+    changing: RwLock<()>,
 }
 
 impl Life {
@@ -38,6 +43,27 @@ impl Life {
         self.ending.store(true, Ordering::Release);
         let _asleep = self.paused.0.lock();
         self.paused.1.notify_all();
+    }
+
+    /// To be held by who changes something. `ENOTCONN` once what is left has been counted: a program
+    /// that still has the mount open would take what nobody drains for done.
+    pub fn change(&self) -> Result<RwLockReadGuard<'_, ()>, Errno> {
+        let refused = || match self.unchanging.load(Ordering::Acquire) {
+            true => Err(Errno::ENOTCONN),
+            false => Ok(()),
+        };
+        // Nobody comes to wait behind who ends all changes.
+        refused()?;
+        let held = self.changing.read();
+        refused()?;
+        Ok(held)
+    }
+
+    /// Nothing is changed from here on. Waits for changes under way, for so long at most: one that
+    /// blocks in a call on the PFS has not been answered yet. Answers whether all have ended.
+    pub fn end_changes(&self, patience: Duration) -> bool {
+        self.unchanging.store(true, Ordering::Release);
+        self.changing.try_write_for(patience).is_some()
     }
 
     /// Sleeps; not beyond the end of the server.
@@ -107,6 +133,8 @@ impl Life {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use forebay_types::Errno;
+
     use super::{Life, StopOrder};
 
     const NOW: StopOrder = StopOrder {
@@ -152,5 +180,19 @@ mod tests {
         });
         life.pause(hour);
         assert!(life.is_ending() && begun.elapsed() < hour);
+    }
+
+    #[test]
+    fn who_ends_all_changes_waits_for_those_under_way_and_lets_none_begin() {
+        let life = Life::default();
+        let held = life.change().expect("the first");
+        assert!(!life.end_changes(Duration::from_millis(1)), "one is left");
+        assert!(life.change().is_err());
+        std::thread::scope(|scope| {
+            let ends = scope.spawn(|| life.end_changes(Duration::from_secs(60)));
+            drop(held);
+            assert!(ends.join().expect("thread"));
+        });
+        assert_eq!(life.change().err(), Some(Errno::ENOTCONN));
     }
 }

@@ -1,8 +1,9 @@
 //! Promise 8: stopping is safe.
 
-use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::Command;
+use std::time::Duration;
 
 use forebay_testkit::{
     Cluster, LONG, listing, needs_root, pattern, run_bounded, snapshot, wait_until, write_file,
@@ -344,5 +345,41 @@ fn promise_8_a_thread_that_dies_ends_the_burst_buffer_in_order_and_nothing_is_lo
         let first = names.iter().find(|name| *name != "g").expect("two");
         pattern(1097, 300_000).assert_in(&cluster.pfs(first));
         pattern(1098, 300_000).assert_in(&cluster.pfs("g"));
+    }
+}
+
+/// A program has the mount open after it has left the tree, and writes at about the time when what
+/// is left is counted.
+#[test]
+fn promise_8_what_is_written_after_the_unmount_is_counted_or_refused() {
+    for round in 0..16 {
+        let builder = Cluster::builder().dram("32MiB").flag("--no-passthrough");
+        let cluster = builder.up();
+        fs::write(cluster.mnt("f"), "00").expect("write");
+        cluster.drain("f");
+        let file = OpenOptions::new().write(true).open(cluster.mnt("f"));
+        let file = file.expect("open");
+        let root = cluster.mnt("");
+        let written = std::thread::scope(|scope| {
+            let writes = scope.spawn(move || {
+                while fs::metadata(root.join("f")).is_ok() {
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                std::thread::sleep(Duration::from_millis(10 * round));
+                let written = file.write_all_at(b"11", 0).is_ok();
+                // A drain waits for who has written.
+                drop(file);
+                written
+            });
+            let output = cluster.on_state(&["down", "--drain"]);
+            let written = writes.join().expect("thread");
+            assert!([0, 3].contains(&output.code), "{output:?}");
+            written && output.code == 0
+        });
+        cluster.wait_ended();
+        if written {
+            let found = fs::read_to_string(cluster.pfs("f")).expect("read");
+            assert_eq!(found, "11", "round {round}");
+        }
     }
 }
