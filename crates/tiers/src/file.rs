@@ -9,12 +9,10 @@ use forebay_types::{SetTime, TimeSpec};
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom, Timespec, Timestamps, XattrFlags};
 use rustix::io::{Errno as Sys, ReadWriteFlags};
 
-use crate::{Allocate, Identity, Object, ObjectStat, Seek, writers};
+use crate::{Allocate, Identity, Object, ObjectStat, Seek, ahead, writers};
 
 /// Attribute that carries an [`Identity`].
 pub(crate) const IDENTITY_XATTR: &str = "user.forebay.object";
-/// `st_blocks` counts these, whatever the file system's block size.
-const STAT_BLOCK_BYTES: u64 = 512;
 
 /// An [`Object`] over any open regular file, for example one on the PFS.
 #[derive(Debug)]
@@ -142,11 +140,11 @@ pub(crate) fn timestamps(atime: Option<SetTime>, mtime: Option<SetTime>) -> Time
     }
 }
 
-/// What of it is an object's.
-pub(crate) fn object_stat(stat: &rustix::fs::Stat) -> ObjectStat {
+/// What of it is an object's, which takes so much space.
+pub(crate) fn object_stat(stat: &rustix::fs::Stat, allocated_bytes: u64) -> ObjectStat {
     ObjectStat {
         size: stat.st_size as u64,
-        allocated_bytes: stat.st_blocks as u64 * STAT_BLOCK_BYTES,
+        allocated_bytes,
         atime: TimeSpec {
             sec: stat.st_atime,
             nsec: stat.st_atime_nsec as u32,
@@ -276,7 +274,9 @@ impl Object for FileObject {
     }
 
     fn stat(&self) -> io::Result<ObjectStat> {
-        Ok(object_stat(&rustix::fs::fstat(&self.file)?))
+        let stat = rustix::fs::fstat(&self.file)?;
+        let allocated_bytes = ahead::charged_bytes(&self.file, &stat);
+        Ok(object_stat(&stat, allocated_bytes))
     }
 
     fn set_times(&self, atime: Option<SetTime>, mtime: Option<SetTime>) -> io::Result<()> {

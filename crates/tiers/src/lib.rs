@@ -5,6 +5,7 @@
 //! by descriptors only, one checked name at a time, and never through a symbolic link.
 
 mod actas;
+mod ahead;
 #[cfg(any(test, feature = "testing"))]
 pub mod conformance;
 mod copy;

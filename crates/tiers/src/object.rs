@@ -12,7 +12,8 @@ use crate::Identity;
 pub struct ObjectStat {
     /// Logical size, bytes.
     pub size: u64,
-    /// Space it takes in its tier, bytes; less than `size` where there are holes.
+    /// Space it takes in its tier, bytes; less than `size` where there are holes. What XFS sets
+    /// aside by itself for a file that grows is not counted.
     pub allocated_bytes: u64,
     /// Last access.
     pub atime: TimeSpec,

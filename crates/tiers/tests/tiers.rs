@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{INSTANCE, in_memory, on_disk, tier_in};
+use forebay_testkit::{LoopFs, needs_program, needs_root};
 use forebay_tiers::conformance::{self, Random, identity};
 use forebay_tiers::testing::FaultyTier;
 use forebay_tiers::{
@@ -414,4 +415,46 @@ fn any_file_is_an_object() {
     object.sync(true).unwrap();
     object.drop_cache().unwrap();
     assert_eq!(object.into_file().metadata().unwrap().len(), 3);
+}
+
+/// XFS sets space aside for whoever appends, and takes it back when it likes.
+#[test]
+fn what_xfs_sets_aside_for_a_file_that_grows_is_not_its_space() {
+    const MIB: usize = 1 << 20;
+    if needs_root() || needs_program("mkfs.xfs") {
+        return;
+    }
+    let dir = on_disk();
+    let point = dir.path().join("xfs");
+    std::fs::create_dir(&point).unwrap();
+    let _xfs = LoopFs::of_kind("xfs", dir.path(), &point, 2 << 30);
+    let tier = tier_in(&point);
+    let id = ObjectId(7);
+    let object = tier.create(id, &identity(7)).unwrap();
+    let in_blocks = || {
+        let file = object.descriptor().unwrap();
+        rustix::fs::fstat(file).unwrap().st_blocks as u64 * 512
+    };
+    let append = |from: usize, to: usize| {
+        for at in from..to {
+            object.write_at(&vec![1; MIB], (at * MIB) as u64).unwrap();
+        }
+    };
+    append(0, 40);
+    assert!(in_blocks() > 50 * MIB as u64, "nothing was set aside");
+    let held = || object.stat().unwrap().allocated_bytes;
+    let unheld = || {
+        let object = tier.unheld(id).unwrap();
+        object.stat().unwrap().allocated_bytes
+    };
+    for bytes in [held(), unheld()] {
+        assert_eq!(bytes, 40 * MIB as u64);
+    }
+    // What a program has asked for is its own.
+    object
+        .allocate(Allocate::Reserve, 0, 100 * MIB as u64)
+        .unwrap();
+    for bytes in [held(), unheld()] {
+        assert!(bytes >= 100 * MIB as u64, "{bytes} of {}", in_blocks());
+    }
 }

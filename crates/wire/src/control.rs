@@ -383,7 +383,8 @@ pub struct StatusBits {
     pub restarts_total: u64,
     /// Of those, that found their data in the burst buffer.
     pub restart_hits_total: u64,
-    /// Files that went straight to the PFS because they were colder than what was here.
+    /// Checkpoints made on the PFS because they were colder than what would have had to leave for
+    /// them. What went there for want of room is not among them.
     pub direct_files_total: u64,
     /// Files in the burst buffer.
     pub files: u64,

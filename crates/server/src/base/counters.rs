@@ -13,7 +13,8 @@ pub struct Counters {
     pub demoted_files: AtomicU64,
     /// Dropped clean copies, bytes.
     pub evicted_bytes: AtomicU64,
-    /// Files that went straight to the PFS because they were colder than what was here.
+    /// Checkpoints made on the PFS because they were colder than what would have had to leave for
+    /// them. What went there for want of room is not among them.
     pub direct_files: AtomicU64,
     /// Objects removed, bytes.
     pub deleted_bytes: AtomicU64,

@@ -22,7 +22,7 @@ const PROBE_XATTR: &str = "user.forebay.probe";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DirError {
     /// Its marker names another instance.
-    #[error("{} belongs to another instance of Forebay ({found}): start with the state folder it was first used with, or give another directory", dir.display())]
+    #[error("{} belongs to another instance of Forebay ({found}): start with the state folder it was first used with, or give another directory (docs/operations.md, Upgrade)", dir.display())]
     OtherInstance {
         /// The directory.
         dir: PathBuf,

@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, OFlags};
 use super::open_object;
 use super::shards::{ObjectName, Shards};
 use crate::file::object_stat;
-use crate::{Allocate, Identity, Object, ObjectStat, Seek};
+use crate::{Allocate, Identity, Object, ObjectStat, Seek, ahead};
 
 /// An object known by its name in the tier: opened for each call, but for a look at it.
 pub(super) struct UnheldObject {
@@ -58,7 +58,13 @@ impl Object for UnheldObject {
         let name = ObjectName::new(self.id);
         let dir = self.shards.dir(self.id);
         let stat = rustix::fs::statat(dir, name.as_bytes(), AtFlags::SYMLINK_NOFOLLOW)?;
-        Ok(object_stat(&stat))
+        if ahead::is_suspected(&stat)
+            && ahead::is_made_by(dir)
+            && let Ok(held) = self.open().and_then(|object| object.stat())
+        {
+            return Ok(held);
+        }
+        Ok(object_stat(&stat, ahead::allocated_bytes(&stat)))
     }
 
     fn set_times(&self, atime: Option<SetTime>, mtime: Option<SetTime>) -> io::Result<()> {

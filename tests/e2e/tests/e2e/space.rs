@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use forebay_testkit::{Cluster, listing, needs_root, pattern, write_file};
+use forebay_testkit::{
+    Cluster, listing, needs_program, needs_root, pattern, wait_until, write_file,
+};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
 const MIB: usize = 1 << 20;
@@ -170,5 +172,69 @@ fn promise_5_a_file_outgrows_the_buffer_while_the_kernel_writes_it() {
     assert_blocks(&cluster.pfs("ckpt-3"), BLOCKS);
     for other in ["a", "b", "c", "d", "e", "f"] {
         pattern(722, 8 * MIB).assert_in(&cluster.pfs(other));
+    }
+}
+
+/// By appends of 1 MiB each.
+fn append(cluster: &Cluster, name: &str, mib: usize) -> std::io::Result<()> {
+    let path = cluster.mnt(name);
+    let mut file = File::options().append(true).create(true).open(path)?;
+    for _ in 0..mib {
+        file.write_all(&[0x5a; MIB])?;
+    }
+    Ok(())
+}
+
+/// What `status` has of the flash tier, MiB: in use, and undrained.
+fn on_flash(cluster: &Cluster) -> [u64; 2] {
+    let status = cluster.status();
+    let tiers = status["tiers"].as_array().expect("tiers");
+    let named = |tier: &&serde_json::Value| tier["name"].as_str().is_some_and(|n| n == "ssd");
+    let flash = tiers.iter().find(named).expect("flash");
+    ["used_bytes", "dirty_bytes"].map(|name| flash[name].as_u64().expect("bytes") >> 20)
+}
+
+#[test]
+fn promise_5_space_that_xfs_sets_aside_by_itself_is_not_counted() {
+    if needs_root() || needs_program("mkfs.xfs") {
+        return;
+    }
+    for flags in [&[][..], &["--no-passthrough"]] {
+        let builder = Cluster::builder().lazy().dram("").ssd("250MiB");
+        let builder = builder.disk("ssd", "xfs", 2 << 30);
+        let cluster = flags.iter().fold(builder, |b, flag| b.flag(flag)).up();
+        append(&cluster, "f", 40).expect("write");
+        assert_eq!(on_flash(&cluster), [40, 40], "{flags:?}");
+        append(&cluster, "g", 40).expect("write");
+        assert_eq!(on_flash(&cluster), [80, 80], "{flags:?}");
+        let written = || cluster.status()["dwsf_bytes"].as_u64().expect("bytes") >> 20;
+        wait_until("all is counted", || written() >= 80);
+        assert_eq!(written(), 80, "{flags:?}");
+        // XFS keeps what it has set aside over the second close.
+        append(&cluster, "f", 20).expect("write");
+        assert_eq!(on_flash(&cluster), [100, 100], "{flags:?}");
+    }
+}
+
+#[test]
+fn promise_5_xfs_takes_as_many_files_as_there_is_room_for_when_the_pfs_is_full() {
+    if needs_root() || needs_program("mkfs.xfs") {
+        return;
+    }
+    for (kind, size) in [("ext4", 2 << 30), ("xfs", 2 << 30), ("xfs", 400 << 20)] {
+        let cluster = Cluster::builder()
+            .eager()
+            .dram("")
+            .ssd("250MiB")
+            .disk("ssd", kind, size)
+            .loop_pfs(200 << 20)
+            .up();
+        for name in ["c1", "c2", "c3", "c4"] {
+            append(&cluster, name, 40).expect("write");
+            cluster.drain(name);
+        }
+        for name in ["d1", "d2", "d3", "d4", "d5"] {
+            append(&cluster, name, 40).unwrap_or_else(|error| panic!("{kind}, {name}: {error}"));
+        }
     }
 }

@@ -383,3 +383,31 @@ fn promise_8_what_is_written_after_the_unmount_is_counted_or_refused() {
         }
     }
 }
+
+/// What docs/operations.md says under "Upgrade".
+#[test]
+fn a_drained_flash_directory_that_was_taken_out_of_use_serves_a_new_state_folder() {
+    let mut cluster = Cluster::builder().ssd("64MiB").up();
+    write_file(&cluster.mnt("f"), pattern(1990, MIB));
+    assert!(
+        cluster
+            .down(&["--drain"])
+            .stdout
+            .contains("all data is on the PFS")
+    );
+    cluster.on_state(&["fsck", "--dry-run"]).ok();
+    fs::rename(cluster.state(), cluster.base().join("old")).expect("rename");
+    let refused = cluster.cli(cluster.up_args()).expect_code(1);
+    let why = "start with the state folder it was first used with, or give another directory";
+    assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    fs::create_dir(cluster.ssd().join("lost+found")).expect("mkdir");
+    write_file(&cluster.ssd().join("lost+found/kept"), pattern(1991, 100));
+    fs::remove_dir_all(cluster.ssd().join("objects")).expect("remove");
+    fs::remove_file(cluster.ssd().join("forebay-tier")).expect("remove");
+    cluster.start();
+    pattern(1990, MIB).assert_in(&cluster.mnt("f"));
+    write_file(&cluster.mnt("g"), pattern(1992, MIB));
+    cluster.down(&["--drain"]);
+    pattern(1992, MIB).assert_in(&cluster.pfs("g"));
+    pattern(1991, 100).assert_in(&cluster.ssd().join("lost+found/kept"));
+}
