@@ -45,8 +45,8 @@ impl Life {
         self.paused.1.notify_all();
     }
 
-    /// To be held by who changes something. `ENOTCONN` once what is left has been counted: a program
-    /// that still has the mount open would take what nobody drains for done.
+    /// To be held by who changes something. `ENOTCONN` once what is left has been counted: a
+    /// program that still has the mount open would take what nobody drains for done.
     pub fn change(&self) -> Result<RwLockReadGuard<'_, ()>, Errno> {
         let refused = || match self.unchanging.load(Ordering::Acquire) {
             true => Err(Errno::ENOTCONN),
