@@ -231,7 +231,13 @@ impl<'a> Wait<'a> {
                 && (self.failures_said).insert((failure.path.clone(), failure.errno));
             if is_new && said < NAMED_MAX {
                 let line = failure_line(mount_of(bits), failure);
-                lines.push(format!("still trying: {line}"));
+                let is_conflict = (bits.conflicts.iter())
+                    .any(|c| (&c.path, &c.reason) == (&failure.path, &failure.reason));
+                // There is nothing to try again: both versions are on the PFS.
+                lines.push(match is_conflict {
+                    true => line,
+                    false => format!("still trying: {line}"),
+                });
             } else if is_new {
                 lines.push("more tries fail; `forebay status` names the last of them".into());
             }
@@ -547,7 +553,7 @@ fn has_files(folder: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use forebay_types::Errno;
-    use forebay_wire::control::PathFailure;
+    use forebay_wire::control::{ConflictEntry, PathFailure};
 
     use super::*;
 
@@ -611,6 +617,33 @@ mod tests {
         assert_eq!(lines.len(), NAMED_MAX + 1, "{lines:?}");
         assert!(lines[0].contains("/bb/0"), "{lines:?}");
         assert!(lines[NAMED_MAX].contains("more tries fail"), "{lines:?}");
+    }
+
+    #[test]
+    fn a_conflict_is_no_try_that_failed() {
+        let drain = args(true, None);
+        let mut wait = Wait::new(&drain, Path::new("/s"), dirty(5));
+        let told = |name: &str, errno, reason: &str| PathFailure {
+            path: name.into(),
+            errno,
+            reason: reason.into(),
+        };
+        let mut bits = dirty(5);
+        let parted = "changed on the PFS; ours is now beside it";
+        bits.errors = vec![
+            told("a", Errno::EEXIST, parted),
+            told("b", Errno::ENOSPC, "full"),
+        ];
+        bits.errors_total = 2;
+        bits.conflicts = vec![ConflictEntry {
+            path: b"a".to_vec(),
+            kept_as: b"a.forebay-conflict-1".to_vec(),
+            at_s: 1,
+            reason: parted.into(),
+        }];
+        let lines = wait.new_failures(&bits);
+        assert!(lines[0].starts_with("/bb/a: "), "{lines:?}");
+        assert!(lines[1].starts_with("still trying: /bb/b: "), "{lines:?}");
     }
 
     #[test]
