@@ -359,6 +359,58 @@ fn promise_2_what_only_the_kernel_knows_to_be_stored_is_not_called_drained() {
     }
 }
 
+/// What an outsider does on the PFS to the name `d/f`, and the name that is left.
+type Renaming = (
+    &'static str,
+    &'static str,
+    fn(&Cluster) -> std::io::Result<()>,
+);
+
+#[test]
+fn promise_2_what_was_stored_is_taken_in_by_the_name_that_an_outsider_has_given_the_file() {
+    const LEN: usize = 150_000;
+    let ways: [Renaming; 3] = [
+        ("rename", "e/g", |c| {
+            std::fs::rename(c.pfs("d/f"), c.pfs("e/g"))
+        }),
+        ("rename of the directory", "dd/f", |c| {
+            std::fs::rename(c.pfs("d"), c.pfs("dd"))
+        }),
+        ("link and unlink", "e/g", |c| {
+            std::fs::hard_link(c.pfs("d/f"), c.pfs("e/g"))?;
+            std::fs::remove_file(c.pfs("d/f"))
+        }),
+    ];
+    for (way, name, rename) in ways {
+        // The kernel has looked up the new name before, or it has not.
+        for path in ["", name] {
+            let cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+            for dir in ["d", "e"] {
+                std::fs::create_dir(cluster.pfs(dir)).expect("mkdir");
+            }
+            write_file(&cluster.pfs("d/f"), pattern(9, LEN));
+            let mut mapping = Mapping::of(open(&cluster.mnt("d/f")), LEN);
+            mapping.bytes()[100_000] ^= 0xff;
+            let mut expected = pattern(9, LEN).bytes();
+            expected[100_000] ^= 0xff;
+            rename(&cluster).expect("rename");
+            let said = cluster.on_path(&["stage-out", "--wait"], path);
+            if said.code == 0 {
+                let found = std::fs::read(cluster.pfs(name)).expect("read");
+                assert!(found == expected, "{way}, {path:?}: {said:?}");
+            } else {
+                let said = said.expect_code(3);
+                let is_named = said.stderr.contains(&format!("/{name}: open for writing"));
+                assert!(is_named, "{way}, {path:?}: {said:?}");
+            }
+            drop(mapping);
+            cluster.down(&["--drain"]);
+            let found = std::fs::read(cluster.pfs(name)).expect("read");
+            assert!(found == expected, "{way}, {path:?}: after the end");
+        }
+    }
+}
+
 #[test]
 fn promise_8_down_with_drain_waits_for_who_may_store_into_what_is_on_the_pfs() {
     for kind in BY_REQUESTS {
