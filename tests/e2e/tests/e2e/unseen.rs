@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use forebay_testkit::{Builder, Cluster, LONG, needs_root, pattern, run_bounded, write_file};
+use forebay_testkit::{Builder, Cluster, LONG, When, needs_root, pattern, run_bounded, write_file};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -407,6 +407,49 @@ fn promise_2_what_was_stored_is_taken_in_by_the_name_that_an_outsider_has_given_
             cluster.down(&["--drain"]);
             let found = std::fs::read(cluster.pfs(name)).expect("read");
             assert!(found == expected, "{way}, {path:?}: after the end");
+        }
+    }
+}
+
+#[test]
+fn promise_7_a_store_through_a_mapping_that_cannot_be_written_is_told_to_everybody_who_asks() {
+    const LEN: usize = 300_000;
+    if needs_root() {
+        return;
+    }
+    for stays_mapped in [true, false] {
+        let cluster = Cluster::builder().lazy().fuse_pfs().up();
+        write_file(&cluster.pfs("f"), pattern(9, LEN));
+        std::fs::hard_link(cluster.pfs("f"), cluster.pfs("other")).expect("link");
+        let mut mapping = Mapping::of(open(&cluster.mnt("f")), LEN);
+        mapping.bytes()[100] ^= 0xff;
+        let pfs = cluster.fuse_pfs();
+        pfs.fail("write", When::Before, libc::ENOSPC, "");
+        let mapping = stays_mapped.then_some(mapping);
+        for path in ["f", "", "other"] {
+            let said = cluster.on_path(&["stage-out", "--wait"], path);
+            let said = said.expect_code(3);
+            let is_told = said.stderr.contains("was stored into through a mapping");
+            assert!(is_told, "{stays_mapped}, {path:?}: {said:?}");
+            if path.is_empty() {
+                // No later write brings back what was stored.
+                pfs.heal("write");
+            }
+        }
+        let errors = cluster.status()["errors"].to_string();
+        let is_told = errors.contains("was stored into through a mapping");
+        assert!(is_told, "{stays_mapped}: {errors}");
+        drop(mapping);
+        if stays_mapped {
+            // What is written anew needs nothing of what was there.
+            write_file(&cluster.mnt("f"), pattern(10, LEN));
+            cluster.on_path(&["stage-out", "--wait"], "").ok();
+            cluster.down(&["--drain"]);
+            pattern(10, LEN).assert_in(&cluster.pfs("other"));
+        } else {
+            let said = cluster.on_state(&["down", "--drain"]);
+            let said = said.expect_code(3);
+            assert!(said.stderr.contains("/f"), "{said:?}");
         }
     }
 }

@@ -90,6 +90,20 @@ impl KeptStores {
     }
 }
 
+/// What was stored through a mapping of a file, and is lost: no order brings it to the PFS.
+pub(super) fn lost(orders: &Orders, visited: &Visited) -> Option<Failure> {
+    let lost = orders.files.pages().lost();
+    if lost.is_empty() {
+        return None;
+    }
+    let Some(file) = &visited.file else {
+        let dir = orders.ns.open_dir(&visited.dir).ok()?;
+        let id = orders.ns.pfs().stat(&dir, &visited.name).ok()?.id;
+        return lost.of_version(id.ino, id.btime_ns);
+    };
+    lost.of_file(file)
+}
+
 fn has_several_names(orders: &Orders, open: &Arc<OpenFile>) -> bool {
     match &*open.target.read() {
         Target::Buffer { .. } => false,
