@@ -352,11 +352,13 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let write_back = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let how = WriteHow {
             // Bytes that the kernel writes back from a mapping carry their own offset.
-            append: open.0 & libc::O_APPEND != 0 && !flags.contains(WriteFlags::FUSE_WRITE_CACHE),
+            append: open.0 & libc::O_APPEND != 0 && !write_back,
             drop_suid: flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID),
             may_wait: false,
+            write_back,
         };
         let file = (ino(node), handle(fh));
         self.answer_write(file, offset, data, how, reply);

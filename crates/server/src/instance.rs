@@ -244,13 +244,14 @@ impl Instance {
             undrained_files: undrained.files,
             undrained_bytes: undrained.bytes,
             in_memory_bytes: undrained.in_memory_bytes,
-            unflushed_files: self.rooms.files.in_place().unflushed().len() as u64,
+            unflushed_files: self.rooms.files.unflushed().len() as u64,
         }
     }
 
-    /// Paths of what was changed in place on the PFS, and is not on stable storage there.
+    /// Paths of what was changed in place on the PFS and is not on stable storage there, and of
+    /// files that have lost what a program stored through its mapping.
     pub fn unflushed(&self) -> Vec<Vec<u8>> {
-        self.rooms.files.in_place().unflushed()
+        self.rooms.files.unflushed()
     }
 
     /// Ends all threads and leaves everything on stable storage where there is room for it. To be

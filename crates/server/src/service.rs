@@ -261,7 +261,8 @@ impl Server {
         match request {
             Request::Unlink { link, .. } => {
                 let last = rooms.files.last_name(&link);
-                if ns.unlink(link.parent, &link.name)?.is_some() {
+                if let Some(file) = ns.unlink(link.parent, &link.name)? {
+                    rooms.files.lost_name(&file);
                     rooms.buffer.wake_collector();
                 }
                 rooms.files.lost_last_name(&link, last);
@@ -331,7 +332,8 @@ impl Server {
         rooms.base.absorb_conflicts();
         let replaced = renamed?;
         rooms.files.lost_last_name(to, last);
-        if replaced.is_some() {
+        if let Some(file) = replaced {
+            rooms.files.lost_name(&file);
             rooms.buffer.wake_collector();
         }
         if let Ok(forebay_namespace::Node::Dir(dir)) = rooms.base.ns().node(to.parent)

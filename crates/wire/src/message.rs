@@ -52,6 +52,9 @@ pub struct WriteHow {
     /// Until there is space; else the server answers [`Response::WouldWait`] instead of blocking
     /// who asks.
     pub may_wait: bool,
+    /// The kernel writes back what was stored through a mapping: if that fails, no program is told
+    /// by this request.
+    pub write_back: bool,
 }
 
 impl WriteHow {
@@ -60,6 +63,7 @@ impl WriteHow {
         append: false,
         drop_suid: false,
         may_wait: true,
+        write_back: false,
     };
 }
 

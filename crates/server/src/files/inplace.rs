@@ -13,6 +13,7 @@
 //!    has not taken.
 
 pub(crate) mod flush;
+mod lost;
 pub(crate) mod names;
 
 use std::collections::{BTreeSet, HashMap};

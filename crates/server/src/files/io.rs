@@ -47,7 +47,12 @@ impl Files {
             return Err(Errno::EFBIG.into());
         }
         let written = self.write_to(&open, (offset, data), how);
-        self.absorb_late(&open, written)
+        let written = self.absorb_late(&open, written);
+        match &written {
+            Err(failure) if how.write_back => self.store_is_lost(&open, failure),
+            _ => {}
+        }
+        written
     }
 
     fn write_to(

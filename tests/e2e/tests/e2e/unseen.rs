@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use forebay_testkit::{Builder, Cluster, LONG, needs_root, pattern, run_bounded, write_file};
+use forebay_testkit::{Builder, Cluster, LONG, When, needs_root, pattern, run_bounded, write_file};
 use rustix::fs::{Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -356,6 +356,101 @@ fn promise_2_what_only_the_kernel_knows_to_be_stored_is_not_called_drained() {
             std::fs::read(cluster.pfs("f")).expect("read") == now,
             "{kind}"
         );
+    }
+}
+
+/// What an outsider does on the PFS to the name `d/f`, and the name that is left.
+type Renaming = (
+    &'static str,
+    &'static str,
+    fn(&Cluster) -> std::io::Result<()>,
+);
+
+#[test]
+fn promise_2_what_was_stored_is_taken_in_by_the_name_that_an_outsider_has_given_the_file() {
+    const LEN: usize = 150_000;
+    let ways: [Renaming; 3] = [
+        ("rename", "e/g", |c| {
+            std::fs::rename(c.pfs("d/f"), c.pfs("e/g"))
+        }),
+        ("rename of the directory", "dd/f", |c| {
+            std::fs::rename(c.pfs("d"), c.pfs("dd"))
+        }),
+        ("link and unlink", "e/g", |c| {
+            std::fs::hard_link(c.pfs("d/f"), c.pfs("e/g"))?;
+            std::fs::remove_file(c.pfs("d/f"))
+        }),
+    ];
+    for (way, name, rename) in ways {
+        // The kernel has looked up the new name before, or it has not.
+        for path in ["", name] {
+            let cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
+            for dir in ["d", "e"] {
+                std::fs::create_dir(cluster.pfs(dir)).expect("mkdir");
+            }
+            write_file(&cluster.pfs("d/f"), pattern(9, LEN));
+            let mut mapping = Mapping::of(open(&cluster.mnt("d/f")), LEN);
+            mapping.bytes()[100_000] ^= 0xff;
+            let mut expected = pattern(9, LEN).bytes();
+            expected[100_000] ^= 0xff;
+            rename(&cluster).expect("rename");
+            let said = cluster.on_path(&["stage-out", "--wait"], path);
+            if said.code == 0 {
+                let found = std::fs::read(cluster.pfs(name)).expect("read");
+                assert!(found == expected, "{way}, {path:?}: {said:?}");
+            } else {
+                let said = said.expect_code(3);
+                let is_named = said.stderr.contains(&format!("/{name}: open for writing"));
+                assert!(is_named, "{way}, {path:?}: {said:?}");
+            }
+            drop(mapping);
+            cluster.down(&["--drain"]);
+            let found = std::fs::read(cluster.pfs(name)).expect("read");
+            assert!(found == expected, "{way}, {path:?}: after the end");
+        }
+    }
+}
+
+#[test]
+fn promise_7_a_store_through_a_mapping_that_cannot_be_written_is_told_to_everybody_who_asks() {
+    const LEN: usize = 300_000;
+    if needs_root() {
+        return;
+    }
+    for stays_mapped in [true, false] {
+        let cluster = Cluster::builder().lazy().fuse_pfs().up();
+        write_file(&cluster.pfs("f"), pattern(9, LEN));
+        std::fs::hard_link(cluster.pfs("f"), cluster.pfs("other")).expect("link");
+        let mut mapping = Mapping::of(open(&cluster.mnt("f")), LEN);
+        mapping.bytes()[100] ^= 0xff;
+        let pfs = cluster.fuse_pfs();
+        pfs.fail("write", When::Before, libc::ENOSPC, "");
+        let mapping = stays_mapped.then_some(mapping);
+        for path in ["f", "", "other"] {
+            let said = cluster.on_path(&["stage-out", "--wait"], path);
+            let said = said.expect_code(3);
+            let is_told = said.stderr.contains("was stored into through a mapping");
+            assert!(is_told, "{stays_mapped}, {path:?}: {said:?}");
+            if path.is_empty() {
+                // No later write brings back what was stored.
+                pfs.heal("write");
+            }
+        }
+        let errors = cluster.status()["errors"].to_string();
+        let is_told = errors.contains("was stored into through a mapping");
+        assert!(is_told, "{stays_mapped}: {errors}");
+        drop(mapping);
+        if stays_mapped {
+            // What is written anew needs nothing of what was there.
+            write_file(&cluster.mnt("f"), pattern(10, LEN));
+            cluster.on_path(&["stage-out", "--wait"], "").ok();
+            cluster.down(&["--drain"]);
+            pattern(10, LEN).assert_in(&cluster.pfs("other"));
+        } else {
+            let said = cluster.on_state(&["down", "--drain"]);
+            let said = said.expect_code(3);
+            assert!(said.stderr.contains("/f"), "{said:?}");
+        }
     }
 }
 

@@ -138,7 +138,7 @@ impl Files {
     /// The file of the PFS whose last name this is, if it may have been changed in place: see
     /// [`Self::lost_last_name`].
     pub fn last_name(&self, link: &Link) -> Option<PfsId> {
-        let stat = match self.in_place.is_empty() {
+        let stat = match self.in_place.is_empty() && self.pages.lost().is_empty() {
             true => None,
             false => self.stat_name(link),
         };
@@ -160,6 +160,7 @@ impl Files {
             && self.stat_name(link).is_none_or(|now| now.id != id)
         {
             self.in_place.forget(id);
+            self.pages.lost().forget_version(id.ino, id.btime_ns);
         }
     }
 

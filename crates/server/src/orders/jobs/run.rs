@@ -9,7 +9,7 @@ use forebay_namespace::{File, on_pfs};
 use forebay_types::{Errno, Ino};
 use forebay_wire::control::Movement;
 
-use super::stores::KeptStores;
+use super::stores::{self, KeptStores};
 use super::{
     BETWEEN_LOOKS, CLOSE_GRACE, IDLE_GRACE, Job, Outcome, Seen, UNDER_WAY_MAX, fail_file,
     fail_missing, inplace, left,
@@ -123,9 +123,16 @@ impl Work {
             Movement::StageOut if !needed => inplace::order(orders, &visited),
             _ => None,
         };
+        let lost = match movement {
+            Movement::StageOut if !needed && flush.is_none() => stores::lost(orders, &visited),
+            _ => None,
+        };
         let mut progress = job.progress.lock();
         progress.files_total += 1;
-        if let Some(flush) = flush {
+        if let Some(failure) = lost {
+            drop(progress);
+            fail_file(job, visited.path(), &failure);
+        } else if let Some(flush) = flush {
             self.flushes.push(flush);
         } else if needed {
             progress.bytes_total += bytes;
@@ -296,7 +303,10 @@ fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>) {
             }
             Outcome::Done(bytes) => {
                 job.bytes_done.fetch_add(bytes, Ordering::Relaxed);
-                job.progress.lock().files_done += 1;
+                match stores::lost(orders, visited) {
+                    Some(failure) => fail_file(job, visited.path(), &failure),
+                    None => job.progress.lock().files_done += 1,
+                }
                 false
             }
             Outcome::Failed(failure) => {
@@ -408,10 +418,11 @@ fn outcome(orders: &Orders, file: &Arc<File>, seen: &mut Seen) -> Outcome {
 #[cfg(test)]
 mod tests {
     use super::super::{Jobs, KEPT_PER_USER_MAX, RUNNING_PER_USER_MAX};
-    use forebay_wire::Peer;
+    use forebay_tiers::testing::{Effect, Operation, When};
+    use forebay_wire::{Peer, WriteHow};
 
     use super::*;
-    use crate::testing::{Lab, strand};
+    use crate::testing::{Lab, create, drain, strand};
 
     fn asker(uid: u32) -> Asker {
         Asker::of(Peer {
@@ -468,6 +479,35 @@ mod tests {
             assert!(progress.finished, "{progress:?}");
             assert_eq!((progress.files_total, progress.failed), (1, 1), "{path}");
             assert_eq!(progress.failures[0].path, b"gone/f");
+        }
+    }
+
+    #[test]
+    fn a_stage_out_names_a_file_of_the_burst_buffer_that_has_lost_a_store() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        flash.inject(Operation::Write, When::Nth(1), Effect::Fail(Errno::EIO));
+        let how = WriteHow {
+            write_back: true,
+            ..WriteHow::WAITING
+        };
+        let written = rooms.files.write(handle, 0, b"CONTENT", how);
+        written.expect_err("its device fails");
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        let me = asker(rustix::process::geteuid().as_raw());
+        for is_here in [true, false] {
+            let job = rooms.orders.jobs.add(&me).expect("a job");
+            run(&rooms.orders, &job, Movement::StageOut, &[Vec::new()], &me);
+            let progress = job.progress_now();
+            assert_eq!(progress.failed, 1, "{is_here}: {progress:?}");
+            let failure = &progress.failures[0];
+            assert_eq!((&failure.path[..], failure.errno), (&b"f"[..], Errno::EIO));
+            if is_here {
+                let file = rooms.buffer.files().pop().expect("file");
+                rooms.buffer.evict(&file).expect("clean");
+            }
         }
     }
 }

@@ -3,8 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use forebay_namespace::{DirKey, Node};
-use forebay_types::Ino;
+use forebay_namespace::{Node, on_pfs};
+use forebay_tiers::PfsId;
+use forebay_types::{Errno, Ino};
 
 use crate::base::failure::Failure;
 use crate::buffer::opens::{OpenFile, Target};
@@ -16,8 +17,8 @@ use crate::orders::walk::Visited;
 #[derive(Default)]
 pub(super) struct KeptStores {
     all: HashSet<Ino>,
-    /// Those that are only on the PFS, by where they are found.
-    on_pfs: HashMap<(DirKey, Vec<u8>), Ino>,
+    /// Those that are only on the PFS. An outsider may give them other names at any time.
+    on_pfs: HashMap<PfsId, Ino>,
 }
 
 impl KeptStores {
@@ -28,8 +29,7 @@ impl KeptStores {
             let Ok(Node::Plain(node)) = orders.ns.node(open.ino) else {
                 continue;
             };
-            let place = (node.parent.key, node.name.to_vec());
-            kept.on_pfs.insert(place, open.ino);
+            kept.on_pfs.insert(node.id, open.ino);
             if has_several_names(orders, &open) {
                 // The walk may come by another of its names. It is changed where it is, so that
                 // there is nothing else to do for it.
@@ -54,10 +54,10 @@ impl KeptStores {
         let ino = match &visited.file {
             // It is waited for until it is closed, and by then all of it has come.
             Some(file) if file.lock().is_dirty() => None,
-            Some(file) => self.all.get(&file.ino),
-            None => self.on_pfs.get(&(visited.dir.key, visited.name.clone())),
+            Some(file) => self.all.get(&file.ino).copied(),
+            None => self.found_on_pfs(orders, visited)?,
         };
-        let Some(&ino) = ino else {
+        let Some(ino) = ino else {
             return Ok(());
         };
         let fetched = orders.files.fetch_stores(ino, go_on);
@@ -69,6 +69,39 @@ impl KeptStores {
         }
         Ok(())
     }
+
+    /// Which of them has this name on the PFS now.
+    fn found_on_pfs(&self, orders: &Orders, visited: &Visited) -> Result<Option<Ino>, Failure> {
+        if self.on_pfs.is_empty() {
+            return Ok(None);
+        }
+        let stat = orders.ns.open_dir(&visited.dir).and_then(|dir| {
+            let stat = orders.ns.pfs().stat(&dir, &visited.name);
+            stat.map_err(on_pfs("stat"))
+        });
+        match stat.map_err(Failure::from) {
+            Ok(stat) => Ok(self.on_pfs.get(&stat.id).copied()),
+            // Nothing has this name any more.
+            Err(failure) if matches!(failure.errno(), Errno::ENOENT | Errno::ESTALE) => Ok(None),
+            Err(failure) => {
+                Err(failure.about("whether a program stores into it cannot be looked at now"))
+            }
+        }
+    }
+}
+
+/// What was stored through a mapping of a file, and is lost: no order brings it to the PFS.
+pub(super) fn lost(orders: &Orders, visited: &Visited) -> Option<Failure> {
+    let lost = orders.files.pages().lost();
+    if lost.is_empty() {
+        return None;
+    }
+    let Some(file) = &visited.file else {
+        let dir = orders.ns.open_dir(&visited.dir).ok()?;
+        let id = orders.ns.pfs().stat(&dir, &visited.name).ok()?.id;
+        return lost.of_version(id.ino, id.btime_ns);
+    };
+    lost.of_file(file)
 }
 
 fn has_several_names(orders: &Orders, open: &Arc<OpenFile>) -> bool {
