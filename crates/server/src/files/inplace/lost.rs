@@ -10,7 +10,7 @@ impl InPlace {
     /// fsync: the kernel tells that itself. Whether nothing was told of the file before.
     pub(crate) fn lost_store(&self, id: PfsId, path: Vec<u8>, errno: Errno, reason: &str) -> bool {
         let mut state = self.state.lock();
-        let is_news = state.failed.iter().all(|failed| failed.id != id);
+        let is_news = !state.failed.contains_key(&id);
         if is_news {
             state.remember(Unflushed {
                 id,
