@@ -103,12 +103,15 @@ impl Files {
             _ => return,
         };
         let (file, held, tier) = seen;
+        let is_flash = self.buffer.tiers().kind(tier) == TierKind::Ssd;
+        if is_flash && open.passthrough && open.is_written() {
+            return;
+        }
         let Some(unheld) = self.unheld(tier, file.object) else {
             return;
         };
-        let may_be_unflushed = self.buffer.tiers().kind(tier) == TierKind::Ssd
-            && !open.passthrough
-            && open.touched.load(Ordering::Acquire);
+        let may_be_unflushed =
+            is_flash && !open.passthrough && open.touched.load(Ordering::Acquire);
         if may_be_unflushed {
             let flush = || {
                 let object = self.buffer.tiers().open_object(tier, file.object)?;
