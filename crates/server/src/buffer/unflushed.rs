@@ -1,8 +1,8 @@
-//! Objects on flash that the kernel writes by itself, or that were closed and not flushed since: each
-//! is held open. The kernel keeps the error of a write-back with what it knows of a file, and
-//! forgets that when memory is short and nobody has the file open. It tells each descriptor that was
-//! open before, once. To one that is opened after somebody was told it tells nothing: a program hears
-//! it by `msync` or a write with `O_SYNC`, and the flush before the drain would not. So the
+//! Objects on flash that the kernel writes by itself, or that were closed and not flushed since:
+//! each is held open. The kernel keeps the error of a write-back with what it knows of a file, and
+//! forgets that when memory is short and nobody has the file open. It tells each descriptor that
+//! was open before, once. To one that is opened after somebody was told it tells nothing: a program
+//! hears it by `msync` or a write with `O_SYNC`, and the flush before the drain would not. So the
 //! descriptor that is held was opened before what it is to hear of was written, and is asked by
 //! each flush.
 
@@ -102,8 +102,8 @@ pub struct Excess {
 }
 
 impl Unflushed {
-    /// The kernel is about to write one by itself. It is held whatever others are. Answers with what
-    /// it was held by before.
+    /// The kernel is about to write one by itself. It is held whatever others are. Answers with
+    /// what it was held by before.
     pub fn hold_open(&self, one: Held) -> Option<Held> {
         let mut all = self.all.lock();
         let before = all.take(one.file.object);

@@ -12,9 +12,9 @@
 //! 2. What requests have written to flash is on its device before the descriptor goes. The kernel
 //!    may forget an error of write-back together with the last descriptor of a file. The wait for
 //!    the device goes through another descriptor, so that the error stays for the next fsync.
-//!    What programs may write on flash without requests keeps its descriptor: an error may be told to
-//!    them, and then is told to no descriptor that is opened later. There are only so many of
-//!    these. Beyond that programs write by requests.
+//!    What programs may write on flash without requests keeps its descriptor: the kernel may tell
+//!    an error to them, and then tells it to no descriptor that is opened later. There are only so
+//!    many of these. Beyond that programs write by requests.
 //! 3. Only what is in a tier of this node is handed back. A file of the PFS might be removed by an
 //!    outsider, who leaves nothing to be opened again; and the PFS may hang.
 

@@ -403,13 +403,6 @@ impl Files {
         Ok(open)
     }
 
-    /// Programs are about to write it by themselves.
-    pub fn hold_open(&self, target: &Target) {
-        if let Target::Buffer { file, object, tier } = target {
-            self.integrity.hold_open(file, *tier, object);
-        }
-    }
-
     /// Marks a file as written unseen, and remembers what it looks like now if it is clean: only
     /// then can it be clean again without a demotion.
     pub fn begin_unseen(

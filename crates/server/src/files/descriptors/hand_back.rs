@@ -135,6 +135,13 @@ impl Files {
         }
     }
 
+    /// Programs are about to write it by themselves.
+    pub fn hold_open(&self, target: &Target) {
+        if let Target::Buffer { file, object, tier } = target {
+            self.integrity.hold_open(file, *tier, object);
+        }
+    }
+
     /// What stands for an object of this node's tiers that is not held open.
     pub fn unheld(&self, tier: TierId, object: forebay_types::ObjectId) -> Option<Arc<dyn Object>> {
         let slot = self.buffer.tiers().get(tier)?;
