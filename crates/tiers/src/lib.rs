@@ -51,4 +51,6 @@ pub use refresh::refresh;
 pub use sums::{BLOCKS_MAX, PIECE_BYTES_MIN, Sums, checksum, sums};
 pub use tier::{Space, Tier, TierKind};
 pub use write_blocker::WriteBlocker;
-pub use writeback::{WriteBehind, heard_of_writeback, start_writeback, wait_writeback};
+pub use writeback::{
+    WriteBehind, heard_of_writeback, heard_so_far, start_writeback, wait_writeback,
+};

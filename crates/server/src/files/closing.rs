@@ -48,16 +48,21 @@ impl Files {
             return Ok(());
         };
         let mut result = Ok(());
+        let mut excess = None;
         if flags.writes() && left.writers == 0 {
             // What a wait behind a stream has met no flush hears again; a close is told of nothing
             // that the drain will not say.
             let _told = self.integrity.heard(&file, tier, open.behind.check());
+            let most = self.descriptors.unflushed_max;
+            let held = self
+                .integrity
+                .hold_until_flushed(&file, tier, &*object, most);
+            excess = Some(held);
             result = self.last_writer_closed(open, &file, &*object);
         }
         drop(claim);
-        if flags.writes() && left.writers == 0 {
-            let most = self.descriptors.unflushed_max;
-            self.integrity.hold_until_flushed(&file, tier, most);
+        if let Some(excess) = excess {
+            self.integrity.held_until_flushed(&file, tier, excess);
         }
         if left.opens == 0 {
             if self.plan.engine().placement() == PlacementPolicy::Coolness {
@@ -322,6 +327,7 @@ impl Files {
         let generation = self.buffer.generation(file);
         // Whatever this says, the next start does not hear it.
         self.integrity.heard(file, tier, object.sync(false))?;
+        self.integrity.ask_held(file, tier)?;
         let bytes = object.stat()?.size;
         let mut state = file.lock();
         if state.is_dirty() {

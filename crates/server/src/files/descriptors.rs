@@ -11,8 +11,10 @@
 //!    anything.
 //! 2. What requests have written to flash is on its device before the descriptor goes. The kernel
 //!    may forget an error of write-back together with the last descriptor of a file. The wait for
-//!    the device goes through another descriptor, so that the error stays for the next fsync. An
-//!    object that the kernel writes by itself, the kernel holds open by itself.
+//!    the device goes through another descriptor, so that the error stays for the next fsync.
+//!    What programs may write on flash without requests keeps its descriptor: the kernel may tell
+//!    an error to them, and then tells it to no descriptor that is opened later. There are only so
+//!    many of these. Beyond that programs write by requests.
 //! 3. Only what is in a tier of this node is handed back. A file of the PFS might be removed by an
 //!    outsider, who leaves nothing to be opened again; and the PFS may hang.
 
@@ -28,6 +30,9 @@ use crate::base::settings::Settings;
 /// of the PFS, for what is not flushed yet there or on flash. The rest is for whoever needs one for
 /// a moment, and for files of the PFS, which keep theirs.
 const OPEN_FILES_PART: u64 = 2;
+
+/// Of those of open files: for those on flash that the kernel writes by itself, which keep theirs.
+const PASSED_THROUGH_PART: u64 = 2;
 
 const COPIES_PART: u64 = 8;
 
@@ -56,6 +61,8 @@ const AT_A_TIME_PART: u64 = 16;
 pub struct Descriptors {
     /// As many open files may have one before some are handed back.
     files_max: u64,
+    /// As many files on flash the kernel may write by itself.
+    pub passed_through_max: usize,
     /// As many files each demoter may copy together.
     pub batch_files_max: usize,
     /// As many directories of the PFS may be kept open.
@@ -82,6 +89,7 @@ impl Descriptors {
         let clamp = |most: u64| usize::try_from(most.max(1)).unwrap_or(usize::MAX);
         Descriptors {
             files_max,
+            passed_through_max: clamp(files_max / PASSED_THROUGH_PART),
             batch_files_max: clamp(copies),
             directories_max: clamp(left / DIRECTORIES_PART),
             in_place_max: clamp((left / IN_PLACE_PART).min(IN_PLACE_MAX)),

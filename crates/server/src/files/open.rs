@@ -171,6 +171,9 @@ impl Files {
         flags: OpenFlags,
     ) -> (Opened, Handed) {
         let descriptor = lease.and_then(|_| hand_over(&target));
+        if descriptor.is_some() {
+            self.hold_open(&target);
+        }
         let open = Arc::new(self.buffer.opens().make(ino, target, descriptor.is_some()));
         open.lease_bytes
             .store(lease.unwrap_or(0), Ordering::Release);
@@ -391,6 +394,9 @@ impl Files {
             object,
             tier,
         };
+        if passthrough && flags.writes() {
+            self.hold_open(&target);
+        }
         let open = self.buffer.opens().make(file.ino, target, passthrough);
         open.lease_bytes.store(lease, Ordering::Release);
         *open.before.lock() = before;
@@ -467,6 +473,11 @@ impl Files {
                     .lease(file.object, *tier, used, Some(used))
                     .unwrap_or(used);
                 open.lease_bytes.store(lease.max(1), Ordering::Release);
+                let held = match object.is_held() {
+                    true => object.clone(),
+                    false => self.buffer.tiers().open_object(*tier, file.object)?,
+                };
+                self.integrity.hold_open(file, *tier, &held);
                 *open.before.lock() = self.begin_unseen(file, &**object)?;
                 self.guard.wake();
             }
@@ -510,6 +521,10 @@ impl Files {
         used: u64,
         predicted: Option<u64>,
     ) -> Option<u64> {
+        let is_flash = self.buffer.tiers().kind(tier) == TierKind::Ssd;
+        if is_flash && self.buffer.unflushed().open() >= self.descriptors.passed_through_max {
+            return None;
+        }
         let spaces = self.buffer.ledger().spaces();
         let space = spaces.iter().find(|s| s.index == tier.0 as usize)?;
         let writers = self.buffer.opens().open_files().min(64) as u32;

@@ -32,6 +32,7 @@ mod rights;
 mod sentences;
 mod space;
 mod stopping;
+mod thin_flash;
 mod twin;
 mod unseen;
 mod whole;

@@ -103,12 +103,15 @@ impl Files {
             _ => return,
         };
         let (file, held, tier) = seen;
+        let is_flash = self.buffer.tiers().kind(tier) == TierKind::Ssd;
+        if is_flash && open.passthrough && open.is_written() {
+            return;
+        }
         let Some(unheld) = self.unheld(tier, file.object) else {
             return;
         };
-        let may_be_unflushed = self.buffer.tiers().kind(tier) == TierKind::Ssd
-            && !open.passthrough
-            && open.touched.load(Ordering::Acquire);
+        let may_be_unflushed =
+            is_flash && !open.passthrough && open.touched.load(Ordering::Acquire);
         if may_be_unflushed {
             let flush = || {
                 let object = self.buffer.tiers().open_object(tier, file.object)?;
@@ -129,6 +132,13 @@ impl Files {
         if is_same && !open.is_used() {
             let object = unheld;
             open.put(&mut target, Target::Buffer { file, object, tier });
+        }
+    }
+
+    /// Programs are about to write it by themselves.
+    pub fn hold_open(&self, target: &Target) {
+        if let Target::Buffer { file, object, tier } = target {
+            self.integrity.hold_open(file, *tier, object);
         }
     }
 

@@ -90,6 +90,7 @@ impl Files {
             tier,
         };
         self.make_way();
+        self.hold_open(&target);
         let open = Arc::new(self.buffer.opens().make(file.ino, target, true));
         // The guard extends it as the file grows.
         open.lease_bytes.store(used.max(1), Ordering::Release);

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use forebay_namespace::File;
 use forebay_tiers::{
-    Object, TierKind, checksum, heard_of_writeback, start_writeback, wait_writeback,
+    Object, TierKind, checksum, heard_of_writeback, heard_so_far, start_writeback, wait_writeback,
 };
 use forebay_types::{Errno, TierId};
 
 use super::{Looked, Recorded, is_exhaustion};
 use crate::base::failure::Failure;
-use crate::buffer::unflushed::Held;
+use crate::buffer::unflushed::{Excess, Held, Known};
 use crate::integrity::Integrity;
 use crate::integrity::scrub::out_of_cache;
 
@@ -23,6 +23,10 @@ pub const FLUSH_FAILED: &str =
 
 fn is_read_only(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EROFS)
+}
+
+fn ask(held: Option<&Known>) -> io::Result<()> {
+    held.map_or(Ok(()), |held| heard_so_far(&*held.object))
 }
 
 impl Integrity {
@@ -48,40 +52,99 @@ impl Integrity {
         object: &dyn Object,
         data_only: bool,
     ) -> io::Result<()> {
+        // What is closed meanwhile is held on.
+        let held = self.buffer.unflushed().of(file.object, tier);
         if self.buffer.tiers().kind(tier) == TierKind::Ssd {
             self.heard(file, tier, wait_writeback(object))?;
         }
-        match object.sync(data_only) {
+        let synced = object.sync(data_only);
+        self.heard(file, tier, ask(held.as_ref()))?;
+        match synced {
             Err(error) if is_read_only(&error) => Err(error),
             told => {
-                self.buffer.unflushed().let_go(file.object);
+                if let Some(held) = held {
+                    self.buffer.unflushed().let_go_of(file.object, &held);
+                }
                 self.heard(file, tier, told)
             }
         }
     }
 
-    /// The last writer of a file has closed it: its object is held open until it is flushed.
-    /// `most`: so many may be.
-    pub fn hold_until_flushed(&self, file: &Arc<File>, tier: TierId, most: usize) {
-        if !self.is_to_be_flushed(file, tier) {
+    /// What the descriptor that an object in `tier` is held by has been told, if others were told
+    /// of it before.
+    pub fn ask_held(&self, file: &Arc<File>, tier: TierId) -> io::Result<()> {
+        let held = self.buffer.unflushed().of(file.object, tier);
+        self.heard(file, tier, ask(held.as_ref()))
+    }
+
+    /// The kernel is about to write an object by itself, whose programs may be told of what the
+    /// server is not. `object` is open already, for reading only.
+    pub fn hold_open(&self, file: &Arc<File>, tier: TierId, object: &Arc<dyn Object>) {
+        if self.buffer.tiers().kind(tier) != TierKind::Ssd {
             return;
         }
-        let opened = self.buffer.tiers().open_object(tier, file.object);
-        let Ok(object) = opened else {
-            // Whoever drains it meets the same.
-            return;
+        let held = Held {
+            file: file.clone(),
+            tier,
+            object: object.clone(),
         };
-        let file = file.clone();
-        let held = Held { file, tier, object };
-        let excess = self.buffer.unflushed().hold(held, most);
+        let before = self.buffer.unflushed().hold_open(held);
+        if let Some(before) = before.filter(|before| before.tier == tier) {
+            // It was opened earlier. What comes from here on the new one hears, too.
+            let _told = self.heard(file, tier, heard_so_far(&*before.object));
+        }
+    }
+
+    /// The last writer of a file closes it: its object is held open until it is flushed. To be
+    /// called before its drain may begin. `object` goes with the close; `most`: so many may be
+    /// held.
+    pub fn hold_until_flushed(
+        &self,
+        file: &Arc<File>,
+        tier: TierId,
+        object: &dyn Object,
+        most: usize,
+    ) -> Excess {
+        let known = self.buffer.unflushed().of(file.object, tier);
+        let is_new = known.is_none();
+        let is_written = file.lock().residency.writing || self.is_to_be_flushed(file, tier);
+        let is_flash = self.buffer.tiers().kind(tier) == TierKind::Ssd;
+        if !is_flash || (is_new && !is_written) {
+            return Excess::default();
+        }
+        let opened = match known {
+            Some(known) => Ok(known.object),
+            None => self.buffer.tiers().open_object(tier, file.object),
+        };
+        // Whoever drains what cannot be opened meets the same.
+        let excess = opened.map(|object| {
+            let file = file.clone();
+            let held = Held { file, tier, object };
+            self.buffer.unflushed().hold(held, most)
+        });
+        if is_new {
+            // Of what others were told before the new one was opened.
+            let _told = self.heard(file, tier, heard_so_far(object));
+        }
+        excess.unwrap_or_default()
+    }
+
+    /// The file is closed: what need not be held goes, and there are no more than may be.
+    pub fn held_until_flushed(&self, file: &Arc<File>, tier: TierId, excess: Excess) {
+        let unflushed = self.buffer.unflushed();
+        let held = unflushed.of(file.object, tier);
+        if let Some(held) = held.filter(|_| !self.is_to_be_flushed(file, tier)) {
+            unflushed.let_go_of(file.object, &held);
+        }
         if let Some(next) = excess.start {
             start_writeback(&*next.object, 0, 0);
         }
-        if let Some(oldest) = excess.wait
-            && self.is_to_be_flushed(&oldest.file, oldest.tier)
-        {
-            let waited = wait_writeback(&*oldest.object);
-            let _told = self.heard(&oldest.file, oldest.tier, waited);
+        if let Some((oldest, known)) = excess.wait {
+            if self.is_to_be_flushed(&oldest.file, oldest.tier) {
+                let waited = wait_writeback(&*oldest.object);
+                let _told = self.heard(&oldest.file, oldest.tier, waited);
+            }
+            unflushed.let_go_of(oldest.file.object, &known);
         }
     }
 
@@ -116,6 +179,7 @@ impl Integrity {
     pub(super) fn hear_before_open(&self, file: &Arc<File>, tier: TierId, object: &dyn Object) {
         if self.is_to_be_flushed(file, tier) {
             let _told = self.heard(file, tier, heard_of_writeback(object));
+            let _told = self.ask_held(file, tier);
         }
     }
 
@@ -147,12 +211,16 @@ impl Integrity {
 
     /// The file has been cut to nothing: what was lost of it is missed by nobody.
     pub fn forget_failed_flush(&self, file: &Arc<File>, object: &dyn Object) {
+        // These descriptors may not have been told yet, and would tell it of what is written next.
+        let tier = file.tier();
+        if let Some(held) = self.buffer.unflushed().of(file.object, tier) {
+            let _told = ask(Some(&held));
+            self.buffer.unflushed().let_go_of(file.object, &held);
+        }
         if !file.lock().residency.flush_failed {
             return;
         }
-        // These descriptors may not have been told yet, and would tell it of what is written next.
         let _told = wait_writeback(object);
-        self.buffer.unflushed().let_go(file.object);
         if self.end_failed_flush(file) {
             self.is_sound_again(file);
         }
