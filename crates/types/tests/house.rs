@@ -8,7 +8,6 @@ mod imports;
 #[path = "house/workspace.rs"]
 mod workspace;
 
-use std::collections::BTreeMap;
 
 use imports::{cycles, edges_of};
 use workspace::{Package, code_of, packages, root, rust_files};
@@ -27,19 +26,12 @@ const FOR_TESTS: &str = "testkit";
 
 /// Files that know each other in a circle can be understood together only.
 const CIRCLE_MAX: usize = 3;
-/// Not yet: the server's files are being taken apart. Its largest circle has so many files; it only
-/// shrinks.
-const CIRCLE_MAX_YET: [(&str, usize); 2] = [("server", 26), ("namespace", 9)];
 
 /// Lines of a file, without its tests.
 const FILE_LINES_MAX: usize = 600;
-/// Longer today: a number only goes down.
-const LONGER_YET: [(&str, usize); 0] = [];
 
 /// Columns of a line that is a comment; rustfmt holds all others.
 const COMMENT_COLUMNS_MAX: usize = 100;
-/// Not yet: others are at work there.
-const COMMENTS_NOT_YET: [&str; 0] = [];
 
 /// Of a list that came out empty the test would say nothing.
 const FILES_MIN: usize = 200;
@@ -50,10 +42,6 @@ fn no_files_know_each_other_in_a_large_circle() {
     for Package { name, dir, .. } in packages() {
         let edges = edges_of(&dir.join("src"));
         seen += edges.values().map(|to| to.len()).sum::<usize>();
-        let yet = CIRCLE_MAX_YET
-            .iter()
-            .find(|(crate_name, _)| *crate_name == name);
-        let max = yet.map_or(CIRCLE_MAX, |(_, max)| *max);
         for circle in cycles(&edges) {
             let inside: Vec<_> = circle
                 .iter()
@@ -64,8 +52,8 @@ fn no_files_know_each_other_in_a_large_circle() {
                 println!("{name}: {} files: {inside:?}", circle.len());
             }
             assert!(
-                circle.len() <= max,
-                "{name}: {} files know each other in a circle, {max} are the most: {inside:#?}",
+                circle.len() <= CIRCLE_MAX,
+                "{name}: {} files know each other in a circle, {CIRCLE_MAX} are the most: {inside:#?}",
                 circle.len()
             );
         }
@@ -99,17 +87,13 @@ fn no_crate_depends_on_one_above() {
 
 #[test]
 fn files_are_short() {
-    let yet: BTreeMap<_, _> = LONGER_YET.into_iter().collect();
     let mut long = Vec::new();
     let files = rust_files(&root());
     assert!(files.len() > FILES_MIN, "nothing was looked at");
     for (path, text) in files {
         let lines = code_of(&text).lines().count();
-        let max = *yet.get(path.as_str()).unwrap_or(&FILE_LINES_MAX);
-        if lines > max {
-            long.push(format!(
-                "{path}: {lines} lines without tests, {max} at most"
-            ));
+        if lines > FILE_LINES_MAX {
+            long.push(format!("{path}: {lines} lines without tests"));
         }
     }
     assert!(long.is_empty(), "{long:#?}");
@@ -119,9 +103,6 @@ fn files_are_short() {
 fn comments_fit_beside_each_other() {
     let mut wide = Vec::new();
     for (path, text) in rust_files(&root()) {
-        if COMMENTS_NOT_YET.iter().any(|dir| path.starts_with(dir)) {
-            continue;
-        }
         for (at, line) in text.lines().enumerate() {
             let columns = line.chars().count();
             let comment = line.trim_start();
