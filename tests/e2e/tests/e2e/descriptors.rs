@@ -33,7 +33,8 @@ fn open_by_daemon(cluster: &Cluster) -> u64 {
 }
 
 /// As many open files as there are, each used again after all others.
-fn many_are_open(cluster: &Cluster, count: u64, passed_through: bool) {
+/// `passed_through`: so many of the first and the last the kernel writes by itself.
+fn many_are_open(cluster: &Cluster, count: u64, passed_through: usize) {
     for at in 0..2 {
         write_file(&cluster.mnt(format!("series-{at}")), pattern(at, EXPECTED));
     }
@@ -57,11 +58,12 @@ fn many_are_open(cluster: &Cluster, count: u64, passed_through: bool) {
     assert!((1..DESCRIPTORS / 2).contains(&of("held_files")), "{status}");
     assert_eq!(of("descriptors_max"), DESCRIPTORS);
     assert!(open_by_daemon(cluster) < DESCRIPTORS);
-    assert!(!passed_through || cluster.is_passed_through(&files[0]));
-    // On flash each of them takes a descriptor.
-    let last = &files[count as usize - 1];
-    let in_memory = cluster.where_is(name(count - 1))["tiers"][0] == "dram";
-    assert!(!passed_through || cluster.is_passed_through(last) == in_memory);
+    for file in [&files[0], &files[count as usize - 1]]
+        .into_iter()
+        .take(passed_through)
+    {
+        assert!(cluster.is_passed_through(file));
+    }
     for at in (0..count).step_by(UNLINK_EVERY as usize) {
         fs::remove_file(cluster.mnt(name(at))).expect("unlink");
     }
@@ -109,7 +111,7 @@ fn promise_2_more_files_are_open_than_the_daemon_may_have_descriptors() {
         return;
     }
     for builder in tiers() {
-        many_are_open(&builder.flag("--no-passthrough").up(), FILES, false);
+        many_are_open(&builder.flag("--no-passthrough").up(), FILES, 0);
     }
 }
 
@@ -118,7 +120,8 @@ fn promise_2_more_files_are_passed_through_than_the_daemon_may_have_descriptors(
     if needs_root() {
         return;
     }
-    for builder in tiers() {
-        many_are_open(&builder.up(), PASSED_THROUGH, true);
+    // On flash each of them takes a descriptor, and there are not so many.
+    for (builder, passed_through) in tiers().into_iter().zip([2, 1]) {
+        many_are_open(&builder.up(), PASSED_THROUGH, passed_through);
     }
 }
