@@ -18,6 +18,7 @@ SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN: _IOR('X', 125,
 NO_LOG_FLUSH = 2
 PATIENCE_S = 120
 GIVEN_UP_AFTER = "5s"  # a PFS that hangs
+LOST_STORE = ": was stored into through a mapping, and that could not be written"
 # Of memory and flash: files have to move, or the kernel writes them by itself, for which room is set aside.
 SMALL, LARGE = ("24MiB", "64MiB"), ("96MiB", "192MiB")
 CONFIG = """
@@ -159,6 +160,7 @@ class Buffer:
         if inner:
             self.disks["inner"] = Disk(base, "inner", 512 * MIB, "xfs", self.pfs / inner)
         self.hanging = None
+        self.lost_stores = 0  # that a stage-out has named
         if hanging:
             shown = base / "pfs"
             shown.mkdir()
@@ -229,10 +231,25 @@ class Buffer:
             while (done := run(self.forebay, "stage-out", "--wait", self.mnt, check=False)).returncode != 0:
                 if time.monotonic() > deadline:
                     raise Loss(f"it does not drain: {done.stderr}")
+                self.write_anew(done.stderr)
                 time.sleep(0.2)
         except subprocess.TimeoutExpired:
             held = [one for one in json.loads(run(self.forebay, "where", "--json", self.mnt, check=False).stdout) if one["state"] != "clean"]
             raise Loss(f"a drain hangs, of {held}, status {self.status()}, threads: {self.threads()}") from None
+
+    def write_anew(self, said):
+        """A store that the kernel could not write is lost, and its program has heard of it or hears of it by fsync. The file stays named
+        until it is cut to nothing, so it is written anew as it is seen: each block as it was or as it was to be."""
+        for line in said.splitlines():
+            path, lost, _ = line.removeprefix("forebay: ").partition(LOST_STORE)
+            if not lost:
+                continue
+            self.lost_stores += 1
+            with open(path, "r+b") as file:
+                content = file.read()
+                file.truncate(0)
+                file.seek(0)
+                file.write(content)
 
     def threads(self):
         """Where the threads of the daemon are."""

@@ -8,7 +8,6 @@ mod imports;
 #[path = "house/workspace.rs"]
 mod workspace;
 
-
 use imports::{cycles, edges_of};
 use workspace::{Package, code_of, packages, root, rust_files};
 
