@@ -18,7 +18,8 @@ SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN: _IOR('X', 125,
 NO_LOG_FLUSH = 2
 PATIENCE_S = 120
 GIVEN_UP_AFTER = "5s"  # a PFS that hangs
-LOST_STORE = ": was stored into through a mapping, and that could not be written"
+# What a stage-out says of a file until it is cut to nothing.
+LOST = (": was stored into through a mapping, and that could not be written", ": was changed in place on the PFS, which could not put it on")
 # Of memory and flash: files have to move, or the kernel writes them by itself, for which room is set aside.
 SMALL, LARGE = ("24MiB", "64MiB"), ("96MiB", "192MiB")
 CONFIG = """
@@ -160,7 +161,7 @@ class Buffer:
         if inner:
             self.disks["inner"] = Disk(base, "inner", 512 * MIB, "xfs", self.pfs / inner)
         self.hanging = None
-        self.lost_stores = 0  # that a stage-out has named
+        self.refused = 0  # files whose stores or flushes the PFS has refused
         if hanging:
             shown = base / "pfs"
             shown.mkdir()
@@ -238,13 +239,13 @@ class Buffer:
             raise Loss(f"a drain hangs, of {held}, status {self.status()}, threads: {self.threads()}") from None
 
     def write_anew(self, said):
-        """A store that the kernel could not write is lost, and its program has heard of it or hears of it by fsync. The file stays named
-        until it is cut to nothing, so it is written anew as it is seen: each block as it was or as it was to be."""
+        """What the PFS has refused is lost, and its program has heard of it or hears of it by fsync. The file stays named until it is cut to
+        nothing, so it is written anew as it is seen: each block as it was or as it was to be."""
         for line in said.splitlines():
-            path, lost, _ = line.removeprefix("forebay: ").partition(LOST_STORE)
-            if not lost:
+            path, why, _ = line.removeprefix("forebay: ").partition(next((one for one in LOST if one in line), "\0"))
+            if not why:
                 continue
-            self.lost_stores += 1
+            self.refused += 1
             with open(path, "r+b") as file:
                 content = file.read()
                 file.truncate(0)

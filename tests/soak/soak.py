@@ -87,7 +87,7 @@ class Campaign:
         fired = self.all_fired()
         print(f"soak: no loss in {time.monotonic() - begun:.0f} s, seed {self.args.seed}: {self.operations()} operations, "
               f"{self.rounds} rounds ({told(self.counts)}), {self.failed_operations} programs met an error, "
-              f"{self.buffer.lost_stores} stores that the PFS refused; {told(fired)}", flush=True)
+              f"{self.buffer.refused} files with something that the PFS refused; {told(fired)}", flush=True)
 
     def operations(self):
         return sum(ledger.operations for ledger in self.ledgers)
