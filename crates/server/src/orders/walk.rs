@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, File};
+use forebay_namespace::{Dir, File, Namespace, on_pfs};
+use forebay_tiers::PfsId;
 use forebay_types::{Errno, FileKind};
 
 use crate::base::failure::Failure;
@@ -23,6 +24,13 @@ impl Visited {
     /// Path from the root of the mount.
     pub fn path(&self) -> Vec<u8> {
         self.dir.path_of(&self.name)
+    }
+
+    /// What has this name on the PFS now.
+    pub fn id_on_pfs(&self, ns: &Namespace) -> Result<PfsId, Failure> {
+        let dir = ns.open_dir(&self.dir)?;
+        let stat = ns.pfs().stat(&dir, &self.name);
+        Ok(stat.map_err(on_pfs("stat"))?.id)
     }
 }
 

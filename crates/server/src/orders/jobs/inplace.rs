@@ -42,8 +42,7 @@ impl Which {
                 (None, published.ino, published.btime_ns)
             }
             None => {
-                let dir = orders.ns.open_dir(&visited.dir).ok()?;
-                let id = orders.ns.pfs().stat(&dir, &visited.name).ok()?.id;
+                let id = visited.id_on_pfs(&orders.ns).ok()?;
                 (Some(id.dev), id.ino, id.btime_ns)
             }
         };

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use forebay_namespace::{Node, on_pfs};
+use forebay_namespace::Node;
 use forebay_tiers::PfsId;
 use forebay_types::{Errno, Ino};
 
@@ -75,12 +75,8 @@ impl KeptStores {
         if self.on_pfs.is_empty() {
             return Ok(None);
         }
-        let stat = orders.ns.open_dir(&visited.dir).and_then(|dir| {
-            let stat = orders.ns.pfs().stat(&dir, &visited.name);
-            stat.map_err(on_pfs("stat"))
-        });
-        match stat.map_err(Failure::from) {
-            Ok(stat) => Ok(self.on_pfs.get(&stat.id).copied()),
+        match visited.id_on_pfs(&orders.ns) {
+            Ok(id) => Ok(self.on_pfs.get(&id).copied()),
             // Nothing has this name any more.
             Err(failure) if matches!(failure.errno(), Errno::ENOENT | Errno::ESTALE) => Ok(None),
             Err(failure) => {
@@ -97,8 +93,7 @@ pub(super) fn lost(orders: &Orders, visited: &Visited) -> Option<Failure> {
         return None;
     }
     let Some(file) = &visited.file else {
-        let dir = orders.ns.open_dir(&visited.dir).ok()?;
-        let id = orders.ns.pfs().stat(&dir, &visited.name).ok()?.id;
+        let id = visited.id_on_pfs(&orders.ns).ok()?;
         return lost.of_version(id.ino, id.btime_ns);
     };
     lost.of_file(file)
