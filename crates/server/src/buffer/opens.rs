@@ -460,14 +460,19 @@ impl OpenTable {
 
     /// Counts one handle less; with the last, the file leaves the table.
     pub fn drop_count(&self, claim: &Claim<'_>, file: &Arc<OpenFile>, flags: OpenFlags) -> Counts {
-        let mut counts = file.counts.lock();
-        counts.opens -= 1;
-        counts.writers -= u32::from(flags.writes());
-        counts.storers -= u32::from(flags.can_store());
-        if counts.opens == 0 {
+        let left = {
+            let mut counts = file.counts.lock();
+            counts.opens -= 1;
+            counts.writers -= u32::from(flags.writes());
+            counts.storers -= u32::from(flags.can_store());
+            *counts
+        };
+        // The counts are free again: who looks at all files asks for counts with a shard locked.
+        // Nobody adds a handle meanwhile, for that takes the claim.
+        if left.opens == 0 {
             claim.shard.by_ino.lock().open.remove(&file.ino);
         }
-        *counts
+        left
     }
 
     /// Opens a directory: what is in it is looked up when it is read from the start.
@@ -544,7 +549,47 @@ impl OpenTable {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
+    use crate::testing::{Lab, create};
+
     use super::*;
+
+    #[test]
+    fn who_closes_and_who_looks_at_all_files_do_not_wait_for_each_other() {
+        const ROUNDS: usize = 200_000;
+        let lab = Lab::new();
+        let handle = create(lab.rooms(), b"f", b"content");
+        let (open, flags) = lab.rooms().buffer.opens().file(handle).expect("open");
+        let target = open.target.read().clone();
+        let opens = Arc::new(OpenTable::new());
+        let done = Arc::new(AtomicBool::new(false));
+        let (ended, both) = mpsc::channel();
+        // No scope: threads that wait for each other are never joined.
+        let (table, stop, end) = (opens.clone(), done.clone(), ended.clone());
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Acquire) {
+                table.written_unseen();
+            }
+            end.send(()).expect("who tests is there");
+        });
+        std::thread::spawn(move || {
+            for _ in 0..ROUNDS {
+                let claim = opens.claim(Ino(7));
+                let file = Arc::new(opens.make(Ino(7), target.clone(), true));
+                let handle = opens.add(&claim, &file, flags);
+                drop(claim);
+                opens.remove(handle).expect("just added");
+                opens.drop_count(&opens.claim(Ino(7)), &file, flags);
+            }
+            done.store(true, Ordering::Release);
+            ended.send(()).expect("who tests is there");
+        });
+        for _ in 0..2 {
+            let end = both.recv_timeout(Duration::from_secs(60));
+            assert!(end.is_ok(), "they wait for each other");
+        }
+    }
 
     #[test]
     fn who_holds_what_others_wait_for_does_not_wait_for_a_claim_for_ever() {
