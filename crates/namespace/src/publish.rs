@@ -76,9 +76,10 @@ pub struct Confirmed {
 
 impl Namespace {
     /// Begins a demotion, unless the file is clean, unlinked, already being demoted, or written
-    /// unseen. What has become of an earlier copy is found out first.
+    /// unseen. What has become of an earlier copy is found out first, and on record.
     pub fn begin_demotion(&self, file: &Arc<File>) -> Result<Option<Demotion>, NsError> {
         self.settle_if_unsettled(file)?;
+        self.end_note(file)?;
         let (dir, name, generation, tier, meta, xattrs) = {
             let mut state = file.lock();
             let unseen = state.residency.writing && state.drain_open == 0;
@@ -116,6 +117,20 @@ impl Namespace {
                 Err(error)
             }
         }
+    }
+
+    /// The next copy of the same content gets the same temporary name. If the record named the copy
+    /// before it, a start would take the next one for an outsider's file that an exchange has put
+    /// there. So that record is written first, and while the store takes none, nothing is copied.
+    fn end_note(&self, file: &File) -> Result<(), NsError> {
+        let mut state = file.lock();
+        if state.demoting || !state.is_noted() || state.is_unsettled() {
+            return Ok(());
+        }
+        state.forget_copy();
+        self.save(file, &state, Durability::Buffered)?;
+        state.note_is_gone();
+        Ok(())
     }
 
     /// Records the finished copies, so that after a crash it is known whose they are, and whether
@@ -205,6 +220,8 @@ impl Namespace {
     pub fn abandon(&self, demotion: &Demotion, error: Option<Errno>) -> Result<(), NsError> {
         let mut state = demotion.file.lock();
         state.abandon(error);
-        self.save(&demotion.file, &state, Durability::Buffered)
+        self.save(&demotion.file, &state, Durability::Buffered)?;
+        state.note_is_gone();
+        Ok(())
     }
 }

@@ -126,6 +126,7 @@ pub struct File {
 /// 9. `unsettled` implies `residency.temporary`.
 /// 10. `unsaved` is set exactly while the file is in the list of records to be written.
 /// 11. `residency.flush_failed` implies that the file is dirty.
+/// 12. Unless `noted`, the record of the file names no copy.
 #[derive(Clone)]
 pub struct FileState {
     facts: FileFacts,
@@ -134,6 +135,8 @@ pub struct FileState {
     /// It is not known whether the copy `residency.temporary` has got its names: that is to be
     /// found out before anything is done with them. A start looks after every such copy.
     unsettled: bool,
+    /// The record may name a copy, which a start would look for under its temporary name.
+    noted: bool,
     /// The error has not been reported to an fsync yet.
     error_unreported: bool,
     /// In the list of records to be written soon.

@@ -101,6 +101,7 @@ impl Namespace {
         state.forget_copy();
         // Whether its directory was flushed is not known, so it stays dirty and is copied again.
         self.save(file, &state, Durability::Buffered)?;
+        state.note_is_gone();
         failpoint::hit(failpoint::Point::SettleDemotion);
         Ok(())
     }
@@ -253,9 +254,12 @@ impl Namespace {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
     use std::fs::{Permissions, set_permissions};
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::PermissionsExt;
 
+    use forebay_kv::failing::{Call, Failing};
     use forebay_kv::memory::Memory;
     use forebay_tiers::PfsTree;
     use forebay_types::{Cred, Ino, TierId};
@@ -264,22 +268,16 @@ mod tests {
 
     use super::*;
     use crate::NewFile;
+    use crate::publish::Demotion;
     use crate::record::xattrs_crc;
 
-    /// A copy has got its name, the daemon is killed, an outsider gives it another mode, and what
-    /// the start makes of that: the file's mode, and whether the next drain takes what is there for
-    /// what was published.
-    fn after_a_chmod(changed_since: bool) -> (u16, bool) {
+    fn create(ns: &Namespace) -> Arc<File> {
         let cred = Cred {
             uid: 0,
             gid: 0,
             pid: 0,
             umask: 0,
         };
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("f");
-        let pfs = PfsTree::open(dir.path()).unwrap();
-        let (ns, _) = Namespace::open(pfs, Box::new(Memory::new()), [7; 16]).unwrap();
         let (root, gid) = ns.check_free(Ino::ROOT, b"f", &cred).unwrap();
         let new = NewFile {
             object: ns.new_object().unwrap(),
@@ -290,7 +288,19 @@ mod tests {
             writing: false,
             born: TimeSpec::now(),
         };
-        let (_, file) = ns.create(&root, b"f", gid, &new).unwrap();
+        ns.create(&root, b"f", gid, &new).unwrap().1
+    }
+
+    /// A copy has got its name, the daemon is killed, an outsider gives it another mode, and what
+    /// the start makes of that: the file's mode, and whether the next drain takes what is there for
+    /// what was published.
+    fn after_a_chmod(changed_since: bool) -> (u16, bool) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let pfs = PfsTree::open(dir.path()).unwrap();
+        let (ns, _) = Namespace::open(pfs, Box::new(Memory::new()), [7; 16]).unwrap();
+        let file = create(&ns);
+        let root = file.lock().names[0].0.clone();
         std::fs::write(&path, b"copy").unwrap();
         set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let handle = ns.open_dir(&root).unwrap();
@@ -314,6 +324,45 @@ mod tests {
         let state = file.lock();
         let published = state.residency.published.unwrap();
         (state.meta.perm, published.is(&now))
+    }
+
+    /// A copy is on record and the store fails, so that it is given up without a record of that.
+    /// The next try has a copy under the temporary name when the daemon is killed.
+    #[test]
+    fn a_copy_after_one_whose_end_is_not_on_record_is_no_outsiders() {
+        let dir = tempfile::tempdir().unwrap();
+        let pfs = || PfsTree::open(dir.path()).unwrap();
+        let inner = Arc::new(Memory::new());
+        let store = Arc::new(Failing::new(inner.clone()));
+        let (ns, _) = Namespace::open(pfs(), Box::new(store.clone()), [7; 16]).unwrap();
+        let file = create(&ns);
+        let handle = ns.open_dir(&file.lock().names[0].0).unwrap();
+        let copy_anew = |demotion: &Demotion| {
+            let path = dir.path().join(OsStr::from_bytes(&demotion.temporary));
+            std::fs::write(&path, b"copy").unwrap();
+            let stat = ns.pfs.stat_now(&handle, &demotion.temporary).unwrap();
+            (path, stat)
+        };
+        let demotion = ns.begin_demotion(&file).unwrap().unwrap();
+        let (copy, stat) = copy_anew(&demotion);
+        assert!(ns.note_temporaries(&[(&demotion, stat)]).is_empty());
+        store.fail_nth(Call::Sync, 1, libc::ENOSPC);
+        assert!(ns.sync().is_err());
+        std::fs::remove_file(copy).unwrap();
+        let lost = ns.abandon(&demotion, Some(Errno::ENOSPC));
+        assert!(lost.is_err() && store.fired() == 1);
+        if let Ok(Some(again)) = ns.begin_demotion(&file) {
+            // The number of the first is free again.
+            std::fs::write(dir.path().join("other"), b"").unwrap();
+            copy_anew(&again);
+        }
+        drop((ns, file));
+        let (ns, loaded) = Namespace::open(pfs(), Box::new(inner), [7; 16]).unwrap();
+        assert_eq!(loaded.files.len(), 1);
+        for file in &loaded.files {
+            ns.settle_demotion(file).unwrap();
+        }
+        assert_eq!(ns.take_conflicts().len(), 0);
     }
 
     #[test]

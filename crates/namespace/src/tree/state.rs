@@ -20,6 +20,7 @@ impl FileState {
         unplaced: Vec<Unplaced>,
     ) -> FileState {
         FileState {
+            noted: residency.temporary.is_some(),
             facts: FileFacts {
                 names,
                 unnamed,

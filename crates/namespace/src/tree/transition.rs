@@ -221,7 +221,18 @@ impl FileState {
     /// Which file on the PFS the copy is.
     pub(crate) fn note_copy(&mut self, copy: Temporary) {
         self.facts.residency.temporary = Some(copy);
+        self.noted = true;
         self.debug_check();
+    }
+
+    /// Whether the record may name a copy. What that was is known to be no longer of interest.
+    pub(crate) fn is_noted(&self) -> bool {
+        self.noted
+    }
+
+    /// The record names no copy: that was written.
+    pub(crate) fn note_is_gone(&mut self) {
+        self.noted = self.facts.residency.temporary.is_some();
     }
 
     /// Whether the copy has got its name is to be found out.
@@ -289,6 +300,7 @@ impl FileState {
         self.facts.demoting = false;
         self.forget_error();
         self.facts.residency.temporary = None;
+        self.noted = false;
         let mut current = self.generation() == copied;
         if current {
             self.facts.safe = Some(copied);
@@ -326,6 +338,7 @@ impl FileState {
     /// It could not be recorded.
     pub(crate) fn take_confirmation_back(&mut self, before: Unconfirmed) {
         self.facts.residency = before.residency;
+        self.noted = true;
         self.facts.safe = before.safe;
         self.facts.error = before.error;
         self.error_unreported = before.error_unreported;
