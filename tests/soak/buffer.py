@@ -20,6 +20,7 @@ PATIENCE_S = 120
 GIVEN_UP_AFTER = "5s"  # a PFS that hangs
 # What a stage-out says of a file until it is cut to nothing.
 LOST = (": was stored into through a mapping, and that could not be written", ": was changed in place on the PFS, which could not put it on")
+MAY_BE_LOST = "forebay: may be lost: "
 # Of memory and flash: files have to move, or the kernel writes them by itself, for which room is set aside.
 SMALL, LARGE = ("24MiB", "64MiB"), ("96MiB", "192MiB")
 CONFIG = """
@@ -212,7 +213,12 @@ class Buffer:
         return run(self.forebay, *words, "--state", self.state, check=check)
 
     def down(self, *flags):
-        self.command("down", *flags)
+        """What the PFS has refused to flush stays named, and a stop says so each time. This PFS loses no power, so that nothing is lost."""
+        done = self.command("down", *flags, check=False)
+        refused = sum(line.startswith(MAY_BE_LOST) for line in done.stderr.splitlines())
+        if done.returncode != (3 if refused else 0):
+            raise Loss(f"down {flags} ended with {done.returncode}: {done.stderr}")
+        self.refused += refused
         self.process.wait(PATIENCE_S)
 
     def where(self, path):

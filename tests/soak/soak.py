@@ -31,22 +31,25 @@ from between import Between
 from buffer import LARGE, PATIENCE_S, SMALL, Buffer, run
 from damage import Damage
 from exchanged import Exchanged
+from inplace import InPlace
 from ledger import Ledger, Loss
 from links import Links
 from misbehave import Misbehave
 from outlive import Outlive
+from thin import Thin
 from unheard import Unheard
 from worker import RECORD_BYTES, SHARED, How, parse_record, work
 
 WORKERS = 3
 OF_THE_PFS = ("hang", "eio")
+BEHIND_FUSE = (*OF_THE_PFS, "inplace")
 # In rounds of their own, and in the load of all others.
 OF_WORKERS = {"store": "store", "mapping": "hold"}
 FAULTS = ("kill", "cut", "full-ssd", "full-state", "full-pfs", "damage", "outside", "restart", *OF_WORKERS, "outlive", "links",
-          "between", "exchanged", "unheard", *OF_THE_PFS)
-QUIET = ("damage", "outside", "restart", "links", "exchanged", "unheard", *OF_WORKERS)
+          "between", "exchanged", "unheard", "thin", *BEHIND_FUSE)
+QUIET = ("damage", "outside", "restart", "links", "exchanged", "unheard", "thin", "inplace", *OF_WORKERS)
 # Outsiders work in these directories: what goes beside is as it should be.
-OF_OUTSIDERS = ("links-", "between-", "exchanged-")
+OF_OUTSIDERS = ("links-", "between-", "exchanged-", "inplace-")
 
 
 class Campaign:
@@ -63,7 +66,7 @@ class Campaign:
         self.fired = collections.Counter()
         self.damage, self.links, self.outlive = Damage(self), Links(self), Outlive(self)
         self.misbehave, self.between, self.exchanged = Misbehave(self), Between(self), Exchanged(self)
-        self.unheard = Unheard(self)
+        self.unheard, self.thin, self.inplace = Unheard(self), Thin(self), InPlace(self)
         self.outside, self.failed_operations, self.rounds = {}, 0, 0
         print(f"soak: seed {args.seed}, {phase.seconds} s, faults {','.join(phase.faults)}; {phase.sizes[0]} of memory, "
               f"{phase.sizes[1]} of flash on {kind}, the PFS {'behind FUSE' if phase.hanging else 'on ext4, a part of it on XFS'}", flush=True)
@@ -165,6 +168,10 @@ class Campaign:
             self.fired[fault] += self.outlive.go_on()
         elif fault == "unheard":
             self.fired[fault] += self.unheard.go()
+        elif fault == "thin":
+            self.fired[fault] += self.thin.go()
+        elif fault == "inplace":
+            self.fired[fault] += self.inplace.go()
         elif fault == "links":
             self.fired[fault] += self.links.judge()
         elif fault == "between":
@@ -325,8 +332,8 @@ def main():
     args.forebay = args.forebay.resolve()
     if not args.forebay.is_file():
         parser.error(f"{args.forebay} is not there: make build")
-    if set(args.faults) & set(OF_THE_PFS) and not (args.passthrough and args.passthrough.is_file()):
-        parser.error(f"{' and '.join(OF_THE_PFS)} need --passthrough: cargo build -p bare-passthrough")
+    if set(args.faults) & set(BEHIND_FUSE) and not (args.passthrough and args.passthrough.is_file()):
+        parser.error(f"{', '.join(BEHIND_FUSE)} need --passthrough: cargo build -p bare-passthrough")
     args.seed = random.SystemRandom().getrandbits(32) if args.seed is None else args.seed
     for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
         del os.environ[name]
@@ -350,7 +357,7 @@ class Phase(typing.NamedTuple):
 
 def phases(args):
     sizes = random.Random(args.seed).sample([SMALL, LARGE], 2)
-    of_any = [name for name in args.faults if name not in OF_THE_PFS]
+    of_any = [name for name in args.faults if name not in BEHIND_FUSE]
     behind = None if of_any == args.faults else args.passthrough.resolve()
     first = Phase(of_any, args.seconds // 2, sizes[0], None) if of_any else Phase(args.faults, args.seconds // 2, sizes[0], behind)
     return [first, Phase(args.faults, args.seconds - args.seconds // 2, sizes[1], behind)]

@@ -17,6 +17,8 @@ const IOC_SHUTDOWN: libc::Ioctl = 0x8004_587d_u32 as libc::Ioctl;
 /// Do not flush the log: what a power cut leaves.
 const SHUTDOWN_NO_LOG_FLUSH: u32 = 2;
 
+const PAGE_BYTES: u64 = 4096;
+
 /// A mounted loop file system; unmounted on drop. Needs root.
 pub struct LoopFs {
     image: PathBuf,
@@ -33,7 +35,8 @@ impl LoopFs {
     }
 
     /// A disk that has less room than it says: what goes beyond `backed_bytes` is taken by the page
-    /// cache and fails when it is written back.
+    /// cache and fails when it is written back. A loop device takes a request that its file could
+    /// do in part for done: so each request is one page.
     pub fn thin(folder: &Path, point: &Path, size_bytes: u64, backed_bytes: u64) -> LoopFs {
         let memory = folder.join("thin");
         std::fs::create_dir(&memory).expect("mkdir");
@@ -46,9 +49,21 @@ impl LoopFs {
             options.as_c_str(),
         )
         .expect("mount of memory");
-        let mut disk = LoopFs::new(&memory, point, size_bytes);
+        let block = format!("{PAGE_BYTES}");
+        let mut disk = LoopFs::made("ext4", &memory, point, size_bytes, &["-b", &block]);
         disk.memory = Some(memory);
+        disk.limit_requests();
         disk
+    }
+
+    fn limit_requests(&self) {
+        let stat = rustix::fs::stat(&self.point).expect("stat");
+        let (major, minor) = (
+            rustix::fs::major(stat.st_dev),
+            rustix::fs::minor(stat.st_dev),
+        );
+        let limit = format!("/sys/dev/block/{major}:{minor}/queue/max_sectors_kb");
+        std::fs::write(limit, format!("{}", PAGE_BYTES / 1024)).expect("limit of requests");
     }
 
     /// An `ext4` one goes on without a journal: what is lost to it does not make it read-only.
@@ -71,6 +86,16 @@ impl LoopFs {
 
     /// The same of the kind `ext4`, `xfs` or `btrfs`; XFS takes 300 MiB at least, Btrfs 128 MiB.
     pub fn of_kind(kind: &'static str, folder: &Path, point: &Path, size_bytes: u64) -> LoopFs {
+        LoopFs::made(kind, folder, point, size_bytes, &[])
+    }
+
+    fn made(
+        kind: &'static str,
+        folder: &Path,
+        point: &Path,
+        size_bytes: u64,
+        how: &[&str],
+    ) -> LoopFs {
         let name = point.file_name().expect("a name").to_string_lossy();
         let image = folder.join(format!("{name}.img"));
         let file = std::fs::File::create(&image).expect("image");
@@ -80,7 +105,7 @@ impl LoopFs {
             "xfs" | "btrfs" => make.args(["-q", "-K"]),
             _ => make.args(["-q", "-F", "-m", "0", "-E", "nodiscard", "-N", "1024"]),
         };
-        make.arg(&image);
+        make.args(how).arg(&image);
         run_bounded(&mut make, LIMIT).ok();
         let fs = LoopFs {
             image,
@@ -101,6 +126,9 @@ impl LoopFs {
             .args(["-t", self.kind, "-o", "loop"])
             .args([&self.image, &self.point]);
         run_bounded(&mut mount, LIMIT).ok();
+        if self.memory.is_some() {
+            self.limit_requests();
+        }
     }
 
     /// What a machine finds after its power was cut, once nobody uses the file system any more: it
