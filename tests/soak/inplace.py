@@ -8,13 +8,15 @@ from buffer import run
 from ledger import BLOCK, Loss, block
 
 FILES, BLOCKS = 6, 3
+LARGE = 65 << 20  # larger ones are not brought in to be changed
 
 
 class File:
-    """One of several links: such a file is changed in place."""
+    """Large, or one of several links: such a file is changed in place."""
 
     def __init__(self, number):
-        self.number, self.names, self.versions, self.is_changed = number, set(), [0] * BLOCKS, False
+        self.number, self.names, self.versions, self.is_changed = number, {f"f{number}"}, [0] * BLOCKS, False
+        self.is_large = number % 2 == 0
 
     def content(self):
         return b"".join(block(self.number, self.number, at, version) for at, version in enumerate(self.versions))
@@ -34,9 +36,12 @@ class InPlace:
         behind.mkdir()
         self.files = [File(number) for number in range(FILES)]
         for file in self.files:
-            file.names = {f"f{file.number}", f"g{file.number}"}
             (behind / f"f{file.number}").write_bytes(file.content())
-            os.link(behind / f"f{file.number}", behind / f"g{file.number}")
+            if file.is_large:
+                os.truncate(behind / f"f{file.number}", LARGE)
+            else:
+                file.names.add(f"g{file.number}")
+                os.link(behind / f"f{file.number}", behind / f"g{file.number}")
         # What somebody makes on the PFS shows within a second.
         time.sleep(1.1)
         self.buffer.drain()
@@ -54,7 +59,9 @@ class InPlace:
         for file in self.files:
             for folder in (self.folder, behind):
                 for one in file.names:
-                    if (folder / one).read_bytes() != file.content():
+                    with open(folder / one, "rb") as opened:
+                        found, size = opened.read(BLOCKS * BLOCK), os.fstat(opened.fileno()).st_size
+                    if found != file.content() or size != (LARGE if file.is_large else BLOCKS * BLOCK):
                         raise Loss(f"{folder / one} is not what was written in place")
         self.buffer.remove(name)
         return len(changed)

@@ -187,20 +187,21 @@ impl InPlace {
     }
 
     /// Of a file that has lost its last name nobody needs more. Who has it open keeps it here by
-    /// the next change.
-    pub fn forget(&self, id: PfsId) {
+    /// the next change. Answers with what was told of it.
+    fn forget(&self, id: PfsId) -> Option<Unflushed> {
         let mut state = self.state.lock();
         let gone = state.kept.remove(&id);
-        state.failed.remove(&id);
+        let told = state.failed.remove(&id);
         drop(state);
         self.settled.notify_all();
         // The PFS may answer late.
         drop(gone);
+        told
     }
 
-    /// A file was cut to nothing: what may have been lost of it is wanted no more.
-    pub(crate) fn emptied(&self, id: PfsId) {
-        self.state.lock().failed.remove(&id);
+    /// A file was cut to nothing, or others keep what may have been lost of it. Answers with that.
+    fn take_failed(&self, id: PfsId) -> Option<Unflushed> {
+        self.state.lock().failed.remove(&id)
     }
 
     /// Whether a file is to be flushed with this descriptor; `None` if it is not to be flushed.

@@ -3,12 +3,12 @@
 use std::io;
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, Node, PlainNode};
+use forebay_namespace::{Dir, File, Node, PlainNode};
 use forebay_tiers::{FileObject, Object, PfsId, PfsStat};
 use forebay_types::{Errno, RenameMode};
 use forebay_wire::Link;
 
-use super::{InPlace, NotFlushed};
+use super::{InPlace, NotFlushed, Unflushed};
 use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::files::Files;
@@ -50,9 +50,33 @@ impl Files {
         let changed = change();
         self.keep_in_place(node, file)?;
         if changed.is_ok() && size == Some(0) {
-            self.in_place.emptied(node.id);
+            self.wanted_no_more(self.in_place.take_failed(node.id));
         }
         changed
+    }
+
+    fn wanted_no_more(&self, told: Option<Unflushed>) {
+        if let Some(lost) = told {
+            self.base.errors().clear(&lost.path);
+        }
+    }
+
+    /// A file that may have been changed in place has come into the burst buffer; its next drain
+    /// makes another file on the PFS of it. `empty`: it was cut to nothing.
+    pub(crate) fn left_its_place(&self, id: PfsId, file: &Arc<File>, empty: bool) {
+        if self.in_place.is_empty() {
+            return;
+        }
+        if empty {
+            return self.wanted_no_more(self.in_place.forget(id));
+        }
+        // What the PFS has not taken may not be in the copy, or not for long.
+        if let Err(why) = self.flush_in_place(id) {
+            tracing::debug!("{}", Failure::from(why));
+        }
+        if let Some(lost) = self.in_place.take_failed(id) {
+            self.keep_lost(file, lost.path, lost.errno, lost.reason);
+        }
     }
 
     /// `ETIMEDOUT` where the PFS is given up, and nothing else.
@@ -159,7 +183,7 @@ impl Files {
         if let Some(id) = had
             && self.stat_name(link).is_none_or(|now| now.id != id)
         {
-            self.in_place.forget(id);
+            self.wanted_no_more(self.in_place.forget(id));
             self.pages.lost().forget_version(id.ino, id.btime_ns);
         }
     }
@@ -180,7 +204,7 @@ mod tests {
 
     use super::super::{NotFlushed, Standing};
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, answer, me};
+    use crate::testing::{Lab, answer, drain, me};
 
     /// A file of the PFS with two links there, open for writing.
     fn open_linked(lab: &Lab, name: &str) -> (Ino, Handle) {
@@ -292,6 +316,39 @@ mod tests {
         rooms.files.setattr(ino, None, &cut, me()).expect("cut");
         rooms.files.flush_all_in_place();
         assert_eq!(kept(rooms), 0, "nothing of it is wanted");
+    }
+
+    /// The drain gives its name another inode, and the PFS may give the number of the first to a
+    /// file of which nothing was lost.
+    #[test]
+    fn what_was_lost_in_place_is_told_of_the_file_and_not_of_its_inode() {
+        for cut in [false, true] {
+            let lab = Lab::new();
+            let rooms = lab.rooms();
+            let in_place = rooms.files.in_place();
+            let (ino, handle) = open_linked(&lab, "f");
+            change(rooms, handle);
+            rooms.files.release(handle).expect("close");
+            let id = in_place.all()[0].0;
+            let begun = in_place.begin(id, &|| true).expect("begun");
+            let lost = NotFlushed::Lost(Errno::EIO.into());
+            let lost = in_place.end(id, begun, Err(&lost)).expect("told");
+            (rooms.base).report_loss(lost.path, lost.errno, lost.reason);
+            // With one name it is changed in the burst buffer.
+            std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
+            let size = SetAttr {
+                size: Some(if cut { 0 } else { 3 }),
+                ..SetAttr::default()
+            };
+            rooms.files.setattr(ino, None, &size, me()).expect("cut");
+            assert!(in_place.is_empty(), "nothing is told of the inode");
+            drain(rooms);
+            let told = rooms.files.unflushed();
+            let expected = if cut { vec![] } else { vec![b"f".to_vec()] };
+            assert_eq!(told, expected);
+            let is_named = (rooms.base.errors().all().iter()).any(|error| error.path == b"f");
+            assert!(!(cut && is_named), "it is wanted no more");
+        }
     }
 
     #[test]

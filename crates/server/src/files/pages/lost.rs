@@ -117,6 +117,17 @@ fn version(file: &File) -> Option<Version> {
 }
 
 impl Files {
+    /// What may have been lost of a file of the burst buffer before it came there.
+    pub(crate) fn keep_lost(&self, file: &Arc<File>, path: Vec<u8>, errno: Errno, reason: String) {
+        let file = file.clone();
+        self.pages.lost().keep(Lost {
+            file,
+            path,
+            errno,
+            reason,
+        });
+    }
+
     /// Bytes that the kernel has written back from a mapping were not taken.
     pub(crate) fn store_is_lost(&self, open: &OpenFile, failure: &Failure) {
         let errno = failure.errno();
