@@ -38,6 +38,11 @@ impl File {
         self.copying.lock()
     }
 
+    /// The same, unless somebody has it.
+    pub fn try_copying(&self) -> Option<MutexGuard<'_, ()>> {
+        self.copying.try_lock()
+    }
+
     /// The state. Hold it briefly: no I/O on the PFS meanwhile. Taken after a directory's lock.
     pub fn lock(&self) -> MutexGuard<'_, FileState> {
         self.state.lock()

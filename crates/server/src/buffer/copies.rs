@@ -27,8 +27,12 @@ impl Buffer {
     }
 
     /// The same for one that the record has forgotten, unless another fsync has made it anew since.
-    pub fn drop_outdated_shadow(&self, file: &File, flash: TierId) {
-        let _copying = file.copying();
+    /// Called by demoters: who copies the file may wait for one, and then it goes later.
+    pub fn drop_outdated_shadow(&self, file: &Arc<File>, flash: TierId) {
+        let Some(_copying) = file.try_copying() else {
+            self.late_copies.lock().push((file.clone(), flash));
+            return;
+        };
         let residency = file.lock().residency;
         if residency.shadow.is_none() && residency.tier != flash {
             failpoint::hit(failpoint::Point::ShadowDropped);
@@ -82,11 +86,15 @@ impl Buffer {
         self.late_copies.lock().push((file.clone(), tier));
     }
 
-    /// Removes copies whose commit has failed, where the store takes records again.
+    /// Removes copies whose commit has failed, where the store takes records again, and those that
+    /// were in use.
     pub fn leave_copies_late(&self) {
         let late = std::mem::take(&mut *self.late_copies.lock());
         for (file, tier) in late {
-            let _copying = file.copying();
+            let Some(_copying) = file.try_copying() else {
+                self.late_copies.lock().push((file.clone(), tier));
+                continue;
+            };
             let saved = match file.lock() {
                 state if state.is_unlinked() => Ok(()),
                 state => self.ns.save(&file, &state, Durability::Synced),
@@ -95,13 +103,10 @@ impl Buffer {
                 self.late_copies.lock().push((file.clone(), tier));
                 continue;
             }
-            let is_second = file
-                .lock()
-                .residency
-                .shadow
-                .is_some_and(|(flash, _)| flash == tier);
+            // What is charged then is that one.
+            let has_second = file.lock().residency.shadow.is_some();
             self.leave_copy(&file, tier);
-            if !is_second {
+            if !has_second {
                 self.ledger.release_shadow(file.object);
             }
         }

@@ -58,7 +58,7 @@ pub struct Buffer {
     /// Clean files whose object in the overflow could not make way for what the PFS has; tried
     /// again.
     overstaying: Mutex<Vec<Arc<File>>>,
-    /// Copies whose commit the store has failed.
+    /// Copies whose commit the store has failed, or that were in use.
     late_copies: Mutex<Vec<(Arc<File>, TierId)>>,
     /// Undrained objects whose directory is not known: until fsck has put them elsewhere on the PFS
     /// they are undrained.

@@ -226,7 +226,7 @@ impl OpenFile {
 
     /// Whether an object may be what is open here. While the file is being moved, which may wait
     /// for the PFS, that is not known.
-    pub fn may_hold(&self, object: ObjectId) -> bool {
+    fn may_hold(&self, object: ObjectId) -> bool {
         match self.target.try_read().as_deref() {
             Some(Target::Buffer { file, .. }) => file.object == object,
             Some(Target::Pfs { .. }) => false,
@@ -401,6 +401,14 @@ impl OpenTable {
     pub fn is_open_now(&self, ino: Ino) -> bool {
         let by_ino = self.shard(ino).by_ino.lock();
         by_ino.claimed.contains(&ino) || by_ino.open.contains_key(&ino)
+    }
+
+    /// Whether an object may be what is open under this id, or what is just being opened or closed.
+    /// Waits for nobody: who makes space asks, and who has the claim may wait for that.
+    pub fn may_hold(&self, ino: Ino, object: ObjectId) -> bool {
+        let by_ino = self.shard(ino).by_ino.lock();
+        let open = by_ino.open.get(&ino);
+        by_ino.claimed.contains(&ino) || open.is_some_and(|open| open.may_hold(object))
     }
 
     fn handles(&self, handle: Handle) -> MutexGuard<'_, HashMap<Handle, Entry>> {

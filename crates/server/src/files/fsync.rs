@@ -454,9 +454,11 @@ fn has_no_room(errno: Errno) -> bool {
 mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::sync::atomic::Ordering;
+    use std::sync::{Arc, mpsc};
     use std::time::Duration;
 
     use forebay_tiers::testing::{Effect, Operation, When};
+    use forebay_types::failpoint::{self, Point};
     use forebay_types::{Errno, Handle, Ino, OpenFlags, SetAttr};
     use forebay_wire::WriteHow;
 
@@ -522,6 +524,52 @@ mod tests {
         let on_pfs = (on_pfs.mtime(), on_pfs.mtime_nsec());
         assert_eq!(on_pfs, (shown.sec, i64::from(shown.nsec)));
         rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
+    fn a_demoter_does_not_wait_for_an_fsync_that_waits_for_demoters() {
+        let lab = Arc::new(Lab::with(|settings| {
+            settings.dram_bytes = Some(16 << 20);
+            settings.ssd[0].capacity_bytes = Some(1 << 20);
+        }));
+        let write = |lab: &Lab, handle, content: &[u8]| {
+            let written = (lab.rooms().files).write(handle, 0, content, WriteHow::WAITING);
+            assert_eq!(answer(written), Ok(Some(content.len())));
+        };
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"small");
+        assert_eq!(answer(rooms.files.fsync(handle, false)), Ok(()));
+        let file = rooms.buffer.files().pop().expect("file");
+        assert!(file.lock().residency.shadow.is_some(), "on flash as well");
+        write(&lab, handle, &vec![1; 2 << 20]);
+        let (open, _) = rooms.buffer.opens().file(handle).expect("open");
+        open.budget_bytes.store(1 << 20, Ordering::Release);
+        std::thread::scope(|scope| {
+            // Flash has no room for so much.
+            let fsync = scope.spawn(|| answer(rooms.files.fsync(handle, false)));
+            let (ended, end) = mpsc::channel();
+            let demoters = lab.clone();
+            scope.spawn(move || {
+                let writer = demoters.clone();
+                failpoint::meanwhile(Point::DemoteDir, move || write(&writer, handle, b"newer"));
+                while ended.send(()).is_ok() {
+                    drain(demoters.rooms());
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+            let mut all_is_well = true;
+            while all_is_well && !fsync.is_finished() {
+                all_is_well = end.recv_timeout(Duration::from_secs(20)).is_ok();
+            }
+            drop(end);
+            rooms.base.life().end();
+            assert!(all_is_well, "they wait for each other");
+            assert_eq!(fsync.join().expect("thread"), Ok(()));
+        });
+        rooms.buffer.leave_copies_late();
+        assert_eq!(rooms.buffer.ledger().figures(FLASH).used_bytes, 0);
+        rooms.files.release(handle).expect("close");
+        assert_eq!(&lab.on_pfs("f")[..5], b"newer");
     }
 
     /// `fsync` beside a demoter.

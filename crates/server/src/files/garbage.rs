@@ -37,10 +37,9 @@ impl Files {
             let file = self.buffer.file(garbage.object);
             self.buffer.queue().forget(garbage.object);
             if let Some(file) = &file
-                && let Some(open) = self.buffer.opens().by_ino(file.ino)
-                && open.may_hold(garbage.object)
+                && self.buffer.opens().may_hold(file.ino, garbage.object)
             {
-                // The last close collects it.
+                // The last close, or a later round, collects it.
                 self.buffer.ledger().set_nameless(garbage.object, true);
                 self.ns.add_garbage(garbage);
                 continue;
@@ -122,5 +121,45 @@ impl Files {
             }
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use forebay_types::OpenFlags;
+    use forebay_wire::WriteHow;
+
+    use crate::testing::{Lab, answer, create, drain};
+
+    /// Who opens it has the claim, and waits for the target that the first change keeps.
+    #[test]
+    fn a_first_change_that_makes_space_does_not_wait_for_who_opens_the_file() {
+        let lab = Lab::with(|settings| settings.ssd[0].capacity_bytes = Some(8 << 20));
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &vec![7; 5 << 20]);
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        let file = rooms.buffer.files().pop().expect("file");
+        rooms.buffer.evict(&file).expect("it is clean");
+        assert!(rooms.files.has_garbage(), "its object is still there");
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = rooms.files.open(file.ino, flags, false).expect("open");
+        std::thread::scope(|scope| {
+            let opening = rooms.buffer.opens().claim(file.ino);
+            let (ended, end) = mpsc::channel();
+            scope.spawn(move || {
+                let written = rooms.files.write(opened.handle, 0, b"x", WriteHow::WAITING);
+                ended.send(answer(written))
+            });
+            let written = end.recv_timeout(Duration::from_secs(20));
+            drop(opening);
+            assert_eq!(written, Ok(Ok(Some(1))), "it waits for the claim");
+        });
+        rooms.files.release(opened.handle).expect("close");
+        rooms.files.collect_garbage();
+        assert!(!rooms.files.has_garbage());
     }
 }

@@ -16,7 +16,7 @@ use super::{
     STORED_MAX, Stored, WRITERS_MAX, age_s, nodes_of, opener,
 };
 use crate::base::settings::Settings;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::Target;
 use crate::plan::Plan;
 
 /// What is read.
@@ -265,13 +265,13 @@ impl Plan {
             }
         };
         if flags.writes() {
-            self.note_writer(application, cred.pid, &open);
+            self.note_writer(application, cred.pid, &read);
         } else {
             self.note_reader(application, cred.pid, &read);
         }
     }
 
-    fn note_writer(&self, application: u32, pid: u32, open: &OpenFile) {
+    fn note_writer(&self, application: u32, pid: u32, written: &Read) {
         let now_s = self.learning.now_s();
         let mut inner = self.learning.inner.lock();
         if let Some(runs) = inner.runs.get_mut(&application) {
@@ -293,9 +293,9 @@ impl Plan {
                 RestartDetector::restored(mtbf_s, last_s, self.learning.verify_window_s)
             }
             None => {
-                let path = match &*open.target.read() {
-                    Target::Buffer { file, .. } => file.path(),
-                    Target::Pfs { .. } => Vec::new(),
+                let path = match written {
+                    Read::Here(file) => file.path(),
+                    Read::OnPfs(_) => Vec::new(),
                 };
                 RestartDetector::new(self.prior_mtbf_s(&path, pid), self.learning.verify_window_s)
             }
