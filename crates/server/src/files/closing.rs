@@ -326,8 +326,7 @@ impl Files {
         let object = self.buffer.tiers().open_object(tier, file.object)?;
         let generation = self.buffer.generation(file);
         // Whatever this says, the next start does not hear it.
-        self.integrity.heard(file, tier, object.sync(false))?;
-        self.integrity.ask_held(file, tier)?;
+        self.integrity.flush(file, tier, &*object, false)?;
         let bytes = object.stat()?.size;
         let mut state = file.lock();
         if state.is_dirty() {

@@ -20,7 +20,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_namespace::PlainNode;
+use forebay_namespace::{Dir, PlainNode};
 use forebay_policy::writeback::is_due;
 use forebay_tiers::{FileObject, PfsId};
 use forebay_types::{Errno, limits};
@@ -65,6 +65,7 @@ impl Kept {
 #[derive(Clone, Debug)]
 pub struct Unflushed {
     id: PfsId,
+    parent: Arc<Dir>,
     /// Its path when it was opened.
     pub path: Vec<u8>,
     /// What the flush said.
@@ -352,6 +353,14 @@ impl InPlace {
         files
     }
 
+    /// What may be lost of files, with the directories that these were opened in.
+    fn failed(&self) -> Vec<(Arc<Dir>, Failure)> {
+        let state = self.state.lock();
+        let failed = state.failed.values();
+        let failure = |of: &Unflushed| Failure::new(of.errno, of.reason.clone());
+        failed.map(|of| (of.parent.clone(), failure(of))).collect()
+    }
+
     /// The same of names in a directory.
     fn names_failed(&self, path: Vec<u8>) {
         self.state.lock().dirs_failed.insert(path);
@@ -373,6 +382,7 @@ fn unflushed(id: PfsId, kept: &Kept, failure: &Failure) -> Unflushed {
     let secs = Duration::from_secs(kept.first_at.elapsed().as_secs() + 1);
     Unflushed {
         id,
+        parent: kept.node.parent.clone(),
         path: path(kept),
         errno: failure.errno(),
         reason: format!(

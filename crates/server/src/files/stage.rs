@@ -87,6 +87,7 @@ impl Files {
         }
         let (file, object) = made?;
         self.left_its_place(stat.id, &file, empty);
+        (self.pages.lost()).came_back(&file, stat.id.ino, stat.id.btime_ns);
         let stat = object.stat()?;
         self.buffer.book(&file, stat.allocated_bytes);
         if !empty && self.buffer.tiers().kind(tier) == TierKind::Ssd {

@@ -75,7 +75,7 @@ impl Files {
             tracing::debug!("{}", Failure::from(why));
         }
         if let Some(lost) = self.in_place.take_failed(id) {
-            self.keep_lost(file, lost.path, lost.errno, lost.reason);
+            self.keep_lost(file, lost);
         }
     }
 
@@ -106,6 +106,13 @@ impl Files {
                 .map_err(|e| NotFlushed::Lost(e.into())),
             Err(error) => Err(NotFlushed::Unasked(error.into())),
         };
+        if let Err(NotFlushed::Lost(_)) = &done
+            && (self.ns.pfs().stat_file(begun.file.file())).is_ok_and(|stat| stat.nlink == 0)
+        {
+            // Nobody could end what was told of it.
+            self.wanted_no_more(self.in_place.forget(id));
+            return done;
+        }
         let ended = self.in_place.end(id, begun, done.as_ref().copied());
         if let Some(lost) = ended {
             self.base.report_loss(lost.path, lost.errno, lost.reason);
@@ -137,7 +144,8 @@ impl Files {
         owed.map_or(Ok(()), |errno| Err(errno.into()))
     }
 
-    /// Flushes what was changed in place in some directories.
+    /// Flushes what was changed in place in some directories. Fails where something of a file in
+    /// them may be lost, told before or not.
     pub fn flush_in_place_in(&self, is_meant: &dyn Fn(&Arc<Dir>) -> bool) -> Result<(), Failure> {
         let mut done = Ok(());
         for (id, node) in self.in_place.all() {
@@ -146,7 +154,10 @@ impl Files {
                 done = done.and(self.flush_in_place(id).map_err(Failure::from));
             }
         }
-        done
+        let mut failed = self.in_place.failed();
+        failed.extend(self.pages.lost().failed());
+        let first = failed.into_iter().find(|(parent, _)| is_meant(parent));
+        done.and(first.map_or(Ok(()), |(_, failure)| Err(failure)))
     }
 
     /// At the end, when nothing changes any more.
@@ -177,15 +188,25 @@ impl Files {
         }
     }
 
-    /// The name may be gone since. NFS and FUSE keep a file that is open under another name then,
-    /// and its directory could not be removed.
+    /// The name may be gone since, or be that of a file of the burst buffer, which replaces what is
+    /// there when it is drained. NFS and FUSE keep a file that is open under another name then, and
+    /// its directory could not be removed.
     pub fn lost_last_name(&self, link: &Link, had: Option<PfsId>) {
         if let Some(id) = had
-            && self.stat_name(link).is_none_or(|now| now.id != id)
+            && (self.is_replaced(link) || self.stat_name(link).is_none_or(|now| now.id != id))
         {
             self.wanted_no_more(self.in_place.forget(id));
             self.pages.lost().forget_version(id.ino, id.btime_ns);
         }
+    }
+
+    /// Whether the drain of a file of the burst buffer replaces what has this name.
+    fn is_replaced(&self, link: &Link) -> bool {
+        let Ok(Node::Dir(dir)) = self.ns.node(link.parent) else {
+            return false;
+        };
+        dir.child(&link.name)
+            .is_some_and(|file| file.lock().is_dirty())
     }
 
     fn stat_name(&self, link: &Link) -> Option<PfsStat> {
@@ -204,7 +225,7 @@ mod tests {
 
     use super::super::{NotFlushed, Standing};
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, answer, drain, me};
+    use crate::testing::{Lab, answer, create, drain, me};
 
     /// A file of the PFS with two links there, open for writing.
     fn open_linked(lab: &Lab, name: &str) -> (Ino, Handle) {
@@ -349,6 +370,56 @@ mod tests {
             let is_named = (rooms.base.errors().all().iter()).any(|error| error.path == b"f");
             assert!(!(cut && is_named), "it is wanted no more");
         }
+    }
+
+    fn fail(rooms: &Rooms) {
+        let in_place = rooms.files.in_place();
+        let id = in_place.all()[0].0;
+        let begun = in_place.begin(id, &|| true).expect("begun");
+        let lost = NotFlushed::Lost(Errno::EIO.into());
+        assert!(in_place.end(id, begun, Err(&lost)).is_some());
+    }
+
+    #[test]
+    fn a_version_with_what_was_lost_is_refused_each_time() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        rooms.files.release(handle).expect("close");
+        fail(rooms);
+        for _ in 0..2 {
+            let refused = rooms.files.flush_in_place_in(&|_| true);
+            assert_eq!(answer(refused), Err(Errno::EIO));
+        }
+        assert_eq!(answer(rooms.files.flush_in_place_in(&|_| false)), Ok(()));
+    }
+
+    /// As programs replace a file: they write another one, and rename it.
+    #[test]
+    fn what_was_lost_of_a_file_that_another_one_replaces_is_wanted_no_more() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        rooms.files.release(handle).expect("close");
+        fail(rooms);
+        std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
+        let newer = create(rooms, b"g", b"newer");
+        rooms.files.release(newer).expect("close");
+        let to = Link {
+            parent: Ino::ROOT,
+            name: b"f".to_vec(),
+        };
+        let mode = RenameMode::Replace;
+        let last = rooms.files.last_name_in_rename(&to, mode);
+        let renamed = rooms
+            .base
+            .ns()
+            .rename(Ino::ROOT, b"g", Ino::ROOT, b"f", mode);
+        renamed.expect("rename");
+        rooms.files.lost_last_name(&to, last);
+        assert!(rooms.files.unflushed().is_empty());
     }
 
     #[test]

@@ -8,17 +8,20 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::File;
+use forebay_namespace::{Dir, File};
 use forebay_types::Errno;
 use parking_lot::Mutex;
 
 use crate::base::failure::Failure;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
+use crate::files::inplace::Unflushed;
 
 /// One file.
 struct Lost {
     file: Arc<File>,
+    /// Where its first name was.
+    parent: Option<Arc<Dir>>,
     /// When its first store was lost.
     path: Vec<u8>,
     errno: Errno,
@@ -96,6 +99,26 @@ impl LostStores {
         self.all.lock().retain(|lost| !is_it(lost));
     }
 
+    /// A version of which something was lost is in the burst buffer again, as this file.
+    pub(crate) fn came_back(&self, file: &Arc<File>, ino: u64, btime_ns: u64) {
+        let mut all = self.all.lock();
+        for lost in all.iter_mut() {
+            if lost.evicted() == Some((ino, btime_ns)) {
+                lost.file = file.clone();
+            }
+        }
+    }
+
+    /// All of them, with the directories of their files.
+    pub(crate) fn failed(&self) -> Vec<(Arc<Dir>, Failure)> {
+        let all = self.all.lock();
+        let named = all.iter().filter(|lost| lost.path().is_some());
+        let parent = |lost: &Lost| parent(&lost.file).or_else(|| lost.parent.clone());
+        named
+            .filter_map(|lost| Some((parent(lost)?, lost.failure())))
+            .collect()
+    }
+
     /// Keeps one. Whether nothing was kept of the file before.
     fn keep(&self, new: Lost) -> bool {
         let mut all = self.all.lock();
@@ -111,6 +134,11 @@ impl LostStores {
     }
 }
 
+fn parent(file: &File) -> Option<Arc<Dir>> {
+    let state = file.lock();
+    state.names.first().map(|(dir, _)| dir.clone())
+}
+
 fn version(file: &File) -> Option<Version> {
     let published = file.lock().residency.published;
     published.map(|p| (p.ino, p.btime_ns))
@@ -118,13 +146,13 @@ fn version(file: &File) -> Option<Version> {
 
 impl Files {
     /// What may have been lost of a file of the burst buffer before it came there.
-    pub(crate) fn keep_lost(&self, file: &Arc<File>, path: Vec<u8>, errno: Errno, reason: String) {
-        let file = file.clone();
+    pub(crate) fn keep_lost(&self, file: &Arc<File>, lost: Unflushed) {
         self.pages.lost().keep(Lost {
-            file,
-            path,
-            errno,
-            reason,
+            parent: parent(file),
+            file: file.clone(),
+            path: lost.path,
+            errno: lost.errno,
+            reason: lost.reason,
         });
     }
 
@@ -142,7 +170,7 @@ impl Files {
                 let path = node.parent.path_of(&node.name);
                 let is_gone = !self.base.health().is_silent()
                     && (self.ns.pfs().stat_file(file.file())).is_ok_and(|stat| stat.nlink == 0);
-                let keep = || (self.in_place).lost_store(node.id, path.clone(), errno, &reason);
+                let keep = || self.in_place.lost_store(&node, errno, &reason);
                 let is_news = !is_gone && keep();
                 (path, is_news)
             }
@@ -153,6 +181,7 @@ impl Files {
                     state.is_unlinked() && state.unnamed.is_none()
                 };
                 let lost = Lost {
+                    parent: parent(&file),
                     file,
                     path: path.clone(),
                     errno,
@@ -187,7 +216,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
-    use forebay_types::{Handle, Ino, SetAttr};
+    use forebay_types::{Handle, Ino, OpenFlags, SetAttr};
     use forebay_wire::{Link, WriteHow};
 
     use super::*;
@@ -287,5 +316,34 @@ mod tests {
         assert_eq!(answer(failed), Err(Errno::EIO));
         assert!(rooms.files.unflushed().is_empty());
         rooms.files.release(handle).expect("close");
+    }
+
+    /// It leaves the burst buffer, comes back, and a drain gives its name another inode.
+    #[test]
+    fn a_store_that_was_lost_is_told_until_the_end_after_a_later_drain() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let lost = rooms.files.pages().lost();
+        let (file, handle) = lose(rooms, &flash, b"f");
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        rooms.buffer.evict(&file).expect("clean");
+        drop(file);
+        let brought = rooms
+            .files
+            .bring_in(rooms.base.ns().root(), b"f", None, false, &|_| ());
+        let (again, ..) = brought.map_err(|failure| failure.errno()).expect("in");
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = rooms.files.open(again.ino, flags, false).expect("open");
+        let written = (rooms.files).write(opened.handle, 100, b"more", WriteHow::WAITING);
+        assert_eq!(answer(written), Ok(Some(4)));
+        rooms.files.release(opened.handle).expect("close");
+        drain(rooms);
+        assert!(lost.of_file(&again).is_some());
+        let refused = rooms.files.flush_in_place_in(&|_| true);
+        assert_eq!(answer(refused), Err(Errno::EIO), "no version with it");
+        let unlinked = rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
+        rooms.files.lost_name(&unlinked.expect("file"));
+        assert!(rooms.files.unflushed().is_empty(), "nobody misses it");
     }
 }
