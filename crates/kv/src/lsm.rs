@@ -214,6 +214,7 @@ struct Engine {
 
 impl Engine {
     fn open(dir: &Path) -> Result<Self, Error> {
+        media::remove_half_made(dir)?;
         let database = Database::builder(dir)
             .cache_size(BLOCK_CACHE_BYTES)
             .max_journaling_size(JOURNALS_BYTES)

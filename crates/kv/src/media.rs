@@ -49,6 +49,35 @@ pub(crate) fn write_anew(dir: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// The engine writes this file last when it makes a store.
+const MARKER: &str = "version";
+
+/// Removes what a kill has left of a store that was being made: the engine would take none of it,
+/// and make no other beside it. Nothing was committed to such a store.
+pub(crate) fn remove_half_made(dir: &Path) -> Result<(), Error> {
+    let marker = dir.join(MARKER);
+    let is_empty_file = |path: &Path| std::fs::metadata(path).is_ok_and(|meta| meta.len() == 0);
+    if !dir.exists() || (marker.exists() && !is_empty_file(&marker)) {
+        return Ok(());
+    }
+    let journals = journals(dir)?;
+    for path in &journals {
+        let mut start = [0; 4096];
+        let len = File::open(path)?.read(&mut start)?;
+        if start[..len].iter().any(|byte| *byte != 0) {
+            // Somebody has removed the marker of a store that was in use.
+            return Ok(());
+        }
+    }
+    for path in journals {
+        std::fs::remove_file(path)?;
+    }
+    match std::fs::remove_file(marker) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
 /// Room that copies of the journals take.
 pub(crate) fn journal_bytes(dir: &Path) -> Result<u64, Error> {
     let mut bytes = 0;
@@ -115,6 +144,22 @@ mod tests {
         assert_eq!((bytes.len(), &bytes[..6]), (1 << 20, &b"bytes\0"[..]));
         assert!(std::fs::metadata(&journal)?.blocks() * 512 <= PIECE_BYTES as u64);
         assert_eq!(std::fs::read_dir(&dir)?.count(), 2);
+        Ok(())
+    }
+
+    #[test]
+    fn what_a_kill_left_of_a_store_that_was_being_made_goes() -> Result<(), Error> {
+        for (content, stays) in [(&[0; 64][..], false), (b"batch", true)] {
+            let folder = tempfile::tempdir()?;
+            let journal = folder.path().join("0.jnl");
+            std::fs::write(&journal, content)?;
+            remove_half_made(folder.path())?;
+            assert_eq!(journal.exists(), stays);
+            std::fs::write(&journal, [0; 64])?;
+            std::fs::write(folder.path().join(MARKER), b"FJL")?;
+            remove_half_made(folder.path())?;
+            assert!(journal.exists(), "the store was made");
+        }
         Ok(())
     }
 
