@@ -51,6 +51,8 @@ pub(crate) fn write_anew(dir: &Path) -> Result<(), Error> {
 
 /// The engine writes this file last when it makes a store.
 const MARKER: &str = "version";
+/// Its tables are below this one, and none before the marker is there.
+const TABLES: &str = "keyspaces";
 
 /// Removes what a kill has left of a store that was being made: the engine would take none of it,
 /// and make no other beside it. Nothing was committed to such a store.
@@ -60,12 +62,16 @@ pub(crate) fn remove_half_made(dir: &Path) -> Result<(), Error> {
     if !dir.exists() || (marker.exists() && !is_empty_file(&marker)) {
         return Ok(());
     }
+    let mut tables = std::fs::read_dir(dir.join(TABLES)).into_iter().flatten();
+    if tables.next().is_some() {
+        // Somebody has removed the marker of a store that was in use.
+        return Ok(());
+    }
     let journals = journals(dir)?;
     for path in &journals {
         let mut start = [0; 4096];
         let len = File::open(path)?.read(&mut start)?;
         if start[..len].iter().any(|byte| *byte != 0) {
-            // Somebody has removed the marker of a store that was in use.
             return Ok(());
         }
     }
@@ -159,6 +165,10 @@ mod tests {
             std::fs::write(folder.path().join(MARKER), b"FJL")?;
             remove_half_made(folder.path())?;
             assert!(journal.exists(), "the store was made");
+            std::fs::remove_file(folder.path().join(MARKER))?;
+            std::fs::create_dir_all(folder.path().join(TABLES).join("0"))?;
+            remove_half_made(folder.path())?;
+            assert!(journal.exists(), "it has tables");
         }
         Ok(())
     }
