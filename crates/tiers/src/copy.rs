@@ -91,8 +91,8 @@ impl CopyError {
 }
 
 /// Copies all of `source` into `destination`; holes stay holes. What the destination held before is
-/// discarded. The length is that of the source when the copy began, or less where the source
-/// ended earlier than that. Metadata are left alone and nothing is synced.
+/// discarded. The length is that of the source when the copy began, or where the copy met the end
+/// of a source that was cut meanwhile. Metadata are left alone and nothing is synced.
 ///
 /// A source that changes meanwhile gives a copy of no single moment: the caller compares
 /// generations and throws it away.

@@ -57,25 +57,24 @@ pub struct WriteBlocker {
 }
 
 impl WriteBlocker {
-    /// Begins to hold back writers of an object that has data.
+    /// Begins to hold back writers of an object that is not empty.
     ///
     /// # Errors
     /// `ENOSYS`, `EPERM`: the kernel has no userfaultfd(2), or not for this process. `EOPNOTSUPP`:
-    /// the object has no descriptor. `ENXIO`: it has no data.
+    /// the object has no descriptor. `ENXIO`: it is empty.
     pub fn on(object: &dyn Object) -> io::Result<WriteBlocker> {
         let descriptor = object
             .descriptor()
             .ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-        // Where data is, the kernel need not look for space before it waits.
-        let at = object
-            .seek(0, crate::Seek::Data)?
-            .ok_or_else(|| io::Error::from_raw_os_error(libc::ENXIO))?;
+        if object.stat()?.size == 0 {
+            return Err(io::Error::from_raw_os_error(libc::ENXIO));
+        }
         let file = reopen(descriptor, OFlags::WRONLY)?;
         let trap = Arc::new(Trap::new()?);
         let holder = trap.clone();
         std::thread::Builder::new()
             .name("fb-block".into())
-            .spawn(move || holder.hold(&file, at))?;
+            .spawn(move || holder.hold(&file))?;
         Ok(WriteBlocker { trap })
     }
 
@@ -168,11 +167,15 @@ impl Trap {
     }
 
     /// Blocks, with the lock of `file`, until the page is forbidden.
-    fn hold(&self, file: &File, at: u64) {
+    ///
+    /// The write is to the first byte. Somebody may cut the file before the kernel takes the lock,
+    /// and ext4 extends a file up to the place of a write that fails beyond the end. Where a hole is
+    /// at the beginning, the kernel looks for space before it waits: on a full file system the write
+    /// blocker fails, and otherwise a block of zeros is left there.
+    fn hold(&self, file: &File) {
         // SAFETY: the page is mapped for as long as `self` lives, and the kernel copes with its not
         // being there.
-        let written =
-            unsafe { libc::pwrite(file.as_raw_fd(), self.page.as_ptr(), 1, at as libc::off_t) };
+        let written = unsafe { libc::pwrite(file.as_raw_fd(), self.page.as_ptr(), 1, 0) };
         let error = io::Error::last_os_error();
         if written >= 0 || error.raw_os_error() != Some(libc::EFAULT) {
             self.failed.store(true, Ordering::Release);
@@ -282,6 +285,36 @@ mod tests {
     fn a_writer_waits_until_it_is_let_go() {
         holds_back(&std::env::temp_dir());
         holds_back(std::path::Path::new("/dev/shm"));
+    }
+
+    /// A write beyond the end that fails may leave the file longer: ext4 extends it up to there.
+    fn stays_as_short_as_it_was_cut(folder: &std::path::Path) {
+        let file = tempfile::tempfile_in(folder).unwrap();
+        let object = FileObject::new(file.try_clone().unwrap());
+        for round in 0..400 {
+            object.set_len(94_816).unwrap();
+            object.write_at(&[7; 4096], 24_626).unwrap();
+            let begun = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    begun.wait();
+                    object.set_len(19_612).unwrap();
+                });
+                begun.wait();
+                let write_blocker = write_blocker(&object);
+                std::thread::sleep(Duration::from_micros(round % 20 * 10));
+                drop(write_blocker);
+            });
+            // The thread of the write blocker may still be on its way.
+            std::thread::sleep(Duration::from_millis(1));
+            assert_eq!(object.stat().unwrap().size, 19_612, "round {round}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_meanwhile_does_not_grow() {
+        stays_as_short_as_it_was_cut(&std::env::temp_dir());
+        stays_as_short_as_it_was_cut(std::path::Path::new("/dev/shm"));
     }
 
     #[test]
