@@ -242,10 +242,10 @@ impl Namespace {
         if names.is_empty() {
             return Err(Box::new(file));
         }
-        let held = (names.clone(), None);
-        let state = FileState::new(held, file.meta, file.xattrs, file.residency, file.unplaced);
-        self.table.lock().reserve(file.ino);
-        let file = Arc::new(File::new(object, file.ino, state));
+        let ino = file.ino;
+        self.table.lock().reserve(ino);
+        let state = FileState::recorded(names.clone(), file);
+        let file = Arc::new(File::new(object, ino, state));
         for (dir, name) in names {
             dir.lock().insert(name, file.clone());
         }

@@ -67,7 +67,7 @@ impl Namespace {
             }
             let expected = state.expected_at(&demotion.dir, &demotion.name);
             // Noted before; without it a crash could not tell what has become of it.
-            let ours = state.residency.temporary.ok_or(Errno::EINVAL)?;
+            let ours = state.copy_under_way().ok_or(Errno::EINVAL)?;
             (expected, ours)
         };
         let target = Target {

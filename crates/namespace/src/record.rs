@@ -360,8 +360,6 @@ pub struct Residency {
     pub crc: Option<u32>,
     /// A [`SumsRecord`] is kept, of this content or an older one.
     pub has_sums: bool,
-    /// A demotion under way.
-    pub temporary: Option<Temporary>,
     /// A flush on flash has failed: what its object has of this content nobody knows. The kernel
     /// tells that once.
     pub flush_failed: bool,
@@ -426,6 +424,8 @@ pub struct FileRecord {
     pub residency: Residency,
     /// Of several names, those that are not links of what is published.
     pub unplaced: Vec<Unplaced>,
+    /// A demotion under way.
+    pub temporary: Option<Temporary>,
 }
 
 /// Where a directory is.

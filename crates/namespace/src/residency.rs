@@ -50,7 +50,6 @@ impl Arrival {
             writing: false,
             crc: None,
             has_sums: false,
-            temporary: None,
             flush_failed: false,
         };
         if let Some(sums) = &self.sums {
@@ -126,7 +125,7 @@ impl Namespace {
             ctime: stat.ctime,
         };
         let names = (vec![(dir.clone(), name.into())], None);
-        let state = FileState::new(names, meta, xattrs, residency, Vec::new());
+        let state = FileState::new(names, meta, xattrs, residency);
         let file = Arc::new(File::new(arrival.object, ino, state));
         let mut batch = Batch::new();
         self.put_dirs(&mut batch, dir)?;

@@ -161,9 +161,9 @@ fn file(dir: DirKey) -> FileRecord {
             writing: true,
             crc: Some(0xe306_9283),
             has_sums: true,
-            temporary: Some(temporary),
             flush_failed: true,
         },
+        temporary: Some(temporary),
         unplaced: vec![Unplaced {
             place: (dir, b"latest".to_vec()),
             older: Some(published),

@@ -15,7 +15,7 @@ use forebay_types::{Errno, Generation, Ino, ObjectId};
 use parking_lot::Mutex;
 
 use crate::empty_dirs::EmptyDirs;
-use crate::record::{DirKey, Meta, Residency, Unplaced, Xattrs};
+use crate::record::{DirKey, Meta, Residency, Temporary, Unplaced, Xattrs};
 use crate::times::DirTimes;
 
 mod dir;
@@ -120,10 +120,10 @@ pub struct File {
 ///    `residency.clean` implies that `unplaced` is empty.
 /// 6. `unnamed` implies that `names` is empty, that the file is dirty, and that its object is not
 ///    to be collected.
-/// 7. No generation that is noted (`residency.flushed`, `.shadow` and `.temporary`, `safe`) is
+/// 7. No generation that is noted (`residency.flushed` and `.shadow`, `temporary`, `safe`) is
 ///    newer than `residency.generation`.
 /// 8. `error_unreported` implies `error`.
-/// 9. `unsettled` implies `residency.temporary`.
+/// 9. `unsettled` implies `temporary`.
 /// 10. `unsaved` is set exactly while the file is in the list of records to be written.
 /// 11. `residency.flush_failed` implies that the file is dirty.
 /// 12. Unless `noted`, the record of the file names no copy.
@@ -132,7 +132,7 @@ pub struct FileState {
     facts: FileFacts,
     /// Of several names, those that are not links of what is published.
     unplaced: Vec<Unplaced>,
-    /// It is not known whether the copy `residency.temporary` has got its names: that is to be
+    /// It is not known whether the copy `temporary` has got its names: that is to be
     /// found out before anything is done with them. A start looks after every such copy.
     unsettled: bool,
     /// The record may name a copy, which a start would look for under its temporary name.
@@ -159,6 +159,8 @@ pub struct FileFacts {
     pub xattrs: Xattrs,
     /// Residency.
     pub residency: Residency,
+    /// Its copy on the PFS that is under way. Few files have one at a time, so it is kept apart.
+    pub temporary: Option<Box<Temporary>>,
     /// A worker is copying it to the PFS now. Not kept across restarts.
     pub demoting: bool,
     /// Error of the last demotion: reported by the next fsync, shown until a demotion succeeds.

@@ -63,7 +63,7 @@ impl Namespace {
     pub(crate) fn settle_copy(&self, file: &Arc<File>) -> Result<(), NsError> {
         let (ours, names) = {
             let mut state = file.lock();
-            let Some(ours) = state.residency.temporary else {
+            let Some(ours) = state.copy_under_way() else {
                 state.forget_copy();
                 return Ok(());
             };

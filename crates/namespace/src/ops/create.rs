@@ -73,11 +73,10 @@ pub(crate) fn born(
         writing: new.writing,
         crc: None,
         has_sums: false,
-        temporary: None,
         flush_failed: false,
     };
     let names = (names, unnamed);
-    let state = FileState::new(names, meta, new.xattrs.clone(), residency, Vec::new());
+    let state = FileState::new(names, meta, new.xattrs.clone(), residency);
     let ino = Ino(Ino::FIRST_BORN | new.object.0);
     Arc::new(File::new(new.object, ino, state))
 }

@@ -27,7 +27,7 @@ impl Namespace {
             let here = matches!(&state.names[..], [(d, n)] if Arc::ptr_eq(d, &dir) && *n == name);
             let published = state.residency.published;
             // A copy that a drain has just put there has replaced the older version already.
-            let copy = state.residency.temporary;
+            let copy = state.copy_under_way();
             let is_newest = copy.is_some_and(|copy| state.is_published_as(copy));
             published.filter(|_| here && state.is_dirty() && !is_newest)
         };

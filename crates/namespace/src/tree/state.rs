@@ -17,10 +17,8 @@ impl FileState {
         meta: Meta,
         xattrs: Xattrs,
         residency: Residency,
-        unplaced: Vec<Unplaced>,
     ) -> FileState {
         FileState {
-            noted: residency.temporary.is_some(),
             facts: FileFacts {
                 names,
                 unnamed,
@@ -28,16 +26,27 @@ impl FileState {
                 meta,
                 xattrs,
                 residency,
+                temporary: None,
                 demoting: false,
                 error: None,
                 drain_open: 0,
                 safe: None,
             },
-            unplaced,
+            unplaced: Vec::new(),
             unsettled: false,
+            noted: false,
             error_unreported: false,
             unsaved: false,
         }
+    }
+
+    /// Of a file that an earlier run has left on record, and that has these names.
+    pub(crate) fn recorded(names: Vec<Place>, record: FileRecord) -> FileState {
+        let mut state = FileState::new((names, None), record.meta, record.xattrs, record.residency);
+        state.unplaced = record.unplaced;
+        state.noted = record.temporary.is_some();
+        state.facts.temporary = record.temporary.map(Box::new);
+        state
     }
 
     /// The invariants that can be told from the state alone. Those that a damaged record breaks are
@@ -60,7 +69,7 @@ impl FileState {
         let noted = [
             r.flushed.map(|flushed| flushed.generation),
             r.shadow.map(|(_, generation)| generation),
-            r.temporary.map(|temporary| temporary.generation),
+            self.temporary.as_ref().map(|copy| copy.generation),
             self.safe,
         ];
         debug_assert!(
@@ -73,7 +82,7 @@ impl FileState {
             "8: there is an error to report"
         );
         debug_assert!(
-            !self.unsettled || r.temporary.is_some(),
+            !self.unsettled || self.temporary.is_some(),
             "9: there is a copy to settle: {r:?}"
         );
     }
@@ -108,6 +117,7 @@ impl FileState {
             xattrs: self.xattrs.clone(),
             residency: self.residency,
             unplaced: self.unplaced.clone(),
+            temporary: self.copy_under_way(),
         }
     }
 
@@ -134,6 +144,11 @@ impl FileState {
     /// Whether it is not known what has become of its copy.
     pub(crate) fn is_unsettled(&self) -> bool {
         self.unsettled
+    }
+
+    /// Its copy on the PFS that is under way.
+    pub fn copy_under_way(&self) -> Option<Temporary> {
+        self.temporary.as_deref().copied()
     }
 
     /// Whether a copy is what is published.

@@ -20,6 +20,7 @@ pub(crate) struct Unconfirmed {
     error: Option<Errno>,
     error_unreported: bool,
     xattrs: Xattrs,
+    temporary: Option<Box<Temporary>>,
 }
 
 /// Changes of content.
@@ -220,7 +221,7 @@ impl FileState {
 
     /// Which file on the PFS the copy is.
     pub(crate) fn note_copy(&mut self, copy: Temporary) {
-        self.facts.residency.temporary = Some(copy);
+        self.facts.temporary = Some(Box::new(copy));
         self.noted = true;
         self.debug_check();
     }
@@ -232,7 +233,7 @@ impl FileState {
 
     /// The record names no copy: that was written.
     pub(crate) fn note_is_gone(&mut self) {
-        self.noted = self.facts.residency.temporary.is_some();
+        self.noted = self.facts.temporary.is_some();
     }
 
     /// Whether the copy has got its name is to be found out.
@@ -249,7 +250,7 @@ impl FileState {
 
     /// What has become of the copy is known.
     pub(crate) fn forget_copy(&mut self) {
-        self.facts.residency.temporary = None;
+        self.facts.temporary = None;
         self.unsettled = false;
     }
 
@@ -257,7 +258,7 @@ impl FileState {
     pub(crate) fn abandon(&mut self, error: Option<Errno>) {
         self.facts.demoting = false;
         if !self.unsettled {
-            self.facts.residency.temporary = None;
+            self.facts.temporary = None;
         }
         if let Some(errno) = error {
             self.fail_demotion(errno);
@@ -299,7 +300,7 @@ impl FileState {
     pub(crate) fn confirm(&mut self, copied: Generation, sums: &Sums) -> (bool, Option<TierId>) {
         self.facts.demoting = false;
         self.forget_error();
-        self.facts.residency.temporary = None;
+        self.facts.temporary = None;
         self.noted = false;
         let mut current = self.generation() == copied;
         if current {
@@ -332,6 +333,7 @@ impl FileState {
             error: self.error,
             error_unreported: self.error_unreported,
             xattrs: self.xattrs.clone(),
+            temporary: self.temporary.clone(),
         }
     }
 
@@ -343,5 +345,6 @@ impl FileState {
         self.facts.error = before.error;
         self.error_unreported = before.error_unreported;
         self.facts.xattrs = before.xattrs;
+        self.facts.temporary = before.temporary;
     }
 }

@@ -133,7 +133,7 @@ impl Lifecycle {
                 .iter()
                 .any(|(t, objects)| *t == tier && objects.contains(&file.object))
         };
-        let moved = file.lock().residency.temporary;
+        let moved = file.lock().copy_under_way();
         if let Err(error) = self.ns.settle_demotion(file) {
             let reason = format!("its demotion could not be looked after: {error}");
             self.base.report(file.path(), error.errno(), reason);

@@ -242,7 +242,7 @@ impl Check<'_> {
             for (name, object) in names {
                 let under_way = self.integrity.buffer.file(object).is_some_and(|file| {
                     let state = file.lock();
-                    state.demoting || state.residency.temporary.is_some()
+                    state.demoting || state.temporary.is_some()
                 });
                 if under_way {
                     continue;
