@@ -232,10 +232,10 @@ impl Namespace {
         file: FileRecord,
         dir_records: &HashMap<DirKey, DirRecord>,
     ) -> Result<Arc<File>, Box<FileRecord>> {
-        let mut names = Vec::new();
+        let mut names = Vec::with_capacity(file.names.len());
         for (key, name) in &file.names {
             match self.load_dir(*key, dir_records, 0) {
-                Some(dir) => names.push((dir, name.clone().into_boxed_slice())),
+                Some(dir) => names.push((dir, name.as_slice().into())),
                 None => return Err(Box::new(file)),
             }
         }

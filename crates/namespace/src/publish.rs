@@ -11,8 +11,8 @@ use forebay_kv::Durability;
 
 use crate::namespace::save::Beside;
 use crate::record::{Meta, Temporary, xattrs_crc};
-use crate::tree::Dir;
 use crate::tree::transition::Unconfirmed;
+use crate::tree::{Dir, Name};
 use crate::tree::{File, FileState};
 use crate::{Namespace, NsError};
 
@@ -36,7 +36,7 @@ pub struct Demotion {
     /// The directory on the PFS.
     pub handle: PfsDir,
     /// That name.
-    pub name: Box<[u8]>,
+    pub name: Name,
     /// Name of the temporary file beside it.
     pub temporary: Vec<u8>,
     /// What is copied.

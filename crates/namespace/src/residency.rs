@@ -21,8 +21,7 @@ use crate::log::Batch;
 use crate::record::{Meta, Published, Residency};
 use crate::table::{Node, PlainNode};
 use crate::tick;
-use crate::tree::Dir;
-use crate::tree::{File, FileState};
+use crate::tree::{Dir, File, FileState, Name};
 use crate::{Namespace, NsError};
 
 /// The object of a file that comes in from the PFS.
@@ -124,7 +123,8 @@ impl Namespace {
             mtime: stat.mtime,
             ctime: stat.ctime,
         };
-        let names = (vec![(dir.clone(), name.into())], None);
+        let name = Name::from(name);
+        let names = (vec![(dir.clone(), name.clone())], None);
         let state = FileState::new(names, meta, xattrs, residency);
         let file = Arc::new(File::new(arrival.object, ino, state));
         let mut batch = Batch::new();
@@ -135,7 +135,7 @@ impl Namespace {
         }
         self.commit(batch)?;
         failpoint::hit(failpoint::Point::StageRecord);
-        dir.lock().insert(name.into(), file.clone());
+        dir.lock().insert(name, file.clone());
         self.dirs_written(dir);
         self.table.lock().replace(ino, Node::File(file.clone()));
         Ok(file)
@@ -331,9 +331,8 @@ impl Namespace {
         }
         let mut children: Vec<_> = dirs.iter().map(|dir| dir.lock()).collect();
         let mut state = file.lock();
-        let same = |a: &(Arc<Dir>, Box<[u8]>), b: &(Arc<Dir>, Box<[u8]>)| {
-            Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1
-        };
+        let same =
+            |a: &(Arc<Dir>, Name), b: &(Arc<Dir>, Name)| Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1;
         let here = state.names.len() == names.len()
             && state.names.iter().zip(&names).all(|(a, b)| same(a, b));
         let residency = state.residency;
@@ -361,7 +360,7 @@ impl Namespace {
     }
 
     /// From now on the id stands for the file on the PFS.
-    fn leave(&self, file: &File, parent: Arc<Dir>, name: Box<[u8]>, published: Published) {
+    fn leave(&self, file: &File, parent: Arc<Dir>, name: Name, published: Published) {
         let id = forebay_tiers::PfsId {
             dev: self.devices.number_of(parent.key),
             ino: published.ino,

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use forebay_tiers::PfsId;
 use forebay_types::{FileKind, Ino};
 
-use crate::tree::Dir;
-use crate::tree::File;
+use crate::tree::{Dir, File, Name};
 
 /// First of the ids given out when the PFS's own inode number is taken.
 const FIRST_SUBSTITUTE: u64 = 1 << 61;
@@ -20,7 +19,7 @@ pub struct PlainNode {
     /// A directory that has it.
     pub parent: Arc<Dir>,
     /// Its name there.
-    pub name: Box<[u8]>,
+    pub name: Name,
     /// Identity on the PFS.
     pub id: PfsId,
 }

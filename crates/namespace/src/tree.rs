@@ -25,13 +25,16 @@ pub(crate) mod state;
 pub(crate) mod transition;
 
 /// A name in a directory.
-pub type Place = (Arc<Dir>, Box<[u8]>);
+pub type Place = (Arc<Dir>, Name);
+
+/// A name in a directory. Shared: a file has it, and so has its directory.
+pub type Name = Arc<[u8]>;
 
 /// Value of a directory's default ACL, if it has one.
 pub(crate) type DefaultAcl = Option<Arc<[u8]>>;
 
 /// Names of burst-buffer files in one directory.
-pub(crate) type Children = HashMap<Box<[u8]>, Arc<File>>;
+pub(crate) type Children = HashMap<Name, Arc<File>>;
 
 /// A directory of the PFS. Invariants:
 ///
@@ -63,7 +66,7 @@ pub struct Dir {
     /// What the PFS last said of the directory itself, and when.
     seen: Mutex<Option<(Instant, PfsStat)>>,
     /// The name last found missing on the PFS, and when.
-    absent: Mutex<Option<(Instant, Box<[u8]>)>>,
+    absent: Mutex<Option<(Instant, Name)>>,
     /// Whether the PFS has any name here.
     pub(crate) empty_dirs: EmptyDirs,
     /// The store has this directory's record, and so its parents'.
@@ -73,14 +76,14 @@ pub struct Dir {
     /// Its name on the PFS, while that is another: it is a version that is not published yet.
     hidden: Mutex<Option<Hidden>>,
     /// Such directories in this one, by the names that they are shown under.
-    unpublished: Mutex<HashMap<Box<[u8]>, Arc<Dir>>>,
+    unpublished: Mutex<HashMap<Name, Arc<Dir>>>,
 }
 
 /// A directory that outsiders do not see yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden {
     /// Its name on the PFS.
-    pub name: Box<[u8]>,
+    pub name: Name,
     /// It was ordered to be published.
     pub committed: bool,
     /// When it was made, seconds since the epoch.

@@ -12,8 +12,7 @@ use crate::acl;
 use crate::error::on_pfs;
 use crate::record::{DirKey, Meta, Residency, Xattrs};
 use crate::table::Node;
-use crate::tree::Dir;
-use crate::tree::{File, FileState, Place};
+use crate::tree::{Dir, File, FileState, Name, Place};
 use crate::{Namespace, NsError};
 
 /// A file to be created.
@@ -172,11 +171,11 @@ impl Namespace {
         gid: u32,
         new: &NewFile,
     ) -> Result<(Attr, Arc<File>), NsError> {
-        let names = vec![(dir.clone(), name.into())];
-        let file = born(new, gid, names, None);
+        let name = Name::from(name);
+        let file = born(new, gid, vec![(dir.clone(), name.clone())], None);
         self.persist_dirs(dir)?;
         failpoint::hit(failpoint::Point::CreateDirs);
-        self.insert_new(dir, name, &file)?;
+        self.insert_new(dir, &name, &file)?;
         failpoint::hit(failpoint::Point::CreateNamed);
         // The object carries the same facts, and a start without this record adopts it by them.
         let mut state = file.lock();
@@ -214,7 +213,7 @@ impl Namespace {
         }
     }
 
-    fn insert_new(&self, dir: &Arc<Dir>, name: &[u8], file: &Arc<File>) -> Result<(), NsError> {
+    fn insert_new(&self, dir: &Arc<Dir>, name: &Name, file: &Arc<File>) -> Result<(), NsError> {
         let _order = dir.order(&self.pfs)?;
         let mut children = dir.lock();
         if dir.is_removed() {
@@ -223,7 +222,7 @@ impl Namespace {
         if children.contains_key(name) || dir.unpublished_child(name).is_some() {
             return Err(Errno::EEXIST.into());
         }
-        children.insert(name.into(), file.clone());
+        children.insert(name.clone(), file.clone());
         dir.note_present(name);
         Ok(())
     }

@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 
 use crate::File;
 use crate::record::PlaceKey;
-use crate::tree::{Children, Dir};
+use crate::tree::{Children, Dir, Name};
 
 /// Children of one or two directories, locked in the order of their keys.
 pub(crate) struct Locked<'a> {
@@ -48,7 +48,7 @@ impl<'a> Locked<'a> {
 pub(crate) struct End {
     pub(crate) dir: Arc<Dir>,
     pub(crate) handle: PfsDir,
-    pub(crate) name: Box<[u8]>,
+    pub(crate) name: Name,
     pub(crate) file: Option<Arc<File>>,
     pub(crate) stat: Option<PfsStat>,
     /// What the PFS has is not what was published of the file.
@@ -70,7 +70,7 @@ impl End {
         }
     }
 
-    pub(crate) fn place(&self) -> (Arc<Dir>, Box<[u8]>) {
+    pub(crate) fn place(&self) -> (Arc<Dir>, Name) {
         (self.dir.clone(), self.name.clone())
     }
 

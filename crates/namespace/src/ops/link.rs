@@ -12,8 +12,7 @@ use crate::ops::unnamed::FirstName;
 use crate::outside::Seen;
 use crate::record::{self, Intent, LinkChange, LinkIntent, Published};
 use crate::table::Node;
-use crate::tree::Dir;
-use crate::tree::Place;
+use crate::tree::{Dir, Name, Place};
 use crate::{File, Namespace, NsError};
 
 /// Names of one file that the burst buffer keeps; more are refused with `EMLINK`.
@@ -94,7 +93,8 @@ impl Namespace {
         }
         let before = state.clone();
         let published = linked.map(|(published, _)| published);
-        state.link((dir.clone(), name.into()), published);
+        let shared = Name::from(name);
+        state.link((dir.clone(), shared.clone()), published);
         let recorded = self
             .put_dirs(&mut batch, &dir)
             .and_then(|()| self.put_file(&mut batch, file, &state))
@@ -108,7 +108,7 @@ impl Namespace {
             return Err(error);
         }
         failpoint::hit(failpoint::Point::LinkRecord);
-        children.insert(name.into(), file.clone());
+        children.insert(shared, file.clone());
         dir.note_present(name);
         let attr = state.attr(file.ino);
         drop(state);

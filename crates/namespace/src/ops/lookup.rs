@@ -11,8 +11,7 @@ use forebay_types::{Attr, Errno, FileKind, Ino, check_name};
 use crate::error::on_pfs;
 use crate::record::Published;
 use crate::table::{Node, PlainNode};
-use crate::tree::Dir;
-use crate::tree::File;
+use crate::tree::{Dir, File, Name};
 use crate::{Namespace, NsError};
 
 /// What a name stands for.
@@ -24,7 +23,7 @@ pub struct Found {
 }
 
 /// Where a path leads: a directory, or a name in one.
-pub type Resolved = (Arc<Dir>, Option<(Box<[u8]>, Found)>);
+pub type Resolved = (Arc<Dir>, Option<(Name, Found)>);
 
 impl Namespace {
     /// Resolves a name and counts one reference of the kernel.

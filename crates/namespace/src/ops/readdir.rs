@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_types::{Dirent, FileKind, Ino};
 
 use crate::error::on_pfs;
-use crate::tree::Dir;
+use crate::tree::{Dir, Name};
 use crate::{File, Namespace, NsError};
 
 /// One entry of a directory, and its file if that is in the burst buffer.
@@ -60,10 +60,10 @@ impl Namespace {
     /// All entries but `.` and `..`, in no order.
     pub fn list(&self, dir: &Arc<Dir>) -> Result<Vec<Listed>, NsError> {
         let mut listed: Vec<Listed> = Vec::new();
-        let mut seen: HashSet<Box<[u8]>> = HashSet::new();
+        let mut seen: HashSet<Name> = HashSet::new();
         // The buffer first: a file that is published while the PFS is read is then seen, once.
-        let mut dirty: HashSet<Box<[u8]>> = HashSet::new();
-        let mut copied: HashMap<Box<[u8]>, u64> = HashMap::new();
+        let mut dirty: HashSet<Name> = HashSet::new();
+        let mut copied: HashMap<Name, u64> = HashMap::new();
         for (name, file) in dir.lock().iter() {
             seen.insert(name.clone());
             let residency = file.lock().residency;
@@ -92,7 +92,7 @@ impl Namespace {
             seen.insert(name);
         }
         let handle = self.open_dir(dir)?;
-        let mut there: HashSet<Box<[u8]>> = HashSet::new();
+        let mut there: HashSet<Name> = HashSet::new();
         self.pfs
             .read_dir(&handle, &mut |entry| {
                 // A clean copy of something that was replaced there is on its way out, too.

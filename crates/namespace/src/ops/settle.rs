@@ -83,8 +83,8 @@ fn settle_file(
     let Some(file) = from.child(&intent.from.1).filter(|f| f.object == object) else {
         return Ok(());
     };
-    let old = (from.clone(), intent.from.1.clone().into_boxed_slice());
-    let new = (to.clone(), intent.to.1.clone().into_boxed_slice());
+    let old = (from.clone(), intent.from.1.as_slice().into());
+    let new = (to.clone(), intent.to.1.as_slice().into());
     let handle = ns.open_dir(&to)?;
     let published = file.lock().expected_at(&from, &intent.from.1);
     let published = published.map(|p| ns.follow(p, &handle, &intent.to.1));

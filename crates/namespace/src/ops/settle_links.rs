@@ -7,8 +7,7 @@ use forebay_types::{Errno, FileKind};
 
 use crate::log::Batch;
 use crate::record::{ExchangeIntent, LinkChange, LinkIntent, PlaceKey, Published};
-use crate::tree::Dir;
-use crate::tree::Place;
+use crate::tree::{Dir, Name, Place};
 use crate::{File, FileState, Namespace, NsError};
 
 /// What the PFS has under a name; `None` where it has nothing, or the directory is gone.
@@ -71,8 +70,8 @@ pub(crate) fn settle_exchange(
         match (end, stat) {
             (Some((dir, file)), stat) => {
                 let mut state = file.lock();
-                let old = (dir.clone(), from.1.clone().into_boxed_slice());
-                let new = (to_dir.clone(), to.1.clone().into_boxed_slice());
+                let old = (dir.clone(), from.1.as_slice().into());
+                let new = (to_dir.clone(), to.1.as_slice().into());
                 let published = state.expected_at(dir, &from.1);
                 state.rename_name(&old, new);
                 if had.is_none() {
@@ -109,7 +108,7 @@ pub(crate) fn settle_link(
     match intent.change {
         LinkChange::Added if there => {
             if let (Some((_, file)), Some(dir)) = (&holder, ns.known_dir(intent.place.0)) {
-                let name = intent.place.1.clone().into_boxed_slice();
+                let name = Name::from(intent.place.1.as_slice());
                 dir.lock().insert(name.clone(), file.clone());
                 ns.put_dirs(batch, &dir)?;
                 file.lock().find_name((dir, name));

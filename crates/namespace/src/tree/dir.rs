@@ -10,7 +10,7 @@ use forebay_tiers::{PfsDir, PfsStat, PfsTree};
 use forebay_types::Ino;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Children, DefaultAcl, Dir, File, Hidden, Place};
+use super::{Children, DefaultAcl, Dir, File, Hidden, Name, Place};
 use crate::NsError;
 use crate::empty_dirs::EmptyDirs;
 use crate::error::on_pfs;
@@ -63,7 +63,7 @@ impl Dir {
         self.unpublished.lock().get(name).cloned()
     }
 
-    pub(crate) fn unpublished_names(&self) -> Vec<(Box<[u8]>, Arc<Dir>)> {
+    pub(crate) fn unpublished_names(&self) -> Vec<(Name, Arc<Dir>)> {
         let unpublished = self.unpublished.lock();
         unpublished
             .iter()
