@@ -21,7 +21,7 @@ use crate::log::Batch;
 use crate::record::{Meta, Published, Residency};
 use crate::table::{Node, PlainNode};
 use crate::tick;
-use crate::tree::{Dir, File, FileState, Name};
+use crate::tree::{Dir, File, FileState, Name, Place};
 use crate::{Namespace, NsError};
 
 /// The object of a file that comes in from the PFS.

@@ -171,7 +171,7 @@ impl Trap {
     /// The write is to the first byte. Somebody may cut the file before the kernel takes the lock,
     /// and ext4 extends a file up to the place of a write that fails beyond the end. Where a hole
     /// is at the beginning, the kernel looks for space before it waits: on a full file system the
-    /// write blocker fails, and otherwise a block of zeros is left there.
+    /// write blocker fails, and otherwise a block or cluster of zeros is left there.
     fn hold(&self, file: &File) {
         // SAFETY: the page is mapped for as long as `self` lives, and the kernel copes with its not
         // being there.

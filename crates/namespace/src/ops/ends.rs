@@ -8,7 +8,7 @@ use parking_lot::MutexGuard;
 
 use crate::File;
 use crate::record::PlaceKey;
-use crate::tree::{Children, Dir, Name};
+use crate::tree::{Children, Dir, Name, Place};
 
 /// Children of one or two directories, locked in the order of their keys.
 pub(crate) struct Locked<'a> {
@@ -70,7 +70,7 @@ impl End {
         }
     }
 
-    pub(crate) fn place(&self) -> (Arc<Dir>, Name) {
+    pub(crate) fn place(&self) -> Place {
         (self.dir.clone(), self.name.clone())
     }
 

@@ -44,8 +44,14 @@ impl Files {
     ) -> Result<(), Failure> {
         let left = self.buffer.opens().drop_count(&claim, open, flags);
         let target = open.target.read().clone();
-        let Target::Buffer { file, object, tier } = target else {
-            return Ok(());
+        let (file, object, tier) = match target {
+            Target::Buffer { file, object, tier } => (file, object, tier),
+            Target::Pfs { node, .. } => {
+                if left.opens == 0 {
+                    self.in_place.closed(node.id);
+                }
+                return Ok(());
+            }
         };
         let mut result = Ok(());
         let mut excess = None;

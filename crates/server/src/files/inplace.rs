@@ -11,6 +11,8 @@
 //! 4. An error is kept, and told to everybody who asks, until the file is cut to nothing or has
 //!    lost its last name. A second flush would succeed: the kernel calls pages clean that the PFS
 //!    has not taken.
+//! 5. The next fsync is told of it, too, once. That is owed to who has the file open for as long as
+//!    they have, with a name or without.
 
 pub(crate) mod flush;
 mod lost;
@@ -72,8 +74,6 @@ pub struct Unflushed {
     pub errno: Errno,
     /// For a person.
     pub reason: String,
-    /// The next fsync is told.
-    owed: bool,
 }
 
 /// A flush that has begun.
@@ -113,6 +113,8 @@ pub enum Standing {
 struct State {
     kept: HashMap<PfsId, Kept>,
     failed: HashMap<PfsId, Unflushed>,
+    /// What the next fsync of a file is told.
+    owed: HashMap<PfsId, Errno>,
     /// Paths of directories whose names are not flushed.
     dirs_failed: BTreeSet<Vec<u8>>,
     /// Changes so far.
@@ -187,8 +189,9 @@ impl InPlace {
         None
     }
 
-    /// Of a file that has lost its last name nobody needs more. Who has it open keeps it here by
-    /// the next change. Answers with what was told of it.
+    /// Of a file that has lost its last name nobody needs more, but who has it open: they keep it
+    /// here by the next change, and their fsync is told what it is owed. Answers with what was told
+    /// of it.
     fn forget(&self, id: PfsId) -> Option<Unflushed> {
         let mut state = self.state.lock();
         let gone = state.kept.remove(&id);
@@ -202,7 +205,17 @@ impl InPlace {
 
     /// A file was cut to nothing, or others keep what may have been lost of it. Answers with that.
     fn take_failed(&self, id: PfsId) -> Option<Unflushed> {
-        self.state.lock().failed.remove(&id)
+        let mut state = self.state.lock();
+        state.owed.remove(&id);
+        state.failed.remove(&id)
+    }
+
+    /// Nobody has a file open any more: if it has no name, either, no fsync will ask.
+    pub(super) fn closed(&self, id: PfsId) {
+        let mut state = self.state.lock();
+        if !state.failed.contains_key(&id) {
+            state.owed.remove(&id);
+        }
     }
 
     /// Whether a file is to be flushed with this descriptor; `None` if it is not to be flushed.
@@ -264,6 +277,10 @@ impl InPlace {
     /// What has come of a flush. Answers with what is to be told.
     fn end(&self, id: PfsId, begun: Begun, done: Result<(), &NotFlushed>) -> Option<Unflushed> {
         let mut state = self.state.lock();
+        if let Err(NotFlushed::Lost(failure)) = done {
+            // The descriptor has heard of it, and does not hear it again.
+            state.owed.insert(id, failure.errno());
+        }
         let kept = state.kept.get_mut(&id)?;
         kept.flushing = false;
         let mut told = None;
@@ -336,10 +353,7 @@ impl InPlace {
 
     /// An error that no fsync was told yet.
     fn take_owed(&self, id: PfsId) -> Option<Errno> {
-        let mut state = self.state.lock();
-        let failed = state.failed.get_mut(&id).filter(|failed| failed.owed)?;
-        failed.owed = false;
-        Some(failed.errno)
+        self.state.lock().owed.remove(&id)
     }
 
     /// Paths of all that may be lost; those of files are empty beyond
@@ -391,6 +405,5 @@ fn unflushed(id: PfsId, kept: &Kept, failure: &Failure) -> Unflushed {
             failure.in_brief(),
             forebay_types::format_duration(secs)
         ),
-        owed: true,
     }
 }

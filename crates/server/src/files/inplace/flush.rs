@@ -106,16 +106,13 @@ impl Files {
                 .map_err(|e| NotFlushed::Lost(e.into())),
             Err(error) => Err(NotFlushed::Unasked(error.into())),
         };
-        if let Err(NotFlushed::Lost(_)) = &done
-            && (self.ns.pfs().stat_file(begun.file.file())).is_ok_and(|stat| stat.nlink == 0)
-        {
+        let is_nameless = matches!(done, Err(NotFlushed::Lost(_)))
+            && (self.ns.pfs().stat_file(begun.file.file())).is_ok_and(|stat| stat.nlink == 0);
+        match self.in_place.end(id, begun, done.as_ref().copied()) {
             // Nobody could end what was told of it.
-            self.wanted_no_more(self.in_place.forget(id));
-            return done;
-        }
-        let ended = self.in_place.end(id, begun, done.as_ref().copied());
-        if let Some(lost) = ended {
-            self.base.report_loss(lost.path, lost.errno, lost.reason);
+            Some(_) if is_nameless => self.wanted_no_more(self.in_place.forget(id)),
+            Some(lost) => self.base.report_loss(lost.path, lost.errno, lost.reason),
+            None => {}
         }
         done
     }
@@ -220,6 +217,7 @@ impl Files {
 
 #[cfg(test)]
 mod tests {
+    use forebay_testkit::{LoopFs, needs_root};
     use forebay_types::{Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr};
     use forebay_wire::{Link, WriteHow};
 
@@ -497,6 +495,58 @@ mod tests {
                 .expect("unlink");
             rooms.files.lost_last_name(&link, last);
             assert_eq!(kept(rooms), left);
+        }
+    }
+
+    /// What the PFS cannot put on its device is told to the fsync of who has the file open, with a
+    /// name or without, whoever has flushed it before.
+    fn flush_in_vain(is_nameless: bool, flushed_before: bool) {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        std::fs::create_dir(lab.pfs("in")).expect("mkdir");
+        let folder = tempfile::tempdir().expect("folder");
+        let inner = LoopFs::thin(folder.path(), &lab.pfs("in"), 64 << 20, 8 << 20);
+        inner.drop_journal();
+        std::fs::write(lab.pfs("in/f"), b"content").expect("write");
+        std::fs::hard_link(lab.pfs("in/f"), lab.pfs("in/f-too")).expect("link");
+        let ns = rooms.base.ns();
+        let dir = ns.lookup(Ino::ROOT, b"in").expect("in").attr.ino;
+        let handle = open(rooms, ns.lookup(dir, b"f").expect("f").attr.ino);
+        let block = vec![7; 1 << 20];
+        for at in 0..24 {
+            let how = WriteHow::WAITING;
+            let written = rooms.files.write(handle, at << 20, &block, how);
+            assert_eq!(answer(written), Ok(Some(1 << 20)));
+        }
+        for name in [&b"f"[..], b"f-too"].iter().filter(|_| is_nameless) {
+            let (parent, name) = (dir, name.to_vec());
+            let link = Link { parent, name };
+            let last = rooms.files.last_name(&link);
+            ns.unlink(dir, &link.name).expect("unlink");
+            rooms.files.lost_last_name(&link, last);
+        }
+        change(rooms, handle);
+        if flushed_before {
+            rooms.files.flush_all_in_place();
+        }
+        let what = format!("nameless: {is_nameless}, flushed before: {flushed_before}");
+        let synced = answer(rooms.files.fsync(handle, false));
+        assert!(synced.is_err(), "{what}");
+        let named = rooms.files.unflushed();
+        assert_eq!(named.is_empty(), is_nameless, "{what}: {named:?}");
+        assert_eq!(answer(rooms.files.fsync(handle, false)), Ok(()), "{what}");
+        rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
+    fn an_fsync_hears_what_was_lost_of_a_file_that_has_no_name() {
+        if needs_root() {
+            return;
+        }
+        for is_nameless in [false, true] {
+            for flushed_before in [false, true] {
+                flush_in_vain(is_nameless, flushed_before);
+            }
         }
     }
 }

@@ -20,7 +20,6 @@ impl InPlace {
                 path,
                 errno,
                 reason: reason.into(),
-                owed: false,
             });
         }
         is_news

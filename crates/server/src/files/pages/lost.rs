@@ -53,6 +53,14 @@ impl Lost {
         }
     }
 
+    /// The directories of its names; of one that has left the burst buffer, that of its first.
+    fn parents(&self) -> Vec<Arc<Dir>> {
+        match dirs(&self.file) {
+            none if none.is_empty() => self.parent.iter().cloned().collect(),
+            some => some,
+        }
+    }
+
     fn failure(&self) -> Failure {
         Failure::new(self.errno, self.reason.clone())
     }
@@ -109,13 +117,15 @@ impl LostStores {
         }
     }
 
-    /// All of them, with the directories of their files.
+    /// All of them, with each directory that their files have a name in.
     pub(crate) fn failed(&self) -> Vec<(Arc<Dir>, Failure)> {
         let all = self.all.lock();
         let named = all.iter().filter(|lost| lost.path().is_some());
-        let parent = |lost: &Lost| parent(&lost.file).or_else(|| lost.parent.clone());
         named
-            .filter_map(|lost| Some((parent(lost)?, lost.failure())))
+            .flat_map(|lost| {
+                let dirs = lost.parents().into_iter();
+                dirs.map(|dir| (dir, lost.failure()))
+            })
             .collect()
     }
 
@@ -134,9 +144,9 @@ impl LostStores {
     }
 }
 
-fn parent(file: &File) -> Option<Arc<Dir>> {
+fn dirs(file: &File) -> Vec<Arc<Dir>> {
     let state = file.lock();
-    state.names.first().map(|(dir, _)| dir.clone())
+    state.names.iter().map(|(dir, _)| dir.clone()).collect()
 }
 
 fn version(file: &File) -> Option<Version> {
@@ -148,7 +158,7 @@ impl Files {
     /// What may have been lost of a file of the burst buffer before it came there.
     pub(crate) fn keep_lost(&self, file: &Arc<File>, lost: Unflushed) {
         self.pages.lost().keep(Lost {
-            parent: parent(file),
+            parent: dirs(file).into_iter().next(),
             file: file.clone(),
             path: lost.path,
             errno: lost.errno,
@@ -181,7 +191,7 @@ impl Files {
                     state.is_unlinked() && state.unnamed.is_none()
                 };
                 let lost = Lost {
-                    parent: parent(&file),
+                    parent: dirs(&file).into_iter().next(),
                     file,
                     path: path.clone(),
                     errno,
@@ -345,5 +355,20 @@ mod tests {
         let unlinked = rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
         rooms.files.lost_name(&unlinked.expect("file"));
         assert!(rooms.files.unflushed().is_empty(), "nobody misses it");
+    }
+
+    #[test]
+    fn a_version_with_any_name_of_a_file_that_has_lost_a_store_is_refused() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let ns = rooms.base.ns();
+        std::fs::create_dir(lab.pfs("v")).expect("mkdir");
+        let version = ns.lookup(Ino::ROOT, b"v").expect("v").attr.ino;
+        let (file, handle) = lose(rooms, &flash, b"f");
+        rooms.files.release(handle).expect("close");
+        let refused = || answer(rooms.files.flush_in_place_in(&|dir| dir.ino == version));
+        assert_eq!(refused(), Ok(()));
+        ns.link(file.ino, version, b"f-too").expect("link");
+        assert_eq!(refused(), Err(Errno::EIO));
     }
 }

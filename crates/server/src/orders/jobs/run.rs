@@ -258,25 +258,38 @@ fn written_in_place(orders: &Orders, ino: Ino) -> bool {
     open.is_some_and(|o| matches!(&*o.target.read(), Target::Pfs { writable: true, .. }))
 }
 
+/// A clean file that is in use for a moment, or whose directory is, as while a neighbour of it gets
+/// its name on the PFS, is tried again for so long.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two tries.
+const RELEASE_PAUSE: Duration = Duration::from_millis(5);
+
 fn release(orders: &Orders, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), Failure> {
     let bytes = file.lock().meta.size;
-    if file.lock().is_dirty() {
-        return Err(Failure::new(
-            Errno::EBUSY,
-            "not on the PFS yet; run 'forebay stage-out --wait' first",
-        ));
-    }
-    if orders.buffer.evict(file).is_some() {
-        freed(bytes);
-        orders.buffer.wake_collector();
-        return Ok(());
-    }
-    if orders.buffer.opens().by_ino(file.ino).is_some() {
-        return Err(Failure::new(Errno::EBUSY, "open; close it first"));
-    }
-    match file.lock().is_unlinked() {
-        true => Ok(()),
-        false => Err(Failure::new(Errno::EBUSY, "changed meanwhile")),
+    let begun = Instant::now();
+    loop {
+        if file.lock().is_dirty() {
+            return Err(Failure::new(
+                Errno::EBUSY,
+                "not on the PFS yet; run 'forebay stage-out --wait' first",
+            ));
+        }
+        if orders.buffer.evict(file).is_some() {
+            freed(bytes);
+            orders.buffer.wake_collector();
+            return Ok(());
+        }
+        if orders.buffer.opens().by_ino(file.ino).is_some() {
+            return Err(Failure::new(Errno::EBUSY, "open; close it first"));
+        }
+        if file.lock().is_unlinked() {
+            return Ok(());
+        }
+        if begun.elapsed() >= RELEASE_PATIENCE || orders.base.is_ending() {
+            return Err(Failure::new(Errno::EBUSY, "changed meanwhile"));
+        }
+        std::thread::sleep(RELEASE_PAUSE);
     }
 }
 
@@ -509,5 +522,26 @@ mod tests {
                 rooms.buffer.evict(&file).expect("clean");
             }
         }
+    }
+
+    /// As while its directory is in use for the publication of a neighbour.
+    #[test]
+    fn a_release_waits_for_what_keeps_a_clean_file_for_a_moment() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        let file = rooms.buffer.files().pop().expect("file");
+        std::thread::scope(|scope| {
+            let claim = rooms.buffer.opens().claim(file.ino);
+            let releasing = scope.spawn(|| release(&rooms.orders, &file, &|_| ()));
+            // One try of an eviction waits less.
+            std::thread::sleep(Duration::from_millis(2500));
+            drop(claim);
+            let released = releasing.join().expect("release");
+            assert_eq!(released.map_err(|failure| failure.to_string()), Ok(()));
+        });
+        assert!(file.lock().is_unlinked(), "it has left");
     }
 }
