@@ -331,8 +331,7 @@ impl Namespace {
         }
         let mut children: Vec<_> = dirs.iter().map(|dir| dir.lock()).collect();
         let mut state = file.lock();
-        let same =
-            |a: &(Arc<Dir>, Name), b: &(Arc<Dir>, Name)| Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1;
+        let same = |a: &Place, b: &Place| Arc::ptr_eq(&a.0, &b.0) && a.1 == b.1;
         let here = state.names.len() == names.len()
             && state.names.iter().zip(&names).all(|(a, b)| same(a, b));
         let residency = state.residency;
