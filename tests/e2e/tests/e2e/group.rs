@@ -302,7 +302,8 @@ fn promise_6_a_loss_of_power_publishes_a_version_whole_or_not_at_all() {
     cluster.start();
     wait_until("it is published", || cluster.pfs("run/ckpt-20").exists());
     assert_version(&cluster.pfs(""), 20);
-    assert_eq!(unpublished(&cluster), 0);
+    // Its name is there before it is on stable storage.
+    wait_until("it is on record", || unpublished(&cluster) == 0);
 }
 
 #[test]
