@@ -53,4 +53,4 @@ pub use record::{
 pub use residency::Arrival;
 pub use table::{Node, PlainNode};
 pub use tree::state::ctime_after;
-pub use tree::{Dir, File, FileFacts, FileState, Hidden, Place};
+pub use tree::{Dir, File, FileFacts, FileState, Hidden, Name, Place};

@@ -260,12 +260,12 @@ impl Server {
         let ns = &rooms.base.ns();
         match request {
             Request::Unlink { link, .. } => {
-                let last = rooms.files.last_name(&link);
+                let had = rooms.files.had(&link);
                 if let Some(file) = ns.unlink(link.parent, &link.name)? {
                     rooms.files.lost_name(&file);
                     rooms.buffer.wake_collector();
                 }
-                rooms.files.lost_last_name(&link, last);
+                rooms.files.name_is_gone(&link, had);
                 rooms.base.forget_error(link.parent, &link.name);
             }
             Request::Rmdir { link, .. } => ns.rmdir(link.parent, &link.name)?,
@@ -324,14 +324,14 @@ impl Server {
         if mode == forebay_types::RenameMode::Exchange {
             rooms.files.stabilise_for_rename(to, from)?;
         }
-        let last = rooms.files.last_name_in_rename(to, mode);
+        let had = (rooms.files.had(from), rooms.files.had(to));
         let renamed = rooms
             .base
             .ns()
             .rename(from.parent, &from.name, to.parent, &to.name, mode);
         rooms.base.absorb_conflicts();
         let replaced = renamed?;
-        rooms.files.lost_last_name(to, last);
+        rooms.files.was_renamed((from, had.0), (to, had.1), mode);
         if let Some(file) = replaced {
             rooms.files.lost_name(&file);
             rooms.buffer.wake_collector();
@@ -340,6 +340,7 @@ impl Server {
             && let Ok(found) = rooms.base.ns().lookup_in(&dir, &to.name, false)
             && let Some(file) = found.file
         {
+            rooms.files.losses().note_names(&file);
             rooms
                 .buffer
                 .renamed(&file, &rooms.catalog.rules().identify(&file.path()));
@@ -347,7 +348,9 @@ impl Server {
                 let state = file.lock();
                 state.residency.published.filter(|_| state.is_dirty())
             };
-            if older.is_some_and(|older| rooms.buffer.opens().holds_on_pfs(&older)) {
+            if older
+                .is_some_and(|older| rooms.buffer.opens().holds_on_pfs(older.ino, older.btime_ns))
+            {
                 rooms.base.ns().part_from_older(&file)?;
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_namespace::{File, PlainNode, Published};
+use forebay_namespace::{File, PlainNode};
 use forebay_tiers::{FileObject, Object, ObjectStat, WriteBehind};
 use forebay_types::{Dirent, Errno, Generation, Handle, Ino, ObjectId, OpenFlags, TierId};
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
@@ -528,14 +528,15 @@ impl OpenTable {
         self.files.load(Ordering::Relaxed)
     }
 
-    /// Whether somebody has this file of the PFS open where it is.
-    pub fn holds_on_pfs(&self, published: &Published) -> bool {
+    /// Whether somebody has this file of the PFS open where it is, by inode number and time of
+    /// birth.
+    pub fn holds_on_pfs(&self, ino: u64, btime_ns: u64) -> bool {
         let mut found = false;
         self.each(|open| {
             // One that is being brought in is no longer there by the time that it matters.
             if let Some(Target::Pfs { node, .. }) = open.target.try_read_for(MOVE_LIMIT).as_deref()
             {
-                found |= (node.id.ino, node.id.btime_ns) == (published.ino, published.btime_ns);
+                found |= (node.id.ino, node.id.btime_ns) == (ino, btime_ns);
             }
         });
         found

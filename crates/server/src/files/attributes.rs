@@ -162,7 +162,7 @@ impl Files {
         let changed = self.apply(open, &target, set);
         if changed.is_ok() && set.size == Some(0) {
             self.integrity.forget_failed_flush(file, target.object());
-            self.pages.lost().forget(file);
+            self.was_emptied(file);
         }
         drop(target);
         // Also what failed: the file was marked as being written.
@@ -202,7 +202,7 @@ impl Files {
         let changed = change_object(object, set);
         if changed.is_ok() && set.size == Some(0) {
             self.integrity.forget_failed_flush(file, object);
-            self.pages.lost().forget(file);
+            self.was_emptied(file);
         }
         // Also what failed: the file was marked as being written.
         let recorded = self.record_object(file, object);

@@ -48,7 +48,7 @@ impl Files {
             Target::Buffer { file, object, tier } => (file, object, tier),
             Target::Pfs { node, .. } => {
                 if left.opens == 0 {
-                    self.in_place.closed(node.id);
+                    self.forget_unopened(node.id);
                 }
                 return Ok(());
             }

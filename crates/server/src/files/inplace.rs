@@ -8,27 +8,26 @@
 //!    every error of write-back since it was opened, and a later one perhaps not.
 //! 3. No more are kept than there may be descriptors for them: who would keep one more flushes the
 //!    oldest first.
-//! 4. An error is kept, and told to everybody who asks, until the file is cut to nothing or has
-//!    lost its last name. A second flush would succeed: the kernel calls pages clean that the PFS
-//!    has not taken.
+//! 4. An error is kept in `losses`, and told to everybody who asks. A second flush would succeed:
+//!    the kernel calls pages clean that the PFS has not taken.
 //! 5. The next fsync is told of it, too, once. That is owed to who has the file open for as long as
 //!    they have, with a name or without.
 
 pub(crate) mod flush;
-mod lost;
 pub(crate) mod names;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_namespace::{Dir, PlainNode};
+use forebay_namespace::{Place, PlainNode};
 use forebay_policy::writeback::is_due;
 use forebay_tiers::{FileObject, PfsId};
-use forebay_types::{Errno, limits};
+use forebay_types::Errno;
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::failure::Failure;
+use crate::files::losses::Loss;
 
 /// So long after a flush that the PFS did not answer it is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -39,7 +38,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// One file.
 struct Kept {
-    node: Arc<PlainNode>,
+    /// A name of it.
+    place: Place,
     /// See invariant 2.
     file: Arc<FileObject>,
     /// Numbers of the first change that is not flushed, and of the last.
@@ -63,23 +63,14 @@ impl Kept {
     }
 }
 
-/// A file that the PFS could not put on stable storage.
-#[derive(Clone, Debug)]
-pub struct Unflushed {
-    id: PfsId,
-    parent: Arc<Dir>,
-    /// Its path when it was opened.
-    pub path: Vec<u8>,
-    /// What the flush said.
-    pub errno: Errno,
-    /// For a person.
-    pub reason: String,
-}
-
 /// A flush that has begun.
 pub struct Begun {
     file: Arc<FileObject>,
     upto: u64,
+    /// A name of the file.
+    place: Place,
+    /// When what is flushed was changed first.
+    first_at: Instant,
 }
 
 /// Why a file is not flushed.
@@ -106,34 +97,18 @@ pub enum Standing {
     /// What was changed before is on stable storage.
     Flushed,
     /// It may be lost.
-    Failed(Unflushed),
+    Failed(Failure),
 }
 
 #[derive(Default)]
 struct State {
     kept: HashMap<PfsId, Kept>,
-    failed: HashMap<PfsId, Unflushed>,
     /// What the next fsync of a file is told.
     owed: HashMap<PfsId, Errno>,
     /// Paths of directories whose names are not flushed.
     dirs_failed: BTreeSet<Vec<u8>>,
     /// Changes so far.
     changes: u64,
-}
-
-impl State {
-    fn remember(&mut self, unflushed: Unflushed) {
-        let is_one_more = !self.failed.contains_key(&unflushed.id);
-        let unflushed = match is_one_more && self.failed.len() >= limits::UNFLUSHED_NAMED_MAX {
-            true => Unflushed {
-                path: Vec::new(),
-                reason: String::new(),
-                ..unflushed
-            },
-            false => unflushed,
-        };
-        self.failed.insert(unflushed.id, unflushed);
-    }
 }
 
 /// All of them.
@@ -154,10 +129,9 @@ impl InPlace {
         }
     }
 
-    /// Whether there is nothing to flush and nothing to be told.
+    /// Whether there is nothing to flush.
     pub fn is_empty(&self) -> bool {
-        let state = self.state.lock();
-        state.kept.is_empty() && state.failed.is_empty() && state.dirs_failed.is_empty()
+        self.state.lock().kept.is_empty()
     }
 
     /// Keeps a file that is about to change, or has. Answers with one that is to be flushed before
@@ -173,7 +147,7 @@ impl InPlace {
             return oldest.map(|(id, _)| *id);
         } else {
             let kept = Kept {
-                node: node.clone(),
+                place: (node.parent.clone(), node.name.clone()),
                 file: file.clone(),
                 first: change,
                 last: change,
@@ -190,32 +164,27 @@ impl InPlace {
     }
 
     /// Of a file that has lost its last name nobody needs more, but who has it open: they keep it
-    /// here by the next change, and their fsync is told what it is owed. Answers with what was told
-    /// of it.
-    fn forget(&self, id: PfsId) -> Option<Unflushed> {
+    /// here by the next change, and their fsync is told what it is owed.
+    pub(super) fn forget(&self, id: PfsId) {
         let mut state = self.state.lock();
         let gone = state.kept.remove(&id);
-        let told = state.failed.remove(&id);
         drop(state);
         self.settled.notify_all();
         // The PFS may answer late.
         drop(gone);
-        told
     }
 
-    /// A file was cut to nothing, or others keep what may have been lost of it. Answers with that.
-    fn take_failed(&self, id: PfsId) -> Option<Unflushed> {
-        let mut state = self.state.lock();
-        state.owed.remove(&id);
-        state.failed.remove(&id)
-    }
-
-    /// Nobody has a file open any more: if it has no name, either, no fsync will ask.
-    pub(super) fn closed(&self, id: PfsId) {
-        let mut state = self.state.lock();
-        if !state.failed.contains_key(&id) {
-            state.owed.remove(&id);
+    /// A file has got this name by a rename.
+    pub(super) fn moved(&self, id: PfsId, to: &Place) {
+        if let Some(kept) = self.state.lock().kept.get_mut(&id) {
+            kept.place = to.clone();
         }
+    }
+
+    /// No fsync needs to hear of a file: it was cut to nothing, or nobody has it open or could open
+    /// it any more.
+    pub(super) fn owes_nothing(&self, id: PfsId) {
+        self.state.lock().owed.remove(&id);
     }
 
     /// Whether a file is to be flushed with this descriptor; `None` if it is not to be flushed.
@@ -262,10 +231,13 @@ impl InPlace {
             }
             if !kept.flushing {
                 kept.flushing = true;
-                let file = kept.file.clone();
-                // Those that came while this one waited are flushed as well.
-                let upto = state.changes;
-                return Some(Begun { file, upto });
+                return Some(Begun {
+                    file: kept.file.clone(),
+                    place: kept.place.clone(),
+                    first_at: kept.first_at,
+                    // Those that came while this one waited are flushed as well.
+                    upto: state.changes,
+                });
             }
             if is_over() {
                 return None;
@@ -274,46 +246,38 @@ impl InPlace {
         }
     }
 
-    /// What has come of a flush. Answers with what is to be told.
-    fn end(&self, id: PfsId, begun: Begun, done: Result<(), &NotFlushed>) -> Option<Unflushed> {
+    /// What has come of a flush. Whether the file was still kept.
+    fn end(&self, id: PfsId, begun: Begun, done: Result<(), &NotFlushed>) -> bool {
         let mut state = self.state.lock();
         if let Err(NotFlushed::Lost(failure)) = done {
             // The descriptor has heard of it, and does not hear it again.
             state.owed.insert(id, failure.errno());
         }
-        let kept = state.kept.get_mut(&id)?;
+        let Some(kept) = state.kept.get_mut(&id) else {
+            return false;
+        };
         kept.flushing = false;
-        let mut told = None;
         let mut gone = None;
-        match done {
-            Err(NotFlushed::Unasked(_)) => kept.not_before = Some(Instant::now() + AGAIN),
-            done => {
-                if let Err(NotFlushed::Lost(failure)) = done {
-                    told = Some(unflushed(id, kept, failure));
-                }
-                if kept.last > begun.upto {
-                    kept.first = begun.upto + 1;
-                    kept.first_at = Instant::now();
-                    (kept.is_urgent, kept.not_before) = (false, None);
-                } else {
-                    gone = state.kept.remove(&id);
-                }
-            }
-        }
-        if let Some(unflushed) = &told {
-            state.remember(unflushed.clone());
+        if matches!(done, Err(NotFlushed::Unasked(_))) {
+            kept.not_before = Some(Instant::now() + AGAIN);
+        } else if kept.last > begun.upto {
+            kept.first = begun.upto + 1;
+            kept.first_at = Instant::now();
+            (kept.is_urgent, kept.not_before) = (false, None);
+        } else {
+            gone = state.kept.remove(&id);
         }
         drop(state);
         self.settled.notify_all();
         drop((gone, begun));
-        told
+        true
     }
 
     /// Orders the flush of one file, or of all. Answers with the number of the last change that it
-    /// is about; `None` if nothing is to be flushed and nothing to be told.
+    /// is about; `None` if nothing is to be flushed.
     pub fn order(&self, which: &dyn Fn(&PfsId) -> bool) -> Option<u64> {
         let mut state = self.state.lock();
-        let mut any = state.failed.keys().any(which);
+        let mut any = false;
         for (_, kept) in state.kept.iter_mut().filter(|(id, _)| which(id)) {
             kept.is_urgent = true;
             any = true;
@@ -329,20 +293,11 @@ impl InPlace {
         self.state.lock().kept.values().any(|k| k.first <= upto)
     }
 
-    /// What has come of the order for a file.
-    pub fn standing(&self, which: &dyn Fn(&PfsId) -> bool, upto: u64) -> Standing {
+    /// The same of one file.
+    fn is_pending_of(&self, which: &dyn Fn(&PfsId) -> bool, upto: u64) -> bool {
         let state = self.state.lock();
-        if state
-            .kept
-            .iter()
-            .any(|(id, kept)| which(id) && kept.first <= upto)
-        {
-            return Standing::Pending;
-        }
-        match state.failed.iter().find(|(id, _)| which(id)) {
-            Some((_, failed)) => Standing::Failed(failed.clone()),
-            None => Standing::Flushed,
-        }
+        let mut kept = state.kept.iter();
+        kept.any(|(id, kept)| which(id) && kept.first <= upto)
     }
 
     /// Waits until a flush has ended, for a moment at most.
@@ -356,48 +311,41 @@ impl InPlace {
         self.state.lock().owed.remove(&id)
     }
 
-    /// Paths of all that may be lost; those of files are empty beyond
-    /// [`limits::UNFLUSHED_NAMED_MAX`].
+    /// Paths of all that is not flushed.
     pub fn unflushed(&self) -> Vec<Vec<u8>> {
         let state = self.state.lock();
-        let mut files: Vec<_> = state.failed.values().map(|f| f.path.clone()).collect();
-        files.extend(state.kept.values().map(path));
-        files.sort_unstable();
-        files.extend(state.dirs_failed.iter().cloned());
-        files
+        let kept = state.kept.values();
+        let mut paths: Vec<_> = kept.map(|kept| path(&kept.place)).collect();
+        paths.sort_unstable();
+        paths.extend(state.dirs_failed.iter().cloned());
+        paths
     }
 
-    /// What may be lost of files, with the directories that these were opened in.
-    fn failed(&self) -> Vec<(Arc<Dir>, Failure)> {
-        let state = self.state.lock();
-        let failed = state.failed.values();
-        let failure = |of: &Unflushed| Failure::new(of.errno, of.reason.clone());
-        failed.map(|of| (of.parent.clone(), failure(of))).collect()
-    }
-
-    /// The same of names in a directory.
+    /// Names in a directory are not flushed.
     fn names_failed(&self, path: Vec<u8>) {
         self.state.lock().dirs_failed.insert(path);
     }
 
-    fn all(&self) -> Vec<(PfsId, Arc<PlainNode>)> {
+    fn all(&self) -> Vec<(PfsId, Place, Arc<FileObject>)> {
         let state = self.state.lock();
         let kept = state.kept.iter();
-        kept.map(|(id, kept)| (*id, kept.node.clone())).collect()
+        kept.map(|(id, kept)| (*id, kept.place.clone(), kept.file.clone()))
+            .collect()
     }
 }
 
-fn path(kept: &Kept) -> Vec<u8> {
-    kept.node.parent.path_of(&kept.node.name)
+fn path((dir, name): &Place) -> Vec<u8> {
+    dir.path_of(name)
 }
 
-fn unflushed(id: PfsId, kept: &Kept, failure: &Failure) -> Unflushed {
+/// What may be lost of a file by a flush that has failed.
+fn loss(begun: &Begun, nlink: u32, failure: &Failure) -> Loss {
     // Whole seconds, and none too few.
-    let secs = Duration::from_secs(kept.first_at.elapsed().as_secs() + 1);
-    Unflushed {
-        id,
-        parent: kept.node.parent.clone(),
-        path: path(kept),
+    let secs = Duration::from_secs(begun.first_at.elapsed().as_secs() + 1);
+    Loss {
+        places: vec![begun.place.clone()],
+        nlink,
+        told_as: path(&begun.place),
         errno: failure.errno(),
         reason: format!(
             "was changed in place on the PFS, which could not put it on stable storage: {}; what \

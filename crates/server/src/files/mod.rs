@@ -12,6 +12,7 @@ pub(crate) mod guard;
 pub(crate) mod handed;
 pub(crate) mod inplace;
 pub(crate) mod io;
+pub(crate) mod losses;
 pub(crate) mod mover;
 pub(crate) mod open;
 pub(crate) mod pages;
@@ -40,6 +41,7 @@ use descriptors::Descriptors;
 use guard::GuardPost;
 use inplace::InPlace;
 use inplace::names::Names;
+use losses::Losses;
 use pages::Pages;
 use unnamed::Unnamed;
 use unseen::Unseen;
@@ -66,6 +68,8 @@ pub struct Files {
     unnamed: Unnamed,
     /// What was changed on the PFS itself, and is not flushed.
     in_place: InPlace,
+    /// What may be lost of files.
+    losses: Losses,
     /// Where names were.
     names: Names,
     /// Serialises the making of space, so that two writers do not evict for the same need.
@@ -84,6 +88,7 @@ impl Files {
             ns: drain.base().ns().clone(),
             in_place: InPlace::new(descriptors.in_place_max),
             names: Names::default(),
+            losses: Losses::default(),
             descriptors,
             guard: GuardPost::default(),
             unseen: Unseen::default(),

@@ -7,8 +7,6 @@
 //! 3. Of a file with such a handle the kernel can be asked to write back what there is. What is
 //!    stored after that is later than the question.
 
-pub(crate) mod lost;
-
 use std::io;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, OnceLock};
@@ -21,7 +19,6 @@ use parking_lot::Mutex;
 use crate::base::failure::Failure;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
-use lost::LostStores;
 
 /// Makes the kernel write back what it keeps of a file, and forget the rest. It returns when the
 /// requests for that have been answered.
@@ -54,7 +51,6 @@ pub struct Pages {
     /// Not set while nothing is mounted.
     write_back: Arc<OnceLock<WriteBack>>,
     holding: Mutex<Holding>,
-    lost: LostStores,
 }
 
 impl Pages {
@@ -62,11 +58,6 @@ impl Pages {
     pub fn write_back_by(&self, way: WriteBack) {
         // A server has one mount, so it is set once.
         let _ = self.write_back.set(way);
-    }
-
-    /// What it could not write back.
-    pub fn lost(&self) -> &LostStores {
-        &self.lost
     }
 
     /// A drain begins: nothing is known yet of what holds up its end.

@@ -86,8 +86,7 @@ impl Files {
             self.remove_partial(object_id, tier);
         }
         let (file, object) = made?;
-        self.left_its_place(stat.id, &file, empty);
-        (self.pages.lost()).came_back(&file, stat.id.ino, stat.id.btime_ns);
+        self.left_the_pfs(stat.id, &file, empty);
         let stat = object.stat()?;
         self.buffer.book(&file, stat.allocated_bytes);
         if !empty && self.buffer.tiers().kind(tier) == TierKind::Ssd {

@@ -2,7 +2,7 @@
 
 pub(crate) mod inplace;
 pub(crate) mod run;
-mod stores;
+pub(in crate::orders) mod stores;
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! Versions that are published as a whole: which directories are such, and when they get their
 //! name.
 
+mod losses;
 pub(crate) mod publish;
 
 use std::collections::HashMap;

@@ -2,20 +2,29 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use forebay_namespace::{Dir, File, Node, PlainNode};
-use forebay_tiers::{FileObject, Object, PfsId, PfsStat};
-use forebay_types::{Errno, RenameMode};
-use forebay_wire::Link;
+use forebay_namespace::{Dir, PlainNode};
+use forebay_tiers::{FileObject, Object, PfsId};
+use forebay_types::Errno;
 
-use super::{InPlace, NotFlushed, Unflushed};
+use super::{Begun, InPlace, NotFlushed, Standing, loss};
 use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::files::Files;
+use crate::files::losses::OnPfs;
+
+/// Between two looks at what may be lost of files.
+const LOOK_AFTER: Duration = Duration::from_secs(2);
 
 /// The thread that flushes what nobody asks for.
 pub fn run(files: &Arc<Files>) {
+    let (mut looks, mut last_look) = (0, Instant::now());
     while !files.base.is_ending() {
+        if last_look.elapsed() >= LOOK_AFTER {
+            files.look_after_losses(looks);
+            (looks, last_look) = (looks + 1, Instant::now());
+        }
         if let Some(id) = files.in_place.wait_due() {
             // A failure is told by whoever is asked next; what the PFS did not answer is tried
             // again.
@@ -50,33 +59,10 @@ impl Files {
         let changed = change();
         self.keep_in_place(node, file)?;
         if changed.is_ok() && size == Some(0) {
-            self.wanted_no_more(self.in_place.take_failed(node.id));
+            self.in_place.owes_nothing(node.id);
+            self.wanted_no_more(self.losses.forget_pfs(node.id.into()));
         }
         changed
-    }
-
-    fn wanted_no_more(&self, told: Option<Unflushed>) {
-        if let Some(lost) = told {
-            self.base.errors().clear(&lost.path);
-        }
-    }
-
-    /// A file that may have been changed in place has come into the burst buffer; its next drain
-    /// makes another file on the PFS of it. `empty`: it was cut to nothing.
-    pub(crate) fn left_its_place(&self, id: PfsId, file: &Arc<File>, empty: bool) {
-        if self.in_place.is_empty() {
-            return;
-        }
-        if empty {
-            return self.wanted_no_more(self.in_place.forget(id));
-        }
-        // What the PFS has not taken may not be in the copy, or not for long.
-        if let Err(why) = self.flush_in_place(id) {
-            tracing::debug!("{}", Failure::from(why));
-        }
-        if let Some(lost) = self.in_place.take_failed(id) {
-            self.keep_lost(file, lost);
-        }
     }
 
     /// `ETIMEDOUT` where the PFS is given up, and nothing else.
@@ -106,13 +92,36 @@ impl Files {
                 .map_err(|e| NotFlushed::Lost(e.into())),
             Err(error) => Err(NotFlushed::Unasked(error.into())),
         };
-        let is_nameless = matches!(done, Err(NotFlushed::Lost(_)))
-            && (self.ns.pfs().stat_file(begun.file.file())).is_ok_and(|stat| stat.nlink == 0);
-        match self.in_place.end(id, begun, done.as_ref().copied()) {
-            // Nobody could end what was told of it.
-            Some(_) if is_nameless => self.wanted_no_more(self.in_place.forget(id)),
-            Some(lost) => self.base.report_loss(lost.path, lost.errno, lost.reason),
+        self.flush_ended(id, begun, done)
+    }
+
+    fn flush_ended(
+        &self,
+        id: PfsId,
+        begun: Begun,
+        done: Result<(), NotFlushed>,
+    ) -> Result<(), NotFlushed> {
+        let lost = match &done {
+            Err(NotFlushed::Lost(failure)) => {
+                let stat = self.ns.pfs().stat_file(begun.file.file());
+                Some(loss(&begun, stat.map_or(1, |stat| stat.nlink), failure))
+            }
+            _ => None,
+        };
+        // Before it is no longer kept: who waits for the flush looks here then.
+        let named = lost.filter(|loss| loss.nlink > 0);
+        if let Some(loss) = &named {
+            self.losses.keep(id, loss.clone());
+        }
+        let was_kept = self.in_place.end(id, begun, done.as_ref().copied());
+        match named {
+            Some(loss) if was_kept => self.base.report_loss(loss.told_as, loss.errno, loss.reason),
+            // It has lost its last name meanwhile, and nobody could end what was told of it.
+            Some(_) => drop(self.losses.forget_pfs(id.into())),
             None => {}
+        }
+        if done.is_err() {
+            self.forget_unopened(id);
         }
         done
     }
@@ -141,87 +150,68 @@ impl Files {
         owed.map_or(Ok(()), |errno| Err(errno.into()))
     }
 
-    /// Flushes what was changed in place in some directories. Fails where something of a file in
-    /// them may be lost, told before or not.
+    /// Flushes what was changed in place in some directories, and files that may have names there.
+    /// What that has lost is told by `losses`; this fails where the PFS was not asked.
     pub fn flush_in_place_in(&self, is_meant: &dyn Fn(&Arc<Dir>) -> bool) -> Result<(), Failure> {
         let mut done = Ok(());
-        for (id, node) in self.in_place.all() {
-            if is_meant(&node.parent) {
+        for (id, (parent, _), file) in self.in_place.all() {
+            let has_others =
+                || (self.ns.pfs().stat_file(file.file())).map_or(true, |s| s.nlink > 1);
+            if (is_meant(&parent) || has_others())
+                && let Err(NotFlushed::Unasked(failure)) = self.flush_in_place(id)
+            {
                 // One that fails keeps no other from it.
-                done = done.and(self.flush_in_place(id).map_err(Failure::from));
+                done = Err(failure);
             }
         }
-        let mut failed = self.in_place.failed();
-        failed.extend(self.pages.lost().failed());
-        let first = failed.into_iter().find(|(parent, _)| is_meant(parent));
-        done.and(first.map_or(Ok(()), |(_, failure)| Err(failure)))
+        done
+    }
+
+    /// Orders the flush of a file of the PFS, if it was changed in place. Answers with the number
+    /// of the last change that it is about; `None` if nothing is to be flushed and nothing to be
+    /// told.
+    pub fn order_flush(&self, which: OnPfs) -> Option<u64> {
+        let upto = self.in_place.order(&|id| which.is((*id).into()));
+        upto.or_else(|| self.losses.of_pfs(which).map(|_| 0))
+    }
+
+    /// What has come of the order.
+    pub fn flush_standing(&self, which: OnPfs, upto: u64) -> Standing {
+        if (self.in_place).is_pending_of(&|id| which.is((*id).into()), upto) {
+            return Standing::Pending;
+        }
+        match self.losses.of_pfs(which) {
+            Some(failure) => Standing::Failed(failure),
+            None => Standing::Flushed,
+        }
+    }
+
+    /// Nobody has a file open: if it has no name, either, no fsync will ask what it is owed.
+    pub(crate) fn forget_unopened(&self, id: PfsId) {
+        let is_open = || self.buffer.opens().holds_on_pfs(id.ino, id.btime_ns);
+        if self.losses.of_pfs(id.into()).is_none() && !is_open() {
+            self.in_place.owes_nothing(id);
+        }
     }
 
     /// At the end, when nothing changes any more.
     pub fn flush_all_in_place(&self) {
-        for (id, _) in self.in_place.all() {
+        for (id, ..) in self.in_place.all() {
             if let Err(NotFlushed::Unasked(_)) = self.flush_in_place(id) {
                 tracing::warn!("what was changed in place on the PFS is not flushed: no answer");
                 return;
             }
         }
     }
-
-    /// The file of the PFS whose last name this is, if it may have been changed in place: see
-    /// [`Self::lost_last_name`].
-    pub fn last_name(&self, link: &Link) -> Option<PfsId> {
-        let stat = match self.in_place.is_empty() && self.pages.lost().is_empty() {
-            true => None,
-            false => self.stat_name(link),
-        };
-        stat.filter(|stat| stat.nlink == 1).map(|stat| stat.id)
-    }
-
-    /// The same of a name that a rename goes to. An exchange takes no name away.
-    pub fn last_name_in_rename(&self, to: &Link, mode: RenameMode) -> Option<PfsId> {
-        match mode {
-            RenameMode::Exchange => None,
-            RenameMode::Replace | RenameMode::NoReplace => self.last_name(to),
-        }
-    }
-
-    /// The name may be gone since, or be that of a file of the burst buffer, which replaces what is
-    /// there when it is drained. NFS and FUSE keep a file that is open under another name then, and
-    /// its directory could not be removed.
-    pub fn lost_last_name(&self, link: &Link, had: Option<PfsId>) {
-        if let Some(id) = had
-            && (self.is_replaced(link) || self.stat_name(link).is_none_or(|now| now.id != id))
-        {
-            self.wanted_no_more(self.in_place.forget(id));
-            self.pages.lost().forget_version(id.ino, id.btime_ns);
-        }
-    }
-
-    /// Whether the drain of a file of the burst buffer replaces what has this name.
-    fn is_replaced(&self, link: &Link) -> bool {
-        let Ok(Node::Dir(dir)) = self.ns.node(link.parent) else {
-            return false;
-        };
-        dir.child(&link.name)
-            .is_some_and(|file| file.lock().is_dirty())
-    }
-
-    fn stat_name(&self, link: &Link) -> Option<PfsStat> {
-        let Ok(Node::Dir(dir)) = self.ns.node(link.parent) else {
-            return None;
-        };
-        let handle = self.ns.open_dir(&dir).ok()?;
-        self.ns.pfs().stat(&handle, &link.name).ok()
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use forebay_testkit::{LoopFs, needs_root};
-    use forebay_types::{Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr};
+    use forebay_types::{Handle, Ino, OpenFlags, RenameMode, SetAttr};
     use forebay_wire::{Link, WriteHow};
 
-    use super::super::{NotFlushed, Standing};
+    use super::*;
     use crate::rooms::Rooms;
     use crate::testing::{Lab, answer, create, drain, me};
 
@@ -247,7 +237,20 @@ mod tests {
     }
 
     fn kept(rooms: &Rooms) -> usize {
-        rooms.files.in_place().unflushed().len()
+        rooms.files.unflushed().len()
+    }
+
+    fn begin(rooms: &Rooms) -> (PfsId, Begun) {
+        let id = rooms.files.in_place().all()[0].0;
+        let begun = rooms.files.in_place().begin(id, &|| true);
+        (id, begun.expect("begun"))
+    }
+
+    /// A flush that the PFS has called an error.
+    fn fail(rooms: &Rooms, errno: Errno) {
+        let (id, begun) = begin(rooms);
+        let lost = Err(NotFlushed::Lost(errno.into()));
+        assert!(rooms.files.flush_ended(id, begun, lost).is_err());
     }
 
     #[test]
@@ -287,7 +290,7 @@ mod tests {
             change(rooms, handle);
             rooms.files.release(handle).expect("close");
         }
-        let kept = rooms.files.in_place().unflushed();
+        let kept = rooms.files.unflushed();
         assert_eq!(kept.len(), 2);
         assert!(!kept.contains(&b"f".to_vec()), "the oldest stays");
     }
@@ -299,30 +302,29 @@ mod tests {
         let in_place = rooms.files.in_place();
         let (ino, handle) = open_linked(&lab, "f");
         change(rooms, handle);
-        let upto = in_place.order(&|_| true).expect("something to flush");
-        let id = in_place.all()[0].0;
-        let begun = in_place.begin(id, &|| true).expect("begun");
+        let (id, begun) = begin(rooms);
+        let upto = rooms.files.order_flush(id.into()).expect("to be flushed");
         assert!(in_place.begin(id, &|| true).is_none(), "by two at a time");
         change(rooms, handle);
-        assert!(in_place.end(id, begun, Ok(())).is_none());
-        let standing = in_place.standing(&|_| true, upto);
+        rooms.files.flush_ended(id, begun, Ok(())).expect("flushed");
+        let standing = rooms.files.flush_standing(id.into(), upto);
         assert!(matches!(standing, Standing::Flushed));
         assert_eq!(kept(rooms), 1, "changed since");
-        let begun = in_place.begin(id, &|| true).expect("begun");
-        let silent = NotFlushed::Unasked(Errno::ETIMEDOUT.into());
-        let silent = in_place.end(id, begun, Err(&silent));
-        assert!(silent.is_none() && kept(rooms) == 1, "nothing is lost");
-        let begun = in_place.begin(id, &|| true).expect("begun");
+        let (_, begun) = begin(rooms);
+        let silent = Err(NotFlushed::Unasked(Errno::ETIMEDOUT.into()));
+        assert!(rooms.files.flush_ended(id, begun, silent).is_err());
+        assert!(rooms.files.losses().is_empty(), "nothing is lost");
         // As of NFS, mounted soft: the number alone does not say that nothing was put anywhere.
-        let lost = NotFlushed::Lost(Errno::ETIMEDOUT.into());
-        let told = in_place.end(id, begun, Err(&lost)).expect("told");
-        assert!(told.reason.starts_with("was changed in place"), "{told:?}");
+        fail(rooms, Errno::ETIMEDOUT);
         for _ in 0..2 {
-            let Standing::Failed(lost) = in_place.standing(&|_| true, upto) else {
+            let Standing::Failed(lost) = rooms.files.flush_standing(id.into(), upto) else {
                 panic!("not told");
             };
-            assert_eq!((lost.path, lost.errno), (b"f".to_vec(), Errno::ETIMEDOUT));
+            assert_eq!(lost.errno(), Errno::ETIMEDOUT);
+            let reason = lost.to_string();
+            assert!(reason.contains("was changed in place"), "{reason}");
         }
+        assert_eq!(rooms.files.unflushed(), [b"f"]);
         let synced = answer(rooms.files.fsync(handle, false));
         assert_eq!(synced, Err(Errno::ETIMEDOUT));
         assert_eq!(answer(rooms.files.fsync(handle, false)), Ok(()), "once");
@@ -349,10 +351,7 @@ mod tests {
             change(rooms, handle);
             rooms.files.release(handle).expect("close");
             let id = in_place.all()[0].0;
-            let begun = in_place.begin(id, &|| true).expect("begun");
-            let lost = NotFlushed::Lost(Errno::EIO.into());
-            let lost = in_place.end(id, begun, Err(&lost)).expect("told");
-            (rooms.base).report_loss(lost.path, lost.errno, lost.reason);
+            fail(rooms, Errno::EIO);
             // With one name it is changed in the burst buffer.
             std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
             let size = SetAttr {
@@ -360,7 +359,9 @@ mod tests {
                 ..SetAttr::default()
             };
             rooms.files.setattr(ino, None, &size, me()).expect("cut");
-            assert!(in_place.is_empty(), "nothing is told of the inode");
+            assert!(in_place.is_empty());
+            let told_of_inode = rooms.files.losses().of_pfs(id.into());
+            assert!(told_of_inode.is_none(), "nothing is told of the inode");
             drain(rooms);
             let told = rooms.files.unflushed();
             let expected = if cut { vec![] } else { vec![b"f".to_vec()] };
@@ -368,29 +369,6 @@ mod tests {
             let is_named = (rooms.base.errors().all().iter()).any(|error| error.path == b"f");
             assert!(!(cut && is_named), "it is wanted no more");
         }
-    }
-
-    fn fail(rooms: &Rooms) {
-        let in_place = rooms.files.in_place();
-        let id = in_place.all()[0].0;
-        let begun = in_place.begin(id, &|| true).expect("begun");
-        let lost = NotFlushed::Lost(Errno::EIO.into());
-        assert!(in_place.end(id, begun, Err(&lost)).is_some());
-    }
-
-    #[test]
-    fn a_version_with_what_was_lost_is_refused_each_time() {
-        let lab = Lab::new();
-        let rooms = lab.rooms();
-        let (_, handle) = open_linked(&lab, "f");
-        change(rooms, handle);
-        rooms.files.release(handle).expect("close");
-        fail(rooms);
-        for _ in 0..2 {
-            let refused = rooms.files.flush_in_place_in(&|_| true);
-            assert_eq!(answer(refused), Err(Errno::EIO));
-        }
-        assert_eq!(answer(rooms.files.flush_in_place_in(&|_| false)), Ok(()));
     }
 
     /// As programs replace a file: they write another one, and rename it.
@@ -401,23 +379,82 @@ mod tests {
         let (_, handle) = open_linked(&lab, "f");
         change(rooms, handle);
         rooms.files.release(handle).expect("close");
-        fail(rooms);
         std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
+        fail(rooms, Errno::EIO);
         let newer = create(rooms, b"g", b"newer");
         rooms.files.release(newer).expect("close");
-        let to = Link {
+        rename(rooms, "g", "f", RenameMode::Replace);
+        assert_eq!(kept(rooms), 1, "until the drain it is there");
+        drain(rooms);
+        rooms.files.look_after_losses(0);
+        assert_eq!(kept(rooms), 0);
+        assert!(rooms.base.errors().is_empty());
+    }
+
+    fn link(name: &str) -> Link {
+        Link {
             parent: Ino::ROOT,
-            name: b"f".to_vec(),
-        };
-        let mode = RenameMode::Replace;
-        let last = rooms.files.last_name_in_rename(&to, mode);
-        let renamed = rooms
-            .base
-            .ns()
-            .rename(Ino::ROOT, b"g", Ino::ROOT, b"f", mode);
-        renamed.expect("rename");
-        rooms.files.lost_last_name(&to, last);
-        assert!(rooms.files.unflushed().is_empty());
+            name: name.into(),
+        }
+    }
+
+    fn rename(rooms: &Rooms, from: &str, to: &str, mode: RenameMode) {
+        let (from, to) = (link(from), link(to));
+        let had = (rooms.files.had(&from), rooms.files.had(&to));
+        let ns = rooms.base.ns();
+        ns.rename(from.parent, &from.name, to.parent, &to.name, mode)
+            .expect("rename");
+        (rooms.files).was_renamed((&from, had.0), (&to, had.1), mode);
+    }
+
+    /// Somebody gives the file that was changed in place the name of a file of the burst buffer:
+    /// who replaces that one does not replace this.
+    #[test]
+    fn what_an_outsider_has_put_in_the_place_of_a_file_is_flushed_all_the_same() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "x");
+        change(rooms, handle);
+        rooms.files.release(handle).expect("close");
+        for name in [&b"f"[..], b"g"] {
+            let newer = create(rooms, name, b"newer");
+            rooms.files.release(newer).expect("close");
+        }
+        std::fs::rename(lab.pfs("x"), lab.pfs("f")).expect("rename");
+        std::fs::remove_file(lab.pfs("x-too")).expect("unlink");
+        rename(rooms, "g", "f", RenameMode::Replace);
+        assert_eq!(rooms.files.in_place().all().len(), 1, "not flushed yet");
+        fail(rooms, Errno::EIO);
+        drain(rooms);
+        assert_eq!(std::fs::read(lab.pfs("f")).expect("read"), b"CONtent");
+        assert_eq!(rooms.files.losses().paths().len(), 1, "it is told");
+    }
+
+    /// Nobody needs to restart the server for that.
+    #[test]
+    fn what_was_lost_of_a_file_that_an_outsider_removes_is_told_no_longer() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        rooms.files.release(handle).expect("close");
+        fail(rooms, Errno::EIO);
+        std::fs::remove_file(lab.pfs("f")).expect("unlink");
+        std::fs::write(lab.pfs("f"), b"another").expect("write");
+        rooms.files.look_after_losses(0);
+        assert_eq!(kept(rooms), 1, "it has another name");
+        std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
+        rooms.files.look_after_losses(0);
+        assert_eq!(kept(rooms), 1, "a name that was never met is not looked at");
+        let (_, handle) = open_linked(&lab, "h");
+        change(rooms, handle);
+        fail(rooms, Errno::EIO);
+        std::fs::remove_file(lab.pfs("h-too")).expect("unlink");
+        rooms.files.look_after_losses(0);
+        std::fs::remove_file(lab.pfs("h")).expect("unlink");
+        rooms.files.look_after_losses(0);
+        assert_eq!(kept(rooms), 1, "nothing is left of the second");
+        rooms.files.release(handle).expect("close");
     }
 
     #[test]
@@ -425,16 +462,12 @@ mod tests {
         use forebay_types::limits::ERRORS_REMEMBERED_MAX;
         let lab = Lab::new();
         let rooms = lab.rooms();
-        let in_place = rooms.files.in_place();
         let many = ERRORS_REMEMBERED_MAX + 3;
         let mut handles = Vec::new();
         for at in 0..many {
             let (_, handle) = open_linked(&lab, &format!("f{at}"));
             change(rooms, handle);
-            let id = in_place.all()[0].0;
-            let begun = in_place.begin(id, &|| true).expect("begun");
-            let lost = NotFlushed::Lost(Errno::EIO.into());
-            in_place.end(id, begun, Err(&lost)).expect("told");
+            fail(rooms, Errno::EIO);
             handles.push(handle);
         }
         assert_eq!(kept(rooms), many);
@@ -454,23 +487,10 @@ mod tests {
         rooms.files.release(handle).expect("close");
         std::fs::remove_file(lab.pfs("f-too")).expect("one name is left");
         std::fs::write(lab.pfs("g"), b"other").expect("write");
-        let link = |name: &str| Link {
-            parent: Ino::ROOT,
-            name: name.into(),
-        };
-        for (mode, left) in [(RenameMode::Exchange, 1), (RenameMode::Replace, 0)] {
-            let (from, to) = match mode {
-                RenameMode::Exchange => (link("g"), link("f")),
-                // Where it is by now.
-                _ => (link("f"), link("g")),
-            };
-            let last = rooms.files.last_name_in_rename(&to, mode);
-            let ns = rooms.base.ns();
-            ns.rename(from.parent, &from.name, to.parent, &to.name, mode)
-                .expect("rename");
-            rooms.files.lost_last_name(&to, last);
-            assert_eq!(kept(rooms), left, "{mode:?}");
-        }
+        rename(rooms, "g", "f", RenameMode::Exchange);
+        assert_eq!(rooms.files.unflushed(), [b"g"], "where it is by now");
+        rename(rooms, "f", "g", RenameMode::Replace);
+        assert_eq!(kept(rooms), 0);
     }
 
     #[test]
@@ -485,15 +505,15 @@ mod tests {
                 parent: Ino::ROOT,
                 name: name.into(),
             };
-            let last = rooms.files.last_name(&link);
-            rooms.files.lost_last_name(&link, last);
+            let had = rooms.files.had(&link);
+            rooms.files.name_is_gone(&link, had);
             assert_eq!(kept(rooms), 1, "it is still there");
             rooms
                 .base
                 .ns()
                 .unlink(Ino::ROOT, &link.name)
                 .expect("unlink");
-            rooms.files.lost_last_name(&link, last);
+            rooms.files.name_is_gone(&link, had);
             assert_eq!(kept(rooms), left);
         }
     }
@@ -521,9 +541,9 @@ mod tests {
         for name in [&b"f"[..], b"f-too"].iter().filter(|_| is_nameless) {
             let (parent, name) = (dir, name.to_vec());
             let link = Link { parent, name };
-            let last = rooms.files.last_name(&link);
+            let had = rooms.files.had(&link);
             ns.unlink(dir, &link.name).expect("unlink");
-            rooms.files.lost_last_name(&link, last);
+            rooms.files.name_is_gone(&link, had);
         }
         change(rooms, handle);
         if flushed_before {

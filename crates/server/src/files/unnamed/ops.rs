@@ -89,7 +89,9 @@ impl Files {
             }
             _ => {
                 self.stabilise_for_link(ino, to)?;
-                self.ns.link(ino, to.parent, &to.name)?
+                let linked = self.ns.link(ino, to.parent, &to.name)?;
+                self.was_linked(ino, to);
+                linked
             }
         };
         self.getattr(linked.ino)

@@ -4,12 +4,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_tiers::PfsId;
 use forebay_types::Errno;
 
 use super::{Job, fail_file, left};
 use crate::base::failure::Failure;
 use crate::files::inplace::Standing;
+use crate::files::losses::OnPfs;
 use crate::orders::Orders;
 use crate::orders::walk::Visited;
 
@@ -19,50 +19,27 @@ const LOOK: Duration = Duration::from_millis(50);
 /// A file to be flushed.
 pub struct Wanted {
     path: Vec<u8>,
-    which: Which,
+    which: OnPfs,
     /// The last change that it is about.
     upto: u64,
 }
 
-/// Which file of the PFS it is; of a copy in the burst buffer the device is not on record.
-#[derive(Clone, Copy)]
-struct Which {
-    dev: Option<u64>,
-    ino: u64,
-    btime_ns: u64,
-}
-
-impl Which {
-    fn of(orders: &Orders, visited: &Visited) -> Option<Which> {
-        let (dev, ino, btime_ns) = match &visited.file {
-            Some(file) => {
-                let state = file.lock();
-                // What is dirty replaces what is there.
-                let published = state.residency.published.filter(|_| !state.is_dirty())?;
-                (None, published.ino, published.btime_ns)
-            }
-            None => {
-                let id = visited.id_on_pfs(&orders.ns).ok()?;
-                (Some(id.dev), id.ino, id.btime_ns)
-            }
-        };
-        Some(Which { dev, ino, btime_ns })
-    }
-
-    fn is(&self, id: &PfsId) -> bool {
-        (self.ino, self.btime_ns) == (id.ino, id.btime_ns)
-            && self.dev.is_none_or(|dev| dev == id.dev)
+fn which(orders: &Orders, visited: &Visited) -> Option<OnPfs> {
+    match &visited.file {
+        // What is dirty replaces what is there.
+        Some(file) if file.lock().is_dirty() => None,
+        Some(file) => OnPfs::published(file),
+        None => visited.id_on_pfs(&orders.ns).ok().map(OnPfs::from),
     }
 }
 
 /// Orders the flush of a file, if it was changed in place.
 pub fn order(orders: &Orders, visited: &Visited) -> Option<Wanted> {
-    let in_place = orders.files.in_place();
-    if in_place.is_empty() {
+    if orders.files.in_place().is_empty() && orders.files.losses().is_empty() {
         return None;
     }
-    let which = Which::of(orders, visited)?;
-    let upto = in_place.order(&|id| which.is(id))?;
+    let which = which(orders, visited)?;
+    let upto = orders.files.order_flush(which)?;
     let path = visited.path();
     Some(Wanted { path, which, upto })
 }
@@ -71,13 +48,9 @@ pub fn order(orders: &Orders, visited: &Visited) -> Option<Wanted> {
 pub fn wait(orders: &Orders, job: &Job, wanted: Vec<Wanted>) {
     for one in wanted {
         loop {
-            let standing = (orders.files.in_place()).standing(&|id| one.which.is(id), one.upto);
-            match standing {
+            match orders.files.flush_standing(one.which, one.upto) {
                 Standing::Flushed => job.progress.lock().files_done += 1,
-                Standing::Failed(lost) => {
-                    let failure = Failure::new(lost.errno, lost.reason);
-                    fail_file(job, one.path, &failure);
-                }
+                Standing::Failed(failure) => fail_file(job, one.path, &failure),
                 Standing::Pending if job.cancelled.load(Ordering::Acquire) => {
                     left(job, one.path);
                 }

@@ -86,17 +86,21 @@ impl KeptStores {
     }
 }
 
-/// What was stored through a mapping of a file, and is lost: no order brings it to the PFS.
-pub(super) fn lost(orders: &Orders, visited: &Visited) -> Option<Failure> {
-    let lost = orders.files.pages().lost();
-    if lost.is_empty() {
+/// What was lost of a file: no order brings it to the PFS.
+pub(in crate::orders) fn lost(orders: &Orders, visited: &Visited) -> Option<Failure> {
+    let losses = orders.files.losses();
+    if losses.is_empty() {
         return None;
     }
-    let Some(file) = &visited.file else {
-        let id = visited.id_on_pfs(&orders.ns).ok()?;
-        return lost.of_version(id.ino, id.btime_ns);
-    };
-    lost.of_file(file)
+    match &visited.file {
+        Some(file) => losses.of_file(file),
+        None => match visited.id_on_pfs(&orders.ns) {
+            Ok(id) => losses.of_pfs(id.into()),
+            // Nothing has this name any more.
+            Err(failure) if matches!(failure.errno(), Errno::ENOENT | Errno::ESTALE) => None,
+            Err(failure) => Some(failure.about("whether something of it is lost cannot be told")),
+        },
+    }
 }
 
 fn has_several_names(orders: &Orders, open: &Arc<OpenFile>) -> bool {

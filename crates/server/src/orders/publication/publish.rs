@@ -240,7 +240,8 @@ impl Orders {
             let version = self.ns.version_of(parent);
             version.is_some_and(|version| Arc::ptr_eq(&version, dir))
         };
-        if let Err(failure) = self.files.flush_in_place_in(&is_in_it) {
+        let flushed = self.files.flush_in_place_in(&is_in_it);
+        if let Err(failure) = flushed.and_then(|()| self.check_losses(dir)) {
             let what = "what was changed in place in it may be lost on the PFS";
             return self.not_published(dir, &failure.about(what));
         }
