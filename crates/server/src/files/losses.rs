@@ -94,6 +94,12 @@ impl Loss {
         }
     }
 
+    fn has_place(&mut self, place: Place) {
+        if !self.places.iter().any(|known| same(known, &place)) {
+            self.places.push(place);
+        }
+    }
+
     /// Takes in what a look at its names has found; `None` for one that could not be looked at.
     /// Whether nothing has such a name any more.
     fn look(&mut self, id: OnPfs, found: &[(Place, Option<Found>)]) -> bool {

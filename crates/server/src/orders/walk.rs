@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_namespace::{Dir, File, Namespace, on_pfs};
+use forebay_namespace::{Dir, File, Namespace, Place, on_pfs};
 use forebay_tiers::PfsId;
 use forebay_types::{Errno, FileKind};
 
@@ -24,6 +24,11 @@ impl Visited {
     /// Path from the root of the mount.
     pub fn path(&self) -> Vec<u8> {
         self.dir.path_of(&self.name)
+    }
+
+    /// Its name, to be kept.
+    pub fn place(&self) -> Place {
+        (self.dir.clone(), self.name.as_slice().into())
     }
 
     /// What has this name on the PFS now.

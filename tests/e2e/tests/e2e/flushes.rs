@@ -195,6 +195,48 @@ fn promise_7_an_error_of_a_flush_of_what_was_changed_in_place_reaches_everybody_
 }
 
 #[test]
+fn promise_7_what_may_be_lost_is_known_by_the_file_whatever_its_name() {
+    if needs_root() {
+        return;
+    }
+    let rule = "[[rule]]\npath = \"/run/{version}\"\ngroup = \"commit\"\n";
+    let builder = Cluster::builder().lazy().config(rule);
+    let cluster = builder.fuse_pfs().up();
+    linked_on_pfs(&cluster, 3140);
+    fs::create_dir(cluster.mnt("run")).expect("mkdir");
+    for version in ["run/1", "run/2"] {
+        fs::create_dir(cluster.mnt(version)).expect("mkdir");
+        write_file(&cluster.mnt(version).join("rank-0"), pattern(3141, LEN));
+    }
+    let pfs = cluster.fuse_pfs();
+    pfs.fail("fsync", When::Before, libc::EIO, "");
+    drop(append(&cluster.mnt("linked")));
+    let named_as = |path: &str| {
+        let output = cluster.on_path(&["stage-out", "--wait"], path);
+        output.code == 3 && output.stderr.contains(path)
+    };
+    assert!(named_as("linked"));
+    pfs.heal("fsync");
+    // It moves into the first version, and has its other name elsewhere.
+    fs::rename(cluster.mnt("linked"), cluster.mnt("run/1/log")).expect("rename");
+    assert!(named_as("run/1/log") && named_as("other name"));
+    let output = cluster.on_path(&["commit", "--wait"], "run/1");
+    assert_eq!(output.code, 3, "{output:?}");
+    assert!(!cluster.pfs("run/1").exists(), "something of it is lost");
+    // Whatever the second version is, it does not have that file.
+    cluster.on_path(&["commit", "--wait"], "run/2").ok();
+    pattern(3141, LEN).assert_in(&cluster.pfs("run/2/rank-0"));
+    fs::remove_file(cluster.mnt("run/1/log")).expect("unlink");
+    wait_until("it is published", || cluster.pfs("run/1").exists());
+    // Somebody removes the last name on the PFS: there is nothing left to be told of.
+    fs::remove_file(cluster.pfs("other name")).expect("unlink");
+    wait_until("nobody is told of it", || {
+        cluster.status()["errors"].to_string() == "[]"
+    });
+    assert_eq!(cluster.on_state(&["down", "--drain"]).code, 0);
+}
+
+#[test]
 fn promise_7_what_is_changed_in_place_is_flushed_soon_though_nobody_asks() {
     if needs_root() {
         return;

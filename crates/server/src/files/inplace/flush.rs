@@ -448,9 +448,11 @@ mod tests {
         assert_eq!(kept(rooms), 1, "a name that was never met is not looked at");
         let (_, handle) = open_linked(&lab, "h");
         change(rooms, handle);
+        let id = rooms.files.in_place().all()[0].0;
         fail(rooms, Errno::EIO);
+        let root = rooms.base.ns().root().clone();
+        rooms.files.losses().met(id, (root, b"h-too"[..].into()));
         std::fs::remove_file(lab.pfs("h-too")).expect("unlink");
-        rooms.files.look_after_losses(0);
         std::fs::remove_file(lab.pfs("h")).expect("unlink");
         rooms.files.look_after_losses(0);
         assert_eq!(kept(rooms), 1, "nothing is left of the second");

@@ -30,18 +30,26 @@ impl Losses {
         }
     }
 
-    /// A file on the PFS has this name instead of the other, or has it, too.
-    fn moved(&self, id: PfsId, from: Option<&Place>, to: Place) {
-        let mut state = self.state.lock();
-        let Some(loss) = state.of_pfs_mut(id.into()) else {
-            return;
-        };
-        match from {
-            Some(from) => loss.places.retain(|place| !same(place, from)),
-            None => loss.nlink += 1,
+    /// A file on the PFS has this name; whoever has come by it says so.
+    pub fn met(&self, id: PfsId, place: Place) {
+        if let Some(loss) = self.state.lock().of_pfs_mut(id.into()) {
+            loss.has_place(place);
         }
-        if !loss.places.iter().any(|place| same(place, &to)) {
-            loss.places.push(to);
+    }
+
+    /// A file on the PFS has a further name.
+    fn linked(&self, id: PfsId, to: Place) {
+        if let Some(loss) = self.state.lock().of_pfs_mut(id.into()) {
+            loss.nlink += 1;
+            loss.has_place(to);
+        }
+    }
+
+    /// A file on the PFS has this name instead of the other.
+    fn moved(&self, id: PfsId, from: &Place, to: Place) {
+        if let Some(loss) = self.state.lock().of_pfs_mut(id.into()) {
+            loss.places.retain(|place| !same(place, from));
+            loss.has_place(to);
         }
     }
 
@@ -136,7 +144,7 @@ impl Files {
         for (from, Had(had), to) in moves {
             if let (Some(had), Some(from), Some(to)) = (had, self.place(from), self.place(to)) {
                 self.in_place.moved(had.id, &to);
-                self.losses.moved(had.id, Some(&from), to);
+                self.losses.moved(had.id, &from, to);
             }
         }
         if mode != RenameMode::Exchange {
@@ -151,7 +159,7 @@ impl Files {
         }
         match (self.ns.node(ino), self.place(to)) {
             (Ok(Node::File(file)), _) => self.losses.note_names(&file),
-            (Ok(Node::Plain(node)), Some(to)) => self.losses.moved(node.id, None, to),
+            (Ok(Node::Plain(node)), Some(to)) => self.losses.linked(node.id, to),
             _ => {}
         }
     }

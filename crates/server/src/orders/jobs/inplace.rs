@@ -29,7 +29,11 @@ fn which(orders: &Orders, visited: &Visited) -> Option<OnPfs> {
         // What is dirty replaces what is there.
         Some(file) if file.lock().is_dirty() => None,
         Some(file) => OnPfs::published(file),
-        None => visited.id_on_pfs(&orders.ns).ok().map(OnPfs::from),
+        None => {
+            let id = visited.id_on_pfs(&orders.ns).ok()?;
+            orders.files.losses().met(id, visited.place());
+            Some(id.into())
+        }
     }
 }
 

@@ -95,7 +95,10 @@ pub(in crate::orders) fn lost(orders: &Orders, visited: &Visited) -> Option<Fail
     match &visited.file {
         Some(file) => losses.of_file(file),
         None => match visited.id_on_pfs(&orders.ns) {
-            Ok(id) => losses.of_pfs(id.into()),
+            Ok(id) => {
+                losses.met(id, visited.place());
+                losses.of_pfs(id.into())
+            }
             // Nothing has this name any more.
             Err(failure) if matches!(failure.errno(), Errno::ENOENT | Errno::ESTALE) => None,
             Err(failure) => Some(failure.about("whether something of it is lost cannot be told")),
