@@ -58,14 +58,15 @@ const TABLES: &str = "keyspaces";
 /// and make no other beside it. Nothing was committed to such a store.
 pub(crate) fn remove_half_made(dir: &Path) -> Result<(), Error> {
     let marker = dir.join(MARKER);
-    let is_empty_file = |path: &Path| std::fs::metadata(path).is_ok_and(|meta| meta.len() == 0);
-    if !dir.exists() || (marker.exists() && !is_empty_file(&marker)) {
+    // An error of the media is no sign of a store that was not made.
+    let was_made = if_there(std::fs::metadata(&marker))?.is_some_and(|meta| meta.len() > 0);
+    if was_made || if_there(std::fs::metadata(dir))?.is_none() {
         return Ok(());
     }
-    let mut tables = std::fs::read_dir(dir.join(TABLES)).into_iter().flatten();
-    if tables.next().is_some() {
+    let tables = if_there(std::fs::read_dir(dir.join(TABLES)))?;
+    if let Some(first) = tables.and_then(|mut tables| tables.next()) {
         // Somebody has removed the marker of a store that was in use.
-        return Ok(());
+        return Ok(first.map(drop)?);
     }
     let journals = journals(dir)?;
     for path in &journals {
@@ -81,6 +82,14 @@ pub(crate) fn remove_half_made(dir: &Path) -> Result<(), Error> {
     match std::fs::remove_file(marker) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),
+    }
+}
+
+/// Nothing where there is nothing; any other error as it is.
+fn if_there<T>(asked: io::Result<T>) -> io::Result<Option<T>> {
+    match asked {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
     }
 }
 
@@ -169,6 +178,11 @@ mod tests {
             std::fs::create_dir_all(folder.path().join(TABLES).join("0"))?;
             remove_half_made(folder.path())?;
             assert!(journal.exists(), "it has tables");
+            // Which tables there are cannot be read.
+            std::fs::remove_dir_all(folder.path().join(TABLES))?;
+            std::fs::write(folder.path().join(TABLES), b"")?;
+            assert!(remove_half_made(folder.path()).is_err());
+            assert!(journal.exists(), "nobody knows");
         }
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! Where a new file goes, how much space a passthrough write is granted, and what the first change
 //! to a file of the PFS does.
 
+use std::time::Duration;
+
 use crate::durability::Durability;
 
 const MIB: u64 = 1 << 20;
@@ -209,6 +211,36 @@ pub fn may_borrow(free_bytes: u64, wanted_bytes: u64, kept_bytes: u64) -> bool {
     wanted_bytes
         .checked_add(kept_bytes)
         .is_some_and(|needed| needed <= free_bytes)
+}
+
+/// A writer that has used up its lease is held back so long for others to drain before more is
+/// borrowed for it, and no longer than so for drains that make no progress. The kernel complains of
+/// a wait of two minutes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is done about a writer that is held back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeldBack {
+    /// It waits: others drain, and not for long yet.
+    Waits,
+    /// It gets more, if there is more to borrow; if not, it waits on, for others still drain.
+    BorrowsOrWaits,
+    /// The same, but there is nothing to wait for: where there is no more to borrow its writes
+    /// fail.
+    BorrowsOrFails,
+}
+
+/// Decides that of a writer that has been held back for so long. `can_drain`: something other than
+/// its file can be drained. `since_moved`: the time since a drain has moved bytes. A drain may wait
+/// for the file that is held back (reads do on XFS, flushes elsewhere), so that one without
+/// progress does not count.
+pub fn held_back(held: Duration, can_drain: bool, since_moved: Option<Duration>) -> HeldBack {
+    let is_alive = held.min(since_moved.unwrap_or(held)) < PATIENCE;
+    match can_drain && is_alive {
+        true if held < PATIENCE => HeldBack::Waits,
+        true => HeldBack::BorrowsOrWaits,
+        false => HeldBack::BorrowsOrFails,
+    }
 }
 
 /// Memory that is never borrowed beyond what was agreed: an eighth of the machine's.

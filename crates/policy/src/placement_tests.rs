@@ -169,6 +169,25 @@ fn spaces() -> impl Strategy<Value = TierSpace> {
     )
 }
 
+#[test]
+fn a_writer_is_held_back_for_as_long_as_that_makes_room() {
+    let s = Duration::from_secs;
+    use HeldBack::*;
+    for (held, can_drain, since_moved, expected) in [
+        (s(0), true, None, Waits),
+        (s(29), true, Some(s(3600)), Waits),
+        (s(31), true, Some(s(1)), BorrowsOrWaits),
+        (s(3600), true, Some(s(29)), BorrowsOrWaits),
+        // The drain that is under way waits for this very file, or for nobody knows what.
+        (s(31), true, Some(s(31)), BorrowsOrFails),
+        (s(31), true, None, BorrowsOrFails),
+        (s(0), false, Some(s(0)), BorrowsOrFails),
+    ] {
+        let got = held_back(held, can_drain, since_moved);
+        assert_eq!(got, expected, "{held:?} {can_drain} {since_moved:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn a_chosen_tier_has_room(mut tiers in proptest::collection::vec(spaces(), 0..5), predicted in proptest::option::of(0u64..1 << 40),

@@ -293,6 +293,11 @@ impl DrainQueue {
         (bytes as f64 / span) as u64
     }
 
+    /// When bytes were copied to the PFS last, to a fraction of a second.
+    pub fn last_moved(&self) -> Option<Instant> {
+        self.inner.lock().recent.back().map(|(at, _)| *at)
+    }
+
     /// Bytes of an object have been copied to the PFS.
     pub fn moved(&self, object: ObjectId, bytes: u64) {
         let mut inner = self.inner.lock();

@@ -26,10 +26,6 @@ const LOOKS_BEFORE_SLEEP: u32 = 40;
 /// Without being woken it looks this often, to see that all is to end.
 const SLEEP: Duration = Duration::from_millis(100);
 
-/// A writer waits so long for others to drain before more is borrowed for it. The kernel complains
-/// of a wait of two minutes.
-const PATIENCE: Duration = Duration::from_secs(30);
-
 /// Between two rounds of eviction for the same need.
 const EVICTION_PAUSE: Duration = Duration::from_millis(20);
 

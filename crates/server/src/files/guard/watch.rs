@@ -6,14 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use forebay_policy::placement::{
-    Extension, Lease, MIN_EXTENSION_BYTES, extend_lease, kept_memory_bytes, may_borrow,
+    Extension, HeldBack, Lease, MIN_EXTENSION_BYTES, extend_lease, held_back, kept_memory_bytes,
+    may_borrow,
 };
 use forebay_tiers::{MachineMemory, TierKind, WriteBlocker};
 use forebay_types::{Errno, format_size};
 
-use super::{
-    EVICTION_PAUSE, Growing, Guard, Hold, LOOK, LOOKS_BEFORE_SLEEP, PATIENCE, SLEEP, be_punctual,
-};
+use super::{EVICTION_PAUSE, Growing, Guard, Hold, LOOK, LOOKS_BEFORE_SLEEP, SLEEP, be_punctual};
 use crate::buffer::opens::Target;
 use crate::files::Files;
 
@@ -128,16 +127,26 @@ impl Guard {
                 }
             }
         });
-        let helps =
-            files.drain.can_drain_for(growing.open.ino) && !files.base.health().is_given_up();
-        let waits = match held {
-            Hold::BlockedWriter {
-                write_blocker,
-                since,
-            } => helps && since.elapsed() < PATIENCE && !write_blocker.has_failed(),
-            Hold::LetGo => false,
+        let Hold::BlockedWriter {
+            write_blocker,
+            since,
+        } = held
+        else {
+            borrow(files, growing);
+            return;
         };
-        if waits || borrow(files, growing) || helps || matches!(held, Hold::LetGo) {
+        let can_drain =
+            files.drain.can_drain_for(growing.open.ino) && !files.base.health().is_given_up();
+        let since_moved = files.buffer.queue().last_moved().map(|at| at.elapsed());
+        let goes_on = match held_back(since.elapsed(), can_drain, since_moved) {
+            HeldBack::Waits if !write_blocker.has_failed() => true,
+            HeldBack::Waits | HeldBack::BorrowsOrWaits => {
+                borrow(files, growing);
+                true
+            }
+            HeldBack::BorrowsOrFails => borrow(files, growing),
+        };
+        if goes_on {
             return;
         }
         *held = Hold::LetGo;
