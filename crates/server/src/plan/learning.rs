@@ -20,6 +20,10 @@ const SAVE_EVERY_S: f64 = 10.0;
 /// Writers of an application that are remembered: those that came last.
 const WRITERS_MAX: usize = 16;
 
+/// The kernel is asked for the session of a writer no more often: a program that makes many files
+/// changes it rarely, and the answer takes as long as a file.
+const SESSION_ASKED_AFTER_S: f64 = 10.0;
+
 /// A process that reads many files is asked about so often at most.
 const BYSTANDER_S: f64 = 1.0;
 
@@ -72,14 +76,46 @@ impl Stored {
 
 struct Runs {
     detector: RestartDetector,
-    /// Process ids.
-    writers: Vec<u32>,
+    /// Processes, the last to write last.
+    writers: Vec<Writer>,
     /// Who wrote last.
     writer: Opener,
     written_s: f64,
     /// The process whose read was found to be no restart, and when: it need not be asked about for
     /// a while.
     bystander: Option<(u32, f64)>,
+}
+
+/// A process that has written.
+struct Writer {
+    opener: Opener,
+    /// When the kernel was asked for its session.
+    asked_s: f64,
+}
+
+impl Writer {
+    fn pid(&self) -> u32 {
+        self.opener.process as u32
+    }
+}
+
+impl Runs {
+    /// Takes a process for the last that has written.
+    fn has_written(&mut self, pid: u32, now_s: f64) -> Opener {
+        let known = self.writers.iter().position(|writer| writer.pid() == pid);
+        let known = known.map(|at| self.writers.remove(at));
+        let writer = known.filter(|writer| now_s - writer.asked_s < SESSION_ASKED_AFTER_S);
+        let writer = writer.unwrap_or_else(|| Writer {
+            opener: opener(pid),
+            asked_s: now_s,
+        });
+        if self.writers.len() >= WRITERS_MAX {
+            self.writers.remove(0);
+        }
+        let opener = writer.opener;
+        self.writers.push(writer);
+        opener
+    }
 }
 
 struct Inner {
@@ -189,6 +225,36 @@ mod tests {
             let mut kept: Stored = postcard::from_bytes(&bytes).expect("decodes");
             assert!(kept.learner.application(&"large".to_string()).is_some());
         }
+    }
+
+    #[test]
+    fn writers_are_few_and_asked_about_now_and_then() {
+        let mut runs = Runs {
+            detector: RestartDetector::new(60.0, 1.0),
+            writers: Vec::new(),
+            writer: opener(0),
+            written_s: 0.0,
+            bystander: None,
+        };
+        let own = std::process::id();
+        let known = runs.has_written(own, 0.0);
+        assert_eq!(known, opener(own));
+        let other = |session| Opener { session, ..known };
+        runs.writers[0].opener = other(77);
+        runs.has_written(0, 1.0);
+        assert_eq!(
+            runs.has_written(own, 2.0),
+            other(77),
+            "it is not asked again"
+        );
+        let pids = |runs: &Runs| runs.writers.iter().map(Writer::pid).collect::<Vec<_>>();
+        assert_eq!(pids(&runs), [0, own]);
+        assert_eq!(runs.has_written(own, SESSION_ASKED_AFTER_S), known);
+        for pid in (u32::MAX - 100)..u32::MAX {
+            runs.has_written(pid, 20.0);
+        }
+        assert_eq!(pids(&runs).len(), WRITERS_MAX);
+        assert_eq!(pids(&runs)[WRITERS_MAX - 1], u32::MAX - 1);
     }
 
     #[test]

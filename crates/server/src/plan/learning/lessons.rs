@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::{
     BYSTANDER_S, COUNTED_SPARE, Counted, Inner, Learning, NAME, Runs, SAVE_EVERY_S, START_SLACK_S,
-    STORED_MAX, Stored, WRITERS_MAX, age_s, nodes_of, opener,
+    STORED_MAX, Stored, Writer, age_s, nodes_of, opener,
 };
 use crate::base::settings::Settings;
 use crate::buffer::opens::Target;
@@ -275,14 +275,7 @@ impl Plan {
         let now_s = self.learning.now_s();
         let mut inner = self.learning.inner.lock();
         if let Some(runs) = inner.runs.get_mut(&application) {
-            if runs.writers.last() != Some(&pid) {
-                runs.writers.retain(|w| *w != pid);
-                if runs.writers.len() >= WRITERS_MAX {
-                    runs.writers.remove(0);
-                }
-                runs.writers.push(pid);
-                runs.writer = opener(pid);
-            }
+            runs.writer = runs.has_written(pid, now_s);
             runs.written_s = now_s;
             runs.detector.on_write(runs.writer, now_s);
             return;
@@ -305,7 +298,10 @@ impl Plan {
         self.catalog.apps().set_mtbf(application, detector.mtbf_s());
         let runs = Runs {
             detector,
-            writers: vec![pid],
+            writers: vec![Writer {
+                opener: writer,
+                asked_s: now_s,
+            }],
             writer,
             written_s: now_s,
             bystander: None,
@@ -375,7 +371,7 @@ impl Plan {
         let Some(runs) = inner.runs.get_mut(&application) else {
             return;
         };
-        if !runs.detector.is_armed() || runs.writers.contains(&pid) {
+        if !runs.detector.is_armed() || runs.writers.iter().any(|writer| writer.pid() == pid) {
             return;
         }
         if runs.writers.is_empty()
@@ -396,8 +392,10 @@ impl Plan {
             // It was there when the data was written, or nobody knows who it is.
             return;
         }
-        let is_writer = |pid: &u32| age_s(*pid).is_some_and(|a| a + START_SLACK_S > since_write_s);
-        let writers = match runs.writers.iter().any(is_writer) {
+        let is_there = |writer: &Writer| {
+            age_s(writer.pid()).is_some_and(|a| a + START_SLACK_S > since_write_s)
+        };
+        let writers = match runs.writers.iter().any(is_there) {
             true => Writers::Running,
             false => Writers::Gone,
         };
