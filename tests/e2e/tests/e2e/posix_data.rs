@@ -215,6 +215,16 @@ fn promise_2_space_is_allocated_and_punched() {
         let mut expected = pattern(330, 1 << 20).bytes();
         expected[4096..4096 + 8192].fill(0);
         expected.resize((1 << 20) + 4096, 0);
+        for refused in [FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
+            let refused = fallocate(&file, refused, 0, 4096);
+            assert_eq!(refused, Err(rustix::io::Errno::OPNOTSUPP));
+        }
+        // As `cp --reflink=auto` and `lsattr` ask: they know what to do then.
+        let other = File::create(cluster.mnt("other")).expect("create");
+        let cloned = rustix::fs::ioctl_ficlone(&other, &file);
+        assert_eq!(cloned, Err(rustix::io::Errno::OPNOTSUPP));
+        let flags = rustix::fs::ioctl_getflags(&file).map(|flags| flags.bits());
+        assert_eq!(flags, Err(rustix::io::Errno::NOTTY));
         drop(file);
         assert!(std::fs::read(cluster.mnt("f")).expect("read") == expected);
         cluster.drain("f");
