@@ -346,7 +346,7 @@ impl Namespace {
         let garbage = self.drop_file(&mut batch, file, &state)?;
         self.commit(batch)?;
         failpoint::hit(failpoint::Point::EvictRecord);
-        state.unlink();
+        state.leave();
         for (dir, name) in &names {
             let at = dirs.iter().position(|d| Arc::ptr_eq(d, dir));
             at.and_then(|at| children[at].remove(name));

@@ -130,6 +130,7 @@ pub struct File {
 /// 10. `unsaved` is set exactly while the file is in the list of records to be written.
 /// 11. `residency.flush_failed` implies that the file is dirty.
 /// 12. Unless `noted`, the record of the file names no copy.
+/// 13. `evicted` implies that `names` is empty and `residency.clean`.
 #[derive(Clone)]
 pub struct FileState {
     facts: FileFacts,
@@ -144,6 +145,8 @@ pub struct FileState {
     error_unreported: bool,
     /// In the list of records to be written soon.
     unsaved: bool,
+    /// It has left the burst buffer, and what is published has its names.
+    evicted: bool,
 }
 
 /// What everybody may read of a file. A [`FileState`] lends them out, and never to be written to.

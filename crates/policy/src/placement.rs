@@ -214,9 +214,12 @@ pub fn may_borrow(free_bytes: u64, wanted_bytes: u64, kept_bytes: u64) -> bool {
 }
 
 /// A writer that has used up its lease is held back so long for others to drain before more is
-/// borrowed for it, and no longer than so for drains that make no progress. The kernel complains of
-/// a wait of two minutes.
+/// borrowed for it.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// And no longer than so for drains that make no progress: a flush of much may take its time on a
+/// busy PFS. The kernel complains of a wait of two minutes.
+const STALLED: Duration = Duration::from_secs(110);
 
 /// What is done about a writer that is held back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -235,7 +238,7 @@ pub enum HeldBack {
 /// for the file that is held back (reads do on XFS, flushes elsewhere), so that one without
 /// progress does not count.
 pub fn held_back(held: Duration, can_drain: bool, since_moved: Option<Duration>) -> HeldBack {
-    let is_alive = held.min(since_moved.unwrap_or(held)) < PATIENCE;
+    let is_alive = held.min(since_moved.unwrap_or(held)) < STALLED;
     match can_drain && is_alive {
         true if held < PATIENCE => HeldBack::Waits,
         true => HeldBack::BorrowsOrWaits,

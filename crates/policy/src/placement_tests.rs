@@ -179,8 +179,9 @@ fn a_writer_is_held_back_for_as_long_as_that_makes_room() {
         (s(31), true, Some(s(1)), BorrowsOrWaits),
         (s(3600), true, Some(s(29)), BorrowsOrWaits),
         // The drain that is under way waits for this very file, or for nobody knows what.
-        (s(31), true, Some(s(31)), BorrowsOrFails),
-        (s(31), true, None, BorrowsOrFails),
+        (s(109), true, None, BorrowsOrWaits),
+        (s(111), true, Some(s(111)), BorrowsOrFails),
+        (s(111), true, None, BorrowsOrFails),
         (s(0), false, Some(s(0)), BorrowsOrFails),
     ] {
         let got = held_back(held, can_drain, since_moved);

@@ -262,10 +262,10 @@ impl Server {
             Request::Unlink { link, .. } => {
                 let had = rooms.files.had(&link);
                 if let Some(file) = ns.unlink(link.parent, &link.name)? {
-                    rooms.files.lost_name(&file);
+                    rooms.files.lost_name(&file, &had);
                     rooms.buffer.wake_collector();
                 }
-                rooms.files.name_is_gone(&link, had);
+                rooms.files.name_is_gone(&link, &had);
                 rooms.base.forget_error(link.parent, &link.name);
             }
             Request::Rmdir { link, .. } => ns.rmdir(link.parent, &link.name)?,
@@ -331,16 +331,15 @@ impl Server {
             .rename(from.parent, &from.name, to.parent, &to.name, mode);
         rooms.base.absorb_conflicts();
         let replaced = renamed?;
-        rooms.files.was_renamed((from, had.0), (to, had.1), mode);
+        rooms.files.was_renamed((from, &had.0), (to, &had.1), mode);
         if let Some(file) = replaced {
-            rooms.files.lost_name(&file);
+            rooms.files.lost_name(&file, &had.1);
             rooms.buffer.wake_collector();
         }
         if let Ok(forebay_namespace::Node::Dir(dir)) = rooms.base.ns().node(to.parent)
             && let Ok(found) = rooms.base.ns().lookup_in(&dir, &to.name, false)
             && let Some(file) = found.file
         {
-            rooms.files.losses().note_names(&file);
             rooms
                 .buffer
                 .renamed(&file, &rooms.catalog.rules().identify(&file.path()));

@@ -245,3 +245,24 @@ pub fn strand(lab: &Lab, dir: &str, name: &str) {
     std::fs::remove_dir_all(lab.pfs(dir)).expect("remove");
     rooms.files.release(handle).expect("close");
 }
+
+/// Does something again and again beside something else, until that ends or fails.
+pub fn beside(mut again: impl FnMut() + Send, body: impl FnOnce()) {
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let over = Over(&is_over);
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                again();
+            }
+        });
+        body();
+        drop(over);
+    });
+}

@@ -179,7 +179,8 @@ impl Namespace {
         } else {
             let garbage = self.drop_file(&mut batch, file, &state)?;
             self.commit(batch)?;
-            state.unlink();
+            // What is published may have another name there.
+            state.leave();
             self.add_garbage(garbage);
         }
         children.remove(name);

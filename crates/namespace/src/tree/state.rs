@@ -37,6 +37,7 @@ impl FileState {
             noted: false,
             error_unreported: false,
             unsaved: false,
+            evicted: false,
         }
     }
 
@@ -250,6 +251,17 @@ impl FileState {
     /// It has no name any more, and no record from here on. Those that it had.
     pub(crate) fn unlink(&mut self) -> Vec<Place> {
         std::mem::take(&mut self.facts.names)
+    }
+
+    /// The same of a clean file that has left the burst buffer: the PFS has it.
+    pub(crate) fn leave(&mut self) {
+        self.facts.names.clear();
+        self.evicted = true;
+    }
+
+    /// Whether it has left the burst buffer, and was not removed.
+    pub fn is_evicted(&self) -> bool {
+        self.evicted
     }
 
     /// Nobody can give it a first name any more. Whether it had none.

@@ -40,6 +40,12 @@ impl ErrorLog {
         }
     }
 
+    /// What was told of this path no longer is, unless something else was told of it since.
+    pub fn clear_told(&self, path: &[u8], reason: &str) {
+        let mut entries = self.entries.lock();
+        entries.retain(|e| e.path != path || e.reason != reason);
+    }
+
     /// What was told of this path and error.
     pub fn reason(&self, path: &[u8], errno: Errno) -> Option<String> {
         let entries = self.entries.lock();

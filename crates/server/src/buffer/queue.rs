@@ -41,6 +41,7 @@ struct Inner {
     /// Of those, somebody waits for.
     urged_in_flight: HashSet<ObjectId>,
     recent: VecDeque<(Instant, u64)>,
+    last_moved: Option<Instant>,
     /// When a file last arrived.
     arrived: Option<Instant>,
     /// How far large files under way have come.
@@ -293,9 +294,9 @@ impl DrainQueue {
         (bytes as f64 / span) as u64
     }
 
-    /// When bytes were copied to the PFS last, to a fraction of a second.
+    /// When bytes were copied to the PFS last, or a demotion ended.
     pub fn last_moved(&self) -> Option<Instant> {
-        self.inner.lock().recent.back().map(|(at, _)| *at)
+        self.inner.lock().last_moved
     }
 
     /// Bytes of an object have been copied to the PFS.
@@ -305,6 +306,7 @@ impl DrainQueue {
             *inner.copied.entry(object).or_default() += bytes;
         }
         let now = Instant::now();
+        inner.last_moved = Some(now);
         match inner.recent.back_mut() {
             Some((at, sum)) if now - *at < Duration::from_millis(100) => *sum += bytes,
             _ => inner.recent.push_back((now, bytes)),
@@ -324,6 +326,7 @@ impl DrainQueue {
     pub fn finished(&self, ended: &[Finished]) {
         let mut inner = self.inner.lock();
         let now = Instant::now();
+        inner.last_moved = Some(now);
         for end in ended {
             inner.in_flight -= 1;
             inner.urged_in_flight.remove(&end.object);

@@ -119,6 +119,8 @@ impl Files {
     /// An error of a demotion reaches the next fsync of the file, once.
     fn report_to_fsync(&self, file: &File) -> Result<(), Failure> {
         let unreported = file.lock().take_unreported_error();
+        // What was lost of it before it came into the burst buffer.
+        let unreported = unreported.or_else(|| self.losses.take_owed(file));
         unreported.map_or(Ok(()), |errno| Err(errno.into()))
     }
 

@@ -181,6 +181,23 @@ impl InPlace {
         }
     }
 
+    /// The descriptor that a file is kept with.
+    pub(super) fn file(&self, id: PfsId) -> Option<Arc<FileObject>> {
+        let state = self.state.lock();
+        state.kept.get(&id).map(|kept| kept.file.clone())
+    }
+
+    /// The name of a file that is kept.
+    pub(super) fn place(&self, id: PfsId) -> Option<Place> {
+        let state = self.state.lock();
+        state.kept.get(&id).map(|kept| kept.place.clone())
+    }
+
+    /// Whether an fsync is still to be told of a file.
+    pub(super) fn owes(&self, id: PfsId) -> bool {
+        self.state.lock().owed.contains_key(&id)
+    }
+
     /// No fsync needs to hear of a file: it was cut to nothing, or nobody has it open or could open
     /// it any more.
     pub(super) fn owes_nothing(&self, id: PfsId) {
@@ -307,7 +324,7 @@ impl InPlace {
     }
 
     /// An error that no fsync was told yet.
-    fn take_owed(&self, id: PfsId) -> Option<Errno> {
+    pub(super) fn take_owed(&self, id: PfsId) -> Option<Errno> {
         self.state.lock().owed.remove(&id)
     }
 
@@ -339,19 +356,14 @@ fn path((dir, name): &Place) -> Vec<u8> {
 }
 
 /// What may be lost of a file by a flush that has failed.
-fn loss(begun: &Begun, nlink: u32, failure: &Failure) -> Loss {
+fn loss(begun: &Begun, place: Place, nlink: u32, failure: &Failure) -> Loss {
     // Whole seconds, and none too few.
     let secs = Duration::from_secs(begun.first_at.elapsed().as_secs() + 1);
-    Loss {
-        places: vec![begun.place.clone()],
-        nlink,
-        told_as: path(&begun.place),
-        errno: failure.errno(),
-        reason: format!(
-            "was changed in place on the PFS, which could not put it on stable storage: {}; what \
-             was written to it in the {} before may be lost there",
-            failure.in_brief(),
-            forebay_types::format_duration(secs)
-        ),
-    }
+    let reason = format!(
+        "was changed in place on the PFS, which could not put it on stable storage: {}; what was \
+         written to it in the {} before may be lost there",
+        failure.in_brief(),
+        forebay_types::format_duration(secs)
+    );
+    Loss::new(place, nlink, failure.errno(), reason)
 }

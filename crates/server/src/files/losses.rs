@@ -5,16 +5,20 @@
 //! 1. A loss is of a file, not of a name: of a file of the burst buffer, or of one on the PFS by
 //!    its inode and birth time. It follows the file to the PFS and back: a drain does not end it,
 //!    nor does an eviction, for the PFS gets no more than is here.
-//! 2. It is kept until the file is cut to nothing, or has lost its last name through the mount.
-//! 3. People are told of it by a name of the file, for as long as it may have one. Names change
-//!    with the mount, and where somebody changes them on the PFS, at the next look.
+//! 2. It is kept until the file is cut to nothing, or has lost its last name.
+//! 3. People are told of it by a name of the file. Names change with the mount, and where somebody
+//!    changes them on the PFS, at the next look. Where no name is known they are told the first
+//!    path, unless the last name has gone from the PFS between two looks.
 //! 4. Whether a tree has a file with a loss is found out by the files in it, not by those names.
+//! 5. A name counts as seen when a look has found the file there and every change of names that
+//!    has begun since tells of itself: those that began before there was anything to tell do not.
 
 pub(crate) mod names;
 pub(crate) mod stores;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use forebay_namespace::{File, Place};
 use forebay_tiers::{PfsId, PfsStat};
@@ -22,6 +26,9 @@ use forebay_types::{Errno, ObjectId, limits};
 use parking_lot::Mutex;
 
 use crate::base::failure::Failure;
+
+/// So many are kept that have no name: see [`State::bound`].
+const NAMELESS_MAX: usize = 4096;
 
 /// A file on the PFS. Of what the burst buffer has published the device is not on record.
 #[derive(Clone, Copy, Debug)]
@@ -64,30 +71,66 @@ impl From<PfsId> for OnPfs {
     }
 }
 
+/// A name that a file may have.
+#[derive(Clone, Debug)]
+struct Known {
+    place: Place,
+    /// See invariant 5.
+    seen: bool,
+}
+
 /// What may be lost of one file.
 #[derive(Clone, Debug)]
 pub struct Loss {
-    /// Names of the file that are known. Of a file of the burst buffer they count once it has left.
-    pub places: Vec<Place>,
-    /// How many links it has on the PFS.
-    pub nlink: u32,
+    /// Of a file of the burst buffer they count once it has left.
+    known: Vec<Known>,
+    /// How many links it has on the PFS, as far as is known.
+    nlink: u32,
     /// The path that people were told.
-    pub told_as: Vec<u8>,
-    /// What the failure was.
-    pub errno: Errno,
+    told_as: Vec<u8>,
+    errno: Errno,
     /// For a person.
-    pub reason: String,
+    reason: String,
+    /// An fsync is to be told of it: see `inplace`.
+    owed: bool,
 }
 
 impl Loss {
+    /// Of a file on the PFS, with one of its names.
+    pub(super) fn new(place: Place, nlink: u32, errno: Errno, reason: String) -> Loss {
+        let path = place.0.path_of(&place.1);
+        Loss {
+            known: vec![Known { place, seen: false }],
+            nlink,
+            ..Loss::told(path, errno, reason)
+        }
+    }
+
+    /// Of a file of the burst buffer.
+    pub(super) fn told(told_as: Vec<u8>, errno: Errno, reason: String) -> Loss {
+        Loss {
+            known: Vec::new(),
+            nlink: 1,
+            told_as,
+            errno,
+            reason,
+            owed: false,
+        }
+    }
+
+    /// Whether it is anywhere.
+    pub(super) fn has_links(&self) -> bool {
+        self.nlink > 0
+    }
+
     fn failure(&self) -> Failure {
         Failure::new(self.errno, self.reason.clone())
     }
 
     /// A path to tell people; `None` where it has no name any more.
     fn path(&self) -> Option<Vec<u8>> {
-        match self.places.first() {
-            Some((dir, name)) => Some(dir.path_of(name)),
+        match self.known.first() {
+            Some(Known { place, .. }) => Some(place.0.path_of(&place.1)),
             // It is somewhere.
             None if self.nlink > 0 => Some(self.told_as.clone()),
             None => None,
@@ -95,29 +138,37 @@ impl Loss {
     }
 
     fn has_place(&mut self, place: Place) {
-        if !self.places.iter().any(|known| same(known, &place)) {
-            self.places.push(place);
+        if !self.known.iter().any(|known| same(&known.place, &place)) {
+            self.known.push(Known { place, seen: false });
         }
     }
 
+    fn lost_place(&mut self, gone: &Place) {
+        self.known.retain(|known| !same(&known.place, gone));
+    }
+
     /// Takes in what a look at its names has found; `None` for one that could not be looked at.
-    /// Whether nothing has such a name any more.
-    fn look(&mut self, id: OnPfs, found: &[(Place, Option<Found>)]) -> bool {
-        let mut nlink = None;
+    /// `all_tell`: see invariant 5. Whether nothing has such a name any more.
+    fn look(&mut self, id: OnPfs, found: &[(Place, Option<Found>)], all_tell: bool) -> bool {
+        let had_names = self.nlink > 0;
         for (place, found) in found {
+            let at = self.known.iter().position(|k| same(&k.place, place));
+            let (Some(at), Some(found)) = (at, found) else {
+                continue;
+            };
             match found {
-                None => {}
-                Some(Found::File(stat)) if id.is(stat.id.into()) => nlink = Some(stat.nlink),
-                Some(_) => {
-                    let before = self.places.len();
-                    self.places.retain(|known| !same(known, place));
-                    let gone = (before - self.places.len()) as u32;
-                    self.nlink = self.nlink.saturating_sub(gone);
+                Found::File(stat) if id.is(stat.id.into()) => {
+                    self.known[at].seen |= all_tell;
+                    self.nlink = stat.nlink;
+                }
+                _ => {
+                    let was_seen = self.known.remove(at).seen;
+                    // It may have the name that somebody has given it without a word here.
+                    self.nlink = self.nlink.saturating_sub(u32::from(was_seen));
                 }
             }
         }
-        self.nlink = nlink.unwrap_or(self.nlink);
-        self.path().is_none()
+        had_names && self.path().is_none()
     }
 }
 
@@ -140,21 +191,31 @@ struct Buffered {
 }
 
 impl Buffered {
-    /// What the PFS has of it, since it has left the burst buffer.
-    fn evicted(&self) -> Option<OnPfs> {
-        let has_left = {
+    /// What the PFS has of it: since it has left the burst buffer, or while it is clean there.
+    fn on_pfs(&self) -> Option<OnPfs> {
+        let is_there = {
             let state = self.file.lock();
-            state.is_unlinked() && !state.is_dirty()
+            state.is_evicted() || !state.is_unlinked() && !state.is_dirty()
         };
+        is_there.then(|| OnPfs::published(&self.file)).flatten()
+    }
+
+    /// The same of one that has left.
+    fn evicted(&self) -> Option<OnPfs> {
+        let has_left = self.file.lock().is_evicted();
         has_left.then(|| OnPfs::published(&self.file)).flatten()
     }
 
     /// Its path; `None` where it has no name.
     fn path(&self) -> Option<Vec<u8>> {
-        let is_nameless = self.file.lock().is_unlinked();
-        match is_nameless {
-            true => self.evicted().and_then(|_| self.loss.path()),
-            false => Some(self.file.path()),
+        let (has_left, name) = {
+            let state = self.file.lock();
+            (state.is_evicted(), state.names.first().cloned())
+        };
+        match name {
+            Some((dir, name)) => Some(dir.path_of(&name)),
+            None if has_left => self.loss.path(),
+            None => None,
         }
     }
 }
@@ -174,12 +235,13 @@ impl State {
         let in_place = self.on_pfs.iter().find(|(of, _)| id.is((**of).into()));
         let evicted = || {
             let mut buffered = self.buffered.values();
-            buffered.find(|of| of.evicted().is_some_and(|of| of.is(id)))
+            buffered.find(|of| of.on_pfs().is_some_and(|of| of.is(id)))
         };
         let loss = in_place.map(|(_, loss)| loss);
         loss.or_else(|| evicted().map(|of| &of.loss))
     }
 
+    /// The same.
     fn of_pfs_mut(&mut self, id: OnPfs) -> Option<&mut Loss> {
         let in_place = self.on_pfs.iter_mut().find(|(of, _)| id.is((**of).into()));
         if let Some((_, loss)) = in_place {
@@ -190,6 +252,7 @@ impl State {
         evicted.map(|of| &mut of.loss)
     }
 
+    /// Of what is not in the burst buffer.
     fn take_of_pfs(&mut self, id: OnPfs) -> Option<Loss> {
         let in_place = self.on_pfs.keys().find(|of| id.is((**of).into()));
         if let Some(of) = in_place.copied() {
@@ -203,20 +266,42 @@ impl State {
 
     /// Keeps one, unless the file has lost its last name meanwhile: who took that has forgotten, or
     /// comes to forget, what there was. Whether it is news.
-    fn keep_buffered(&mut self, file: &Arc<File>, loss: Loss) -> bool {
-        if self.buffered.contains_key(&file.object) {
-            return false;
-        }
-        let is_gone = {
+    fn keep_buffered(&mut self, file: &Arc<File>, mut loss: Loss) -> bool {
+        let (is_gone, names) = {
             let state = file.lock();
-            state.is_unlinked() && state.unnamed.is_none()
+            let is_nameless = state.is_unlinked() && state.unnamed.is_none();
+            (is_nameless && !state.is_evicted(), state.names.clone())
         };
         if is_gone {
             return false;
         }
+        if let Some(known) = self.buffered.get_mut(&file.object) {
+            known.loss.owed |= loss.owed;
+            return false;
+        }
+        names.into_iter().for_each(|name| loss.has_place(name));
         let file = file.clone();
         self.buffered.insert(file.object, Buffered { file, loss });
         true
+    }
+
+    /// Beyond a bound those without a name go: it takes a name that somebody gives on the PFS to
+    /// meet them again.
+    fn bound(&mut self) {
+        let nameless = |loss: &Loss| loss.path().is_none();
+        let mut many = self.on_pfs.values().filter(|loss| nameless(loss)).count();
+        self.on_pfs.retain(|_, loss| {
+            let goes = many > NAMELESS_MAX && nameless(loss);
+            many -= usize::from(goes);
+            !goes
+        });
+        let left = |of: &Buffered| of.evicted().is_some() && of.path().is_none();
+        let mut many = self.buffered.values().filter(|of| left(of)).count();
+        self.buffered.retain(|_, of| {
+            let goes = many > NAMELESS_MAX && left(of);
+            many -= usize::from(goes);
+            !goes
+        });
     }
 }
 
@@ -224,6 +309,8 @@ impl State {
 #[derive(Default)]
 pub struct Losses {
     state: Mutex<State>,
+    /// Changes of names under way that do not tell: see invariant 5.
+    silent: AtomicUsize,
 }
 
 impl Losses {
@@ -254,8 +341,12 @@ impl Losses {
         }
         match state.on_pfs.get_mut(&id) {
             Some(known) => {
-                let places = std::mem::take(&mut known.places);
-                *known = Loss { places, ..loss };
+                let names = std::mem::take(&mut loss.known);
+                (loss.known, loss.owed) = (std::mem::take(&mut known.known), known.owed);
+                names
+                    .into_iter()
+                    .for_each(|name| loss.has_place(name.place));
+                *known = loss;
                 false
             }
             None => {
@@ -286,12 +377,30 @@ impl Losses {
         self.state.lock().take_of_pfs(id)
     }
 
-    /// A file of the PFS is in the burst buffer, as this one.
-    pub(super) fn came_back(&self, file: &Arc<File>, id: OnPfs) {
+    /// A file of the PFS is in the burst buffer, as this one. `owed`: its next fsync is to be told.
+    pub(super) fn came_back(&self, file: &Arc<File>, id: OnPfs, owed: bool) {
         let mut state = self.state.lock();
-        if let Some(loss) = state.take_of_pfs(id) {
+        if let Some(mut loss) = state.take_of_pfs(id) {
+            loss.owed |= owed;
             state.keep_buffered(file, loss);
         }
+    }
+
+    /// A file of the burst buffer has lost its last name there, and has others on the PFS.
+    fn stays_on_pfs(&self, file: &Arc<File>, id: PfsId, nlink: u32) {
+        let mut state = self.state.lock();
+        if let Some(Buffered { mut loss, .. }) = state.buffered.remove(&file.object) {
+            loss.known.clear();
+            loss.nlink = nlink;
+            state.on_pfs.insert(id, loss);
+        }
+    }
+
+    /// What the next fsync of a file of the burst buffer is to be told, once.
+    pub(super) fn take_owed(&self, file: &File) -> Option<Errno> {
+        let mut state = self.state.lock();
+        let loss = &mut state.buffered.get_mut(&file.object)?.loss;
+        std::mem::take(&mut loss.owed).then_some(loss.errno)
     }
 
     /// Paths of all that have one: no longer than people can read beyond

@@ -70,7 +70,8 @@ impl Orders {
         }
     }
 
-    fn walk_dir(
+    /// All below a directory, which is `depth` below where the walk began.
+    pub fn walk_dir(
         &self,
         dir: &Arc<Dir>,
         sight: &Sight<'_>,

@@ -12,7 +12,7 @@ use super::{Begun, InPlace, NotFlushed, Standing, loss};
 use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::files::Files;
-use crate::files::losses::OnPfs;
+use crate::files::losses::{Loss, OnPfs};
 
 /// Between two looks at what may be lost of files.
 const LOOK_AFTER: Duration = Duration::from_secs(2);
@@ -104,18 +104,22 @@ impl Files {
         let lost = match &done {
             Err(NotFlushed::Lost(failure)) => {
                 let stat = self.ns.pfs().stat_file(begun.file.file());
-                Some(loss(&begun, stat.map_or(1, |stat| stat.nlink), failure))
+                // It may have been renamed since the flush began.
+                let place = self.in_place.place(id);
+                let place = place.unwrap_or_else(|| begun.place.clone());
+                let nlink = stat.map_or(1, |stat| stat.nlink);
+                Some(loss(&begun, place, nlink, failure))
             }
             _ => None,
         };
         // Before it is no longer kept: who waits for the flush looks here then.
-        let named = lost.filter(|loss| loss.nlink > 0);
+        let named = lost.filter(Loss::has_links);
         if let Some(loss) = &named {
             self.losses.keep(id, loss.clone());
         }
         let was_kept = self.in_place.end(id, begun, done.as_ref().copied());
         match named {
-            Some(loss) if was_kept => self.base.report_loss(loss.told_as, loss.errno, loss.reason),
+            Some(loss) if was_kept => self.report_loss(loss),
             // It has lost its last name meanwhile, and nobody could end what was told of it.
             Some(_) => drop(self.losses.forget_pfs(id.into())),
             None => {}
@@ -154,10 +158,13 @@ impl Files {
     /// What that has lost is told by `losses`; this fails where the PFS was not asked.
     pub fn flush_in_place_in(&self, is_meant: &dyn Fn(&Arc<Dir>) -> bool) -> Result<(), Failure> {
         let mut done = Ok(());
-        for (id, (parent, _), file) in self.in_place.all() {
-            let has_others =
-                || (self.ns.pfs().stat_file(file.file())).map_or(true, |s| s.nlink > 1);
-            if (is_meant(&parent) || has_others())
+        for (id, (parent, name), file) in self.in_place.all() {
+            let place = (parent, name);
+            let has_others = || {
+                let stat = self.ns.pfs().stat_file(file.file());
+                stat.map_or(true, |stat| stat.nlink > 1) || !self.has_name(id, &place)
+            };
+            if (is_meant(&place.0) || has_others())
                 && let Err(NotFlushed::Unasked(failure)) = self.flush_in_place(id)
             {
                 // One that fails keeps no other from it.
@@ -189,7 +196,8 @@ impl Files {
     /// Nobody has a file open: if it has no name, either, no fsync will ask what it is owed.
     pub(crate) fn forget_unopened(&self, id: PfsId) {
         let is_open = || self.buffer.opens().holds_on_pfs(id.ino, id.btime_ns);
-        if self.losses.of_pfs(id.into()).is_none() && !is_open() {
+        let is_told = || self.losses.of_pfs(id.into()).is_some();
+        if self.in_place.owes(id) && !is_told() && !is_open() {
             self.in_place.owes_nothing(id);
         }
     }
@@ -385,6 +393,7 @@ mod tests {
         rooms.files.release(newer).expect("close");
         rename(rooms, "g", "f", RenameMode::Replace);
         assert_eq!(kept(rooms), 1, "until the drain it is there");
+        rooms.files.look_after_losses(0);
         drain(rooms);
         rooms.files.look_after_losses(0);
         assert_eq!(kept(rooms), 0);
@@ -404,7 +413,7 @@ mod tests {
         let ns = rooms.base.ns();
         ns.rename(from.parent, &from.name, to.parent, &to.name, mode)
             .expect("rename");
-        (rooms.files).was_renamed((&from, had.0), (&to, had.1), mode);
+        (rooms.files).was_renamed((&from, &had.0), (&to, &had.1), mode);
     }
 
     /// Somebody gives the file that was changed in place the name of a file of the burst buffer:
@@ -452,10 +461,130 @@ mod tests {
         fail(rooms, Errno::EIO);
         let root = rooms.base.ns().root().clone();
         rooms.files.losses().met(id, (root, b"h-too"[..].into()));
+        rooms.files.look_after_losses(0);
         std::fs::remove_file(lab.pfs("h-too")).expect("unlink");
         std::fs::remove_file(lab.pfs("h")).expect("unlink");
         rooms.files.look_after_losses(0);
         assert_eq!(kept(rooms), 1, "nothing is left of the second");
+        rooms.files.release(handle).expect("close");
+    }
+
+    /// As a log that is rotated while its program writes on.
+    #[test]
+    fn what_is_renamed_while_it_is_open_is_flushed_and_told() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
+        rooms.files.flush_all_in_place();
+        rename(rooms, "f", "g", RenameMode::Replace);
+        change(rooms, handle);
+        rooms.files.flush_in_place_in(&|_| false).expect("flushed");
+        assert!(
+            rooms.files.in_place().is_empty(),
+            "nobody knows where it is"
+        );
+        change(rooms, handle);
+        fail(rooms, Errno::EIO);
+        rooms.files.look_after_losses(0);
+        assert_eq!(kept(rooms), 1);
+        rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
+    fn what_is_renamed_while_its_flush_runs_is_told() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
+        let (id, begun) = begin(rooms);
+        rename(rooms, "f", "g", RenameMode::Replace);
+        let lost = Err(NotFlushed::Lost(Errno::EIO.into()));
+        assert!(rooms.files.flush_ended(id, begun, lost).is_err());
+        rooms.files.look_after_losses(0);
+        assert_eq!(rooms.files.unflushed(), [b"g"]);
+        rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
+    fn a_file_that_gets_another_name_as_it_loses_one_is_flushed_and_told() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        for is_failed in [false, true] {
+            let (ino, handle) = open_linked(&lab, "f");
+            change(rooms, handle);
+            std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
+            if is_failed {
+                fail(rooms, Errno::EIO);
+            }
+            let had = rooms.files.had(&link("f"));
+            rooms.files.link(ino, &link("g"), &me()).expect("link");
+            rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
+            rooms.files.name_is_gone(&link("f"), &had);
+            drop(had);
+            assert_eq!(kept(rooms), 1, "failed before: {is_failed}");
+            rooms.files.release(handle).expect("close");
+            rooms.files.flush_all_in_place();
+            std::fs::remove_file(lab.pfs("g")).expect("unlink");
+        }
+    }
+
+    /// The next drain makes another file of it: who has it open hears of the first.
+    #[test]
+    fn an_fsync_hears_what_was_lost_before_its_file_came_into_the_buffer() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (ino, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        rooms.files.release(handle).expect("close");
+        fail(rooms, Errno::EIO);
+        std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
+        let handle = open(rooms, ino);
+        change(rooms, handle);
+        assert_eq!(rooms.files.in_place().all().len(), 0, "it is in the buffer");
+        assert_eq!(answer(rooms.files.fsync(handle, false)), Err(Errno::EIO));
+        assert_eq!(answer(rooms.files.fsync(handle, false)), Ok(()), "once");
+        rooms.files.release(handle).expect("close");
+    }
+
+    /// A close asks nobody where nothing is owed: others may wait for the PFS.
+    #[test]
+    fn a_close_does_not_look_at_other_files() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "f");
+        let (_, other) = open_linked(&lab, "g");
+        let (open, _) = rooms.buffer.opens().file(other).expect("open");
+        let moving = open.target.write();
+        let begun = Instant::now();
+        rooms.files.release(handle).expect("close");
+        // It would wait for two seconds.
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        drop(moving);
+        rooms.files.release(other).expect("close");
+    }
+
+    #[test]
+    fn what_is_lost_again_is_told_by_the_name_of_then() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let (_, handle) = open_linked(&lab, "f");
+        change(rooms, handle);
+        std::fs::remove_file(lab.pfs("f-too")).expect("unlink");
+        fail(rooms, Errno::EIO);
+        rooms.files.look_after_losses(0);
+        std::fs::rename(lab.pfs("f"), lab.pfs("h")).expect("rename");
+        rooms.files.look_after_losses(0);
+        assert_eq!(kept(rooms), 0, "by somebody else");
+        rooms.files.release(handle).expect("close");
+        let found = rooms.base.ns().lookup(Ino::ROOT, b"h").expect("there");
+        std::fs::hard_link(lab.pfs("h"), lab.pfs("h-too")).expect("link");
+        let handle = open(rooms, found.attr.ino);
+        change(rooms, handle);
+        fail(rooms, Errno::EIO);
+        assert_eq!(rooms.files.unflushed(), [b"h"]);
         rooms.files.release(handle).expect("close");
     }
 
@@ -508,14 +637,14 @@ mod tests {
                 name: name.into(),
             };
             let had = rooms.files.had(&link);
-            rooms.files.name_is_gone(&link, had);
+            rooms.files.name_is_gone(&link, &had);
             assert_eq!(kept(rooms), 1, "it is still there");
             rooms
                 .base
                 .ns()
                 .unlink(Ino::ROOT, &link.name)
                 .expect("unlink");
-            rooms.files.name_is_gone(&link, had);
+            rooms.files.name_is_gone(&link, &had);
             assert_eq!(kept(rooms), left);
         }
     }
@@ -545,7 +674,7 @@ mod tests {
             let link = Link { parent, name };
             let had = rooms.files.had(&link);
             ns.unlink(dir, &link.name).expect("unlink");
-            rooms.files.name_is_gone(&link, had);
+            rooms.files.name_is_gone(&link, &had);
         }
         change(rooms, handle);
         if flushed_before {

@@ -14,49 +14,35 @@ use crate::files::Files;
 impl Files {
     /// Bytes that the kernel has written back from a mapping were not taken.
     pub(crate) fn store_is_lost(&self, open: &OpenFile, failure: &Failure) {
-        let loss = Loss {
-            places: Vec::new(),
-            nlink: 1,
-            told_as: Vec::new(),
-            errno: failure.errno(),
-            reason: format!(
-                "was stored into through a mapping, and that could not be written: {}; what was \
-                 stored is lost",
-                failure.in_brief()
-            ),
-        };
-        let told = (loss.errno, loss.reason.clone());
+        let errno = failure.errno();
+        let reason = format!(
+            "was stored into through a mapping, and that could not be written: {}; what was \
+             stored is lost",
+            failure.in_brief()
+        );
         let target = open.target.read().clone();
         let (path, is_news) = match target {
             Target::Pfs { node, file, .. } => {
-                let path = node.parent.path_of(&node.name);
+                let place = (node.parent.clone(), node.name.clone());
+                let place = self.in_place.place(node.id).unwrap_or(place);
                 let nlink = match self.base.health().is_silent() {
                     true => None,
                     false => self.ns.pfs().stat_file(file.file()).ok(),
                 };
-                let loss = Loss {
-                    places: vec![(node.parent.clone(), node.name.clone())],
-                    nlink: nlink.map_or(1, |stat| stat.nlink),
-                    told_as: path.clone(),
-                    ..loss
-                };
-                let is_news = loss.nlink > 0 && self.losses.keep(node.id, loss);
-                (path, is_news)
+                let nlink = nlink.map_or(1, |stat| stat.nlink);
+                let loss = Loss::new(place, nlink, errno, reason.clone());
+                let path = loss.told_as.clone();
+                (path, nlink > 0 && self.losses.keep(node.id, loss))
             }
             Target::Buffer { file, .. } => {
-                let path = file.path();
-                let loss = Loss {
-                    told_as: path.clone(),
-                    ..loss
-                };
-                let is_news = self.losses.keep_buffered(&file, loss);
-                self.losses.note_names(&file);
-                (path, is_news)
+                // By its names of now, and of later.
+                let loss = Loss::told(file.path(), errno, reason.clone());
+                (file.path(), self.losses.keep_buffered(&file, loss))
             }
         };
         // One store may be many requests.
         if is_news {
-            self.base.report_loss(path, told.0, told.1);
+            self.base.report_loss(path, errno, reason);
         }
     }
 
@@ -74,12 +60,10 @@ impl Files {
         if self.losses.is_empty() {
             return;
         }
+        let owed = self.in_place.take_owed(id);
         match empty {
             true => self.wanted_no_more(self.losses.forget_pfs(OnPfs::from(id))),
-            false => {
-                self.losses.came_back(file, OnPfs::from(id));
-                self.losses.note_names(file);
-            }
+            false => self.losses.came_back(file, OnPfs::from(id), owed.is_some()),
         }
     }
 
@@ -90,9 +74,13 @@ impl Files {
         }
     }
 
+    pub(crate) fn report_loss(&self, loss: Loss) {
+        self.base.report_loss(loss.told_as, loss.errno, loss.reason);
+    }
+
     pub(crate) fn wanted_no_more(&self, told: Option<Loss>) {
         if let Some(loss) = told {
-            self.base.errors().clear(&loss.told_as);
+            self.base.errors().clear_told(&loss.told_as, &loss.reason);
         }
     }
 
@@ -116,8 +104,9 @@ mod tests {
     use forebay_wire::{Link, WriteHow};
 
     use super::*;
+    use crate::files::losses::names::Had;
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, answer, create, drain, me};
+    use crate::testing::{Lab, answer, beside, create, drain, me};
 
     /// A file that has lost a store through a mapping.
     fn lose(rooms: &Rooms, flash: &FaultyTier, name: &[u8]) -> (Arc<File>, Handle) {
@@ -144,7 +133,7 @@ mod tests {
         let unlink = |name: &[u8], file: &Arc<File>| {
             let unlinked = rooms.base.ns().unlink(Ino::ROOT, name).expect("unlink");
             assert!(unlinked.is_some_and(|unlinked| Arc::ptr_eq(&unlinked, file)));
-            rooms.files.lost_name(file);
+            rooms.files.lost_name(file, &Had::nothing());
         };
         let (cut, handle) = lose(rooms, &flash, b"cut");
         assert_eq!(rooms.base.errors().all().len(), 1);
@@ -198,7 +187,7 @@ mod tests {
         };
         let had = rooms.files.had(&link);
         rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
-        rooms.files.name_is_gone(&link, had);
+        rooms.files.name_is_gone(&link, &had);
         assert!(lost.is_empty());
     }
 
@@ -237,7 +226,169 @@ mod tests {
         drain(rooms);
         assert!(lost.of_file(&again).is_some());
         let unlinked = rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
-        rooms.files.lost_name(&unlinked.expect("file"));
+        rooms
+            .files
+            .lost_name(&unlinked.expect("file"), &Had::nothing());
         assert!(rooms.files.unflushed().is_empty(), "nobody misses it");
+    }
+
+    fn link(name: &str) -> Link {
+        Link {
+            parent: Ino::ROOT,
+            name: name.into(),
+        }
+    }
+
+    /// A file that has lost a store, drained.
+    fn lose_and_drain(rooms: &Rooms, flash: &FaultyTier, name: &[u8]) -> Arc<File> {
+        let (file, handle) = lose(rooms, flash, name);
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        file
+    }
+
+    /// A file may leave again in the midst of its way in.
+    #[test]
+    fn a_loss_outlives_a_stage_in_and_an_eviction_at_once() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let file = lose_and_drain(rooms, &flash, b"f");
+        rooms.buffer.evict(&file).expect("clean");
+        drop(file);
+        let root = rooms.base.ns().root();
+        let evict = || {
+            if let Some(file) = root.child(b"f") {
+                rooms.buffer.evict(&file);
+            }
+        };
+        beside(evict, || {
+            for round in 0..200 {
+                drop(rooms.files.bring_in(root, b"f", None, false, &|_| ()));
+                rooms.files.look_after_losses(round);
+                assert_eq!(rooms.files.unflushed(), [b"f"], "round {round}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_loss_follows_an_exchange_and_a_conflict() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let lost = lose_and_drain(rooms, &flash, b"a");
+        let handle = create(rooms, b"b", b"other");
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        let had = (rooms.files.had(&link("b")), rooms.files.had(&link("a")));
+        let mode = forebay_types::RenameMode::Exchange;
+        let ns = rooms.base.ns();
+        ns.rename(Ino::ROOT, b"b", Ino::ROOT, b"a", mode)
+            .expect("exchange");
+        (rooms.files).was_renamed((&link("b"), &had.0), (&link("a"), &had.1), mode);
+        drop(had);
+        rooms.buffer.evict(&lost).expect("clean");
+        rooms.files.look_after_losses(0);
+        assert_eq!(rooms.files.unflushed(), [b"b"]);
+        let (file, handle) = lose(rooms, &flash, b"f");
+        rooms.files.release(handle).expect("close");
+        std::fs::write(lab.pfs("f"), b"an outsider's").expect("write");
+        drain(rooms);
+        drain(rooms);
+        rooms.buffer.evict(&file).expect("clean");
+        rooms.files.look_after_losses(0);
+        assert_eq!(rooms.files.unflushed().len(), 2, "it is told");
+    }
+
+    #[test]
+    fn a_loss_of_a_file_that_gets_its_name_late_is_told() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        for named in [true, false] {
+            let flags = OpenFlags(libc::O_RDWR as u32);
+            let created = rooms.files.create_unnamed(Ino::ROOT, 0o600, flags, me());
+            let (attr, opened) = created.expect("create");
+            flash.inject(Operation::Write, When::Nth(1), Effect::Fail(Errno::EIO));
+            let how = WriteHow {
+                write_back: true,
+                ..WriteHow::WAITING
+            };
+            let lost = rooms.files.write(opened.handle, 0, b"CONTENT", how);
+            assert_eq!(answer(lost), Err(Errno::EIO));
+            if named {
+                rooms.files.link(attr.ino, &link("f"), &me()).expect("link");
+            }
+            rooms.files.release(opened.handle).expect("close");
+            rooms.files.note_forgotten(&[(attr.ino, 2)]);
+            rooms.base.ns().forget(attr.ino, 2);
+            rooms.files.let_go_unnamed();
+            if named {
+                drain(rooms);
+                let file = rooms.base.ns().root().child(b"f").expect("there");
+                rooms.buffer.evict(&file).expect("clean");
+                rooms.files.look_after_losses(0);
+                assert_eq!(rooms.files.unflushed(), [b"f"]);
+                let had = rooms.files.had(&link("f"));
+                rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
+                rooms.files.name_is_gone(&link("f"), &had);
+            }
+            assert!(rooms.files.losses().is_empty(), "named: {named}");
+        }
+    }
+
+    #[test]
+    fn a_loss_stays_with_the_other_names_that_somebody_has_made_on_the_pfs() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let ns = rooms.base.ns();
+        let file = lose_and_drain(rooms, &flash, b"f");
+        std::fs::hard_link(lab.pfs("f"), lab.pfs("g")).expect("link");
+        let stat = ns.pfs().stat(ns.pfs().root(), b"g").expect("stat");
+        let of_g = || rooms.files.losses().of_pfs(stat.id.into());
+        assert!(of_g().is_some(), "it is clean here");
+        let had = rooms.files.had(&link("f"));
+        ns.unlink(Ino::ROOT, b"f").expect("unlink");
+        rooms.files.lost_name(&file, &had);
+        rooms.files.name_is_gone(&link("f"), &had);
+        drop(had);
+        assert!(of_g().is_some());
+        assert_eq!(rooms.files.unflushed(), [b"f"], "no other name is known");
+    }
+
+    #[test]
+    fn a_loss_stays_where_its_file_leaves_as_one_of_its_names_goes() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let ns = rooms.base.ns();
+        let (file, handle) = lose(rooms, &flash, b"a");
+        rooms.files.release(handle).expect("close");
+        ns.link(file.ino, Ino::ROOT, b"b").expect("link");
+        drain(rooms);
+        let had = rooms.files.had(&link("a"));
+        ns.unlink(Ino::ROOT, b"a").expect("unlink");
+        rooms.buffer.evict(&file).expect("clean");
+        rooms.files.lost_name(&file, &had);
+        rooms.files.name_is_gone(&link("a"), &had);
+        drop(had);
+        rooms.files.look_after_losses(0);
+        assert_eq!(rooms.files.unflushed().len(), 1);
+    }
+
+    #[test]
+    fn the_end_of_a_loss_ends_no_other_error() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let (old, handle) = lose(rooms, &flash, b"f");
+        rooms.files.release(handle).expect("close");
+        let ns = rooms.base.ns();
+        let mode = forebay_types::RenameMode::Replace;
+        ns.rename(Ino::ROOT, b"f", Ino::ROOT, b"g", mode)
+            .expect("rename");
+        let newer = Errno::ENOSPC;
+        rooms
+            .base
+            .report(b"f".to_vec(), newer, "is another file".into());
+        ns.unlink(Ino::ROOT, b"g").expect("unlink");
+        rooms.files.lost_name(&old, &Had::nothing());
+        assert!(rooms.files.unflushed().is_empty());
+        assert!(rooms.base.errors().reason(b"f", newer).is_some());
     }
 }

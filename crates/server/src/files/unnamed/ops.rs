@@ -13,6 +13,7 @@ use super::UNNAMED;
 use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::files::Files;
+use crate::files::losses::names::Had;
 use crate::files::open::born_at;
 
 impl Files {
@@ -89,11 +90,10 @@ impl Files {
             }
             _ => {
                 self.stabilise_for_link(ino, to)?;
-                let linked = self.ns.link(ino, to.parent, &to.name)?;
-                self.was_linked(ino, to);
-                linked
+                self.ns.link(ino, to.parent, &to.name)?
             }
         };
+        self.was_linked(ino, to);
         self.getattr(linked.ino)
     }
 
@@ -192,6 +192,7 @@ impl Files {
             }
             if file.lock().unnamed.is_none() {
                 self.unnamed.files.lock().remove(&file.ino);
+                self.lost_name(&file, &Had::nothing());
             }
         }
     }

@@ -1,5 +1,7 @@
 //! Whether something of a version is lost: nobody shall take it for whole.
 
+use std::sync::Arc;
+
 use forebay_namespace::Dir;
 use forebay_types::Errno;
 
@@ -12,8 +14,14 @@ use crate::orders::walk::Visited;
 
 impl Orders {
     /// Fails where something of a file in a version may be lost, whoever was told of it before.
-    pub(super) fn check_losses(&self, version: &Dir) -> Result<(), Failure> {
+    pub(super) fn check_losses(&self, version: &Arc<Dir>) -> Result<(), Failure> {
         if self.files.losses().is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = self.ns.list(version)
+            && matches!(error.errno(), Errno::ENOENT | Errno::ESTALE)
+        {
+            // Somebody has removed or renamed it on the PFS, which the publication will find.
             return Ok(());
         }
         let server = Asker::server();
@@ -23,11 +31,14 @@ impl Orders {
             lost = stores::lost(self, &visited);
             lost.is_none()
         };
-        self.walk(&version.path(), &sight, &mut look, &mut |_, failure| {
-            if !matches!(failure.errno(), Errno::ENOENT | Errno::ESTALE) {
-                unread = Some(failure);
-            }
-        });
+        // What moves meanwhile is looked at once more.
+        self.walk_dir(
+            version,
+            &sight,
+            &mut look,
+            &mut |_, failure| unread = Some(failure),
+            0,
+        );
         lost.or(unread).map_or(Ok(()), Err)
     }
 }
@@ -40,7 +51,7 @@ mod tests {
 
     use super::*;
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, answer, create, drain};
+    use crate::testing::{Lab, answer, beside, create, drain};
 
     const EIO: Result<(), Errno> = Err(Errno::EIO);
 
@@ -83,7 +94,7 @@ mod tests {
         let ns = rooms.base.ns();
         ns.rename(from.parent, &from.name, to.parent, &to.name, mode)
             .expect("rename");
-        rooms.files.was_renamed((from, had.0), (to, had.1), mode);
+        rooms.files.was_renamed((from, &had.0), (to, &had.1), mode);
     }
 
     #[test]
@@ -147,5 +158,29 @@ mod tests {
         (rooms.files).store_is_lost(&open, &Errno::EIO.into());
         assert_eq!(check(rooms, "v"), EIO);
         rooms.files.release(handle).expect("close");
+    }
+
+    /// A version that gets another name meanwhile is no less looked at.
+    #[test]
+    fn a_version_that_is_renamed_meanwhile_is_refused() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let version = make_dir(&lab, "v");
+        let file = lose(rooms, &flash, b"f");
+        let ns = rooms.base.ns();
+        ns.link(file, version, b"f").expect("link");
+        let (dir, _) = ns.resolve(b"v").expect("there");
+        let mut names = [&b"v"[..], b"w"];
+        let rename = || {
+            let mode = RenameMode::Replace;
+            ns.rename(Ino::ROOT, names[0], Ino::ROOT, names[1], mode)
+                .expect("rename");
+            names.swap(0, 1);
+        };
+        beside(rename, || {
+            for _ in 0..200 {
+                assert!(rooms.orders.check_losses(&dir).is_err());
+            }
+        });
     }
 }
