@@ -47,19 +47,33 @@ impl Files {
         }
         match plan {
             AttrPlan::Done => {}
-            AttrPlan::Object(file) => match self.setattr_object(&file, set) {
-                // It has left the burst buffer meanwhile.
-                Err(failure)
-                    if failure.errno() == Errno::ENOENT
-                        && matches!(self.ns.node(ino), Ok(Node::Plain(_))) =>
-                {
-                    return self.setattr(ino, handle, set, cred);
-                }
-                done => done?,
-            },
-            AttrPlan::PfsFile => self.truncate_pfs(ino, handle, set.size.unwrap_or(0))?,
+            AttrPlan::Object(file) => self.setattr_found(&file, handle, set, cred)?,
+            AttrPlan::PfsFile => self.truncate_pfs(ino, handle, set.size.unwrap_or(0), cred)?,
         }
         self.getattr(ino)
+    }
+
+    /// Of a file that was in the burst buffer a moment ago, or of what has its id now.
+    fn setattr_found(
+        &self,
+        file: &Arc<File>,
+        handle: Option<Handle>,
+        set: &SetAttr,
+        cred: Cred,
+    ) -> Result<(), Failure> {
+        match self.setattr_object(file, set) {
+            Err(failure) if failure.errno() == Errno::ENOENT && self.has_left(file) => {
+                self.setattr(file.ino, handle, set, cred).map(drop)
+            }
+            done => done,
+        }
+    }
+
+    /// Whether a file has left the burst buffer: its id stands for something else. Its object may
+    /// still be there, but what is changed in it is lost.
+    fn has_left(&self, file: &Arc<File>) -> bool {
+        let is_it = |node| matches!(node, Node::File(now) if Arc::ptr_eq(&now, file));
+        file.lock().is_unlinked() && !self.ns.node(file.ino).is_ok_and(is_it)
     }
 
     /// Attributes as they are now.
@@ -112,6 +126,7 @@ impl Files {
         self.getattr(ino)
     }
 
+    /// `ENOENT` if it has left the burst buffer.
     pub(super) fn setattr_object(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), Failure> {
         let set = &file.lock().as_taken(set);
         let times = set.atime.is_some() || set.mtime.is_some();
@@ -120,6 +135,10 @@ impl Files {
         }
         let claim = self.buffer.opens().claim(file.ino);
         let Some(open) = claim.open() else {
+            // Who had the claim before may have evicted it.
+            if self.has_left(file) {
+                return Err(Errno::ENOENT.into());
+            }
             // With the claim held, it is neither opened nor evicted meanwhile.
             let purpose = match set.size {
                 Some(0) => Purpose::Shape,
@@ -150,6 +169,11 @@ impl Files {
             self.buffer.activity().note();
         }
         let target = self.target(open)?;
+        let is_it = matches!(&*target, Target::Buffer { file: now, .. } if Arc::ptr_eq(now, file));
+        // It has left, and was opened after that.
+        if !is_it && self.has_left(file) {
+            return Err(Errno::ENOENT.into());
+        }
         self.buffer.reach(&target)?;
         if let Some(size) = set.size {
             if size == 0 {
@@ -243,18 +267,19 @@ impl Files {
         ino: Ino,
         handle: Option<Handle>,
         size: u64,
+        cred: Cred,
     ) -> Result<(), Failure> {
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
         if let Some(open) = self.buffer.opens().by_ino(ino) {
             self.prepare_change(&open, size == 0)?;
             let target = open.target.read();
             if let Target::Buffer { file, .. } = &*target {
                 let file = file.clone();
                 drop(target);
-                let set = SetAttr {
-                    size: Some(size),
-                    ..SetAttr::default()
-                };
-                return self.setattr_object(&file, &set);
+                return self.setattr_found(&file, handle, &set, cred);
             }
             self.buffer.reach(&target)?;
             if let Target::Pfs { node, file, .. } = &*target {
@@ -281,13 +306,9 @@ impl Files {
                     failure.told("bring a file in");
                 }
                 arrived => {
-                    // Somebody may have opened it since it came in.
+                    // Somebody may have opened it since it came in, or evicted it.
                     let (file, _, _) = arrived?;
-                    let set = SetAttr {
-                        size: Some(size),
-                        ..SetAttr::default()
-                    };
-                    return self.setattr_object(&file, &set);
+                    return self.setattr_found(&file, handle, &set, cred);
                 }
             }
         }
@@ -329,4 +350,98 @@ fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Failure> {
         object.set_times(set.atime, set.mtime)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use forebay_namespace::File;
+    use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
+
+    use crate::integrity::atrest::Purpose;
+    use crate::testing::{Lab, answer, create, drain, me};
+
+    const BYTES: usize = 4 << 20;
+
+    /// A file that has left the burst buffer. In the overflow its object has become the file on the
+    /// PFS; elsewhere it is there until it is collected.
+    fn departed(lab: &Lab) -> Arc<File> {
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[7; BYTES]);
+        rooms.files.release(handle).expect("close");
+        let file = rooms.base.ns().lookup(Ino::ROOT, b"f").expect("found").file;
+        let file = file.expect("in the burst buffer");
+        drain(rooms);
+        rooms.buffer.evict(&file);
+        assert!(file.lock().is_unlinked(), "it is still there");
+        file
+    }
+
+    fn labs() -> [Lab; 2] {
+        let small = Lab::with(|settings| {
+            settings.ssd[0].capacity_bytes = Some(1 << 20);
+            settings.wait_for_space = Duration::ZERO;
+        });
+        [Lab::new(), small]
+    }
+
+    fn cut() -> SetAttr {
+        SetAttr {
+            size: Some(10),
+            ..SetAttr::default()
+        }
+    }
+
+    #[test]
+    fn a_file_that_has_left_the_burst_buffer_is_not_cut_there() {
+        for lab in labs() {
+            let file = departed(&lab);
+            let done = lab.rooms().files.setattr_object(&file, &cut());
+            assert_eq!(answer(done), Err(Errno::ENOENT));
+        }
+    }
+
+    #[test]
+    fn what_leaves_the_burst_buffer_before_it_is_cut_is_cut_where_it_is() {
+        for lab in labs() {
+            let rooms = lab.rooms();
+            let file = departed(&lab);
+            let done = rooms.files.setattr_found(&file, None, &cut(), me());
+            assert_eq!(answer(done), Ok(()));
+            let size = rooms.files.getattr(file.ino).map(|attr| attr.size);
+            assert_eq!(answer(size), Ok(10));
+            drain(rooms);
+            assert_eq!(lab.on_pfs("f"), [7; 10]);
+        }
+    }
+
+    #[test]
+    fn what_leaves_the_burst_buffer_and_is_opened_before_it_is_cut_is_cut_for_who_has_it_open() {
+        for lab in labs() {
+            let rooms = lab.rooms();
+            let file = departed(&lab);
+            let flags = OpenFlags(libc::O_RDONLY as u32);
+            let (reader, _) = rooms.files.open(file.ino, flags, false).expect("open");
+            let done = rooms.files.setattr_found(&file, None, &cut(), me());
+            assert_eq!(answer(done), Ok(()));
+            let mut found = [0; 20];
+            let read = rooms.files.read(reader.handle, 0, &mut found);
+            assert_eq!(answer(read), Ok(10));
+            rooms.files.release(reader.handle).expect("close");
+            drain(rooms);
+            assert_eq!(lab.on_pfs("f"), [7; 10]);
+        }
+    }
+
+    #[test]
+    fn who_opens_an_object_in_the_overflow_that_has_left_is_told_so() {
+        let [_, lab] = labs();
+        let file = departed(&lab);
+        let integrity = &lab.rooms().integrity;
+        let claim = lab.rooms().buffer.opens().claim(file.ino);
+        let opened = integrity.open_at_rest(&claim, &file, Purpose::Open, false);
+        assert_eq!(answer(opened.map(|found| found.is_none())), Ok(true));
+    }
 }

@@ -42,9 +42,13 @@ impl Integrity {
         let has_become_the_file =
             || self.buffer.tiers().kind(tier) == TierKind::Pfs && file.lock().residency.clean;
         if opened.as_ref().is_err_and(is_missing) && has_become_the_file() {
-            // It has the file's name on the PFS by now, and its record could not go then.
-            self.buffer.evict_unopened(file).ok_or(Errno::EIO)?;
-            return Ok(None);
+            // It has the file's name on the PFS by now, and its record has gone since the caller
+            // found it, or could not go then.
+            if self.has_made_way(file) {
+                return Ok(None);
+            }
+            self.base.health().pass()?;
+            return Err(Errno::EIO.into());
         }
         if let Ok(object) = &opened
             && purpose != Purpose::Shape
@@ -63,6 +67,21 @@ impl Integrity {
             }
         };
         Ok(Some((tier, opened?, blocks)))
+    }
+
+    /// Whether the record of a file that is claimed, and that the PFS has, is gone or goes now. A
+    /// change of its names meanwhile keeps it for a moment only.
+    fn has_made_way(&self, file: &Arc<File>) -> bool {
+        for _ in 0..LOOKS_MAX {
+            let path = file.path();
+            if file.lock().is_unlinked() || self.buffer.evict_unopened(file).is_some() {
+                return true;
+            }
+            if !file.lock().is_unlinked() && file.path() == path {
+                return false;
+            }
+        }
+        false
     }
 
     /// What is wrong with an object at rest that was `opened` in `tier`; an error if that cannot be
