@@ -514,7 +514,7 @@ fn clean(state: &Path) -> Result<Vec<String>, Failure> {
     let kept = memory_in_use(state, &table);
     for (point, bytes) in &kept {
         notes.push(format!(
-            "{} of its data are in memory at {}: `forebay up` with the same --state drains them",
+            "{} of its data are in memory at {}: `forebay up` with the same --state drains what the PFS does not have",
             format_size(*bytes),
             point.display()
         ));

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Why a quantity was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
-    /// No number in front.
-    #[error("'{0}' does not start with a number; write for example {1}")]
+    /// No number in front, or one that is none.
+    #[error("'{0}' is no number with a unit; write for example {1}")]
     NoNumber(String, &'static str),
     /// The number is followed by something that is no unit.
     #[error("'{0}' has no known unit; known are {1}")]
@@ -14,6 +14,9 @@ pub enum QuantityError {
     /// Negative, not a number, or more than fits.
     #[error("'{0}' is out of range")]
     Range(String),
+    /// More or less than a part of something.
+    #[error("'{0}' is not between 0% and 100%")]
+    Fraction(String),
 }
 
 const SIZE_UNITS: &str = "B, kB, MB, GB, TB, PB (powers of 1000) and KiB, MiB, GiB, TiB, PiB (powers of 1024; also K, M, G, T, P)";
@@ -91,7 +94,7 @@ pub fn parse_percent(text: &str) -> Result<f64, QuantityError> {
     if (0.0..=1.0).contains(&fraction) {
         Ok(fraction)
     } else {
-        Err(QuantityError::Range(text.to_string()))
+        Err(QuantityError::Fraction(text.to_string()))
     }
 }
 

@@ -212,7 +212,8 @@ fn fail_file(job: &Job, path: Vec<u8>, failure: &Failure) {
 /// Names what was not done.
 pub fn left(job: &Job, path: Vec<u8>) {
     let mut progress = job.progress.lock();
-    if progress.left.len() < limits::ERRORS_REMEMBERED_MAX {
+    // What is stopped in the midst may come by it twice.
+    if progress.left.len() < limits::ERRORS_REMEMBERED_MAX && !progress.left.contains(&path) {
         progress.left.push(path);
     }
 }
