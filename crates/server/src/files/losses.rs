@@ -143,6 +143,13 @@ impl Loss {
         }
     }
 
+    fn saw(&mut self, place: &Place, all_tell: bool) {
+        let mut known = self.known.iter_mut();
+        if let Some(known) = known.find(|known| same(&known.place, place)) {
+            known.seen |= all_tell;
+        }
+    }
+
     fn lost_place(&mut self, gone: &Place) {
         self.known.retain(|known| !same(&known.place, gone));
     }

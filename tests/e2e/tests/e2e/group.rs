@@ -268,6 +268,8 @@ fn promise_6_a_loss_of_power_publishes_a_version_whole_or_not_at_all() {
     write_version(&cluster, 20);
     // Where a file before it is still being closed, the next may go to flash.
     let files = ["rank-0", "rank-1", "rank-2", "rank-3", "deep/index"];
+    // What is closed is on record a moment later.
+    settle_for_revalidation();
     let in_memory = files.map(|file| format!("run/ckpt-20/{file}"));
     let in_memory = in_memory
         .iter()

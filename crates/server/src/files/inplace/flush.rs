@@ -460,7 +460,10 @@ mod tests {
         let id = rooms.files.in_place().all()[0].0;
         fail(rooms, Errno::EIO);
         let root = rooms.base.ns().root().clone();
-        rooms.files.losses().met(id, (root, b"h-too"[..].into()));
+        rooms
+            .files
+            .losses()
+            .met(id, (root, b"h-too"[..].into()), true);
         rooms.files.look_after_losses(0);
         std::fs::remove_file(lab.pfs("h-too")).expect("unlink");
         std::fs::remove_file(lab.pfs("h")).expect("unlink");

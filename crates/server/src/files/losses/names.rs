@@ -50,10 +50,17 @@ impl Losses {
         }
     }
 
-    /// A file on the PFS has this name; whoever has come by it says so.
-    pub fn met(&self, id: PfsId, place: Place) {
+    /// Whether every change of names that is under way tells of itself: see invariant 5.
+    pub fn all_tell(&self) -> bool {
+        self.silent.load(Ordering::SeqCst) == 0
+    }
+
+    /// A file on the PFS has this name; whoever has come by it says so. `all_tell`: as it was
+    /// before the look.
+    pub fn met(&self, id: PfsId, place: Place, all_tell: bool) {
         if let Some(loss) = self.state.lock().of_pfs_mut(id.into()) {
-            loss.has_place(place);
+            loss.has_place(place.clone());
+            loss.saw(&place, all_tell);
         }
     }
 
@@ -255,9 +262,8 @@ impl Files {
         if self.losses.is_empty() || self.base.health().is_silent() {
             return;
         }
-        let all_tell = || self.losses.silent.load(Ordering::SeqCst) == 0;
         for (id, places) in self.losses.told_of(looks.wrapping_mul(LOOK_AT_MAX)) {
-            let before = all_tell();
+            let before = self.losses.all_tell();
             let look = |place: Place| {
                 let found = match self.file_at(&place) {
                     Ok(stat) => Some(Found::File(stat)),

@@ -30,8 +30,10 @@ fn which(orders: &Orders, visited: &Visited) -> Option<OnPfs> {
         Some(file) if file.lock().is_dirty() => None,
         Some(file) => OnPfs::published(file),
         None => {
+            let losses = orders.files.losses();
+            let all_tell = losses.all_tell();
             let id = visited.id_on_pfs(&orders.ns).ok()?;
-            orders.files.losses().met(id, visited.place());
+            losses.met(id, visited.place(), all_tell);
             Some(id.into())
         }
     }

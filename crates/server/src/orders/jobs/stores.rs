@@ -94,14 +94,16 @@ pub(in crate::orders) fn lost(orders: &Orders, visited: &Visited) -> Option<Fail
     }
     match &visited.file {
         Some(file) => losses.of_file(file),
-        None => match visited.id_on_pfs(&orders.ns) {
-            Ok(id) => {
-                losses.met(id, visited.place());
+        None => match (losses.all_tell(), visited.id_on_pfs(&orders.ns)) {
+            (all_tell, Ok(id)) => {
+                losses.met(id, visited.place(), all_tell);
                 losses.of_pfs(id.into())
             }
             // Nothing has this name any more.
-            Err(failure) if matches!(failure.errno(), Errno::ENOENT | Errno::ESTALE) => None,
-            Err(failure) => Some(failure.about("whether something of it is lost cannot be told")),
+            (_, Err(failure)) if matches!(failure.errno(), Errno::ENOENT | Errno::ESTALE) => None,
+            (_, Err(failure)) => {
+                Some(failure.about("whether something of it is lost cannot be told"))
+            }
         },
     }
 }
