@@ -266,3 +266,25 @@ pub fn beside(mut again: impl FnMut() + Send, body: impl FnOnce()) {
         drop(over);
     });
 }
+
+/// A file that has lost a store through a mapping.
+pub fn lose_store(
+    rooms: &Rooms,
+    flash: &FaultyTier,
+    name: &[u8],
+) -> (Arc<forebay_namespace::File>, Handle) {
+    let handle = create(rooms, name, b"content");
+    use forebay_tiers::testing::{Effect, Operation, When};
+    flash.inject(Operation::Write, When::Nth(1), Effect::Fail(Errno::EIO));
+    let how = forebay_wire::WriteHow {
+        write_back: true,
+        ..forebay_wire::WriteHow::WAITING
+    };
+    let lost = rooms.files.write(handle, 0, b"CONTENT", how);
+    assert_eq!(answer(lost), Err(Errno::EIO));
+    let (open, _) = rooms.buffer.opens().file(handle).expect("open");
+    let crate::buffer::opens::Target::Buffer { file, .. } = open.target.read().clone() else {
+        panic!("not in the burst buffer");
+    };
+    (file, handle)
+}

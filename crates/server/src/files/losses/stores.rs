@@ -100,30 +100,13 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
-    use forebay_types::{Errno, Handle, Ino, OpenFlags, SetAttr};
+    use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
     use forebay_wire::{Link, WriteHow};
 
     use super::*;
     use crate::files::losses::names::Had;
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, answer, beside, create, drain, me};
-
-    /// A file that has lost a store through a mapping.
-    fn lose(rooms: &Rooms, flash: &FaultyTier, name: &[u8]) -> (Arc<File>, Handle) {
-        let handle = create(rooms, name, b"content");
-        flash.inject(Operation::Write, When::Nth(1), Effect::Fail(Errno::EIO));
-        let how = WriteHow {
-            write_back: true,
-            ..WriteHow::WAITING
-        };
-        let lost = rooms.files.write(handle, 0, b"CONTENT", how);
-        assert_eq!(answer(lost), Err(Errno::EIO));
-        let (open, _) = rooms.buffer.opens().file(handle).expect("open");
-        let Target::Buffer { file, .. } = open.target.read().clone() else {
-            panic!("not in the burst buffer");
-        };
-        (file, handle)
-    }
+    use crate::testing::{Lab, answer, beside, create, drain, lose_store, me};
 
     #[test]
     fn a_store_that_was_lost_is_told_until_its_file_is_cut_to_nothing_or_removed() {
@@ -135,7 +118,7 @@ mod tests {
             assert!(unlinked.is_some_and(|unlinked| Arc::ptr_eq(&unlinked, file)));
             rooms.files.lost_name(file, &Had::nothing());
         };
-        let (cut, handle) = lose(rooms, &flash, b"cut");
+        let (cut, handle) = lose_store(rooms, &flash, b"cut");
         assert_eq!(rooms.base.errors().all().len(), 1);
         assert_eq!(rooms.files.unflushed(), [b"cut"]);
         let set = |size| SetAttr {
@@ -148,7 +131,7 @@ mod tests {
             assert_eq!(rooms.files.unflushed().len(), left, "cut to {size}");
         }
         rooms.files.release(handle).expect("close");
-        let (removed, handle) = lose(rooms, &flash, b"removed");
+        let (removed, handle) = lose_store(rooms, &flash, b"removed");
         assert!(lost.of_file(&removed).is_some() && lost.of_file(&cut).is_none());
         unlink(b"removed", &removed);
         rooms.files.release(handle).expect("close");
@@ -160,7 +143,7 @@ mod tests {
         let (lab, flash) = Lab::with_faulty_flash();
         let rooms = lab.rooms();
         let lost = rooms.files.losses();
-        let (file, handle) = lose(rooms, &flash, b"f");
+        let (file, handle) = lose_store(rooms, &flash, b"f");
         rooms.files.release(handle).expect("close");
         drain(rooms);
         assert!(lost.of_file(&file).is_some());
@@ -209,7 +192,7 @@ mod tests {
         let (lab, flash) = Lab::with_faulty_flash();
         let rooms = lab.rooms();
         let lost = rooms.files.losses();
-        let (file, handle) = lose(rooms, &flash, b"f");
+        let (file, handle) = lose_store(rooms, &flash, b"f");
         rooms.files.release(handle).expect("close");
         drain(rooms);
         rooms.buffer.evict(&file).expect("clean");
@@ -241,7 +224,7 @@ mod tests {
 
     /// A file that has lost a store, drained.
     fn lose_and_drain(rooms: &Rooms, flash: &FaultyTier, name: &[u8]) -> Arc<File> {
-        let (file, handle) = lose(rooms, flash, name);
+        let (file, handle) = lose_store(rooms, flash, name);
         rooms.files.release(handle).expect("close");
         drain(rooms);
         file
@@ -288,7 +271,7 @@ mod tests {
         rooms.buffer.evict(&lost).expect("clean");
         rooms.files.look_after_losses(0);
         assert_eq!(rooms.files.unflushed(), [b"b"]);
-        let (file, handle) = lose(rooms, &flash, b"f");
+        let (file, handle) = lose_store(rooms, &flash, b"f");
         rooms.files.release(handle).expect("close");
         std::fs::write(lab.pfs("f"), b"an outsider's").expect("write");
         drain(rooms);
@@ -358,7 +341,7 @@ mod tests {
         let (lab, flash) = Lab::with_faulty_flash();
         let rooms = lab.rooms();
         let ns = rooms.base.ns();
-        let (file, handle) = lose(rooms, &flash, b"a");
+        let (file, handle) = lose_store(rooms, &flash, b"a");
         rooms.files.release(handle).expect("close");
         ns.link(file.ino, Ino::ROOT, b"b").expect("link");
         drain(rooms);
@@ -376,7 +359,7 @@ mod tests {
     fn the_end_of_a_loss_ends_no_other_error() {
         let (lab, flash) = Lab::with_faulty_flash();
         let rooms = lab.rooms();
-        let (old, handle) = lose(rooms, &flash, b"f");
+        let (old, handle) = lose_store(rooms, &flash, b"f");
         rooms.files.release(handle).expect("close");
         let ns = rooms.base.ns();
         let mode = forebay_types::RenameMode::Replace;

@@ -45,13 +45,13 @@ impl Orders {
 
 #[cfg(test)]
 mod tests {
-    use forebay_tiers::testing::{Effect, FaultyTier, Operation, When};
+    use forebay_tiers::testing::FaultyTier;
     use forebay_types::{Ino, OpenFlags, RenameMode};
     use forebay_wire::{Link, WriteHow};
 
     use super::*;
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, answer, beside, create, drain};
+    use crate::testing::{Lab, answer, beside, drain, lose_store};
 
     const EIO: Result<(), Errno> = Err(Errno::EIO);
 
@@ -70,17 +70,9 @@ mod tests {
 
     /// A file of the burst buffer that has lost a store through a mapping.
     fn lose(rooms: &Rooms, flash: &FaultyTier, name: &[u8]) -> Ino {
-        let handle = create(rooms, name, b"content");
-        flash.inject(Operation::Write, When::Nth(1), Effect::Fail(Errno::EIO));
-        let how = WriteHow {
-            write_back: true,
-            ..WriteHow::WAITING
-        };
-        let lost = rooms.files.write(handle, 0, b"CONTENT", how);
-        assert_eq!(answer(lost), Err(Errno::EIO));
+        let (file, handle) = lose_store(rooms, flash, name);
         rooms.files.release(handle).expect("close");
-        let found = rooms.base.ns().lookup(Ino::ROOT, name);
-        found.expect("there").attr.ino
+        file.ino
     }
 
     fn link(parent: Ino, name: &[u8]) -> Link {
