@@ -26,6 +26,7 @@ use crate::orders::publication;
 use crate::plan::engine;
 use crate::rooms::Rooms;
 use crate::service::Server;
+use crate::sessions::Session;
 use crate::starterror::{StartError, failed};
 use crate::threads::{Watched, join_all};
 
@@ -147,6 +148,11 @@ impl Instance {
     /// What connections talk to.
     pub fn service(&self) -> Arc<dyn Service> {
         Arc::new(Server::new(self.rooms.clone()))
+    }
+
+    /// What one of several clients talks to, until it ends.
+    pub fn session(&self) -> Arc<Session> {
+        Arc::new(Session::begin(self.service()))
     }
 
     /// Takes the way to make the kernel write back what it keeps of a file.

@@ -15,6 +15,7 @@ mod orders;
 mod plan;
 mod rooms;
 mod service;
+mod sessions;
 mod starterror;
 mod status;
 #[cfg(test)]
@@ -31,4 +32,5 @@ pub use catalog::rules::Rules;
 pub use forebay_policy::publication::GroupMode;
 pub use forebay_tiers::MachineMemory;
 pub use instance::{Instance, StopReason, StopSummary, fsck_offline};
+pub use sessions::Session;
 pub use starterror::StartError;

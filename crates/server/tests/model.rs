@@ -4,6 +4,8 @@
 //! campaigns, `FOREBAY_MODEL_TRACE` prints every operation. What the threads of the server do in
 //! between is not repeated by a seed, so a rare failure may take several tries.
 
+#[path = "model/clients.rs"]
+mod clients;
 mod common;
 #[path = "model/compare.rs"]
 mod compare;
@@ -29,6 +31,7 @@ const STEPS: u64 = 250;
 const COMPARE_EVERY: u64 = 50;
 
 fn step(world: &mut World) {
+    world.next_turn();
     match world.rng.random_range(0..100) {
         0..=10 => world.create(),
         11..=13 => world.unnamed(),
@@ -46,14 +49,15 @@ fn step(world: &mut World) {
         87..=88 => world.readdir(),
         89..=92 => world.movement(),
         93..=94 => world.wait_drained(),
-        95..=98 => world.outsider(),
+        95..=97 => world.outsider(),
+        98 => world.leave(),
         _ => world.restart(),
     }
     world.forget_some();
 }
 
-fn run(seed: u64, steps: u64) {
-    let mut world = World::new(seed);
+fn run(seed: u64, clients: usize, steps: u64) {
+    let mut world = World::new(seed, clients);
     for n in 1..=steps {
         step(&mut world);
         if n % COMPARE_EVERY == 0 {
@@ -63,13 +67,27 @@ fn run(seed: u64, steps: u64) {
     world.finish();
 }
 
-#[test]
-fn behaves_like_the_model() {
+fn run_seeds(clients: usize) {
     let first = common::base_seed();
     let seeds = common::from_env("FOREBAY_MODEL_SEEDS").unwrap_or(SEEDS);
     let steps = common::from_env("FOREBAY_MODEL_STEPS").unwrap_or(STEPS);
     eprintln!("FOREBAY_SEED={first} FOREBAY_MODEL_SEEDS={seeds} FOREBAY_MODEL_STEPS={steps}");
     for seed in first..first + seeds {
-        run(seed, steps);
+        run(seed, clients, steps);
     }
+}
+
+#[test]
+fn behaves_like_the_model() {
+    run_seeds(1);
+}
+
+#[test]
+fn behaves_like_the_model_with_two_clients() {
+    run_seeds(2);
+}
+
+#[test]
+fn behaves_like_the_model_with_three_clients() {
+    run_seeds(3);
 }

@@ -30,6 +30,7 @@ pub fn all(factory: Factory<'_>) {
         for seed in 1..=8 {
             random_operations(factory, seed);
         }
+        appends(factory);
         copies(factory);
     }
 }
@@ -443,6 +444,35 @@ pub fn random_operations(factory: Factory<'_>, seed: u64) {
     assert!(content(object.as_ref()) == model, "seed {seed}");
     let sum = checksum(object.as_ref(), model.len() as u64, &|| false).expect("checksum");
     assert_eq!(sum, crate::crc32c_update(0, &model), "seed {seed}");
+}
+
+/// Appends of several threads lie one behind the other, whole.
+pub fn appends(factory: Factory<'_>) {
+    const WRITERS: u8 = 4;
+    const APPENDS: usize = 50;
+    const BYTES: usize = 3000;
+    let tier = factory();
+    let object = tier.create(ObjectId(1), &identity(1)).expect("create");
+    std::thread::scope(|scope| {
+        for writer in 1..=WRITERS {
+            let object = &object;
+            scope.spawn(move || {
+                for _ in 0..APPENDS {
+                    let (count, end) = object.append(&[writer; BYTES]).expect("append");
+                    assert_eq!(count, BYTES);
+                    assert!(end >= BYTES as u64);
+                }
+            });
+        }
+    });
+    let content = content(&*object);
+    assert_eq!(content.len(), usize::from(WRITERS) * APPENDS * BYTES);
+    let mut seen = [0; WRITERS as usize];
+    for part in content.chunks(BYTES) {
+        assert!(part.iter().all(|&byte| byte == part[0]), "a torn append");
+        seen[usize::from(part[0]) - 1] += 1;
+    }
+    assert_eq!(seen, [APPENDS; WRITERS as usize]);
 }
 
 /// A copy within the tier: content, length, holes and checksum.

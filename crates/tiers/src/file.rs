@@ -170,25 +170,7 @@ fn zero_by_hole(file: &File, keep_size: bool, offset: u64, len: u64) -> rustix::
     rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, take, offset, len))
 }
 
-impl FileObject {
-    /// Writes at the end of the file as its file system finds it, also where others write it;
-    /// answers with how much was written, and where that ends.
-    pub fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
-        let file = self.writable()?;
-        let mut done = 0;
-        while done < data.len() {
-            let part = [io::IoSlice::new(&data[done..])];
-            match rustix::io::pwritev2(&*file, &part, 0, ReadWriteFlags::APPEND) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(Sys::INTR) => {}
-                Err(_) if done > 0 => break,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok((done, file.metadata()?.len()))
-    }
-}
+impl FileObject {}
 
 impl Object for FileObject {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
@@ -218,6 +200,19 @@ impl Object for FileObject {
             }
         }
         Ok(done)
+    }
+
+    fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
+        let file = self.writable()?;
+        let part = [io::IoSlice::new(data)];
+        // One call: what a second one writes might lie behind somebody else's append.
+        let done = loop {
+            match rustix::io::pwritev2(&*file, &part, 0, ReadWriteFlags::APPEND) {
+                Err(Sys::INTR) => {}
+                done => break done?,
+            }
+        };
+        Ok((done, file.metadata()?.len()))
     }
 
     fn set_len(&self, size: u64) -> io::Result<()> {

@@ -72,6 +72,13 @@ impl Object for NullObject {
         Ok(data.len())
     }
 
+    fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
+        let mut state = self.0.lock();
+        state.stat.size = end_of(state.stat.size, data.len() as u64)?;
+        state.stat.mtime = TimeSpec::now();
+        Ok((data.len(), state.stat.size))
+    }
+
     fn set_len(&self, size: u64) -> io::Result<()> {
         let mut state = self.0.lock();
         state.stat.size = end_of(size, 0)?;

@@ -66,6 +66,11 @@ pub trait Object: Send + Sync {
     /// (as pwrite(2) on a full file system).
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize>;
 
+    /// Writes at the end, wherever that is by then: two appends at once do not overwrite each
+    /// other. Answers with how much was written, which may be less than all of `data`, and with
+    /// an offset that this did not end before.
+    fn append(&self, data: &[u8]) -> io::Result<(usize, u64)>;
+
     /// Cuts or grows (with a hole) to `size`.
     fn set_len(&self, size: u64) -> io::Result<()>;
 

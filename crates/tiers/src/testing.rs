@@ -398,6 +398,23 @@ impl Object for FaultyObject {
         }
     }
 
+    fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
+        let verdict = self.shared.call(Operation::Write)?;
+        let count = verdict.short.unwrap_or(data.len()).min(data.len());
+        let mut data = data[..count].to_vec();
+        if let Some(bit) = verdict.flip {
+            flip(&mut data, bit);
+        }
+        loop {
+            let end = self.inner.stat()?.size;
+            let guard = self.before_change(end, count as u64)?;
+            // What was saved lies elsewhere if somebody was faster.
+            if guard.is_none() || self.inner.stat()?.size == end {
+                return self.inner.append(&data);
+            }
+        }
+    }
+
     fn set_len(&self, size: u64) -> io::Result<()> {
         self.shared.call(Operation::SetLen)?;
         // What lies beyond is about to go.

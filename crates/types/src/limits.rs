@@ -18,6 +18,10 @@ pub const IO_BYTES_MAX: usize = 1 << 20;
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Paths in one control message.
 pub const PATHS_PER_MESSAGE_MAX: usize = 4096;
+/// References dropped by one message.
+pub const FORGETS_PER_MESSAGE_MAX: usize = 4096;
+/// Files and directories that one client may have open.
+pub const HANDLES_PER_SESSION_MAX: usize = 1 << 20;
 /// Directory entries in one reply.
 pub const DIRENTS_PER_REPLY_MAX: usize = 1024;
 /// Largest size of a file, in bytes.

@@ -358,6 +358,57 @@ impl Request {
         }
     }
 
+    /// The open file or directory that it is about, where it names one.
+    pub fn handle(&self) -> Option<Handle> {
+        match self {
+            Request::Release { handle }
+            | Request::Read { handle, .. }
+            | Request::Write { handle, .. }
+            | Request::Fsync { handle, .. }
+            | Request::Space { handle, .. }
+            | Request::Seek { handle, .. }
+            | Request::ReadDir { handle, .. }
+            | Request::CloseDir { handle } => Some(*handle),
+            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => *handle,
+            Request::Lookup(_)
+            | Request::Forget(_)
+            | Request::Readlink { .. }
+            | Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::OpenDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::GetXattr { .. }
+            | Request::SetXattr { .. }
+            | Request::ListXattr { .. }
+            | Request::RemoveXattr { .. }
+            | Request::Create { .. }
+            | Request::CreateUnnamed { .. }
+            | Request::Open { .. }
+            | Request::FsyncDir { .. }
+            | Request::Control(_) => None,
+        }
+    }
+
+    /// Whether who asks has one reference more on what the answer shows, until a [`Self::Forget`].
+    pub fn takes_reference(&self) -> bool {
+        matches!(
+            self,
+            Request::Lookup(_)
+                | Request::Mknod { .. }
+                | Request::Mkdir { .. }
+                | Request::Symlink { .. }
+                | Request::Link { .. }
+                | Request::Create { .. }
+                | Request::CreateUnnamed { .. }
+        )
+    }
+
     /// Refuses what no honest client sends: bad names and lengths over the limits. Servers call
     /// this before they act on a request that came over a socket.
     pub fn check(&self) -> Result<(), Errno> {
@@ -409,6 +460,9 @@ impl Request {
                 Some(end) if end <= limits::FILE_BYTES_MAX => Ok(()),
                 _ => Err(Errno::EFBIG),
             },
+            Request::Forget(nodes) if nodes.len() > limits::FORGETS_PER_MESSAGE_MAX => {
+                Err(Errno::E2BIG)
+            }
             Request::Control(control) => control.check(),
             _ => Ok(()),
         }

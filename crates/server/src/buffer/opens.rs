@@ -517,8 +517,12 @@ impl OpenTable {
 
     /// Closes a directory.
     pub fn remove_dir(&self, handle: Handle) -> Result<(), Errno> {
-        match self.handles(handle).remove(&handle) {
-            Some(Entry::Dir(..)) => Ok(()),
+        let mut handles = self.handles(handle);
+        match handles.get(&handle) {
+            Some(Entry::Dir(..)) => {
+                handles.remove(&handle);
+                Ok(())
+            }
             _ => Err(Errno::EBADF),
         }
     }

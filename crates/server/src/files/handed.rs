@@ -8,7 +8,7 @@ use forebay_types::Handle;
 use forebay_wire::{Descriptor, OpenMode, Opened};
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::{OpenFile, Target};
+use crate::buffer::opens::Target;
 
 /// An object's descriptor to hand over, if it may be.
 pub type Handed = Option<Arc<dyn Descriptor>>;
@@ -16,8 +16,8 @@ pub type Handed = Option<Arc<dyn Descriptor>>;
 /// An open file with the descriptor to hand over.
 pub type OpenResult = Result<(Opened, Handed), Failure>;
 
-pub(super) fn opened(handle: Handle, open: &OpenFile) -> Opened {
-    let mode = match open.passthrough {
+pub(super) fn opened(handle: Handle, handed: &Handed) -> Opened {
+    let mode = match handed.is_some() {
         true => OpenMode::Passthrough,
         false => OpenMode::Plain { keep_cache: false },
     };

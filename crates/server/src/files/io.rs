@@ -103,7 +103,9 @@ impl Files {
                         let ahead_bytes = self.plan.engine().ahead_bytes(1);
                         open.behind.reached(target.object(), end, ahead_bytes);
                     } else if throttled {
-                        start_writeback(target.object(), end - written as u64, written as u64);
+                        // Somebody may have cut it since.
+                        let from = end.saturating_sub(written as u64);
+                        start_writeback(target.object(), from, written as u64);
                     }
                     return Ok(Some(written));
                 }
@@ -172,8 +174,7 @@ fn write_object(target: &Target, data: &[u8], place: Option<u64>) -> std::io::Re
         ) => return Err(Errno::EPERM.into()),
         (Some(offset), _) => offset,
         // Others may write it, too, and the file system below knows best where it ends.
-        (None, Target::Pfs { file, .. }) => return file.append(data),
-        (None, Target::Buffer { object, .. }) => object.stat()?.size,
+        (None, _) => return target.object().append(data),
     };
     if at.saturating_add(data.len() as u64) > limits::FILE_BYTES_MAX {
         return Err(Errno::EFBIG.into());

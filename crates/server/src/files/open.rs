@@ -183,7 +183,7 @@ impl Files {
         let claim = self.buffer.opens().claim(ino);
         let handle = self.buffer.opens().add(&claim, &open, flags);
         self.guard.wake();
-        (opened(handle, &open), descriptor)
+        (opened(handle, &descriptor), descriptor)
     }
 
     /// Makes an empty object, in the overflow if the file system below its tier has no room even
@@ -274,10 +274,10 @@ impl Files {
         if let Some(open) = claim.open() {
             self.refuse_readers_of_damaged(&open, flags)?;
             let handle = self.buffer.opens().add(&claim, &open, flags);
-            let joined = self.join(&open, flags);
+            let joined = self.join(&open, flags, local);
             drop(claim);
             return match joined {
-                Ok(descriptor) => Ok((opened(handle, &open), descriptor)),
+                Ok(descriptor) => Ok((opened(handle, &descriptor), descriptor)),
                 Err(failure) => {
                     let released = self.release(handle);
                     both("open", released, Err(failure)).map(|((), never)| never)
@@ -306,7 +306,7 @@ impl Files {
         let open = Arc::new(open);
         let handle = self.buffer.opens().add(&claim, &open, flags);
         self.guard.wake();
-        Ok((opened(handle, &open), descriptor))
+        Ok((opened(handle, &descriptor), descriptor))
     }
 
     /// A file of which a flush has failed is opened by who only writes: the kernel cuts it to
@@ -452,8 +452,9 @@ impl Files {
         Ok(self.buffer.opens().make(ino, target, false))
     }
 
-    /// A further handle on a file that is open already.
-    fn join(&self, open: &OpenFile, flags: OpenFlags) -> Result<Handed, Failure> {
+    /// A further handle on a file that is open already. A client on another node gets no descriptor
+    /// of what others have in passthrough: its reads and writes are requests.
+    fn join(&self, open: &OpenFile, flags: OpenFlags, local: bool) -> Result<Handed, Failure> {
         let target = open.target.read();
         if let Target::Pfs { file, .. } = &*target
             && flags.writes()
@@ -482,7 +483,7 @@ impl Files {
                 self.guard.wake();
             }
         }
-        let handed = match (&*target, open.passthrough) {
+        let handed = match (&*target, open.passthrough && local) {
             // The kernel has it, and asks for one only to be sure: it need not be taken back for
             // that.
             (Target::Buffer { file, object, tier }, true) if !object.is_held() => {

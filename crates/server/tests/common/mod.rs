@@ -117,6 +117,17 @@ impl Running {
         Running { instance, client }
     }
 
+    /// Starts one whose client's requests go over this connection.
+    pub fn start_over<C: Connection + 'static>(
+        settings: &Settings,
+        connect: impl FnOnce(&Arc<Instance>) -> Arc<C>,
+    ) -> (Running, Arc<C>) {
+        let instance = Instance::start(settings.clone()).unwrap_or_else(|e| panic!("start: {e}"));
+        let connection = connect(&instance);
+        let client = Client::new(connection.clone());
+        (Running { instance, client }, connection)
+    }
+
     /// Asks what the command line asks.
     pub fn control(&self, control: Control) -> Result<ControlResponse, Errno> {
         let connection = InMemory::mount(self.instance.service());

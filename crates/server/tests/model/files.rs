@@ -174,19 +174,25 @@ impl World {
         }
         let mut data = vec![0; len];
         self.rng.fill_bytes(&mut data);
+        let append = offset == size && self.rng.random_bool(0.5);
         let open = &self.opens[at];
         let (handle, id) = (open.handle, open.id);
-        self.note(format!("write {} {offset}+{len}", handle.0));
+        let what = if append { "append" } else { "write" };
+        self.note(format!("{what} {} {offset}+{len}", handle.0));
         let open = &self.opens[at];
         match &open.unseen {
             Some((file, _)) => file.write_all_at(&data, offset as u64).expect("pwrite"),
             None => {
                 let client = self.server().client.clone();
-                let first = client.write(handle, offset as u64, &data, WriteHow::default());
-                let done = match first {
-                    Ok(Progress::WouldWait) => {
-                        client.write(handle, offset as u64, &data, WriteHow::WAITING)
-                    }
+                let how = |may_wait| WriteHow {
+                    append,
+                    may_wait,
+                    ..WriteHow::default()
+                };
+                // Where an append goes is not asked of who appends.
+                let offset = if append { 0 } else { offset as u64 };
+                let done = match client.write(handle, offset, &data, how(false)) {
+                    Ok(Progress::WouldWait) => client.write(handle, offset, &data, how(true)),
                     other => other,
                 };
                 assert_eq!(done, Ok(Progress::Done(len)), "write");

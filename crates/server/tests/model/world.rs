@@ -12,6 +12,7 @@ use forebay_wire::{Descriptor, OpenMode};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use crate::clients::Clients;
 use crate::common::{Running, Scratch, me, settings};
 use crate::reference::{Id, Place, Tree};
 
@@ -60,10 +61,12 @@ pub struct Shape {
     pub by_piece: bool,
     /// Descriptors for open files and others.
     pub descriptors_max: Option<u64>,
+    /// Clients with a session each; one alone needs none.
+    pub clients: usize,
 }
 
 impl Shape {
-    fn random(rng: &mut StdRng) -> Shape {
+    fn random(rng: &mut StdRng, clients: usize) -> Shape {
         let small = rng.random_bool(0.6);
         let root = me().uid == 0;
         Shape {
@@ -78,7 +81,20 @@ impl Shape {
                 .then(|| Duration::from_millis(rng.random_range(0..3))),
             by_piece: rng.random_bool(0.5),
             descriptors_max: rng.random_bool(0.5).then(|| rng.random_range(0..8)),
+            clients,
         }
+    }
+
+    /// A server of this shape, with its clients.
+    fn start(&self, settings: &Settings, seed: u64) -> (Running, Option<Arc<Clients>>) {
+        if self.clients == 1 {
+            return (Running::start(settings, self.descriptors), None);
+        }
+        let (running, clients) = Running::start_over(settings, |instance| {
+            let instance = instance.clone();
+            Arc::new(Clients::new(instance, self.clients, self.descriptors, seed))
+        });
+        (running, Some(clients))
     }
 
     fn settings(&self, scratch: &Scratch) -> Settings {
@@ -106,6 +122,8 @@ pub struct World {
     pub scratch: Scratch,
     /// The server; `None` between a stop and the next start.
     running: Option<Running>,
+    /// Its clients, where there are several.
+    clients: Option<Arc<Clients>>,
     /// What should be.
     pub tree: Tree,
     /// The source of all choices.
@@ -126,13 +144,13 @@ pub struct World {
 }
 
 impl World {
-    /// A fresh instance, shaped by the seed.
-    pub fn new(seed: u64) -> World {
+    /// A fresh instance with so many clients, shaped by the seed.
+    pub fn new(seed: u64, clients: usize) -> World {
         let mut rng = StdRng::seed_from_u64(seed);
         let scratch = Scratch::new();
-        let shape = Shape::random(&mut rng);
+        let shape = Shape::random(&mut rng, clients);
         let settings = shape.settings(&scratch);
-        let running = Running::start(&settings, shape.descriptors);
+        let (running, clients) = shape.start(&settings, seed);
         let root = me();
         let mut tree = Tree::new();
         tree.get_mut(crate::reference::ROOT).perm = mode_of(&scratch.pfs());
@@ -148,6 +166,7 @@ impl World {
         World {
             scratch,
             running: Some(running),
+            clients,
             tree,
             rng,
             opens: Vec::new(),
@@ -184,10 +203,52 @@ impl World {
         self.note("restart".into());
         self.close_all();
         self.held.clear();
+        self.clients = None;
         if let Some(running) = self.running.take() {
             running.instance.stop();
         }
-        self.running = Some(Running::start(&self.settings, self.shape.descriptors));
+        let (running, clients) = self.shape.start(&self.settings, self.seed + self.steps);
+        self.running = Some(running);
+        self.clients = clients;
+    }
+
+    /// The next step is another client's, perhaps.
+    pub fn next_turn(&mut self) {
+        if let Some(clients) = &self.clients {
+            clients.next_turn();
+        }
+    }
+
+    /// A client goes without closing anything, if there are others.
+    pub fn leave(&mut self) {
+        let Some(clients) = self.clients.clone() else {
+            return self.close_all();
+        };
+        let client = self.rng.random_range(0..self.shape.clients);
+        self.note(format!("client {client} leaves"));
+        let held = std::mem::take(&mut self.held);
+        self.server().client.forget(held);
+        let files = clients.files_of(client);
+        let (gone, stay) = std::mem::take(&mut self.opens)
+            .into_iter()
+            .partition(|open| files.contains(&open.handle));
+        self.opens = stay;
+        let gone: Vec<Open> = gone;
+        let ids: Vec<(Id, OpenFlags)> = gone.iter().map(|open| (open.id, open.flags)).collect();
+        // Its kernel's own descriptors went with it.
+        drop(gone);
+        clients.replace(client);
+        for (id, flags) in ids {
+            self.closed(id, flags);
+        }
+    }
+
+    /// The reference knows of an open less.
+    fn closed(&mut self, id: Id, flags: OpenFlags) {
+        let inode = self.tree.get_mut(id);
+        inode.opens -= 1;
+        inode.writers -= u32::from(flags.writes());
+        self.tree.collect(id);
     }
 
     /// Stops the server for good.
@@ -288,10 +349,7 @@ impl World {
         let client = self.server().client.clone();
         client.release(open.handle).expect("close");
         client.forget(vec![(open.ino, 1)]);
-        let inode = self.tree.get_mut(open.id);
-        inode.opens -= 1;
-        inode.writers -= u32::from(open.flags.writes());
-        self.tree.collect(open.id);
+        self.closed(open.id, open.flags);
     }
 
     /// Closes everything.
@@ -326,6 +384,7 @@ impl Drop for World {
         if let Some(running) = self.running.take() {
             eprintln!("--- {:?}", running.status());
             self.opens.clear();
+            self.clients = None;
             running.instance.stop();
         }
     }

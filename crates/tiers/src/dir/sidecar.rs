@@ -84,6 +84,10 @@ impl Object for SidecarObject {
         self.file.write_at(data, offset)
     }
 
+    fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
+        self.file.append(data)
+    }
+
     fn set_len(&self, size: u64) -> io::Result<()> {
         self.file.set_len(size)
     }

@@ -37,6 +37,10 @@ impl Object for UnheldObject {
         self.open()?.write_at(data, offset)
     }
 
+    fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
+        self.open()?.append(data)
+    }
+
     fn set_len(&self, size: u64) -> io::Result<()> {
         self.open()?.set_len(size)
     }

@@ -1,0 +1,427 @@
+//! What each client has: its handles and its references, until its session ends.
+//!
+//! Invariants:
+//!
+//! 1. A handle is of use to the session that opened it and to no other.
+//! 2. A session drops no reference that the session does not have.
+//! 3. When a session has ended, nothing of it is left: files and directories are closed, references
+//!    are dropped, and requests under way have been answered before.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use forebay_types::{Errno, Handle, Ino, limits};
+use forebay_wire::{Peer, Reply, Request, Response, Service};
+use parking_lot::{Mutex, RwLock};
+
+/// Locks are spread over so many shards by handle or id.
+const SHARDS: usize = 16;
+
+/// What one client has, of one shard.
+#[derive(Default)]
+struct Shard {
+    files: HashSet<Handle>,
+    dirs: HashSet<Handle>,
+    references: HashMap<Ino, u64>,
+}
+
+/// A client's part of a server. It answers the client's requests, and knows what the client has.
+pub struct Session {
+    server: Arc<dyn Service>,
+    shards: [Mutex<Shard>; SHARDS],
+    handles: AtomicUsize,
+    ended: AtomicBool,
+    /// Read-locked by every request; the end of the session waits for those that have begun.
+    under_way: RwLock<()>,
+}
+
+impl Session {
+    /// A client that has nothing yet. `server` answers; its answers are noted here.
+    pub fn begin(server: Arc<dyn Service>) -> Session {
+        Session {
+            server,
+            shards: std::array::from_fn(|_| Mutex::default()),
+            handles: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
+            under_way: RwLock::new(()),
+        }
+    }
+
+    /// Ends the session: waits for requests under way, then closes and drops all that the client
+    /// had. Later requests get `ENOTCONN`. A second call does nothing.
+    pub fn end(&self) {
+        if self.ended.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        drop(self.under_way.write());
+        self.handles.store(0, Ordering::Relaxed);
+        for shard in &self.shards {
+            let Shard {
+                files,
+                dirs,
+                references,
+            } = std::mem::take(&mut *shard.lock());
+            for handle in files {
+                self.undo(Request::Release { handle });
+            }
+            for handle in dirs {
+                self.undo(Request::CloseDir { handle });
+            }
+            let references: Vec<(Ino, u64)> = references.into_iter().collect();
+            for batch in references.chunks(limits::FORGETS_PER_MESSAGE_MAX) {
+                self.undo(Request::Forget(batch.to_vec()));
+            }
+        }
+    }
+
+    /// Files and directories that the client has open.
+    pub fn open_handles(&self) -> usize {
+        self.handles.load(Ordering::Relaxed)
+    }
+
+    /// Nobody waits for the answer. What cannot be closed in order, the server has reported.
+    fn undo(&self, request: Request) {
+        let name = request.name();
+        let reply = self.server.handle(OWN, request, &[], &mut []);
+        if let Response::Failed(errno) = reply.response {
+            tracing::warn!("{name} for a client that has gone: {errno}");
+        }
+    }
+
+    fn shard(&self, id: u64) -> &Mutex<Shard> {
+        &self.shards[id as usize % SHARDS]
+    }
+
+    /// Looks whether the client has what it names; what it closes is not the client's any more.
+    fn check_handle(&self, request: &Request) -> Result<(), Errno> {
+        let Some(handle) = request.handle() else {
+            return Ok(());
+        };
+        let mut shard = self.shard(handle.0).lock();
+        let (known, closes) = match request {
+            Request::Release { .. } => (shard.files.remove(&handle), true),
+            Request::CloseDir { .. } => (shard.dirs.remove(&handle), true),
+            Request::ReadDir { .. } => (shard.dirs.contains(&handle), false),
+            _ => (shard.files.contains(&handle), false),
+        };
+        match known {
+            true => {
+                self.handles
+                    .fetch_sub(usize::from(closes), Ordering::Relaxed);
+                Ok(())
+            }
+            false => Err(Errno::EBADF),
+        }
+    }
+
+    /// Takes a handle more into account; `ENFILE` if the client has too many.
+    fn reserve_handle(&self, request: &Request) -> Result<bool, Errno> {
+        let opens = matches!(
+            request,
+            Request::Open { .. }
+                | Request::OpenDir { .. }
+                | Request::Create { .. }
+                | Request::CreateUnnamed { .. }
+        );
+        if opens && self.handles.fetch_add(1, Ordering::Relaxed) >= limits::HANDLES_PER_SESSION_MAX
+        {
+            self.handles.fetch_sub(1, Ordering::Relaxed);
+            return Err(Errno::ENFILE);
+        }
+        Ok(opens)
+    }
+
+    /// Of what the client wants to drop, what the client has. It is not the client's any more.
+    fn held(&self, nodes: Vec<(Ino, u64)>) -> Vec<(Ino, u64)> {
+        let mut held = nodes;
+        held.retain_mut(|(ino, count)| {
+            let mut shard = self.shard(ino.0).lock();
+            let Some(has) = shard.references.get_mut(ino) else {
+                return false;
+            };
+            *count = (*count).min(*has);
+            *has -= *count;
+            if *has == 0 {
+                shard.references.remove(ino);
+            }
+            true
+        });
+        held
+    }
+
+    /// Notes what an answer gives to the client.
+    fn note(&self, response: &Response, takes_reference: bool, opens: bool) {
+        let shown = match response {
+            Response::Attr(attr) | Response::Created(attr, _) => Some(attr.ino),
+            _ => None,
+        };
+        if let Some(ino) = shown.filter(|_| takes_reference) {
+            *self.shard(ino.0).lock().references.entry(ino).or_default() += 1;
+        }
+        match response {
+            Response::Opened(opened) | Response::Created(_, opened) => {
+                self.shard(opened.handle.0)
+                    .lock()
+                    .files
+                    .insert(opened.handle);
+            }
+            Response::OpenedDir(handle) => {
+                self.shard(handle.0).lock().dirs.insert(*handle);
+            }
+            _ => {
+                self.handles
+                    .fetch_sub(usize::from(opens), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Who closes what a client has left open: the server itself.
+const OWN: Peer<'static> = Peer {
+    uid: 0,
+    gid: 0,
+    groups: &[],
+    local: false,
+    mount: true,
+    socket: None,
+};
+
+impl Service for Session {
+    fn handle(&self, peer: Peer<'_>, request: Request, payload: &[u8], into: &mut [u8]) -> Reply {
+        // Whoever waits to end the session must not keep out a request that another one waits for.
+        let _under_way = self.under_way.read_recursive();
+        if self.ended.load(Ordering::Acquire) {
+            return Errno::ENOTCONN.into();
+        }
+        if let Err(errno) = self.check_handle(&request) {
+            return errno.into();
+        }
+        let opens = match self.reserve_handle(&request) {
+            Ok(opens) => opens,
+            Err(errno) => return errno.into(),
+        };
+        let request = match request {
+            Request::Forget(nodes) => Request::Forget(self.held(nodes)),
+            other => other,
+        };
+        let takes_reference = request.takes_reference();
+        let reply = self.server.handle(peer, request, payload, into);
+        self.note(&reply.response, takes_reference, opens);
+        reply
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use forebay_types::{Attr, Cred, FileKind, OpenFlags, TimeSpec};
+    use forebay_wire::{Link, OpenMode, Opened};
+
+    use super::*;
+
+    /// Answers what is asked for, and tells what was asked.
+    struct Recorder {
+        asked: Mutex<Vec<Request>>,
+        next: AtomicUsize,
+        /// A read says that it has begun, and waits until it may go on.
+        gate: Option<(mpsc::Sender<()>, Mutex<mpsc::Receiver<()>>)>,
+    }
+
+    impl Recorder {
+        fn new() -> Recorder {
+            Recorder {
+                asked: Mutex::default(),
+                next: AtomicUsize::new(1),
+                gate: None,
+            }
+        }
+
+        fn asked(&self) -> Vec<Request> {
+            std::mem::take(&mut *self.asked.lock())
+        }
+    }
+
+    impl Service for Recorder {
+        fn handle(&self, _: Peer<'_>, request: Request, _: &[u8], _: &mut [u8]) -> Reply {
+            if let (Request::Read { .. }, Some((begun, go))) = (&request, &self.gate) {
+                begun.send(()).expect("somebody listens");
+                let go = go.lock();
+                go.recv_timeout(Duration::from_secs(30)).expect("go");
+            }
+            let response = match &request {
+                Request::Lookup(_) => Response::Attr(attr(7)),
+                Request::Open { .. } => {
+                    let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed) as u64);
+                    let mode = OpenMode::Plain { keep_cache: false };
+                    Response::Opened(Opened { handle, mode })
+                }
+                Request::OpenDir { .. } => {
+                    Response::OpenedDir(Handle(self.next.fetch_add(1, Ordering::Relaxed) as u64))
+                }
+                Request::Read { .. } => Response::Moved(0),
+                _ => Response::Done,
+            };
+            self.asked.lock().push(request);
+            response.into()
+        }
+    }
+
+    fn attr(ino: u64) -> Attr {
+        let at = TimeSpec::default();
+        Attr {
+            ino: Ino(ino),
+            kind: FileKind::Regular,
+            perm: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime: at,
+            mtime: at,
+            ctime: at,
+        }
+    }
+
+    fn ask(session: &Session, request: Request) -> Result<Response, Errno> {
+        match session.handle(OWN, request, &[], &mut []).response {
+            Response::Failed(errno) => Err(errno),
+            other => Ok(other),
+        }
+    }
+
+    fn look(session: &Session) {
+        let link = Link {
+            parent: Ino::ROOT,
+            name: b"f".to_vec(),
+        };
+        ask(session, Request::Lookup(link)).expect("lookup");
+    }
+
+    fn open(session: &Session) -> Handle {
+        let request = Request::Open {
+            ino: Ino(7),
+            flags: OpenFlags(0),
+            cred: Cred {
+                uid: 0,
+                gid: 0,
+                pid: 0,
+                umask: 0,
+            },
+        };
+        match ask(session, request) {
+            Ok(Response::Opened(opened)) => opened.handle,
+            other => panic!("open: {other:?}"),
+        }
+    }
+
+    fn read(handle: Handle) -> Request {
+        Request::Read {
+            handle,
+            offset: 0,
+            len: 0,
+        }
+    }
+
+    #[test]
+    fn what_a_client_has_is_closed_and_dropped_at_the_end_and_only_that() {
+        let server = Arc::new(Recorder::new());
+        let (one, other) = (
+            Session::begin(server.clone()),
+            Session::begin(server.clone()),
+        );
+        let (closed, left) = (open(&one), open(&one));
+        let Ok(Response::OpenedDir(dir)) = ask(&one, Request::OpenDir { ino: Ino::ROOT }) else {
+            panic!("opendir");
+        };
+        let others = open(&other);
+        (0..3).for_each(|_| look(&one));
+        look(&other);
+        ask(&one, Request::Release { handle: closed }).expect("close");
+        // More than it has, and what it does not know.
+        ask(&other, Request::Forget(vec![(Ino(7), 9), (Ino(8), 1)])).expect("forget");
+        let asked = server.asked();
+        assert_eq!(asked.last(), Some(&Request::Forget(vec![(Ino(7), 1)])));
+        one.end();
+        one.end();
+        let asked = server.asked();
+        assert_eq!(asked.len(), 3, "{asked:?}");
+        for wanted in [
+            Request::Release { handle: left },
+            Request::CloseDir { handle: dir },
+            Request::Forget(vec![(Ino(7), 3)]),
+        ] {
+            assert!(asked.contains(&wanted), "{wanted:?} of {asked:?}");
+        }
+        assert_eq!(ask(&one, read(left)), Err(Errno::ENOTCONN));
+        assert_eq!(ask(&other, read(others)), Ok(Response::Moved(0)));
+        assert_eq!((one.open_handles(), other.open_handles()), (0, 1));
+    }
+
+    #[test]
+    fn a_handle_is_its_owners_and_of_its_kind() {
+        let server = Arc::new(Recorder::new());
+        let (one, other) = (
+            Session::begin(server.clone()),
+            Session::begin(server.clone()),
+        );
+        let handle = open(&one);
+        server.asked();
+        for request in [
+            read(handle),
+            Request::Release { handle },
+            Request::Getattr {
+                ino: Ino(7),
+                handle: Some(handle),
+            },
+        ] {
+            assert_eq!(ask(&other, request), Err(Errno::EBADF));
+        }
+        for request in [
+            Request::CloseDir { handle },
+            Request::ReadDir { handle, offset: 0 },
+        ] {
+            assert_eq!(ask(&one, request), Err(Errno::EBADF));
+        }
+        assert_eq!(server.asked(), []);
+        ask(&one, Request::Release { handle }).expect("close");
+        assert_eq!(ask(&one, read(handle)), Err(Errno::EBADF));
+    }
+
+    #[test]
+    fn the_end_waits_for_what_is_under_way() {
+        let (begun, heard) = mpsc::channel();
+        let (go, gate) = mpsc::channel();
+        let server = Arc::new(Recorder {
+            gate: Some((begun, Mutex::new(gate))),
+            ..Recorder::new()
+        });
+        let session = Arc::new(Session::begin(server.clone()));
+        let handle = open(&session);
+        let reader = {
+            let session = session.clone();
+            std::thread::spawn(move || ask(&session, read(handle)))
+        };
+        heard.recv_timeout(Duration::from_secs(30)).expect("begun");
+        let ender = {
+            let session = session.clone();
+            std::thread::spawn(move || session.end())
+        };
+        // What comes after the end is refused, and does not wait behind it.
+        let refused = || ask(&session, Request::Statfs) == Err(Errno::ENOTCONN);
+        while !refused() {
+            std::thread::yield_now();
+        }
+        assert!(!ender.is_finished());
+        let released = Request::Release { handle };
+        assert!(!server.asked().contains(&released));
+        go.send(()).expect("the reader waits");
+        assert_eq!(reader.join().expect("reader"), Ok(Response::Moved(0)));
+        ender.join().expect("ender");
+        assert_eq!(server.asked(), [read(handle), released]);
+    }
+}

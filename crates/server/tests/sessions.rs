@@ -1,0 +1,152 @@
+//! Several clients of one server: what one of them has is no other one's, and goes with it.
+
+mod common;
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use common::{PATIENCE, Running, Scratch, kernels_own, me, settings};
+use forebay_client::{Client, OpenFile, Progress};
+use forebay_server::Session;
+use forebay_testkit::needs_root;
+use forebay_types::{Attr, Errno, Ino, OpenFlags};
+use forebay_wire::{InMemory, OpenMode, WriteHow};
+
+const RDWR: OpenFlags = OpenFlags(libc::O_RDWR as u32);
+
+struct Node {
+    session: Arc<Session>,
+    client: Client,
+}
+
+impl Node {
+    fn new(running: &Running, descriptors: bool) -> Node {
+        let session = running.instance.session();
+        let client = Client::new(Arc::new(InMemory::mount(session.clone())));
+        client.accept_descriptors(descriptors);
+        Node { session, client }
+    }
+
+    fn create(&self, name: &[u8]) -> (Attr, OpenFile) {
+        let made = self.client.create(Ino::ROOT, name, 0o644, RDWR, me());
+        made.unwrap_or_else(|e| panic!("create: {e:?}"))
+    }
+
+    fn open(&self, name: &[u8]) -> OpenFile {
+        let found = self.client.lookup(Ino::ROOT, name).expect("lookup");
+        self.client
+            .open(found.ino, RDWR, me())
+            .unwrap_or_else(|e| panic!("open: {e:?}"))
+    }
+
+    fn append(&self, file: &OpenFile, data: &[u8]) {
+        let how = WriteHow {
+            append: true,
+            ..WriteHow::WAITING
+        };
+        let done = self.client.write(file.opened.handle, 0, data, how);
+        assert_eq!(done, Ok(Progress::Done(data.len())));
+    }
+
+    fn read(&self, file: &OpenFile, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        let read = self.client.read(file.opened.handle, 0, &mut data);
+        data.truncate(read.expect("read"));
+        data
+    }
+}
+
+#[test]
+fn what_a_client_had_open_goes_with_it_and_what_others_have_stays() {
+    let scratch = Scratch::new();
+    let running = Running::start(&settings(scratch.path(), 64 << 20), false);
+    let (one, other) = (Node::new(&running, false), Node::new(&running, false));
+    let (_, unlinked) = one.create(b"unlinked");
+    one.append(&unlinked, &[7; 100_000]);
+    let (_, shared) = one.create(b"shared");
+    one.append(&shared, b"from one, ");
+    let seen = other.open(b"shared");
+    other.append(&seen, b"from another");
+    one.client
+        .unlink(Ino::ROOT, b"unlinked", me())
+        .expect("unlink");
+    let unnamed = one.client.create_unnamed(Ino::ROOT, 0o600, RDWR, me());
+    assert!(unnamed.is_ok());
+    assert_eq!(running.status().open_files, 4);
+    one.session.end();
+    assert_eq!(running.status().open_files, 1);
+    assert_eq!(other.read(&seen, 100), b"from one, from another");
+    other.append(&seen, b"!");
+    other.client.release(seen.opened.handle).expect("close");
+    // Objects without a name go a moment later.
+    let started = std::time::Instant::now();
+    while running.status().files != 1 {
+        assert!(started.elapsed() < PATIENCE, "{:?}", running.status());
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(
+        running.read_all(b"shared").expect("read"),
+        b"from one, from another!"
+    );
+    running.drain();
+}
+
+#[test]
+fn who_appends_at_once_overwrites_nobody() {
+    const APPENDS: usize = 300;
+    let scratch = Scratch::new();
+    let running = Running::start(&settings(scratch.path(), 64 << 20), false);
+    let nodes: Vec<Node> = (0..3).map(|_| Node::new(&running, false)).collect();
+    let (_, first) = nodes[0].create(b"log");
+    std::thread::scope(|scope| {
+        for (n, node) in nodes.iter().enumerate() {
+            scope.spawn(move || {
+                let file = node.open(b"log");
+                for _ in 0..APPENDS {
+                    node.append(&file, &[b'a' + n as u8; 100]);
+                }
+                node.client.release(file.opened.handle).expect("close");
+            });
+        }
+    });
+    nodes[0].client.release(first.opened.handle).expect("close");
+    let log = running.read_all(b"log").expect("read");
+    assert_eq!(log.len(), 3 * APPENDS * 100);
+    for entry in log.chunks(100) {
+        assert!(entry.iter().all(|byte| *byte == entry[0]), "a torn append");
+    }
+    running.drain();
+}
+
+#[test]
+fn who_is_elsewhere_reads_and_writes_by_requests_what_a_kernel_has_in_passthrough() {
+    if needs_root() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let running = Running::start(&settings(scratch.path(), 64 << 20), true);
+    let (here, there) = (Node::new(&running, true), Node::new(&running, false));
+    running.put(b"a-1", &[1; 5000]);
+    let written = here.open(b"a-1");
+    assert_eq!(written.opened.mode, OpenMode::Passthrough);
+    let kernel = kernels_own(&written);
+    let seen = there.open(b"a-1");
+    assert!(matches!(seen.opened.mode, OpenMode::Plain { .. }));
+    assert!(seen.descriptor.is_none());
+    kernel.write_all_at(b"kernel", 0).expect("pwrite");
+    assert_eq!(there.read(&seen, 6), b"kernel");
+    there.append(&seen, b"elsewhere");
+    let mut tail = [0; 9];
+    kernel.read_exact_at(&mut tail, 5000).expect("pread");
+    assert_eq!(&tail, b"elsewhere");
+    // The kernel's descriptors go with its process.
+    drop((kernel, written));
+    here.session.end();
+    assert_eq!(there.client.fsync(seen.opened.handle, false), Ok(()));
+    assert_eq!(there.read(&seen, 6), b"kernel");
+    there.client.release(seen.opened.handle).expect("close");
+    assert_eq!(there.client.release(seen.opened.handle), Err(Errno::EBADF));
+    running.drain();
+    let drained = std::fs::read(scratch.pfs().join("a-1")).expect("on the PFS");
+    assert_eq!((drained.len(), &drained[..6]), (5009, &b"kernel"[..]));
+}
