@@ -37,6 +37,7 @@ pub mod engine;
 pub mod forecast;
 pub mod health;
 pub mod job;
+pub mod links;
 pub mod mtbf;
 mod named;
 pub mod placement;
