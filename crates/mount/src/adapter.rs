@@ -12,16 +12,17 @@ use forebay_client::Client;
 use forebay_types::{Errno, Handle, OpenFlags as Flags, RenameMode, SetAttr};
 use forebay_wire::WriteHow;
 use fuser::{
-    BsdFileFlags, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
-    WriteFlags,
+    BsdFileFlags, FileHandle, Filesystem, FopenFlags, ForgetOne, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
 
 use crate::backing::Backings;
 use crate::belief::Belief;
 use crate::convert::{cred, errno, ino, kind, maker, set_time, xattr_mode};
+use crate::forgets::Forgets;
 use crate::inflight::{
     InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_xattr, finish,
 };
@@ -40,6 +41,7 @@ pub(crate) struct Adapter {
     pub(crate) belief: Arc<Belief>,
     pub(crate) waiting: Arc<Waiting>,
     pub(crate) passthrough: AtomicBool,
+    forgets: Arc<Forgets>,
     ended: EndCall,
 }
 
@@ -51,6 +53,7 @@ impl Adapter {
     pub(crate) fn new(
         client: Client,
         passthrough: bool,
+        forgets: Arc<Forgets>,
         in_flight: Arc<InFlightTable>,
         pool: Pool,
         belief: Arc<Belief>,
@@ -63,6 +66,7 @@ impl Adapter {
             belief,
             waiting: Arc::default(),
             passthrough: AtomicBool::new(passthrough),
+            forgets,
             ended: EndCall::default(),
         })
     }
@@ -78,7 +82,7 @@ impl Adapter {
 
 impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        wish(&self.client, config)?;
+        wish(&self.client, config, self.belief.is_direct())?;
         if self.passthrough.load(Ordering::Acquire) {
             let able = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
                 && config.set_max_stack_depth(1).is_ok();
@@ -107,7 +111,16 @@ impl Filesystem for Adapter {
 
     fn forget(&self, _: &Request, node: INodeNo, count: u64) {
         self.belief.forgotten(ino(node));
-        self.client.forget(vec![(ino(node), count)]);
+        let node = std::iter::once((ino(node), count));
+        self.forgets.add(&self.client, node);
+    }
+
+    fn batch_forget(&self, _: &Request, nodes: &[ForgetOne]) {
+        let nodes = nodes
+            .iter()
+            .map(|node| (ino(node.nodeid()), node.nlookup()));
+        let nodes = nodes.inspect(|(node, _)| self.belief.forgotten(*node));
+        self.forgets.add(&self.client, nodes);
     }
 
     fn getattr(&self, _: &Request, node: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {

@@ -10,9 +10,11 @@ use forebay_types::{Attr, FileKind, Handle, Ino};
 use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
 
+use crate::Company;
+
 /// For how long the kernel believes names and attributes: changes made on the PFS show up within
 /// this time.
-pub(crate) const REVALIDATE: Duration = Duration::from_secs(1);
+const REVALIDATE: Duration = Duration::from_secs(1);
 /// Bits of a mode that a change of content takes away.
 const SET_ID: u16 = 0o6000;
 
@@ -30,6 +32,10 @@ struct Written {
 ///    size and times, but not for the mode.
 #[derive(Default)]
 pub(crate) struct Belief {
+    /// For how long names and attributes are believed.
+    believed: Duration,
+    /// Reads and writes of open files go round the kernel's pages.
+    direct: bool,
     notifier: OnceLock<Notifier>,
     /// Files open for writing that the kernel writes by itself.
     written: Mutex<Written>,
@@ -42,6 +48,27 @@ pub(crate) struct Belief {
 }
 
 impl Belief {
+    pub(crate) fn new(company: Company) -> Belief {
+        Belief {
+            believed: match company {
+                Company::Alone => REVALIDATE,
+                Company::Shared => Duration::ZERO,
+            },
+            direct: company == Company::Shared,
+            ..Belief::default()
+        }
+    }
+
+    /// For how long the kernel may believe a name, and what it knows of a file that it has made.
+    pub(crate) fn of_new(&self) -> Duration {
+        self.believed
+    }
+
+    /// Whether reads and writes of open files go round the kernel's pages.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.direct
+    }
+
     /// Takes the notifier by which the kernel is told to forget.
     pub(crate) fn tell_by(&self, notifier: Notifier) {
         // A mount has one session, so the notifier is set once.
@@ -57,7 +84,7 @@ impl Belief {
         }
         match self.is_written(attr.ino) {
             true => Duration::ZERO,
-            false => REVALIDATE,
+            false => self.believed,
         }
     }
 
@@ -181,7 +208,7 @@ mod tests {
 
     #[test]
     fn nothing_is_believed_of_what_the_kernel_writes_until_the_last_close() {
-        let belief = Belief::default();
+        let belief = Belief::new(Company::Alone);
         assert_eq!(belief.show(&shown(7, 0o644)), REVALIDATE);
         belief.begin_writing(Ino(7), Handle(1), true);
         belief.begin_writing(Ino(7), Handle(2), false);

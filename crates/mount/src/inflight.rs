@@ -28,6 +28,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::belief::Belief;
 use crate::convert::{attr, errno};
+use crate::forgets::Forgets;
 use crate::pool::Pool;
 
 /// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once
@@ -343,13 +344,18 @@ impl InFlightTable {
     }
 }
 
+/// What the watchdog looks after.
+pub(crate) struct Watched {
+    pub(crate) in_flight: Arc<InFlightTable>,
+    pub(crate) client: Client,
+    pub(crate) pool: Pool,
+    pub(crate) belief: Arc<Belief>,
+    pub(crate) forgets: Arc<Forgets>,
+}
+
 /// The watchdog thread; ends with the mount, which `device` tells.
-pub(crate) fn watch(
-    in_flight: &Arc<InFlightTable>,
-    client: &Client,
-    pool: &Pool,
-    belief: &Arc<Belief>,
-) {
+pub(crate) fn watch(watched: &Watched) {
+    let in_flight = &watched.in_flight;
     loop {
         {
             let mut parked = in_flight.parked.lock();
@@ -363,21 +369,27 @@ pub(crate) fn watch(
         if in_flight.device.get().is_some_and(is_gone) {
             return in_flight.end();
         }
+        if watched.forgets.is_waiting() {
+            let (forgets, client) = (watched.forgets.clone(), watched.client.clone());
+            let send = move |_: &mut Vec<u8>| forgets.send(&client);
+            watched.pool.run(Box::new(send));
+        }
         let now = in_flight.tick.fetch_add(1, Ordering::Relaxed) + 1;
         if in_flight.look(now) >= ASKED_AGAIN_AFTER_TICKS {
-            rescue(in_flight, client, pool, belief, now);
+            rescue(watched, now);
         }
     }
 }
 
 /// Answers requests that wait for a PFS that does not answer.
-fn rescue(
-    in_flight: &Arc<InFlightTable>,
-    client: &Client,
-    pool: &Pool,
-    belief: &Arc<Belief>,
-    now: u64,
-) {
+fn rescue(watched: &Watched, now: u64) {
+    let Watched {
+        in_flight,
+        client,
+        pool,
+        belief,
+        ..
+    } = watched;
     let Ok((silent, give_up_after)) = client.health() else {
         return;
     };

@@ -4,6 +4,7 @@ mod adapter;
 mod backing;
 mod belief;
 mod convert;
+mod forgets;
 mod inflight;
 mod opening;
 mod pool;
@@ -28,12 +29,23 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::belief::Belief;
+use crate::forgets::Forgets;
 use crate::inflight::InFlightTable;
 use crate::pool::Pool;
 
 /// How long requests under way at the unmount may take. A thread that still blocks in a call on the
 /// PFS is left behind then: it holds nothing that the end needs.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
+
+/// Who else uses the server of a mount, and so what the kernel may keep by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Company {
+    /// Nobody: the kernel believes names and attributes for a second, and keeps pages.
+    Alone,
+    /// Other mounts, perhaps on other nodes: the kernel asks each time, and reads and writes go to
+    /// the server. Only mappings keep pages.
+    Shared,
+}
 
 /// How to mount.
 #[derive(Clone, Debug)]
@@ -48,6 +60,8 @@ pub struct MountOptions {
     pub threads: usize,
     /// Let the kernel read and write objects by itself.
     pub passthrough: bool,
+    /// Who else uses the server.
+    pub company: Company,
 }
 
 /// A mount in service. Dropping it unmounts.
@@ -97,10 +111,12 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     config.n_threads = Some(readers + inflight::SPARES);
     let (in_flight, pool) = (InFlightTable::new(readers), Pool::default());
     let passthrough = options.passthrough;
-    let belief = Arc::new(Belief::default());
+    let belief = Arc::new(Belief::new(options.company));
+    let forgets = Arc::new(Forgets::new(options.company));
     let adapter = adapter::Adapter::new(
         client.clone(),
         passthrough,
+        forgets.clone(),
         in_flight.clone(),
         pool.clone(),
         belief.clone(),
@@ -114,10 +130,16 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     in_flight.serves(session.as_fd().try_clone_to_owned()?);
     keep_buffers_lazy();
     let session = session.spawn()?;
-    let (watched, told) = (in_flight.clone(), belief.clone());
+    let watched = inflight::Watched {
+        in_flight: in_flight.clone(),
+        client,
+        pool,
+        belief: belief.clone(),
+        forgets,
+    };
     std::thread::Builder::new()
         .name("fb-watchdog".into())
-        .spawn(move || inflight::watch(&watched, &client, &pool, &told))?;
+        .spawn(move || inflight::watch(&watched))?;
     // This asks the new mount itself, and so also shows that the mount answers.
     let dev = std::fs::metadata(&options.mount_point)?.dev();
     Ok(Mounted {

@@ -11,7 +11,6 @@ use forebay_wire::OpenMode;
 use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyOpen};
 
 use crate::adapter::Adapter;
-use crate::belief::REVALIDATE;
 use crate::convert::{attr, errno, ino};
 use crate::inflight::Turn;
 
@@ -76,14 +75,21 @@ impl Adapter {
         match self.back(found.ino, &open, Writes::New, |fd| reply.open_backing(fd)) {
             Some(id) => {
                 let flags = FopenFlags::FOPEN_NOFLUSH;
-                reply.created_passthrough(&REVALIDATE, &found, Generation(0), fh, flags, &id);
+                reply.created_passthrough(
+                    &self.belief.of_new(),
+                    &found,
+                    Generation(0),
+                    fh,
+                    flags,
+                    &id,
+                );
             }
             None => reply.created(
-                &REVALIDATE,
+                &self.belief.of_new(),
                 &found,
                 Generation(0),
                 fh,
-                plain_flags(open.opened.mode),
+                self.plain_flags(open.opened.mode),
             ),
         }
     }
@@ -109,7 +115,7 @@ impl Adapter {
         };
         match self.back(node, &open, writes, |fd| reply.open_backing(fd)) {
             Some(id) => reply.opened_passthrough(fh, FopenFlags::FOPEN_NOFLUSH, &id),
-            None => reply.opened(fh, plain_flags(open.opened.mode)),
+            None => reply.opened(fh, self.plain_flags(open.opened.mode)),
         }
     }
 
@@ -119,14 +125,19 @@ impl Adapter {
             tracing::warn!("a file whose open was answered with an error stays open: {e}");
         }
     }
-}
 
-fn plain_flags(mode: OpenMode) -> FopenFlags {
-    let keep = matches!(mode, OpenMode::Plain { keep_cache: true });
-    FopenFlags::FOPEN_NOFLUSH
-        | if keep {
-            FopenFlags::FOPEN_KEEP_CACHE
-        } else {
-            FopenFlags::empty()
+    fn plain_flags(&self, mode: OpenMode) -> FopenFlags {
+        if self.belief.is_direct() {
+            // Who writes apart in one file need not wait for each other.
+            let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+            return FopenFlags::FOPEN_NOFLUSH | direct;
         }
+        let keep = matches!(mode, OpenMode::Plain { keep_cache: true });
+        FopenFlags::FOPEN_NOFLUSH
+            | if keep {
+                FopenFlags::FOPEN_KEEP_CACHE
+            } else {
+                FopenFlags::empty()
+            }
+    }
 }

@@ -9,8 +9,10 @@ use fuser::{InitFlags, KernelConfig};
 /// Requests that the kernel keeps in flight for readahead and the like; its default of 16 is low.
 const BACKGROUND_MAX: u16 = 64;
 
-/// Asks for everything but passthrough.
-pub(crate) fn wish(client: &Client, config: &mut KernelConfig) -> io::Result<()> {
+/// Asks for everything but passthrough. `direct`: files are read and written without the kernel's
+/// pages, but may be mapped all the same.
+pub(crate) fn wish(client: &Client, config: &mut KernelConfig, direct: bool) -> io::Result<()> {
+    let mapped = direct.then_some(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
     // Each is of use where the kernel has it, and none is needed.
     for wish in [
         InitFlags::FUSE_PARALLEL_DIROPS,
@@ -21,7 +23,10 @@ pub(crate) fn wish(client: &Client, config: &mut KernelConfig) -> io::Result<()>
         // A file handle (`name_to_handle_at`) would find its file only as long as the kernel knows
         // the file. So no handles are given.
         InitFlags::FUSE_NO_EXPORT_SUPPORT,
-    ] {
+    ]
+    .into_iter()
+    .chain(mapped)
+    {
         if let Err(missing) = config.add_capabilities(wish) {
             tracing::debug!("the kernel does not offer {missing:?}");
         }

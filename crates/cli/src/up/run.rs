@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use forebay_client::Client;
-use forebay_mount::{MountOptions, Mounted};
+use forebay_mount::{Company, MountOptions, Mounted};
 use forebay_server::Instance;
 use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
 use forebay_wire::{InMemory, Peer, Request, Response, Service, UnixServer};
@@ -127,6 +127,7 @@ fn mount(plan: &Plan, instance: &Arc<Instance>) -> Result<Mounted, Failure> {
         allow_other: plan.allow_other,
         threads: plan.threads,
         passthrough: settings.passthrough,
+        company: Company::Alone,
     };
     let what = format!("{}: cannot mount", settings.mount.display());
     let mounted = forebay_mount::mount(client, &options).explain(what, "")?;
