@@ -3,9 +3,12 @@
 //! It knows nothing of FUSE. Reads fill the caller's buffer, writes take the caller's slice, and
 //! nothing is copied on the way to an in-memory server.
 
+mod callers;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use callers::Callers;
 use forebay_types::{
     Attr, Cred, Dirent, Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
 };
@@ -34,6 +37,8 @@ pub struct OpenFile {
 #[derive(Clone)]
 pub struct Client {
     connection: Arc<dyn Connection>,
+    /// Where the server cannot ask this node's kernel.
+    callers: Option<Arc<Callers>>,
 }
 
 fn link(parent: Ino, name: &[u8]) -> Link {
@@ -49,9 +54,38 @@ fn unexpected<T>(_: Response) -> Result<T, Errno> {
 }
 
 impl Client {
-    /// Talks over this connection.
+    /// Talks over this connection to a server in this process.
     pub fn new(connection: Arc<dyn Connection>) -> Client {
-        Client { connection }
+        Client {
+            connection,
+            callers: None,
+        }
+    }
+
+    /// Talks over this connection to a server that may be on another node.
+    pub fn of_another_node(connection: Arc<dyn Connection>) -> Client {
+        Client {
+            connection,
+            callers: Some(Arc::default()),
+        }
+    }
+
+    /// Tells the server of a process that is about to ask. What cannot be told is missed only where
+    /// it is wanted: as a batch job, or as a supplementary group.
+    fn introduce(&self, cred: &Cred) {
+        let Some(callers) = &self.callers else {
+            return;
+        };
+        let Some(news) = callers.asks(cred.process.pid) else {
+            return;
+        };
+        let request = Request::Introduce {
+            processes: news.processes,
+            ended: news.ended,
+        };
+        if self.done(request).is_err() {
+            callers.forget();
+        }
     }
 
     /// Whether descriptors can be handed over.
@@ -279,6 +313,7 @@ impl Client {
         mode: XattrMode,
         cred: Cred,
     ) -> Result<(), Errno> {
+        self.introduce(&cred);
         let (name, value) = (name.to_vec(), value.to_vec());
         self.done(Request::SetXattr {
             ino,
@@ -307,6 +342,7 @@ impl Client {
         flags: OpenFlags,
         cred: Cred,
     ) -> Result<(Attr, OpenFile), Errno> {
+        self.introduce(&cred);
         let request = Request::Create {
             link: link(parent, name),
             perm,
@@ -325,6 +361,7 @@ impl Client {
         flags: OpenFlags,
         cred: Cred,
     ) -> Result<(Attr, OpenFile), Errno> {
+        self.introduce(&cred);
         self.created(Request::CreateUnnamed {
             parent,
             perm,
@@ -345,6 +382,7 @@ impl Client {
 
     /// Opens a file.
     pub fn open(&self, ino: Ino, flags: OpenFlags, cred: Cred) -> Result<OpenFile, Errno> {
+        self.introduce(&cred);
         match self
             .connection
             .call(Request::Open { ino, flags, cred }, &[], &mut [])?

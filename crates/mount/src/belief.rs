@@ -10,7 +10,7 @@ use forebay_types::{Attr, FileKind, Handle, Ino};
 use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
 
-use crate::Company;
+use crate::company::Company;
 
 /// For how long the kernel believes names and attributes: changes made on the PFS show up within
 /// this time.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use forebay_types::{Attr, Cred, Errno, FileKind, Ino, SetTime, TimeSpec, XattrMode};
+use forebay_types::{Attr, Cred, Errno, FileKind, Ino, Process, SetTime, TimeSpec, XattrMode};
 use forebay_wire::{SeekWhat, SpaceChange};
 use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
 
@@ -77,7 +77,7 @@ pub(crate) fn cred(request: &Request) -> Cred {
     Cred {
         uid: request.uid(),
         gid: request.gid(),
-        pid: request.pid(),
+        process: Process::here(request.pid()),
         umask: 0,
     }
 }

@@ -4,7 +4,7 @@ use forebay_client::Client;
 use forebay_types::{Ino, limits};
 use parking_lot::Mutex;
 
-use crate::Company;
+use crate::company::Company;
 
 /// So many are dropped at once, without waiting for more.
 const BATCH: usize = 512;

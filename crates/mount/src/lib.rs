@@ -3,6 +3,7 @@
 mod adapter;
 mod backing;
 mod belief;
+mod company;
 mod convert;
 mod forgets;
 mod inflight;
@@ -29,6 +30,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::belief::Belief;
+pub use crate::company::Company;
 use crate::forgets::Forgets;
 use crate::inflight::InFlightTable;
 use crate::pool::Pool;
@@ -36,16 +38,6 @@ use crate::pool::Pool;
 /// How long requests under way at the unmount may take. A thread that still blocks in a call on the
 /// PFS is left behind then: it holds nothing that the end needs.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
-
-/// Who else uses the server of a mount, and so what the kernel may keep by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Company {
-    /// Nobody: the kernel believes names and attributes for a second, and keeps pages.
-    Alone,
-    /// Other mounts, perhaps on other nodes: the kernel asks each time, and reads and writes go to
-    /// the server. Only mappings keep pages.
-    Shared,
-}
 
 /// How to mount.
 #[derive(Clone, Debug)]

@@ -262,7 +262,7 @@ mod tests {
     use forebay_kv::failing::{Call, Failing};
     use forebay_kv::memory::Memory;
     use forebay_tiers::PfsTree;
-    use forebay_types::{Cred, Ino, TierId};
+    use forebay_types::{Cred, Ino, Process, TierId};
 
     use forebay_types::TimeSpec;
 
@@ -275,7 +275,7 @@ mod tests {
         let cred = Cred {
             uid: 0,
             gid: 0,
-            pid: 0,
+            process: Process::here(0),
             umask: 0,
         };
         let (root, gid) = ns.check_free(Ino::ROOT, b"f", &cred).unwrap();

@@ -10,7 +10,7 @@ use forebay_kv::failing::{Failing, Outcome};
 use forebay_kv::memory::Memory;
 use forebay_namespace::{Arrival, File, Namespace, NewFile, NsError};
 use forebay_tiers::{PfsTree, Sums};
-use forebay_types::{Cred, Errno, Ino, ObjectId, RenameMode, TierId, TimeSpec};
+use forebay_types::{Cred, Errno, Ino, ObjectId, Process, RenameMode, TierId, TimeSpec};
 
 /// A store that outlives the tree on it.
 type Shared = Arc<Failing<Memory>>;
@@ -26,7 +26,7 @@ fn cred() -> Cred {
     Cred {
         uid: uid(),
         gid: 0,
-        pid: 0,
+        process: Process::here(0),
         umask: 0,
     }
 }

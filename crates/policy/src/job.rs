@@ -37,6 +37,24 @@ pub fn of_control_group(groups: &[u8]) -> Option<String> {
     })
 }
 
+/// Nodes of the job that a process belongs to, from its environment.
+pub fn nodes_of_environment(environment: &[u8]) -> Option<u32> {
+    let names: [&[u8]; 3] = [b"SLURM_JOB_NUM_NODES=", b"SLURM_NNODES=", b"PBS_NUM_NODES="];
+    let value = environment
+        .split(|b| *b == 0)
+        .find_map(|entry| names.iter().find_map(|name| entry.strip_prefix(*name)))?;
+    std::str::from_utf8(value).ok()?.trim().parse().ok()
+}
+
+/// Supplementary groups, from the line `Groups:` of `/proc/PID/status`.
+pub fn groups_of_status(status: &[u8]) -> Vec<u32> {
+    let mut lines = status.split(|&b| b == b'\n');
+    let groups = lines.find_map(|line| line.strip_prefix(b"Groups:"));
+    let text = groups.and_then(|groups| std::str::from_utf8(groups).ok());
+    let numbers = text.unwrap_or_default().split_ascii_whitespace();
+    numbers.filter_map(|number| number.parse().ok()).collect()
+}
+
 fn named(system: &str, id: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(id).ok()?;
     let fits = (1..=ID_BYTES_MAX).contains(&text.len());
@@ -47,6 +65,22 @@ fn named(system: &str, id: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_environment_tells_the_nodes_of_the_job() {
+        let of = |text: &str| nodes_of_environment(text.as_bytes());
+        assert_eq!(of("A=1\0SLURM_NNODES=12\0"), Some(12));
+        assert_eq!(of("A=1\0PBS_NUM_NODES=x\0"), None);
+        assert_eq!(of(""), None);
+    }
+
+    #[test]
+    fn groups_are_those_of_their_line() {
+        let of = |text: &str| groups_of_status(text.as_bytes());
+        let status = "Name:\tGroups: 7\nUid:\t1\t1\t1\t1\nGroups:\t4 24 4242 \nNStgid:\t9\n";
+        assert_eq!(of(status), [4, 24, 4242]);
+        assert_eq!(of("Name:\tx\nGroups:\t\n"), [0; 0]);
+    }
 
     #[test]
     fn the_environment_tells_the_job() {

@@ -26,7 +26,7 @@ use crate::orders::publication;
 use crate::plan::engine;
 use crate::rooms::Rooms;
 use crate::service::Server;
-use crate::sessions::Session;
+use crate::sessions::Sessions;
 use crate::starterror::{StartError, failed};
 use crate::threads::{Watched, join_all};
 
@@ -73,6 +73,7 @@ pub struct StopSummary {
 /// A running server.
 pub struct Instance {
     rooms: Arc<Rooms>,
+    sessions: Sessions,
     threads: Mutex<Vec<JoinHandle<()>>>,
     drained: AtomicBool,
 }
@@ -85,6 +86,10 @@ impl Instance {
         rustix::process::umask(rustix::fs::Mode::empty());
         let rooms = Arc::new(open_rooms(settings, OpenMode::Serve)?);
         let instance = Arc::new(Instance {
+            sessions: Sessions::new(
+                Arc::new(Server::new(rooms.clone())),
+                rooms.base.processes().clone(),
+            ),
             rooms: rooms.clone(),
             threads: Mutex::default(),
             drained: AtomicBool::new(false),
@@ -150,9 +155,9 @@ impl Instance {
         Arc::new(Server::new(self.rooms.clone()))
     }
 
-    /// What one of several clients talks to, until it ends.
-    pub fn session(&self) -> Arc<Session> {
-        Arc::new(Session::begin(self.service()))
+    /// What several clients talk to, each in a session of its own.
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
     }
 
     /// Takes the way to make the kernel write back what it keeps of a file.

@@ -9,11 +9,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use forebay_types::{Errno, Handle, Ino, limits};
 use forebay_wire::{Peer, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
+
+use crate::base::processes::Processes;
 
 /// Locks are spread over so many shards by handle or id.
 const SHARDS: usize = 16;
@@ -28,6 +30,9 @@ struct Shard {
 
 /// A client's part of a server. It answers the client's requests, and knows what the client has.
 pub struct Session {
+    /// By it, processes of the client's node are told from those of others; never 0.
+    node: u32,
+    processes: Arc<Processes>,
     server: Arc<dyn Service>,
     shards: [Mutex<Shard>; SHARDS],
     handles: AtomicUsize,
@@ -38,8 +43,10 @@ pub struct Session {
 
 impl Session {
     /// A client that has nothing yet. `server` answers; its answers are noted here.
-    pub fn begin(server: Arc<dyn Service>) -> Session {
+    fn begin(server: Arc<dyn Service>, processes: Arc<Processes>, node: u32) -> Session {
         Session {
+            node,
+            processes,
             server,
             shards: std::array::from_fn(|_| Mutex::default()),
             handles: AtomicUsize::new(0),
@@ -73,6 +80,7 @@ impl Session {
                 self.undo(Request::Forget(batch.to_vec()));
             }
         }
+        self.processes.forget(self.node);
     }
 
     /// Files and directories that the client has open.
@@ -177,6 +185,37 @@ impl Session {
     }
 }
 
+/// All clients of one server.
+pub struct Sessions {
+    server: Arc<dyn Service>,
+    processes: Arc<Processes>,
+    last_node: AtomicU32,
+}
+
+impl Sessions {
+    /// No client yet. `server` answers them all.
+    pub(crate) fn new(server: Arc<dyn Service>, processes: Arc<Processes>) -> Sessions {
+        Sessions {
+            server,
+            processes,
+            last_node: AtomicU32::new(0),
+        }
+    }
+
+    /// A client comes.
+    pub fn begin(&self) -> Arc<Session> {
+        let mut node = 0;
+        while node == 0 {
+            node = self
+                .last_node
+                .fetch_add(1, Ordering::Relaxed)
+                .wrapping_add(1);
+        }
+        let session = Session::begin(self.server.clone(), self.processes.clone(), node);
+        Arc::new(session)
+    }
+}
+
 /// Who closes what a client has left open: the server itself.
 const OWN: Peer<'static> = Peer {
     uid: 0,
@@ -201,10 +240,17 @@ impl Service for Session {
             Ok(opens) => opens,
             Err(errno) => return errno.into(),
         };
-        let request = match request {
+        let mut request = match request {
             Request::Forget(nodes) => Request::Forget(self.held(nodes)),
+            Request::Introduce { processes, ended } => {
+                self.processes.tell(self.node, processes, &ended);
+                return Response::Done.into();
+            }
             other => other,
         };
+        if let Some(cred) = request.cred_mut() {
+            cred.process.node = self.node;
+        }
         let takes_reference = request.takes_reference();
         let reply = self.server.handle(peer, request, payload, into);
         self.note(&reply.response, takes_reference, opens);
@@ -217,8 +263,8 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
-    use forebay_types::{Attr, Cred, FileKind, OpenFlags, TimeSpec};
-    use forebay_wire::{Link, OpenMode, Opened};
+    use forebay_types::{Attr, Cred, FileKind, OpenFlags, Process, TimeSpec};
+    use forebay_wire::{Introduction, Link, OpenMode, Opened};
 
     use super::*;
 
@@ -309,7 +355,7 @@ mod tests {
             cred: Cred {
                 uid: 0,
                 gid: 0,
-                pid: 0,
+                process: Process::here(0),
                 umask: 0,
             },
         };
@@ -330,10 +376,8 @@ mod tests {
     #[test]
     fn what_a_client_has_is_closed_and_dropped_at_the_end_and_only_that() {
         let server = Arc::new(Recorder::new());
-        let (one, other) = (
-            Session::begin(server.clone()),
-            Session::begin(server.clone()),
-        );
+        let sessions = Sessions::new(server.clone(), Arc::default());
+        let (one, other) = (sessions.begin(), sessions.begin());
         let (closed, left) = (open(&one), open(&one));
         let Ok(Response::OpenedDir(dir)) = ask(&one, Request::OpenDir { ino: Ino::ROOT }) else {
             panic!("opendir");
@@ -365,10 +409,8 @@ mod tests {
     #[test]
     fn a_handle_is_its_owners_and_of_its_kind() {
         let server = Arc::new(Recorder::new());
-        let (one, other) = (
-            Session::begin(server.clone()),
-            Session::begin(server.clone()),
-        );
+        let sessions = Sessions::new(server.clone(), Arc::default());
+        let (one, other) = (sessions.begin(), sessions.begin());
         let handle = open(&one);
         server.asked();
         for request in [
@@ -400,7 +442,7 @@ mod tests {
             gate: Some((begun, Mutex::new(gate))),
             ..Recorder::new()
         });
-        let session = Arc::new(Session::begin(server.clone()));
+        let session = Sessions::new(server.clone(), Arc::default()).begin();
         let handle = open(&session);
         let reader = {
             let session = session.clone();
@@ -423,5 +465,52 @@ mod tests {
         assert_eq!(reader.join().expect("reader"), Ok(Response::Moved(0)));
         ender.join().expect("ender");
         assert_eq!(server.asked(), [read(handle), released]);
+    }
+
+    #[test]
+    fn a_process_is_one_of_its_clients_node_whatever_the_client_says() {
+        let server = Arc::new(Recorder::new());
+        let sessions = Sessions::new(server.clone(), Arc::default());
+        let (one, other) = (sessions.begin(), sessions.begin());
+        let request = |node| Request::Unlink {
+            link: Link {
+                parent: Ino::ROOT,
+                name: b"f".to_vec(),
+            },
+            cred: Cred {
+                uid: 0,
+                gid: 0,
+                process: Process { node, pid: 7 },
+                umask: 0,
+            },
+        };
+        for session in [&one, &other] {
+            ask(session, request(0)).expect("unlink");
+            ask(session, request(other.node)).expect("unlink");
+        }
+        assert_ne!(one.node, other.node);
+        let asked = server.asked();
+        let nodes = [one.node, one.node, other.node, other.node];
+        assert_eq!(asked, nodes.map(request));
+        let introduction = Request::Introduce {
+            processes: vec![Introduction {
+                pid: 7,
+                age_ms: 0,
+                family: 7,
+                groups: vec![5],
+                job: None,
+                job_nodes: None,
+            }],
+            ended: Vec::new(),
+        };
+        ask(&one, introduction).expect("introduction");
+        let on = |session: &Session| Process {
+            node: session.node,
+            pid: 7,
+        };
+        assert!(sessions.processes.is_in_group(on(&one), 5));
+        assert!(!sessions.processes.is_in_group(on(&other), 5));
+        one.end();
+        assert!(!sessions.processes.is_in_group(on(&one), 5));
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use forebay_kv::{Batch, Durability, Error, Store, memory::Memory};
 use forebay_tiers::testing::FaultyTier;
-use forebay_types::{Cred, Errno, Handle, Ino, OpenFlags, TierId};
+use forebay_types::{Cred, Errno, Handle, Ino, OpenFlags, Process, TierId};
 use forebay_wire::{Link, WriteHow};
 use parking_lot::Mutex;
 
@@ -207,7 +207,7 @@ pub fn me() -> Cred {
     Cred {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-        pid: 0,
+        process: Process::here(0),
         umask: 0,
     }
 }

@@ -56,7 +56,7 @@ impl Process {
 
     fn cred(&self) -> Cred {
         Cred {
-            pid: self.0.id(),
+            process: forebay_types::Process::here(self.0.id()),
             ..me()
         }
     }

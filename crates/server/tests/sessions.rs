@@ -21,7 +21,7 @@ struct Node {
 
 impl Node {
     fn new(running: &Running, descriptors: bool) -> Node {
-        let session = running.instance.session();
+        let session = running.instance.sessions().begin();
         let client = Client::new(Arc::new(InMemory::mount(session.clone())));
         client.accept_descriptors(descriptors);
         Node { session, client }

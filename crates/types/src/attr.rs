@@ -153,6 +153,28 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
 }
 
+/// A process of one of the nodes. The default is unknown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Process {
+    /// The node: 0 for the server's own, else a number that the server gave to the session of the
+    /// node's mount. What a client says here does not count.
+    pub node: u32,
+    /// What the node's kernel calls it; 0 where unknown.
+    pub pid: u32,
+}
+
+impl Process {
+    /// A process of the server's own node.
+    pub const fn here(pid: u32) -> Process {
+        Process { node: 0, pid }
+    }
+
+    /// One number for both.
+    pub const fn number(self) -> u64 {
+        (self.node as u64) << 32 | self.pid as u64
+    }
+}
+
 /// Who asks, as the kernel told the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cred {
@@ -160,8 +182,8 @@ pub struct Cred {
     pub uid: u32,
     /// File-system group id.
     pub gid: u32,
-    /// Process id, 0 where unknown. Used to look up supplementary groups and the job's environment.
-    pub pid: u32,
+    /// The process: by it, supplementary groups and the job are found.
+    pub process: Process,
     /// Permission bits that a new file does not get, unless the directory's default ACL decides.
     pub umask: u16,
 }

@@ -10,7 +10,7 @@ mod name;
 mod procstat;
 mod quantity;
 
-pub use attr::{Attr, Cred, FileKind, OpenFlags, SetAttr, SetTime, Statfs, TimeSpec};
+pub use attr::{Attr, Cred, FileKind, OpenFlags, Process, SetAttr, SetTime, Statfs, TimeSpec};
 pub use entry::{Dirent, RenameMode, XattrMode};
 pub use errno::Errno;
 pub use ids::{Generation, Handle, Ino, ObjectId, TierId};

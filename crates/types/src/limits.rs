@@ -22,6 +22,14 @@ pub const PATHS_PER_MESSAGE_MAX: usize = 4096;
 pub const FORGETS_PER_MESSAGE_MAX: usize = 4096;
 /// Files and directories that one client may have open.
 pub const HANDLES_PER_SESSION_MAX: usize = 1 << 20;
+/// Processes that a client tells of in one message.
+pub const PROCESSES_PER_MESSAGE_MAX: usize = 256;
+/// Processes of one client that a server remembers.
+pub const PROCESSES_PER_SESSION_MAX: usize = 4096;
+/// Supplementary groups of a process that a client tells of.
+pub const GROUPS_PER_PROCESS_MAX: usize = 1024;
+/// Longest name of a batch job, in bytes.
+pub const JOB_BYTES_MAX: usize = 128;
 /// Directory entries in one reply.
 pub const DIRENTS_PER_REPLY_MAX: usize = 1024;
 /// Largest size of a file, in bytes.

@@ -35,6 +35,16 @@ impl ProcStat {
         })
     }
 
+    /// What it belongs to, as far as it can be seen: its session; in a container that may be one of
+    /// outside, which is shown as 0. The process group stands for it then, and the process itself
+    /// where that is of outside too.
+    pub fn family(&self, pid: u32) -> u64 {
+        let seen = [self.session, self.group]
+            .into_iter()
+            .find(|number| *number > 0);
+        seen.unwrap_or(u64::from(pid))
+    }
+
     /// Whether it has ended: what is left is a number until somebody asks how it ended.
     pub fn is_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x')
@@ -44,6 +54,20 @@ impl ProcStat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_process_belongs_to() {
+        let family = |group, session| {
+            let stat = ProcStat {
+                state: b'S',
+                group,
+                session,
+                started_ticks: 4242,
+            };
+            stat.family(7)
+        };
+        assert_eq!([family(6, 5), family(6, 0), family(0, 0)], [5, 6, 7]);
+    }
 
     /// A whole line as the kernel writes it.
     fn line(name: &[u8], state: &str) -> Vec<u8> {

@@ -13,7 +13,9 @@ mod socket;
 
 pub use connection::{Connection, Descriptor, InMemory, Peer, Reply, Service};
 pub use frame::{FrameError, PROTOCOL_VERSION};
-pub use message::{Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange, WriteHow};
+pub use message::{
+    Introduction, Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange, WriteHow,
+};
 pub use socket::{UnixConnection, UnixServer};
 
 /// How a frame is read and written, for the fuzzer: both ends of a connection have it inside.

@@ -67,6 +67,23 @@ impl WriteHow {
     };
 }
 
+/// A process of a client's node that is about to ask, as its kernel tells of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Introduction {
+    /// What the node calls it.
+    pub pid: u32,
+    /// For how long it has been running, milliseconds.
+    pub age_ms: u64,
+    /// Its session there, or what stands for that.
+    pub family: u64,
+    /// Its supplementary groups, at most [`limits::GROUPS_PER_PROCESS_MAX`].
+    pub groups: Vec<u32>,
+    /// Its batch job, such as `slurm-4711`.
+    pub job: Option<String>,
+    /// Nodes of the job.
+    pub job_nodes: Option<u32>,
+}
+
 /// What a client asks of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the fields are named after those of the system calls
@@ -211,6 +228,11 @@ pub enum Request {
     },
     /// From the command line, not from a mount.
     Control(Control),
+    /// Tells of processes before the server is asked in their name, and of those that have ended.
+    Introduce {
+        processes: Vec<Introduction>,
+        ended: Vec<u32>,
+    },
     /// Creates a regular file without a name in a directory and opens it (`O_TMPFILE`). `Link`
     /// gives it its first name; without one it goes when nobody has it open or knows it any more.
     CreateUnnamed {
@@ -315,6 +337,7 @@ impl Request {
             Request::Space { .. } => "fallocate",
             Request::Seek { .. } => "lseek",
             Request::CreateUnnamed { .. } => "create without a name",
+            Request::Introduce { .. } => "introduction",
             Request::Control(control) => control.name(),
         }
     }
@@ -354,6 +377,7 @@ impl Request {
             | Request::Fsync { .. }
             | Request::FsyncDir { .. }
             | Request::Seek { .. }
+            | Request::Introduce { .. }
             | Request::Control(_) => false,
         }
     }
@@ -391,6 +415,46 @@ impl Request {
             | Request::CreateUnnamed { .. }
             | Request::Open { .. }
             | Request::FsyncDir { .. }
+            | Request::Introduce { .. }
+            | Request::Control(_) => None,
+        }
+    }
+
+    /// In whose name it is asked, where that matters.
+    pub fn cred_mut(&mut self) -> Option<&mut Cred> {
+        match self {
+            Request::Setattr { cred, .. }
+            | Request::Mknod { cred, .. }
+            | Request::Mkdir { cred, .. }
+            | Request::Symlink { cred, .. }
+            | Request::Link { cred, .. }
+            | Request::Unlink { cred, .. }
+            | Request::Rmdir { cred, .. }
+            | Request::Rename { cred, .. }
+            | Request::SetXattr { cred, .. }
+            | Request::ListXattr { cred, .. }
+            | Request::RemoveXattr { cred, .. }
+            | Request::Create { cred, .. }
+            | Request::CreateUnnamed { cred, .. }
+            | Request::Open { cred, .. } => Some(cred),
+            Request::Lookup(_)
+            | Request::Forget(_)
+            | Request::Getattr { .. }
+            | Request::Readlink { .. }
+            | Request::OpenDir { .. }
+            | Request::ReadDir { .. }
+            | Request::CloseDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::GetXattr { .. }
+            | Request::Release { .. }
+            | Request::Read { .. }
+            | Request::Write { .. }
+            | Request::Fsync { .. }
+            | Request::FsyncDir { .. }
+            | Request::Space { .. }
+            | Request::Seek { .. }
+            | Request::Introduce { .. }
             | Request::Control(_) => None,
         }
     }
@@ -463,14 +527,29 @@ impl Request {
             Request::Forget(nodes) if nodes.len() > limits::FORGETS_PER_MESSAGE_MAX => {
                 Err(Errno::E2BIG)
             }
+            Request::Introduce { processes, ended } => check_introduction(processes, ended),
             Request::Control(control) => control.check(),
             _ => Ok(()),
         }
     }
 }
 
+fn check_introduction(processes: &[Introduction], ended: &[u32]) -> Result<(), Errno> {
+    let most = limits::PROCESSES_PER_MESSAGE_MAX;
+    let too_long = |process: &Introduction| {
+        let job_bytes = process.job.as_ref().map_or(0, String::len);
+        process.groups.len() > limits::GROUPS_PER_PROCESS_MAX || job_bytes > limits::JOB_BYTES_MAX
+    };
+    match processes.len() > most || ended.len() > most || processes.iter().any(too_long) {
+        true => Err(Errno::E2BIG),
+        false => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use forebay_types::Process;
+
     use super::*;
 
     #[test]
@@ -482,7 +561,7 @@ mod tests {
             cred: Cred {
                 uid: 0,
                 gid: 0,
-                pid: 0,
+                process: Process::here(0),
                 umask: 0,
             },
         };

@@ -1,8 +1,8 @@
 //! One message of every kind, with something in every field that can hold something.
 
 use forebay_types::{
-    Attr, Cred, Dirent, Errno, FileKind, Handle, Ino, OpenFlags, RenameMode, SetAttr, SetTime,
-    Statfs, TimeSpec, XattrMode,
+    Attr, Cred, Dirent, Errno, FileKind, Handle, Ino, OpenFlags, Process, RenameMode, SetAttr,
+    SetTime, Statfs, TimeSpec, XattrMode,
 };
 use forebay_wire::control::{
     ApplicationStatus, Calibrated, CalibrationStep, ConflictEntry, Control, ControlResponse,
@@ -18,7 +18,7 @@ const TIME: TimeSpec = TimeSpec {
 const CRED: Cred = Cred {
     uid: 1000,
     gid: 100,
-    pid: 4242,
+    process: Process::here(4242),
     umask: 0o022,
 };
 const INO: Ino = Ino(Ino::FIRST_BORN + 7);

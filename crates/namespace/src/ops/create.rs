@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_kv::Durability;
 use forebay_tiers::{Identity, PfsDir, PfsStat, PfsTree};
 use forebay_types::{
-    Attr, Cred, Errno, Generation, Ino, ObjectId, TierId, TimeSpec, check_name, failpoint,
+    Attr, Cred, Errno, Generation, Ino, ObjectId, Process, TierId, TimeSpec, check_name, failpoint,
 };
 
 use crate::acl;
@@ -271,7 +271,7 @@ impl Namespace {
             cred: Cred {
                 uid: identity.uid,
                 gid: identity.gid,
-                pid: 0,
+                process: Process::here(0),
                 umask: 0,
             },
             // Only the object knows its size.

@@ -222,7 +222,7 @@ impl Namespace {
 #[cfg(test)]
 mod tests {
     use forebay_kv::memory::Memory;
-    use forebay_types::{Cred, TierId};
+    use forebay_types::{Cred, Process, TierId};
     use forebay_types::{RenameMode, TimeSpec};
 
     use super::*;
@@ -232,7 +232,7 @@ mod tests {
     const CRED: Cred = Cred {
         uid: 0,
         gid: 0,
-        pid: 0,
+        process: Process::here(0),
         umask: 0,
     };
 

@@ -173,7 +173,7 @@ fn follow(ns: &Namespace, state: &mut FileState, target: Published) -> Result<()
 mod tests {
     use forebay_kv::memory::Memory;
     use forebay_tiers::PfsTree;
-    use forebay_types::{Cred, Ino, TierId};
+    use forebay_types::{Cred, Ino, Process, TierId};
 
     use forebay_types::TimeSpec;
 
@@ -183,7 +183,7 @@ mod tests {
     const CRED: Cred = Cred {
         uid: 0,
         gid: 0,
-        pid: 0,
+        process: Process::here(0),
         umask: 0,
     };
 

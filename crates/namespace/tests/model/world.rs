@@ -9,7 +9,7 @@ use forebay_namespace::{
 };
 use forebay_tiers::{ObjectStat, PfsTree, Sums};
 use forebay_types::{
-    Cred, Errno, FileKind, Ino, ObjectId, RenameMode, SetAttr, TierId, TimeSpec, XattrMode,
+    Cred, Errno, FileKind, Ino, ObjectId, Process, RenameMode, SetAttr, TierId, TimeSpec, XattrMode,
 };
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, IteratorRandom};
@@ -56,7 +56,7 @@ pub fn cred() -> Cred {
     Cred {
         uid: me.uid(),
         gid: me.gid(),
-        pid: 0,
+        process: Process::here(0),
         umask: 0,
     }
 }

@@ -13,6 +13,7 @@ use crate::base::conflicts::Conflicts;
 use crate::base::counters::Counters;
 use crate::base::errors::ErrorLog;
 use crate::base::life::Life;
+use crate::base::processes::Processes;
 use crate::base::settings::Settings;
 
 impl Base {
@@ -79,6 +80,7 @@ impl Base {
             life: Life::default(),
             errors: ErrorLog::default(),
             counters: Counters::default(),
+            processes: Arc::default(),
             started,
         }
     }
@@ -86,6 +88,11 @@ impl Base {
     /// As started.
     pub fn settings(&self) -> &Arc<Settings> {
         &self.settings
+    }
+
+    /// Processes that ask.
+    pub fn processes(&self) -> &Arc<Processes> {
+        &self.processes
     }
 
     /// The tree.

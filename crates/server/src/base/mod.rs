@@ -6,6 +6,7 @@ pub(crate) mod counters;
 pub(crate) mod errors;
 pub(crate) mod failure;
 pub(crate) mod life;
+pub(crate) mod processes;
 pub(crate) mod settings;
 
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use conflicts::Conflicts;
 use counters::Counters;
 use errors::ErrorLog;
 use life::Life;
+use processes::Processes;
 use settings::Settings;
 
 /// What every room stands on.
@@ -27,5 +29,6 @@ pub struct Base {
     errors: ErrorLog,
     counters: Counters,
     conflicts: Conflicts,
+    processes: Arc<Processes>,
     started: Instant,
 }

@@ -3,14 +3,12 @@
 pub(crate) mod apps;
 pub(crate) mod naming;
 pub(crate) mod rules;
-pub(crate) mod writers;
 
 use forebay_policy::durability::Durability;
 
 use crate::base::Base;
 use apps::Applications;
 use rules::Rules;
-use writers::Writers;
 
 /// What is known of applications, and what paths say.
 pub struct Catalog {
@@ -18,8 +16,6 @@ pub struct Catalog {
     apps: Applications,
     /// Path rules.
     rules: Rules,
-    /// Whose batch jobs write.
-    writers: Writers,
     /// Default level of fsync.
     durability: Durability,
 }
@@ -31,7 +27,6 @@ impl Catalog {
         Catalog {
             apps: Applications::new(base.started(), settings.engine.quiet),
             rules: Rules::new(&settings.rules),
-            writers: Writers::default(),
             durability,
         }
     }
@@ -49,10 +44,5 @@ impl Catalog {
     /// Path rules.
     pub fn rules(&self) -> &Rules {
         &self.rules
-    }
-
-    /// Whose batch jobs write.
-    pub fn writers(&self) -> &Writers {
-        &self.writers
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod handed;
 pub(crate) mod inplace;
 pub(crate) mod io;
 pub(crate) mod losses;
+pub(crate) mod making;
 pub(crate) mod mover;
 pub(crate) mod open;
 pub(crate) mod pages;

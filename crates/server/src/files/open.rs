@@ -7,7 +7,8 @@ use forebay_namespace::{Dir, File, NewFile as NewRecord, Node, PlainNode, ctime_
 use forebay_policy::placement::{NewFile, grant_passthrough_write};
 use forebay_tiers::{FileObject, Identity, Object, ParentKey, PfsStat, TierKind};
 use forebay_types::{
-    Attr, Cred, Errno, FileKind, Generation, Ino, ObjectId, OpenFlags, TierId, TimeSpec, failpoint,
+    Attr, Cred, Errno, FileKind, Generation, Ino, ObjectId, OpenFlags, Process, TierId, TimeSpec,
+    failpoint,
 };
 use forebay_wire::{Descriptor, Link, Opened};
 
@@ -67,7 +68,7 @@ impl Files {
         let _request = self.buffer.activity().begin();
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(&link.name);
-        let foreseen = self.foresee(&path, cred.pid)?;
+        let foreseen = self.foresee(&path, cred.process)?;
         let identity = foreseen.identity;
         let object_id = self.ns.new_object()?;
         let fresh = NewObject {
@@ -124,10 +125,10 @@ impl Files {
     }
 
     /// What a new file will be, and where it goes.
-    fn foresee(&self, path: &[u8], pid: u32) -> Result<Foreseen, Failure> {
-        let identity = self.identify_new(path, pid);
+    fn foresee(&self, path: &[u8], process: Process) -> Result<Foreseen, Failure> {
+        let identity = self.identify_new(path, process);
         if identity.version.is_some() {
-            self.plan.introduce(&identity.application, path, pid);
+            self.plan.introduce(&identity.application, path, process);
         }
         let expected = self.catalog.apps().expect(&identity);
         let new = NewFile {
@@ -186,62 +187,17 @@ impl Files {
         (opened(handle, &descriptor), descriptor)
     }
 
-    /// Makes an empty object, in the overflow if the file system below its tier has no room even
-    /// for that, or somebody has removed the tier's directory. `shared`: the kernel is to write it.
-    pub(crate) fn create_object(
-        &self,
-        tier: TierId,
-        identity: &Identity,
-        shared: bool,
-    ) -> Result<(TierId, Arc<dyn Object>), Failure> {
-        let create = |tier: TierId| -> Result<Arc<dyn Object>, Failure> {
-            let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
-            Ok(match shared {
-                true => slot.tier.create_shared(identity.object, identity)?,
-                false => slot.tier.create(identity.object, identity)?,
-            })
-        };
-        match create(tier) {
-            Err(failure)
-                if matches!(failure.errno(), Errno::ENOSPC | Errno::EDQUOT)
-                    && self.buffer.tiers().kind(tier) != TierKind::Pfs =>
-            {
-                self.buffer.queue().hurry();
-                let overflow = self.buffer.tiers().need_overflow(self.ns.pfs())?;
-                Ok((overflow, create(overflow)?))
-            }
-            Err(failure)
-                if failure.errno() == Errno::ENOENT
-                    && self.buffer.tiers().kind(tier) != TierKind::Pfs =>
-            {
-                self.report_tier_removed(tier);
-                let overflow = self.buffer.tiers().need_overflow(self.ns.pfs())?;
-                Ok((overflow, create(overflow)?))
-            }
-            made => Ok((tier, made?)),
-        }
-    }
-
-    fn report_tier_removed(&self, tier: TierId) {
-        let name = self
-            .buffer
-            .tiers()
-            .get(tier)
-            .map_or("", |slot| slot.tier.name());
-        self.base.report(
-            format!("(tier {name})").into_bytes(),
-            Errno::ENOENT,
-            "its directory has been removed by somebody else; new files go straight to the PFS until a restart".into(),
-        );
-    }
-
     /// Application and version of a file that a process is about to create: where its path says
     /// nothing, the application is the batch job that writes it.
-    pub(crate) fn identify_new(&self, path: &[u8], pid: u32) -> forebay_policy::series::Identity {
+    pub(crate) fn identify_new(
+        &self,
+        path: &[u8],
+        process: Process,
+    ) -> forebay_policy::series::Identity {
         let mut identity = self.catalog.rules().identify(path);
         if identity.version.is_none()
             && !self.catalog.rules().names_application(path)
-            && let Some(job) = self.catalog.writers().job_of(pid)
+            && let Some(job) = self.base.processes().job_of(process)
         {
             identity.application = job.to_string();
         }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use forebay_policy::forecast::Learner;
 use forebay_policy::mtbf::{Opener, RestartDetector};
-use forebay_types::{ObjectId, ProcStat};
+use forebay_types::{ObjectId, Process};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -83,30 +83,32 @@ struct Runs {
     written_s: f64,
     /// The process whose read was found to be no restart, and when: it need not be asked about for
     /// a while.
-    bystander: Option<(u32, f64)>,
+    bystander: Option<(Process, f64)>,
 }
 
 /// A process that has written.
 struct Writer {
+    process: Process,
     opener: Opener,
     /// When the kernel was asked for its session.
     asked_s: f64,
 }
 
-impl Writer {
-    fn pid(&self) -> u32 {
-        self.opener.process as u32
-    }
-}
-
 impl Runs {
-    /// Takes a process for the last that has written.
-    fn has_written(&mut self, pid: u32, now_s: f64) -> Opener {
-        let known = self.writers.iter().position(|writer| writer.pid() == pid);
+    /// Takes a process for the last that has written; `ask` tells what it belongs to.
+    fn has_written(
+        &mut self,
+        process: Process,
+        now_s: f64,
+        ask: impl FnOnce() -> Opener,
+    ) -> Opener {
+        let mut writers = self.writers.iter();
+        let known = writers.position(|writer| writer.process == process);
         let known = known.map(|at| self.writers.remove(at));
         let writer = known.filter(|writer| now_s - writer.asked_s < SESSION_ASKED_AFTER_S);
         let writer = writer.unwrap_or_else(|| Writer {
-            opener: opener(pid),
+            process,
+            opener: ask(),
             asked_s: now_s,
         });
         if self.writers.len() >= WRITERS_MAX {
@@ -153,52 +155,6 @@ pub struct Learning {
     prior_s: Option<f64>,
 }
 
-/// A process and its session. A number is used again only after many others, far later than what is
-/// compared here.
-fn opener(pid: u32) -> Opener {
-    let process = u64::from(pid);
-    let session = stat_of(pid).map_or(process, |stat| family(&stat, process));
-    Opener { process, session }
-}
-
-/// For how long a process has been running; `None` where it does not, or cannot be seen.
-fn age_s(pid: u32) -> Option<f64> {
-    let started_ticks = stat_of(pid).filter(|stat| !stat.is_dead())?.started_ticks as f64;
-    let per_s = rustix::param::clock_ticks_per_second() as f64;
-    let up = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    Some(up.tv_sec as f64 + up.tv_nsec as f64 / 1e9 - started_ticks / per_s)
-}
-
-/// What the kernel tells of a process. `None` where it is not there, or of a PID namespace that is
-/// not seen from here (`pid` is 0 then).
-fn stat_of(pid: u32) -> Option<ProcStat> {
-    if pid == 0 {
-        return None;
-    }
-    // Bytes: the name in it need not be UTF-8, and the kernel cuts a long one anywhere.
-    ProcStat::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
-}
-
-/// The session of a process, as far as it can be seen: in a container it may be one of outside,
-/// which is shown as 0. The process group stands for it then, and the process itself where that is
-/// of outside too.
-fn family(stat: &ProcStat, process: u64) -> u64 {
-    let seen = [stat.session, stat.group]
-        .into_iter()
-        .find(|number| *number > 0);
-    seen.unwrap_or(process)
-}
-
-/// Nodes of the job that a process belongs to, by its environment.
-fn nodes_of(pid: u32) -> Option<u32> {
-    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
-    let names: [&[u8]; 3] = [b"SLURM_JOB_NUM_NODES=", b"SLURM_NNODES=", b"PBS_NUM_NODES="];
-    let value = environment
-        .split(|b| *b == 0)
-        .find_map(|entry| names.iter().find_map(|name| entry.strip_prefix(*name)))?;
-    std::str::from_utf8(value).ok()?.trim().parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,6 +185,10 @@ mod tests {
 
     #[test]
     fn writers_are_few_and_asked_about_now_and_then() {
+        let opener = |session| Opener {
+            process: 7,
+            session,
+        };
         let mut runs = Runs {
             detector: RestartDetector::new(60.0, 1.0),
             writers: Vec::new(),
@@ -236,67 +196,22 @@ mod tests {
             written_s: 0.0,
             bystander: None,
         };
-        let own = std::process::id();
-        let known = runs.has_written(own, 0.0);
-        assert_eq!(known, opener(own));
-        let other = |session| Opener { session, ..known };
-        runs.writers[0].opener = other(77);
-        runs.has_written(0, 1.0);
-        assert_eq!(
-            runs.has_written(own, 2.0),
-            other(77),
-            "it is not asked again"
-        );
-        let pids = |runs: &Runs| runs.writers.iter().map(Writer::pid).collect::<Vec<_>>();
-        assert_eq!(pids(&runs), [0, own]);
-        assert_eq!(runs.has_written(own, SESSION_ASKED_AFTER_S), known);
-        for pid in (u32::MAX - 100)..u32::MAX {
-            runs.has_written(pid, 20.0);
-        }
-        assert_eq!(pids(&runs).len(), WRITERS_MAX);
-        assert_eq!(pids(&runs)[WRITERS_MAX - 1], u32::MAX - 1);
-    }
-
-    #[test]
-    fn ages_of_processes() {
-        let own = age_s(std::process::id()).expect("runs");
-        assert!((-1.0..1e6).contains(&own), "{own}");
-        assert_eq!(age_s(0), None);
-        let mut child = std::process::Command::new("true").spawn().expect("spawns");
-        let pid = child.id();
-        child.wait().expect("ends");
-        assert_eq!(age_s(pid), None);
-    }
-
-    #[test]
-    fn a_process_has_an_age_whatever_its_name() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        // The kernel keeps 15 bytes of the name: half of the last letter.
-        let program = folder.path().join("simulations-größe");
-        std::os::unix::fs::symlink("/bin/sleep", &program).expect("symlink");
-        let mut child = std::process::Command::new(&program)
-            .arg("600")
-            .spawn()
-            .expect("spawns");
-        let age = age_s(child.id());
-        child.kill().expect("kill");
-        child.wait().expect("ends");
-        assert!(age.is_some());
-    }
-
-    #[test]
-    fn sessions_of_processes() {
-        let stat = |group, session| ProcStat {
-            state: b'S',
-            group,
-            session,
-            started_ticks: 4242,
+        let one = Process::here(7);
+        assert_eq!(runs.has_written(one, 0.0, || opener(1)), opener(1));
+        runs.has_written(Process::here(8), 1.0, || opener(2));
+        let not_asked = || unreachable!("it is known");
+        assert_eq!(runs.has_written(one, 2.0, not_asked), opener(1));
+        let processes = |runs: &Runs| -> Vec<Process> {
+            runs.writers.iter().map(|writer| writer.process).collect()
         };
-        assert_eq!(family(&stat(6, 5), 7), 5);
-        // A session of outside a container is 0 there: its group tells the runs apart, then the
-        // process.
-        assert_eq!(family(&stat(6, 0), 7), 6);
-        assert_eq!(family(&stat(0, 0), 7), 7);
-        assert_eq!(opener(0).session, 0);
+        assert_eq!(processes(&runs), [Process::here(8), one]);
+        let later = runs.has_written(one, SESSION_ASKED_AFTER_S, || opener(3));
+        assert_eq!(later, opener(3));
+        for pid in (u32::MAX - 100)..u32::MAX {
+            runs.has_written(Process::here(pid), 20.0, || opener(4));
+        }
+        assert_eq!(processes(&runs).len(), WRITERS_MAX);
+        let last = Process::here(u32::MAX - 1);
+        assert_eq!(processes(&runs)[WRITERS_MAX - 1], last);
     }
 }

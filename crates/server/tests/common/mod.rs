@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_client::Client;
 use forebay_server::{Instance, Settings, SsdSetting};
-use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags};
+use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, Process};
 use forebay_wire::control::{
     Control, ControlResponse, JobProgress, Movement, StatusBits, WhereEntry,
 };
@@ -95,7 +95,7 @@ pub fn me() -> Cred {
     Cred {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-        pid: 0,
+        process: Process::here(0),
         umask: 0,
     }
 }

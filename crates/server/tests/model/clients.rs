@@ -24,7 +24,7 @@ struct Client {
 
 impl Client {
     fn new(instance: &Instance, descriptors: bool) -> Client {
-        let session = instance.session();
+        let session = instance.sessions().begin();
         let way = InMemory::mount(session.clone());
         way.accept_descriptors(descriptors);
         Client {

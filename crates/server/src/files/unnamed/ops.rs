@@ -29,7 +29,7 @@ impl Files {
         let _request = self.buffer.activity().begin();
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
         let path = dir.path_of(UNNAMED);
-        let mut series = self.identify_new(&path, cred.pid);
+        let mut series = self.identify_new(&path, cred.process);
         // It is no part of a version before its name says so.
         series.version = None;
         let kind = NewFile {
@@ -106,9 +106,10 @@ impl Files {
         };
         self.unnamed.files.lock().remove(&file.ino);
         let path = file.path();
-        let series = self.identify_new(&path, cred.pid);
+        let series = self.identify_new(&path, cred.process);
         if series.version.is_some() {
-            self.plan.introduce(&series.application, &path, cred.pid);
+            self.plan
+                .introduce(&series.application, &path, cred.process);
         }
         self.buffer.ledger().set_nameless(file.object, false);
         self.buffer.renamed(file, &series);

@@ -8,12 +8,12 @@ use forebay_namespace::{File, Namespace, NsError, in_record};
 use forebay_policy::forecast::Learner;
 use forebay_policy::mtbf::{PRIOR_MTBF_S, ReadPurpose, RestartDetector, Writers, prior_s};
 use forebay_tiers::{FileObject, Object};
-use forebay_types::{Cred, Handle, ObjectId, OpenFlags};
+use forebay_types::{Cred, Handle, ObjectId, OpenFlags, Process};
 use parking_lot::Mutex;
 
 use super::{
     BYSTANDER_S, COUNTED_SPARE, Counted, Inner, Learning, NAME, Runs, SAVE_EVERY_S, START_SLACK_S,
-    STORED_MAX, Stored, Writer, age_s, nodes_of, opener,
+    STORED_MAX, Stored, Writer,
 };
 use crate::base::settings::Settings;
 use crate::buffer::opens::Target;
@@ -265,17 +265,18 @@ impl Plan {
             }
         };
         if flags.writes() {
-            self.note_writer(application, cred.pid, &read);
+            self.note_writer(application, cred.process, &read);
         } else {
-            self.note_reader(application, cred.pid, &read);
+            self.note_reader(application, cred.process, &read);
         }
     }
 
-    fn note_writer(&self, application: u32, pid: u32, written: &Read) {
+    fn note_writer(&self, application: u32, process: Process, written: &Read) {
         let now_s = self.learning.now_s();
         let mut inner = self.learning.inner.lock();
         if let Some(runs) = inner.runs.get_mut(&application) {
-            runs.writer = runs.has_written(pid, now_s);
+            runs.writer =
+                runs.has_written(process, now_s, || self.base.processes().opener(process));
             runs.written_s = now_s;
             runs.detector.on_write(runs.writer, now_s);
             return;
@@ -290,15 +291,19 @@ impl Plan {
                     Read::Here(file) => file.path(),
                     Read::OnPfs(_) => Vec::new(),
                 };
-                RestartDetector::new(self.prior_mtbf_s(&path, pid), self.learning.verify_window_s)
+                RestartDetector::new(
+                    self.prior_mtbf_s(&path, process),
+                    self.learning.verify_window_s,
+                )
             }
         };
-        let writer = opener(pid);
+        let writer = self.base.processes().opener(process);
         detector.on_write(writer, now_s);
         self.catalog.apps().set_mtbf(application, detector.mtbf_s());
         let runs = Runs {
             detector,
             writers: vec![Writer {
+                process,
                 opener: writer,
                 asked_s: now_s,
             }],
@@ -312,14 +317,14 @@ impl Plan {
 
     /// An application is about to create a file: what is known of its MTBF counts from the first
     /// one on.
-    pub fn introduce(&self, application: &str, path: &[u8], pid: u32) {
+    pub fn introduce(&self, application: &str, path: &[u8], process: Process) {
         if self.catalog.apps().number(application).is_some() {
             return;
         }
         let stored = self.learning.inner.lock().stored.get(application).copied();
         let mtbf_s = match stored {
             Some((mtbf_s, _)) => mtbf_s,
-            None => self.prior_mtbf_s(path, pid),
+            None => self.prior_mtbf_s(path, process),
         };
         let number = self.catalog.apps().number_or_new(application);
         self.catalog.apps().set_mtbf(number, mtbf_s);
@@ -327,11 +332,11 @@ impl Plan {
 
     /// What is known before the first restart: the rule's or the configured MTBF, else by the
     /// number of nodes of the job.
-    fn prior_mtbf_s(&self, path: &[u8], pid: u32) -> f64 {
+    fn prior_mtbf_s(&self, path: &[u8], process: Process) -> f64 {
         if let Some(mtbf_s) = self.catalog.rules().mtbf_s(path) {
             return mtbf_s;
         }
-        match nodes_of(pid) {
+        match self.base.processes().nodes_of(process) {
             Some(nodes) => prior_s(nodes),
             None => self.learning.prior_s.unwrap_or(PRIOR_MTBF_S),
         }
@@ -344,7 +349,7 @@ impl Plan {
         runs.is_none_or(|runs| runs.writers.is_empty() && runs.detector.is_armed())
     }
 
-    fn note_reader(&self, application: u32, pid: u32, read: &Read) {
+    fn note_reader(&self, application: u32, process: Process, read: &Read) {
         let now_s = self.learning.now_s();
         // The PFS may take its time to answer, and is asked before others wait for this.
         let changed_s = match self.are_writers_unknown(application) {
@@ -361,7 +366,7 @@ impl Plan {
             let runs = Runs {
                 detector: RestartDetector::restored(mtbf_s, last_s, window_s),
                 writers: Vec::new(),
-                writer: opener(0),
+                writer: self.base.processes().opener(Process::default()),
                 written_s: last_s,
                 bystander: None,
             };
@@ -371,7 +376,8 @@ impl Plan {
         let Some(runs) = inner.runs.get_mut(&application) else {
             return;
         };
-        if !runs.detector.is_armed() || runs.writers.iter().any(|writer| writer.pid() == pid) {
+        if !runs.detector.is_armed() || runs.writers.iter().any(|writer| writer.process == process)
+        {
             return;
         }
         if runs.writers.is_empty()
@@ -382,26 +388,34 @@ impl Plan {
         }
         if runs
             .bystander
-            .is_some_and(|(p, at_s)| p == pid && now_s - at_s < BYSTANDER_S)
+            .is_some_and(|(p, at_s)| p == process && now_s - at_s < BYSTANDER_S)
         {
             return;
         }
-        runs.bystander = Some((pid, now_s));
+        runs.bystander = Some((process, now_s));
         let since_write_s = now_s - runs.written_s;
-        if age_s(pid).is_none_or(|age| age > since_write_s + START_SLACK_S) {
+        let processes = self.base.processes();
+        if processes
+            .age_s(process)
+            .is_none_or(|age| age > since_write_s + START_SLACK_S)
+        {
             // It was there when the data was written, or nobody knows who it is.
             return;
         }
         let is_there = |writer: &Writer| {
-            age_s(writer.pid()).is_some_and(|a| a + START_SLACK_S > since_write_s)
+            let age_s = processes.age_s(writer.process);
+            age_s.is_some_and(|age| age + START_SLACK_S > since_write_s)
         };
         let writers = match runs.writers.iter().any(is_there) {
             true => Writers::Running,
             false => Writers::Gone,
         };
-        let restart = runs
-            .detector
-            .on_read_open(opener(pid), ReadPurpose::User, writers, now_s);
+        let restart = runs.detector.on_read_open(
+            processes.opener(process),
+            ReadPurpose::User,
+            writers,
+            now_s,
+        );
         if let Some(mtbf_s) = restart {
             inner.restarts += 1;
             inner.hits += u64::from(matches!(read, Read::Here(_)));

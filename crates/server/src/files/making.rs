@@ -1,0 +1,60 @@
+//! New, empty objects.
+
+use std::sync::Arc;
+
+use forebay_tiers::{Identity, Object, TierKind};
+use forebay_types::{Errno, TierId};
+
+use crate::base::failure::Failure;
+use crate::files::Files;
+
+impl Files {
+    /// Makes an empty object, in the overflow if the file system below its tier has no room even
+    /// for that, or somebody has removed the tier's directory. `shared`: the kernel is to write it.
+    pub(crate) fn create_object(
+        &self,
+        tier: TierId,
+        identity: &Identity,
+        shared: bool,
+    ) -> Result<(TierId, Arc<dyn Object>), Failure> {
+        let create = |tier: TierId| -> Result<Arc<dyn Object>, Failure> {
+            let slot = self.buffer.tiers().get(tier).ok_or(Errno::ENODEV)?;
+            Ok(match shared {
+                true => slot.tier.create_shared(identity.object, identity)?,
+                false => slot.tier.create(identity.object, identity)?,
+            })
+        };
+        match create(tier) {
+            Err(failure)
+                if matches!(failure.errno(), Errno::ENOSPC | Errno::EDQUOT)
+                    && self.buffer.tiers().kind(tier) != TierKind::Pfs =>
+            {
+                self.buffer.queue().hurry();
+                let overflow = self.buffer.tiers().need_overflow(self.ns.pfs())?;
+                Ok((overflow, create(overflow)?))
+            }
+            Err(failure)
+                if failure.errno() == Errno::ENOENT
+                    && self.buffer.tiers().kind(tier) != TierKind::Pfs =>
+            {
+                self.report_tier_removed(tier);
+                let overflow = self.buffer.tiers().need_overflow(self.ns.pfs())?;
+                Ok((overflow, create(overflow)?))
+            }
+            made => Ok((tier, made?)),
+        }
+    }
+
+    fn report_tier_removed(&self, tier: TierId) {
+        let name = self
+            .buffer
+            .tiers()
+            .get(tier)
+            .map_or("", |slot| slot.tier.name());
+        self.base.report(
+            format!("(tier {name})").into_bytes(),
+            Errno::ENOENT,
+            "its directory has been removed by somebody else; new files go straight to the PFS until a restart".into(),
+        );
+    }
+}
