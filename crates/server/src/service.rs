@@ -40,6 +40,22 @@ impl Service for Server {
                 .map(|c| Response::Control(c).into()),
             // Only the mount can vouch for a program's user.
             _ if !peer.mount => Err(Errno::EPERM.into()),
+            Request::ControlFor {
+                uid,
+                gid,
+                groups,
+                control,
+            } => {
+                let asker = Peer {
+                    uid,
+                    gid,
+                    groups: &groups,
+                    local: false,
+                    mount: false,
+                    socket: None,
+                };
+                self.control_from_elsewhere(asker, control)
+            }
             other => self.answer(peer, other, payload, into),
         };
         answered.unwrap_or_else(|failure| Reply::from(failure.told(name)))
@@ -389,6 +405,13 @@ impl Server {
         match rooms.base.given_up().filter(|_| self.is_stuck()) {
             Some(why) => rooms.orders.jobs().progress_without_pfs(id, asker, &why),
             None => rooms.orders.jobs().progress(id, asker),
+        }
+    }
+
+    fn control_from_elsewhere(&self, asker: Peer<'_>, control: Control) -> Result<Reply, Failure> {
+        match control.may_come_from_elsewhere() {
+            true => Ok(Response::Control(self.control(asker, control)?).into()),
+            false => Err(Errno::EPERM.into()),
         }
     }
 

@@ -70,6 +70,21 @@ impl Control {
         }
     }
 
+    /// Whether it may come from another node than the server's own.
+    pub fn may_come_from_elsewhere(&self) -> bool {
+        match self {
+            Control::Status
+            | Control::Where { .. }
+            | Control::Start { .. }
+            | Control::Job { .. }
+            | Control::Cancel { .. } => true,
+            Control::Shutdown { .. }
+            | Control::Calibrate { .. }
+            | Control::Policy { .. }
+            | Control::Fsck { .. } => false,
+        }
+    }
+
     /// Bounds on the number and length of paths.
     pub fn check(&self) -> Result<(), Errno> {
         let paths = match self {

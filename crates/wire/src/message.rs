@@ -228,6 +228,14 @@ pub enum Request {
     },
     /// From the command line, not from a mount.
     Control(Control),
+    /// The same, handed on by a mount, which names the user whom it was asked by. Orders that are
+    /// for the server's own node are refused.
+    ControlFor {
+        uid: u32,
+        gid: u32,
+        groups: Vec<u32>,
+        control: Control,
+    },
     /// Tells of processes before the server is asked in their name, and of those that have ended.
     Introduce {
         processes: Vec<Introduction>,
@@ -338,7 +346,7 @@ impl Request {
             Request::Seek { .. } => "lseek",
             Request::CreateUnnamed { .. } => "create without a name",
             Request::Introduce { .. } => "introduction",
-            Request::Control(control) => control.name(),
+            Request::Control(control) | Request::ControlFor { control, .. } => control.name(),
         }
     }
 
@@ -378,7 +386,8 @@ impl Request {
             | Request::FsyncDir { .. }
             | Request::Seek { .. }
             | Request::Introduce { .. }
-            | Request::Control(_) => false,
+            | Request::Control(_)
+            | Request::ControlFor { .. } => false,
         }
     }
 
@@ -416,7 +425,8 @@ impl Request {
             | Request::Open { .. }
             | Request::FsyncDir { .. }
             | Request::Introduce { .. }
-            | Request::Control(_) => None,
+            | Request::Control(_)
+            | Request::ControlFor { .. } => None,
         }
     }
 
@@ -455,7 +465,8 @@ impl Request {
             | Request::Space { .. }
             | Request::Seek { .. }
             | Request::Introduce { .. }
-            | Request::Control(_) => None,
+            | Request::Control(_)
+            | Request::ControlFor { .. } => None,
         }
     }
 
@@ -529,6 +540,12 @@ impl Request {
             }
             Request::Introduce { processes, ended } => check_introduction(processes, ended),
             Request::Control(control) => control.check(),
+            Request::ControlFor {
+                groups, control, ..
+            } => match groups.len() > limits::GROUPS_PER_PROCESS_MAX {
+                true => Err(Errno::E2BIG),
+                false => control.check(),
+            },
             _ => Ok(()),
         }
     }
