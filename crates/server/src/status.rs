@@ -49,7 +49,7 @@ impl Rooms {
         StatusBits {
             version: env!("CARGO_PKG_VERSION").into(),
             pfs: bytes(&self.base.settings().pfs),
-            mount: bytes(&self.base.settings().mount),
+            mount: bytes(self.base.settings().shown_at()),
             state: bytes(&self.base.settings().state),
             pid: std::process::id(),
             uptime_ms: self.base.started().elapsed().as_millis() as u64,

@@ -1,6 +1,7 @@
 //! `forebay up`: starts a burst buffer and mounts it.
 
-mod detach;
+pub mod detach;
+pub mod front;
 mod given;
 mod keys;
 mod layers;
@@ -20,6 +21,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use forebay_types::format_size;
 
 use self::detach::Readiness;
+use self::front::{Front, MountHere};
 use self::layers::{ConfigFile, Layers};
 use self::settle::Plan;
 use self::values::{Count, FromText, Level, PolicyName, Size, parse_ssd};
@@ -125,26 +127,37 @@ pub fn run(args: &UpArgs) -> Result<Exit, Failure> {
 }
 
 fn start(args: &UpArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
-    let mut plan = settings(args)?;
+    start_planned(settings(args)?, &MountHere, args.detached, readiness)
+}
+
+/// Starts what is planned, after all checks, and serves.
+pub fn start_planned(
+    mut plan: Plan,
+    front: &dyn Front,
+    detached: bool,
+    readiness: &mut Readiness,
+) -> Result<Exit, Failure> {
     let ground = preflight::check(&mut plan)?;
     let state = plan.settings.state.clone();
     let made = preflight::make_state(&state)?;
-    let served = serve(&plan, &ground, args.detached, readiness);
+    let served = serve(&plan, front, &ground, detached, readiness);
     if served.is_err() && made && !readiness.is_announced() {
         preflight::unmake_state(&state);
     }
     served
 }
 
+/// Serves until it is told to stop.
 fn serve(
     plan: &Plan,
+    front: &dyn Front,
     ground: &preflight::Ground,
     detached: bool,
     readiness: &mut Readiness,
 ) -> Result<Exit, Failure> {
     let state = &plan.settings.state;
     let _lock = lock(state)?;
-    preflight::clear_dead_mounts(&plan.settings)?;
+    preflight::clear_dead_mounts(state, plan.settings.mount.as_deref())?;
     let log = log::start(detached.then_some(state.as_path()))?;
     if let Some(most) = resources::raise_open_files() {
         tracing::info!("up to {most} descriptors");
@@ -156,8 +169,9 @@ fn serve(
             tracing::warn!("{warning}");
         }
     }
-    let line = announcement(plan);
-    run::serve(plan, detached, &log, &mut || readiness.announce(&line))
+    run::serve(plan, front, detached, &log, &mut || {
+        readiness.announce(&front.announcement(plan))
+    })
 }
 
 /// Takes the lock of a state folder.
@@ -257,8 +271,8 @@ impl UpArgs {
     }
 }
 
-/// The line that says it is up.
-fn announcement(plan: &Plan) -> String {
+/// The tiers of a plan, for people.
+pub fn tiers(plan: &Plan) -> String {
     let settings = &plan.settings;
     let dram = settings
         .dram_bytes
@@ -268,13 +282,7 @@ fn announcement(plan: &Plan) -> String {
         None => ssd.dir.display().to_string(),
     });
     let tiers: Vec<String> = dram.into_iter().chain(ssd).collect();
-    format!(
-        "{} is up in front of {}, with {} (process {})",
-        settings.mount.display(),
-        settings.pfs.display(),
-        tiers.join(", "),
-        std::process::id()
-    )
+    tiers.join(", ")
 }
 
 #[cfg(test)]

@@ -32,7 +32,9 @@ pub fn check(plan: &mut Plan) -> Result<Ground, Failure> {
     settings.pfs = check_pfs(&settings.pfs, settings.pfs_timeout)?;
     settings.state = check_state(&settings.state)?;
     let table = mount_table()?;
-    settings.mount = check_mount(&settings.mount, &settings.state, &table, &mut ground)?;
+    if let Some(mount) = &mut settings.mount {
+        *mount = check_mount(mount, &settings.state, &table, &mut ground)?;
+    }
     check_ssd(settings)?;
     check_relations(settings)?;
     if let Some(entry) = mounts::covering(&table, &settings.pfs).filter(|entry| entry.is_forebay())
@@ -45,8 +47,11 @@ pub fn check(plan: &mut Plan) -> Result<Ground, Failure> {
     }
     resources::check_space(&settings.ssd)?;
     resources::check_memory(settings, &table)?;
-    resources::check_fuse()?;
-    if plan.allow_other {
+    let mounts = settings.mount.is_some();
+    if mounts {
+        resources::check_fuse()?;
+    }
+    if mounts && plan.allow_other {
         resources::check_allow_other()?;
     }
     Ok(ground)
@@ -321,12 +326,48 @@ fn same_key(metadata: &Metadata) -> (u64, u64) {
 /// No folder of Forebay may lie in the PFS or in the mount. In the PFS it would be shown as the
 /// user's own files, and in the mount it would wait for itself.
 fn check_relations(settings: &Settings) -> Result<(), Failure> {
-    let (pfs, mount) = (&settings.pfs, &settings.mount);
+    if let Some(mount) = &settings.mount {
+        check_mount_and_pfs(mount, &settings.pfs)?;
+    }
+    let state = std::iter::once(("the state folder".to_string(), &settings.state));
+    let ssd = settings
+        .ssd
+        .iter()
+        .map(|ssd| ("the flash directory".to_string(), &ssd.dir));
+    for (name, folder) in state.chain(ssd) {
+        let inside = |what: &str, other: &str, place: &Path| {
+            format!("{what} lies inside {other} {}", place.display())
+        };
+        if let Some(mount) = &settings.mount
+            && mount.starts_with(folder)
+            && name != "the state folder"
+        {
+            let what = format!("{}: the mount point", mount.display());
+            let what = inside(&what, &name, folder);
+            return refuse(&what, "choose another directory for --mount");
+        }
+        let mount = settings.mount.as_ref();
+        let places = std::iter::once(("the PFS", &settings.pfs));
+        for (other, place) in places.chain(mount.map(|mount| ("the mount point", mount))) {
+            if folder.starts_with(place) {
+                let what = inside(&format!("{}: {name}", folder.display()), other, place);
+                return refuse(&what, "choose a folder on a local disk outside of it");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn refuse(what: &str, todo: &str) -> Result<(), Failure> {
+    Err(Failure::fatal(format!("{what}; {todo}")))
+}
+
+/// Neither may hide the other, or be it.
+pub fn check_mount_and_pfs(mount: &Path, pfs: &Path) -> Result<(), Failure> {
     let same = |a: &Path, b: &Path| match (std::fs::metadata(a), std::fs::metadata(b)) {
         (Ok(a), Ok(b)) => same_key(&a) == same_key(&b),
         _ => false,
     };
-    let refuse = |what: &str, todo: &str| Err(Failure::fatal(format!("{what}; {todo}")));
     if mount == pfs || same(mount, pfs) {
         let what = format!(
             "{}: mount point and PFS are the same directory",
@@ -352,31 +393,6 @@ fn check_relations(settings: &Settings) -> Result<(), Failure> {
             &what,
             "the mount would hide it: choose another directory for --mount",
         );
-    }
-    let state = std::iter::once(("the state folder".to_string(), &settings.state));
-    let ssd = settings
-        .ssd
-        .iter()
-        .map(|ssd| ("the flash directory".to_string(), &ssd.dir));
-    for (name, folder) in state.chain(ssd) {
-        if mount.starts_with(folder) && name != "the state folder" {
-            let what = format!(
-                "{}: the mount point lies inside {name} {}",
-                mount.display(),
-                folder.display()
-            );
-            return refuse(&what, "choose another directory for --mount");
-        }
-        for (other, place) in [("the PFS", pfs), ("the mount point", mount)] {
-            if folder.starts_with(place) {
-                let what = format!(
-                    "{}: {name} lies inside {other} {}",
-                    folder.display(),
-                    place.display()
-                );
-                return refuse(&what, "choose a folder on a local disk outside of it");
-            }
-        }
     }
     Ok(())
 }
@@ -407,8 +423,9 @@ pub fn unmake_state(state: &Path) {
 }
 
 /// With the lock held, every mount of this state belongs to a dead instance: takes them away.
-pub fn clear_dead_mounts(settings: &Settings) -> Result<(), Failure> {
-    for entry in mounts::of_state(&mount_table()?, &settings.state) {
+/// Afterwards nothing is mounted where the mount is to be.
+pub fn clear_dead_mounts(state: &Path, mount: Option<&Path>) -> Result<(), Failure> {
+    for entry in mounts::of_state(&mount_table()?, state) {
         mounts::detach(&entry.point).explain(
             format_args!(
                 "{}: cannot take away the mount of a dead instance",
@@ -417,19 +434,15 @@ pub fn clear_dead_mounts(settings: &Settings) -> Result<(), Failure> {
             "unmount it with umount -l",
         )?;
     }
+    let Some(mount) = mount else {
+        return Ok(());
+    };
     let table = mount_table()?;
-    let what = format!("{}: the mount point", settings.mount.display());
-    if let Some(entry) = table
-        .iter()
-        .rev()
-        .find(|entry| entry.point == settings.mount)
-    {
+    let what = format!("{}: the mount point", mount.display());
+    if let Some(entry) = table.iter().rev().find(|entry| entry.point == mount) {
         return Err(busy(&what, entry));
     }
-    match std::fs::metadata(&settings.mount)
-        .explain(&what, "")?
-        .is_dir()
-    {
+    match std::fs::metadata(mount).explain(&what, "")?.is_dir() {
         true => Ok(()),
         false => Err(Failure::fatal(format!(
             "{what}: is a file; --mount takes an existing directory"

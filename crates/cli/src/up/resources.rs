@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn memory_must_be_there() {
-        let mut settings = Settings::new("/p".into(), "/m".into(), "/s".into());
+        let mut settings = Settings::new("/p".into(), None, "/s".into());
         settings.dram_bytes = Some(1 << 60);
         let error = check_memory(&settings, &[]).unwrap_err().message;
         assert!(

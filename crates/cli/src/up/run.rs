@@ -1,15 +1,14 @@
-//! The life of a burst buffer in this process: start, mount, serve, unmount, stop.
+//! The life of a burst buffer in this process: start, open, serve, close, stop.
 
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_client::Client;
-use forebay_mount::{Company, MountOptions, Mounted};
 use forebay_server::Instance;
 use forebay_wire::control::{Control, ControlResponse, FsckReport, StatusBits};
-use forebay_wire::{InMemory, Peer, Request, Response, Service, UnixServer};
+use forebay_wire::{Peer, Request, Response, Service, UnixServer};
 
+use super::front::Front;
 use super::log::Log;
 use super::resources;
 use super::settle::Plan;
@@ -22,9 +21,10 @@ use crate::state::{self, SocketPath};
 use crate::{mounts, out, signals};
 
 /// Serves until it is told to stop; the caller holds the lock of the state folder. `announce` is
-/// called when the mount answers; if it fails, nobody wants the mount any more.
+/// called when it answers; if that fails, nobody wants it any more.
 pub fn serve(
     plan: &Plan,
+    front: &dyn Front,
     detached: bool,
     log: &Log,
     announce: &mut dyn FnMut() -> Result<(), Failure>,
@@ -35,7 +35,7 @@ pub fn serve(
     }
     let served = Served::default();
     watch_signals(plan, detached, log, served.clone()).explain("up: signals", "")?;
-    let supervisor = Supervisor::start(log.clone(), served.clone(), &plan.settings.mount)
+    let supervisor = Supervisor::start(log.clone(), served.clone(), plan.settings.mount.as_deref())
         .explain("up: cannot start a thread", "")?;
     tracing::info!("forebay {} starts", env!("CARGO_PKG_VERSION"));
     tracing::debug!("{:?}", plan.settings);
@@ -54,7 +54,7 @@ pub fn serve(
         }
         announce()
     };
-    let outcome = mount_and_wait(plan, &instance, &supervisor, &mut announce);
+    let outcome = open_and_wait(plan, front, &instance, &supervisor, &mut announce);
     let summary = instance.stop();
     if outcome.is_err() {
         // The state folder may be removed. Directories that this start has made its own would then
@@ -67,7 +67,7 @@ pub fn serve(
     }
     if outcome.is_ok() {
         let settings = &plan.settings;
-        let line = ended::farewell(&settings.mount, "stopped", &settings.state, &summary);
+        let line = ended::farewell(front.name(plan), "stopped", &settings.state, &summary);
         tell(detached, &line);
     }
     if instance.broken().is_none()
@@ -82,14 +82,15 @@ pub fn serve(
     match (outcome, instance.broken()) {
         (Ok(()), Some(what)) => Err(Failure::fatal(format!(
             "{}: ended, because {what}; the log says more",
-            plan.settings.mount.display()
+            front.name(plan).display()
         ))),
         (outcome, _) => outcome.map(|()| Exit::Complete),
     }
 }
 
-fn mount_and_wait(
+fn open_and_wait(
     plan: &Plan,
+    front: &dyn Front,
     instance: &Arc<Instance>,
     supervisor: &Supervisor,
     announce: &mut dyn FnMut() -> Result<(), Failure>,
@@ -100,71 +101,22 @@ fn mount_and_wait(
         format_args!("{}: control socket", settings.state.display()),
         "",
     )?;
-    let mounted = mount(plan, instance)?;
-    let supervisor = supervisor.clone();
-    mounted.on_thread_death(Box::new(move |what| supervisor.died(what)));
-    let ready = answer(plan).and_then(|()| announce());
+    let open = front.open(plan, instance, supervisor)?;
+    let ready = say_who_serves(&settings.state).and_then(|()| announce());
     if ready.is_ok() {
-        tracing::info!("{} answers", settings.mount.display());
+        tracing::info!("{} answers", front.name(plan).display());
         let why = instance.wait_stop();
         tracing::info!("stopping: {why}");
     }
-    unmount(&mounted, &settings.mount);
-    // Programs may go on using it, whoever has taken it out of the tree. No page is given out from
-    // here on, so that nothing is stored that nobody takes in.
-    mounted.end_pages();
-    instance.fetch_last_stores();
+    open.close(instance);
     drop(control);
     ready
 }
 
-fn mount(plan: &Plan, instance: &Arc<Instance>) -> Result<Mounted, Failure> {
-    let settings = &plan.settings;
-    let client = Client::new(Arc::new(InMemory::mount(instance.service())));
-    let options = MountOptions {
-        mount_point: settings.mount.clone(),
-        source: settings.state.to_string_lossy().into_owned(),
-        allow_other: plan.allow_other,
-        threads: plan.threads,
-        passthrough: settings.passthrough,
-        company: Company::Alone,
-    };
-    let what = format!("{}: cannot mount", settings.mount.display());
-    let mounted = forebay_mount::mount(client, &options).explain(what, "")?;
-    instance.write_back_by(Box::new(mounted.write_back()));
-    let stopped = instance.clone();
-    mounted.on_unmounted(Box::new(move || stopped.request_stop()));
-    Ok(mounted)
-}
-
-/// Waits for the first answer through the kernel, and says who serves.
-fn answer(plan: &Plan) -> Result<(), Failure> {
-    let settings = &plan.settings;
-    std::fs::metadata(&settings.mount).explain(
-        format_args!(
-            "{}: mounted, but it does not answer",
-            settings.mount.display()
-        ),
-        "",
-    )?;
+/// The file with the process id.
+pub fn say_who_serves(state: &Path) -> Result<(), Failure> {
     let pid = format!("{}\n", std::process::id());
-    state::write(&settings.state, state::PID, &pid)
-        .explain(settings.state.join(state::PID).display(), "")
-}
-
-/// Takes the mount out of the tree; if programs still use it, without waiting for them.
-fn unmount(mounted: &Mounted, point: &Path) {
-    let Err(error) = mounted.unmount(false) else {
-        return;
-    };
-    tracing::warn!(
-        "{}: {}; the mount is taken out of the tree all the same",
-        point.display(),
-        reason(&error)
-    );
-    if let Err(error) = mounted.unmount(true) {
-        tracing::error!("{}: cannot unmount: {}", point.display(), reason(&error));
-    }
+    state::write(state, state::PID, &pid).explain(state.join(state::PID).display(), "")
 }
 
 /// The first signal stops in order, the second at once; what fsync promised is safe either way.
@@ -192,7 +144,7 @@ fn watch_signals(plan: &Plan, detached: bool, log: &Log, served: Served) -> std:
             instance.request_stop();
         }
         _ => {
-            mounts::detach_ours(&mount);
+            mount.iter().for_each(|mount| mounts::detach_ours(mount));
             std::process::exit(128 + signal);
         }
     })

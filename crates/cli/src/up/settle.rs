@@ -40,9 +40,18 @@ pub struct Plan {
 /// Fills in defaults and refuses what makes no sense, without looking at the machine. Who may mount
 /// by itself lets other users in unless told otherwise.
 pub fn settle(given: Given, may_mount: bool) -> Result<Plan, Failure> {
+    let mount = folder(given.mount.clone(), "mount", "the directory to show it at")?;
+    settle_unmounted(given, may_mount).map(|mut plan| {
+        plan.settings.mount = Some(mount);
+        plan
+    })
+}
+
+/// The same for a server that mounts nothing itself.
+pub fn settle_unmounted(given: Given, may_mount: bool) -> Result<Plan, Failure> {
     let mut settings = Settings::new(
         folder(given.pfs, "pfs", "the slow file system")?,
-        folder(given.mount, "mount", "the directory to show it at")?,
+        None,
         folder(
             given.state,
             "state",

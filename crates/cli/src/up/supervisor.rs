@@ -34,12 +34,12 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Watches over all threads of this process that panic.
-    pub fn start(log: Log, served: Served, mount: &Path) -> io::Result<Supervisor> {
+    pub fn start(log: Log, served: Served, mount: Option<&Path>) -> io::Result<Supervisor> {
         let (deaths, heard) = mpsc::channel();
-        let mount = mount.to_path_buf();
+        let mount = mount.map(Path::to_path_buf);
         std::thread::Builder::new()
             .name("fb-supervisor".into())
-            .spawn(move || watch(&heard, &log, &served, &mount))?;
+            .spawn(move || watch(&heard, &log, &served, mount.as_deref()))?;
         let supervisor = Supervisor { deaths };
         let theirs = supervisor.clone();
         let usual = std::panic::take_hook();
@@ -75,7 +75,7 @@ fn message(payload: &dyn Any) -> &str {
     text.unwrap_or("no message")
 }
 
-fn watch(heard: &Receiver<String>, log: &Log, served: &Served, mount: &Path) {
+fn watch(heard: &Receiver<String>, log: &Log, served: &Served, mount: Option<&Path>) {
     loop {
         match heard.recv_timeout(TICK) {
             Ok(what) => return end(what, served, mount),
@@ -86,7 +86,7 @@ fn watch(heard: &Receiver<String>, log: &Log, served: &Served, mount: &Path) {
 }
 
 /// Begins the end, and sees to it that there is one. The process ends before this returns.
-fn end(what: String, served: &Served, mount: &Path) {
+fn end(what: String, served: &Served, mount: Option<&Path>) {
     let begun = Instant::now();
     let mut what = Some(what);
     while begun.elapsed() < END_LIMIT {
@@ -98,6 +98,6 @@ fn end(what: String, served: &Served, mount: &Path) {
         std::thread::sleep(LOOK);
     }
     tracing::error!("the end takes too long: ended at once");
-    mounts::detach_ours(mount);
+    mount.into_iter().for_each(mounts::detach_ours);
     std::process::exit(Exit::Fatal as i32);
 }

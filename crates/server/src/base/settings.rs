@@ -1,6 +1,6 @@
 //! What an administrator or user may set. Plain values: parsing them is the command line's work.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_policy::demotion::PlacementPolicy;
@@ -180,8 +180,9 @@ impl Default for ScrubSettings {
 pub struct Settings {
     /// The slow file system; an existing, readable directory.
     pub pfs: PathBuf,
-    /// Where it is shown (for messages; the server does not mount).
-    pub mount: PathBuf,
+    /// Where this process shows it (for messages; the server does not mount). `None`: other
+    /// processes do.
+    pub mount: Option<PathBuf>,
     /// State folder; exists, and the caller holds its lock.
     pub state: PathBuf,
     /// Size of the memory tier, bytes.
@@ -218,11 +219,16 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Below which path people find its files: the mount, else the same names on the PFS.
+    pub fn shown_at(&self) -> &Path {
+        self.mount.as_deref().unwrap_or(&self.pfs)
+    }
+
     /// Defaults around the three directories that have none.
-    pub fn new(pfs: PathBuf, mount: PathBuf, state: PathBuf) -> Settings {
+    pub fn new(pfs: PathBuf, mount: impl Into<Option<PathBuf>>, state: PathBuf) -> Settings {
         Settings {
             pfs,
-            mount,
+            mount: mount.into(),
             state,
             dram_bytes: None,
             ssd: Vec::new(),

@@ -12,7 +12,7 @@ use crate::base::settings::{Settings, SsdSetting};
 pub struct Facts {
     /// The PFS.
     pub pfs: PathBuf,
-    /// The mount point.
+    /// Below which path people find its files.
     pub mount: PathBuf,
     /// Size of the memory tier, bytes.
     pub dram_bytes: Option<u64>,
@@ -53,7 +53,7 @@ impl Facts {
     pub fn new(settings: &Settings) -> Facts {
         let mut facts = Facts {
             pfs: settings.pfs.clone(),
-            mount: settings.mount.clone(),
+            mount: settings.shown_at().to_path_buf(),
             dram_bytes: None,
             ssd: Vec::new(),
             known_ssd: Vec::new(),
@@ -67,7 +67,7 @@ impl Facts {
 
     /// Takes over what may change from start to start.
     pub fn follow(&mut self, settings: &Settings) {
-        self.mount = settings.mount.clone();
+        self.mount = settings.shown_at().to_path_buf();
         self.dram_bytes = settings.dram_bytes;
         self.ssd = settings
             .ssd

@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn a_share_that_does_not_fit_is_told_as_people_write_it() {
-        let mut settings = Settings::new("/p".into(), "/m".into(), "/s".into());
+        let mut settings = Settings::new("/p".into(), None, "/s".into());
         settings.engine.share_bytes = Some(64 << 30);
         let dedicated = Dedicated::new(&settings);
         assert_eq!(dedicated.check(64 << 30), Ok(()));

@@ -1,0 +1,122 @@
+//! By what a burst buffer is reached: a mount in its own process, or the network.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use forebay_client::Client;
+use forebay_mount::{Company, MountOptions, Mounted};
+use forebay_server::Instance;
+use forebay_wire::InMemory;
+
+use super::settle::Plan;
+use super::supervisor::Supervisor;
+use super::tiers;
+use crate::exit::{Explain, Failure, reason};
+
+/// By what a burst buffer is reached.
+pub trait Front {
+    /// What messages call it.
+    fn name<'a>(&self, plan: &'a Plan) -> &'a Path;
+
+    /// The line that says that it is up.
+    fn announcement(&self, plan: &Plan) -> String;
+
+    /// Opens it, and waits until it answers.
+    fn open(
+        &self,
+        plan: &Plan,
+        instance: &Arc<Instance>,
+        supervisor: &Supervisor,
+    ) -> Result<Box<dyn OpenFront>, Failure>;
+}
+
+/// One that is open.
+pub trait OpenFront {
+    /// Lets nobody in any more, and takes in what was under way.
+    fn close(self: Box<Self>, instance: &Instance);
+}
+
+/// `forebay up`: a mount in the process of the server.
+pub struct MountHere;
+
+impl Front for MountHere {
+    fn name<'a>(&self, plan: &'a Plan) -> &'a Path {
+        plan.settings.shown_at()
+    }
+
+    fn announcement(&self, plan: &Plan) -> String {
+        format!(
+            "{} is up in front of {}, with {} (process {})",
+            self.name(plan).display(),
+            plan.settings.pfs.display(),
+            tiers(plan),
+            std::process::id()
+        )
+    }
+
+    fn open(
+        &self,
+        plan: &Plan,
+        instance: &Arc<Instance>,
+        supervisor: &Supervisor,
+    ) -> Result<Box<dyn OpenFront>, Failure> {
+        let settings = &plan.settings;
+        let point = self.name(plan);
+        let client = Client::new(Arc::new(InMemory::mount(instance.service())));
+        let options = MountOptions {
+            mount_point: point.to_path_buf(),
+            source: settings.state.to_string_lossy().into_owned(),
+            allow_other: plan.allow_other,
+            threads: plan.threads,
+            passthrough: settings.passthrough,
+            company: Company::Alone,
+        };
+        let what = format!("{}: cannot mount", point.display());
+        let mounted = forebay_mount::mount(client, &options).explain(what, "")?;
+        instance.write_back_by(Box::new(mounted.write_back()));
+        let stopped = instance.clone();
+        mounted.on_unmounted(Box::new(move || stopped.request_stop()));
+        let supervisor = supervisor.clone();
+        mounted.on_thread_death(Box::new(move |what| supervisor.died(what)));
+        let open = Box::new(OpenMount {
+            mounted,
+            point: point.to_path_buf(),
+        });
+        if let Err(error) = std::fs::metadata(point) {
+            open.close(instance);
+            let what = format!("{}: mounted, but it does not answer", point.display());
+            return Err(error).explain(what, "");
+        }
+        Ok(open)
+    }
+}
+
+struct OpenMount {
+    mounted: Mounted,
+    point: std::path::PathBuf,
+}
+
+impl OpenFront for OpenMount {
+    fn close(self: Box<Self>, instance: &Instance) {
+        unmount(&self.mounted, &self.point);
+        // Programs may go on using it, whoever has taken it out of the tree. No page is given out
+        // from here on, so that nothing is stored that nobody takes in.
+        self.mounted.end_pages();
+        instance.fetch_last_stores();
+    }
+}
+
+/// Takes a mount out of the tree; if programs still use it, without waiting for them.
+pub fn unmount(mounted: &Mounted, point: &Path) {
+    let Err(error) = mounted.unmount(false) else {
+        return;
+    };
+    tracing::warn!(
+        "{}: {}; the mount is taken out of the tree all the same",
+        point.display(),
+        reason(&error)
+    );
+    if let Err(error) = mounted.unmount(true) {
+        tracing::error!("{}: cannot unmount: {}", point.display(), reason(&error));
+    }
+}
