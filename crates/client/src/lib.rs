@@ -6,9 +6,11 @@
 mod callers;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use callers::Callers;
+use forebay_policy::links::{Asked, Distribution, Moves, choose};
 use forebay_types::{
     Attr, Cred, Dirent, Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
 };
@@ -39,6 +41,9 @@ pub struct Client {
     connection: Arc<dyn Connection>,
     /// Where the server cannot ask this node's kernel.
     callers: Option<Arc<Callers>>,
+    distribution: Distribution,
+    /// Counts requests that move data.
+    moved: Arc<AtomicU64>,
 }
 
 fn link(parent: Ino, name: &[u8]) -> Link {
@@ -59,15 +64,29 @@ impl Client {
         Client {
             connection,
             callers: None,
+            distribution: Distribution::default(),
+            moved: Arc::default(),
         }
     }
 
     /// Talks over this connection to a server that may be on another node.
-    pub fn of_another_node(connection: Arc<dyn Connection>) -> Client {
+    pub fn of_another_node(connection: Arc<dyn Connection>, distribution: Distribution) -> Client {
         Client {
-            connection,
             callers: Some(Arc::default()),
+            distribution,
+            ..Client::new(connection)
         }
+    }
+
+    /// The link for a request that moves data.
+    fn link_for(&self, moves: Moves, thread: u32) -> usize {
+        let links = self.connection.links();
+        if links == 1 {
+            return 0;
+        }
+        let nth = self.moved.fetch_add(1, Ordering::Relaxed);
+        let asked = Asked { moves, thread, nth };
+        choose(self.distribution, links, asked)
     }
 
     /// Tells the server of a process that is about to ask. What cannot be told is missed only where
@@ -400,41 +419,44 @@ impl Client {
         self.done(Request::Release { handle })
     }
 
-    /// Fills `into` from `offset`; fewer bytes only at the end of the file.
-    pub fn read(&self, handle: Handle, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
-        let len = into.len() as u32;
-        match self
-            .connection
-            .call(
-                Request::Read {
-                    handle,
-                    offset,
-                    len,
-                },
-                &[],
-                into,
-            )?
-            .response
-        {
+    /// Fills `into` from `offset`; fewer bytes only at the end of the file. `thread` asks, 0 where
+    /// that is not known.
+    pub fn read(
+        &self,
+        handle: Handle,
+        offset: u64,
+        into: &mut [u8],
+        thread: u32,
+    ) -> Result<usize, Errno> {
+        let request = Request::Read {
+            handle,
+            offset,
+            len: into.len() as u32,
+        };
+        let link = self.link_for(Moves::Read, thread);
+        match self.connection.call_on(link, request, &[], into)?.response {
             Response::Moved(bytes) => Ok(bytes as usize),
             other => unexpected(other),
         }
     }
 
-    /// Writes `data` at `offset`, or at the end.
+    /// Writes `data` at `offset`, or at the end. `thread` asks, 0 where that is not known.
     pub fn write(
         &self,
         handle: Handle,
         offset: u64,
         data: &[u8],
         how: WriteHow,
+        thread: u32,
     ) -> Result<Progress<usize>, Errno> {
         let request = Request::Write {
             handle,
             offset,
             how,
         };
-        match self.connection.call(request, data, &mut [])?.response {
+        let link = self.link_for(Moves::Write, thread);
+        let reply = self.connection.call_on(link, request, data, &mut [])?;
+        match reply.response {
             Response::Moved(bytes) => Ok(Progress::Done(bytes as usize)),
             Response::WouldWait => Ok(Progress::WouldWait),
             other => unexpected(other),

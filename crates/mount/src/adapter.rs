@@ -341,7 +341,7 @@ impl Filesystem for Adapter {
 
     fn read(
         &self,
-        _: &Request,
+        request: &Request,
         _: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -350,12 +350,12 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.answer_read(handle(fh), offset, size as usize, reply);
+        self.answer_read((handle(fh), request.pid()), offset, size as usize, reply);
     }
 
     fn write(
         &self,
-        _: &Request,
+        request: &Request,
         node: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -374,7 +374,7 @@ impl Filesystem for Adapter {
             write_back,
         };
         let file = (ino(node), handle(fh));
-        self.answer_write(file, offset, data, how, reply);
+        self.answer_write(file, (offset, data), how, request.pid(), reply);
     }
 
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {

@@ -11,7 +11,13 @@ use crate::convert::{errno, seek_what, space_change};
 use crate::inflight::finish;
 
 impl Adapter {
-    pub(crate) fn answer_read(&self, handle: Handle, offset: u64, size: usize, reply: ReplyData) {
+    pub(crate) fn answer_read(
+        &self,
+        (handle, thread): (Handle, u32),
+        offset: u64,
+        size: usize,
+        reply: ReplyData,
+    ) {
         if self.belief.pages_ended() {
             return reply.error(errno(Errno::ENOTCONN));
         }
@@ -21,7 +27,7 @@ impl Adapter {
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
-            let read = client.read(handle, offset, &mut buffer[..size]);
+            let read = client.read(handle, offset, &mut buffer[..size], thread);
             match (turn.reply::<ReplyData>(), read) {
                 (Some(reply), Ok(n)) => reply.data(&buffer[..n]),
                 (Some(reply), Err(e)) => reply.error(errno(e)),
@@ -33,9 +39,9 @@ impl Adapter {
     pub(crate) fn answer_write(
         &self,
         (node, handle): (Ino, Handle),
-        offset: u64,
-        data: &[u8],
+        (offset, data): (u64, &[u8]),
         how: WriteHow,
+        thread: u32,
         reply: ReplyWrite,
     ) {
         let changed = move |belief: &Belief| {
@@ -44,7 +50,7 @@ impl Adapter {
             }
         };
         let turn = self.in_flight.turn(reply);
-        let written = self.client.write(handle, offset, data, how);
+        let written = self.client.write(handle, offset, data, how, thread);
         let reply = match (turn.reply::<ReplyWrite>(), written) {
             (Some(reply), Ok(Progress::Done(n))) => {
                 changed(&self.belief);
@@ -69,7 +75,7 @@ impl Adapter {
                 may_wait: true,
                 ..how
             };
-            let written = client.write(handle, offset, &data, how);
+            let written = client.write(handle, offset, &data, how, thread);
             match (turn.reply::<ReplyWrite>(), written) {
                 (Some(reply), Ok(Progress::Done(n))) => {
                     changed(&belief);

@@ -306,7 +306,7 @@ fn set_id_bits_go_with_a_truncation_or_a_write_of_a_file_on_the_pfs_too() {
                 drop_suid: true,
                 ..WriteHow::WAITING
             };
-            client.write(handle, 0, b"new", how).expect("write");
+            client.write(handle, 0, b"new", how, 0).expect("write");
             client.release(handle).expect("close");
         }
         assert_eq!(now(&server, name.as_bytes()).perm, 0o755, "{name}");

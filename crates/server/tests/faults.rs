@@ -38,7 +38,7 @@ fn what_comes_after_the_last_count_is_refused() {
     assert_eq!(client.setattr(attr.ino, None, cut, me()).map(drop), refused);
     assert_eq!(client.unlink(Ino::ROOT, b"f", me()), refused);
     let mut found = [0; 6];
-    assert_eq!(client.read(handle, 0, &mut found), Ok(6));
+    assert_eq!(client.read(handle, 0, &mut found, 0), Ok(6));
     assert_eq!(&found, b"before");
     assert_eq!(client.release(handle), Ok(()), "nothing is left to change");
 }

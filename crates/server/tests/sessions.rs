@@ -44,13 +44,13 @@ impl Node {
             append: true,
             ..WriteHow::WAITING
         };
-        let done = self.client.write(file.opened.handle, 0, data, how);
+        let done = self.client.write(file.opened.handle, 0, data, how, 0);
         assert_eq!(done, Ok(Progress::Done(data.len())));
     }
 
     fn read(&self, file: &OpenFile, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
-        let read = self.client.read(file.opened.handle, 0, &mut data);
+        let read = self.client.read(file.opened.handle, 0, &mut data, 0);
         data.truncate(read.expect("read"));
         data
     }

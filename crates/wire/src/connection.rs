@@ -87,6 +87,23 @@ pub trait Connection: Send + Sync {
     /// does a broken connection (`ENOTCONN`).
     fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno>;
 
+    /// How many links to the server there are, at least 1; see [`Connection::call_on`].
+    fn links(&self) -> usize {
+        1
+    }
+
+    /// The same as [`Connection::call`], over the link with this number (from 0; taken modulo the
+    /// number of links). Which link is a good one is for the caller to know.
+    fn call_on(
+        &self,
+        _link: usize,
+        request: Request,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Reply, Errno> {
+        self.call(request, payload, into)
+    }
+
     /// Whether replies may carry descriptors.
     fn hands_over_descriptors(&self) -> bool;
 

@@ -287,7 +287,10 @@ impl Running {
 
     /// Writes by requests, waiting for space where needed.
     pub fn write(&self, handle: Handle, offset: u64, data: &[u8]) -> Result<(), Errno> {
-        match self.client.write(handle, offset, data, WriteHow::WAITING)? {
+        match self
+            .client
+            .write(handle, offset, data, WriteHow::WAITING, 0)?
+        {
             forebay_client::Progress::Done(n) => assert_eq!(n, data.len()),
             forebay_client::Progress::WouldWait => panic!("a write that may wait did not"),
         }
@@ -327,7 +330,7 @@ impl Running {
             let end = data.len().min(at + (1 << 20));
             let n = self
                 .client
-                .read(handle, offset + at as u64, &mut data[at..end])?;
+                .read(handle, offset + at as u64, &mut data[at..end], 0)?;
             if n == 0 {
                 break;
             }

@@ -128,7 +128,7 @@ fn data_survives_the_loss_of_its_directory_on_the_pfs() {
     );
     assert_eq!(server.client.fsync(reader, false), Ok(()), "once");
     let mut data = [0; 16];
-    assert_eq!(server.client.read(reader, 0, &mut data), Ok(8));
+    assert_eq!(server.client.read(reader, 0, &mut data, 0), Ok(8));
     assert_eq!(&data[..8], b"precious");
     assert_eq!(server.instance.undrained().undrained_files, 1);
     // The deadline of the drain has passed; an order without one ends the wait.

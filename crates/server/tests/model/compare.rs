@@ -114,7 +114,7 @@ impl World {
         while at < into.len() {
             let end = into.len().min(at + (1 << 20));
             let client = &self.server().client;
-            let n = client.read(handle, at as u64, &mut into[at..end]);
+            let n = client.read(handle, at as u64, &mut into[at..end], 0);
             match n.expect("read") {
                 0 => break,
                 n => at += n,

@@ -191,8 +191,8 @@ impl World {
                 };
                 // Where an append goes is not asked of who appends.
                 let offset = if append { 0 } else { offset as u64 };
-                let done = match client.write(handle, offset, &data, how(false)) {
-                    Ok(Progress::WouldWait) => client.write(handle, offset, &data, how(true)),
+                let done = match client.write(handle, offset, &data, how(false), 0) {
+                    Ok(Progress::WouldWait) => client.write(handle, offset, &data, how(true), 0),
                     other => other,
                 };
                 assert_eq!(done, Ok(Progress::Done(len)), "write");
@@ -211,13 +211,19 @@ impl World {
         let open = &self.opens[at];
         let done = match &open.unseen {
             _ if !open.flags.reads() => {
-                let done = self.server().client.read(handle, offset as u64, &mut got);
+                let done = self
+                    .server()
+                    .client
+                    .read(handle, offset as u64, &mut got, 0);
                 assert_eq!(done, Err(Errno::EBADF), "read of a file open for writing");
                 return;
             }
             Some((file, _)) => file.read_at(&mut got, offset as u64).expect("pread"),
             None => {
-                let done = self.server().client.read(handle, offset as u64, &mut got);
+                let done = self
+                    .server()
+                    .client
+                    .read(handle, offset as u64, &mut got, 0);
                 done.unwrap_or_else(|e| panic!("read: {e:?}"))
             }
         };
