@@ -122,6 +122,7 @@ fn finish(
     mode: OpenMode,
 ) -> Result<Rooms, StartError> {
     let state = settings.state.clone();
+    let epoch = next_epoch(&ns).map_err(failed("metadata store"))?;
     let count = missing_tiers(&loaded, &tiers);
     if count > 0 && mode == OpenMode::Serve {
         tiers.undo(&state);
@@ -134,7 +135,7 @@ fn finish(
             return Err(error);
         }
     };
-    let rooms = wire_up(settings, ns, tiers, scheduling);
+    let rooms = wire_up((settings, ns, epoch), tiers, scheduling);
     let taken_over = take_over(&rooms, loaded, facts, mode);
     if taken_over.is_err() {
         rooms.buffer.tiers().undo(&state);
@@ -166,6 +167,18 @@ fn take_over(
         tracing::warn!("which PFS this is will not be known at the next start: {why}");
     }
     Ok(())
+}
+
+/// Tells this start from all others of the same state. It is the time of the start in seconds, or
+/// later than that of the last one: also where a loss of power took the record of that.
+fn next_epoch(ns: &Namespace) -> Result<u32, forebay_namespace::NsError> {
+    const NAME: &str = "epoch";
+    let last = ns.get_fact(NAME)?.and_then(|bytes| bytes.try_into().ok());
+    let last = last.map_or(0, u32::from_le_bytes);
+    let now_s = u32::try_from(forebay_types::TimeSpec::now().sec).unwrap_or(0);
+    let epoch = now_s.max(last.saturating_add(1));
+    ns.put_fact(NAME, &epoch.to_le_bytes())?;
+    Ok(epoch)
 }
 
 /// How many undrained files lie in tiers that this start does not have.
@@ -225,7 +238,11 @@ impl Scheduling {
 }
 
 /// Every room with those below it.
-fn wire_up(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Scheduling) -> Rooms {
+fn wire_up(
+    (settings, ns, epoch): (Settings, Namespace, u32),
+    tiers: TierSet,
+    scheduling: Scheduling,
+) -> Rooms {
     let has_flash = !settings.ssd.is_empty();
     let durability = settings.durability;
     let durability = durability.unwrap_or(Files::default_durability(has_flash));
@@ -246,7 +263,7 @@ fn wire_up(settings: Settings, ns: Namespace, tiers: TierSet, scheduling: Schedu
         trigger,
         descriptors.batch_files_max,
     );
-    let base = Arc::new(Base::new(settings, ns, started));
+    let base = Arc::new(Base::new(settings, ns, epoch, started));
     let catalog = Arc::new(Catalog::new(&base, durability));
     let buffer = Arc::new(Buffer::new(&base, &catalog, tiers));
     let integrity = Arc::new(Integrity::new(&base, &catalog, &buffer, scrub));

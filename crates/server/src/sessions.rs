@@ -4,7 +4,9 @@
 //!
 //! 1. A handle is of use to the session that opened it and to no other.
 //! 2. A session drops no reference that the session does not have.
-//! 3. When a session has ended, nothing of it is left: files and directories are closed, references
+//! 3. What a client names by id, the client has found in this session. What it has kept from an
+//!    earlier one may be another file's by now.
+//! 4. When a session has ended, nothing of it is left: files and directories are closed, references
 //!    are dropped, and requests under way have been answered before.
 
 use std::collections::{HashMap, HashSet};
@@ -101,7 +103,19 @@ impl Session {
         &self.shards[id as usize % SHARDS]
     }
 
-    /// Looks whether the client has what it names; what it closes is not the client's any more.
+    /// Looks whether the client has found what it names.
+    fn check_nodes(&self, request: &Request) -> Result<(), Errno> {
+        let mut named = request.nodes().into_iter().flatten();
+        let is_known =
+            |ino: Ino| ino == Ino::ROOT || self.shard(ino.0).lock().references.contains_key(&ino);
+        match named.all(is_known) {
+            true => Ok(()),
+            false => Err(Errno::ESTALE),
+        }
+    }
+
+    /// Looks whether the client has the handle that it names; what it closes is not the client's
+    /// any more.
     fn check_handle(&self, request: &Request) -> Result<(), Errno> {
         let Some(handle) = request.handle() else {
             return Ok(());
@@ -119,7 +133,8 @@ impl Session {
                     .fetch_sub(usize::from(closes), Ordering::Relaxed);
                 Ok(())
             }
-            false => Err(Errno::EBADF),
+            // Of an earlier session, if the client is honest.
+            false => Err(Errno::ESTALE),
         }
     }
 
@@ -233,7 +248,8 @@ impl Service for Session {
         if self.ended.load(Ordering::Acquire) {
             return Errno::ENOTCONN.into();
         }
-        if let Err(errno) = self.check_handle(&request) {
+        let checked = self.check_nodes(&request);
+        if let Err(errno) = checked.and_then(|()| self.check_handle(&request)) {
             return errno.into();
         }
         let opens = match self.reserve_handle(&request) {
@@ -348,7 +364,9 @@ mod tests {
         ask(session, Request::Lookup(link)).expect("lookup");
     }
 
+    /// Finds it, and opens it.
     fn open(session: &Session) -> Handle {
+        look(session);
         let request = Request::Open {
             ino: Ino(7),
             flags: OpenFlags(0),
@@ -389,7 +407,7 @@ mod tests {
         // More than it has, and what it does not know.
         ask(&other, Request::Forget(vec![(Ino(7), 9), (Ino(8), 1)])).expect("forget");
         let asked = server.asked();
-        assert_eq!(asked.last(), Some(&Request::Forget(vec![(Ino(7), 1)])));
+        assert_eq!(asked.last(), Some(&Request::Forget(vec![(Ino(7), 2)])));
         one.end();
         one.end();
         let asked = server.asked();
@@ -397,7 +415,7 @@ mod tests {
         for wanted in [
             Request::Release { handle: left },
             Request::CloseDir { handle: dir },
-            Request::Forget(vec![(Ino(7), 3)]),
+            Request::Forget(vec![(Ino(7), 5)]),
         ] {
             assert!(asked.contains(&wanted), "{wanted:?} of {asked:?}");
         }
@@ -421,17 +439,17 @@ mod tests {
                 handle: Some(handle),
             },
         ] {
-            assert_eq!(ask(&other, request), Err(Errno::EBADF));
+            assert_eq!(ask(&other, request), Err(Errno::ESTALE));
         }
         for request in [
             Request::CloseDir { handle },
             Request::ReadDir { handle, offset: 0 },
         ] {
-            assert_eq!(ask(&one, request), Err(Errno::EBADF));
+            assert_eq!(ask(&one, request), Err(Errno::ESTALE));
         }
         assert_eq!(server.asked(), []);
         ask(&one, Request::Release { handle }).expect("close");
-        assert_eq!(ask(&one, read(handle)), Err(Errno::EBADF));
+        assert_eq!(ask(&one, read(handle)), Err(Errno::ESTALE));
     }
 
     #[test]
@@ -444,6 +462,7 @@ mod tests {
         });
         let session = Sessions::new(server.clone(), Arc::default()).begin();
         let handle = open(&session);
+        server.asked();
         let reader = {
             let session = session.clone();
             std::thread::spawn(move || ask(&session, read(handle)))
@@ -464,7 +483,8 @@ mod tests {
         go.send(()).expect("the reader waits");
         assert_eq!(reader.join().expect("reader"), Ok(Response::Moved(0)));
         ender.join().expect("ender");
-        assert_eq!(server.asked(), [read(handle), released]);
+        let forgotten = Request::Forget(vec![(Ino(7), 1)]);
+        assert_eq!(server.asked(), [read(handle), released, forgotten]);
     }
 
     #[test]

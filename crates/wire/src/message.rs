@@ -430,6 +430,46 @@ impl Request {
         }
     }
 
+    /// What it names by id: who asks has a reference on each.
+    pub fn nodes(&self) -> [Option<Ino>; 2] {
+        match self {
+            Request::Lookup(link)
+            | Request::Mknod { link, .. }
+            | Request::Mkdir { link, .. }
+            | Request::Symlink { link, .. }
+            | Request::Unlink { link, .. }
+            | Request::Rmdir { link, .. }
+            | Request::Create { link, .. } => [Some(link.parent), None],
+            Request::Link { ino, link, .. } => [Some(*ino), Some(link.parent)],
+            Request::Rename { from, to, .. } => [Some(from.parent), Some(to.parent)],
+            Request::CreateUnnamed { parent, .. } => [Some(*parent), None],
+            Request::Getattr { ino, .. }
+            | Request::Setattr { ino, .. }
+            | Request::Readlink { ino }
+            | Request::OpenDir { ino }
+            | Request::GetXattr { ino, .. }
+            | Request::SetXattr { ino, .. }
+            | Request::ListXattr { ino, .. }
+            | Request::RemoveXattr { ino, .. }
+            | Request::Open { ino, .. }
+            | Request::FsyncDir { ino } => [Some(*ino), None],
+            Request::Forget(_)
+            | Request::ReadDir { .. }
+            | Request::CloseDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::Release { .. }
+            | Request::Read { .. }
+            | Request::Write { .. }
+            | Request::Fsync { .. }
+            | Request::Space { .. }
+            | Request::Seek { .. }
+            | Request::Introduce { .. }
+            | Request::Control(_)
+            | Request::ControlFor { .. } => [None, None],
+        }
+    }
+
     /// In whose name it is asked, where that matters.
     pub fn cred_mut(&mut self) -> Option<&mut Cred> {
         match self {

@@ -72,7 +72,7 @@ impl Base {
 
 impl Base {
     /// What every room stands on, at a start.
-    pub fn new(settings: Settings, ns: Namespace, started: Instant) -> Base {
+    pub fn new(settings: Settings, ns: Namespace, epoch: u32, started: Instant) -> Base {
         Base {
             conflicts: Conflicts::load(&ns),
             settings: Arc::new(settings),
@@ -81,6 +81,7 @@ impl Base {
             errors: ErrorLog::default(),
             counters: Counters::default(),
             processes: Arc::default(),
+            epoch,
             started,
         }
     }
@@ -88,6 +89,11 @@ impl Base {
     /// As started.
     pub fn settings(&self) -> &Arc<Settings> {
         &self.settings
+    }
+
+    /// Tells this start from all others of the same state.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// Processes that ask.

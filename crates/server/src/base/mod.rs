@@ -30,5 +30,6 @@ pub struct Base {
     counters: Counters,
     conflicts: Conflicts,
     processes: Arc<Processes>,
+    epoch: u32,
     started: Instant,
 }

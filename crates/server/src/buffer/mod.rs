@@ -75,7 +75,7 @@ impl Buffer {
             ns: base.ns().clone(),
             ledger: Ledger::new(&tiers.limits(), demotion.dirty_cap_fraction),
             tiers,
-            opens: OpenTable::new(),
+            opens: OpenTable::new(base.epoch()),
             table: FileTable::default(),
             activity: Activity::new(base.started()),
             queue: DrainQueue::new(demotion.retry_after),

@@ -311,12 +311,12 @@ pub struct OpenTable {
 }
 
 impl OpenTable {
-    /// Nothing is open.
-    pub fn new() -> OpenTable {
+    /// Nothing is open. A handle of another epoch is never taken for one of this.
+    pub fn new(epoch: u32) -> OpenTable {
         OpenTable {
             by_ino: (0..SHARDS).map(|_| Shard::default()).collect(),
             handles: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            next: AtomicU64::new(1),
+            next: AtomicU64::new(u64::from(epoch) << 32 | 1),
             files: AtomicU64::new(0),
             held: Arc::default(),
             pfs_given_up: AtomicBool::new(false),
@@ -575,7 +575,7 @@ mod tests {
         let handle = create(lab.rooms(), b"f", b"content");
         let (open, flags) = lab.rooms().buffer.opens().file(handle).expect("open");
         let target = open.target.read().clone();
-        let opens = Arc::new(OpenTable::new());
+        let opens = Arc::new(OpenTable::new(1));
         let done = Arc::new(AtomicBool::new(false));
         let (ended, both) = mpsc::channel();
         // No scope: threads that wait for each other are never joined.
@@ -606,7 +606,7 @@ mod tests {
 
     #[test]
     fn who_holds_what_others_wait_for_does_not_wait_for_a_claim_for_ever() {
-        let opens = OpenTable::new();
+        let opens = OpenTable::new(1);
         let (ino, moment) = (Ino(7), Duration::from_millis(50));
         let claim = opens.claim(ino);
         assert!(opens.claim_within(ino, moment).is_none());

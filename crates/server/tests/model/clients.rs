@@ -141,7 +141,11 @@ impl State {
         for request in requests {
             let name = request.name();
             let answer = self.clients[other].way.call(request, &[], &mut []);
-            assert_eq!(answer.err(), Some(Errno::EBADF), "{name} by another client");
+            assert_eq!(
+                answer.err(),
+                Some(Errno::ESTALE),
+                "{name} by another client"
+            );
         }
     }
 
