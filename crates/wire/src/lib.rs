@@ -8,6 +8,7 @@ mod connection;
 pub mod control;
 mod frame;
 mod message;
+mod request;
 mod seats;
 mod socket;
 

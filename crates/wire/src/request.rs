@@ -1,0 +1,220 @@
+//! What can be said of a request without knowing what it means.
+
+use forebay_types::{Cred, Handle, Ino};
+
+use crate::message::Request;
+
+impl Request {
+    /// What it is called in a log.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Request::Lookup(_) => "lookup",
+            Request::Forget(_) => "forget",
+            Request::Getattr { .. } => "getattr",
+            Request::Setattr { .. } => "setattr",
+            Request::Readlink { .. } => "readlink",
+            Request::Mknod { .. } => "mknod",
+            Request::Mkdir { .. } => "mkdir",
+            Request::Symlink { .. } => "symlink",
+            Request::Link { .. } => "link",
+            Request::Unlink { .. } => "unlink",
+            Request::Rmdir { .. } => "rmdir",
+            Request::Rename { .. } => "rename",
+            Request::OpenDir { .. } => "opendir",
+            Request::ReadDir { .. } => "readdir",
+            Request::CloseDir { .. } => "closedir",
+            Request::Statfs => "statfs",
+            Request::PfsHealth => "health of the PFS",
+            Request::GetXattr { .. } => "getxattr",
+            Request::SetXattr { .. } => "setxattr",
+            Request::ListXattr { .. } => "listxattr",
+            Request::RemoveXattr { .. } => "removexattr",
+            Request::Create { .. } => "create",
+            Request::Open { .. } => "open",
+            Request::Release { .. } => "close",
+            Request::Read { .. } => "read",
+            Request::Write { .. } => "write",
+            Request::Fsync { .. } => "fsync",
+            Request::FsyncDir { .. } => "fsync of a directory",
+            Request::Space { .. } => "fallocate",
+            Request::Seek { .. } => "lseek",
+            Request::CreateUnnamed { .. } => "create without a name",
+            Request::Introduce { .. } => "introduction",
+            Request::Control(control) | Request::ControlFor { control, .. } => control.name(),
+        }
+    }
+
+    /// Whether it may change content, attributes or names.
+    pub fn changes(&self) -> bool {
+        match self {
+            Request::Setattr { .. }
+            | Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::SetXattr { .. }
+            | Request::RemoveXattr { .. }
+            | Request::Create { .. }
+            | Request::CreateUnnamed { .. }
+            | Request::Write { .. }
+            | Request::Space { .. } => true,
+            // By O_TRUNC, and by a right to write through the kernel.
+            Request::Open { flags, .. } => flags.writes(),
+            Request::Lookup(_)
+            | Request::Forget(_)
+            | Request::Getattr { .. }
+            | Request::Readlink { .. }
+            | Request::OpenDir { .. }
+            | Request::ReadDir { .. }
+            | Request::CloseDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::GetXattr { .. }
+            | Request::ListXattr { .. }
+            | Request::Release { .. }
+            | Request::Read { .. }
+            | Request::Fsync { .. }
+            | Request::FsyncDir { .. }
+            | Request::Seek { .. }
+            | Request::Introduce { .. }
+            | Request::Control(_)
+            | Request::ControlFor { .. } => false,
+        }
+    }
+
+    /// The open file or directory that it is about, where it names one.
+    pub fn handle(&self) -> Option<Handle> {
+        match self {
+            Request::Release { handle }
+            | Request::Read { handle, .. }
+            | Request::Write { handle, .. }
+            | Request::Fsync { handle, .. }
+            | Request::Space { handle, .. }
+            | Request::Seek { handle, .. }
+            | Request::ReadDir { handle, .. }
+            | Request::CloseDir { handle } => Some(*handle),
+            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => *handle,
+            Request::Lookup(_)
+            | Request::Forget(_)
+            | Request::Readlink { .. }
+            | Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::OpenDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::GetXattr { .. }
+            | Request::SetXattr { .. }
+            | Request::ListXattr { .. }
+            | Request::RemoveXattr { .. }
+            | Request::Create { .. }
+            | Request::CreateUnnamed { .. }
+            | Request::Open { .. }
+            | Request::FsyncDir { .. }
+            | Request::Introduce { .. }
+            | Request::Control(_)
+            | Request::ControlFor { .. } => None,
+        }
+    }
+
+    /// What it names by id: who asks has a reference on each.
+    pub fn nodes(&self) -> [Option<Ino>; 2] {
+        match self {
+            Request::Lookup(link)
+            | Request::Mknod { link, .. }
+            | Request::Mkdir { link, .. }
+            | Request::Symlink { link, .. }
+            | Request::Unlink { link, .. }
+            | Request::Rmdir { link, .. }
+            | Request::Create { link, .. } => [Some(link.parent), None],
+            Request::Link { ino, link, .. } => [Some(*ino), Some(link.parent)],
+            Request::Rename { from, to, .. } => [Some(from.parent), Some(to.parent)],
+            Request::CreateUnnamed { parent, .. } => [Some(*parent), None],
+            Request::Getattr { ino, .. }
+            | Request::Setattr { ino, .. }
+            | Request::Readlink { ino }
+            | Request::OpenDir { ino }
+            | Request::GetXattr { ino, .. }
+            | Request::SetXattr { ino, .. }
+            | Request::ListXattr { ino, .. }
+            | Request::RemoveXattr { ino, .. }
+            | Request::Open { ino, .. }
+            | Request::FsyncDir { ino } => [Some(*ino), None],
+            Request::Forget(_)
+            | Request::ReadDir { .. }
+            | Request::CloseDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::Release { .. }
+            | Request::Read { .. }
+            | Request::Write { .. }
+            | Request::Fsync { .. }
+            | Request::Space { .. }
+            | Request::Seek { .. }
+            | Request::Introduce { .. }
+            | Request::Control(_)
+            | Request::ControlFor { .. } => [None, None],
+        }
+    }
+
+    /// In whose name it is asked, where that matters.
+    pub fn cred_mut(&mut self) -> Option<&mut Cred> {
+        match self {
+            Request::Setattr { cred, .. }
+            | Request::Mknod { cred, .. }
+            | Request::Mkdir { cred, .. }
+            | Request::Symlink { cred, .. }
+            | Request::Link { cred, .. }
+            | Request::Unlink { cred, .. }
+            | Request::Rmdir { cred, .. }
+            | Request::Rename { cred, .. }
+            | Request::SetXattr { cred, .. }
+            | Request::ListXattr { cred, .. }
+            | Request::RemoveXattr { cred, .. }
+            | Request::Create { cred, .. }
+            | Request::CreateUnnamed { cred, .. }
+            | Request::Open { cred, .. } => Some(cred),
+            Request::Lookup(_)
+            | Request::Forget(_)
+            | Request::Getattr { .. }
+            | Request::Readlink { .. }
+            | Request::OpenDir { .. }
+            | Request::ReadDir { .. }
+            | Request::CloseDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::GetXattr { .. }
+            | Request::Release { .. }
+            | Request::Read { .. }
+            | Request::Write { .. }
+            | Request::Fsync { .. }
+            | Request::FsyncDir { .. }
+            | Request::Space { .. }
+            | Request::Seek { .. }
+            | Request::Introduce { .. }
+            | Request::Control(_)
+            | Request::ControlFor { .. } => None,
+        }
+    }
+
+    /// Whether who asks has one reference more on what the answer shows, until a [`Self::Forget`].
+    pub fn takes_reference(&self) -> bool {
+        matches!(
+            self,
+            Request::Lookup(_)
+                | Request::Mknod { .. }
+                | Request::Mkdir { .. }
+                | Request::Symlink { .. }
+                | Request::Link { .. }
+                | Request::Create { .. }
+                | Request::CreateUnnamed { .. }
+        )
+    }
+}
