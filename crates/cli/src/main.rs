@@ -17,6 +17,7 @@ mod exit;
 mod fsck;
 mod instance;
 mod job;
+mod keygen;
 mod mounts;
 mod movement;
 mod out;
@@ -84,6 +85,7 @@ enum Command {
     Policy(policy::PolicyArgs),
     Simulate(simulate::SimulateArgs),
     Trace(trace::TraceArgs),
+    Keygen(keygen::KeygenArgs),
 }
 
 impl Command {
@@ -105,6 +107,7 @@ impl Command {
             Command::Policy(args) => policy::run(args),
             Command::Simulate(args) => simulate::run(args),
             Command::Trace(args) => trace::run(args),
+            Command::Keygen(args) => keygen::run(args),
         }
     }
 }

@@ -419,3 +419,31 @@ fn plan_refuses_numbers_that_make_no_sense_and_draws_the_others() {
         assert!(said.contains(part), "{part}: {said}");
     }
 }
+
+#[test]
+fn keygen_makes_one_key_and_says_where() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("tempdir");
+    let path = folder.path().join("bb0.key");
+    let text = path.to_str().expect("UTF-8");
+    let made = forebay(&["keygen", text]);
+    assert_eq!(made.status.code(), Some(0), "{}", stderr(&made));
+    let said = String::from_utf8_lossy(&made.stdout).into_owned();
+    assert!(
+        said.starts_with(&format!("the key is in {text}\n")),
+        "{said}"
+    );
+    assert!(said.contains("copy it to every node"), "{said}");
+    let meta = std::fs::metadata(&path).expect("made");
+    assert_eq!(meta.permissions().mode() & 0o7777, 0o600);
+    let key = std::fs::read_to_string(&path).expect("text");
+    let secret = key.trim_start_matches("forebay-key-1 ").trim_end();
+    assert_eq!(secret.len(), 64, "{key}");
+    assert!(!said.contains(secret) && !stderr(&made).contains(secret));
+    assert_refused(&forebay(&["keygen", text]), "a key is never replaced");
+    assert_eq!(std::fs::read_to_string(&path).expect("text"), key);
+    let nowhere = folder.path().join("none/bb0.key");
+    let nowhere = nowhere.to_str().expect("UTF-8");
+    assert_refused(&forebay(&["keygen", nowhere]), "No such file or directory");
+    assert_refused(&forebay(&["keygen"]), "<FILE>");
+}

@@ -7,6 +7,7 @@
 mod connection;
 pub mod control;
 mod frame;
+mod key;
 mod message;
 mod request;
 mod seats;
@@ -14,6 +15,7 @@ mod socket;
 
 pub use connection::{Connection, Descriptor, InMemory, Peer, Reply, Service};
 pub use frame::{FrameError, PROTOCOL_VERSION};
+pub use key::{Key, KeyError};
 pub use message::{
     Introduction, Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange, WriteHow,
 };
