@@ -9,6 +9,11 @@
 //! - `show`: tables, bars, progress, JSON.
 
 mod calibrate;
+#[cfg_attr(
+    not(test),
+    expect(dead_code, reason = "the commands that read it come with the servers")
+)]
+mod cluster;
 mod commit;
 mod control;
 mod down;

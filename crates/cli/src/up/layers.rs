@@ -57,6 +57,17 @@ impl ConfigFile {
     pub fn of_text(path: PathBuf, text: String) -> ConfigFile {
         ConfigFile { path, text }
     }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The line of a place in the text, from 1.
+    pub fn line_at(&self, start: usize) -> usize {
+        let before = self.text.get(..start).unwrap_or(&self.text);
+        before.matches('\n').count() + 1
+    }
 }
 
 /// What the sources say, one table: what is put into it replaces what was there.
@@ -185,8 +196,7 @@ impl<'t> Layers<'t> {
         Failure::fatal(match (named, self.file, start) {
             (Some(called), ..) => format!("{called}: {why}"),
             (None, Some(file), Some(start)) => {
-                let before = file.text.get(..start).unwrap_or(&file.text);
-                let line = before.matches('\n').count() + 1;
+                let line = file.line_at(start);
                 format!("{}: line {line}: {why}", file.path.display())
             }
             (None, Some(file), None) => format!("{}: {why}", file.path.display()),
@@ -210,10 +220,19 @@ pub fn variable_like(name: &str) -> Option<String> {
 }
 
 fn likest<S: AsRef<str>>(name: &str, known: impl Iterator<Item = S>) -> Option<S> {
-    let like = |known: &S| strsim::jaro_winkler(name, known.as_ref());
+    let like = |known: &S| likeness(name, known.as_ref());
     known
         .filter(|known| like(known) >= LIKENESS_MIN)
         .max_by(|a, b| like(a).total_cmp(&like(b)))
+}
+
+fn likeness(name: &str, known: &str) -> f64 {
+    let alike = strsim::jaro_winkler(name, known);
+    // Of a short name one slip of a finger changes much.
+    match name.len() > 2 && strsim::osa_distance(name, known) == 1 {
+        true => alike.max(LIKENESS_MIN),
+        false => alike,
+    }
 }
 
 /// A message of an unknown field lists those that there are; the one that was most likely meant

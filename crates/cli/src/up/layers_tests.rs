@@ -76,6 +76,8 @@ fn what_is_wrong_in_a_file_is_named_with_its_line() {
         unknown.starts_with("line 2: unknown field `darm`, did you mean `dram`? expected one of"),
         "{unknown}"
     );
+    let slip = error("psf = \"/a\"\n");
+    assert!(slip.contains("`psf`, did you mean `pfs`?"), "{slip}");
     let unlike = error("pfs = \"/a\"\nquux = \"1G\"\n");
     assert!(
         unlike.starts_with("line 2: unknown field `quux`, expected one of"),

@@ -2,16 +2,16 @@
 
 pub mod detach;
 pub mod front;
-mod given;
-mod keys;
-mod layers;
+pub mod given;
+pub mod keys;
+pub mod layers;
 mod log;
 mod preflight;
 pub mod resources;
 pub mod run;
-mod settle;
+pub mod settle;
 mod supervisor;
-mod values;
+pub mod values;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

@@ -24,7 +24,7 @@ const THREADS_DEFAULT: std::ops::RangeInclusive<usize> = 2..=8;
 /// Shortest time after which a PFS may be given up: a busy disk takes some of it.
 const PFS_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 /// Smallest tier: one unit in which space is set aside.
-const TIER_BYTES_MIN: u64 = limits::SPACE_UNIT_BYTES;
+pub const TIER_BYTES_MIN: u64 = limits::SPACE_UNIT_BYTES;
 
 /// All that `up` needs to know.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use forebay_policy::UnknownName;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::durability::Durability;
+use forebay_policy::links::Distribution;
 use forebay_policy::plan::DrainPolicy;
 use forebay_server::{GroupMode, SsdSetting, Verify};
 use forebay_types::{parse_duration, parse_percent, parse_size};
@@ -183,6 +184,23 @@ value!(
     };
     fn from_bool(truth: bool) -> Option<Self> {
         Some(Switch(truth))
+    }
+);
+value!(
+    /// How long to wait; `None`: for ever.
+    Patience(Option<Duration>), "a duration such as \"60s\", or false", |text| match text {
+        "false" => Ok(None),
+        _ => parse_duration(text).map(Some).map_err(|e| e.to_string()),
+    };
+    fn from_bool(truth: bool) -> Option<Self> {
+        // True would not say how long.
+        (!truth).then_some(Patience(None))
+    }
+);
+value!(
+    /// How requests are spread over connections.
+    Spread(Distribution), "one of auto, ttos, ttom", |text| {
+        text.parse().map_err(|e: UnknownName| e.to_string())
     }
 );
 value!(

@@ -1,0 +1,342 @@
+//! What makes no sense in a `cluster.toml` is refused, with the line it is in.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_policy::durability::Durability;
+use forebay_policy::links::Distribution;
+use forebay_server::SsdSetting;
+use forebay_types::{format_duration, format_size};
+use toml::Spanned;
+
+use super::address::resolve;
+use super::config::{MountSettings, Server, Store};
+use super::error::{ConfigError, Problem};
+use super::written::{Role, Section, Written, WrittenMount, WrittenServer};
+use crate::up::layers::ConfigFile;
+use crate::up::settle::TIER_BYTES_MIN;
+use crate::up::values::{Count, Folder, Size, Ssd, Switch};
+
+/// Longest name of a cluster or rack: it is part of names of files and mounts.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Sockets to one server: more than these only cost memory.
+const CONNECTIONS_MAX: usize = 64;
+const CONNECTIONS_DEFAULT: usize = 4;
+/// A lease shorter than this ends by a busy node, a longer one lets all others wait for it.
+const LEASE_MIN: Duration = Duration::from_secs(1);
+const LEASE_MAX: Duration = Duration::from_secs(3600);
+const LEASE_DEFAULT: Duration = Duration::from_secs(30);
+/// No server that works answers so late.
+const SOFT_MIN: Duration = Duration::from_secs(1);
+
+/// Says where in the file something is wrong.
+pub struct Checks<'a> {
+    file: &'a ConfigFile,
+}
+
+/// What `[cluster]` says.
+pub struct Common {
+    pub name: String,
+    pub pfs: PathBuf,
+    pub key: PathBuf,
+    pub store: Store,
+    pub replicas: usize,
+    pub encrypt: bool,
+    pub squash_root: bool,
+    pub lease: Duration,
+}
+
+impl<'a> Checks<'a> {
+    pub fn of(file: &'a ConfigFile) -> Checks<'a> {
+        Checks { file }
+    }
+
+    fn at(&self, span: Range<usize>, problem: Problem) -> ConfigError {
+        ConfigError::At {
+            path: self.file.path().into(),
+            line: self.file.line_at(span.start),
+            problem,
+        }
+    }
+
+    /// Something is wrong that has no line.
+    pub fn whole(&self, problem: Problem) -> ConfigError {
+        ConfigError::In {
+            path: self.file.path().into(),
+            problem,
+        }
+    }
+
+    /// `[cluster]`.
+    pub fn common(&self, section: &Section) -> Result<Common, ConfigError> {
+        let lease = match &section.lease {
+            Some(lease) => {
+                let given = lease.get_ref().0;
+                if !(LEASE_MIN..=LEASE_MAX).contains(&given) {
+                    let [given, min, max] = [given, LEASE_MIN, LEASE_MAX].map(format_duration);
+                    return Err(self.at(lease.span(), Problem::Lease(given, min, max)));
+                }
+                given
+            }
+            None => LEASE_DEFAULT,
+        };
+        Ok(Common {
+            name: self.name(&section.name, "name of a cluster")?,
+            pfs: self.absolute(&section.pfs, "pfs")?,
+            key: self.absolute(&section.key, "key")?,
+            store: self.store(section.store.as_ref())?,
+            replicas: self.replicas(section.replicas.as_ref())?,
+            encrypt: section.encrypt.as_ref().is_some_and(|given| given.0),
+            squash_root: section.squash_root.as_ref().is_some_and(|given| given.0),
+            lease,
+        })
+    }
+
+    fn store(&self, given: Option<&Spanned<String>>) -> Result<Store, ConfigError> {
+        let Some(given) = given else {
+            return Ok(Store::Embedded);
+        };
+        let text = given.get_ref();
+        let known = ["redis:", "rediss:", "valkey:", "etcd:"];
+        match text.as_str() {
+            "embedded" => Ok(Store::Embedded),
+            _ if known.iter().any(|scheme| text.starts_with(scheme)) => {
+                Err(self.at(given.span(), Problem::StoreNotYet(text.clone())))
+            }
+            _ => Err(self.at(given.span(), Problem::UnknownStore(text.clone()))),
+        }
+    }
+
+    fn replicas(&self, given: Option<&Spanned<Count>>) -> Result<usize, ConfigError> {
+        match given.map(|given| (given.get_ref().0, given.span())) {
+            None | Some((1, _)) => Ok(1),
+            Some((0, span)) => Err(self.at(span, Problem::Replicas(0))),
+            Some((more, span)) => Err(self.at(span, Problem::ReplicasNotYet(more))),
+        }
+    }
+
+    fn name(&self, given: &Spanned<String>, what: &'static str) -> Result<String, ConfigError> {
+        let name = given.get_ref();
+        let is_part = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let begins = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+        match begins && name.len() <= NAME_BYTES_MAX && name.chars().all(is_part) {
+            true => Ok(name.clone()),
+            false => Err(self.at(given.span(), Problem::Name(name.clone(), what))),
+        }
+    }
+
+    fn absolute(&self, given: &Spanned<Folder>, key: &'static str) -> Result<PathBuf, ConfigError> {
+        let path = &given.get_ref().0;
+        match path.is_absolute() {
+            true => Ok(path.clone()),
+            false => {
+                let path = path.clone();
+                Err(self.at(given.span(), Problem::Relative { key, path }))
+            }
+        }
+    }
+
+    /// All `[[server]]`.
+    pub fn servers(&self, written: &Written) -> Result<Vec<Server>, ConfigError> {
+        if written.servers.is_empty() {
+            return Err(self.whole(Problem::NoServer));
+        }
+        let mut servers: Vec<Server> = Vec::new();
+        let mut taken: Vec<(u16, usize)> = Vec::new();
+        let mut addresses: Vec<(SocketAddr, usize)> = Vec::new();
+        for one in &written.servers {
+            let server = self.server(one.get_ref(), &mut taken, &mut addresses)?;
+            self.flash(written, &server, one.span())?;
+            servers.push(server);
+        }
+        if !servers.iter().any(|server| server.metadata) {
+            return Err(self.whole(Problem::NoMetadata));
+        }
+        self.this_version(written, &servers)?;
+        Ok(servers)
+    }
+
+    /// What later versions will take.
+    fn this_version(&self, written: &Written, servers: &[Server]) -> Result<(), ConfigError> {
+        if let Some(second) = written.servers.get(1) {
+            return Err(self.at(second.span(), Problem::ServersNotYet));
+        }
+        for (server, one) in servers.iter().zip(&written.servers) {
+            if !(server.metadata && server.data) {
+                let span = one.get_ref().roles.span();
+                return Err(self.at(span, Problem::RolesNotYet(server.id)));
+            }
+        }
+        Ok(())
+    }
+
+    fn server(
+        &self,
+        written: &WrittenServer,
+        taken: &mut Vec<(u16, usize)>,
+        addresses: &mut Vec<(SocketAddr, usize)>,
+    ) -> Result<Server, ConfigError> {
+        let id = self.id(&written.id, taken)?;
+        let roles = written.roles.get_ref();
+        let refuse_roles = |problem| Err(self.at(written.roles.span(), problem));
+        if roles.is_empty() {
+            return refuse_roles(Problem::NoRole(id));
+        }
+        let has = |role| roles.iter().filter(|&&one| one == role).count();
+        let (metadata, data) = (has(Role::Metadata), has(Role::Data));
+        if metadata > 1 || data > 1 {
+            return refuse_roles(Problem::SameRole(id));
+        }
+        let rack = written.rack.as_ref();
+        let rack = rack.map(|rack| self.name(rack, "name of a rack"));
+        let server = Server {
+            id,
+            metadata: metadata > 0,
+            data: data > 0,
+            addresses: self.addresses(id, &written.addresses, addresses)?,
+            rack: rack.transpose()?,
+            state: self.absolute(&written.state, "state")?,
+            dram_bytes: self.dram(written.dram.as_ref())?,
+            ssd: self.ssd(&written.ssd)?,
+        };
+        if server.data && server.dram_bytes.is_none() && server.ssd.is_empty() {
+            return Err(self.at(written.id.span(), Problem::NoTier(id)));
+        }
+        Ok(server)
+    }
+
+    fn id(
+        &self,
+        given: &Spanned<Count>,
+        taken: &mut Vec<(u16, usize)>,
+    ) -> Result<u16, ConfigError> {
+        let number = given.get_ref().0;
+        let id = match u16::try_from(number) {
+            Ok(id) if id != 0 => id,
+            _ => return Err(self.at(given.span(), Problem::Id(number))),
+        };
+        if let Some((_, line)) = taken.iter().find(|(other, _)| *other == id) {
+            return Err(self.at(given.span(), Problem::SameId(id, *line)));
+        }
+        taken.push((id, self.file.line_at(given.span().start)));
+        Ok(id)
+    }
+
+    fn addresses(
+        &self,
+        id: u16,
+        written: &Spanned<Vec<Spanned<String>>>,
+        taken: &mut Vec<(SocketAddr, usize)>,
+    ) -> Result<Vec<SocketAddr>, ConfigError> {
+        if written.get_ref().is_empty() {
+            return Err(self.at(written.span(), Problem::NoAddress(id)));
+        }
+        let mut all = Vec::new();
+        for one in written.get_ref() {
+            let found = resolve(one.get_ref()).map_err(|why| {
+                let written = one.get_ref().clone();
+                self.at(one.span(), Problem::Address { written, why })
+            })?;
+            for address in found {
+                if let Some((_, line)) = taken.iter().find(|(other, _)| *other == address) {
+                    return Err(self.at(one.span(), Problem::SameAddress(address, *line)));
+                }
+                taken.push((address, self.file.line_at(one.span().start)));
+                all.push(address);
+            }
+        }
+        Ok(all)
+    }
+
+    fn dram(&self, given: Option<&Spanned<Size>>) -> Result<Option<u64>, ConfigError> {
+        let Some(given) = given else {
+            return Ok(None);
+        };
+        self.tier_size(given.get_ref().0, given.span())?;
+        Ok(Some(given.get_ref().0))
+    }
+
+    fn ssd(&self, given: &[Spanned<Ssd>]) -> Result<Vec<SsdSetting>, ConfigError> {
+        let checked = given.iter().map(|one| {
+            let ssd = &one.get_ref().0;
+            if !ssd.dir.is_absolute() {
+                let (key, path) = ("ssd", ssd.dir.clone());
+                return Err(self.at(one.span(), Problem::Relative { key, path }));
+            }
+            if let Some(bytes) = ssd.capacity_bytes {
+                self.tier_size(bytes, one.span())?;
+            }
+            Ok(ssd.clone())
+        });
+        checked.collect()
+    }
+
+    fn tier_size(&self, bytes: u64, span: Range<usize>) -> Result<(), ConfigError> {
+        match bytes >= TIER_BYTES_MIN {
+            true => Ok(()),
+            false => {
+                let [given, least] = [bytes, TIER_BYTES_MIN].map(format_size);
+                Err(self.at(span, Problem::SmallTier(given, least)))
+            }
+        }
+    }
+
+    /// Durability `ssd` needs flash wherever there are data.
+    fn flash(
+        &self,
+        written: &Written,
+        server: &Server,
+        span: Range<usize>,
+    ) -> Result<(), ConfigError> {
+        let rules = written.rules.iter().map(|rule| rule.durability.as_ref());
+        let mut levels = rules.chain([written.durability.as_ref()]).flatten();
+        let wanted = levels.any(|level| level.0 == Durability::Ssd);
+        match server.data && server.ssd.is_empty() && wanted {
+            true => Err(self.at(span, Problem::NoFlash(server.id))),
+            false => Ok(()),
+        }
+    }
+
+    /// `[mount]`. `threads` is settled with the servers' settings.
+    pub fn mount(
+        &self,
+        written: &WrittenMount,
+        all_encrypted: bool,
+        threads: usize,
+    ) -> Result<MountSettings, ConfigError> {
+        let connections = match &written.connections {
+            Some(given) if !(1..=CONNECTIONS_MAX).contains(&given.get_ref().0) => {
+                let problem = Problem::Connections(given.get_ref().0, CONNECTIONS_MAX);
+                return Err(self.at(given.span(), problem));
+            }
+            Some(given) => given.get_ref().0,
+            None => CONNECTIONS_DEFAULT,
+        };
+        let soft = written.soft.as_ref();
+        let patience = soft.and_then(|soft| soft.get_ref().0);
+        if let (Some(soft), Some(given)) = (soft, patience)
+            && given < SOFT_MIN
+        {
+            let [given, least] = [given, SOFT_MIN].map(format_duration);
+            return Err(self.at(soft.span(), Problem::Soft(given, least)));
+        }
+        let encrypt = match &written.encrypt {
+            Some(given) if all_encrypted && *given.get_ref() == Switch(false) => {
+                return Err(self.at(given.span(), Problem::Encrypt));
+            }
+            Some(given) => given.get_ref().0,
+            None => all_encrypted,
+        };
+        let distribution = written.distribution.as_ref();
+        Ok(MountSettings {
+            connections,
+            distribution: distribution.map_or(Distribution::Auto, |given| given.0),
+            soft: patience,
+            encrypt,
+            allow_other: written.allow_other.as_ref().map(|given| given.0),
+            threads,
+        })
+    }
+}

@@ -1,0 +1,246 @@
+//! A cluster as the commands work with it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use forebay_policy::links::Distribution;
+use forebay_server::SsdSetting;
+
+use super::address::is_here;
+use super::checks::Checks;
+use super::error::{ConfigError, Problem};
+use super::written::Written;
+use crate::up::given::Given;
+use crate::up::layers::{ConfigFile, Layers};
+use crate::up::settle::{Plan, settle_unmounted};
+use crate::up::values::{Folder, Size, Ssd};
+
+/// All that `cluster.toml` says, checked. Nothing of the node it is read on has been looked at,
+/// but for the addresses of hosts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cluster {
+    /// The cluster's name: letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Where the PFS is mounted, on every node; absolute.
+    pub pfs: PathBuf,
+    /// The file with the cluster's key, on every node; absolute.
+    pub key: PathBuf,
+    /// Where records are kept. Default: `embedded`.
+    pub store: Store,
+    /// Copies of undrained data. Default, and in this version always: 1.
+    pub replicas: usize,
+    /// Servers take connections only whose data is encrypted. Default: false; data is sent in
+    /// the clear then, with checksums, and only messages are sealed.
+    pub encrypt: bool,
+    /// Root of a client's node counts as nobody. Default: false; root of every node that has the
+    /// key is root of the mount.
+    pub squash_root: bool,
+    /// A client that is silent for so long is fenced: 1 s to 1 h. Default: 30 s.
+    pub lease: Duration,
+    /// At least one; ids and addresses are distinct.
+    pub servers: Vec<Server>,
+    /// How clients mount it.
+    pub mount: MountSettings,
+    shared: Given,
+    path: PathBuf,
+}
+
+/// Where records are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// In the state folder of the metadata server.
+    Embedded,
+}
+
+/// One `[[server]]`. It has at least one role.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// 1 to 65535.
+    pub id: u16,
+    /// It serves names and attributes.
+    pub metadata: bool,
+    /// It holds data: then it has memory, flash or both.
+    pub data: bool,
+    /// Where it listens; at least one. Of a host all addresses that the resolver knows.
+    pub addresses: Vec<SocketAddr>,
+    /// Servers of one rack fail together. `None`: this one fails alone.
+    pub rack: Option<String>,
+    /// Its state folder; absolute.
+    pub state: PathBuf,
+    /// Memory to borrow, bytes.
+    pub dram_bytes: Option<u64>,
+    /// Flash directories; absolute.
+    pub ssd: Vec<SsdSetting>,
+}
+
+/// What `[mount]` says; the flags of `forebay mount` go before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountSettings {
+    /// Sockets to each server, 1 to 64. Default: 4.
+    pub connections: usize,
+    /// How requests are spread over them. Default: auto.
+    pub distribution: Distribution,
+    /// After so long without an answer of a server a program gets `EIO`, 1 s at least. `None`, the
+    /// default (`soft = false`): it waits.
+    pub soft: Option<Duration>,
+    /// Data is encrypted on the way. Default: as `[cluster] encrypt`, which it may not undo.
+    pub encrypt: bool,
+    /// Other users may use the mount. `None`, the default: for who may mount by itself.
+    pub allow_other: Option<bool>,
+    /// Threads of a mount, 1 to 64. Default: as many as the cores of this node, 2 to 8.
+    pub threads: usize,
+}
+
+impl Cluster {
+    /// Reads and checks a file. Names of hosts are looked up, which may take as long as the
+    /// system's resolver does.
+    ///
+    /// # Errors
+    /// One line: where, what is wrong, and what to write instead.
+    pub fn load(path: &Path) -> Result<Cluster, ConfigError> {
+        let text = |failure: crate::exit::Failure| ConfigError::Unreadable(failure.message);
+        Cluster::of_file(&ConfigFile::read(path).map_err(text)?)
+    }
+
+    pub(super) fn of_file(file: &ConfigFile) -> Result<Cluster, ConfigError> {
+        let written: Written = Layers::of_file(file)
+            .and_then(Layers::read)
+            .map_err(|failure| ConfigError::Unreadable(failure.message))?;
+        let checks = Checks::of(file);
+        let section = written.cluster.as_ref();
+        let section = section.ok_or_else(|| checks.whole(Problem::NoCluster))?;
+        let common = checks.common(section)?;
+        let servers = checks.servers(&written)?;
+        // The servers' settings are the same but for tiers, which are checked.
+        let given = given_of(written.shared(), &common.pfs, &servers[0]);
+        let plan = settle_unmounted(given, true).map_err(|failure| {
+            let why = failure.message;
+            let why = why.strip_prefix("up: ").unwrap_or(&why);
+            checks.whole(Problem::Setting(why.to_string()))
+        })?;
+        let mount = checks.mount(&written.mount, common.encrypt, plan.threads)?;
+        Ok(Cluster {
+            name: common.name,
+            pfs: common.pfs,
+            key: common.key,
+            store: common.store,
+            replicas: common.replicas,
+            encrypt: common.encrypt,
+            squash_root: common.squash_root,
+            lease: common.lease,
+            servers,
+            mount,
+            shared: written.shared(),
+            path: file.path().into(),
+        })
+    }
+
+    /// The server of an id.
+    ///
+    /// # Errors
+    /// [`Problem::NoSuchServer`].
+    pub fn server(&self, id: u16) -> Result<&Server, ConfigError> {
+        let found = self.servers.iter().find(|server| server.id == id);
+        found.ok_or_else(|| {
+            let known = self.servers.iter().map(|server| server.id).collect();
+            self.refused(Problem::NoSuchServer { id, known })
+        })
+    }
+
+    /// The server that serves names: the first that has the role.
+    pub fn metadata_server(&self) -> &Server {
+        let found = self.servers.iter().find(|server| server.metadata);
+        found.expect("a checked cluster has one")
+    }
+
+    /// What a server is started with. `may_mount` as for `up`.
+    ///
+    /// # Errors
+    /// What `up` would refuse of the same settings.
+    pub fn plan(&self, server: &Server, may_mount: bool) -> Result<Plan, ConfigError> {
+        let given = given_of(self.shared.clone(), &self.pfs, server);
+        settle_unmounted(given, may_mount).map_err(|failure| {
+            let why = failure.message;
+            let why = why.strip_prefix("up: ").unwrap_or(&why);
+            self.refused(Problem::Setting(why.to_string()))
+        })
+    }
+
+    /// The PFS is there, on this node. Waits as long as a PFS does that does not answer.
+    ///
+    /// # Errors
+    /// [`Problem::NoPfs`], [`Problem::PfsNoDirectory`].
+    pub fn check_pfs(&self) -> Result<(), ConfigError> {
+        let path = self.pfs.clone();
+        match std::fs::metadata(&self.pfs) {
+            Ok(meta) if meta.is_dir() => Ok(()),
+            Ok(_) => Err(self.refused(Problem::PfsNoDirectory { path })),
+            Err(source) => Err(self.refused(Problem::NoPfs { path, source })),
+        }
+    }
+
+    /// All addresses of a server are this node's. Where the kernel binds others' as well
+    /// (`net.ipv4.ip_nonlocal_bind`), this finds nothing wrong.
+    ///
+    /// # Errors
+    /// [`Problem::Elsewhere`] names the server that this node is, if it is one.
+    pub fn check_here(&self, server: &Server) -> Result<(), ConfigError> {
+        for &address in &server.addresses {
+            let id = server.id;
+            match is_here(address) {
+                Ok(true) => {}
+                Ok(false) => {
+                    let others = self.here(id);
+                    return Err(self.refused(Problem::Elsewhere {
+                        id,
+                        address,
+                        others,
+                    }));
+                }
+                Err(source) => {
+                    return Err(self.refused(Problem::Unclear {
+                        id,
+                        address,
+                        source,
+                    }));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Other servers whose addresses are all this node's.
+    fn here(&self, except: u16) -> Vec<u16> {
+        let all_here = |server: &&Server| {
+            let mut addresses = server.addresses.iter();
+            // What cannot be found out is only not suggested.
+            server.id != except && addresses.all(|&one| is_here(one).unwrap_or(false))
+        };
+        let here = self.servers.iter().filter(all_here);
+        here.map(|server| server.id).collect()
+    }
+
+    fn refused(&self, problem: Problem) -> ConfigError {
+        ConfigError::In {
+            path: self.path.clone(),
+            problem,
+        }
+    }
+}
+
+/// The settings of one server as `up` takes them.
+fn given_of(shared: Given, pfs: &Path, server: &Server) -> Given {
+    Given {
+        pfs: Some(Folder(pfs.into())),
+        mount: None,
+        state: Some(Folder(server.state.clone())),
+        dram: server.dram_bytes.map(Size),
+        ssd: Some(server.ssd.iter().cloned().map(Ssd).collect()),
+        ..shared
+    }
+}
+
+#[cfg(test)]
+#[path = "config_tests.rs"]
+mod tests;

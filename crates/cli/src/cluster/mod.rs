@@ -1,0 +1,12 @@
+//! The nodes of a cluster as `cluster.toml` names them: the same file on every node.
+//!
+//! - `written`: the file's keys and types;
+//! - `address`: from what is written to addresses of sockets;
+//! - `checks`: what makes no sense is refused, with its line;
+//! - `config`: what the commands work with.
+
+mod address;
+mod checks;
+pub mod config;
+pub mod error;
+mod written;
