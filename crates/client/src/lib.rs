@@ -4,6 +4,7 @@
 //! nothing is copied on the way to an in-memory server.
 
 mod callers;
+mod lasting;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +18,7 @@ use forebay_types::{
 use forebay_wire::{
     Connection, Descriptor, Link, Opened, Reply, Request, Response, SeekWhat, SpaceChange, WriteHow,
 };
+pub use lasting::{Dial, Lasting, OnLost};
 
 /// Outcome of a request that may have to wait for space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +107,11 @@ impl Client {
         if self.done(request).is_err() {
             callers.forget();
         }
+    }
+
+    /// Counts the sessions with the server: files of another one are stale.
+    pub fn generation(&self) -> u64 {
+        self.connection.generation()
     }
 
     /// Whether descriptors can be handed over.

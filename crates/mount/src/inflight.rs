@@ -30,6 +30,7 @@ use crate::belief::Belief;
 use crate::convert::{attr, errno};
 use crate::forgets::Forgets;
 use crate::pool::Pool;
+use crate::probe::Probe;
 
 /// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once
 /// before nobody is left; each costs its stack.
@@ -351,6 +352,7 @@ pub(crate) struct Watched {
     pub(crate) pool: Pool,
     pub(crate) belief: Arc<Belief>,
     pub(crate) forgets: Arc<Forgets>,
+    pub(crate) probe: Arc<Probe>,
 }
 
 /// The watchdog thread; ends with the mount, which `device` tells.
@@ -390,7 +392,7 @@ fn rescue(watched: &Watched, now: u64) {
         belief,
         ..
     } = watched;
-    let Ok((silent, give_up_after)) = client.health() else {
+    let Some((silent, give_up_after)) = watched.probe.look(client) else {
         return;
     };
     if silent.is_zero() {
@@ -445,7 +447,8 @@ pub(crate) fn answer_entry(
     match (turn.reply::<ReplyEntry>(), made) {
         (Some(reply), Ok(made)) => {
             let believed = belief.show(&made);
-            reply.entry(&believed, &attr(&made), fuser::Generation(0));
+            let generation = fuser::Generation(client.generation());
+            reply.entry(&believed, &attr(&made), generation);
         }
         (Some(reply), Err(e)) => reply.error(errno(e)),
         (None, Ok(made)) => client.forget(vec![(made.ino, 1)]),

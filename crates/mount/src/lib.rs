@@ -9,6 +9,7 @@ mod forgets;
 mod inflight;
 mod opening;
 mod pool;
+mod probe;
 mod transfer;
 mod waiting;
 mod wishes;
@@ -128,6 +129,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         pool,
         belief: belief.clone(),
         forgets,
+        probe: Arc::default(),
     };
     std::thread::Builder::new()
         .name("fb-watchdog".into())

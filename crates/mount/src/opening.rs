@@ -78,7 +78,7 @@ impl Adapter {
                 reply.created_passthrough(
                     &self.belief.of_new(),
                     &found,
-                    Generation(0),
+                    self.generation(),
                     fh,
                     flags,
                     &id,
@@ -87,7 +87,7 @@ impl Adapter {
             None => reply.created(
                 &self.belief.of_new(),
                 &found,
-                Generation(0),
+                self.generation(),
                 fh,
                 self.plain_flags(open.opened.mode),
             ),
@@ -124,6 +124,11 @@ impl Adapter {
         if let Err(e) = self.client.release(handle) {
             tracing::warn!("a file whose open was answered with an error stays open: {e}");
         }
+    }
+
+    /// Files of another session are other files, whatever their numbers.
+    fn generation(&self) -> Generation {
+        Generation(self.client.generation())
     }
 
     fn plain_flags(&self, mode: OpenMode) -> FopenFlags {

@@ -104,6 +104,12 @@ pub trait Connection: Send + Sync {
         self.call(request, payload, into)
     }
 
+    /// Counts the sessions that this connection has had: what was found or opened in another one is
+    /// of no use any more.
+    fn generation(&self) -> u64 {
+        0
+    }
+
     /// Whether replies may carry descriptors.
     fn hands_over_descriptors(&self) -> bool;
 

@@ -1,0 +1,352 @@
+//! A connection that outlives the sessions of a server: where the server has forgotten the client,
+//! it begins anew.
+//!
+//! Invariants:
+//!
+//! 1. A new session has another generation. What was found or opened in an earlier one is of no use
+//!    in it: the server says `ESTALE`, also where it would have the same number.
+//! 2. While there is no session, requests about what was found before get `ESTALE` at once, and
+//!    those that begin at the root wait.
+//! 3. Who closes the connection waits for nobody, and nobody waits after that.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_types::{Errno, Ino};
+use forebay_wire::{Connection, Reply, Request};
+use parking_lot::{Condvar, Mutex};
+
+/// Pauses between tries to begin anew: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Called when a session is lost.
+pub type OnLost = Box<dyn Fn() + Send + Sync>;
+
+/// Begins sessions.
+pub trait Dial: Send + Sync {
+    /// Begins one, in which nothing is open and nothing was found. `lost` is to be called once,
+    /// when the server has forgotten it, from any thread. An error is one line for a person.
+    fn dial(&self, lost: OnLost) -> Result<Arc<dyn Connection>, String>;
+}
+
+#[derive(Default)]
+struct State {
+    session: Option<Arc<dyn Connection>>,
+    /// Counts sessions, from 1.
+    generation: u64,
+    descriptors: Option<bool>,
+    closed: bool,
+}
+
+struct Shared {
+    dial: Box<dyn Dial>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// For how long requests wait for a session; `None`: until there is one.
+    soft: Option<Duration>,
+}
+
+/// See the module.
+pub struct Lasting {
+    shared: Arc<Shared>,
+}
+
+impl Lasting {
+    /// Begins the first session.
+    ///
+    /// # Errors
+    /// Those of the first dial: later ones are tried again.
+    pub fn begin(dial: Box<dyn Dial>, soft: Option<Duration>) -> Result<Lasting, String> {
+        let shared = Arc::new(Shared {
+            dial,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            soft,
+        });
+        shared.begin_session()?;
+        Ok(Lasting { shared })
+    }
+
+    /// Ends it for good: who waits for a session gets `ENOTCONN`.
+    pub fn close(&self) {
+        let session = {
+            let mut state = self.shared.state.lock();
+            state.closed = true;
+            state.session.take()
+        };
+        self.shared.changed.notify_all();
+        // Its last user says good-bye.
+        drop(session);
+    }
+}
+
+impl Drop for Lasting {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    fn begin_session(self: &Arc<Shared>) -> Result<(), String> {
+        let generation = self.state.lock().generation + 1;
+        let lost = {
+            let shared = Arc::downgrade(self);
+            Box::new(move || {
+                if let Some(shared) = shared.upgrade() {
+                    shared.lose(generation);
+                }
+            })
+        };
+        let session = self.dial.dial(lost)?;
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err("closed meanwhile".into());
+        }
+        if let Some(yes) = state.descriptors {
+            session.accept_descriptors(yes);
+        }
+        if state.generation < generation {
+            state.generation = generation;
+            state.session = Some(session);
+        }
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// A session is lost: another one begins, from a thread of its own.
+    fn lose(self: &Arc<Shared>, generation: u64) {
+        {
+            let mut state = self.state.lock();
+            if state.closed || state.generation > generation {
+                return;
+            }
+            // Lost before it was here: it must not come later.
+            state.generation = generation;
+            state.session = None;
+        }
+        tracing::warn!(
+            "the server has forgotten this mount: what is open is lost, and it begins anew"
+        );
+        let shared = Arc::downgrade(self);
+        let spawned = std::thread::Builder::new()
+            .name("fb-redial".into())
+            .spawn(move || {
+                let (mut pause, longest) = PAUSES;
+                while let Some(shared) = shared.upgrade() {
+                    if shared.state.lock().closed {
+                        return;
+                    }
+                    match shared.begin_session() {
+                        Ok(()) => {
+                            tracing::info!("the server serves this mount again");
+                            return;
+                        }
+                        Err(why) => tracing::debug!("no session: {why}"),
+                    }
+                    drop(shared);
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(longest);
+                }
+            });
+        if let Err(error) = spawned {
+            tracing::error!("no thread to begin anew: {error}");
+        }
+    }
+
+    /// The session for a request.
+    fn session_for(&self, request: &Request) -> Result<Arc<dyn Connection>, Errno> {
+        let mut state = self.state.lock();
+        if let Some(session) = &state.session {
+            return Ok(session.clone());
+        }
+        let mut nodes = request.nodes().into_iter().flatten();
+        if request.handle().is_some() || nodes.any(|ino| ino != Ino::ROOT) {
+            return Err(Errno::ESTALE);
+        }
+        let is_command = matches!(request, Request::Control(_) | Request::ControlFor { .. });
+        if is_command || matches!(request, Request::Forget(_) | Request::PfsHealth) {
+            return Err(Errno::ENOTCONN);
+        }
+        let end = self.soft.map(|soft| Instant::now() + soft);
+        loop {
+            if state.closed {
+                return Err(Errno::ENOTCONN);
+            }
+            if let Some(session) = &state.session {
+                return Ok(session.clone());
+            }
+            let timed_out = match end {
+                Some(end) => self.changed.wait_until(&mut state, end).timed_out(),
+                None => {
+                    self.changed.wait(&mut state);
+                    false
+                }
+            };
+            if timed_out && state.session.is_none() {
+                return Err(Errno::EIO);
+            }
+        }
+    }
+}
+
+impl Connection for Lasting {
+    fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        let session = self.shared.session_for(&request)?;
+        session.call(request, payload, into)
+    }
+
+    fn links(&self) -> usize {
+        let state = self.shared.state.lock();
+        state.session.as_ref().map_or(1, |session| session.links())
+    }
+
+    fn call_on(
+        &self,
+        link: usize,
+        request: Request,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Reply, Errno> {
+        let session = self.shared.session_for(&request)?;
+        session.call_on(link, request, payload, into)
+    }
+
+    fn generation(&self) -> u64 {
+        self.shared.state.lock().generation
+    }
+
+    fn hands_over_descriptors(&self) -> bool {
+        let state = self.shared.state.lock();
+        let session = state.session.as_ref();
+        session.is_some_and(|session| session.hands_over_descriptors())
+    }
+
+    fn accept_descriptors(&self, yes: bool) {
+        let mut state = self.shared.state.lock();
+        state.descriptors = Some(yes);
+        if let Some(session) = &state.session {
+            session.accept_descriptors(yes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use forebay_types::Handle;
+    use forebay_wire::{Link, Response};
+
+    use super::*;
+
+    struct Answers(u64);
+
+    impl Connection for Answers {
+        fn call(&self, _: Request, _: &[u8], _: &mut [u8]) -> Result<Reply, Errno> {
+            Ok(Response::Position(self.0).into())
+        }
+
+        fn hands_over_descriptors(&self) -> bool {
+            false
+        }
+    }
+
+    /// Gives the sessions that the test has put there; refuses while there is none.
+    struct Script {
+        sessions: Mutex<mpsc::Receiver<u64>>,
+        lost: mpsc::Sender<OnLost>,
+    }
+
+    impl Dial for Script {
+        fn dial(&self, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
+            let session = self.sessions.lock().try_recv();
+            let session = session.map_err(|_| "nobody there".to_string())?;
+            self.lost.send(lost).expect("the test listens");
+            Ok(Arc::new(Answers(session)))
+        }
+    }
+
+    struct Lab {
+        sessions: mpsc::Sender<u64>,
+        lost: mpsc::Receiver<OnLost>,
+        lasting: Arc<Lasting>,
+    }
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    impl Lab {
+        fn new(soft: Option<Duration>) -> Lab {
+            let (sessions, given) = mpsc::channel();
+            let (said, lost) = mpsc::channel();
+            sessions.send(1).expect("room");
+            let dial = Script {
+                sessions: Mutex::new(given),
+                lost: said,
+            };
+            let lasting = Lasting::begin(Box::new(dial), soft).expect("the first one");
+            Lab {
+                sessions,
+                lost,
+                lasting: Arc::new(lasting),
+            }
+        }
+
+        fn lose(&self) {
+            self.lost.recv_timeout(LIMIT).expect("a session")();
+        }
+    }
+
+    fn ask(lasting: &Lasting, request: Request) -> Result<Response, Errno> {
+        lasting
+            .call(request, &[], &mut [])
+            .map(|reply| reply.response)
+    }
+
+    fn look() -> Request {
+        Request::Lookup(Link {
+            parent: Ino::ROOT,
+            name: b"a".to_vec(),
+        })
+    }
+
+    #[test]
+    fn what_was_found_before_is_stale_and_what_begins_at_the_root_waits() {
+        let lab = Lab::new(None);
+        assert_eq!(ask(&lab.lasting, look()), Ok(Response::Position(1)));
+        assert_eq!(lab.lasting.generation(), 1);
+        lab.lose();
+        let stale = [
+            Request::Getattr {
+                ino: Ino(7),
+                handle: None,
+            },
+            Request::Release { handle: Handle(3) },
+        ];
+        for request in stale {
+            assert_eq!(ask(&lab.lasting, request), Err(Errno::ESTALE));
+        }
+        let waits = {
+            let lasting = lab.lasting.clone();
+            std::thread::spawn(move || ask(&lasting, look()))
+        };
+        lab.sessions.send(2).expect("room");
+        assert_eq!(waits.join().expect("no panic"), Ok(Response::Position(2)));
+        assert_eq!(lab.lasting.generation(), 2);
+    }
+
+    #[test]
+    fn a_soft_one_gives_up_and_a_closed_one_lets_go() {
+        let soft = Lab::new(Some(Duration::from_millis(20)));
+        soft.lose();
+        assert_eq!(ask(&soft.lasting, look()), Err(Errno::EIO));
+        let hard = Lab::new(None);
+        hard.lose();
+        let waits = {
+            let lasting = hard.lasting.clone();
+            std::thread::spawn(move || ask(&lasting, look()))
+        };
+        hard.lasting.close();
+        assert_eq!(waits.join().expect("no panic"), Err(Errno::ENOTCONN));
+    }
+}
