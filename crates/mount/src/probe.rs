@@ -25,11 +25,7 @@ pub(crate) struct Probe {
 impl Probe {
     /// For how long the PFS has been silent, and after how long it is given up, as far as that was
     /// answered a moment ago. Asks anew.
-    pub(crate) fn look(
-        self: &Arc<Probe>,
-        client: &Client,
-        pool: &Pool,
-    ) -> Option<(Duration, Duration)> {
+    pub(crate) fn look(self: &Arc<Probe>, client: &Client) -> Option<(Duration, Duration)> {
         let mut state = self.state.lock();
         let known = state.known.filter(|(at, ..)| at.elapsed() < FRESH);
         let asks = !std::mem::replace(&mut state.under_way, true);

@@ -55,6 +55,20 @@ pub enum Control {
 }
 
 impl Control {
+    /// Whether asking twice does no more than asking once.
+    pub fn is_repeatable(&self) -> bool {
+        match self {
+            Control::Status | Control::Where { .. } | Control::Job { .. } => true,
+            // A second start is a second job; the others act on what may have changed in between.
+            Control::Start { .. }
+            | Control::Cancel { .. }
+            | Control::Shutdown { .. }
+            | Control::Calibrate { .. }
+            | Control::Policy { .. }
+            | Control::Fsck { .. } => false,
+        }
+    }
+
     /// What it is called in a log.
     pub fn name(&self) -> &'static str {
         match self {

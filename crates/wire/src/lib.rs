@@ -9,6 +9,7 @@ pub mod control;
 mod frame;
 mod key;
 mod message;
+pub mod net;
 mod request;
 mod seats;
 mod socket;

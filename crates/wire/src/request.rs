@@ -217,4 +217,57 @@ impl Request {
                 | Request::CreateUnnamed { .. }
         )
     }
+
+    /// Whether running it twice does what running it once does, to the server and to who asked: its
+    /// reply need not be remembered for the case that it is sent again.
+    ///
+    /// Everything that changes something is out, also where the same change made twice would leave
+    /// the same (`Setattr`, `Write`, `Fsync`): between the first time and the second, somebody else
+    /// may have changed it, or have been told that it had failed.
+    pub fn is_repeatable(&self) -> bool {
+        match self {
+            // They only look, at what is named or open before and after.
+            Request::Getattr { .. }
+            | Request::Readlink { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::GetXattr { .. }
+            | Request::ListXattr { .. }
+            | Request::Read { .. }
+            | Request::Seek { .. } => true,
+            // Of a snapshot, at a position that the request names.
+            Request::ReadDir { .. } => true,
+            Request::Control(control) | Request::ControlFor { control, .. } => {
+                control.is_repeatable()
+            }
+            // The second time tells the same.
+            Request::Introduce { .. } => true,
+            // They take a reference or a handle that the client has to give back: two times taken
+            // and once given back is a leak.
+            Request::Lookup(_)
+            | Request::OpenDir { .. }
+            | Request::Open { .. }
+            | Request::Create { .. }
+            | Request::CreateUnnamed { .. } => false,
+            // They give one back: the second time somebody else's, or an error.
+            Request::Forget(_) | Request::Release { .. } | Request::CloseDir { .. } => false,
+            // Names: the second time finds the name taken, or gone.
+            Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. } => false,
+            // Content and attributes: a second time would undo what came between; an append would
+            // append twice.
+            Request::Setattr { .. }
+            | Request::SetXattr { .. }
+            | Request::RemoveXattr { .. }
+            | Request::Write { .. }
+            | Request::Space { .. } => false,
+            // An error of the storage is told once: the second time would say that all is well.
+            Request::Fsync { .. } | Request::FsyncDir { .. } => false,
+        }
+    }
 }

@@ -1,0 +1,422 @@
+//! A client's session: connected, kept alive, lost or closed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use forebay_types::{Errno, limits};
+use parking_lot::{Condvar, Mutex};
+
+use super::super::clock;
+use super::super::packet::{Attach, Attached, SessionId, random_bytes};
+use super::config::{ConnectError, NetConfig};
+use super::dial::{Dialed, Server, Watch, dial};
+use super::link::{Link, LinkState, Seen, Unanswered};
+use super::slots::Slots;
+use crate::{Connection, Reply, Request, Response};
+
+/// Shortest pause before a link is connected again after an attempt failed.
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
+/// Longest.
+const BACKOFF_MAX: Duration = Duration::from_secs(5);
+
+/// Why a session is over although nobody closed it. All that was cached, and every handle, is dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// The server has another epoch: it was started anew.
+    Restarted {
+        /// The new epoch.
+        epoch: u64,
+    },
+    /// The server goes on and does not know the session any more: the client was silent for too
+    /// long.
+    Forgotten,
+    /// The lease ran out by this client's own clock, before any other may get what it had.
+    Expired,
+    /// The Unix socket broke: the server's process is dead, or has thrown this client out.
+    Died,
+}
+
+/// The asking end of a session over a network.
+///
+/// Requests wait while the server is away, and happen once. Once the session is over, those under
+/// way fail with `ENOTCONN`, later ones with `ESTALE` when it was lost and `ENOTCONN` when it was
+/// closed. A new session is a new `NetConnection`.
+pub struct NetConnection {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    config: NetConfig,
+    client: [u8; 16],
+    servers: Vec<Server>,
+    attached: Attached,
+    lease: Duration,
+    slots: Slots,
+    links: Vec<Link>,
+    /// When the newest of what the server has answered was sent.
+    confirmed_ms: AtomicU64,
+    descriptors: AtomicBool,
+    status: Mutex<Status>,
+    over: Condvar,
+}
+
+type Callback = Box<dyn FnOnce(Lost) + Send>;
+
+#[derive(Default)]
+struct Status {
+    lost: Option<Lost>,
+    closed: bool,
+    callbacks: Vec<Callback>,
+}
+
+/// A dialer of a session that does not exist yet.
+struct First;
+
+impl Watch for First {
+    fn is_over(&self) -> bool {
+        false
+    }
+
+    fn ping_every(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
+    fn confirmed(&self, _: u64) {}
+}
+
+impl Watch for Shared {
+    fn is_over(&self) -> bool {
+        let status = self.status.lock();
+        status.closed || status.lost.is_some()
+    }
+
+    fn ping_every(&self) -> Duration {
+        self.lease / 8
+    }
+
+    fn confirmed(&self, sent_ms: u64) {
+        self.confirmed_ms.fetch_max(sent_ms, Ordering::Relaxed);
+    }
+}
+
+impl NetConnection {
+    /// Connects: the first link before this returns, the others soon after. Every address is tried
+    /// once; the error is that of the last one.
+    pub fn connect(config: NetConfig) -> Result<NetConnection, ConnectError> {
+        config.check()?;
+        let client = random_bytes().map_err(ConnectError::Local)?;
+        let unix = config.unix.iter().cloned().map(Server::Unix);
+        let tcp = config.addresses.iter().copied().map(Server::Tcp);
+        let mut failed = None;
+        for server in unix.chain(tcp) {
+            match dial(
+                &config,
+                &server,
+                attach_of(&config, client, None, 0),
+                &First,
+            ) {
+                Ok(dialed) => return NetConnection::begin(config, client, &server, dialed),
+                // A server on this machine that does not run may be one on another machine.
+                Err(error) => {
+                    tracing::debug!("network: {error}");
+                    failed = Some(error);
+                }
+            }
+        }
+        Err(failed.unwrap_or(ConnectError::Setting("no address of a server is given")))
+    }
+
+    fn begin(
+        config: NetConfig,
+        client: [u8; 16],
+        server: &Server,
+        dialed: Dialed,
+    ) -> Result<NetConnection, ConnectError> {
+        let slots = dialed.attached.slots;
+        let servers = match server {
+            Server::Unix(_) => vec![server.clone()],
+            Server::Tcp(first) => {
+                // The address that answered comes first; others may be another network.
+                let others = config.addresses.iter().filter(|address| *address != first);
+                let all = std::iter::once(first).chain(others);
+                all.copied().map(Server::Tcp).collect()
+            }
+        };
+        let links: Vec<Link> = (0..config.links as u16)
+            .map(|number| Link::new(number, slots))
+            .collect();
+        let shared = Arc::new(Shared {
+            client,
+            servers,
+            lease: Duration::from_millis(dialed.attached.lease_ms),
+            attached: dialed.attached,
+            slots: Slots::new(slots),
+            links,
+            confirmed_ms: AtomicU64::new(dialed.sent_ms),
+            descriptors: AtomicBool::new(matches!(server, Server::Unix(_))),
+            status: Mutex::default(),
+            over: Condvar::new(),
+            config,
+        });
+        shared.links[0].install(dialed.wire, dialed.reader);
+        let mut connection = NetConnection {
+            shared: shared.clone(),
+            threads: Vec::new(),
+        };
+        for index in 0..shared.links.len() {
+            let shared = shared.clone();
+            connection.spawn(format!("fb-link-{index}"), move || keep(&shared, index))?;
+        }
+        connection.spawn("fb-lease".to_string(), move || watch_lease(&shared))?;
+        Ok(connection)
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), ConnectError> {
+        let spawned = std::thread::Builder::new().name(name).spawn(run);
+        self.threads.push(spawned.map_err(ConnectError::Local)?);
+        Ok(())
+    }
+
+    /// Calls back when the session is lost, once; at once if it is lost already. The callback must
+    /// not wait for calls of this connection.
+    pub fn on_lost(&self, callback: impl FnOnce(Lost) + Send + 'static) {
+        let mut status = self.shared.status.lock();
+        match status.lost {
+            None => status.callbacks.push(Box::new(callback)),
+            Some(lost) => {
+                drop(status);
+                callback(lost);
+            }
+        }
+    }
+
+    /// Why the session is lost, if it is.
+    pub fn lost(&self) -> Option<Lost> {
+        self.shared.status.lock().lost
+    }
+
+    /// How long the server keeps what this client has without a further word from it. What is cached
+    /// may be used while this is not zero.
+    pub fn lease_left(&self) -> Duration {
+        match self.shared.is_over() {
+            true => Duration::ZERO,
+            false => self.shared.lease_left(),
+        }
+    }
+
+    /// The session's name, and the epoch of the server.
+    pub fn session(&self) -> (SessionId, u64) {
+        (self.shared.attached.session, self.shared.attached.epoch)
+    }
+
+    /// How each link is.
+    pub fn status(&self) -> Vec<LinkState> {
+        self.shared.links.iter().map(Link::status).collect()
+    }
+
+    /// Ends the session: the server is told, and whoever waits for a reply gets `ENOTCONN`.
+    pub fn close(&self) {
+        {
+            let mut status = self.shared.status.lock();
+            if std::mem::replace(&mut status.closed, true) || status.lost.is_some() {
+                return;
+            }
+            status.callbacks.clear();
+        }
+        // The first link that is up will do.
+        let told = self.shared.links.iter().any(Link::bye);
+        if !told {
+            tracing::debug!("network: closed without a goodbye");
+        }
+        self.shared.end(Errno::ENOTCONN);
+    }
+}
+
+impl Drop for NetConnection {
+    fn drop(&mut self) {
+        self.close();
+        for thread in self.threads.drain(..) {
+            // A callback may drop the connection that calls it.
+            if thread.thread().id() != std::thread::current().id() {
+                drop(thread.join());
+            }
+        }
+    }
+}
+
+impl Connection for NetConnection {
+    fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        let links = self.shared.links.iter().enumerate();
+        let least = links.min_by_key(|(_, link)| link.load());
+        self.call_on(least.map_or(0, |(index, _)| index), request, payload, into)
+    }
+
+    fn links(&self) -> usize {
+        self.shared.links.len()
+    }
+
+    fn call_on(
+        &self,
+        link: usize,
+        request: Request,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Reply, Errno> {
+        request.check()?;
+        if payload.len() > limits::IO_BYTES_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let room = into.len().min(limits::IO_BYTES_MAX);
+        let shared = &*self.shared;
+        let link = &shared.links[link % shared.links.len()];
+        let soft = shared.config.soft;
+        let ticket = shared.slots.take(|| match soft {
+            Some(limit) if link.down_for() > limit => Err(Errno::EIO),
+            _ => Ok(()),
+        })?;
+        let local = self.hands_over_descriptors();
+        let answered = link.call(ticket, local, (&request, payload), &mut into[..room], soft);
+        if answered.as_ref().err() != Some(&Unanswered::Away) {
+            shared.slots.give_back(ticket.slot);
+        }
+        match answered {
+            Ok(Reply {
+                response: Response::Failed(errno),
+                ..
+            }) => Err(errno),
+            Ok(reply) => Ok(reply),
+            Err(Unanswered::Ended) => Err(Errno::ENOTCONN),
+            Err(Unanswered::Away) => Err(Errno::EIO),
+            Err(Unanswered::Unsendable(errno)) => Err(errno),
+        }
+    }
+
+    fn hands_over_descriptors(&self) -> bool {
+        self.shared.descriptors.load(Ordering::Acquire)
+    }
+
+    fn accept_descriptors(&self, yes: bool) {
+        let can = matches!(self.shared.servers[..], [Server::Unix(_)]);
+        self.shared.descriptors.store(yes && can, Ordering::Release);
+    }
+}
+
+impl Shared {
+    /// The client's own end of the lease comes an eighth before the server's.
+    fn lease_left(&self) -> Duration {
+        let confirmed = self.links.iter().map(Link::confirmed_ms);
+        let confirmed = confirmed.max().unwrap_or_default();
+        self.confirmed(confirmed);
+        let passed = clock::since(self.confirmed_ms.load(Ordering::Relaxed));
+        (self.lease - self.lease / 8).saturating_sub(passed)
+    }
+
+    /// No call waits any more, and none comes.
+    fn end(&self, errno: Errno) {
+        self.slots.end(errno);
+        for link in &self.links {
+            link.end();
+        }
+        // Under the lock, so that nobody is between a look and a sleep.
+        let status = self.status.lock();
+        self.over.notify_all();
+        drop(status);
+    }
+
+    fn lose(&self, lost: Lost) {
+        let callbacks = {
+            let mut status = self.status.lock();
+            if status.closed || status.lost.is_some() {
+                return;
+            }
+            status.lost = Some(lost);
+            std::mem::take(&mut status.callbacks)
+        };
+        tracing::warn!("network: the session is lost: {lost:?}");
+        // What was cached is dropped before anybody learns of the end from a failed call.
+        for callback in callbacks {
+            callback(lost);
+        }
+        self.end(Errno::ESTALE);
+    }
+}
+
+fn attach_of(config: &NetConfig, client: [u8; 16], join: Option<SessionId>, link: u16) -> Attach {
+    Attach {
+        client,
+        join,
+        link,
+        encrypt: config.encrypt,
+        facts: config.facts.clone(),
+    }
+}
+
+/// The thread of one link: keeps it alive, and connects it again.
+fn keep(shared: &Shared, index: usize) {
+    let link = &shared.links[index];
+    let tick = (shared.lease / 16).clamp(Duration::from_millis(5), Duration::from_secs(1));
+    let is_unix = matches!(shared.servers[..], [Server::Unix(_)]);
+    let mut was_up = index == 0;
+    let mut attempts = 0u32;
+    loop {
+        match link.sleep(tick, false) {
+            Seen::Ended => return,
+            Seen::Up => {
+                was_up = true;
+                link.look_after(shared.lease / 4, shared.lease / 2);
+            }
+            Seen::Down if is_unix && was_up => return shared.lose(Lost::Died),
+            Seen::Down => match connect_link(shared, index, attempts) {
+                Ok(()) => attempts = 0,
+                Err(ConnectError::Forgotten { epoch, .. }) => {
+                    return shared.lose(match epoch == shared.attached.epoch {
+                        true => Lost::Forgotten,
+                        false => Lost::Restarted { epoch },
+                    });
+                }
+                Err(error) => {
+                    if attempts == 0 {
+                        tracing::warn!("network: link {index}: {error}; trying again");
+                    }
+                    let pause = BACKOFF_MIN * 2u32.pow(attempts.min(6));
+                    attempts = attempts.saturating_add(1);
+                    link.sleep(pause.min(BACKOFF_MAX), true);
+                }
+            },
+        }
+    }
+}
+
+/// Each attempt takes the next address, and each link begins with another one.
+fn connect_link(shared: &Shared, index: usize, attempts: u32) -> Result<(), ConnectError> {
+    let server = &shared.servers[(index + attempts as usize) % shared.servers.len()];
+    let join = Some(shared.attached.session);
+    let attach = attach_of(&shared.config, shared.client, join, index as u16);
+    let dialed = dial(&shared.config, server, attach, shared)?;
+    shared.confirmed(dialed.sent_ms);
+    for slot in shared.links[index].install(dialed.wire, dialed.reader) {
+        shared.slots.give_back(slot);
+    }
+    Ok(())
+}
+
+fn watch_lease(shared: &Shared) {
+    let tick = (shared.lease / 32).clamp(Duration::from_millis(5), Duration::from_millis(250));
+    loop {
+        if shared.lease_left() == Duration::ZERO {
+            return shared.lose(Lost::Expired);
+        }
+        let mut status = shared.status.lock();
+        if status.closed || status.lost.is_some() {
+            return;
+        }
+        shared.over.wait_for(&mut status, tick);
+    }
+}

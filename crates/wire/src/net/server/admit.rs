@@ -1,0 +1,154 @@
+//! From the first sealed message of a socket to a link of a session.
+
+use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use forebay_types::Errno;
+
+use super::super::framing::{Inbox, encode};
+use super::super::packet::{Attach, ClientFacts, HOST_BYTES_MAX, LINKS_MAX, Refusal, ToClient};
+use super::super::seal::Sealer;
+use super::super::stream::{Stream, Wait};
+use super::core::Core;
+use super::link::{Link, Parts};
+use super::refusals::RefusedFor;
+use super::serve::{act, close};
+use super::session::Session;
+use crate::Response;
+
+/// A client that has proved to have the key, and says what it wants.
+pub(crate) struct Admitted {
+    pub stream: Stream,
+    pub address: Option<SocketAddr>,
+    pub sealer: Sealer,
+    pub inbox: Inbox,
+    pub attach: Attach,
+}
+
+/// Lets a client in, or tells it why not. May block, as the host does.
+pub(crate) fn admit(core: &Arc<Core>, admitted: Admitted) {
+    let facts = facts_of(&admitted);
+    let session = match session_for(core, &admitted.attach, &facts) {
+        Ok(session) => session,
+        Err(why) => return refuse(core, admitted, why),
+    };
+    if let Some(rate) = core.rate
+        && let Err(error) = admitted.stream.limit_rate(rate)
+    {
+        tracing::warn!("network: no limit of the rate: {error}");
+    }
+    let new = admitted.attach.join.is_none();
+    let link = Arc::new(Link::new(Parts {
+        id: core.next_link_id(),
+        number: admitted.attach.link,
+        session: session.clone(),
+        stream: admitted.stream,
+        encrypt: admitted.attach.encrypt,
+        sealer: admitted.sealer,
+        inbox: admitted.inbox,
+        poller: core.poller.clone(),
+    }));
+    if !core.add_link(&link) {
+        let what = "too many links";
+        core.refusals.count(RefusedFor::TooMany, &facts.host, what);
+        if new {
+            act(core, &session, session.end());
+        }
+        link.close();
+        return;
+    }
+    session.heard();
+    match session.seat(&link) {
+        Some(after) => act(core, &session, after),
+        None => {
+            core.remove_link(link.id);
+            link.close();
+            return;
+        }
+    }
+    if let Err(error) = link.watch() {
+        close(core, &link, &error.into());
+    }
+}
+
+fn facts_of(admitted: &Admitted) -> ClientFacts {
+    let mut facts = admitted.attach.facts.clone();
+    let mut end = facts.host.len().min(HOST_BYTES_MAX);
+    while !facts.host.is_char_boundary(end) {
+        end -= 1;
+    }
+    facts.host.truncate(end);
+    facts.address = admitted.address;
+    facts.local = admitted.stream.is_unix();
+    facts
+}
+
+fn session_for(
+    core: &Arc<Core>,
+    attach: &Attach,
+    facts: &ClientFacts,
+) -> Result<Arc<Session>, Refusal> {
+    if attach.link >= LINKS_MAX {
+        return Err(Refusal::Protocol);
+    }
+    if core.is_stopping() {
+        return Err(Refusal::Stopping);
+    }
+    if core.links().len() >= core.links_max {
+        return Err(Refusal::TooMany);
+    }
+    if let Some(id) = attach.join {
+        let known = core.session(id);
+        let known = known.filter(|session| session.client == attach.client && !session.is_ending());
+        return known.ok_or(Refusal::UnknownSession);
+    }
+    // The answer to its first attach got lost: it does not know of that session.
+    for old in core.sessions() {
+        if old.client == attach.client {
+            act(core, &old, old.end());
+        }
+    }
+    // The panic hook has told of it.
+    let begun = catch_unwind(AssertUnwindSafe(|| core.host.begin(facts)));
+    let guest = begun.unwrap_or(Err(Errno::EIO)).map_err(Refusal::Host)?;
+    let session = Session::new(attach.client, facts.clone(), guest, core.slots);
+    let session = match session {
+        Ok(session) => Arc::new(session),
+        Err(error) => {
+            tracing::error!("network: a session: {error}");
+            return Err(Refusal::Host(Errno::of(&error)));
+        }
+    };
+    if !core.add_session(&session) {
+        session.guest.end();
+        return Err(Refusal::Stopping);
+    }
+    tracing::info!("network: {} has come", super::serve::who(&session));
+    Ok(session)
+}
+
+fn refuse(core: &Arc<Core>, mut admitted: Admitted, why: Refusal) {
+    let who = admitted.attach.facts.host.as_str();
+    let (reason, what) = match why {
+        Refusal::UnknownSession => (
+            RefusedFor::UnknownSession,
+            "its session is over".to_string(),
+        ),
+        Refusal::TooMany => (RefusedFor::TooMany, "too many links".to_string()),
+        Refusal::Host(errno) => (RefusedFor::Host, errno.to_string()),
+        Refusal::Protocol => (RefusedFor::Damaged, "an attach that is wrong".to_string()),
+        Refusal::Stopping => (RefusedFor::Host, "the server stops".to_string()),
+    };
+    core.refusals.count(reason, who, what);
+    let epoch = core.host.epoch();
+    let refused = ToClient::<Response>::Refused { why, epoch };
+    let mut frame = Vec::new();
+    let sent = encode(&mut admitted.sealer, &mut frame, &refused, 0).and_then(|()| {
+        let slice = [std::io::IoSlice::new(&frame)];
+        Ok(admitted.stream.send(&slice, None, Wait::No)?)
+    });
+    if let Err(error) = sent {
+        tracing::debug!("network: a refusal: {error}");
+    }
+}

@@ -1,0 +1,244 @@
+//! From a request that has arrived to its reply.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use forebay_types::Errno;
+
+use super::super::framing::NetError;
+use super::super::packet::{Attached, ToClient};
+use super::buffers::Buffers;
+use super::core::Core;
+use super::link::{Arrived, Call, Frame, Link};
+use super::pool::Turn as ThreadTurn;
+use super::refusals::RefusedFor;
+use super::session::{After, Session};
+use super::slots::Turn;
+use crate::{Peer, Reply, Response};
+
+/// What a thread does after it has looked at a link.
+pub(crate) enum Then {
+    /// Nothing.
+    Nothing,
+    /// This request, with a spare thread in its place or not.
+    Run(Box<Call>, bool),
+}
+
+/// The link's socket has something. Whatever it is, the socket is watched again when this returns,
+/// unless it is closed or too much waits.
+pub(crate) fn receive(core: &Arc<Core>, link: &Arc<Link>) -> Then {
+    if link.is_closed() {
+        return Then::Nothing;
+    }
+    let then = match link.receive(&core.buffers) {
+        Ok(Some(Arrived::Call(call))) => return arrived(core, link, call),
+        Ok(Some(Arrived::Ping(clock))) => link.send(Frame::of(ToClient::Pong(clock))),
+        Ok(Some(Arrived::Bye)) => {
+            act(core, &link.session, link.session.end());
+            return Then::Nothing;
+        }
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    match then.and_then(|()| Ok(link.arm()?)) {
+        Ok(()) => {}
+        Err(error) => close(core, link, &error),
+    }
+    Then::Nothing
+}
+
+/// A request is whole. It may have run before.
+fn arrived(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
+    let session = &link.session;
+    if !session.begin(link) {
+        return Then::Nothing;
+    }
+    let repeatable = call.request.is_repeatable();
+    let refused = match session.slots.begin(call.ticket, repeatable) {
+        Turn::Run => return take_turn(core, link, call),
+        Turn::Answered(response) => {
+            let sent = link.send(reply_of(&call, response.into(), None));
+            sent.and_then(|()| Ok(link.arm()?)).err()
+        }
+        Turn::Late => {
+            let what = "a request that was answered long ago";
+            core.refusals.count(RefusedFor::Late, who(session), what);
+            Some(NetError::Protocol(what))
+        }
+        Turn::Wrong(what) => Some(NetError::Protocol(what)),
+    };
+    if let Some(error) = refused {
+        close(core, link, &error);
+    }
+    act(core, session, session.finish(link));
+    Then::Nothing
+}
+
+/// The socket is watched again before the request runs, so that others on it can run, too.
+fn take_turn(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
+    match core.pool.turn() {
+        ThreadTurn::Now { spare } => {
+            arm(core, link);
+            Then::Run(call, spare)
+        }
+        ThreadTurn::Later { full } => {
+            if !full {
+                arm(core, link);
+            }
+            let bytes = call.payload.len();
+            let (core_then, link_then) = (core.clone(), link.clone());
+            let job = move || {
+                if full {
+                    arm(&core_then, &link_then);
+                }
+                run(&core_then, &link_then, *call);
+            };
+            core.pool.wait(Box::new(job), bytes);
+            core.poller.ring(1);
+            Then::Nothing
+        }
+    }
+}
+
+fn arm(core: &Arc<Core>, link: &Arc<Link>) {
+    if let Err(error) = link.arm() {
+        close(core, link, &error.into());
+    }
+}
+
+/// Runs a request, remembers its reply, and sends it.
+pub(crate) fn run(core: &Arc<Core>, link: &Arc<Link>, call: Call) {
+    let session = &link.session;
+    let mut into = Buffers::take(&core.buffers, call.room);
+    let reply = match call.request.check() {
+        Ok(()) => handle(session, link, &call, &mut into),
+        Err(errno) => errno.into(),
+    };
+    let remembered = match call.request.is_repeatable() {
+        true => None,
+        false => Some(reply.response.clone()),
+    };
+    session.slots.finish(call.ticket, remembered);
+    let frame = match reply.response {
+        Response::Moved(count) if count as usize <= call.room && call.room > 0 => {
+            into.shorten(count as usize);
+            reply_of(&call, reply, Some(into))
+        }
+        Response::Moved(_) if call.room > 0 => {
+            tracing::error!("network: {} moved more than asked for", call.request.name());
+            reply_of(&call, Errno::EIO.into(), None)
+        }
+        _ => reply_of(&call, reply, None),
+    };
+    // On a socket that is gone nobody waits: the reply is remembered, or the request comes again.
+    if !link.is_closed() {
+        if let Err(error) = link.send(frame) {
+            close(core, link, &error);
+        }
+    }
+    act(core, session, session.finish(link));
+}
+
+fn handle(session: &Session, link: &Link, call: &Call, into: &mut [u8]) -> Reply {
+    let peer = Peer {
+        uid: session.facts.mount_uid,
+        gid: 0,
+        groups: &[],
+        local: link.stream.is_unix() && call.local,
+        mount: true,
+        socket: None,
+    };
+    let request = call.request.clone();
+    let handled = catch_unwind(AssertUnwindSafe(|| {
+        session.guest.handle(peer, request, &call.payload, into)
+    }));
+    // The panic hook has told of it; here only the request must come to its end.
+    handled.unwrap_or_else(|_| Errno::EIO.into())
+}
+
+fn reply_of(call: &Call, reply: Reply, data: Option<super::buffers::Buffer>) -> Frame {
+    let data = data.filter(|data| !data.is_empty());
+    let crc = data.as_ref().map_or(0, |data| crc32c::crc32c(data));
+    Frame {
+        message: ToClient::Reply {
+            ticket: call.ticket,
+            crc,
+            descriptor: reply.descriptor.is_some(),
+            response: reply.response,
+        },
+        data,
+        descriptor: reply.descriptor,
+    }
+}
+
+/// The output of a link goes on.
+pub(crate) fn drain(core: &Arc<Core>, link: &Arc<Link>) {
+    if let Err(error) = link.drain() {
+        close(core, link, &error);
+    }
+}
+
+/// Gives a link up. On a Unix socket this means that the client is dead.
+pub(crate) fn close(core: &Arc<Core>, link: &Arc<Link>, why: &NetError) {
+    let session = &link.session;
+    if link.close() {
+        core.remove_link(link.id);
+        if why.is_fault() {
+            core.refusals.count(RefusedFor::Damaged, who(session), why);
+        }
+        tracing::debug!("network: link {} of {}: {why}", link.number, who(session));
+    }
+    act(core, session, session.closed(link));
+    if link.stream.is_unix() {
+        act(core, session, session.end());
+    }
+}
+
+/// Does what follows from a change of a session.
+pub(crate) fn act(core: &Arc<Core>, session: &Arc<Session>, after: After) {
+    for link in after.close {
+        if link.close() {
+            core.remove_link(link.id);
+        }
+    }
+    if let Some(link) = after.attach {
+        attach(core, &link);
+    }
+    if after.ended {
+        let (core_then, session) = (core.clone(), session.clone());
+        core.pool
+            .wait(Box::new(move || end(&core_then, &session)), 0);
+        core.poller.ring(1);
+    }
+}
+
+/// Tells a client that its link is let in.
+fn attach(core: &Arc<Core>, link: &Arc<Link>) {
+    link.attach();
+    let attached = Attached {
+        session: link.session.id,
+        epoch: core.host.epoch(),
+        slots: link.session.slot_count,
+        lease_ms: core.lease.as_millis() as u64,
+        rate: core.rate,
+    };
+    if let Err(error) = link.send(Frame::of(ToClient::Attached(attached))) {
+        close(core, link, &error);
+    }
+}
+
+fn end(core: &Arc<Core>, session: &Arc<Session>) {
+    // The panic hook has told of it; the session is forgotten all the same.
+    drop(catch_unwind(AssertUnwindSafe(|| session.guest.end())));
+    core.remove_session(session.id);
+    tracing::info!("network: {} has left", who(session));
+}
+
+/// What a client is called in the log.
+pub(crate) fn who(session: &Session) -> String {
+    let facts = &session.facts;
+    match facts.address {
+        Some(address) => format!("{} (process {}, {address})", facts.host, facts.pid),
+        None => format!("{} (process {})", facts.host, facts.pid),
+    }
+}
