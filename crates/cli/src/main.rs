@@ -9,10 +9,6 @@
 //! - `show`: tables, bars, progress, JSON.
 
 mod calibrate;
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "the commands that read it come with the servers")
-)]
 mod cluster;
 mod commit;
 mod control;
@@ -23,6 +19,7 @@ mod fsck;
 mod instance;
 mod job;
 mod keygen;
+mod mount;
 mod mounts;
 mod movement;
 mod out;
@@ -31,6 +28,7 @@ mod plan;
 mod policy;
 mod prefetch;
 mod release;
+mod server;
 mod show;
 mod signals;
 mod simulate;
@@ -76,6 +74,8 @@ struct Cli {
 enum Command {
     Up(Box<up::UpArgs>),
     Down(down::DownArgs),
+    Server(server::ServerArgs),
+    Mount(Box<mount::MountArgs>),
     Status(status::StatusArgs),
     Top(top::TopArgs),
     Where(where_is::WhereArgs),
@@ -98,6 +98,8 @@ impl Command {
         match self {
             Command::Up(args) => up::run(args),
             Command::Down(args) => down::run(args),
+            Command::Server(args) => server::run(args),
+            Command::Mount(args) => mount::run(args),
             Command::Status(args) => status::run(args),
             Command::Top(args) => top::run(args),
             Command::Where(args) => where_is::run(args),
@@ -118,16 +120,17 @@ impl Command {
 }
 
 fn main() -> std::process::ExitCode {
-    let exit = match Cli::try_parse() {
-        Ok(cli) => match cli.command.run() {
-            Ok(exit) => exit,
-            Err(failure) => {
-                out::complain(&failure.message);
-                failure.exit
-            }
+    let done = match mount::is_called_by_mount(std::env::args_os().next().as_ref()) {
+        true => mount::run_for_mount(std::env::args_os().skip(1)),
+        false => match Cli::try_parse() {
+            Ok(cli) => cli.command.run(),
+            Err(error) => Ok(usage::report(&error)),
         },
-        Err(error) => usage::report(&error),
     };
+    let exit = done.unwrap_or_else(|failure| {
+        out::complain(&failure.message);
+        failure.exit
+    });
     exit.into()
 }
 

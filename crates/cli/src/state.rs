@@ -19,6 +19,8 @@ pub const PID: &str = "forebay.pid";
 pub const LOG: &str = "forebay.log";
 /// Where the running instance is talked to.
 pub const SOCKET: &str = "control.sock";
+/// The socket of mounts on the server's own node.
+pub const MOUNTS: &str = "mounts.sock";
 
 /// How long a dying process may take to let go of its lock.
 const DYING_LIMIT: Duration = Duration::from_secs(10);

@@ -73,7 +73,7 @@ pub struct StopSummary {
 /// A running server.
 pub struct Instance {
     rooms: Arc<Rooms>,
-    sessions: Sessions,
+    sessions: Arc<Sessions>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     drained: AtomicBool,
 }
@@ -86,10 +86,11 @@ impl Instance {
         rustix::process::umask(rustix::fs::Mode::empty());
         let rooms = Arc::new(open_rooms(settings, OpenMode::Serve)?);
         let instance = Arc::new(Instance {
-            sessions: Sessions::new(
+            sessions: Arc::new(Sessions::new(
                 Arc::new(Server::new(rooms.clone())),
                 rooms.base.processes().clone(),
-            ),
+                rooms.base.epoch(),
+            )),
             rooms: rooms.clone(),
             threads: Mutex::default(),
             drained: AtomicBool::new(false),
@@ -156,7 +157,7 @@ impl Instance {
     }
 
     /// What several clients talk to, each in a session of its own.
-    pub fn sessions(&self) -> &Sessions {
+    pub fn sessions(&self) -> &Arc<Sessions> {
         &self.sessions
     }
 

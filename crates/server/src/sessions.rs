@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use forebay_types::{Errno, Handle, Ino, limits};
+use forebay_wire::net::{ClientFacts, Guest, Host};
 use forebay_wire::{Peer, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
@@ -204,15 +205,17 @@ impl Session {
 pub struct Sessions {
     server: Arc<dyn Service>,
     processes: Arc<Processes>,
+    epoch: u32,
     last_node: AtomicU32,
 }
 
 impl Sessions {
     /// No client yet. `server` answers them all.
-    pub(crate) fn new(server: Arc<dyn Service>, processes: Arc<Processes>) -> Sessions {
+    pub(crate) fn new(server: Arc<dyn Service>, processes: Arc<Processes>, epoch: u32) -> Sessions {
         Sessions {
             server,
             processes,
+            epoch,
             last_node: AtomicU32::new(0),
         }
     }
@@ -228,6 +231,23 @@ impl Sessions {
         }
         let session = Session::begin(self.server.clone(), self.processes.clone(), node);
         Arc::new(session)
+    }
+}
+
+impl Host for Sessions {
+    fn epoch(&self) -> u64 {
+        u64::from(self.epoch)
+    }
+
+    fn begin(&self, facts: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {
+        tracing::info!("{} mounts (process {})", facts.host, facts.pid);
+        Ok(Sessions::begin(self))
+    }
+}
+
+impl Guest for Session {
+    fn end(&self) {
+        Session::end(self);
     }
 }
 
@@ -394,7 +414,7 @@ mod tests {
     #[test]
     fn what_a_client_has_is_closed_and_dropped_at_the_end_and_only_that() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default());
+        let sessions = Sessions::new(server.clone(), Arc::default(), 1);
         let (one, other) = (sessions.begin(), sessions.begin());
         let (closed, left) = (open(&one), open(&one));
         let Ok(Response::OpenedDir(dir)) = ask(&one, Request::OpenDir { ino: Ino::ROOT }) else {
@@ -427,7 +447,7 @@ mod tests {
     #[test]
     fn a_handle_is_its_owners_and_of_its_kind() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default());
+        let sessions = Sessions::new(server.clone(), Arc::default(), 1);
         let (one, other) = (sessions.begin(), sessions.begin());
         let handle = open(&one);
         server.asked();
@@ -460,7 +480,7 @@ mod tests {
             gate: Some((begun, Mutex::new(gate))),
             ..Recorder::new()
         });
-        let session = Sessions::new(server.clone(), Arc::default()).begin();
+        let session = Sessions::new(server.clone(), Arc::default(), 1).begin();
         let handle = open(&session);
         server.asked();
         let reader = {
@@ -490,7 +510,7 @@ mod tests {
     #[test]
     fn a_process_is_one_of_its_clients_node_whatever_the_client_says() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default());
+        let sessions = Sessions::new(server.clone(), Arc::default(), 1);
         let (one, other) = (sessions.begin(), sessions.begin());
         let request = |node| Request::Unlink {
             link: Link {

@@ -5,7 +5,7 @@
 //! - `checks`: what makes no sense is refused, with its line;
 //! - `config`: what the commands work with.
 
-mod address;
+pub mod address;
 mod checks;
 pub mod config;
 pub mod error;

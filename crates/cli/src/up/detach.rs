@@ -5,6 +5,7 @@
 //! threads, and all checks would then run twice. Its standard output is a pipe to the parent, on
 //! which it says one line: `ready TEXT` or `failed CODE TEXT`.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -14,17 +15,17 @@ use std::process::{Child, Command, Stdio};
 use crate::exit::{Exit, Explain, Failure};
 use crate::out;
 
-/// Starts the child and waits until it says that it is ready or has failed.
-pub fn spawn() -> Result<Exit, Failure> {
+/// Starts the child with this command line and waits until it says that it is ready or has failed.
+pub fn spawn(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
     let mut child = Command::new("/proc/self/exe")
         .arg0("forebay")
-        .args(std::env::args_os().skip(1))
+        .args(args)
         .arg("--detached")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .explain("up: cannot start the process that serves", "")?;
-    let said = hear(&mut child).explain("up: the process that serves", "")?;
+        .explain("cannot start the process that serves", "")?;
+    let said = hear(&mut child).explain("the process that serves", "")?;
     match parse(&said) {
         Some(Word::Ready(line)) => {
             out::print(&format!("{line}\n"));
@@ -39,14 +40,14 @@ pub fn spawn() -> Result<Exit, Failure> {
             })
         }
         None => {
-            let status = child.wait().explain("up: the process that serves", "")?;
+            let status = child.wait().explain("the process that serves", "")?;
             let how = match (status.code(), status.signal()) {
                 (Some(code), _) => format!("exit {code}"),
                 (None, Some(signal)) => format!("signal {signal}"),
                 (None, None) => "an unknown end".into(),
             };
             Err(Failure::fatal(format!(
-                "up: the process that serves ended ({how}) before the mount answered; see forebay.log in the state folder"
+                "the process that serves ended ({how}) before it answered; see its forebay.log"
             )))
         }
     }
@@ -86,10 +87,8 @@ impl Readiness {
     /// For the child of `--detach`, which leaves its parent's session, or for the foreground.
     pub fn new(detached: bool) -> Result<Readiness, Failure> {
         if detached {
-            rustix::process::setsid().explain(
-                "up: cannot leave the session",
-                "--detached is not for people",
-            )?;
+            rustix::process::setsid()
+                .explain("cannot leave the session", "--detached is not for people")?;
         }
         Ok(Readiness {
             detached,
@@ -110,7 +109,7 @@ impl Readiness {
             out::complain(&format!("{line}; Ctrl-C stops it"));
             return Ok(());
         }
-        say(&format!("ready {line}")).explain("up: interrupted", "")?;
+        say(&format!("ready {line}")).explain("interrupted", "")?;
         let null = File::options()
             .read(true)
             .write(true)

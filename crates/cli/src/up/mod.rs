@@ -5,12 +5,12 @@ pub mod front;
 pub mod given;
 pub mod keys;
 pub mod layers;
-mod log;
-mod preflight;
+pub mod log;
+pub mod preflight;
 pub mod resources;
 pub mod run;
 pub mod settle;
-mod supervisor;
+pub mod supervisor;
 pub mod values;
 
 use std::ffi::{OsStr, OsString};
@@ -114,7 +114,7 @@ fn text_of<T: FromText>(text: &str) -> Result<String, String> {
 pub fn run(args: &UpArgs) -> Result<Exit, Failure> {
     need_working_directory("up")?;
     if args.detach && !args.detached {
-        return detach::spawn();
+        return detach::spawn(std::env::args_os().skip(1));
     }
     let mut readiness = Readiness::new(args.detached)?;
     match start(args, &mut readiness) {

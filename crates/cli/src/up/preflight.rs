@@ -175,7 +175,7 @@ fn check_way(what: &str, state: &Path) -> Result<(), Failure> {
 
 /// The mount point: an existing directory with nothing mounted on it but, perhaps, what a dead
 /// instance of the same state has left.
-fn check_mount(
+pub fn check_mount(
     mount: &Path,
     state: &Path,
     table: &[MountEntry],

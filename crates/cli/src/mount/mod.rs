@@ -1,0 +1,109 @@
+//! `forebay mount`: shows the burst buffer of a server, which may be on another node.
+
+mod helper;
+mod place;
+mod relay;
+mod run;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use forebay_policy::links::Distribution;
+use forebay_types::parse_duration;
+
+use crate::exit::{Exit, Failure};
+use crate::up::detach::{self, Readiness};
+use crate::usage;
+
+/// The name under which mount(8) calls this program for the type `forebay`.
+const HELPERS: [&str; 2] = ["mount.forebay", "mount.fuse.forebay"];
+
+/// Mounts the burst buffer of a cluster on this node
+#[derive(Args, Clone, Debug, Default)]
+#[command(
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "The burst buffer is shown at DIR, an existing directory outside of the slow file system. Programs on\n",
+        "all nodes see the same files: a read after a completed write sees the write, on every node. On the\n",
+        "server's own node programs read and write at the speed of the server's memory and flash.\n\n",
+        "By default a program waits while the server is away, and goes on when the server is back; with --soft\n",
+        "the program gets an I/O error after that time. `umount DIR` ends the mount.\n",
+        "As mount.forebay the program serves mount(8) and /etc/fstab:\n\n",
+        "  /etc/forebay/cluster.toml  /bb  forebay  _netdev,connections=8  0 0\n\n",
+        "Example:\n",
+        "  forebay mount --config /etc/forebay/cluster.toml /bb --detach\n\n",
+        "Exit codes: 0 unmounted, or (--detach) mounted; 1 it could not be mounted: one line says why."
+    )
+)]
+pub struct MountArgs {
+    /// The cluster
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Where to show it: an existing directory
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+    /// Sockets to the server, 1 to 64 (default: the file's, else 4)
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u16).range(1..=64))]
+    connections: Option<u16>,
+    /// How requests are spread over them: auto, ttos or ttom
+    #[arg(long, value_name = "NAME")]
+    distribution: Option<Distribution>,
+    /// A program gets an I/O error when the server has not answered for so long
+    #[arg(long, value_name = "DUR", value_parser = parse_duration)]
+    soft: Option<Duration>,
+    /// Encrypt data on the way
+    #[arg(long)]
+    encrypt: bool,
+    /// Use the network also on the server's own node
+    #[arg(long)]
+    no_local: bool,
+    /// Let other users use the mount (default for root, and whoever else may mount)
+    #[arg(long)]
+    allow_other: bool,
+    /// Only this user may use the mount
+    #[arg(long, conflicts_with = "allow_other")]
+    no_allow_other: bool,
+    /// Return when the mount answers; the log and the process id are in the mount's run folder
+    #[arg(long)]
+    detach: bool,
+    /// Set by --detach for the process that stays.
+    #[arg(long, hide = true, requires = "detach")]
+    detached: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &MountArgs) -> Result<Exit, Failure> {
+    if args.detach && !args.detached {
+        return detach::spawn(std::env::args_os().skip(1));
+    }
+    serve(args)
+}
+
+fn serve(args: &MountArgs) -> Result<Exit, Failure> {
+    let mut readiness = Readiness::new(args.detached)?;
+    match run::mount(args, &mut readiness) {
+        Err(failure) if args.detached => {
+            readiness.failed(&failure);
+            Ok(failure.exit)
+        }
+        other => other,
+    }
+}
+
+/// Whether mount(8) has called, by the name of the program.
+pub fn is_called_by_mount(program: Option<&OsString>) -> bool {
+    let name = program.map(PathBuf::from);
+    let name = name.as_ref().and_then(|path| path.file_name());
+    name.is_some_and(|name| HELPERS.iter().any(|helper| name == *helper))
+}
+
+/// Does what mount(8) asks for, in the background.
+pub fn run_for_mount(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
+    match helper::translate(args)? {
+        Some(command_line) => detach::spawn(command_line.into_iter()),
+        // Only tried, not done.
+        None => Ok(Exit::Complete),
+    }
+}

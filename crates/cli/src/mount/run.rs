@@ -1,0 +1,278 @@
+//! The life of a mount: connect, mount, serve, unmount.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use forebay_client::{Client, Dial, Lasting, OnLost};
+use forebay_mount::{Company, MountOptions, Mounted};
+use forebay_wire::net::{NetConfig, NetConnection};
+use forebay_wire::{Connection, Key, UnixServer};
+
+use super::MountArgs;
+use super::place::run_folder;
+use super::relay::Relay;
+use crate::cluster::address::is_here;
+use crate::cluster::config::{Cluster, MountSettings};
+use crate::exit::{Exit, Explain, Failure, reason};
+use crate::instance::mount_table;
+use crate::server::socket_for_mounts;
+use crate::signals::{self, Hangup};
+use crate::state::{self, SocketPath};
+use crate::up::detach::Readiness;
+use crate::up::front::unmount;
+use crate::up::log::{self, Log};
+use crate::up::run::{say_who_serves, tell};
+use crate::up::{lock, preflight, resources};
+use crate::{mounts, out};
+
+/// Between two looks at what the log holds back.
+const TICK: Duration = Duration::from_secs(5);
+
+/// What ends a mount.
+pub enum Event {
+    /// Somebody wants it, for this reason.
+    Stop(&'static str),
+    /// It was unmounted.
+    Unmounted,
+    /// A thread has died.
+    Died(String),
+}
+
+/// What a mount is made of.
+struct Plan {
+    cluster: Cluster,
+    settings: MountSettings,
+    key: Key,
+    mount: PathBuf,
+    run: PathBuf,
+    allow_other: bool,
+    local: bool,
+}
+
+/// Mounts, and serves until the mount ends.
+pub fn mount(args: &MountArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
+    let plan = plan(args)?;
+    let _lock = lock(&plan.run)?;
+    preflight::clear_dead_mounts(&plan.run, Some(&plan.mount))?;
+    let log = log::start(args.detached.then_some(plan.run.as_path()))?;
+    if let Err(error) = rustix::thread::set_name(c"forebay") {
+        tracing::debug!("the process keeps its name: {error}");
+    }
+    resources::raise_open_files();
+    let (events, heard) = mpsc::channel();
+    watch_signals(&plan, args.detached, &log, events.clone()).explain("mount: signals", "")?;
+    watch_panics(events.clone());
+    let outcome = serve(&plan, args.detached, &log, (events, &heard), readiness);
+    for file in [state::PID, state::SOCKET] {
+        // Both files only repeat what the lock says.
+        let _ = std::fs::remove_file(plan.run.join(file));
+    }
+    log.tell_surplus();
+    outcome
+}
+
+fn plan(args: &MountArgs) -> Result<Plan, Failure> {
+    let refused = |error: &dyn std::error::Error| Failure::fatal(error.to_string());
+    let config = std::path::absolute(&args.config).explain(args.config.display(), "")?;
+    let cluster = Cluster::load(&config).map_err(|e| refused(&e))?;
+    let key = Key::read(&cluster.key).map_err(|e| refused(&e))?;
+    let mut settings = cluster.mount.clone();
+    if let Some(connections) = args.connections {
+        settings.connections = usize::from(connections);
+    }
+    settings.distribution = args.distribution.unwrap_or(settings.distribution);
+    settings.soft = args.soft.or(settings.soft);
+    settings.encrypt |= args.encrypt;
+    let may_mount = resources::may_mount();
+    let allow_other = match (args.allow_other, args.no_allow_other) {
+        (true, _) => true,
+        (_, true) => false,
+        _ => settings.allow_other.unwrap_or(may_mount),
+    };
+    let mount = std::path::absolute(&args.dir).explain(args.dir.display(), "")?;
+    let run = run_folder(&mount)?;
+    let mut ground = preflight::Ground::default();
+    let mount = preflight::check_mount(&mount, &run, &mount_table()?, &mut ground)?;
+    preflight::check_mount_and_pfs(&mount, &cluster.pfs)?;
+    resources::check_fuse()?;
+    if allow_other {
+        resources::check_allow_other()?;
+    }
+    for warning in &ground.warnings {
+        out::complain(warning);
+    }
+    Ok(Plan {
+        cluster,
+        settings,
+        key,
+        mount,
+        run,
+        allow_other,
+        local: may_mount && !args.no_local,
+    })
+}
+
+/// Begins sessions with the server that serves names.
+struct ToServer {
+    config: NetConfig,
+}
+
+impl Dial for ToServer {
+    fn dial(&self, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
+        let connection = NetConnection::connect(self.config.clone());
+        let connection = connection.map_err(|error| error.to_string())?;
+        connection.on_lost(move |why| {
+            tracing::warn!("the session with the server is lost: {why:?}");
+            lost();
+        });
+        Ok(Arc::new(connection))
+    }
+}
+
+/// On the server's own node the server hands over descriptors, by a socket in its state folder.
+fn dialer(plan: &Plan) -> ToServer {
+    let server = plan.cluster.metadata_server();
+    let socket = socket_for_mounts(&server.state);
+    let mut addresses = server.addresses.iter();
+    let here = plan.local && addresses.any(|address| is_here(*address).unwrap_or(false));
+    ToServer {
+        config: NetConfig {
+            addresses: server.addresses.clone(),
+            unix: (here && socket.exists()).then_some(socket),
+            links: plan.settings.connections,
+            encrypt: plan.settings.encrypt,
+            soft: plan.settings.soft,
+            ..NetConfig::new(&plan.cluster.name, *plan.key.bytes())
+        },
+    }
+}
+
+fn serve(
+    plan: &Plan,
+    detached: bool,
+    log: &Log,
+    (events, heard): (Sender<Event>, &Receiver<Event>),
+    readiness: &mut Readiness,
+) -> Result<Exit, Failure> {
+    let dial = dialer(plan);
+    let descriptors = dial.config.unix.is_some();
+    let lasting = Lasting::begin(Box::new(dial), plan.settings.soft)
+        .map_err(|why| Failure::fatal(format!("{}: {why}", plan.cluster.name)))?;
+    let lasting = Arc::new(lasting);
+    let socket = SocketPath::of(&plan.run).explain(plan.run.display(), "")?;
+    let relay = Relay {
+        server: lasting.clone(),
+        mount: plan.mount.clone(),
+        events: events.clone(),
+    };
+    let control = UnixServer::start(&socket.path, Arc::new(relay))
+        .explain(format_args!("{}: control socket", plan.run.display()), "")?;
+    let options = MountOptions {
+        mount_point: plan.mount.clone(),
+        source: plan.run.to_string_lossy().into_owned(),
+        allow_other: plan.allow_other,
+        threads: plan.settings.threads,
+        passthrough: descriptors,
+        company: Company::Shared,
+    };
+    let client = Client::of_another_node(lasting.clone(), plan.settings.distribution);
+    let what = format!("{}: cannot mount", plan.mount.display());
+    let mounted = forebay_mount::mount(client, &options).explain(what, "")?;
+    let told = events.clone();
+    mounted.on_unmounted(Box::new(move || drop(told.send(Event::Unmounted))));
+    mounted.on_thread_death(Box::new(move |what| drop(events.send(Event::Died(what)))));
+    let ready = ready(plan, detached, log, readiness);
+    let why = ready.as_ref().ok().map(|()| wait(heard, log));
+    unmount_all(&mounted, &plan.mount, &lasting);
+    drop(control);
+    ready?;
+    let point = plan.mount.display();
+    match why {
+        Some(Event::Died(what)) => Err(Failure::fatal(format!(
+            "{point}: ended, because {what}; the log says more"
+        ))),
+        _ => {
+            tell(detached, &format!("{point}: unmounted"));
+            Ok(Exit::Complete)
+        }
+    }
+}
+
+fn ready(plan: &Plan, detached: bool, log: &Log, readiness: &mut Readiness) -> Result<(), Failure> {
+    let point = plan.mount.display();
+    std::fs::metadata(&plan.mount)
+        .explain(format_args!("{point}: mounted, but it does not answer"), "")?;
+    say_who_serves(&plan.run)?;
+    if detached {
+        log.take_stderr().explain("standard error", "")?;
+    }
+    tracing::info!("{point} answers");
+    readiness.announce(&format!(
+        "{point} shows {} of {} (process {})",
+        plan.cluster.pfs.display(),
+        plan.cluster.name,
+        std::process::id()
+    ))
+}
+
+fn wait(heard: &Receiver<Event>, log: &Log) -> Event {
+    loop {
+        match heard.recv_timeout(TICK) {
+            Ok(event) => {
+                if let Event::Stop(why) = &event {
+                    tracing::info!("stopping: {why}");
+                }
+                return event;
+            }
+            Err(RecvTimeoutError::Timeout) => log.tell_surplus(),
+            Err(RecvTimeoutError::Disconnected) => return Event::Stop("nobody is left to say why"),
+        }
+    }
+}
+
+/// Takes the mount out of the tree, and lets go of whoever still waits for the server.
+fn unmount_all(mounted: &Mounted, point: &Path, lasting: &Lasting) {
+    unmount(mounted, point);
+    lasting.close();
+}
+
+/// The first signal unmounts, the second ends the process at once.
+fn watch_signals(
+    plan: &Plan,
+    detached: bool,
+    log: &Log,
+    events: Sender<Event>,
+) -> std::io::Result<()> {
+    signals::ignore_user_signals()?;
+    let log = log.clone();
+    let hangup = match !detached && std::io::stdin().is_terminal() {
+        true => Hangup::Stops,
+        false => Hangup::Calls(Box::new(move || {
+            if let Err(error) = log.reopen() {
+                tracing::warn!("the log cannot be opened again: {}", reason(&error));
+            }
+        })),
+    };
+    let mount = plan.mount.clone();
+    signals::watch(hangup, move |signal, nth| {
+        if nth > 1 || events.send(Event::Stop("a signal")).is_err() {
+            mounts::detach_ours(&mount);
+            std::process::exit(128 + signal);
+        }
+    })
+}
+
+/// A thread that panics ends the mount.
+fn watch_panics(events: Sender<Event>) {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        usual(panic);
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("without a name").to_string();
+        // If nobody listens any more the mount is ending already.
+        let _ = events.send(Event::Died(format!("thread {name} panicked")));
+    }));
+}

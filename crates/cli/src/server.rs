@@ -1,0 +1,152 @@
+//! `forebay server`: a burst buffer for the mounts of many nodes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use forebay_server::Instance;
+use forebay_wire::Key;
+use forebay_wire::net::{NetServer, NetServerConfig};
+
+use crate::cluster::config::{Cluster, Server};
+use crate::exit::{Exit, Explain, Failure};
+use crate::state;
+use crate::up::detach::{self, Readiness};
+use crate::up::front::{Front, OpenFront};
+use crate::up::settle::Plan;
+use crate::up::supervisor::Supervisor;
+use crate::up::{resources, start_planned, tiers};
+use crate::usage;
+
+/// Serves a burst buffer to the mounts of many nodes
+#[derive(Args)]
+#[command(
+    after_help = usage::EXIT_CODES,
+    after_long_help = concat!(
+        "The file names the servers of the cluster, the slow file system and the cluster's key. It is the same\n",
+        "on every node. A file with all its keys:\n\n",
+        include_str!("cluster/sample.toml"),
+        "\n",
+        "Nobody gets in without the key (`forebay keygen`). `forebay mount` shows the burst buffer on a node.\n",
+        "After a crash or kill -9 the same command finds everything again and finishes what was under way.\n",
+        "`forebay status --state DIR` and `forebay down --state DIR` work on the server's node as with `up`.\n\n",
+        "Examples:\n",
+        "  forebay keygen /etc/forebay/bb0.key\n",
+        "  forebay server --config /etc/forebay/cluster.toml --id 1 --detach\n\n",
+        "Exit codes: 0 stopped in order, or (--detach) serving; 1 it could not be started: one line says why."
+    )
+)]
+pub struct ServerArgs {
+    /// The cluster
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Which of its servers this is
+    #[arg(long, value_name = "N")]
+    id: u16,
+    /// Return when it serves; log to STATE/forebay.log, process id in STATE/forebay.pid
+    #[arg(long)]
+    detach: bool,
+    /// Set by --detach for the process that stays.
+    #[arg(long, hide = true, requires = "detach")]
+    detached: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &ServerArgs) -> Result<Exit, Failure> {
+    if args.detach && !args.detached {
+        return detach::spawn(std::env::args_os().skip(1));
+    }
+    let mut readiness = Readiness::new(args.detached)?;
+    match start(args, &mut readiness) {
+        Err(failure) if args.detached => {
+            readiness.failed(&failure);
+            Ok(failure.exit)
+        }
+        other => other,
+    }
+}
+
+fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
+    let refused = |error: &dyn std::error::Error| Failure::fatal(error.to_string());
+    let config = std::path::absolute(&args.config).explain(args.config.display(), "")?;
+    let cluster = Cluster::load(&config).map_err(|e| refused(&e))?;
+    let server = cluster.server(args.id).map_err(|e| refused(&e))?.clone();
+    let key = Key::read(&cluster.key).map_err(|e| refused(&e))?;
+    cluster.check_here(&server).map_err(|e| refused(&e))?;
+    cluster.check_pfs().map_err(|e| refused(&e))?;
+    let plan = cluster.plan(&server, resources::may_mount());
+    let plan = plan.map_err(|e| refused(&e))?;
+    forebay_types::failpoint::arm_from_environment().map_err(|e| refused(&e))?;
+    let front = Network {
+        cluster,
+        server,
+        key,
+    };
+    start_planned(plan, &front, args.detached, readiness)
+}
+
+/// Where mounts on the server's own node connect.
+pub fn socket_for_mounts(state: &Path) -> PathBuf {
+    state.join(state::MOUNTS)
+}
+
+/// Mounts of many nodes, over the network.
+struct Network {
+    cluster: Cluster,
+    server: Server,
+    key: Key,
+}
+
+impl Front for Network {
+    fn name<'a>(&self, plan: &'a Plan) -> &'a Path {
+        &plan.settings.state
+    }
+
+    fn announcement(&self, plan: &Plan) -> String {
+        let addresses: Vec<String> = self
+            .server
+            .addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        format!(
+            "server {} of {} serves {} at {}, with {} (process {})",
+            self.server.id,
+            self.cluster.name,
+            plan.settings.pfs.display(),
+            addresses.join(", "),
+            tiers(plan),
+            std::process::id()
+        )
+    }
+
+    fn open(
+        &self,
+        plan: &Plan,
+        instance: &Arc<Instance>,
+        _: &Supervisor,
+    ) -> Result<Box<dyn OpenFront>, Failure> {
+        let config = NetServerConfig {
+            tcp: self.server.addresses.clone(),
+            unix: Some(socket_for_mounts(&plan.settings.state)),
+            lease: self.cluster.lease,
+            ..NetServerConfig::new(&self.cluster.name, *self.key.bytes())
+        };
+        let server = NetServer::start(config, instance.sessions().clone()).explain(
+            format_args!("server {}: cannot listen", self.server.id),
+            "is another server running at this address?",
+        )?;
+        Ok(Box::new(OpenNetwork { server }))
+    }
+}
+
+struct OpenNetwork {
+    server: NetServer,
+}
+
+impl OpenFront for OpenNetwork {
+    fn close(self: Box<Self>, _: &Instance) {
+        // Sessions end with it: what clients have open is closed.
+        drop(self.server);
+    }
+}
