@@ -26,6 +26,7 @@ use crate::forgets::Forgets;
 use crate::inflight::{
     InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_xattr, finish,
 };
+use crate::kept::Kept;
 use crate::pool::Pool;
 use crate::waiting::Waiting;
 use crate::wishes::wish;
@@ -39,6 +40,7 @@ pub(crate) struct Adapter {
     pub(crate) pool: Pool,
     pub(crate) in_flight: Arc<InFlightTable>,
     pub(crate) belief: Arc<Belief>,
+    pub(crate) kept: Kept,
     pub(crate) waiting: Arc<Waiting>,
     pub(crate) passthrough: AtomicBool,
     forgets: Arc<Forgets>,
@@ -64,6 +66,7 @@ impl Adapter {
             pool,
             in_flight,
             belief,
+            kept: Kept::default(),
             waiting: Arc::default(),
             passthrough: AtomicBool::new(passthrough),
             forgets,
@@ -111,6 +114,7 @@ impl Filesystem for Adapter {
 
     fn forget(&self, _: &Request, node: INodeNo, count: u64) {
         self.belief.forgotten(ino(node));
+        self.kept.forgotten(ino(node));
         let node = std::iter::once((ino(node), count));
         self.forgets.add(&self.client, node);
     }
@@ -119,7 +123,10 @@ impl Filesystem for Adapter {
         let nodes = nodes
             .iter()
             .map(|node| (ino(node.nodeid()), node.nlookup()));
-        let nodes = nodes.inspect(|(node, _)| self.belief.forgotten(*node));
+        let nodes = nodes.inspect(|(node, _)| {
+            self.belief.forgotten(*node);
+            self.kept.forgotten(*node);
+        });
         self.forgets.add(&self.client, nodes);
     }
 
@@ -342,7 +349,7 @@ impl Filesystem for Adapter {
     fn read(
         &self,
         request: &Request,
-        _: INodeNo,
+        node: INodeNo,
         fh: FileHandle,
         offset: u64,
         size: u32,
@@ -350,6 +357,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.kept.read(ino(node), handle(fh));
         self.answer_read((handle(fh), request.pid()), offset, size as usize, reply);
     }
 

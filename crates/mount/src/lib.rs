@@ -7,6 +7,7 @@ mod company;
 mod convert;
 mod forgets;
 mod inflight;
+mod kept;
 mod opening;
 mod pool;
 mod probe;

@@ -55,6 +55,8 @@ impl Adapter {
             self.belief
                 .begin_writing(ino(node), open.opened.handle, is_new);
         }
+        // Beside what the kernel reads by itself it has no pages, and the open drops those it has.
+        self.kept.opened(ino(node), open.opened.handle, None);
         Some(taken)
     }
 
@@ -84,13 +86,11 @@ impl Adapter {
                     &id,
                 );
             }
-            None => reply.created(
-                &self.belief.of_new(),
-                &found,
-                self.generation(),
-                fh,
-                self.plain_flags(open.opened.mode),
-            ),
+            None => {
+                let flags = self.plain_flags(found.ino, &open);
+                let believed = self.belief.of_new();
+                reply.created(&believed, &found, self.generation(), fh, flags);
+            }
         }
     }
 
@@ -115,7 +115,20 @@ impl Adapter {
         };
         match self.back(node, &open, writes, |fd| reply.open_backing(fd)) {
             Some(id) => reply.opened_passthrough(fh, FopenFlags::FOPEN_NOFLUSH, &id),
-            None => reply.opened(fh, self.plain_flags(open.opened.mode)),
+            None => reply.opened(fh, self.plain_flags(node, &open)),
+        }
+    }
+
+    fn plain_flags(&self, node: INodeNo, open: &OpenFile) -> FopenFlags {
+        if self.belief.is_direct() {
+            // Who writes apart in one file need not wait for each other.
+            let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
+            return FopenFlags::FOPEN_NOFLUSH | direct;
+        }
+        let (handle, content) = (open.opened.handle, open.opened.content);
+        match self.kept.opened(ino(node), handle, content) {
+            true => FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_KEEP_CACHE,
+            false => FopenFlags::FOPEN_NOFLUSH,
         }
     }
 
@@ -129,20 +142,5 @@ impl Adapter {
     /// Files of another session are other files, whatever their numbers.
     fn generation(&self) -> Generation {
         Generation(self.client.generation())
-    }
-
-    fn plain_flags(&self, mode: OpenMode) -> FopenFlags {
-        if self.belief.is_direct() {
-            // Who writes apart in one file need not wait for each other.
-            let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-            return FopenFlags::FOPEN_NOFLUSH | direct;
-        }
-        let keep = matches!(mode, OpenMode::Plain { keep_cache: true });
-        FopenFlags::FOPEN_NOFLUSH
-            | if keep {
-                FopenFlags::FOPEN_KEEP_CACHE
-            } else {
-                FopenFlags::empty()
-            }
     }
 }

@@ -78,7 +78,7 @@ pub struct Published {
 }
 
 /// What a change of mode or owner shows in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Looks {
     /// Permission bits, 0..=0o7777.
     pub perm: u16,

@@ -337,8 +337,11 @@ mod tests {
                 Request::Lookup(_) => Response::Attr(attr(7)),
                 Request::Open { .. } => {
                     let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed) as u64);
-                    let mode = OpenMode::Plain { keep_cache: false };
-                    Response::Opened(Opened { handle, mode })
+                    Response::Opened(Opened {
+                        handle,
+                        mode: OpenMode::Plain,
+                        content: None,
+                    })
                 }
                 Request::OpenDir { .. } => {
                     Response::OpenedDir(Handle(self.next.fetch_add(1, Ordering::Relaxed) as u64))

@@ -18,7 +18,8 @@ pub use connection::{Connection, Descriptor, InMemory, Peer, Reply, Service};
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use key::{Key, KeyError};
 pub use message::{
-    Introduction, Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange, WriteHow,
+    ContentVersion, Introduction, Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange,
+    WriteHow,
 };
 pub use socket::{UnixConnection, UnixServer};
 

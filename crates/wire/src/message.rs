@@ -255,12 +255,19 @@ pub enum Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpenMode {
     /// Reads and writes are requests.
-    Plain {
-        /// What the kernel has cached of this file is still true.
-        keep_cache: bool,
-    },
+    Plain,
     /// The reply carries the object's descriptor: the kernel may read and write it by itself.
     Passthrough,
+}
+
+/// A content of a file. Whoever is told the same version of a file twice knows that what was read
+/// between the two answers is what the file has now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ContentVersion {
+    /// The run of the server that has said it: versions of two runs are never equal.
+    pub run: u64,
+    /// Tells the contents of a file from each other. Numbers have no order.
+    pub number: u64,
 }
 
 /// An open file.
@@ -270,6 +277,9 @@ pub struct Opened {
     pub handle: Handle,
     /// How it may be served.
     pub mode: OpenMode,
+    /// Which content it has. `None` where that is not known, as while somebody writes it: then
+    /// nothing that was read before may be believed.
+    pub content: Option<ContentVersion>,
 }
 
 /// What a server answers.

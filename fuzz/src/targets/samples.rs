@@ -9,7 +9,9 @@ use forebay_wire::control::{
     Finding, FsckReport, JobProgress, Movement, PathFailure, PlanStatus, ScrubStatus, StatusBits,
     TierStatus, VersionStatus, WhereEntry,
 };
-use forebay_wire::{Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange, WriteHow};
+use forebay_wire::{
+    ContentVersion, Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange, WriteHow,
+};
 
 const TIME: TimeSpec = TimeSpec {
     sec: 1_700_000_000,
@@ -200,9 +202,14 @@ pub fn requests() -> Vec<Request> {
 
 /// Answers to a mount.
 pub fn responses() -> Vec<Response> {
-    let opened = |mode| Opened {
+    let opened = |mode, content| Opened {
         handle: HANDLE,
         mode,
+        content,
+    };
+    let version = ContentVersion {
+        run: u64::MAX,
+        number: 7,
     };
     let entry = |name: &[u8], next| Dirent {
         ino: INO,
@@ -214,8 +221,8 @@ pub fn responses() -> Vec<Response> {
         Response::Failed(Errno::ENOSPC),
         Response::Done,
         Response::Attr(attr()),
-        Response::Created(attr(), opened(OpenMode::Passthrough)),
-        Response::Opened(opened(OpenMode::Plain { keep_cache: true })),
+        Response::Created(attr(), opened(OpenMode::Passthrough, None)),
+        Response::Opened(opened(OpenMode::Plain, Some(version))),
         Response::OpenedDir(HANDLE),
         Response::Entries(vec![entry(b".", 1), entry(b"..", 2), entry(b"run7", 3)]),
         Response::Bytes(b"value".to_vec()),

@@ -8,6 +8,7 @@ use forebay_namespace::File;
 use forebay_tiers::TierKind;
 
 use crate::buffer::Buffer;
+use crate::buffer::contents::Seen;
 
 /// Who makes space holds the right to do so, and whoever has a claim may wait for space, or for who
 /// waits for that: the file stays, then, and another goes.
@@ -31,8 +32,13 @@ impl Buffer {
     /// The same for callers who have claimed the file and seen that it is not open.
     pub fn evict_unopened(&self, file: &Arc<File>) -> Option<u64> {
         let bytes = self.ledger.used_bytes(file.object);
+        // What the PFS has by now is not compared with the content again.
+        let seen = Seen::in_buffer(file);
         match self.ns.evict(file) {
             Ok(true) => {
+                if let Some(seen) = seen {
+                    self.contents.follow(file.ino, &seen);
+                }
                 self.base
                     .counters()
                     .evicted_bytes

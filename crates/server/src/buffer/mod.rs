@@ -3,6 +3,7 @@
 pub(crate) mod activity;
 pub(crate) mod blocks;
 pub(crate) mod books;
+pub(crate) mod contents;
 pub(crate) mod copies;
 pub(crate) mod evict;
 pub(crate) mod ledger;
@@ -26,6 +27,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::base::Base;
 use crate::catalog::Catalog;
 use activity::Activity;
+use contents::Contents;
 use ledger::Ledger;
 use opens::OpenTable;
 use queue::DrainQueue;
@@ -47,6 +49,8 @@ pub struct Buffer {
     opens: OpenTable,
     /// Files by object.
     table: FileTable,
+    /// Which content files have.
+    contents: Contents,
     /// Whether programs write.
     activity: Activity,
     /// Files to be demoted.
@@ -77,6 +81,7 @@ impl Buffer {
             tiers,
             opens: OpenTable::new(base.epoch()),
             table: FileTable::default(),
+            contents: Contents::new(),
             activity: Activity::new(base.started()),
             queue: DrainQueue::new(demotion.retry_after),
             unclosed: Mutex::default(),
@@ -113,6 +118,11 @@ impl Buffer {
     /// Files by object.
     pub fn table(&self) -> &FileTable {
         &self.table
+    }
+
+    /// Which content files have.
+    pub fn contents(&self) -> &Contents {
+        &self.contents
     }
 
     /// Whether programs write.

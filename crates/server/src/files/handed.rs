@@ -4,11 +4,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_tiers::Object;
-use forebay_types::Handle;
-use forebay_wire::{Descriptor, OpenMode, Opened};
+use forebay_types::{Handle, TimeSpec};
+use forebay_wire::{ContentVersion, Descriptor, OpenMode, Opened};
 
 use crate::base::failure::Failure;
-use crate::buffer::opens::Target;
+use crate::buffer::contents::Seen;
+use crate::buffer::opens::{OpenFile, Target};
+use crate::files::Files;
 
 /// An object's descriptor to hand over, if it may be.
 pub type Handed = Option<Arc<dyn Descriptor>>;
@@ -16,12 +18,41 @@ pub type Handed = Option<Arc<dyn Descriptor>>;
 /// An open file with the descriptor to hand over.
 pub type OpenResult = Result<(Opened, Handed), Failure>;
 
-pub(super) fn opened(handle: Handle, handed: &Handed) -> Opened {
+pub(super) fn opened(handle: Handle, handed: &Handed, content: Option<ContentVersion>) -> Opened {
     let mode = match handed.is_some() {
         true => OpenMode::Passthrough,
-        false => OpenMode::Plain { keep_cache: false },
+        false => OpenMode::Plain,
     };
-    Opened { handle, mode }
+    Opened {
+        handle,
+        mode,
+        content,
+    }
+}
+
+impl Files {
+    /// Which content an open file has, its new handle included in the counts. `None` while anybody
+    /// has it open for writing or the kernel may write it: what is read then is nobody's content.
+    pub(super) fn content_of(&self, open: &OpenFile) -> Option<ContentVersion> {
+        if open.passthrough || open.is_written() {
+            return None;
+        }
+        let target = open.target.read();
+        let seen = match &*target {
+            Target::Buffer { file, .. } => {
+                let is_suspect = self.integrity.at_rest().is_suspect(file.object);
+                Seen::in_buffer(file).filter(|_| !is_suspect)
+            }
+            // Nobody waits for a PFS that hangs to be told this.
+            Target::Pfs { .. } if self.base.health().is_silent() => None,
+            Target::Pfs { file, .. } => {
+                let stat = self.ns.pfs().stat_file(file.file());
+                let stat = stat.inspect_err(|e| tracing::debug!("its content is not known: {e}"));
+                stat.ok().map(|stat| Seen::on_pfs(&stat, TimeSpec::now()))
+            }
+        };
+        self.buffer.contents().version(open.ino, &seen?)
+    }
 }
 
 /// An object that is known to have a descriptor.
@@ -42,4 +73,101 @@ pub(super) fn hand_over(target: &Target) -> Handed {
     };
     object.descriptor()?;
     Some(Arc::new(Local(object.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::{Ino, OpenFlags, SetAttr, SetTime, TimeSpec};
+    use forebay_wire::{ContentVersion, OpenMode, WriteHow};
+
+    use crate::testing::{Lab, answer, create, drain, me};
+
+    /// What a reader who opens the file now is told, beside whoever has it open.
+    fn told(lab: &Lab, name: &[u8]) -> Option<ContentVersion> {
+        let files = &lab.rooms().files;
+        let found = lab.rooms().base.ns().lookup(Ino::ROOT, name);
+        let ino = found.expect("there").attr.ino;
+        let opened = files.open(ino, OpenFlags(libc::O_RDONLY as u32), false);
+        let opened = opened.expect("open").0;
+        assert_eq!(opened.mode, OpenMode::Plain);
+        files.release(opened.handle).expect("close");
+        opened.content
+    }
+
+    fn cut(lab: &Lab, ino: Ino, set: SetAttr) {
+        let done = lab.rooms().files.setattr(ino, None, &set, me());
+        assert_eq!(answer(done.map(drop)), Ok(()));
+    }
+
+    #[test]
+    fn a_content_is_told_while_nobody_writes_and_changes_with_every_change() {
+        let lab = Lab::new();
+        let files = &lab.rooms().files;
+        let handle = create(lab.rooms(), b"f", b"content");
+        assert_eq!(told(&lab, b"f"), None, "somebody writes it");
+        files.release(handle).expect("close");
+        let first = told(&lab, b"f").expect("known");
+        assert_eq!(told(&lab, b"f"), Some(first));
+        let ino = lab.rooms().buffer.files()[0].ino;
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let (opened, _) = files.open(ino, flags, false).expect("open");
+        assert_eq!(opened.content, None, "it may write");
+        assert_eq!(told(&lab, b"f"), None, "beside a writer");
+        files.release(opened.handle).expect("close");
+        assert_eq!(told(&lab, b"f"), Some(first), "nothing was written");
+        let (opened, _) = files.open(ino, flags, false).expect("open");
+        let written = files.write(opened.handle, 0, b"C", WriteHow::WAITING);
+        assert_eq!(answer(written), Ok(Some(1)));
+        files.release(opened.handle).expect("close");
+        let second = told(&lab, b"f").expect("known");
+        assert_ne!(second, first);
+        let size = |size| SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
+        cut(&lab, ino, size(3));
+        cut(&lab, ino, size(7));
+        let third = told(&lab, b"f").expect("known");
+        assert!(third != second && third != first);
+        let at = TimeSpec { sec: 1, nsec: 2 };
+        let times = SetAttr {
+            mtime: Some(SetTime::At(at)),
+            ..SetAttr::default()
+        };
+        cut(&lab, ino, times);
+        let fourth = told(&lab, b"f").expect("known");
+        drain(lab.rooms());
+        assert_eq!(told(&lab, b"f"), Some(fourth), "drained");
+        let file = lab.rooms().buffer.files().pop().expect("file");
+        assert!(lab.rooms().buffer.evict(&file).is_some());
+        assert_eq!(told(&lab, b"f"), Some(fourth), "evicted");
+        std::fs::write(lab.pfs("f"), b"CONTENT").expect("write");
+        assert_eq!(told(&lab, b"f"), None, "it may still be written");
+    }
+
+    #[test]
+    fn a_write_that_ends_after_the_close_is_another_content() {
+        let lab = Lab::new();
+        let files = &lab.rooms().files;
+        let handle = create(lab.rooms(), b"f", b"content");
+        files.release(handle).expect("close");
+        let before = told(&lab, b"f").expect("known");
+        let file = lab.rooms().buffer.files().pop().expect("file");
+        files.begin_change(&file).expect("noted");
+        assert_eq!(told(&lab, b"f"), None, "it is under way");
+        files.absorb_change(&file).expect("recorded");
+        let after = told(&lab, b"f").expect("known");
+        assert_ne!(after, before);
+        // What its object holds may not be that. An open that finds it closed looks closely.
+        let flags = OpenFlags(libc::O_RDONLY as u32);
+        let (opened, _) = files.open(file.ino, flags, false).expect("open");
+        lab.rooms().integrity.at_rest().suspect(file.object);
+        assert_eq!(told(&lab, b"f"), None);
+        files.release(opened.handle).expect("close");
+        let sound = told(&lab, b"f").expect("known");
+        assert_ne!(
+            sound, after,
+            "some of it may have been read when it was not"
+        );
+    }
 }

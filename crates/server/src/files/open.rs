@@ -184,7 +184,8 @@ impl Files {
         let claim = self.buffer.opens().claim(ino);
         let handle = self.buffer.opens().add(&claim, &open, flags);
         self.guard.wake();
-        (opened(handle, &descriptor), descriptor)
+        // Who creates a file is about to write it.
+        (opened(handle, &descriptor, None), descriptor)
     }
 
     /// Application and version of a file that a process is about to create: where its path says
@@ -231,9 +232,10 @@ impl Files {
             self.refuse_readers_of_damaged(&open, flags)?;
             let handle = self.buffer.opens().add(&claim, &open, flags);
             let joined = self.join(&open, flags, local);
+            let content = self.content_of(&open);
             drop(claim);
             return match joined {
-                Ok(descriptor) => Ok((opened(handle, &descriptor), descriptor)),
+                Ok(descriptor) => Ok((opened(handle, &descriptor, content), descriptor)),
                 Err(failure) => {
                     let released = self.release(handle);
                     both("open", released, Err(failure)).map(|((), never)| never)
@@ -261,8 +263,9 @@ impl Files {
         };
         let open = Arc::new(open);
         let handle = self.buffer.opens().add(&claim, &open, flags);
+        let content = self.content_of(&open);
         self.guard.wake();
-        Ok((opened(handle, &descriptor), descriptor))
+        Ok((opened(handle, &descriptor, content), descriptor))
     }
 
     /// A file of which a flush has failed is opened by who only writes: the kernel cuts it to

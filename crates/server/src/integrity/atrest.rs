@@ -68,6 +68,11 @@ impl AtRest {
         self.suspects.lock().entry(object).or_default();
     }
 
+    /// Whether its content may not be what it should be.
+    pub fn is_suspect(&self, object: ObjectId) -> bool {
+        self.suspects.lock().contains_key(&object)
+    }
+
     /// Only these objects are left.
     pub fn keep(&self, is_left: impl Fn(&ObjectId) -> bool) {
         self.seals.lock().retain(|object, _| is_left(object));

@@ -72,6 +72,7 @@ impl Integrity {
     /// Whether the record of a file that is claimed, and that the PFS has, is gone or goes now. A
     /// change of its names meanwhile keeps it for a moment only.
     fn has_made_way(&self, file: &Arc<File>) -> bool {
+        self.buffer.contents().forget(file.ino);
         for _ in 0..LOOKS_MAX {
             let path = file.path();
             if file.lock().is_unlinked() || self.buffer.evict_unopened(file).is_some() {
@@ -243,6 +244,8 @@ impl Integrity {
 
     /// Counts damage and says what was done; of what is still there, once.
     pub fn note_damage(&self, file: &File, path: Vec<u8>, problem: String, report: FsckReport) {
+        // Some of it may have been handed out before anybody looked.
+        self.buffer.contents().forget(file.ino);
         let mended = file.lock().is_unlinked();
         let (problem, action) = match report.findings.into_iter().next() {
             Some(finding) => (finding.problem, finding.action),
@@ -269,6 +272,7 @@ impl Integrity {
     /// What was damaged is as it should be: somebody has put it right.
     pub(super) fn is_sound_again(&self, file: &File) {
         if self.at_rest.suspects.lock().remove(&file.object).is_some() {
+            self.buffer.contents().forget(file.ino);
             file.lock().end_error(Errno::EIO);
             self.base.errors().clear(&file.path());
         }

@@ -311,6 +311,8 @@ impl Integrity {
         if file.lock().demoting {
             return Err(Errno::EBUSY.into());
         }
+        // Some of what is wrong may have been handed out.
+        self.buffer.contents().forget(file.ino);
         let tier = file.tier();
         match remedy {
             Remedy::DropCopy => match self.buffer.evict_unopened(file) {
