@@ -11,6 +11,7 @@ mod kept;
 mod opening;
 mod pool;
 mod probe;
+mod readahead;
 mod transfer;
 mod waiting;
 mod wishes;
@@ -137,6 +138,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         .spawn(move || inflight::watch(&watched))?;
     // This asks the new mount itself, and so also shows that the mount answers.
     let dev = std::fs::metadata(&options.mount_point)?.dev();
+    readahead::raise(dev);
     Ok(Mounted {
         mount_point: options.mount_point.clone(),
         dev,

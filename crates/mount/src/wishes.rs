@@ -44,7 +44,8 @@ pub(crate) fn wish(client: &Client, config: &mut KernelConfig, direct: bool) -> 
     config
         .set_max_write(limits::IO_BYTES_MAX as u32)
         .map_err(|_| refused("max_write"))?;
-    // The kernel may want less, and says how much.
+    // The kernel may want less, and says how much. This can only lower what it reads ahead: see
+    // `readahead`.
     if let Err(most) = config.set_max_readahead(limits::IO_BYTES_MAX as u32) {
         config
             .set_max_readahead(most)
