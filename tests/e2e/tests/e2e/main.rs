@@ -21,6 +21,7 @@ mod inner;
 mod kept;
 mod one_tree;
 mod oversubscription;
+mod pages;
 mod posix_attributes;
 mod posix_data;
 mod posix_names;
