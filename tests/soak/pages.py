@@ -5,7 +5,7 @@ Each file has one process that changes it, and one that opens and reads it. A bl
 which change on a block must be at least as soon as that is promised: when the call is done, or a second after a change on the PFS. The reader takes what is
 said before its open, and looks whether what it has read is older.
 
-    pages.py --forebay target/release/forebay --seconds 300 [--seed N] [--passthrough]
+    pages.py --forebay target/release/forebay --seconds 300 [--seed N] [--passthrough] [--ways write cut]
 """
 
 import argparse
@@ -82,8 +82,8 @@ class Writer:
 
     def take_back(self, blocks):
         """They are about to be nothing, or anything. Who reads meanwhile believes nothing."""
-        self.floors[TAKEN_BACK] += 1
         self.promise(blocks, 0)
+        self.floors[TAKEN_BACK] += 1
 
     def some(self):
         first = self.random.randrange(BLOCKS)
@@ -228,6 +228,7 @@ class Writer:
     def run(self, end):
         ways = [self.write, self.write, self.write_direct, self.store, self.store, self.cut, self.punch, self.replace, self.make_anew, self.rewrite,
                 self.open_only, self.touch, self.chmod, self.drain, self.release, self.release, self.stage_in, self.outside, self.outside]
+        ways = [way for way in ways if not self.args.ways or way.__name__ in self.args.ways]
         self.make(self.mnt)
         self.promise(range(BLOCKS), self.version)
         while time.monotonic() < end:
@@ -252,7 +253,7 @@ def read(args, number, floors, told, end):
     path = args.base / "mnt" / f"f-{number}"
     opens = kept = 0
     while time.monotonic() < end:
-        # In this order: whoever takes something back counts first.
+        # In this order: whoever takes something back counts that last, and before the change.
         taken_back, promised = floors[TAKEN_BACK], floors[:BLOCKS]
         try:
             fd = os.open(path, os.O_RDONLY)
@@ -270,7 +271,7 @@ def read(args, number, floors, told, end):
             for place in range(at * BLOCK, (at + 1) * BLOCK, 512):
                 if least and (len(found) < place + 512 or HEAD.unpack_from(found, place) < (at, least)):
                     seen = HEAD.unpack_from(found, place) if len(found) >= place + 512 else "nothing"
-                    raise Stale(f"f-{number}, block {at}, byte {place}: {seen}, promised was {least}; {told.value.decode()}")
+                    raise Stale(f"f-{number}, block {at}, byte {place}: {seen} of {len(found)} bytes, promised was {least}; {told.value.decode()}")
         time.sleep(0.003)
     return opens, kept
 
@@ -304,6 +305,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--files", type=int, default=6)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--ways", nargs="*", help="only these: names of methods of `Writer`")
     parser.add_argument("--passthrough", action="store_true")
     args = parser.parse_args()
     args.forebay = args.forebay.resolve()
