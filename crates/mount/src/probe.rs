@@ -1,5 +1,5 @@
-//! What the watchdog knows of the PFS. The server is asked by another thread: the watchdog waits for
-//! no answer, which may be as late as what it watches.
+//! What the watchdog knows of the PFS. The server is asked by another thread: the watchdog waits
+//! for no answer, which may be as late as what it watches.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -15,8 +15,8 @@ fn refuse(what: impl std::fmt::Display) -> Failure {
     Failure::fatal(format!("mount.forebay: {what}"))
 }
 
-/// `SPEC DIR [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]`, where SPEC is the cluster's file. `None`
-/// if nothing is to be done (`-f`).
+/// `SPEC DIR [-sfnv] [-N NAMESPACE] [-t TYPE] [-o OPTIONS]`, where SPEC is the cluster's file.
+/// `None` if nothing is to be done (`-f`).
 pub fn translate(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsString>>, Failure> {
     let mut args = args.peekable();
     let (mut places, mut options, mut fake) = (Vec::new(), Vec::new(), false);
