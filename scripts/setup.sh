@@ -108,6 +108,8 @@ setup_test() {
     need fio fio
     need bindfs bindfs
     need faketime faketime
+    need ip iproute2
+    need nft nftables
     need script bsdutils
     need git git
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
