@@ -23,6 +23,7 @@ mod node;
 mod proxy;
 mod switch;
 
+use std::net::UdpSocket;
 use std::ops::Index;
 use std::sync::Arc;
 
@@ -85,6 +86,9 @@ impl Nodes {
         for index in 0..count {
             made.nodes.push(Node::new(index, networks, &made.switch));
         }
+        for node in &made.nodes[1..] {
+            (0..networks).for_each(|network| await_packets(&made.nodes[0], node, network));
+        }
         made
     }
 
@@ -105,6 +109,27 @@ impl Nodes {
     pub fn drop_packets(&self, from: usize, to: usize, fraction: f64) {
         assert!(from < self.count() && to < self.count(), "{from} to {to}");
         self.switch.drop_packets(from, to, fraction);
+    }
+}
+
+/// Waits until packets get through in both directions: links that say that they are up have been
+/// seen to lose the first ones.
+#[track_caller]
+fn await_packets(one: &Node, other: &Node, network: usize) {
+    let socket = |node: &Node| {
+        let ip = node.addresses()[network];
+        let socket = node.inside(|| UdpSocket::bind((ip, 0)).expect("a port"));
+        socket.set_nonblocking(true).expect("non-blocking");
+        let address = socket.local_addr().expect("address");
+        (socket, address)
+    };
+    let (one, other) = (socket(one), socket(other));
+    for ((from, _), (to, address)) in [(&one, &other), (&other, &one)] {
+        crate::wait_until("packets get through a new network", || {
+            // It fails while the other node is not found; then it is tried again.
+            let _ = from.send_to(b"?", address);
+            to.recv(&mut [0; 1]).is_ok()
+        });
     }
 }
 

@@ -124,8 +124,8 @@ impl Node {
         (0..self.addresses.len()).for_each(|network| self.cut_network(network));
     }
 
-    /// Mends what [`Node::cut`] and [`Node::cut_network`] have cut. Packets get through when this
-    /// returns.
+    /// Mends what [`Node::cut`] and [`Node::cut_network`] have cut. The links are up when this
+    /// returns; who has been told that a node is not found may wait a second before it asks again.
     #[track_caller]
     pub fn heal(&self) {
         (0..self.addresses.len()).for_each(|network| self.heal_network(network));

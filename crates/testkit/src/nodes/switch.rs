@@ -72,8 +72,8 @@ impl Switch {
         self.space.run(&format!("ip link set {port} {how}"));
     }
 
-    /// Waits until a cable carries packets, a moment after both its ends are up: the kernel looks
-    /// at carriers later, and until then loses what is sent.
+    /// Waits until both ends of a cable say that it carries packets: the kernel looks at carriers
+    /// by itself, some time after a link is set up.
     #[track_caller]
     pub fn await_cable(&self, node: usize, network: usize, space: &NetNs, interface: &str) {
         let port = port(node, network);
