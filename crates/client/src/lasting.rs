@@ -34,6 +34,8 @@ struct State {
     session: Option<Arc<dyn Connection>>,
     /// Counts sessions, from 1.
     generation: u64,
+    /// A thread begins the next one.
+    dialing: bool,
     descriptors: Option<bool>,
     closed: bool,
 }
@@ -124,6 +126,9 @@ impl Shared {
             // Lost before it was here: it must not come later.
             state.generation = generation;
             state.session = None;
+            if std::mem::replace(&mut state.dialing, true) {
+                return;
+            }
         }
         tracing::warn!(
             "the server has forgotten this mount: what is open is lost, and it begins anew"
@@ -137,12 +142,17 @@ impl Shared {
                     if shared.state.lock().closed {
                         return;
                     }
+                    // Before it begins: it may be lost at once.
+                    shared.state.lock().dialing = false;
                     match shared.begin_session() {
                         Ok(()) => {
                             tracing::info!("the server serves this mount again");
                             return;
                         }
                         Err(why) => tracing::debug!("no session: {why}"),
+                    }
+                    if std::mem::replace(&mut shared.state.lock().dialing, true) {
+                        return;
                     }
                     drop(shared);
                     std::thread::sleep(pause);
@@ -154,14 +164,38 @@ impl Shared {
         }
     }
 
-    /// The session for a request.
-    fn session_for(&self, request: &Request) -> Result<Arc<dyn Connection>, Errno> {
+    /// Asks, and asks again what a lost session has left without an answer, where that may be.
+    fn ask(
+        self: &Arc<Shared>,
+        request: Request,
+        call: &mut dyn FnMut(&dyn Connection, Request) -> Result<Reply, Errno>,
+    ) -> Result<Reply, Errno> {
+        let is_stale = names_something(&request);
+        let may_be_asked_again = !is_stale && !request.changes();
+        let mut again = may_be_asked_again.then(|| request.clone());
+        let mut request = request;
+        loop {
+            let (session, generation) = self.session_for(&request)?;
+            match call(&*session, request) {
+                Err(Errno::ENOTCONN) if !self.state.lock().closed => self.lose(generation),
+                answer => return answer,
+            }
+            request = match &mut again {
+                Some(again) => again.clone(),
+                None if is_stale => return Err(Errno::ESTALE),
+                // Whether it has happened is not known.
+                None => return Err(Errno::EIO),
+            };
+        }
+    }
+
+    /// The session for a request, with its generation.
+    fn session_for(&self, request: &Request) -> Result<(Arc<dyn Connection>, u64), Errno> {
         let mut state = self.state.lock();
         if let Some(session) = &state.session {
-            return Ok(session.clone());
+            return Ok((session.clone(), state.generation));
         }
-        let mut nodes = request.nodes().into_iter().flatten();
-        if request.handle().is_some() || nodes.any(|ino| ino != Ino::ROOT) {
+        if names_something(request) {
             return Err(Errno::ESTALE);
         }
         let is_command = matches!(request, Request::Control(_) | Request::ControlFor { .. });
@@ -174,7 +208,7 @@ impl Shared {
                 return Err(Errno::ENOTCONN);
             }
             if let Some(session) = &state.session {
-                return Ok(session.clone());
+                return Ok((session.clone(), state.generation));
             }
             let timed_out = match end {
                 Some(end) => self.changed.wait_until(&mut state, end).timed_out(),
@@ -190,10 +224,16 @@ impl Shared {
     }
 }
 
+/// Whether it is about something that was found or opened before: that is of its session.
+fn names_something(request: &Request) -> bool {
+    let mut nodes = request.nodes().into_iter().flatten();
+    request.handle().is_some() || nodes.any(|ino| ino != Ino::ROOT)
+}
+
 impl Connection for Lasting {
     fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
-        let session = self.shared.session_for(&request)?;
-        session.call(request, payload, into)
+        let mut call = |session: &dyn Connection, request| session.call(request, payload, into);
+        self.shared.ask(request, &mut call)
     }
 
     fn links(&self) -> usize {
@@ -208,8 +248,9 @@ impl Connection for Lasting {
         payload: &[u8],
         into: &mut [u8],
     ) -> Result<Reply, Errno> {
-        let session = self.shared.session_for(&request)?;
-        session.call_on(link, request, payload, into)
+        let mut call =
+            |session: &dyn Connection, request| session.call_on(link, request, payload, into);
+        self.shared.ask(request, &mut call)
     }
 
     fn generation(&self) -> u64 {
@@ -240,11 +281,17 @@ mod tests {
 
     use super::*;
 
+    /// A session that was lost without having been told so.
+    const BROKEN: u64 = 0;
+
     struct Answers(u64);
 
     impl Connection for Answers {
         fn call(&self, _: Request, _: &[u8], _: &mut [u8]) -> Result<Reply, Errno> {
-            Ok(Response::Position(self.0).into())
+            match self.0 {
+                BROKEN => Err(Errno::ENOTCONN),
+                number => Ok(Response::Position(number).into()),
+            }
         }
 
         fn hands_over_descriptors(&self) -> bool {
@@ -277,9 +324,13 @@ mod tests {
 
     impl Lab {
         fn new(soft: Option<Duration>) -> Lab {
+            Lab::beginning_with(1, soft)
+        }
+
+        fn beginning_with(first: u64, soft: Option<Duration>) -> Lab {
             let (sessions, given) = mpsc::channel();
             let (said, lost) = mpsc::channel();
-            sessions.send(1).expect("room");
+            sessions.send(first).expect("room");
             let dial = Script {
                 sessions: Mutex::new(given),
                 lost: said,
@@ -348,5 +399,30 @@ mod tests {
         };
         hard.lasting.close();
         assert_eq!(waits.join().expect("no panic"), Err(Errno::ENOTCONN));
+    }
+
+    #[test]
+    fn what_a_lost_session_did_not_answer_is_asked_again_where_that_may_be() {
+        let lab = Lab::beginning_with(BROKEN, None);
+        lab.sessions.send(2).expect("room");
+        let asked = ask(&lab.lasting, look());
+        assert_eq!(asked, Ok(Response::Position(2)));
+        let changes = |parent| Request::Mkdir {
+            link: Link {
+                parent,
+                name: b"d".to_vec(),
+            },
+            perm: 0o755,
+            cred: forebay_types::Cred {
+                uid: 0,
+                gid: 0,
+                process: forebay_types::Process::here(0),
+                umask: 0,
+            },
+        };
+        for (parent, wanted) in [(Ino::ROOT, Errno::EIO), (Ino(7), Errno::ESTALE)] {
+            let lab = Lab::beginning_with(BROKEN, None);
+            assert_eq!(ask(&lab.lasting, changes(parent)), Err(wanted));
+        }
     }
 }
