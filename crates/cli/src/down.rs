@@ -93,6 +93,9 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let Some(daemon) = Daemon::try_connect(&state)? else {
         return Err(not_running(&state));
     };
+    if let Ok(point) = std::fs::read_to_string(state.join(state::MOUNT)) {
+        return unmount(args, &state, &daemon, point.trim_end());
+    }
     let signals = Signals::count().explain("signals", "")?;
     let fail = |error| daemon.failure(error, "stop it");
     let before = daemon.status().map_err(fail)?;
@@ -125,6 +128,34 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
         End::Stalled => Exit::Partial,
         End::Interrupted => Exit::Interrupted,
     })
+}
+
+/// A mount of a server that may be elsewhere: nothing is left with it.
+fn unmount(args: &DownArgs, run: &Path, daemon: &Daemon, point: &str) -> Result<Exit, Failure> {
+    if args.drain {
+        return Err(Failure::fatal(format!(
+            "{point}: a mount has nothing to drain; `forebay stage-out --wait {point}` copies all to the PFS, \
+             `forebay down --drain` on the server's node stops the server"
+        )));
+    }
+    let signals = Signals::count().explain("signals", "")?;
+    let stopped = daemon.shutdown(false, 0);
+    stopped.map_err(|error| daemon.failure(error, "unmount it"))?;
+    let begun = Instant::now();
+    while matches!(state::holder(run), Ok(Some(Holder::Process(_)))) {
+        if signals.sleep(Duration::from_millis(20)) {
+            return Ok(Exit::Interrupted);
+        }
+        if args.timeout.is_some_and(|limit| begun.elapsed() >= limit) {
+            out::complain(&format!("{point}: not unmounted yet; is it in use?"));
+            return Ok(Exit::TimedOut);
+        }
+    }
+    match args.json {
+        true => json::print(&serde_json::json!({"outcome": "unmounted", "mount": point})),
+        false => out::print(&format!("{point}: unmounted\n")),
+    }
+    Ok(Exit::Complete)
 }
 
 /// Waiting for the end of a daemon.

@@ -19,6 +19,8 @@ pub const PID: &str = "forebay.pid";
 pub const LOG: &str = "forebay.log";
 /// Where the running instance is talked to.
 pub const SOCKET: &str = "control.sock";
+/// In the run folder of a mount: where it is mounted.
+pub const MOUNT: &str = "forebay.mount";
 /// The socket of mounts on the server's own node.
 pub const MOUNTS: &str = "mounts.sock";
 

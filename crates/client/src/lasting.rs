@@ -118,18 +118,22 @@ impl Shared {
 
     /// A session is lost: another one begins, from a thread of its own.
     fn lose(self: &Arc<Shared>, generation: u64) {
-        {
+        // Its end may wait for the thread that this runs on.
+        let gone = {
             let mut state = self.state.lock();
             if state.closed || state.generation > generation {
                 return;
             }
             // Lost before it was here: it must not come later.
             state.generation = generation;
-            state.session = None;
+            let gone = state.session.take();
             if std::mem::replace(&mut state.dialing, true) {
+                drop(state);
+                end_elsewhere(gone);
                 return;
             }
-        }
+            gone
+        };
         tracing::warn!(
             "the server has forgotten this mount: what is open is lost, and it begins anew"
         );
@@ -137,6 +141,7 @@ impl Shared {
         let spawned = std::thread::Builder::new()
             .name("fb-redial".into())
             .spawn(move || {
+                drop(gone);
                 let (mut pause, longest) = PAUSES;
                 while let Some(shared) = shared.upgrade() {
                     if shared.state.lock().closed {
@@ -221,6 +226,19 @@ impl Shared {
                 return Err(Errno::EIO);
             }
         }
+    }
+}
+
+/// Lets go of a session on a thread of its own.
+fn end_elsewhere(gone: Option<Arc<dyn Connection>>) {
+    let Some(gone) = gone else {
+        return;
+    };
+    let spawned = std::thread::Builder::new()
+        .name("fb-redial".into())
+        .spawn(move || drop(gone));
+    if let Err(error) = spawned {
+        tracing::error!("no thread to end a session: {error}");
     }
 }
 
@@ -424,5 +442,54 @@ mod tests {
             let lab = Lab::beginning_with(BROKEN, None);
             assert_eq!(ask(&lab.lasting, changes(parent)), Err(wanted));
         }
+    }
+
+    /// Ends only when who has told of the loss has returned.
+    struct Joined(Arc<Mutex<()>>);
+
+    impl Drop for Joined {
+        fn drop(&mut self) {
+            assert!(self.0.try_lock_for(LIMIT).is_some(), "it waits for itself");
+        }
+    }
+
+    impl Connection for Joined {
+        fn call(&self, _: Request, _: &[u8], _: &mut [u8]) -> Result<Reply, Errno> {
+            Ok(Response::Done.into())
+        }
+
+        fn hands_over_descriptors(&self) -> bool {
+            false
+        }
+    }
+
+    struct Once(Mutex<Option<Arc<Joined>>>, mpsc::Sender<OnLost>);
+
+    impl Dial for Once {
+        fn dial(&self, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
+            let session = self.0.lock().take().ok_or("nobody there")?;
+            self.1.send(lost).expect("the test listens");
+            Ok(session)
+        }
+    }
+
+    #[test]
+    fn a_session_does_not_end_within_the_word_of_its_loss() {
+        let telling = Arc::new(Mutex::new(()));
+        let (said, lost) = mpsc::channel();
+        let session = Arc::new(Joined(telling.clone()));
+        let gone = Arc::downgrade(&session);
+        let dial = Once(Mutex::new(Some(session)), said);
+        let lasting = Lasting::begin(Box::new(dial), None).expect("the first one");
+        {
+            let _telling = telling.lock();
+            lost.recv_timeout(LIMIT).expect("a session")();
+        }
+        let begun = Instant::now();
+        while gone.upgrade().is_some() {
+            assert!(begun.elapsed() < LIMIT, "it does not end");
+            std::thread::yield_now();
+        }
+        drop(lasting);
     }
 }

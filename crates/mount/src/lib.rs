@@ -20,7 +20,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use forebay_client::Client;
 use forebay_types::Ino;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use parking_lot::Mutex;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::belief::Belief;
@@ -212,7 +212,7 @@ impl Mounted {
     /// out of the tree at once. The mount ends with its last user, and this call does not wait for
     /// that.
     pub fn unmount(&self, lazily: bool) -> io::Result<()> {
-        let here = std::fs::metadata(&self.mount_point).is_ok_and(|m| m.dev() == self.dev);
+        let here = device_at(&self.mount_point).is_ok_and(|dev| dev == self.dev);
         if here {
             self.detach(lazily)?;
         }
@@ -262,6 +262,18 @@ impl Mounted {
             false => Err(io::Error::other(text.trim().to_string())),
         }
     }
+}
+
+/// Device number of what is mounted there, without a question to whoever serves it: that may be a
+/// server that is gone.
+fn device_at(mount_point: &Path) -> io::Result<u64> {
+    let found = rustix::fs::statx(
+        rustix::fs::CWD,
+        mount_point,
+        AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT,
+        StatxFlags::empty(),
+    )?;
+    Ok(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
 impl Drop for Mounted {

@@ -5,6 +5,7 @@
 
 mod cluster;
 mod data;
+mod fleet;
 mod fusepfs;
 mod loopfs;
 mod model;
@@ -20,6 +21,7 @@ mod watchdog;
 
 pub use cluster::{Builder, Cluster};
 pub use data::{Pattern, pattern, read_all_at, write_file};
+pub use fleet::Fleet;
 pub use fusepfs::{FusePfs, When};
 pub use loopfs::LoopFs;
 pub use model::{Model, Name};

@@ -66,8 +66,8 @@ pub fn mount(args: &MountArgs, readiness: &mut Readiness) -> Result<Exit, Failur
     watch_signals(&plan, args.detached, &log, events.clone()).explain("mount: signals", "")?;
     watch_panics(events.clone());
     let outcome = serve(&plan, args.detached, &log, (events, &heard), readiness);
-    for file in [state::PID, state::SOCKET] {
-        // Both files only repeat what the lock says.
+    for file in [state::PID, state::SOCKET, state::MOUNT] {
+        // They only repeat what the lock says.
         let _ = std::fs::remove_file(plan.run.join(file));
     }
     log.tell_surplus();
@@ -205,6 +205,8 @@ fn ready(plan: &Plan, detached: bool, log: &Log, readiness: &mut Readiness) -> R
     let point = plan.mount.display();
     std::fs::metadata(&plan.mount)
         .explain(format_args!("{point}: mounted, but it does not answer"), "")?;
+    state::write(&plan.run, state::MOUNT, &format!("{point}\n"))
+        .explain(plan.run.join(state::MOUNT).display(), "")?;
     say_who_serves(&plan.run)?;
     if detached {
         log.take_stderr().explain("standard error", "")?;

@@ -19,6 +19,7 @@ mod hanging;
 mod hanging_inside;
 mod inner;
 mod kept;
+mod nodes;
 mod one_tree;
 mod oversubscription;
 mod pages;

@@ -1,0 +1,254 @@
+//! A server and mounts of it on nodes of their own, for tests of the network path.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::nodes::{Node, Nodes};
+use crate::process::{Output, run_bounded, wait_bounded};
+use crate::program::bare_command;
+use crate::wait::{LONG, wait_until};
+
+/// Where the server listens.
+const PORT: u16 = 7070;
+
+/// A running program on one of the nodes.
+struct Running(Option<Child>);
+
+impl Running {
+    fn pid(&self) -> Pid {
+        let child = self.0.as_ref().expect("it runs");
+        Pid::from_child(child)
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            // It may have ended by itself; a stopped one is woken by that.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Node 0 has the server; each further node has a mount, and node 0 may have one, too. Dropping it
+/// ends the programs, takes the mounts away and removes the folders.
+pub struct Fleet {
+    server: Running,
+    mounts: Vec<Running>,
+    nodes: Nodes,
+    base: PathBuf,
+    _folder: TempDir,
+}
+
+impl Fleet {
+    /// A server and so many mounts on further nodes, over TCP. `config` is added to the cluster's
+    /// file, behind the server's section.
+    #[track_caller]
+    pub fn new(mounts: usize, config: &str) -> Fleet {
+        let folder = TempDir::with_prefix("forebay-fleet-").expect("temporary folder");
+        let base = std::fs::canonicalize(folder.path()).expect("canonical");
+        for name in ["pfs", "run"] {
+            std::fs::create_dir(base.join(name)).expect("mkdir");
+        }
+        let mut fleet = Fleet {
+            server: Running(None),
+            mounts: (0..=mounts).map(|_| Running(None)).collect(),
+            nodes: Nodes::new(mounts + 1),
+            base,
+            _folder: folder,
+        };
+        for node in 0..=mounts {
+            std::fs::create_dir(fleet.mnt(node, "")).expect("mkdir");
+        }
+        let key = fleet.base.join("key");
+        let keygen = fleet.run(0, &["keygen".as_ref(), key.as_ref()]);
+        assert_eq!(keygen.code, 0, "{keygen:?}");
+        fleet.write_config("cluster.toml", "fleet", config);
+        fleet.start_server();
+        for node in 1..=mounts {
+            fleet.mount(node, &[]);
+        }
+        fleet
+    }
+
+    /// Writes a cluster's file with this name for the cluster.
+    pub fn write_config(&self, file: &str, name: &str, config: &str) -> PathBuf {
+        let base = self.base.display();
+        let address = self.nodes[0].socket_address(PORT);
+        let path = self.base.join(file);
+        let text = format!(
+            "[cluster]\nname = \"{name}\"\npfs = \"{base}/pfs\"\nkey = \"{base}/key\"\nlease = \"5s\"\n\
+             [[server]]\nid = 1\nroles = [\"metadata\", \"data\"]\naddresses = [\"{address}\"]\n\
+             state = \"{base}/state\"\ndram = \"128MiB\"\n{config}\n"
+        );
+        std::fs::write(&path, text).expect("configuration");
+        path
+    }
+
+    /// The nodes.
+    pub fn node(&self, node: usize) -> &Node {
+        &self.nodes[node]
+    }
+
+    /// The folder that everything is in.
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// A path on the PFS, which all nodes see.
+    pub fn pfs(&self, path: impl AsRef<OsStr>) -> PathBuf {
+        self.base.join("pfs").join(path.as_ref())
+    }
+
+    /// A path through the mount of a node.
+    pub fn mnt(&self, node: usize, path: impl AsRef<OsStr>) -> PathBuf {
+        self.base.join(format!("mnt{node}")).join(path.as_ref())
+    }
+
+    fn config(&self) -> PathBuf {
+        self.base.join("cluster.toml")
+    }
+
+    /// Runs the program on a node to its end.
+    #[track_caller]
+    pub fn run(&self, node: usize, args: &[&OsStr]) -> Output {
+        let mut command = self.command(node);
+        command.args(args);
+        run_bounded(&mut command, LONG)
+    }
+
+    fn command(&self, node: usize) -> Command {
+        let mut command = bare_command();
+        self.nodes[node].place(&mut command);
+        command.env("FOREBAY_RUN", self.base.join("run"));
+        command
+    }
+
+    fn start(&self, node: usize, log: &str, args: &[&OsStr]) -> Running {
+        let log = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.base.join(log))
+            .expect("log");
+        let mut command = self.command(node);
+        let child = command
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("descriptor"))
+            .stderr(log)
+            .spawn();
+        Running(Some(child.expect("start")))
+    }
+
+    /// What a program on a node has said so far: `server.log`, `mount1.log`.
+    pub fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.base.join(name)).unwrap_or_default()
+    }
+
+    /// Starts the server, on what it has left.
+    #[track_caller]
+    pub fn start_server(&mut self) {
+        let config = self.config();
+        let line = ["server".as_ref(), "--config".as_ref(), config.as_os_str()];
+        let id: [&OsStr; 2] = ["--id".as_ref(), "1".as_ref()];
+        self.server = self.start(0, "server.log", &[&line[..], &id[..]].concat());
+        let pid = self.base.join("state/forebay.pid");
+        let own = self.server.pid().as_raw_nonzero().to_string();
+        wait_until("the server serves", || {
+            std::fs::read_to_string(&pid).is_ok_and(|text| text.trim() == own)
+        });
+    }
+
+    /// Kills the server without a word.
+    pub fn kill_server(&mut self) {
+        self.server.kill();
+    }
+
+    /// Stops or continues the server's process.
+    #[track_caller]
+    pub fn signal_server(&self, signal: Signal) {
+        kill_process(self.server.pid(), signal).expect("signal");
+    }
+
+    /// Stops or continues the process of a mount.
+    #[track_caller]
+    pub fn signal_mount(&self, node: usize, signal: Signal) {
+        kill_process(self.mounts[node].pid(), signal).expect("signal");
+    }
+
+    /// Starts the mount of a node and waits for it.
+    #[track_caller]
+    pub fn mount(&mut self, node: usize, flags: &[&str]) {
+        let (config, point) = (self.config(), self.mnt(node, ""));
+        let mut args: Vec<&OsStr> = vec!["mount".as_ref(), "--config".as_ref(), config.as_ref()];
+        args.push(point.as_ref());
+        args.extend(flags.iter().map(|flag| OsStr::new(*flag)));
+        self.mounts[node] = self.start(node, &format!("mount{node}.log"), &args);
+        wait_until("the mount is there", || self.is_mounted(node));
+    }
+
+    /// Whether the mount of a node is in the tree.
+    pub fn is_mounted(&self, node: usize) -> bool {
+        let point = self.base.join(format!("mnt{node}"));
+        let table = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+        let wanted = format!(" {} fuse.forebay ", point.display());
+        table.lines().any(|line| line.contains(&wanted))
+    }
+
+    /// Kills the process of a mount, and takes the mount away.
+    pub fn kill_mount(&mut self, node: usize) {
+        self.mounts[node].kill();
+        // It ends with its process; what is left in the tree is a dead entry.
+        let _ = unmount(self.mnt(node, ""), UnmountFlags::DETACH);
+    }
+
+    /// Unmounts as umount(8) does, and waits for the end of the process: its exit code.
+    #[track_caller]
+    pub fn umount(&mut self, node: usize) -> Option<i32> {
+        let point = self.mnt(node, "");
+        unmount(&point, UnmountFlags::empty()).expect("umount");
+        self.wait_mount(node, LONG)
+    }
+
+    /// Waits for the end of the process of a mount: its exit code.
+    pub fn wait_mount(&mut self, node: usize, limit: Duration) -> Option<i32> {
+        let mut child = self.mounts[node].0.take()?;
+        wait_bounded(&mut child, limit)?.code()
+    }
+
+    /// What `forebay status --json` says on the server's node.
+    #[track_caller]
+    pub fn status(&self) -> serde_json::Value {
+        let state = self.base.join("state");
+        let args: [&OsStr; 4] = [
+            "status".as_ref(),
+            "--json".as_ref(),
+            "--state".as_ref(),
+            state.as_ref(),
+        ];
+        self.run(0, &args).ok().json()
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for name in std::iter::once("server.log".to_string())
+                .chain((0..self.mounts.len()).map(|node| format!("mount{node}.log")))
+            {
+                eprintln!("--- {name}\n{}", self.log(&name));
+            }
+        }
+        for node in 0..self.mounts.len() {
+            self.kill_mount(node);
+        }
+        self.server.kill();
+        // Without a memory tier nothing is mounted there.
+        let _ = unmount(self.base.join("state/dram"), UnmountFlags::DETACH);
+    }
+}

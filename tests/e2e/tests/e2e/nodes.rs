@@ -1,0 +1,356 @@
+//! Several nodes: mounts of one server over TCP.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::time::Duration;
+
+use forebay_testkit::{Fleet, LONG, needs_nodes, pattern, run_bounded, wait_until, write_file};
+use rustix::process::Signal;
+
+const MIB: usize = 1 << 20;
+
+fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+#[test]
+fn promise_2_a_read_after_a_completed_write_sees_it_on_every_node() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let (one, two) = (fleet.mnt(1, "f"), fleet.mnt(2, "f"));
+    write_file(&one, pattern(1, MIB));
+    pattern(1, MIB).assert_in(&two);
+    // Open on both, written by turns: no close in between.
+    let files = [&one, &two].map(|path| {
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        opened.expect("open")
+    });
+    for turn in 0..40u8 {
+        let (writer, reader) = (usize::from(turn % 2), usize::from((turn + 1) % 2));
+        let at = u64::from(turn) * 1000;
+        files[writer]
+            .write_all_at(&[turn; 3000], at)
+            .expect("write");
+        let mut read = [0; 3000];
+        files[reader].read_exact_at(&mut read, at).expect("read");
+        assert_eq!(read, [turn; 3000], "turn {turn}");
+        files[writer].set_len(at + 5000).expect("truncate");
+        let seen = files[reader].metadata().expect("stat").len();
+        assert_eq!(seen, at + 5000, "turn {turn}");
+    }
+}
+
+#[test]
+fn promise_2_names_and_attributes_are_the_same_on_every_node_at_once() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let at = |node, path: &str| fleet.mnt(node, path);
+    for round in 0..20 {
+        let name = format!("d{round}");
+        fs::create_dir(at(1, &name)).expect("mkdir");
+        fs::write(at(2, &format!("{name}/a")), b"content").expect("write");
+        assert_eq!(
+            fs::read(at(1, &format!("{name}/a"))).expect("read"),
+            b"content"
+        );
+        let (from, to) = (format!("{name}/a"), format!("{name}/b"));
+        fs::rename(at(1, &from), at(1, &to)).expect("rename");
+        assert_eq!(errno(fs::metadata(at(2, &from))), Some(libc::ENOENT));
+        assert_eq!(fs::metadata(at(2, &to)).expect("stat").len(), 7);
+        fs::hard_link(at(2, &to), at(2, &from)).expect("link");
+        assert_eq!(fs::metadata(at(1, &to)).expect("stat").nlink(), 2);
+        fs::remove_file(at(1, &to)).expect("unlink");
+        assert_eq!(errno(File::open(at(2, &to))), Some(libc::ENOENT));
+        let exclusive = |node| {
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(at(node, &to))
+        };
+        assert!(exclusive(2).is_ok());
+        assert_eq!(errno(exclusive(1)), Some(libc::EEXIST));
+    }
+}
+
+#[test]
+fn promise_2_appends_of_several_nodes_overwrite_nothing() {
+    if needs_nodes() {
+        return;
+    }
+    const APPENDS: usize = 200;
+    let fleet = Fleet::new(3, "");
+    fs::write(fleet.mnt(1, "log"), b"").expect("create");
+    std::thread::scope(|scope| {
+        for node in 1..=3 {
+            let path = fleet.mnt(node, "log");
+            scope.spawn(move || {
+                let mut log = OpenOptions::new().append(true).open(path).expect("open");
+                for _ in 0..APPENDS {
+                    log.write_all(&[b'0' + node as u8; 100]).expect("append");
+                }
+            });
+        }
+    });
+    let log = fs::read(fleet.mnt(2, "log")).expect("read");
+    assert_eq!(log.len(), 3 * APPENDS * 100);
+    for entry in log.chunks(100) {
+        assert!(entry.iter().all(|byte| *byte == entry[0]), "a torn append");
+    }
+}
+
+#[test]
+fn promise_2_a_mount_on_the_servers_node_and_one_elsewhere_see_the_same() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(1, "");
+    fleet.mount(0, &[]);
+    // The first of a series shows how large it is; the kernel writes the second by itself.
+    for version in 1..=3 {
+        let name = format!("ckpt-{version}");
+        write_file(&fleet.mnt(0, &name), pattern(version, 3 * MIB));
+        pattern(version, 3 * MIB).assert_in(&fleet.mnt(1, &name));
+        let here = OpenOptions::new()
+            .write(true)
+            .open(fleet.mnt(0, &name))
+            .expect("open");
+        let there = File::open(fleet.mnt(1, &name)).expect("open");
+        for turn in 0..10u8 {
+            here.write_all_at(&[turn; 5000], 12345).expect("write");
+            let mut read = [0; 5000];
+            there.read_exact_at(&mut read, 12345).expect("read");
+            assert_eq!(read, [turn; 5000]);
+        }
+        let mut tail = OpenOptions::new()
+            .append(true)
+            .open(fleet.mnt(1, &name))
+            .expect("open");
+        tail.write_all(b"from elsewhere").expect("append");
+        assert_eq!(here.metadata().expect("stat").len(), 3 * MIB as u64 + 14);
+    }
+}
+
+#[test]
+fn promise_8_what_a_killed_mount_had_goes_with_it() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    let path = fleet.mnt(1, "unlinked");
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path);
+    let file = file.expect("create");
+    pattern(7, 4 * MIB).write(&file);
+    fs::remove_file(&path).expect("unlink");
+    write_file(&fleet.mnt(1, "closed"), pattern(8, MIB));
+    assert_eq!(fleet.status()["open_files"], 1);
+    fleet.kill_mount(1);
+    wait_until(
+        "its handles are closed, and the file without a name is gone",
+        || {
+            let status = fleet.status();
+            status["open_files"] == 0 && status["files"] == 1
+        },
+    );
+    drop(file);
+    pattern(8, MIB).assert_in(&fleet.mnt(2, "closed"));
+}
+
+#[test]
+fn promise_8_programs_wait_for_a_server_that_stands_still_and_go_on() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(1, "");
+    fs::write(fleet.mnt(1, "log"), b"").expect("create");
+    let path = fleet.mnt(1, "log");
+    let writer = std::thread::spawn(move || {
+        let mut log = OpenOptions::new().append(true).open(path).expect("open");
+        for n in 0..300u32 {
+            log.write_all(&n.to_le_bytes()).expect("append");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    fleet.signal_server(Signal::STOP);
+    std::thread::sleep(Duration::from_secs(1));
+    fleet.signal_server(Signal::CONT);
+    std::thread::sleep(Duration::from_millis(200));
+    // Shorter than the lease: the session lives on.
+    fleet.node(1).cut();
+    std::thread::sleep(Duration::from_secs(1));
+    fleet.node(1).heal();
+    fleet.node(1).reset_sockets();
+    writer.join().expect("every append once");
+    let log = fs::read(fleet.mnt(1, "log")).expect("read");
+    let numbers: Vec<u32> = log
+        .chunks(4)
+        .map(|bytes| u32::from_le_bytes(bytes.try_into().expect("whole")))
+        .collect();
+    assert_eq!(numbers, (0..300).collect::<Vec<u32>>());
+}
+
+#[test]
+fn promise_8_after_a_restart_of_the_server_old_handles_are_stale_and_all_else_goes_on() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    write_file(&fleet.mnt(1, "f"), pattern(3, 2 * MIB));
+    let open = File::open(fleet.mnt(1, "f")).expect("open");
+    fleet.kill_server();
+    let path = fleet.mnt(2, "f");
+    let waits = std::thread::spawn(move || pattern(3, 2 * MIB).assert_in(&path));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!waits.is_finished(), "there is nobody to ask");
+    fleet.start_server();
+    waits.join().expect("it goes on");
+    let mut bytes = [0; 10];
+    assert_eq!(errno(open.read_exact_at(&mut bytes, 0)), Some(libc::ESTALE));
+    drop(open);
+    pattern(3, 2 * MIB).assert_in(&fleet.mnt(1, "f"));
+    write_file(&fleet.mnt(1, "g"), pattern(4, MIB));
+    pattern(4, MIB).assert_in(&fleet.mnt(2, "g"));
+}
+
+#[test]
+fn promise_8_a_silent_mount_is_fenced_and_comes_back_with_nothing() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let held = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(fleet.mnt(1, "f"));
+    let held = held.expect("create");
+    held.write_all_at(b"before", 0).expect("write");
+    fleet.signal_mount(1, Signal::STOP);
+    wait_until("the server ends the session", || {
+        fleet.log("server.log").contains("has left") || fleet.log("server.log").contains("silent")
+    });
+    fs::write(fleet.mnt(2, "f"), b"after").expect("write");
+    fleet.signal_mount(1, Signal::CONT);
+    assert_eq!(errno(held.write_all_at(b"late", 0)), Some(libc::ESTALE));
+    assert_eq!(fs::read(fleet.mnt(1, "f")).expect("read"), b"after");
+}
+
+#[test]
+fn promise_8_umount_does_not_wait_for_a_server_that_is_gone() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    fleet.kill_mount(2);
+    fleet.mount(2, &["--soft", "1s"]);
+    fs::write(fleet.mnt(1, "f"), b"content").expect("write");
+    fleet.kill_server();
+    assert_eq!(
+        errno(fs::read(fleet.mnt(2, "f"))),
+        Some(libc::EIO),
+        "a soft mount"
+    );
+    assert_eq!(fleet.umount(2), Some(0));
+    // A program waits for the server: the mount is in use until somebody ends it.
+    let path = fleet.mnt(1, "f");
+    let waits = std::thread::spawn(move || fs::read(path).map(drop));
+    std::thread::sleep(Duration::from_millis(300));
+    fleet.signal_mount(1, Signal::TERM);
+    assert_eq!(fleet.wait_mount(1, LONG), Some(0));
+    assert!(waits.join().expect("no panic").is_err());
+    assert!(!fleet.is_mounted(1));
+}
+
+#[test]
+fn security_nobody_gets_in_without_the_clusters_key_and_name() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(1, "");
+    let mount = |config: &std::path::Path| {
+        let point = fleet.mnt(0, "");
+        let args: [&OsStr; 5] = [
+            "mount".as_ref(),
+            "--config".as_ref(),
+            config.as_ref(),
+            point.as_ref(),
+            "--no-local".as_ref(),
+        ];
+        fleet.run(0, &args)
+    };
+    let other_name = fleet.write_config("other.toml", "others", "");
+    let key = fleet.base().join("other.key");
+    fleet.run(0, &["keygen".as_ref(), key.as_ref()]).ok();
+    let text = fs::read_to_string(fleet.base().join("cluster.toml")).expect("read");
+    let other_key = fleet.base().join("key.toml");
+    fs::write(&other_key, text.replace("/key\"", "/other.key\"")).expect("write");
+    for config in [other_name, other_key] {
+        let refused = mount(&config);
+        assert_eq!(refused.code, 1, "{refused:?}");
+        assert_eq!(refused.stderr.lines().count(), 1, "{refused:?}");
+        assert!(!fleet.is_mounted(0));
+    }
+    // Garbage, and silence, at the door.
+    let address = fleet.node(0).socket_address(7070);
+    fleet.node(1).inside(|| {
+        for noise in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b""] {
+            let mut peer = std::net::TcpStream::connect(address).expect("connect");
+            // It may be thrown out while it speaks.
+            let _ = peer.write_all(noise);
+        }
+    });
+    fs::write(fleet.mnt(1, "f"), b"still served").expect("write");
+}
+
+#[test]
+fn commands_work_on_any_mount() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(1, "");
+    fs::create_dir_all(fleet.mnt(1, "run/ckpt-1")).expect("mkdir");
+    write_file(&fleet.mnt(1, "run/ckpt-1/f"), pattern(5, MIB));
+    let path = fleet.mnt(1, "run");
+    let moved = fleet.run(1, &["stage-out".as_ref(), "--wait".as_ref(), path.as_ref()]);
+    moved.ok();
+    pattern(5, MIB).assert_in(&fleet.pfs("run/ckpt-1/f"));
+    let shown = fleet
+        .run(1, &["where".as_ref(), "--json".as_ref(), path.as_ref()])
+        .ok();
+    assert_eq!(shown.json()[0]["state"], "clean", "{shown:?}");
+    let status = fleet
+        .run(1, &["status".as_ref(), "--json".as_ref()])
+        .ok()
+        .json();
+    let point = fleet.mnt(1, "");
+    let point = point
+        .to_str()
+        .expect("text")
+        .trim_end_matches('/')
+        .to_string();
+    assert_eq!(status["mount"], point.as_str());
+    // Stopping the server is for its own node; `down` on a mount unmounts.
+    let source = fleet.base().join("run");
+    let entry = fs::read_dir(source)
+        .expect("read_dir")
+        .next()
+        .expect("a run folder");
+    let run = entry.expect("entry").path();
+    let mut command = fleet.node(1).command(forebay_testkit::program());
+    let down = run_bounded(
+        command.args(["down".as_ref(), "--state".as_ref(), run.as_os_str()]),
+        LONG,
+    );
+    assert_eq!(down.code, 0, "{down:?}");
+    wait_until("it is unmounted", || !fleet.is_mounted(1));
+}
