@@ -20,7 +20,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ use forebay_client::Client;
 use forebay_types::Ino;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
 use parking_lot::Mutex;
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::belief::Belief;
@@ -212,8 +212,7 @@ impl Mounted {
     /// out of the tree at once. The mount ends with its last user, and this call does not wait for
     /// that.
     pub fn unmount(&self, lazily: bool) -> io::Result<()> {
-        let here = device_at(&self.mount_point).is_ok_and(|dev| dev == self.dev);
-        if here {
+        if is_in_tree(self.dev)? {
             self.detach(lazily)?;
         }
         let Some(session) = self.session.lock().take() else {
@@ -264,16 +263,13 @@ impl Mounted {
     }
 }
 
-/// Device number of what is mounted there, without a question to whoever serves it: that may be a
-/// server that is gone.
-fn device_at(mount_point: &Path) -> io::Result<u64> {
-    let found = rustix::fs::statx(
-        rustix::fs::CWD,
-        mount_point,
-        AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT,
-        StatxFlags::empty(),
-    )?;
-    Ok(rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor))
+/// Whether the mount with this device number is in the tree. The mount itself is not asked: its
+/// server may be gone.
+fn is_in_tree(dev: u64) -> io::Result<bool> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    let device = format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
+    let mut lines = table.split(|&byte| byte == b'\n');
+    Ok(lines.any(|line| line.split(|&byte| byte == b' ').nth(2) == Some(device.as_bytes())))
 }
 
 impl Drop for Mounted {

@@ -328,10 +328,15 @@ fn commands_work_on_any_mount() {
         .run(1, &["where".as_ref(), "--json".as_ref(), path.as_ref()])
         .ok();
     assert_eq!(shown.json()[0]["state"], "clean", "{shown:?}");
-    let status = fleet
-        .run(1, &["status".as_ref(), "--json".as_ref()])
-        .ok()
-        .json();
+    let source = fleet.base().join("run");
+    let entry = fs::read_dir(source)
+        .expect("read_dir")
+        .next()
+        .expect("a run folder");
+    let run = entry.expect("entry").path();
+    let line = ["status", "--json", "--state"].map(OsStr::new);
+    let status = fleet.run(1, &[&line[..], &[run.as_ref()]].concat());
+    let status = status.ok().json();
     let point = fleet.mnt(1, "");
     let point = point
         .to_str()
@@ -340,12 +345,6 @@ fn commands_work_on_any_mount() {
         .to_string();
     assert_eq!(status["mount"], point.as_str());
     // Stopping the server is for its own node; `down` on a mount unmounts.
-    let source = fleet.base().join("run");
-    let entry = fs::read_dir(source)
-        .expect("read_dir")
-        .next()
-        .expect("a run folder");
-    let run = entry.expect("entry").path();
     let mut command = fleet.node(1).command(forebay_testkit::program());
     let down = run_bounded(
         command.args(["down".as_ref(), "--state".as_ref(), run.as_os_str()]),
