@@ -29,6 +29,17 @@ pub struct ClientFacts {
     pub mount_uid: u32,
 }
 
+impl ClientFacts {
+    /// Cuts the node's name to what is allowed.
+    pub(crate) fn shorten(&mut self) {
+        let mut end = self.host.len().min(HOST_BYTES_MAX);
+        while !self.host.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.host.truncate(end);
+    }
+}
+
 /// Names a session; a random number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SessionId(pub [u8; 16]);

@@ -225,10 +225,15 @@ impl NetConnection {
     pub fn close(&self) {
         {
             let mut status = self.shared.status.lock();
-            if std::mem::replace(&mut status.closed, true) || status.lost.is_some() {
+            if std::mem::replace(&mut status.closed, true) {
                 return;
             }
             status.callbacks.clear();
+            if status.lost.is_some() {
+                drop(status);
+                // A callback closes: the end is under way, and comes after the callbacks.
+                return self.shared.end(Errno::ESTALE);
+            }
         }
         // The first link that is up will do.
         let told = self.shared.links.iter().any(Link::bye);
@@ -349,12 +354,14 @@ impl Shared {
 }
 
 fn attach_of(config: &NetConfig, client: [u8; 16], join: Option<SessionId>, link: u16) -> Attach {
+    let mut facts = config.facts.clone();
+    facts.shorten();
     Attach {
         client,
         join,
         link,
         encrypt: config.encrypt,
-        facts: config.facts.clone(),
+        facts,
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_types::Errno;
 
 use super::super::framing::{Inbox, encode};
-use super::super::packet::{Attach, ClientFacts, HOST_BYTES_MAX, LINKS_MAX, Refusal, ToClient};
+use super::super::packet::{Attach, ClientFacts, LINKS_MAX, Refusal, ToClient};
 use super::super::seal::Sealer;
 use super::super::stream::{Stream, Wait};
 use super::core::Core;
@@ -74,11 +74,7 @@ pub(crate) fn admit(core: &Arc<Core>, admitted: Admitted) {
 
 fn facts_of(admitted: &Admitted) -> ClientFacts {
     let mut facts = admitted.attach.facts.clone();
-    let mut end = facts.host.len().min(HOST_BYTES_MAX);
-    while !facts.host.is_char_boundary(end) {
-        end -= 1;
-    }
-    facts.host.truncate(end);
+    facts.shorten();
     facts.address = admitted.address;
     facts.local = admitted.stream.is_unix();
     facts

@@ -1,0 +1,201 @@
+//! Silence, restarts, and what both sides make of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use forebay_types::Errno;
+use forebay_wire::net::{Lost, NetConnection};
+use forebay_wire::{Request, Response};
+
+use super::fake::*;
+use super::proxy::Proxy;
+
+const LEASE: Duration = Duration::from_millis(1500);
+
+/// A client whose way to the server can be held.
+fn held() -> (
+    Arc<World>,
+    forebay_wire::net::NetServer,
+    Proxy,
+    NetConnection,
+) {
+    let world = Arc::new(World::default());
+    let mut settings = config();
+    settings.lease = LEASE;
+    let server = serve(settings, &world);
+    let proxy = Proxy::new(server.addresses()[0], 1);
+    let mut settings = client_of(&server);
+    settings.addresses = vec![proxy.address];
+    settings.links = 2;
+    let client = connect(settings);
+    until("all links", || client.status().iter().all(|l| l.connected));
+    (world, server, proxy, client)
+}
+
+#[test]
+fn idle_clients_and_slow_requests_outlive_the_lease() {
+    let (world, server, _proxy, client) = held();
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| plain(&client, counted_behind(1)));
+        std::thread::sleep(LEASE * 3);
+        world.open(1);
+        assert_eq!(slow.join().expect("caller"), Ok(Response::Done));
+    });
+    std::thread::sleep(LEASE * 2);
+    assert_eq!(client.lost(), None);
+    assert_eq!(world.ended.load(Ordering::SeqCst), 0);
+    assert_eq!(server.status().sessions[0].links.len(), 2);
+    assert!(client.status().iter().all(|link| link.reconnects == 0));
+}
+
+#[test]
+fn a_client_that_is_silent_is_ended_and_knows_it_first() {
+    let (world, server, proxy, client) = held();
+    let seen = Arc::new(AtomicUsize::new(usize::MAX));
+    let (seen_there, world_there) = (seen.clone(), world.clone());
+    client.on_lost(move |lost| {
+        assert_eq!(lost, Lost::Expired);
+        seen_there.store(world_there.ended.load(Ordering::SeqCst), Ordering::SeqCst);
+    });
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| {
+            proxy.hold(true);
+            plain(&client, count(1))
+        });
+        assert_eq!(caller.join().expect("caller"), Err(Errno::ENOTCONN));
+    });
+    assert_eq!(seen.load(Ordering::SeqCst), 0, "before the server ended it");
+    assert_eq!(client.lost(), Some(Lost::Expired));
+    assert_eq!(client.lease_left(), Duration::ZERO);
+    assert_eq!(plain(&client, Request::Statfs), Err(Errno::ESTALE));
+    until("the server ends it", || {
+        world.ended.load(Ordering::SeqCst) == 1
+    });
+    assert!(server.status().sessions.is_empty());
+    proxy.hold(false);
+    // Told at once when it is lost already.
+    let again = Arc::new(AtomicUsize::new(0));
+    let told = again.clone();
+    client.on_lost(move |_| {
+        told.fetch_add(1, Ordering::SeqCst);
+    });
+    assert_eq!(again.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_short_silence_costs_a_reconnect() {
+    let (world, server, proxy, client) = held();
+    proxy.hold(true);
+    std::thread::sleep(LEASE / 2);
+    proxy.hold(false);
+    for what in 0..5 {
+        assert_eq!(plain(&client, count(what)), Ok(Response::Done));
+        assert_eq!(world.times(what), 1);
+    }
+    assert_eq!(client.lost(), None);
+    assert_eq!(server.status().sessions.len(), 1);
+}
+
+#[test]
+fn a_request_that_runs_keeps_a_broken_link_waiting_and_the_session_alive() {
+    let (world, _server, proxy, client) = held();
+    std::thread::scope(|scope| {
+        let callers = [0, 1].map(|link| {
+            let client = &client;
+            scope.spawn(move || {
+                let gate = 10 + link as u64;
+                let reply = forebay_wire::Connection::call_on(
+                    client,
+                    link,
+                    counted_behind(gate),
+                    &[],
+                    &mut [],
+                );
+                reply.map(|reply| reply.response)
+            })
+        });
+        until("both run", || world.running.load(Ordering::SeqCst) == 2);
+        proxy.cut();
+        // No link is let in meanwhile, for longer than the lease.
+        std::thread::sleep(LEASE * 2);
+        assert_eq!(client.lost(), None);
+        assert!(client.status().iter().all(|link| !link.connected));
+        world.open(10);
+        world.open(11);
+        for caller in callers {
+            assert_eq!(caller.join().expect("caller"), Ok(Response::Done));
+        }
+    });
+    assert_eq!((world.times(10), world.times(11)), (1, 1));
+}
+
+#[test]
+fn a_restarted_server_does_not_know_the_session() {
+    let (world, server, proxy, client) = held();
+    let lost = Arc::new(parking_lot::Mutex::new(None));
+    let seen = lost.clone();
+    client.on_lost(move |why| *seen.lock() = Some(why));
+    assert_eq!(plain(&client, count(1)), Ok(Response::Done));
+    proxy.refuse(true);
+    bounded("the old server's end", move || drop(server));
+    assert_eq!(world.ended.load(Ordering::SeqCst), 1);
+    let next = Arc::new(World {
+        epoch: 9,
+        ..World::default()
+    });
+    let mut settings = config();
+    settings.lease = LEASE;
+    let server = serve(settings, &next);
+    proxy.retarget(server.addresses()[0]);
+    std::thread::scope(|scope| {
+        let caller = scope.spawn(|| plain(&client, count(2)));
+        proxy.refuse(false);
+        assert_eq!(caller.join().expect("caller"), Err(Errno::ENOTCONN));
+    });
+    assert_eq!(*lost.lock(), Some(Lost::Restarted { epoch: 9 }));
+    assert_eq!(plain(&client, count(3)), Err(Errno::ESTALE));
+    assert_eq!(next.all().len(), 0);
+}
+
+#[test]
+fn closing_ends_the_session_at_once_and_waiting_callers_with_it() {
+    let (world, server, proxy, client) = held();
+    client.close();
+    until("ended", || world.ended.load(Ordering::SeqCst) == 1);
+    assert!(server.status().sessions.is_empty());
+    assert_eq!(plain(&client, Request::Statfs), Err(Errno::ENOTCONN));
+    assert_eq!(client.lost(), None, "closed is not lost");
+
+    let mut settings = client_of(&server);
+    settings.addresses = vec![proxy.address];
+    let client = Arc::new(connect(settings));
+    proxy.refuse(true);
+    proxy.cut();
+    until("down", || !client.status()[0].connected);
+    let caller = {
+        let client = client.clone();
+        std::thread::spawn(move || plain(&client, count(5)))
+    };
+    std::thread::sleep(Duration::from_millis(50));
+    client.close();
+    assert_eq!(
+        bounded("a caller", move || caller.join()).expect("caller"),
+        Err(Errno::ENOTCONN)
+    );
+}
+
+#[test]
+fn a_callback_may_drop_the_connection() {
+    let (_world, _server, proxy, client) = held();
+    let slot = Arc::new(parking_lot::Mutex::new(None));
+    let (inside, (done, ended)) = (slot.clone(), std::sync::mpsc::channel());
+    client.on_lost(move |_| {
+        let client: Option<NetConnection> = inside.lock().take();
+        drop(client);
+        done.send(()).expect("listener");
+    });
+    *slot.lock() = Some(client);
+    proxy.hold(true);
+    ended.recv_timeout(LONG).expect("dropped");
+}

@@ -1,0 +1,9 @@
+//! The network transport over real sockets: many clients, many links, every request once.
+
+mod doors;
+mod fake;
+mod leases;
+mod local;
+mod once;
+mod order;
+mod proxy;
