@@ -27,4 +27,5 @@ pub use socket::{UnixConnection, UnixServer};
 #[doc(hidden)]
 pub mod fuzzing {
     pub use crate::frame::{greet, read_frame, say_hello, write_frame};
+    pub use crate::net::fuzzing::{check_hello, read_sealed, samples, seal, server_hello};
 }

@@ -3,6 +3,7 @@
 mod config;
 mod frames;
 mod messages;
+mod network;
 mod paths;
 mod records;
 mod samples;
@@ -33,6 +34,7 @@ pub struct Target {
 /// All of them.
 pub const TARGETS: &[Target] = &[
     frames::FRAMES,
+    network::NETWORK,
     messages::REQUESTS,
     messages::RESPONSES,
     messages::CONTROL,

@@ -5,8 +5,8 @@
 //! | message | data    | message, sealed | tag (16) | data … | tag (16), where data is sealed
 //! ```
 //!
-//! The lengths are those of the message and of the data, little-endian, without the tags. The tag of
-//! the message vouches for them, too. Plain data has its CRC-32C in the message.
+//! The lengths are those of the message and of the data, little-endian, without the tags. The tag
+//! of the message vouches for them, too. Plain data has its CRC-32C in the message.
 
 use std::io;
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, Shutdown, recv, recvmsg, sendmsg,
@@ -16,6 +17,9 @@ use rustix::net::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     Yes,
+    /// The same, until all of it has passed, or the socket's limit is over
+    /// ([`Stream::limit_waits`]).
+    All,
     /// `WouldBlock` instead.
     No,
 }
@@ -67,6 +71,7 @@ impl Stream {
     pub fn recv(&self, into: &mut [u8], wait: Wait) -> io::Result<usize> {
         let flags = match wait {
             Wait::Yes => RecvFlags::empty(),
+            Wait::All => RecvFlags::WAITALL,
             Wait::No => RecvFlags::DONTWAIT,
         };
         let (count, _) = retry(|| recv(&self.socket, &mut *into, flags))?;
@@ -142,6 +147,14 @@ impl Stream {
             Err(rustix::io::Errno::INTR) => Ok(false),
             found => Ok(found? > 0),
         }
+    }
+
+    /// No call waits for longer: it returns with what has passed until then, or `WouldBlock`.
+    pub fn limit_waits(&self, limit: Duration) -> io::Result<()> {
+        for direction in [Timeout::Recv, Timeout::Send] {
+            set_socket_timeout(&self.socket, direction, Some(limit))?;
+        }
+        Ok(())
     }
 
     /// Ends both directions: whoever waits in a call on the socket returns.

@@ -202,8 +202,8 @@ impl NetConnection {
         self.shared.status.lock().lost
     }
 
-    /// How long the server keeps what this client has without a further word from it. What is cached
-    /// may be used while this is not zero.
+    /// How long the server keeps what this client has without a further word from it. What is
+    /// cached may be used while this is not zero.
     pub fn lease_left(&self) -> Duration {
         match self.shared.is_over() {
             true => Duration::ZERO,

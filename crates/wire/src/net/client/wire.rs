@@ -207,7 +207,7 @@ impl Reader {
         }
         let mut filled = self.inbox.take_data(into);
         while filled < into.len() {
-            match self.wire.stream.recv(&mut into[filled..], Wait::Yes)? {
+            match self.wire.stream.recv(&mut into[filled..], Wait::All)? {
                 0 => return Err(NetError::Closed),
                 count => filled += count,
             }

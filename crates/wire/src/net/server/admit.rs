@@ -39,7 +39,7 @@ pub(crate) fn admit(core: &Arc<Core>, admitted: Admitted) {
         tracing::warn!("network: no limit of the rate: {error}");
     }
     let new = admitted.attach.join.is_none();
-    let link = Arc::new(Link::new(Parts {
+    let link = Link::new(Parts {
         id: core.next_link_id(),
         number: admitted.attach.link,
         session: session.clone(),
@@ -48,7 +48,17 @@ pub(crate) fn admit(core: &Arc<Core>, admitted: Admitted) {
         sealer: admitted.sealer,
         inbox: admitted.inbox,
         poller: core.poller.clone(),
-    }));
+    });
+    let link = match link {
+        Ok(link) => Arc::new(link),
+        Err(error) => {
+            tracing::error!("network: a link: {error}");
+            if new {
+                act(core, &session, session.end());
+            }
+            return;
+        }
+    };
     if !core.add_link(&link) {
         let what = "too many links";
         core.refusals.count(RefusedFor::TooMany, &facts.host, what);

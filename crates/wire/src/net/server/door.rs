@@ -178,10 +178,10 @@ fn step(core: &Arc<Core>, knocks: Vec<Knock>, ready: &[bool]) -> Vec<Knock> {
 }
 
 /// A worker asks the host, which may take time.
-fn submit(core: &Arc<Core>, admitted: Admitted) {
+fn submit(core: &Arc<Core>, admitted: Box<Admitted>) {
     let shared = core.clone();
     core.pool
-        .wait(Box::new(move || admit::admit(&shared, admitted)), 0);
+        .wait(Box::new(move || admit::admit(&shared, *admitted)), 0);
     core.poller.ring(1);
 }
 

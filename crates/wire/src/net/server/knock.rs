@@ -35,6 +35,7 @@ pub(crate) struct Knock {
     filled: usize,
 }
 
+#[allow(clippy::large_enum_variant)] // there are few of them
 enum Phase {
     Hello,
     Handshake {
@@ -53,7 +54,7 @@ pub(crate) enum Step {
     /// More is to come.
     Wait,
     /// It has the key.
-    Admit(Admitted),
+    Admit(Box<Admitted>),
     Refused(RefusedFor, String),
     /// It has gone by itself.
     Gone,
@@ -108,7 +109,8 @@ impl Knock {
                 Phase::Attach { sealer, inbox } => return self.attach(sealer, inbox),
                 Phase::Leaving => match self.stream.recv(&mut self.bytes, Wait::No) {
                     Ok(0) => return (None, Step::Gone),
-                    Ok(_) => continue,
+                    // A little at a time: it may send for ever.
+                    Ok(_) => Ok(None),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
                     Err(_) => return (None, Step::Gone),
                 },
@@ -227,7 +229,7 @@ impl Knock {
                     inbox,
                     attach,
                 };
-                (None, Step::Admit(admitted))
+                (None, Step::Admit(Box::new(admitted)))
             }
             // Its first message was a copy of somebody else's: only who has the key can go on.
             Err(error @ NetError::Seal(_)) => {

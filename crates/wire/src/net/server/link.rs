@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use forebay_types::{Errno, limits};
 use parking_lot::Mutex;
-use rustix::event::PollFlags;
 
 use super::super::clock;
 use super::super::framing::{Inbox, NetError, encode};
@@ -24,8 +23,8 @@ use super::poller::{About, Poller};
 use super::session::Session;
 use crate::{Descriptor, Request, Response};
 
-/// How long a thread stays with a socket in the middle of a frame: less than it takes to fetch
-/// another thread, more than the pieces of one megabyte are apart.
+/// How long a thread stays in one call with a socket in the middle of a frame: about what one
+/// megabyte takes on a fast network.
 const PATIENCE: Duration = Duration::from_millis(2);
 /// How often it does so for one frame: a peer that sends byte after byte gets no thread of its own.
 const WAITS_MAX: usize = 16;
@@ -128,10 +127,11 @@ pub(crate) struct Parts {
 }
 
 impl Link {
-    pub fn new(parts: Parts) -> Link {
+    pub fn new(parts: Parts) -> io::Result<Link> {
+        parts.stream.limit_waits(PATIENCE)?;
         let mut inbox = parts.inbox;
         inbox.widen();
-        Link {
+        Ok(Link {
             id: parts.id,
             number: parts.number,
             session: parts.session,
@@ -156,7 +156,7 @@ impl Link {
                 descriptor: None,
                 watched: None,
             }),
-        }
+        })
     }
 
     /// From now on requests are taken.
@@ -217,22 +217,18 @@ impl Link {
                 self.session.heard();
                 return Ok(Some(arrived));
             }
-            match self.read_some(input) {
+            let begun = input.partial.is_some() || input.inbox.buffered() > 0;
+            let wait = match begun && !input.waited && waits < WAITS_MAX {
+                true => Wait::All,
+                false => Wait::No,
+            };
+            waits += usize::from(begun);
+            match self.read_some(input, wait) {
                 Ok(0) => return Err(NetError::Closed),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let begun = input.partial.is_some() || input.inbox.buffered() > 0;
-                    if !begun {
-                        return Ok(None);
-                    }
-                    waits += 1;
-                    if input.waited
-                        || waits > WAITS_MAX
-                        || !self.stream.ready(PollFlags::IN, PATIENCE)?
-                    {
-                        input.waited = true;
-                        return Ok(None);
-                    }
+                    input.waited = begun;
+                    return Ok(None);
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -240,16 +236,21 @@ impl Link {
     }
 
     /// Data goes where it belongs, all else into the inbox.
-    fn read_some(&self, input: &mut Input) -> io::Result<usize> {
+    fn read_some(&self, input: &mut Input, wait: Wait) -> io::Result<usize> {
         if let Some(partial) = &mut input.partial {
             let payload = &mut partial.call.payload;
             if partial.filled < payload.len() {
-                let count = self.stream.recv(&mut payload[partial.filled..], Wait::No)?;
+                let count = self.stream.recv(&mut payload[partial.filled..], wait)?;
                 partial.filled += count;
                 return Ok(count);
             }
         }
-        let count = self.stream.recv(input.inbox.room(), Wait::No)?;
+        // More may be there than belongs to this frame, or less: not all of the room is waited for.
+        let wait = match wait {
+            Wait::All => Wait::Yes,
+            wait => wait,
+        };
+        let count = self.stream.recv(input.inbox.room(), wait)?;
         input.inbox.arrived(count);
         Ok(count)
     }
@@ -345,16 +346,22 @@ impl Link {
     /// Sends what waits. Called by who has set `writing`, or got the output's event.
     pub fn drain(&self) -> Result<(), NetError> {
         let mut writer = self.writer.lock();
-        let mut waited = false;
+        let mut waits = 0;
         loop {
             if writer.is_done() && !self.next_frame(&mut writer)? {
                 return Ok(());
             }
+            if waits == WAITS_MAX {
+                return self.leave_to_event(&mut writer);
+            }
             match writer.send_some(&self.stream) {
-                Ok(()) => waited = false,
-                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error.into()),
-                Err(_) if !waited && self.stream.ready(PollFlags::OUT, PATIENCE)? => waited = true,
-                Err(_) => return self.leave_to_event(&mut writer),
+                Ok(()) if writer.is_done() => waits = 0,
+                // It has taken a part in the time that it had.
+                Ok(()) => waits += 1,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return self.leave_to_event(&mut writer);
+                }
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -377,15 +384,17 @@ impl Link {
             .stalled_ms
             .get_or_insert_with(clock::now_ms);
         let about = About::Output(self.id);
-        match &writer.watched {
-            Some(socket) => self.poller.arm(socket, about)?,
+        let socket = match writer.watched.take() {
+            Some(socket) => socket,
             None => {
                 let socket = self.stream.as_fd().try_clone_to_owned()?;
                 self.poller.add(&socket, about)?;
-                writer.watched = Some(socket);
+                socket
             }
-        }
-        Ok(())
+        };
+        let armed = self.poller.arm(&socket, about);
+        writer.watched = Some(socket);
+        Ok(armed?)
     }
 }
 
@@ -437,7 +446,7 @@ impl Writer {
         IoSlice::advance_slices(&mut left, self.sent);
         let held = self.descriptor.clone();
         let descriptor = held.as_ref().map(|held| held.descriptor());
-        let count = stream.send(left, descriptor, Wait::No)?;
+        let count = stream.send(left, descriptor, Wait::All)?;
         if count == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }

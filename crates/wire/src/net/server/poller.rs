@@ -83,13 +83,13 @@ impl Poller {
         }
     }
 
-    /// Watches a new socket for input, or for output, once.
+    /// Takes a new socket; it is not watched yet.
     pub fn add(&self, socket: impl AsFd, about: About) -> io::Result<()> {
         let token = EventData::new_u64(about.to_token());
-        Ok(epoll::add(&self.epoll, socket, token, flags_of(about))?)
+        Ok(epoll::add(&self.epoll, socket, token, EventFlags::ONESHOT)?)
     }
 
-    /// Watches it once more.
+    /// Watches a socket for one event.
     pub fn arm(&self, socket: impl AsFd, about: About) -> io::Result<()> {
         let token = EventData::new_u64(about.to_token());
         Ok(epoll::modify(&self.epoll, socket, token, flags_of(about))?)

@@ -1,7 +1,7 @@
 //! Once and only once: what the slots of a session remember.
 //!
-//! A client numbers the requests of each slot. The last number runs once; sent again, it is answered
-//! from memory, or, where a second run does no harm, runs again. Invariants:
+//! A client numbers the requests of each slot. The last number runs once; sent again, it is
+//! answered from memory, or, where a second run does no harm, runs again. Invariants:
 //!
 //! 1. A number runs only if no higher one of its slot has been seen.
 //! 2. One request of a slot runs at a time.
