@@ -2,8 +2,8 @@
 //!
 //! The first byte of an input says how the rest is read: bit 0 as a client does, else as a server
 //! does; bit 1 as frames that nobody has sealed; the other bits, in what pieces it arrives. Without
-//! bit 1 the rest is messages, each behind two lengths of two bytes, of the message and of the data.
-//! They are sealed here, as by a peer that has the key.
+//! bit 1 the rest is messages, each behind two lengths of two bytes, of the message and of the
+//! data. They are sealed here, as by a peer that has the key.
 
 use forebay_types::limits;
 use forebay_wire::fuzzing::{check_hello, read_sealed, samples, seal, server_hello};

@@ -34,6 +34,8 @@ pub(crate) enum NetError {
     Malformed(#[from] postcard::Error),
     #[error("data that is damaged")]
     DamagedData,
+    #[error("a request that was answered long ago")]
+    Late,
     #[error("the other side does not keep to the protocol: {0}")]
     Protocol(&'static str),
 }

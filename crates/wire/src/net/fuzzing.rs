@@ -44,7 +44,8 @@ pub fn seal(messages: &[(&[u8], &[u8])]) -> Vec<u8> {
 }
 
 /// Reads a stream that arrives in pieces of up to so many bytes, as a server does or as a client
-/// does, and tells of each message: what it is, and how much data came with it. Ends with the reason.
+/// does, and tells of each message: what it is, and how much data came with it. Ends with the
+/// reason.
 pub fn read_sealed(
     mut stream: &[u8],
     piece: usize,

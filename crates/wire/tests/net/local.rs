@@ -84,20 +84,45 @@ fn a_dead_server_process_ends_the_session() {
     assert_eq!(plain(&client, Request::Statfs), Err(Errno::ESTALE));
 }
 
+/// Tells the test's own child where to connect.
+const VICTIM: &str = "FOREBAY_TEST_VICTIM";
+
+/// Not a test by itself: the client that the next test kills.
 #[test]
-fn a_dead_client_process_ends_its_session_at_once() {
-    let (world, server, client, _dir) = local(1);
-    assert_eq!(plain(&client, Request::Statfs), Ok(Response::Done));
-    // As a kill leaves it: the socket is closed without a word.
-    let raw = std::os::unix::net::UnixStream::connect(_dir.path().join("net.sock")).expect("raw");
-    drop(raw);
-    assert_eq!(
-        server.status().sessions.len(),
-        1,
-        "a stranger's end is nobody's"
-    );
-    drop(client);
+fn victim() {
+    let Some(path) = std::env::var_os(VICTIM) else {
+        return;
+    };
+    let mut settings = NetConfig::new("test", KEY);
+    settings.unix = Some(path.into());
+    settings.links = 2;
+    let client = connect(settings);
+    assert_eq!(plain(&client, behind(1)), Ok(Response::Position(1)));
+}
+
+#[test]
+fn a_client_process_that_is_killed_ends_its_session_at_once() {
+    let (world, server, client, dir) = local(1);
+    let mut child = std::process::Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "local::victim"])
+        .env(VICTIM, dir.path().join("net.sock"))
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("child");
+    until("it asks", || world.running.load(Ordering::SeqCst) == 1);
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    // What it had asked for runs to its end first.
+    until("its links are gone", || {
+        let sessions = server.status().sessions;
+        let links = sessions.iter().map(|session| session.links.len());
+        links.sum::<usize>() == 1
+    });
+    assert_eq!(world.ended.load(Ordering::SeqCst), 0);
+    world.open(1);
     until("ended", || world.ended.load(Ordering::SeqCst) == 1);
+    assert_eq!(plain(&client, Request::Statfs), Ok(Response::Done));
+    assert_eq!(server.status().sessions.len(), 1);
 }
 
 #[test]

@@ -229,3 +229,18 @@ fn both_ends_can_go_while_requests_run() {
         assert_eq!(caller.join().expect("caller"), Err(Errno::ENOTCONN));
     });
 }
+
+#[test]
+fn a_limited_rate_changes_nothing_but_the_time() {
+    let world = Arc::new(World::default());
+    let mut settings = config();
+    settings.connection_rate = Some(200 << 20);
+    let server = serve(settings, &world);
+    let client = connect(client_of(&server));
+    for round in 0..4 {
+        let data = content(1, round, 1 << 20);
+        let moved = client.call(write(1, round), &data, &mut []);
+        assert_eq!(moved.map(|r| r.response), Ok(Response::Moved(1 << 20)));
+        read_right(&client, 0, 1, round, 1 << 20);
+    }
+}

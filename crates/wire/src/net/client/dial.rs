@@ -313,3 +313,234 @@ fn refused(server: &Server, why: Refusal, epoch: u64) -> ConnectError {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use forebay_types::{Errno, Handle};
+
+    use super::super::super::framing::HEAD_BYTES;
+    use super::super::super::host::{Guest, Host};
+    use super::super::super::packet::{ClientFacts, FromServer, Ticket};
+    use super::super::super::server::{NetServer, NetServerConfig, RefusedFor};
+    use super::super::wire::Outgoing;
+    use super::*;
+    use crate::{Peer, Reply, Request, Response, Service};
+
+    /// Counts what it is asked, and answers with the count.
+    #[derive(Default)]
+    struct Counter(AtomicUsize);
+
+    impl Service for Counter {
+        fn handle(&self, _: Peer<'_>, _: Request, _: &[u8], _: &mut [u8]) -> Reply {
+            let before = self.0.fetch_add(1, Ordering::SeqCst);
+            Response::Position(before as u64 + 1).into()
+        }
+    }
+
+    impl Guest for Counter {
+        fn end(&self) {}
+    }
+
+    struct House(Arc<Counter>);
+
+    impl Host for House {
+        fn epoch(&self) -> u64 {
+            1
+        }
+
+        fn begin(&self, _: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {
+            Ok(self.0.clone())
+        }
+    }
+
+    struct Patient;
+
+    impl Watch for Patient {
+        fn is_over(&self) -> bool {
+            false
+        }
+
+        fn ping_every(&self) -> Duration {
+            Duration::from_secs(1)
+        }
+
+        fn confirmed(&self, _: u64) {}
+    }
+
+    /// A client that says what it is told to say, and not what an honest one would.
+    struct Hand {
+        server: NetServer,
+        counter: Arc<Counter>,
+        dialed: Dialed,
+    }
+
+    impl Hand {
+        fn new() -> Hand {
+            let mut config = NetServerConfig::new("hand", [3; 32]);
+            config.tcp = vec!["127.0.0.1:0".parse().expect("address")];
+            config.slots = 4;
+            let counter = Arc::new(Counter::default());
+            let server = NetServer::start(config, Arc::new(House(counter.clone())));
+            let server = server.expect("start");
+            let dialed = Hand::dial(&server, None, 0).expect("dial");
+            Hand {
+                server,
+                counter,
+                dialed,
+            }
+        }
+
+        fn dial(
+            server: &NetServer,
+            join: Option<super::super::super::packet::SessionId>,
+            link: u16,
+        ) -> Result<Dialed, ConnectError> {
+            let config = NetConfig::new("hand", [3; 32]);
+            let attach = Attach {
+                client: [9; 16],
+                join,
+                link,
+                encrypt: false,
+                facts: config.facts.clone(),
+            };
+            let to = Server::Tcp(server.addresses()[0]);
+            dial(&config, &to, attach, &Patient)
+        }
+
+        fn send(&self, request: &Request, slot: u16, number: u64) {
+            let sent = self.dialed.wire.send_call(&Outgoing {
+                ticket: Ticket { slot, number },
+                room: 0,
+                local: false,
+                request,
+                payload: &[],
+                crc: 0,
+            });
+            sent.expect("send");
+        }
+
+        fn reply(&mut self) -> Result<(Ticket, Response), NetError> {
+            let begun = Instant::now();
+            loop {
+                assert!(begun.elapsed() < Duration::from_secs(30), "no reply");
+                let answer: Option<(FromServer, usize)> = self.dialed.reader.next(Wait::No)?;
+                match answer {
+                    Some((
+                        ToClient::Reply {
+                            ticket, response, ..
+                        },
+                        0,
+                    )) => return Ok((ticket, response)),
+                    Some(other) => panic!("{other:?}"),
+                    None => {
+                        let stream = &self.dialed.wire.stream;
+                        stream.ready(PollFlags::IN, SLICE).expect("poll");
+                    }
+                }
+            }
+        }
+
+        fn says(&mut self, request: &Request, slot: u16, number: u64) -> u64 {
+            self.send(request, slot, number);
+            match self.reply() {
+                Ok((ticket, Response::Position(count))) => {
+                    assert_eq!(ticket, Ticket { slot, number });
+                    count
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+
+        /// The server has thrown this client out for that.
+        fn is_out(&mut self, reason: RefusedFor) {
+            assert!(self.reply().is_err());
+            let begun = Instant::now();
+            while self.server.status().refused != [(reason, 1)] {
+                let refused = self.server.status().refused;
+                assert!(begun.elapsed() < Duration::from_secs(30), "{refused:?}");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn change() -> Request {
+        Request::Release { handle: Handle(1) }
+    }
+
+    #[test]
+    fn a_request_that_comes_again_is_answered_from_memory() {
+        let mut hand = Hand::new();
+        assert_eq!(hand.says(&change(), 0, 1), 1);
+        assert_eq!(hand.says(&change(), 0, 1), 1);
+        assert_eq!(hand.says(&change(), 1, 1), 2);
+        // Over another link of the session as well.
+        let session = hand.dialed.attached.session;
+        hand.dialed = Hand::dial(&hand.server, Some(session), 5).expect("dial");
+        assert_eq!(hand.says(&change(), 0, 1), 1);
+        assert_eq!(hand.says(&Request::Statfs, 0, 2), 3);
+        assert_eq!(hand.says(&Request::Statfs, 0, 2), 4, "looks again");
+        assert_eq!(hand.counter.0.load(Ordering::SeqCst), 4);
+    }
+
+    #[test]
+    fn a_late_duplicate_does_not_run() {
+        let mut hand = Hand::new();
+        for number in 1..=3 {
+            assert_eq!(hand.says(&change(), 0, number), number);
+        }
+        hand.send(&change(), 0, 2);
+        hand.is_out(RefusedFor::Late);
+        assert_eq!(hand.counter.0.load(Ordering::SeqCst), 3);
+    }
+
+    #[test]
+    fn who_breaks_the_rules_is_thrown_out() {
+        let mut hand = Hand::new();
+        hand.send(&change(), 4, 1);
+        hand.is_out(RefusedFor::Damaged);
+
+        let mut hand = Hand::new();
+        let again = Attach {
+            client: [9; 16],
+            join: None,
+            link: 0,
+            encrypt: false,
+            facts: ClientFacts::default(),
+        };
+        let sent = hand.dialed.wire.send(&ToServer::Attach(again));
+        sent.expect("send");
+        hand.is_out(RefusedFor::Damaged);
+
+        // A length over the limit, in the open: refused by the head alone.
+        let mut hand = Hand::new();
+        let head = [0xff; HEAD_BYTES];
+        let sent = hand.dialed.wire.stream.send_all(&mut [IoSlice::new(&head)]);
+        sent.expect("send");
+        hand.is_out(RefusedFor::Damaged);
+        assert_eq!(hand.counter.0.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_session_is_joined_by_its_own_client_only() {
+        let hand = Hand::new();
+        let wrong = super::super::super::packet::SessionId([0; 16]);
+        let refused = Hand::dial(&hand.server, Some(wrong), 1).err();
+        assert!(matches!(
+            refused,
+            Some(ConnectError::Forgotten { epoch: 1, .. })
+        ));
+        let session = Some(hand.dialed.attached.session);
+        let refused = Hand::dial(&hand.server, session, 64).err();
+        assert!(matches!(refused, Some(ConnectError::Broken { .. })));
+        // Its first attach again, as after an answer that got lost: the old session ends.
+        let again = Hand::dial(&hand.server, None, 0).expect("dial");
+        assert_ne!(again.attached.session, hand.dialed.attached.session);
+        let begun = Instant::now();
+        while hand.server.status().sessions.len() != 1 {
+            assert!(begun.elapsed() < Duration::from_secs(30));
+            std::thread::yield_now();
+        }
+    }
+}

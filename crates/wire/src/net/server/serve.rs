@@ -60,11 +60,7 @@ fn arrived(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
             let sent = link.send(reply_of(&call, response.into(), None));
             sent.and_then(|()| Ok(link.arm()?)).err()
         }
-        Turn::Late => {
-            let what = "a request that was answered long ago";
-            core.refusals.count(RefusedFor::Late, who(session), what);
-            Some(NetError::Protocol(what))
-        }
+        Turn::Late => Some(NetError::Late),
         Turn::Wrong(what) => Some(NetError::Protocol(what)),
     };
     if let Some(error) = refused {
@@ -184,7 +180,11 @@ pub(crate) fn close(core: &Arc<Core>, link: &Arc<Link>, why: &NetError) {
     if link.close() {
         core.remove_link(link.id);
         if why.is_fault() {
-            core.refusals.count(RefusedFor::Damaged, who(session), why);
+            let reason = match why {
+                NetError::Late => RefusedFor::Late,
+                _ => RefusedFor::Damaged,
+            };
+            core.refusals.count(reason, who(session), why);
         }
         tracing::debug!("network: link {} of {}: {why}", link.number, who(session));
     }
