@@ -169,6 +169,8 @@ impl Link {
         let first = !self.closed.swap(true, Ordering::AcqRel);
         if first {
             self.stream.shutdown();
+            // The link may be kept for a while, until the next one takes its seat.
+            self.output.lock().frames.clear();
         }
         first
     }
@@ -331,6 +333,10 @@ impl Link {
     /// Sends a frame, or leaves it to who sends already, or to the time when the socket takes more.
     pub fn send(&self, frame: Frame) -> Result<(), NetError> {
         let mut output = self.output.lock();
+        if self.is_closed() {
+            // Nobody waits for it here: it is remembered, or the request comes again.
+            return Ok(());
+        }
         // A client has at most one reply to get in each slot, and few answers to pings.
         if output.frames.len() > usize::from(self.session.slot_count) + 64 {
             return Err(NetError::Protocol("it does not take its replies"));

@@ -126,10 +126,7 @@ pub(crate) fn run(core: &Arc<Core>, link: &Arc<Link>, call: Call) {
         }
         _ => reply_of(&call, reply, None),
     };
-    // On a socket that is gone nobody waits: the reply is remembered, or the request comes again.
-    if !link.is_closed()
-        && let Err(error) = link.send(frame)
-    {
+    if let Err(error) = link.send(frame) {
         close(core, link, &error);
     }
     act(core, session, session.finish(link));
