@@ -30,12 +30,9 @@ pub struct Cluster {
     pub store: Store,
     /// Copies of undrained data. Default, and in this version always: 1.
     pub replicas: usize,
-    /// Servers take connections only whose data is encrypted. Default: false; data is sent in
-    /// the clear then, with checksums, and only messages are sealed.
+    /// Mounts encrypt data. Default: false; data is sent in the clear then, with checksums, and
+    /// only messages are sealed.
     pub encrypt: bool,
-    /// Root of a client's node counts as nobody. Default: false; root of every node that has the
-    /// key is root of the mount.
-    pub squash_root: bool,
     /// A client that is silent for so long is fenced: 1 s to 1 h. Default: 30 s.
     pub lease: Duration,
     /// At least one; ids and addresses are distinct.
@@ -127,7 +124,6 @@ impl Cluster {
             store: common.store,
             replicas: common.replicas,
             encrypt: common.encrypt,
-            squash_root: common.squash_root,
             lease: common.lease,
             servers,
             mount,

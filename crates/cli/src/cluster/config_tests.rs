@@ -54,7 +54,7 @@ fn defaults() {
     assert_eq!(cluster.pfs, Path::new("/scratch"));
     assert_eq!(cluster.key, Path::new("/etc/forebay/bb0.key"));
     assert_eq!((&cluster.store, cluster.replicas), (&Store::Embedded, 1));
-    assert!(!cluster.encrypt && !cluster.squash_root);
+    assert!(!cluster.encrypt);
     assert_eq!(cluster.lease, Duration::from_secs(30));
     let server = cluster.server(1).expect("there");
     assert!(server.metadata && server.data);
@@ -78,7 +78,7 @@ fn defaults() {
 fn everything_can_be_said() {
     let text = include_str!("sample.toml").replace("10.0.0.1", "127.0.0.1");
     let cluster = read(&text).expect("valid");
-    assert!(cluster.encrypt && cluster.squash_root);
+    assert!(cluster.encrypt);
     assert_eq!(cluster.lease, Duration::from_secs(45));
     let server = &cluster.servers[0];
     assert_eq!(server.rack.as_deref(), Some("r1"));
@@ -256,6 +256,7 @@ fn the_cluster_section() {
         with("replicas = 2"),
         "line 3: replicas = 2 is not in this version; use 1"
     );
+    assert!(with("squash_root = true").starts_with("line 3: squash_root = true is not in this"));
     assert!(with("replicas = 0").starts_with("line 3: replicas is 0"));
     assert!(with("replicas = -1").starts_with("line 3: '-1' is not a number"));
     assert_eq!(

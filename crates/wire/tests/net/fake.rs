@@ -162,6 +162,7 @@ impl FakeGuest {
                 response: Response::Opened(Opened {
                     handle: Handle(ino.0),
                     mode: OpenMode::Passthrough,
+                    content: None,
                 }),
                 descriptor: peer
                     .local
@@ -250,7 +251,7 @@ pub fn open(number: u64) -> Request {
         cred: forebay_types::Cred {
             uid: 0,
             gid: 0,
-            pid: 0,
+            process: forebay_types::Process::here(0),
             umask: 0,
         },
     }
