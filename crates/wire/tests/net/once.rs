@@ -117,6 +117,8 @@ fn a_request_that_runs_when_its_socket_breaks_runs_once() {
     });
     assert_eq!((world.times(1), world.times(2)), (1, 1));
     assert_eq!(plain(&client, count(3)), Ok(Response::Done));
+    // Nor was the link let in before, and thrown out for a request that ran.
+    assert_eq!(server.status().refused, []);
 }
 
 #[test]
