@@ -130,6 +130,7 @@ impl Front for Network {
             tcp: self.server.addresses.clone(),
             unix: Some(socket_for_mounts(&plan.settings.state)),
             lease: self.cluster.lease,
+            connection_rate: self.cluster.connection_rate,
             ..NetServerConfig::new(&self.cluster.name, *self.key.bytes())
         };
         let server = NetServer::start(config, instance.sessions().clone()).explain(

@@ -17,7 +17,7 @@ use super::error::{ConfigError, Problem};
 use super::written::{Role, Section, Written, WrittenMount, WrittenServer};
 use crate::up::layers::ConfigFile;
 use crate::up::settle::TIER_BYTES_MIN;
-use crate::up::values::{Count, Folder, Size, Ssd, Switch};
+use crate::up::values::{Count, Folder, Rate, Size, Ssd, Switch};
 
 /// Longest name of a cluster or rack: it is part of names of files and mounts.
 pub const NAME_BYTES_MAX: usize = 64;
@@ -28,6 +28,8 @@ const CONNECTIONS_DEFAULT: usize = 4;
 const LEASE_MIN: Duration = Duration::from_secs(1);
 const LEASE_MAX: Duration = Duration::from_secs(3600);
 const LEASE_DEFAULT: Duration = Duration::from_secs(30);
+/// Slower than this a request of 1 MiB takes so long that its server seems to be dead.
+const RATE_MIN: u64 = 1_000_000;
 /// No server that works answers so late.
 const SOFT_MIN: Duration = Duration::from_secs(1);
 
@@ -45,6 +47,7 @@ pub struct Common {
     pub replicas: usize,
     pub encrypt: bool,
     pub lease: Duration,
+    pub connection_rate: Option<u64>,
 }
 
 impl<'a> Checks<'a> {
@@ -94,7 +97,18 @@ impl<'a> Checks<'a> {
             replicas: self.replicas(section.replicas.as_ref())?,
             encrypt: section.encrypt.as_ref().is_some_and(|given| given.0),
             lease,
+            connection_rate: self.rate(section.connection_rate.as_ref())?,
         })
+    }
+
+    fn rate(&self, given: Option<&Spanned<Rate>>) -> Result<Option<u64>, ConfigError> {
+        match given.map(|given| (given.get_ref().0 as u64, given.span())) {
+            Some((rate, span)) if rate < RATE_MIN => {
+                let [given, least] = [rate, RATE_MIN].map(format_size);
+                Err(self.at(span, Problem::ConnectionRate(given, least)))
+            }
+            other => Ok(other.map(|(rate, _)| rate)),
+        }
     }
 
     fn store(&self, given: Option<&Spanned<String>>) -> Result<Store, ConfigError> {

@@ -35,6 +35,9 @@ pub struct Cluster {
     pub encrypt: bool,
     /// A client that is silent for so long is fenced: 1 s to 1 h. Default: 30 s.
     pub lease: Duration,
+    /// Most bytes per second over one TCP connection, in each direction: at least 1 MB/s. Tests only:
+    /// it stands for a slow network on one machine. `None`, the default: as fast as the network is.
+    pub connection_rate: Option<u64>,
     /// At least one; ids and addresses are distinct.
     pub servers: Vec<Server>,
     /// How clients mount it.
@@ -125,6 +128,7 @@ impl Cluster {
             replicas: common.replicas,
             encrypt: common.encrypt,
             lease: common.lease,
+            connection_rate: common.connection_rate,
             servers,
             mount,
             shared: written.shared(),

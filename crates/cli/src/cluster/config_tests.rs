@@ -56,6 +56,7 @@ fn defaults() {
     assert_eq!((&cluster.store, cluster.replicas), (&Store::Embedded, 1));
     assert!(!cluster.encrypt);
     assert_eq!(cluster.lease, Duration::from_secs(30));
+    assert_eq!(cluster.connection_rate, None);
     let server = cluster.server(1).expect("there");
     assert!(server.metadata && server.data);
     assert_eq!(server.rack, None);
@@ -80,6 +81,7 @@ fn everything_can_be_said() {
     let cluster = read(&text).expect("valid");
     assert!(cluster.encrypt);
     assert_eq!(cluster.lease, Duration::from_secs(45));
+    assert_eq!(cluster.connection_rate, Some(125_000_000));
     let server = &cluster.servers[0];
     assert_eq!(server.rack.as_deref(), Some("r1"));
     assert_eq!(server.addresses.len(), 2);
@@ -264,6 +266,11 @@ fn the_cluster_section() {
         "line 3: lease is 500 ms; it must be 1.0 s to 1h 0m"
     );
     assert!(with("lease = \"2h\"").starts_with("line 3: lease is 2h 0m"));
+    assert_eq!(
+        with("connection_rate = \"1kB/s\""),
+        "line 3: connection_rate is 1000 B/s; the least is 976.6 KiB/s, and without it there is no limit"
+    );
+    assert!(with("connection_rate = \"fast\"").starts_with("line 3: 'fast' is no number"));
     assert!(with("encrypt = \"maybe\"").starts_with("line 3: 'maybe' is neither true nor false"));
 }
 

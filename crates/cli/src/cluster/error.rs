@@ -98,6 +98,8 @@ pub enum Problem {
     NoFlash(u16),
     #[error("lease is {0}; it must be {1} to {2}")]
     Lease(String, String, String),
+    #[error("connection_rate is {0}/s; the least is {1}/s, and without it there is no limit")]
+    ConnectionRate(String, String),
     #[error("connections is {0}; it must be 1 to {1}")]
     Connections(usize, usize),
     #[error(

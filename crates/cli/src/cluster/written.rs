@@ -5,7 +5,7 @@ use toml::Spanned;
 
 use crate::up::given::{Demotion, Engine, Given, Rule, Scrub};
 use crate::up::values::{
-    Count, Folder, Level, Patience, PolicyName, Size, Span, Spread, Ssd, Switch,
+    Count, Folder, Level, Patience, PolicyName, Rate, Size, Span, Spread, Ssd, Switch,
 };
 
 /// The whole file. What [`Given`] has beside a server's own tiers is here under the same names.
@@ -45,6 +45,7 @@ pub struct Section {
     pub encrypt: Option<Switch>,
     pub squash_root: Option<Spanned<Switch>>,
     pub lease: Option<Spanned<Span>>,
+    pub connection_rate: Option<Spanned<Rate>>,
 }
 
 /// `[[server]]`.
