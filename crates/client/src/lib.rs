@@ -5,13 +5,15 @@
 
 mod callers;
 mod lasting;
+mod pieces;
+mod seats;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use callers::Callers;
-use forebay_policy::links::{Asked, Distribution, Moves, choose};
+use forebay_policy::links::{Asked, Distribution, Moves, choose, parts};
 use forebay_types::{
     Attr, Cred, Dirent, Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
 };
@@ -19,6 +21,8 @@ use forebay_wire::{
     Connection, Descriptor, Link, Opened, Reply, Request, Response, SeekWhat, SpaceChange, WriteHow,
 };
 pub use lasting::{Dial, Lasting, OnLost};
+use pieces::{Pieces, ReadPiece};
+use seats::Seats;
 
 /// Outcome of a request that may have to wait for space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +50,31 @@ pub struct Client {
     distribution: Distribution,
     /// Counts requests that move data.
     moved: Arc<AtomicU64>,
+    pieces: Arc<Pieces>,
+    seats: Arc<Seats>,
 }
 
 fn link(parent: Ino, name: &[u8]) -> Link {
     Link {
         parent,
         name: name.to_vec(),
+    }
+}
+
+fn read_on(
+    connection: &dyn Connection,
+    link: usize,
+    (handle, offset): (Handle, u64),
+    into: &mut [u8],
+) -> Result<usize, Errno> {
+    let request = Request::Read {
+        handle,
+        offset,
+        len: into.len() as u32,
+    };
+    match connection.call_on(link, request, &[], into)?.response {
+        Response::Moved(bytes) => Ok(bytes as usize),
+        other => unexpected(other),
     }
 }
 
@@ -68,6 +91,8 @@ impl Client {
             callers: None,
             distribution: Distribution::default(),
             moved: Arc::default(),
+            pieces: Arc::default(),
+            seats: Arc::default(),
         }
     }
 
@@ -87,6 +112,7 @@ impl Client {
             return 0;
         }
         let nth = self.moved.fetch_add(1, Ordering::Relaxed);
+        let thread = self.seats.of(thread);
         let asked = Asked { moves, thread, nth };
         choose(self.distribution, links, asked)
     }
@@ -435,16 +461,35 @@ impl Client {
         into: &mut [u8],
         thread: u32,
     ) -> Result<usize, Errno> {
-        let request = Request::Read {
-            handle,
-            offset,
-            len: into.len() as u32,
-        };
-        let link = self.link_for(Moves::Read, thread);
-        match self.connection.call_on(link, request, &[], into)?.response {
-            Response::Moved(bytes) => Ok(bytes as usize),
-            other => unexpected(other),
+        let links = self.connection.links();
+        // Few bytes, or one link: nothing is to be gained, and nothing is counted.
+        if parts(self.distribution, links, into.len(), 1) == 1 || self.is_local() {
+            let link = self.link_for(Moves::Read, thread);
+            return read_on(&*self.connection, link, (handle, offset), into);
         }
+        let (under_way, reads) = self.pieces.enter();
+        let parts = parts(self.distribution, links, into.len(), reads);
+        let first = self.moved.fetch_add(parts as u64, Ordering::Relaxed);
+        let (connection, distribution) = (self.connection.clone(), self.distribution);
+        let thread = self.seats.of(thread);
+        let read = move |number: usize, at: usize, into: &mut [u8]| {
+            let nth = first.wrapping_add(number as u64);
+            let asked = Asked {
+                moves: Moves::Read,
+                thread,
+                nth,
+            };
+            let link = choose(distribution, links, asked);
+            read_on(&*connection, link, (handle, offset + at as u64), into)
+        };
+        let outcome = match parts {
+            1 => read(0, 0, into),
+            _ => self
+                .pieces
+                .read(parts, into, Arc::new(read) as Arc<ReadPiece>),
+        };
+        drop(under_way);
+        outcome
     }
 
     /// Writes `data` at `offset`, or at the end. `thread` asks, 0 where that is not known.

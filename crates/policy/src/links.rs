@@ -17,6 +17,11 @@ pub enum Distribution {
 named!(Distribution, "distribution",
     Auto => "auto", ThreadToSocket => "ttos", ThreadToMany => "ttom");
 
+/// Reads shorter than this are one request, whatever else there is to do.
+const CUT_BYTES_MIN: usize = 512 << 10;
+/// A piece of a read has so many bytes at least: for less a request costs too much.
+const PIECE_BYTES_MIN: usize = 128 << 10;
+
 /// What a request moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moves {
@@ -33,7 +38,8 @@ pub enum Moves {
 pub struct Asked {
     /// What it moves.
     pub moves: Moves,
-    /// The thread that asks; 0 where the kernel asks by itself (read-ahead, write-back).
+    /// The thread that asks, numbered by arrival; 0 where the kernel asks by itself (read-ahead,
+    /// write-back).
     pub thread: u32,
     /// Counts requests: of its file where it moves data, else of the mount.
     pub nth: u64,
@@ -42,8 +48,8 @@ pub struct Asked {
 /// The connection for a request, below `links`. Without connections there is none to choose; 0 is
 /// answered then.
 ///
-/// Threads of one program have numbers that follow each other, and so `thread mod links` spreads
-/// them evenly (Mulconn, section 3.2). What no thread asks for goes to the next one each time.
+/// Threads that begin together have numbers that follow each other, and so `thread mod links`
+/// spreads them evenly (Mulconn, section 3.2). What no thread asks for goes to the next one each time.
 pub fn choose(distribution: Distribution, links: usize, asked: Asked) -> usize {
     if links <= 1 {
         return 0;
@@ -60,6 +66,20 @@ pub fn choose(distribution: Distribution, links: usize, asked: Asked) -> usize {
         false => asked.nth,
     };
     (number % links as u64) as usize
+}
+
+/// Into how many pieces a read is cut that go over as many links at once: 1 to `links`. It is one of
+/// `under_way` such reads, itself included.
+///
+/// One thread that reads has one request under way. Where reads go over all links the other links
+/// would have nothing to do meanwhile. Where as many reads are under way as there are links, all
+/// are busy, and pieces would only cost requests.
+pub fn parts(distribution: Distribution, links: usize, bytes: usize, under_way: usize) -> usize {
+    if links <= 1 || distribution == Distribution::ThreadToSocket || bytes < CUT_BYTES_MIN {
+        return 1;
+    }
+    let free = links / under_way.max(1);
+    free.min(bytes / PIECE_BYTES_MIN).max(1)
 }
 
 #[cfg(test)]
@@ -115,6 +135,29 @@ mod tests {
                 taken[choose(Distribution::ThreadToSocket, links, asked(Moves::Write, thread, 0))] += 1;
             }
             prop_assert!(taken.iter().all(|count| *count == 4), "{:?}", taken);
+        }
+    }
+
+    #[test]
+    fn a_read_is_cut_where_links_have_nothing_to_do() {
+        use Distribution::{Auto, ThreadToMany, ThreadToSocket};
+        const MIB: usize = 1 << 20;
+        for (distribution, links, bytes, under_way, expected) in [
+            (Auto, 4, MIB, 1, 4),
+            (ThreadToMany, 4, MIB, 1, 4),
+            (ThreadToSocket, 4, MIB, 1, 1),
+            (Auto, 1, MIB, 1, 1),
+            (Auto, 4, CUT_BYTES_MIN, 1, 4),
+            (Auto, 4, CUT_BYTES_MIN - 1, 1, 1),
+            (Auto, 64, MIB, 1, 8),
+            (Auto, 4, MIB, 2, 2),
+            (Auto, 8, MIB, 3, 2),
+            (Auto, 8, MIB, 8, 1),
+            (Auto, 8, MIB, 9, 1),
+            (Auto, 0, MIB, 0, 1),
+        ] {
+            let cut = parts(distribution, links, bytes, under_way);
+            assert_eq!(cut, expected, "{links} links, {bytes} bytes, {under_way}");
         }
     }
 

@@ -316,12 +316,12 @@ impl<'a> Checks<'a> {
         }
     }
 
-    /// `[mount]`. `threads` is settled with the servers' settings.
+    /// `[mount]`. What it says of threads is checked with the servers' settings.
     pub fn mount(
         &self,
         written: &WrittenMount,
         all_encrypted: bool,
-        threads: usize,
+        cores: usize,
     ) -> Result<MountSettings, ConfigError> {
         let connections = match &written.connections {
             Some(given) if !(1..=CONNECTIONS_MAX).contains(&given.get_ref().0) => {
@@ -353,7 +353,8 @@ impl<'a> Checks<'a> {
             soft: patience,
             encrypt,
             allow_other: written.allow_other.as_ref().map(|given| given.0),
-            threads,
+            threads: written.threads.as_ref().map(|given| given.0),
+            cores,
         })
     }
 }

@@ -16,6 +16,9 @@ use crate::up::layers::{ConfigFile, Layers};
 use crate::up::settle::{Plan, settle_unmounted};
 use crate::up::values::{Folder, Size, Ssd};
 
+/// Threads of a mount: more than these only cost memory.
+const MOUNT_THREADS_MAX: usize = 64;
+
 /// All that `cluster.toml` says, checked. Nothing of the node it is read on has been looked at,
 /// but for the addresses of hosts.
 #[derive(Clone, Debug, PartialEq)]
@@ -88,8 +91,21 @@ pub struct MountSettings {
     pub encrypt: bool,
     /// Other users may use the mount. `None`, the default: for who may mount by itself.
     pub allow_other: Option<bool>,
-    /// Threads of a mount, 1 to 64. Default: as many as the cores of this node, 2 to 8.
-    pub threads: usize,
+    /// Threads of a mount, 1 to 64, where the file says so; see [`MountSettings::threads`].
+    pub threads: Option<usize>,
+    /// What the cores of this node want, 2 to 8; without meaning beside `threads`.
+    pub cores: usize,
+}
+
+impl MountSettings {
+    /// Threads that take requests from the kernel, 1 to 64. A thread that writes waits until its data
+    /// is at the server. So there is one for each connection, beside those that the cores want;
+    /// on the server's own node (`local`) the kernel writes by itself, and the latter will do.
+    pub fn threads(&self, local: bool) -> usize {
+        let waiting = if local { 0 } else { self.connections };
+        self.threads
+            .unwrap_or((self.cores + waiting).min(MOUNT_THREADS_MAX))
+    }
 }
 
 impl Cluster {

@@ -72,7 +72,9 @@ fn defaults() {
     assert_eq!(mount.distribution, Distribution::Auto);
     assert_eq!((mount.soft, mount.encrypt), (None, false));
     assert_eq!(mount.allow_other, None);
-    assert!((2..=8).contains(&mount.threads));
+    assert!((2..=8).contains(&mount.cores));
+    assert_eq!(mount.threads(true), mount.cores);
+    assert_eq!(mount.threads(false), mount.cores + 4);
 }
 
 #[test]
@@ -90,7 +92,7 @@ fn everything_can_be_said() {
     assert_eq!(mount.distribution, Distribution::ThreadToMany);
     assert_eq!(mount.soft, Some(Duration::from_secs(60)));
     assert!(mount.encrypt);
-    assert_eq!((mount.allow_other, mount.threads), (Some(true), 4));
+    assert_eq!((mount.allow_other, mount.threads(false)), (Some(true), 4));
     let plan = cluster.plan(server, true).expect("settled");
     assert_eq!(plan.settings.state, Path::new("/var/lib/forebay"));
     assert_eq!(plan.settings.pfs, Path::new("/scratch"));

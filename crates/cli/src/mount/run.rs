@@ -174,7 +174,7 @@ fn serve(
         mount_point: plan.mount.clone(),
         source: plan.run.to_string_lossy().into_owned(),
         allow_other: plan.allow_other,
-        threads: plan.settings.threads,
+        threads: plan.settings.threads(descriptors),
         passthrough: descriptors,
         company: Company::Shared,
     };
