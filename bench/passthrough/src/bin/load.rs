@@ -49,6 +49,10 @@ struct Stream {
     /// Files that each process handles one after the other
     #[arg(long, default_value_t = 1)]
     files: u32,
+    /// Buffers begin at a page, as those of IOR and fio do; one that does not needs a page more, and
+    /// with it FUSE a second request where blocks are as large as a request may be
+    #[arg(long)]
+    aligned: bool,
     /// Sync each file before it is closed
     #[arg(long)]
     fsync: bool,
@@ -221,12 +225,14 @@ fn figures(mode: &Mode, seconds: f64) -> String {
 fn work(rank: u32, mode: &Mode) -> io::Result<()> {
     match mode {
         Mode::Write(stream) => {
-            let block = pattern(stream.block, rank);
-            in_step(|| write_files(stream, rank, &block))
+            let mut memory = Vec::new();
+            let block = buffer(stream, rank, &mut memory);
+            in_step(|| write_files(stream, rank, block))
         }
         Mode::Read(stream) => {
-            let mut block = pattern(stream.block, rank);
-            in_step(|| read_files(stream, rank, &mut block))
+            let mut memory = Vec::new();
+            let block = buffer(stream, rank, &mut memory);
+            in_step(|| read_files(stream, rank, block))
         }
         Mode::Meta(meta) => work_meta(rank, meta),
     }
@@ -286,6 +292,15 @@ fn pattern(bytes: usize, rank: u32) -> Vec<u8> {
         state as u8
     };
     std::iter::repeat_with(step).take(bytes).collect()
+}
+
+/// A block in `memory`, at a page or not, as asked for.
+fn buffer<'a>(stream: &Stream, rank: u32, memory: &'a mut Vec<u8>) -> &'a mut [u8] {
+    let page = rustix::param::page_size();
+    *memory = pattern(stream.block + 2 * page, rank);
+    let at_page = memory.as_ptr().align_offset(page);
+    let start = at_page + if stream.aligned { 0 } else { 16 };
+    &mut memory[start..start + stream.block]
 }
 
 fn stream_path(stream: &Stream, rank: u32, index: u32) -> PathBuf {
