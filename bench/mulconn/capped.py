@@ -10,8 +10,6 @@ from nodes import nodes
 from report import GIB, MIB, Series, verdict
 from systems import say
 
-# 1 Gbit/s.
-RATE_BYTES_PER_S = 125_000_000
 CONNECTIONS = [1, 2, 4, 8]
 DISTRIBUTIONS = ["ttos", "ttom", "auto"]
 THREADS = [1, 4, 8, 16]
@@ -24,8 +22,9 @@ ONE_READER_RATIO_MIN = 3.0
 
 @dataclass
 class Capped:
-    """Rates in bytes per second, by (phase, distribution, threads, connections), turn by turn."""
+    """Rates in bytes per second, by (phase, distribution, threads, connections), turn by turn. `limit`: of a socket."""
 
+    limit: int
     rates: dict = field(default_factory=dict)
     reference: dict = field(default_factory=dict)
 
@@ -34,7 +33,7 @@ class Capped:
         made = {}
         for (phase, distribution, threads, connections), values in self.rates.items():
             key = (phase, distribution, threads)
-            series = made.setdefault(key, Series(f"{phase} {distribution}, {threads} threads, 1 Gbit/s a socket", "MB/s", 1e-6))
+            series = made.setdefault(key, Series(f"{phase} {distribution}, {threads} threads, {8 * self.limit / 1e6:g} Mbit/s a socket", "MB/s", 1e-6))
             for value in values:
                 series.add(f"{connections} connections", value)
         return made
@@ -60,12 +59,13 @@ def busy(phase, distribution, threads, connections):
 
 def measure(bench):
     """All combinations, the mounts taking turns."""
-    found, args = Capped(), bench.args
+    args = bench.args
+    found = Capped(args.rate)
     with contextlib.ExitStack() as stack:
         server, client = stack.enter_context(nodes(2))
         for node in (server, client):
             stack.enter_context(iperf.server(node))
-        cluster = stack.enter_context(Cluster(args.forebay, server, bench.base / "capped", 4 * GIB, RATE_BYTES_PER_S))
+        cluster = stack.enter_context(Cluster(args.forebay, server, bench.base / "capped", 4 * GIB, args.rate))
         # On the server's node no socket is limited.
         writer = stack.enter_context(cluster.mount(server, "writer"))
         mounts = {(distribution, connections): stack.enter_context(cluster.mount(
@@ -74,7 +74,7 @@ def measure(bench):
         for turn in bench.turns("capped"):
             for phase, way in (("write", (client, server)), ("read", (server, client))):
                 for streams in args.connections:
-                    value = iperf.measure(*way, 1, streams, RATE_BYTES_PER_S)
+                    value = iperf.measure(*way, 1, streams, args.rate)
                     keep(found.reference, (phase, streams), turn, value)
             for threads in args.threads:
                 for (distribution, connections), point in mounts.items():
@@ -87,7 +87,7 @@ def one(bench, found, turn, writer, point, how):
     distribution, threads, connections = how
     values = {}
     for phase, written_through in (("write", point), ("read", writer)):
-        total = SPAN_S * RATE_BYTES_PER_S * busy(phase, *how)
+        total = SPAN_S * bench.args.rate * busy(phase, *how)
         size = max(LEAST_BYTES, int(total / threads) // BLOCK_BYTES * BLOCK_BYTES)
         folder = fresh(written_through, f"{phase}-{distribution}-{threads}-{connections}-{turn}")
         done = load(bench.programs, "write", [folder], procs=threads, bytes=size)

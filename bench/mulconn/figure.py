@@ -7,9 +7,9 @@ LINES = [(("write", "auto", 8), "8 writers, auto", "#1b7f5c"), (("read", "auto",
          (("read", "auto", 1), "1 reader, auto", "#c44e2b"), (("read", "ttos", 1), "1 reader, ttos", "#8a6d3b")]
 
 
-def draw(capped, rate):
-    """Medians in MB/s with the least and the greatest of a turn; what `rate` allows as a dashed line."""
-    found = {}
+def draw(capped):
+    """Medians in MB/s with the least and the greatest of a turn; what the sockets allow as a dashed line."""
+    rate, found = capped.limit, {}
     for (phase, distribution, threads, connections), values in capped.rates.items():
         found.setdefault((phase, distribution, threads), {})[connections] = values
     across = sorted({key[3] for key in capped.rates})
@@ -25,7 +25,7 @@ def draw(capped, rate):
              f'<text x="8" y="{TOP - 8}">MB/s</text>']
     for count in across:
         parts.append(f'<text x="{x(count):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{count}</text>')
-    for step in range(0, int(top) + 1, 250):
+    for step in range(0, int(top) + 1, 250 if top > 600 else 50):
         parts.append(f'<path d="M{LEFT} {y(step):.1f} H{WIDTH - RIGHT}" stroke="#ddd"/>'
                      f'<text x="{LEFT - 6}" y="{y(step) + 4:.1f}" text-anchor="end">{step}</text>')
     parts.append(f'<path d="M{x(0):.1f} {y(0):.1f} L{x(most):.1f} {y(most * rate / 1e6):.1f}" stroke="#999" stroke-dasharray="5 4"/>')

@@ -51,6 +51,7 @@ def arguments():
     parser.add_argument("--repeat", type=int, default=5, help="repetitions of each measurement (5)")
     parser.add_argument("--connections", type=numbers, default=capped.CONNECTIONS, metavar="N,N", help="capped: (1,2,4,8)")
     parser.add_argument("--threads", type=numbers, default=capped.THREADS, metavar="N,N", help="capped: processes (1,4,8,16)")
+    parser.add_argument("--rate-mbit", type=int, default=1000, help="capped: Mbit/s of a socket in each direction, 8 at least (1000)")
     parser.add_argument("--mib", type=int, default=512, help="uncapped: MiB per client (512)")
     parser.add_argument("--files", type=int, default=4000, help="creates: files per client (4000)")
     parser.add_argument("--work", type=Path, help="where temporary directories go, and with them the PFS")
@@ -60,7 +61,9 @@ def arguments():
     args = parser.parse_args()
     if min(args.repeat, args.mib, args.files) < 1:
         parser.error("--repeat, --mib and --files must be at least 1")
-    args.bytes = args.mib * MIB
+    if args.rate_mbit < 8:
+        parser.error("--rate-mbit must be at least 8")
+    args.bytes, args.rate = args.mib * MIB, args.rate_mbit * 1_000_000 // 8
     return args
 
 
@@ -154,7 +157,7 @@ def main():
     if bench.capped:
         print_capped(bench.capped)
         if args.svg:
-            args.svg.write_text(figure.draw(bench.capped, capped.RATE_BYTES_PER_S), encoding="utf-8")
+            args.svg.write_text(figure.draw(bench.capped), encoding="utf-8")
     print_report(bench.results)
     if args.json:
         args.json.write_text(json.dumps(facts_of(bench, machine), indent=1) + "\n", encoding="utf-8")
