@@ -49,7 +49,8 @@ pub struct Asked {
 /// answered then.
 ///
 /// Threads that begin together have numbers that follow each other, and so `thread mod links`
-/// spreads them evenly (Mulconn, section 3.2). What no thread asks for goes to the next one each time.
+/// spreads them evenly (Mulconn, section 3.2). What no thread asks for goes to the next one each
+/// time.
 pub fn choose(distribution: Distribution, links: usize, asked: Asked) -> usize {
     if links <= 1 {
         return 0;
@@ -68,8 +69,8 @@ pub fn choose(distribution: Distribution, links: usize, asked: Asked) -> usize {
     (number % links as u64) as usize
 }
 
-/// Into how many pieces a read is cut that go over as many links at once: 1 to `links`. It is one of
-/// `under_way` such reads, itself included.
+/// Into how many pieces a read is cut that go over as many links at once: 1 to `links`. It is one
+/// of `under_way` such reads, itself included.
 ///
 /// One thread that reads has one request under way. Where reads go over all links the other links
 /// would have nothing to do meanwhile. Where as many reads are under way as there are links, all

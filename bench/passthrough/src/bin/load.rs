@@ -49,8 +49,8 @@ struct Stream {
     /// Files that each process handles one after the other
     #[arg(long, default_value_t = 1)]
     files: u32,
-    /// Buffers begin at a page, as those of IOR and fio do; one that does not needs a page more, and
-    /// with it FUSE a second request where blocks are as large as a request may be
+    /// Buffers begin at a page, as those of IOR and fio do; one that does not needs a page more,
+    /// and with it FUSE a second request where blocks are as large as a request may be
     #[arg(long)]
     aligned: bool,
     /// Sync each file before it is closed

@@ -38,8 +38,9 @@ pub struct Cluster {
     pub encrypt: bool,
     /// A client that is silent for so long is fenced: 1 s to 1 h. Default: 30 s.
     pub lease: Duration,
-    /// Most bytes per second over one TCP connection, in each direction: at least 1 MB/s. Tests only:
-    /// it stands for a slow network on one machine. `None`, the default: as fast as the network is.
+    /// Most bytes per second over one TCP connection, in each direction: at least 1 MB/s. Tests
+    /// only: it stands for a slow network on one machine. `None`, the default: as fast as the
+    /// network is.
     pub connection_rate: Option<u64>,
     /// At least one; ids and addresses are distinct.
     pub servers: Vec<Server>,
@@ -98,8 +99,8 @@ pub struct MountSettings {
 }
 
 impl MountSettings {
-    /// Threads that take requests from the kernel, 1 to 64. A thread that writes waits until its data
-    /// is at the server. So there is one for each connection, beside those that the cores want;
+    /// Threads that take requests from the kernel, 1 to 64. A thread that writes waits until its
+    /// data is at the server. So there is one for each connection, beside those that the cores want;
     /// on the server's own node (`local`) the kernel writes by itself, and the latter will do.
     pub fn threads(&self, local: bool) -> usize {
         let waiting = if local { 0 } else { self.connections };
