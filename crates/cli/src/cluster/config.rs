@@ -100,8 +100,9 @@ pub struct MountSettings {
 
 impl MountSettings {
     /// Threads that take requests from the kernel, 1 to 64. A thread that writes waits until its
-    /// data is at the server. So there is one for each connection, beside those that the cores want;
-    /// on the server's own node (`local`) the kernel writes by itself, and the latter will do.
+    /// data is at the server. So there is one for each connection, beside those that the cores
+    /// want. On the server's own node (`local`) the kernel writes by itself, and the latter will
+    /// do.
     pub fn threads(&self, local: bool) -> usize {
         let waiting = if local { 0 } else { self.connections };
         self.threads

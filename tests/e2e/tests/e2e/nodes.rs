@@ -272,7 +272,7 @@ fn promise_8_umount_does_not_wait_for_a_server_that_is_gone() {
 }
 
 #[test]
-fn security_nobody_gets_in_without_the_clusters_key_and_name() {
+fn promise_13_nobody_gets_in_without_the_clusters_key_and_name() {
     if needs_nodes() {
         return;
     }
@@ -313,7 +313,7 @@ fn security_nobody_gets_in_without_the_clusters_key_and_name() {
 }
 
 #[test]
-fn commands_work_on_any_mount() {
+fn command_line_works_on_any_mount() {
     if needs_nodes() {
         return;
     }
