@@ -52,7 +52,7 @@ def arguments():
     parser.add_argument("--connections", type=numbers, default=capped.CONNECTIONS, metavar="N,N", help="capped: (1,2,4,8)")
     parser.add_argument("--threads", type=numbers, default=capped.THREADS, metavar="N,N", help="capped: processes (1,4,8,16)")
     parser.add_argument("--rate-mbit", type=int, default=1000, help="capped: Mbit/s of a socket in each direction, 8 at least (1000)")
-    parser.add_argument("--mib", type=int, default=512, help="uncapped: MiB per client (512)")
+    parser.add_argument("--mib", type=int, default=256, help="uncapped: MiB per client or process (256)")
     parser.add_argument("--files", type=int, default=4000, help="creates: files per client (4000)")
     parser.add_argument("--work", type=Path, help="where temporary directories go, and with them the PFS")
     parser.add_argument("--bin-dir", help="where bench-load is (target/release)")

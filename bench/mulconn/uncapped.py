@@ -5,7 +5,7 @@ import contextlib
 import iperf
 from fleet import Cluster
 from gluster import Gluster
-from load import fresh, load, rate, remove
+from load import fresh, load, rate, remove, warm
 from nodes import nodes
 from report import GIB, MIB, Series
 from sections import note
@@ -53,6 +53,7 @@ def note_all(series, turn, system, count, values):
 
 
 def stream(bench, points, count, size):
+    warm(bench.tier, 2 * count * size)
     writers = [fresh(point, f"by-{at}") for at, point in enumerate(points[:count])]
     written = load(bench.programs, "write", writers, procs=1, bytes=size)
     # The reader's node has none of it in memory.
@@ -93,6 +94,7 @@ def local(bench):
         # The first turn does not count, and lets the servers learn how large the files of the series become.
         for turn in bench.turns("local", 3):
             for name, point in systems.items():
+                warm(bench.tier, 4 * size)
                 folder = fresh(point, f"turn-{turn}")
                 found = {phase: rate(load(bench.programs, phase, [folder], procs=2, bytes=size), phase, "bytes") for phase in series}
                 remove(folder)
