@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -161,6 +162,11 @@ class Forebay:
                 print(f"forebay down: exit {done.returncode}: {last_line(done.stderr)}", file=sys.stderr)
             self._end()
 
+    def finish(self, timeout="120s"):
+        """Drains and stops: then everything is on the PFS."""
+        self.command("down", "--state", self.state, "--drain", "--timeout", timeout)
+        self.is_up = False
+
     def command(self, *words):
         return run([self.binary, *words])
 
@@ -196,3 +202,97 @@ class Forebay:
                 time.sleep(0.05)
         for folder in (self.mount, self.state):
             unmount_below(folder)
+
+
+class Network(Forebay):
+    """A burst buffer started with `forebay server`, and one mount or several, each of which reaches it by TCP as another node does."""
+
+    def __init__(self, binary, pfs, mounts, base, settings="", tiers="", cluster="", options=()):
+        """`settings`, `tiers` and `cluster` are lines of the configuration file; `options` go to each mount."""
+        base = Path(base)
+        super().__init__(binary, pfs, mounts[0], base / "state", options)
+        self.mounts, self.run_base = [Path(mount) for mount in mounts], base / "run"
+        self.config, self.key = base / "cluster.toml", base / "key"
+        self.port = free_port()
+        self.config.write_text(f"""{settings}
+[cluster]
+name = "test"
+pfs = "{self.pfs}"
+key = "{self.key}"
+{cluster}
+
+[[server]]
+id = 1
+roles = ["metadata", "data"]
+addresses = ["127.0.0.1:{self.port}"]
+state = "{self.state}"
+{tiers}
+""", encoding="utf-8")
+
+    def __enter__(self):
+        for folder in (*self.mounts, self.state, self.run_base):
+            folder.mkdir(parents=True, exist_ok=True)
+        self.is_up = True
+        try:
+            run([self.binary, "keygen", self.key])
+            self.start_server()
+            for mount in self.mounts:
+                self.show(mount)
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def start_server(self):
+        run([self.binary, "server", "--config", self.config, "--id", "1", "--detach"])
+
+    def show(self, mount, *options):
+        """Mounts at one of the folders. Its files are the server's own, and yet they go over the network."""
+        run([self.binary, "mount", "--config", self.config, mount, "--no-local", "--detach", *self.options, *options],
+            env={**os.environ, "FOREBAY_RUN": str(self.run_base)})
+
+    def unmount(self):
+        for mount in self.mounts:
+            unmount_below(mount)
+
+    def finish(self, timeout="120s"):
+        """Unmounts, and then as of any burst buffer."""
+        self.unmount()
+        super().finish(timeout)
+
+    def pid(self):
+        """As of any burst buffer; a server has the configuration on its command line."""
+        try:
+            pid = int((self.state / "forebay.pid").read_text(encoding="ascii"))
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return None
+        return pid if os.fsencode(self.config) in words else None
+
+    def mount_pid(self, mount):
+        """The process that serves a mount; None if there is none. It does not ask the mount, which may hang."""
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
+            words = line.split()
+            point, source = (re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), word)
+                             for word in (words[4], words[words.index("-") + 2]))
+            if point != os.path.abspath(mount):
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                return int((Path(source) / "forebay.pid").read_text(encoding="ascii"))
+        return None
+
+    def __exit__(self, *_):
+        # Whoever still has a file open would wait for a server that has gone.
+        self.unmount()
+        super().__exit__()
+
+    def _end(self):
+        self.unmount()
+        super()._end()
+
+
+def free_port():
+    """Nobody has it at this moment."""
+    with socket.socket() as asked:
+        asked.bind(("127.0.0.1", 0))
+        return asked.getsockname()[1]

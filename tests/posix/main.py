@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Runs POSIX suites against a real Forebay in front of an ext4 of its own, in both ways it serves files.
+"""Runs POSIX suites against a real Forebay in front of an ext4 of its own, in the ways it serves files.
 
 `passthrough`: the kernel reads and writes the objects by itself. `requests`: every read and write is a request, and the
-tiers are so small that files have to move. Needs root; README.md beside this file says what runs and how it is judged.
+tiers are so small that files have to move. `network`: the same behind a server that the mount reaches by TCP. Needs root;
+README.md beside this file says what runs and how it is judged.
 """
 
 import argparse
@@ -21,7 +22,9 @@ from suites import ALL, HERE, SHORT
 
 from machine import ROOT, Failure, clean_exit_on_signals, workspace
 
-WAYS = ("passthrough", "requests")
+WAYS = ("passthrough", "requests", "network")
+# Without being told: on one node.
+USUAL_WAYS = WAYS[:2]
 # Built elsewhere; they run only where their folder is given.
 OUTSIDE = {"xfstests": xfstests, "ltp": ltp}
 
@@ -39,7 +42,8 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--forebay", type=Path, default=ROOT / "target/debug/forebay", help="the binary to test")
     parser.add_argument("--only", type=names(ALL), metavar="A,B", help=f"of {', '.join(ALL)}")
-    parser.add_argument("--ways", type=names(WAYS), default=list(WAYS), metavar="A,B", help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--ways", type=names(WAYS), metavar="A,B", help=f"of {', '.join(WAYS)} (the first two)")
+    parser.add_argument("--network", action="store_true", help="as --ways network: a server, and a mount that reaches it by TCP")
     parser.add_argument("--serial", action="store_true", help="one way after the other, not both at once")
     parser.add_argument("--quick", action="store_true", help="small amounts, and without --only the short suites only")
     parser.add_argument("--seed", type=int, default=1, help="the first seed of random operations (1)")
@@ -53,6 +57,9 @@ def arguments():
     parser.add_argument("--cases", type=lambda text: text.split(","), metavar="A,B", help="of xfstests or LTP, these only")
     parser.add_argument("--json", action="store_true", help="results as JSON on standard output")
     args = parser.parse_args()
+    if args.network and args.ways:
+        parser.error("--network is a way: name it among --ways")
+    args.ways = args.ways or (["network"] if args.network else list(USUAL_WAYS))
     outside = [name for name in OUTSIDE if getattr(args, name)]
     if args.only or not outside:
         args.only = args.only or list(SHORT if args.quick else ALL)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from machine import GIB, Failure, Forebay, run, unmount_below  # noqa: E402
+from machine import GIB, Failure, Forebay, Network, run, unmount_below  # noqa: E402
 
 # Sparse: they take what is written.
 PFS_BYTES = 16 * GIB
@@ -71,6 +71,12 @@ def loop_ext4(base, name, size_bytes):
         image.unlink()
 
 
+def network(binary, base, pfs, flash):
+    """The tiers of `requests`, behind a server; every request of the mount goes to it by TCP."""
+    return Network(binary, pfs, [base / "mnt"], base, settings='durability = "pfs"',
+                   tiers=f'dram = "96MiB"\nssd = ["{flash}:256MiB"]')
+
+
 @contextlib.contextmanager
 def place(base, binary, way):
     """A burst buffer that serves in this way, until the end of the block; then everything is on the PFS."""
@@ -80,14 +86,16 @@ def place(base, binary, way):
     other = base / "other"
     other.mkdir()
     with loop_ext4(base, "pfs", PFS_BYTES) as pfs, loop_ext4(base, "flash", FLASH_BYTES) as flash:
-        forebay = Forebay(binary, pfs, base / "mnt", base / "state", options_of(way, flash))
+        if way == "network":
+            forebay = network(binary, base, pfs, flash)
+        else:
+            forebay = Forebay(binary, pfs, base / "mnt", base / "state", options_of(way, flash))
         with forebay:
             here = Place(way, forebay, pfs, other)
             if way == "passthrough":
                 prove_passthrough(here)
             yield here
-            forebay.command("down", "--state", forebay.state, "--drain", "--timeout", "120s")
-            forebay.is_up = False
+            forebay.finish()
 
 
 def prove_passthrough(here):
