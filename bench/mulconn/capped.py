@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import iperf
 from fleet import Cluster
-from load import BLOCK_BYTES, fresh, load, rate, remove
+from load import BLOCK_BYTES, fresh, load, rate, remove, warm
 from nodes import nodes
 from report import GIB, MIB, Series, verdict
 from systems import say
@@ -89,6 +89,7 @@ def one(bench, found, turn, writer, point, how):
     for phase, written_through in (("write", point), ("read", writer)):
         total = SPAN_S * bench.args.rate * busy(phase, *how)
         size = max(LEAST_BYTES, int(total / threads) // BLOCK_BYTES * BLOCK_BYTES)
+        warm(bench.tier, size * threads)
         folder = fresh(written_through, f"{phase}-{distribution}-{threads}-{connections}-{turn}")
         done = load(bench.programs, "write", [folder], procs=threads, bytes=size)
         if phase == "read":
