@@ -25,6 +25,11 @@ use crate::drain::leftover::Leftover;
 use copying::Made;
 use publishing::publish;
 
+/// A directory that is not found where it was is looked for so often again, before that is told.
+const RENAMED_TRIES: usize = 3;
+/// Longer than a rename takes to be known after it was done on the PFS.
+const RENAME_TIME: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// While the PFS is silent, demoters look this often whether it answers again.
 const SILENT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -190,7 +195,14 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
         return None;
     }
     // A file under unseen writing is marked so, and is not begun.
-    let begun = drain.ns.begin_demotion(&file);
+    let mut begun = drain.ns.begin_demotion(&file);
+    for _ in 0..RENAMED_TRIES {
+        if !begun.as_ref().is_err_and(|e| is_elsewhere(e.errno())) {
+            break;
+        }
+        std::thread::sleep(RENAME_TIME);
+        begun = drain.ns.begin_demotion(&file);
+    }
     drop(claim);
     match begun {
         Ok(Some(demotion)) => Some(demotion),
@@ -211,6 +223,12 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
             None
         }
     }
+}
+
+/// What is said of a directory that is not where it was: also while a rename moves it, which is
+/// done on the PFS before it is known here.
+fn is_elsewhere(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE)
 }
 
 fn note_failure(drain: &Drain, file: &File, errno: Errno, reason: &str) {
