@@ -10,9 +10,10 @@ mod flushing;
 mod overflow;
 mod publishing;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_namespace::{Demotion, File, NsError};
 use forebay_tiers::{Object, TierKind};
@@ -25,10 +26,11 @@ use crate::drain::leftover::Leftover;
 use copying::Made;
 use publishing::publish;
 
-/// A directory that is not found where it was is looked for so often again, before that is told.
-const RENAMED_TRIES: usize = 3;
-/// Longer than a rename takes to be known after it was done on the PFS.
-const RENAME_TIME: std::time::Duration = std::time::Duration::from_millis(20);
+/// A directory that is not found where it was is looked for again after so long, before that is
+/// told: longer than a rename takes to be known after it was done on the PFS.
+const RENAME_TIME: Duration = Duration::from_millis(50);
+/// A demoter waits for that no more often: a removed directory may have had many files.
+const RENAME_PAUSE: Duration = Duration::from_secs(1);
 
 /// While the PFS is silent, demoters look this often whether it answers again.
 const SILENT_PAUSE: Duration = Duration::from_millis(50);
@@ -196,10 +198,7 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
     }
     // A file under unseen writing is marked so, and is not begun.
     let mut begun = drain.ns.begin_demotion(&file);
-    for _ in 0..RENAMED_TRIES {
-        if !begun.as_ref().is_err_and(|e| is_elsewhere(e.errno())) {
-            break;
-        }
+    if begun.as_ref().is_err_and(|e| is_elsewhere(e.errno())) && may_wait_for_rename() {
         std::thread::sleep(RENAME_TIME);
         begun = drain.ns.begin_demotion(&file);
     }
@@ -229,6 +228,18 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
 /// done on the PFS before it is known here.
 fn is_elsewhere(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE)
+}
+
+/// Whether this demoter has not waited for a rename a moment ago.
+fn may_wait_for_rename() -> bool {
+    thread_local! {
+        static WAITED: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+    let recently = WAITED.get().is_some_and(|at| at.elapsed() < RENAME_PAUSE);
+    if !recently {
+        WAITED.set(Some(Instant::now()));
+    }
+    !recently
 }
 
 fn note_failure(drain: &Drain, file: &File, errno: Errno, reason: &str) {
