@@ -29,7 +29,7 @@ use publishing::publish;
 /// A directory that is not found where it was is looked for again after so long, before that is
 /// told: longer than a rename takes to be known after it was done on the PFS.
 const RENAME_TIME: Duration = Duration::from_millis(50);
-/// A demoter waits for that no more often: a removed directory may have had many files.
+/// Who has waited in vain does not so soon again: a removed directory may have had many files.
 const RENAME_PAUSE: Duration = Duration::from_secs(1);
 
 /// While the PFS is silent, demoters look this often whether it answers again.
@@ -201,6 +201,9 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
     if begun.as_ref().is_err_and(|e| is_elsewhere(e.errno())) && may_wait_for_rename() {
         std::thread::sleep(RENAME_TIME);
         begun = drain.ns.begin_demotion(&file);
+        if begun.as_ref().is_err_and(|e| is_elsewhere(e.errno())) {
+            WAITED_IN_VAIN.set(Some(Instant::now()));
+        }
     }
     drop(claim);
     match begun {
@@ -230,16 +233,15 @@ fn is_elsewhere(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE)
 }
 
-/// Whether this demoter has not waited for a rename a moment ago.
+thread_local! {
+    /// When this demoter has last waited for a rename that there was not.
+    static WAITED_IN_VAIN: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Whether this demoter has not waited in vain a moment ago.
 fn may_wait_for_rename() -> bool {
-    thread_local! {
-        static WAITED: Cell<Option<Instant>> = const { Cell::new(None) };
-    }
-    let recently = WAITED.get().is_some_and(|at| at.elapsed() < RENAME_PAUSE);
-    if !recently {
-        WAITED.set(Some(Instant::now()));
-    }
-    !recently
+    let waited = WAITED_IN_VAIN.get();
+    waited.is_none_or(|at| at.elapsed() >= RENAME_PAUSE)
 }
 
 fn note_failure(drain: &Drain, file: &File, errno: Errno, reason: &str) {
