@@ -189,7 +189,11 @@ impl Fleet {
         args.push(point.as_ref());
         args.extend(flags.iter().map(|flag| OsStr::new(*flag)));
         self.mounts[node] = self.start(node, &format!("mount{node}.log"), &args);
-        wait_until("the mount is there", || self.is_mounted(node));
+        // Not only in the tree: a process that is killed while it asks its own mount for the first
+        // answer does not end.
+        let own = format!("(process {})", self.mounts[node].pid().as_raw_nonzero());
+        let log = format!("mount{node}.log");
+        wait_until("the mount answers", || self.log(&log).contains(&own));
     }
 
     /// Whether the mount of a node is in the tree.
