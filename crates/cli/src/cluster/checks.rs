@@ -50,6 +50,20 @@ pub struct Common {
     pub connection_rate: Option<u64>,
 }
 
+/// For how long a mount may wait for a server before programs get an error: 1 s at least.
+///
+/// # Errors
+/// [`Problem::Soft`].
+pub fn patient_enough(soft: Duration) -> Result<Duration, Problem> {
+    match soft < SOFT_MIN {
+        true => {
+            let [given, least] = [soft, SOFT_MIN].map(format_duration);
+            Err(Problem::Soft(given, least))
+        }
+        false => Ok(soft),
+    }
+}
+
 impl<'a> Checks<'a> {
     pub fn of(file: &'a ConfigFile) -> Checks<'a> {
         Checks { file }
@@ -333,11 +347,8 @@ impl<'a> Checks<'a> {
         };
         let soft = written.soft.as_ref();
         let patience = soft.and_then(|soft| soft.get_ref().0);
-        if let (Some(soft), Some(given)) = (soft, patience)
-            && given < SOFT_MIN
-        {
-            let [given, least] = [given, SOFT_MIN].map(format_duration);
-            return Err(self.at(soft.span(), Problem::Soft(given, least)));
+        if let (Some(soft), Some(given)) = (soft, patience) {
+            patient_enough(given).map_err(|problem| self.at(soft.span(), problem))?;
         }
         let encrypt = match &written.encrypt {
             Some(given) if all_encrypted && *given.get_ref() == Switch(false) => {

@@ -10,3 +10,5 @@ mod checks;
 pub mod config;
 pub mod error;
 mod written;
+
+pub use checks::patient_enough;

@@ -13,6 +13,7 @@ use clap::Args;
 use forebay_policy::links::Distribution;
 use forebay_types::parse_duration;
 
+use crate::cluster::patient_enough;
 use crate::exit::{Exit, Failure};
 use crate::up::detach::{self, Readiness};
 use crate::usage;
@@ -51,7 +52,7 @@ pub struct MountArgs {
     #[arg(long, value_name = "NAME")]
     distribution: Option<Distribution>,
     /// A program gets an I/O error when the server has not answered for so long
-    #[arg(long, value_name = "DUR", value_parser = parse_duration)]
+    #[arg(long, value_name = "DUR", value_parser = parse_soft)]
     soft: Option<Duration>,
     /// Encrypt data on the way
     #[arg(long)]
@@ -71,6 +72,12 @@ pub struct MountArgs {
     /// Set by --detach for the process that stays.
     #[arg(long, hide = true, requires = "detach")]
     detached: bool,
+}
+
+/// As `soft` in the configuration.
+fn parse_soft(text: &str) -> Result<Duration, String> {
+    let given = parse_duration(text).map_err(|error| error.to_string())?;
+    patient_enough(given).map_err(|problem| problem.to_string())
 }
 
 /// Runs the command.
@@ -105,5 +112,18 @@ pub fn run_for_mount(args: impl Iterator<Item = OsString>) -> Result<Exit, Failu
         Some(command_line) => detach::spawn(command_line.into_iter()),
         // Only tried, not done.
         None => Ok(Exit::Complete),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_has_the_same_least_on_the_command_line_as_in_the_file() {
+        assert_eq!(parse_soft("1s"), Ok(Duration::from_secs(1)));
+        let refused = parse_soft("0s").expect_err("too short");
+        assert!(refused.starts_with("soft is 0 ms; "), "{refused}");
+        assert!(parse_soft("soon").is_err());
     }
 }
