@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_client::{Client, Dial, Lasting, OnLost};
 use forebay_mount::{Company, MountOptions, Mounted};
@@ -20,7 +20,7 @@ use crate::exit::{Exit, Explain, Failure, reason};
 use crate::instance::mount_table;
 use crate::server::socket_for_mounts;
 use crate::signals::{self, Hangup};
-use crate::state::{self, SocketPath};
+use crate::state::{self, Lock, LockError, SocketPath};
 use crate::up::detach::Readiness;
 use crate::up::front::unmount;
 use crate::up::log::{self, Log};
@@ -30,6 +30,9 @@ use crate::{mounts, out};
 
 /// Between two looks at what the log holds back.
 const TICK: Duration = Duration::from_secs(5);
+/// How long the process of a mount that is out of the tree may take to end. Without a server it
+/// takes several seconds.
+const LEAVING_LIMIT: Duration = Duration::from_secs(15);
 
 /// What ends a mount.
 pub enum Event {
@@ -55,7 +58,7 @@ struct Plan {
 /// Mounts, and serves until the mount ends.
 pub fn mount(args: &MountArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
     let plan = plan(args)?;
-    let _lock = lock(&plan.run)?;
+    let _lock = lock_when_left(&plan.run)?;
     preflight::clear_dead_mounts(&plan.run, Some(&plan.mount))?;
     let log = log::start(args.detached.then_some(plan.run.as_path()))?;
     if let Err(error) = rustix::thread::set_name(c"forebay") {
@@ -72,6 +75,20 @@ pub fn mount(args: &MountArgs, readiness: &mut Readiness) -> Result<Exit, Failur
     }
     log.tell_surplus();
     outcome
+}
+
+/// The lock of a mount's run folder. `umount` returns before the process of the mount has ended, so
+/// whoever mounts again waits for that.
+fn lock_when_left(run: &Path) -> Result<Lock, Failure> {
+    let begun = Instant::now();
+    while let Err(LockError::Held { .. }) = Lock::take(run) {
+        let table = mount_table()?;
+        if !mounts::of_state(&table, run).is_empty() || begun.elapsed() > LEAVING_LIMIT {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    lock(run)
 }
 
 fn plan(args: &MountArgs) -> Result<Plan, Failure> {
@@ -277,4 +294,32 @@ fn watch_panics(events: Sender<Event>) {
         // If nobody listens any more the mount is ending already.
         let _ = events.send(Event::Died(format!("thread {name} panicked")));
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_mounts_again_waits_for_the_process_that_leaves() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = folder.path().canonicalize().expect("canonical");
+        let (tell, told) = mpsc::channel();
+        let (wait, waited) = mpsc::channel::<()>();
+        let leaving = {
+            let run = run.clone();
+            std::thread::spawn(move || {
+                let held = Lock::take(&run).expect("nobody has it");
+                tell.send(()).expect("the test listens");
+                // It ends while the other one is looking.
+                waited.recv_timeout(Duration::from_millis(300)).ok();
+                drop(held);
+            })
+        };
+        told.recv_timeout(Duration::from_secs(30)).expect("held");
+        let taken = lock_when_left(&run);
+        drop(wait);
+        leaving.join().expect("no panic");
+        assert!(taken.is_ok(), "{:?}", taken.err().map(|f| f.message));
+    }
 }
