@@ -43,7 +43,7 @@ pub(crate) struct Adapter {
     pub(crate) kept: Kept,
     pub(crate) waiting: Arc<Waiting>,
     pub(crate) passthrough: AtomicBool,
-    forgets: Arc<Forgets>,
+    pub(crate) forgets: Arc<Forgets>,
     ended: EndCall,
 }
 
@@ -79,7 +79,7 @@ impl Adapter {
     }
 
     fn entry(&self, made: Result<forebay_types::Attr, Errno>, turn: &Turn<'_>) {
-        answer_entry(&self.client, &self.belief, made, turn);
+        answer_entry(&self.client, (&self.belief, &self.forgets), made, turn);
     }
 }
 

@@ -386,11 +386,7 @@ pub(crate) fn watch(watched: &Watched) {
 /// Answers requests that wait for a PFS that does not answer.
 fn rescue(watched: &Watched, now: u64) {
     let Watched {
-        in_flight,
-        client,
-        pool,
-        belief,
-        ..
+        in_flight, client, ..
     } = watched;
     let Some((silent, give_up_after)) = watched.probe.look(client) else {
         return;
@@ -400,7 +396,7 @@ fn rescue(watched: &Watched, now: u64) {
     }
     let again = |pending: &Pending| matches!(pending, Pending::Lookup(..) | Pending::Getattr(..));
     for pending in in_flight.take(now, ASKED_AGAIN_AFTER_TICKS, again) {
-        ask_again(in_flight, client, pool, belief, pending);
+        ask_again(watched, pending);
     }
     if silent >= give_up_after {
         let ticks = give_up_after.as_millis() / TICK.as_millis();
@@ -413,19 +409,14 @@ fn rescue(watched: &Watched, now: u64) {
 
 /// Serves a request once more. Now that the PFS is known to be silent, the request either needs no
 /// PFS or gets its error in time.
-fn ask_again(
-    in_flight: &Arc<InFlightTable>,
-    client: &Client,
-    pool: &Pool,
-    belief: &Arc<Belief>,
-    pending: Pending,
-) {
-    let (in_flight, client, belief) = (in_flight.clone(), client.clone(), belief.clone());
-    pool.run(Box::new(move |_| match pending {
+fn ask_again(watched: &Watched, pending: Pending) {
+    let (in_flight, client) = (watched.in_flight.clone(), watched.client.clone());
+    let (belief, forgets) = (watched.belief.clone(), watched.forgets.clone());
+    watched.pool.run(Box::new(move |_| match pending {
         Pending::Lookup(reply, parent, name) => {
             let turn = in_flight.waiting_turn(reply);
             let made = client.lookup(parent, &name);
-            answer_entry(&client, &belief, made, &turn);
+            answer_entry(&client, (&belief, &forgets), made, &turn);
         }
         Pending::Getattr(reply, node, fh) => {
             let turn = in_flight.waiting_turn(reply);
@@ -440,15 +431,16 @@ fn ask_again(
 /// that the kernel would have got.
 pub(crate) fn answer_entry(
     client: &Client,
-    belief: &Belief,
+    (belief, forgets): (&Belief, &Forgets),
     made: Result<Attr, Errno>,
     turn: &Turn<'_>,
 ) {
     match (turn.reply::<ReplyEntry>(), made) {
         (Some(reply), Ok(made)) => {
             let believed = belief.show(&made);
-            let generation = fuser::Generation(client.generation());
-            reply.entry(&believed, &attr(&made), generation);
+            let generation = client.generation();
+            forgets.gives(made.ino, generation);
+            reply.entry(&believed, &attr(&made), fuser::Generation(generation));
         }
         (Some(reply), Err(e)) => reply.error(errno(e)),
         (None, Ok(made)) => client.forget(vec![(made.ino, 1)]),

@@ -73,23 +73,20 @@ impl Adapter {
         };
         let fh = FileHandle(open.opened.handle.0);
         self.belief.show(&found);
-        let found = attr(&found);
+        // Files of another session are other files, whatever their numbers.
+        let generation = self.client.generation();
+        self.forgets.gives(found.ino, generation);
+        let (found, generation) = (attr(&found), Generation(generation));
         match self.back(found.ino, &open, Writes::New, |fd| reply.open_backing(fd)) {
             Some(id) => {
                 let flags = FopenFlags::FOPEN_NOFLUSH;
-                reply.created_passthrough(
-                    &self.belief.of_new(),
-                    &found,
-                    self.generation(),
-                    fh,
-                    flags,
-                    &id,
-                );
+                let believed = self.belief.of_new();
+                reply.created_passthrough(&believed, &found, generation, fh, flags, &id);
             }
             None => {
                 let flags = self.plain_flags(found.ino, &open);
                 let believed = self.belief.of_new();
-                reply.created(&believed, &found, self.generation(), fh, flags);
+                reply.created(&believed, &found, generation, fh, flags);
             }
         }
     }
@@ -137,10 +134,5 @@ impl Adapter {
         if let Err(e) = self.client.release(handle) {
             tracing::warn!("a file whose open was answered with an error stays open: {e}");
         }
-    }
-
-    /// Files of another session are other files, whatever their numbers.
-    fn generation(&self) -> Generation {
-        Generation(self.client.generation())
     }
 }
