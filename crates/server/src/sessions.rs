@@ -288,7 +288,11 @@ impl Service for Session {
             cred.process.node = self.node;
         }
         let takes_reference = request.takes_reference();
-        let reply = self.server.handle(peer, request, payload, into);
+        let mut reply = self.server.handle(peer, request, payload, into);
+        // To a client that means the end of its session; a dead PFS behind FUSE says it, too.
+        if let Response::Failed(errno @ Errno::ENOTCONN) = &mut reply.response {
+            *errno = Errno::EIO;
+        }
         self.note(&reply.response, takes_reference, opens);
         reply
     }
@@ -347,6 +351,7 @@ mod tests {
                     Response::OpenedDir(Handle(self.next.fetch_add(1, Ordering::Relaxed) as u64))
                 }
                 Request::Read { .. } => Response::Moved(0),
+                Request::Statfs => Response::Failed(Errno::ENOTCONN),
                 _ => Response::Done,
             };
             self.asked.lock().push(request);
@@ -473,6 +478,15 @@ mod tests {
         assert_eq!(server.asked(), []);
         ask(&one, Request::Release { handle }).expect("close");
         assert_eq!(ask(&one, read(handle)), Err(Errno::ESTALE));
+    }
+
+    #[test]
+    fn what_a_dead_pfs_says_does_not_look_like_the_end_of_the_session() {
+        let session = Sessions::new(Arc::new(Recorder::new()), Arc::default(), 1).begin();
+        assert_eq!(ask(&session, Request::Statfs), Err(Errno::EIO));
+        let handle = open(&session);
+        session.end();
+        assert_eq!(ask(&session, read(handle)), Err(Errno::ENOTCONN));
     }
 
     #[test]
