@@ -311,6 +311,26 @@ impl Namespace {
         self.handles.get(&self.pfs, &self.devices, dir)
     }
 
+    /// The same for who has no right to names on the way to it: a rename is done on the PFS before it
+    /// is known here. Where the directory is not found, waits for whoever changes names on the way,
+    /// and looks once more.
+    pub(crate) fn open_dir_after_renames(&self, dir: &Arc<Dir>) -> Result<PfsDir, NsError> {
+        // Each wait lets the next rename begin: one that comes every time is nobody's in earnest.
+        const WAITS: usize = 8;
+        for _ in 0..WAITS {
+            match self.open_dir(dir) {
+                Err(error) if may_be_renamed(error.errno()) => {}
+                opened => return opened,
+            }
+            let mut above = dir.place();
+            while let Some((parent, _)) = above {
+                drop(parent.order(&self.pfs)?);
+                above = parent.place();
+            }
+        }
+        self.open_dir(dir)
+    }
+
     pub(crate) fn known_dir(&self, key: DirKey) -> Option<Arc<Dir>> {
         let known = self.dirs.lock().get(&key).and_then(Weak::upgrade);
         // Where the PFS tells no times of birth, the next directory may have the key of one that
@@ -541,4 +561,8 @@ impl Namespace {
     pub(crate) fn dir_key(&self, stat: &PfsStat) -> DirKey {
         self.devices.key(stat.id)
     }
+}
+/// What the PFS says of a directory that is not where it was.
+fn may_be_renamed(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE)
 }

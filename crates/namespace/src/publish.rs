@@ -100,7 +100,7 @@ impl Namespace {
                 state.xattrs.clone(),
             )
         };
-        match self.open_dir(&dir) {
+        match self.open_dir_after_renames(&dir) {
             Ok(handle) => Ok(Some(Demotion {
                 file: file.clone(),
                 dir,
@@ -223,5 +223,74 @@ impl Namespace {
         self.save(&demotion.file, &state, Durability::Buffered)?;
         state.note_is_gone();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use forebay_kv::memory::Memory;
+    use forebay_types::{Cred, Ino, Process, RenameMode, TierId, TimeSpec};
+
+    use super::*;
+    use crate::NewFile;
+
+    const CRED: Cred = Cred {
+        uid: 0,
+        gid: 0,
+        process: Process::here(0),
+        umask: 0,
+    };
+
+    /// Ends the renaming thread also where the test fails.
+    struct Ends<'a>(&'a AtomicBool);
+
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    #[test]
+    fn a_drain_finds_a_directory_whose_parents_are_being_renamed() {
+        const ROUNDS: usize = 20_000;
+        let dir = tempfile::tempdir().unwrap();
+        let pfs = PfsTree::open(dir.path()).unwrap();
+        let (ns, _) = Namespace::open(pfs, Box::new(Memory::new()), [7; 16]).unwrap();
+        // Every look walks down from the root.
+        ns.keep_directories(0);
+        let mkdir = |parent, name: &[u8]| ns.mkdir(parent, name, 0o755, &CRED).unwrap().ino;
+        let above = mkdir(Ino::ROOT, b"a");
+        let inner = mkdir(mkdir(above, b"x"), b"inner");
+        let (inner, gid) = ns.check_free(inner, b"f", &CRED).unwrap();
+        let new = NewFile {
+            object: ns.new_object().unwrap(),
+            tier: TierId(2),
+            perm: 0o644,
+            xattrs: Vec::new(),
+            cred: CRED,
+            writing: false,
+            born: TimeSpec::now(),
+        };
+        let file = ns.create(&inner, b"f", gid, &new).unwrap().1;
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut ends = [(above, b"x"), (Ino::ROOT, b"y")];
+                while !ended.load(Ordering::Acquire) {
+                    let [from, to] = ends;
+                    ns.rename(from.0, from.1, to.0, to.1, RenameMode::Replace)
+                        .unwrap();
+                    ends.reverse();
+                }
+            });
+            let _ends = Ends(&ended);
+            for round in 0..ROUNDS {
+                let begun = ns.begin_demotion(&file);
+                let demotion = begun.unwrap_or_else(|e| panic!("round {round}: {e}"));
+                ns.abandon(&demotion.expect("it is dirty"), None).unwrap();
+            }
+        });
     }
 }

@@ -10,10 +10,9 @@ mod flushing;
 mod overflow;
 mod publishing;
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_namespace::{Demotion, File, NsError};
 use forebay_tiers::{Object, TierKind};
@@ -25,12 +24,6 @@ use crate::drain::Drain;
 use crate::drain::leftover::Leftover;
 use copying::Made;
 use publishing::publish;
-
-/// A directory that is not found where it was is looked for again after so long, before that is
-/// told: longer than a rename takes to be known after it was done on the PFS.
-const RENAME_TIME: Duration = Duration::from_millis(50);
-/// Who has waited in vain does not so soon again: a removed directory may have had many files.
-const RENAME_PAUSE: Duration = Duration::from_secs(1);
 
 /// While the PFS is silent, demoters look this often whether it answers again.
 const SILENT_PAUSE: Duration = Duration::from_millis(50);
@@ -197,14 +190,7 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
         return None;
     }
     // A file under unseen writing is marked so, and is not begun.
-    let mut begun = drain.ns.begin_demotion(&file);
-    if begun.as_ref().is_err_and(|e| is_elsewhere(e.errno())) && may_wait_for_rename() {
-        std::thread::sleep(RENAME_TIME);
-        begun = drain.ns.begin_demotion(&file);
-        if begun.as_ref().is_err_and(|e| is_elsewhere(e.errno())) {
-            WAITED_IN_VAIN.set(Some(Instant::now()));
-        }
-    }
+    let begun = drain.ns.begin_demotion(&file);
     drop(claim);
     match begun {
         Ok(Some(demotion)) => Some(demotion),
@@ -225,23 +211,6 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
             None
         }
     }
-}
-
-/// What is said of a directory that is not where it was: also while a rename moves it, which is
-/// done on the PFS before it is known here.
-fn is_elsewhere(errno: Errno) -> bool {
-    matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE)
-}
-
-thread_local! {
-    /// When this demoter has last waited for a rename that there was not.
-    static WAITED_IN_VAIN: Cell<Option<Instant>> = const { Cell::new(None) };
-}
-
-/// Whether this demoter has not waited in vain a moment ago.
-fn may_wait_for_rename() -> bool {
-    let waited = WAITED_IN_VAIN.get();
-    waited.is_none_or(|at| at.elapsed() >= RENAME_PAUSE)
 }
 
 fn note_failure(drain: &Drain, file: &File, errno: Errno, reason: &str) {
