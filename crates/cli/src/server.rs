@@ -129,9 +129,10 @@ impl Front for Network {
         let config = NetServerConfig {
             tcp: self.server.addresses.clone(),
             unix: Some(socket_for_mounts(&plan.settings.state)),
+            encrypt: self.cluster.encrypt,
             lease: self.cluster.lease,
             connection_rate: self.cluster.connection_rate,
-            ..NetServerConfig::new(&self.cluster.name, *self.key.bytes())
+            ..NetServerConfig::new(&self.cluster.name, self.key.clone())
         };
         let server = NetServer::start(config, instance.sessions().clone()).explain(
             format_args!("server {}: cannot listen", self.server.id),

@@ -4,12 +4,12 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use forebay_policy::job;
 use forebay_types::{ProcStat, limits};
 use forebay_wire::Introduction;
+use parking_lot::Mutex;
 
 /// What was told of a process is looked at again after so long: the number may be another's then.
 const BELIEVED: Duration = Duration::from_secs(10);
@@ -24,10 +24,17 @@ struct Told {
     looked: Instant,
 }
 
+#[derive(Default)]
+struct State {
+    told: HashMap<u32, Told>,
+    /// The session in which that was.
+    generation: u64,
+}
+
 /// The processes that the server was told of.
 #[derive(Default)]
 pub(crate) struct Callers {
-    told: Mutex<HashMap<u32, Told>>,
+    state: Mutex<State>,
 }
 
 /// What the server is to be told before it is asked in the name of a process.
@@ -40,13 +47,18 @@ pub(crate) struct News {
 }
 
 impl Callers {
-    /// A process asks; `None` if there is nothing to tell of it. Who comes for the first time may
-    /// have taken somebody's place, and so all others are looked at.
-    pub(crate) fn asks(&self, pid: u32) -> Option<News> {
+    /// A process asks in a session; `None` if there is nothing to tell of it. Who comes for the first
+    /// time may have taken somebody's place, and so all others are looked at.
+    pub(crate) fn asks(&self, pid: u32, generation: u64) -> Option<News> {
         if pid == 0 {
             return None;
         }
-        let mut told = self.told.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.state.lock();
+        if state.generation != generation {
+            state.told.clear();
+            state.generation = generation;
+        }
+        let told = &mut state.told;
         let now = Instant::now();
         let known = told.get(&pid);
         if known.is_some_and(|known| now.duration_since(known.looked) < BELIEVED) {
@@ -83,9 +95,9 @@ impl Callers {
         })
     }
 
-    /// The server has not heard what it was told last, or has forgotten all of it.
+    /// The server has not heard what it was told last.
     pub(crate) fn forget(&self) {
-        self.told.lock().unwrap_or_else(|e| e.into_inner()).clear();
+        self.state.lock().told.clear();
     }
 }
 
@@ -145,22 +157,25 @@ mod tests {
             .arg("600")
             .spawn()
             .expect("sleep");
-        let news = callers.asks(child.id()).expect("it is new");
+        let news = callers.asks(child.id(), 1).expect("it is new");
         assert_eq!(news.processes.len(), 1);
         assert_eq!(news.processes[0].pid, child.id());
         assert!(news.processes[0].age_ms < 600_000);
-        assert_eq!(callers.asks(child.id()), None);
-        assert_eq!(callers.asks(0), None);
+        assert_eq!(callers.asks(child.id(), 1), None);
+        assert_eq!(callers.asks(0, 1), None);
         child.kill().expect("kill");
         let ended = child.id();
         child.wait().expect("wait");
         let own = std::process::id();
-        let news = callers.asks(own).expect("it is new");
+        let news = callers.asks(own, 1).expect("it is new");
         assert_eq!(news.ended, [ended]);
         let groups = rustix::process::getgroups().expect("groups");
         let groups: Vec<u32> = groups.into_iter().map(|group| group.as_raw()).collect();
         assert_eq!(news.processes[0].groups, groups);
+        assert_eq!(callers.asks(own, 1), None);
+        let news = callers.asks(own, 2).expect("the next session knows nobody");
+        assert_eq!(news.ended, [0; 0]);
         callers.forget();
-        assert!(callers.asks(own).is_some());
+        assert!(callers.asks(own, 2).is_some());
     }
 }

@@ -123,7 +123,7 @@ impl Client {
         let Some(callers) = &self.callers else {
             return;
         };
-        let Some(news) = callers.asks(cred.process.pid) else {
+        let Some(news) = callers.asks(cred.process.pid, self.generation()) else {
             return;
         };
         let request = Request::Introduce {

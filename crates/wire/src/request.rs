@@ -270,4 +270,15 @@ impl Request {
             Request::Fsync { .. } | Request::FsyncDir { .. } => false,
         }
     }
+
+    /// Whether it may wait long for what does not come by itself: space, a flush, somebody's turn.
+    pub fn may_take_long(&self) -> bool {
+        match self {
+            Request::Write { how, .. } => how.may_wait,
+            Request::Space { may_wait, .. } => *may_wait,
+            Request::Setattr { set, .. } => set.size.is_some(),
+            Request::Fsync { .. } | Request::FsyncDir { .. } => true,
+            _ => false,
+        }
+    }
 }

@@ -162,7 +162,7 @@ fn dialer(plan: &Plan) -> ToServer {
             links: plan.settings.connections,
             encrypt: plan.settings.encrypt,
             soft: plan.settings.soft,
-            ..NetConfig::new(&plan.cluster.name, *plan.key.bytes())
+            ..NetConfig::new(&plan.cluster.name, plan.key.clone())
         },
     }
 }

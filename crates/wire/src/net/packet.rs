@@ -82,6 +82,8 @@ pub(crate) enum Refusal {
     TooMany,
     /// The host's word.
     Host(Errno),
+    /// The server takes encrypted data only.
+    Clear,
     /// Not what a client of this version says.
     Protocol,
     Stopping,

@@ -31,7 +31,7 @@ fn strangers_are_told_why() {
     let world = Arc::new(World::default());
     let server = serve(config(), &world);
     let mut settings = client_of(&server);
-    settings.key = [1; 32];
+    settings.key = forebay_wire::Key::from_bytes([1; 32]);
     let error = NetConnection::connect(settings).err().expect("refused");
     assert!(matches!(error, ConnectError::Key { .. }), "{error}");
     assert_eq!(refused(&server, RefusedFor::Key), 1);
@@ -46,6 +46,24 @@ fn strangers_are_told_why() {
     assert_eq!(refused(&server, RefusedFor::Cluster), 1);
     assert_eq!(error.to_string().lines().count(), 1);
     assert_eq!(world.begun.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn where_data_is_to_be_encrypted_nobody_sends_it_in_the_clear() {
+    let world = Arc::new(World::default());
+    let mut wanted = config();
+    wanted.encrypt = true;
+    let server = serve(wanted, &world);
+    let error = NetConnection::connect(client_of(&server)).err();
+    assert!(
+        matches!(error, Some(ConnectError::Clear { .. })),
+        "{error:?}"
+    );
+    assert_eq!(refused(&server, RefusedFor::Clear), 1);
+    assert_eq!(world.begun.load(Ordering::SeqCst), 0);
+    let mut settings = client_of(&server);
+    settings.encrypt = true;
+    read_right(&connect(settings), 0, 5, 11, 5000);
 }
 
 #[test]

@@ -17,7 +17,10 @@ use forebay_wire::{
 };
 use parking_lot::{Condvar, Mutex};
 
-pub const KEY: [u8; 32] = [42; 32];
+/// The key of all peers that are let in.
+pub fn key() -> forebay_wire::Key {
+    forebay_wire::Key::from_bytes([42; 32])
+}
 /// Nothing here takes longer, unless it hangs.
 pub const LONG: Duration = Duration::from_secs(60);
 
@@ -185,7 +188,7 @@ fn numbered(number: u64) -> File {
 }
 
 pub fn config() -> NetServerConfig {
-    let mut config = NetServerConfig::new("test", KEY);
+    let mut config = NetServerConfig::new("test", key());
     config.tcp = vec!["127.0.0.1:0".parse().expect("address")];
     config
 }
@@ -211,7 +214,7 @@ pub fn serve(config: NetServerConfig, world: &Arc<World>) -> NetServer {
 }
 
 pub fn client_of(server: &NetServer) -> NetConfig {
-    let mut config = NetConfig::new("test", KEY);
+    let mut config = NetConfig::new("test", key());
     config.addresses = server.addresses().to_vec();
     config
 }

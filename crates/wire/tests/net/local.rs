@@ -17,7 +17,7 @@ fn local(links: usize) -> (Arc<World>, NetServer, NetConnection, tempfile::TempD
     let mut settings = config();
     settings.unix = Some(dir.path().join("net.sock"));
     let server = serve(settings.clone(), &world);
-    let mut client = NetConfig::new("test", KEY);
+    let mut client = NetConfig::new("test", key());
     client.unix = settings.unix;
     client.links = links;
     (world, server, connect(client), dir)
@@ -93,7 +93,7 @@ fn victim() {
     let Some(path) = std::env::var_os(VICTIM) else {
         return;
     };
-    let mut settings = NetConfig::new("test", KEY);
+    let mut settings = NetConfig::new("test", key());
     settings.unix = Some(path.into());
     settings.links = 2;
     let client = connect(settings);

@@ -8,6 +8,7 @@ use forebay_types::Errno;
 
 use super::super::hello::{CLUSTER_NAME_BYTES_MAX, TRANSPORT_VERSION};
 use super::super::packet::{ClientFacts, LINKS_MAX};
+use crate::Key;
 use crate::frame::PROTOCOL_VERSION;
 
 /// How to reach a server.
@@ -21,7 +22,7 @@ pub struct NetConfig {
     /// Name of the cluster, up to 64 bytes.
     pub cluster: String,
     /// The cluster's key.
-    pub key: [u8; 32],
+    pub key: Key,
     /// Sockets to the server, from 1 to [`LINKS_MAX`].
     pub links: usize,
     /// Data is encrypted as messages are; else it has a checksum.
@@ -35,7 +36,7 @@ pub struct NetConfig {
 
 impl NetConfig {
     /// One link to no address, of this process on this node, with plain data.
-    pub fn new(cluster: &str, key: [u8; 32]) -> NetConfig {
+    pub fn new(cluster: &str, key: Key) -> NetConfig {
         let host = rustix::system::uname()
             .nodename()
             .to_string_lossy()
@@ -107,6 +108,8 @@ pub enum ConnectError {
     Key { server: String },
     #[error("{server} has too many connections")]
     TooMany { server: String },
+    #[error("{server} takes encrypted data only; use encrypt = true, or --encrypt")]
+    Clear { server: String },
     #[error("{server} takes no clients: {errno}")]
     Refused { server: String, errno: Errno },
     /// Of a further connection of a session.

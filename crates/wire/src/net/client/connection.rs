@@ -282,7 +282,7 @@ impl Connection for NetConnection {
         let shared = &*self.shared;
         let link = &shared.links[link % shared.links.len()];
         let soft = shared.config.soft;
-        let ticket = shared.slots.take(|| match soft {
+        let ticket = shared.slots.take(request.may_take_long(), || match soft {
             Some(limit) if link.down_for() > limit => Err(Errno::EIO),
             _ => Ok(()),
         })?;

@@ -231,7 +231,7 @@ impl Calling<'_> {
         said_hello.map_err(|error| self.broken(error))?;
         let said = [ours, theirs].concat();
         let wrong = |_| ConnectError::Key { server: server() };
-        let mut handshake = Handshake::initiator(&config.key, &said).map_err(wrong)?;
+        let mut handshake = Handshake::initiator(config.key.bytes(), &said).map_err(wrong)?;
         // As above: the answer says why.
         drop(self.say(&handshake.message().map_err(wrong)?));
         let mut answer = [0; 1];
@@ -303,6 +303,7 @@ fn refused(server: &Server, why: Refusal, epoch: u64) -> ConnectError {
         Refusal::UnknownSession => ConnectError::Forgotten { server, epoch },
         Refusal::TooMany => ConnectError::TooMany { server },
         Refusal::Host(errno) => ConnectError::Refused { server, errno },
+        Refusal::Clear => ConnectError::Clear { server },
         Refusal::Protocol => ConnectError::Broken {
             server,
             what: "it found this side's attach wrong".to_string(),
@@ -378,7 +379,7 @@ mod tests {
 
     impl Hand {
         fn new() -> Hand {
-            let mut config = NetServerConfig::new("hand", [3; 32]);
+            let mut config = NetServerConfig::new("hand", crate::Key::from_bytes([3; 32]));
             config.tcp = vec!["127.0.0.1:0".parse().expect("address")];
             config.slots = 4;
             let counter = Arc::new(Counter::default());
@@ -397,7 +398,7 @@ mod tests {
             join: Option<super::super::super::packet::SessionId>,
             link: u16,
         ) -> Result<Dialed, ConnectError> {
-            let config = NetConfig::new("hand", [3; 32]);
+            let config = NetConfig::new("hand", crate::Key::from_bytes([3; 32]));
             let attach = Attach {
                 client: [9; 16],
                 join,
@@ -416,7 +417,6 @@ mod tests {
                 local: false,
                 request,
                 payload: &[],
-                crc: 0,
             });
             sent.expect("send");
         }

@@ -200,7 +200,6 @@ impl Link {
             local,
             request,
             payload,
-            crc: crc32c::crc32c(payload),
         };
         self.busy.fetch_add(1, Ordering::Relaxed);
         let result = loop {

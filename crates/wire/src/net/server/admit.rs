@@ -29,6 +29,10 @@ pub(crate) struct Admitted {
 /// Lets a client in, or tells it why not. May block, as the host does.
 pub(crate) fn admit(core: &Arc<Core>, admitted: Admitted) {
     let facts = facts_of(&admitted);
+    // What goes over a Unix socket does not leave the machine.
+    if core.encrypt && !admitted.attach.encrypt && !facts.local {
+        return refuse(core, admitted, Refusal::Clear);
+    }
     let session = match session_for(core, &admitted.attach, &facts) {
         Ok(session) => session,
         Err(why) => return refuse(core, admitted, why),
@@ -143,6 +147,7 @@ fn refuse(core: &Arc<Core>, mut admitted: Admitted, why: Refusal) {
         ),
         Refusal::TooMany => (RefusedFor::TooMany, "too many links".to_string()),
         Refusal::Host(errno) => (RefusedFor::Host, errno.to_string()),
+        Refusal::Clear => (RefusedFor::Clear, "it sends data in the clear".to_string()),
         Refusal::Protocol => (RefusedFor::Damaged, "an attach that is wrong".to_string()),
         Refusal::Stopping => (RefusedFor::Host, "the server stops".to_string()),
     };

@@ -15,11 +15,13 @@ use super::poller::Poller;
 use super::pool::Pool;
 use super::refusals::Refusals;
 use super::session::Session;
+use crate::Key;
 
 pub(crate) struct Core {
     pub host: Arc<dyn Host>,
     pub cluster: String,
-    pub key: [u8; 32],
+    pub key: Key,
+    pub encrypt: bool,
     pub lease: Duration,
     pub slots: u16,
     pub rate: Option<u64>,
@@ -38,7 +40,8 @@ pub(crate) struct Core {
 /// What a [`Core`] is made of.
 pub(crate) struct Settings {
     pub cluster: String,
-    pub key: [u8; 32],
+    pub key: Key,
+    pub encrypt: bool,
     pub lease: Duration,
     pub slots: u16,
     pub rate: Option<u64>,
@@ -52,6 +55,7 @@ impl Core {
             host,
             cluster: settings.cluster,
             key: settings.key,
+            encrypt: settings.encrypt,
             lease: settings.lease,
             slots: settings.slots.max(1),
             rate: settings.rate,

@@ -160,7 +160,7 @@ fn step(core: &Arc<Core>, knocks: Vec<Knock>, ready: &[bool]) -> Vec<Knock> {
             continue;
         }
         let address = knock.address;
-        let (knock, step) = knock.step(&core.cluster, &core.key);
+        let (knock, step) = knock.step(&core.cluster, core.key.bytes());
         match step {
             Step::Wait => left.extend(knock),
             Step::Gone => {}

@@ -34,7 +34,7 @@ pub(crate) struct Link {
     pub number: u16,
     pub session: Arc<Session>,
     pub stream: Stream,
-    encrypt: bool,
+    pub encrypt: bool,
     poller: Arc<Poller>,
     attached: AtomicBool,
     closed: AtomicBool,

@@ -26,6 +26,8 @@ pub enum RefusedFor {
     TooMany,
     /// Its session is over, or never was.
     UnknownSession,
+    /// It does not encrypt data where that is asked for.
+    Clear,
     /// The host of sessions did not want it.
     Host,
     /// After it was let in, it sent what does not open, decode or keep to the protocol.
@@ -34,7 +36,7 @@ pub enum RefusedFor {
     Late,
 }
 
-const ALL: [RefusedFor; 10] = [
+const ALL: [RefusedFor; 11] = [
     RefusedFor::NotForebay,
     RefusedFor::Version,
     RefusedFor::Cluster,
@@ -42,6 +44,7 @@ const ALL: [RefusedFor; 10] = [
     RefusedFor::Silence,
     RefusedFor::TooMany,
     RefusedFor::UnknownSession,
+    RefusedFor::Clear,
     RefusedFor::Host,
     RefusedFor::Damaged,
     RefusedFor::Late,
@@ -58,6 +61,7 @@ impl RefusedFor {
             RefusedFor::Silence => "silence",
             RefusedFor::TooMany => "too-many",
             RefusedFor::UnknownSession => "unknown-session",
+            RefusedFor::Clear => "clear",
             RefusedFor::Host => "host",
             RefusedFor::Damaged => "damaged",
             RefusedFor::Late => "late",

@@ -18,6 +18,7 @@ use super::door::{self, Bell, Listeners};
 use super::refusals::RefusedFor;
 use super::serve::act;
 use super::worker;
+use crate::Key;
 
 /// How a network server is reached, and what it grants.
 #[derive(Clone)]
@@ -30,7 +31,9 @@ pub struct NetServerConfig {
     /// Name of the cluster, up to 64 bytes.
     pub cluster: String,
     /// The cluster's key.
-    pub key: [u8; 32],
+    pub key: Key,
+    /// Clients on other machines have to encrypt data.
+    pub encrypt: bool,
     /// How long a client may be silent, at least 100 ms.
     pub lease: Duration,
     /// Requests that a client may have under way, at least 1.
@@ -45,12 +48,13 @@ pub struct NetServerConfig {
 
 impl NetServerConfig {
     /// With a lease of 60 s, 64 slots, 256 threads, 4096 links and no address.
-    pub fn new(cluster: &str, key: [u8; 32]) -> NetServerConfig {
+    pub fn new(cluster: &str, key: Key) -> NetServerConfig {
         NetServerConfig {
             tcp: Vec::new(),
             unix: None,
             cluster: cluster.to_string(),
             key,
+            encrypt: false,
             lease: Duration::from_secs(60),
             slots: 64,
             connection_rate: None,
@@ -130,6 +134,7 @@ impl NetServer {
         let settings = Settings {
             cluster: config.cluster,
             key: config.key,
+            encrypt: config.encrypt,
             lease: config.lease.max(Duration::from_millis(100)),
             slots: config.slots,
             rate: config.connection_rate,
