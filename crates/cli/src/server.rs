@@ -53,29 +53,20 @@ pub struct ServerArgs {
 
 /// Runs the command.
 pub fn run(args: &ServerArgs) -> Result<Exit, Failure> {
-    if args.detach && !args.detached {
-        return detach::spawn(std::env::args_os().skip(1));
-    }
-    let mut readiness = Readiness::new(args.detached)?;
-    match start(args, &mut readiness) {
-        Err(failure) if args.detached => {
-            readiness.failed(&failure);
-            Ok(failure.exit)
-        }
-        other => other,
-    }
+    detach::run((args.detach, args.detached), |readiness| {
+        start(args, readiness)
+    })
 }
 
 fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
     let refused = |error: &dyn std::error::Error| Failure::fatal(error.to_string());
     let config = std::path::absolute(&args.config).explain(args.config.display(), "")?;
-    let cluster = Cluster::load(&config).map_err(|e| refused(&e))?;
-    let server = cluster.server(args.id).map_err(|e| refused(&e))?.clone();
+    let cluster = Cluster::load(&config)?;
+    let server = cluster.server(args.id)?.clone();
     let key = Key::read(&cluster.key).map_err(|e| refused(&e))?;
-    cluster.check_here(&server).map_err(|e| refused(&e))?;
-    cluster.check_pfs().map_err(|e| refused(&e))?;
-    let plan = cluster.plan(&server, resources::may_mount());
-    let plan = plan.map_err(|e| refused(&e))?;
+    cluster.check_here(&server)?;
+    cluster.check_pfs()?;
+    let plan = cluster.plan(&server, resources::may_mount())?;
     forebay_types::failpoint::arm_from_environment().map_err(|e| refused(&e))?;
     let front = Network {
         cluster,

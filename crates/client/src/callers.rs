@@ -47,8 +47,8 @@ pub(crate) struct News {
 }
 
 impl Callers {
-    /// A process asks in a session; `None` if there is nothing to tell of it. Who comes for the first
-    /// time may have taken somebody's place, and so all others are looked at.
+    /// A process asks in a session; `None` if there is nothing to tell of it. Who comes for the
+    /// first time may have taken somebody's place, and so all others are looked at.
     pub(crate) fn asks(&self, pid: u32, generation: u64) -> Option<News> {
         if pid == 0 {
             return None;

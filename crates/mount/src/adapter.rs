@@ -24,7 +24,7 @@ use crate::belief::Belief;
 use crate::convert::{cred, errno, ino, kind, maker, set_time, xattr_mode};
 use crate::forgets::Forgets;
 use crate::inflight::{
-    InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_xattr, finish,
+    InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_totals, answer_xattr, finish,
 };
 use crate::kept::Kept;
 use crate::pool::Pool;
@@ -462,22 +462,7 @@ impl Filesystem for Adapter {
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
         let turn = self.in_flight.turn(reply);
         let totals = self.client.statfs();
-        let Some(reply) = turn.reply::<ReplyStatfs>() else {
-            return;
-        };
-        match totals {
-            Ok(s) => reply.statfs(
-                s.blocks,
-                s.blocks_free,
-                s.blocks_available,
-                s.files,
-                s.files_free,
-                s.block_bytes,
-                s.name_bytes_max,
-                s.block_bytes,
-            ),
-            Err(e) => reply.error(errno(e)),
-        }
+        answer_totals(&self.belief, totals, &turn);
     }
 
     fn setxattr(

@@ -11,6 +11,7 @@ use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
 
 use crate::company::Company;
+use crate::known::Known;
 
 /// For how long the kernel believes names and attributes: changes made on the PFS show up within
 /// this time.
@@ -36,6 +37,8 @@ pub(crate) struct Belief {
     believed: Duration,
     /// Reads and writes of open files go round the kernel's pages.
     direct: bool,
+    /// What is told where the server does not come to it.
+    pub(crate) known: Known,
     notifier: OnceLock<Notifier>,
     /// Files open for writing that the kernel writes by itself.
     written: Mutex<Written>,
@@ -55,6 +58,7 @@ impl Belief {
                 Company::Shared => Duration::ZERO,
             },
             direct: company == Company::Shared,
+            known: Known::new(company),
             ..Belief::default()
         }
     }
@@ -77,6 +81,7 @@ impl Belief {
 
     /// For how long the kernel may believe these attributes, which are about to be shown.
     pub(crate) fn show(&self, attr: &Attr) -> Duration {
+        self.known.note(attr);
         if attr.kind == FileKind::Regular && attr.perm & SET_ID != 0 {
             let mut shown = self.set_id.lock();
             shown.insert(attr.ino);

@@ -5,9 +5,10 @@
 //! the watchdog acts:
 //!
 //! 1. It lets a spare reader read in the place of the thread that blocks.
-//! 2. It has a thread of the pool ask once more for what may be known without the PFS: a name,
+//! 2. It tells by itself what was last known of the root, whoever does not answer: `umount` asks.
+//! 3. It has a thread of the pool ask once more for what may be known without the PFS: a name,
 //!    attributes.
-//! 3. It answers what is left with an error.
+//! 4. It answers what is left with an error.
 //!
 //! For that, the reply of every request under way lies in the slot of its thread, and whoever takes
 //! the reply out answers.
@@ -19,16 +20,18 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use forebay_client::Client;
-use forebay_types::{Attr, Errno, Handle, Ino};
+use forebay_types::{Attr, Errno, Handle, Ino, Statfs};
 use fuser::{
     ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
     ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use parking_lot::{Condvar, Mutex};
 
+use crate::adapter::EndCall;
 use crate::belief::Belief;
 use crate::convert::{attr, errno};
 use crate::forgets::Forgets;
+use crate::known::Known;
 use crate::pool::Pool;
 use crate::probe::Probe;
 
@@ -353,6 +356,7 @@ pub(crate) struct Watched {
     pub(crate) belief: Arc<Belief>,
     pub(crate) forgets: Arc<Forgets>,
     pub(crate) probe: Arc<Probe>,
+    pub(crate) ended: EndCall,
 }
 
 /// The watchdog thread; ends with the mount, which `device` tells.
@@ -369,7 +373,10 @@ pub(crate) fn watch(watched: &Watched) {
             }
         }
         if in_flight.device.get().is_some_and(is_gone) {
-            return in_flight.end();
+            in_flight.end();
+            // Threads that wait for a server that is gone hold up the end of the session.
+            let call = watched.ended.lock().take();
+            return call.into_iter().for_each(|call| call());
         }
         if watched.forgets.is_waiting() {
             let (forgets, client) = (watched.forgets.clone(), watched.client.clone());
@@ -378,8 +385,36 @@ pub(crate) fn watch(watched: &Watched) {
         }
         let now = in_flight.tick.fetch_add(1, Ordering::Relaxed) + 1;
         if in_flight.look(now) >= ASKED_AGAIN_AFTER_TICKS {
+            let known = &watched.belief.known;
+            let late = |pending: &Pending| may_be_told(known, pending);
+            for pending in in_flight.take(now, ASKED_AGAIN_AFTER_TICKS, late) {
+                tell(&watched.belief, pending);
+            }
             rescue(watched, now);
         }
+    }
+}
+
+/// Whether the mount itself can answer a request that the server has not answered for a while.
+fn may_be_told(known: &Known, pending: &Pending) -> bool {
+    match pending {
+        Pending::Getattr(_, node, _) => known.attr(*node).is_some(),
+        Pending::ReplyStatfs(_) => known.totals().is_some(),
+        _ => false,
+    }
+}
+
+fn tell(belief: &Belief, pending: Pending) {
+    match pending {
+        Pending::Getattr(reply, node, _) => match belief.known.attr(node) {
+            Some(found) => reply.attr(&Duration::ZERO, &attr(&found)),
+            None => reply.error(errno(Errno::EIO)),
+        },
+        Pending::ReplyStatfs(reply) => match belief.known.totals() {
+            Some(totals) => say_totals(reply, &totals),
+            None => reply.error(errno(Errno::EIO)),
+        },
+        other => other.fail(Errno::EIO),
     }
 }
 
@@ -455,6 +490,31 @@ pub(crate) fn answer_attr(belief: &Belief, found: Result<Attr, Errno>, turn: &Tu
         (Some(reply), Err(e)) => reply.error(errno(e)),
         (None, _) => {}
     }
+}
+
+/// Answers a request for totals.
+pub(crate) fn answer_totals(belief: &Belief, found: Result<Statfs, Errno>, turn: &Turn<'_>) {
+    match (turn.reply::<ReplyStatfs>(), found) {
+        (Some(reply), Ok(totals)) => {
+            belief.known.note_totals(&totals);
+            say_totals(reply, &totals);
+        }
+        (Some(reply), Err(e)) => reply.error(errno(e)),
+        (None, _) => {}
+    }
+}
+
+fn say_totals(reply: ReplyStatfs, totals: &Statfs) {
+    reply.statfs(
+        totals.blocks,
+        totals.blocks_free,
+        totals.blocks_available,
+        totals.files,
+        totals.files_free,
+        totals.block_bytes,
+        totals.name_bytes_max,
+        totals.block_bytes,
+    );
 }
 
 /// Answers a request whose reply says only whether it succeeded.

@@ -8,11 +8,13 @@ mod convert;
 mod forgets;
 mod inflight;
 mod kept;
+mod known;
 mod opening;
 mod pool;
 mod probe;
 mod readahead;
 mod transfer;
+mod tree;
 mod waiting;
 mod wishes;
 
@@ -107,6 +109,11 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     let (in_flight, pool) = (InFlightTable::new(readers), Pool::default());
     let passthrough = options.passthrough;
     let belief = Arc::new(Belief::new(options.company));
+    if options.company == Company::Shared {
+        // Nothing is mounted of a server that does not answer.
+        belief.known.note(&client.getattr(Ino::ROOT, None)?);
+        belief.known.note_totals(&client.statfs()?);
+    }
     let forgets = Arc::new(Forgets::new(options.company));
     let adapter = adapter::Adapter::new(
         client.clone(),
@@ -132,13 +139,21 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         belief: belief.clone(),
         forgets,
         probe: Arc::default(),
+        ended: ended.clone(),
     };
     std::thread::Builder::new()
         .name("fb-watchdog".into())
         .spawn(move || inflight::watch(&watched))?;
-    // This asks the new mount itself, and so also shows that the mount answers.
-    let dev = std::fs::metadata(&options.mount_point)?.dev();
-    readahead::raise(dev);
+    let dev = match options.company {
+        Company::Alone => {
+            // This asks the new mount itself, and so also shows that the mount answers.
+            let dev = std::fs::metadata(&options.mount_point)?.dev();
+            readahead::raise(dev);
+            dev
+        }
+        // The server may go at any moment, and files are read without pages.
+        Company::Shared => tree::device_at(&options.mount_point)?,
+    };
     Ok(Mounted {
         mount_point: options.mount_point.clone(),
         dev,
@@ -212,7 +227,7 @@ impl Mounted {
     /// out of the tree at once. The mount ends with its last user, and this call does not wait for
     /// that.
     pub fn unmount(&self, lazily: bool) -> io::Result<()> {
-        if is_in_tree(self.dev)? {
+        if tree::has(self.dev)? {
             self.detach(lazily)?;
         }
         let Some(session) = self.session.lock().take() else {
@@ -261,15 +276,6 @@ impl Mounted {
             false => Err(io::Error::other(text.trim().to_string())),
         }
     }
-}
-
-/// Whether the mount with this device number is in the tree. The mount itself is not asked: its
-/// server may be gone.
-fn is_in_tree(dev: u64) -> io::Result<bool> {
-    let table = std::fs::read("/proc/self/mountinfo")?;
-    let device = format!("{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
-    let mut lines = table.split(|&byte| byte == b'\n');
-    Ok(lines.any(|line| line.split(|&byte| byte == b' ').nth(2) == Some(device.as_bytes())))
 }
 
 impl Drop for Mounted {

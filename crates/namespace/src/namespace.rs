@@ -311,9 +311,9 @@ impl Namespace {
         self.handles.get(&self.pfs, &self.devices, dir)
     }
 
-    /// The same for who has no right to names on the way to it: a rename is done on the PFS before it
-    /// is known here. Where the directory is not found, waits for whoever changes names on the way,
-    /// and looks once more.
+    /// The same for who has no right to names on the way to it: a rename is done on the PFS before
+    /// it is known here. Where the directory is not found, waits for whoever changes names on the
+    /// way, and looks once more.
     pub(crate) fn open_dir_after_renames(&self, dir: &Arc<Dir>) -> Result<PfsDir, NsError> {
         // Each wait lets the next rename begin: one that comes every time is nobody's in earnest.
         const WAITS: usize = 8;

@@ -33,8 +33,8 @@ pub struct Cluster {
     pub store: Store,
     /// Copies of undrained data. Default, and in this version always: 1.
     pub replicas: usize,
-    /// Mounts encrypt data. Default: false; data is sent in the clear then, with checksums, and
-    /// only messages are sealed.
+    /// Data is encrypted; a server takes it from another machine in no other way. Default: false;
+    /// data is sent in the clear then, with checksums, and only messages are sealed.
     pub encrypt: bool,
     /// A client that is silent for so long is fenced: 1 s to 1 h. Default: 30 s.
     pub lease: Duration,

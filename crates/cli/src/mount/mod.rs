@@ -15,7 +15,7 @@ use forebay_types::parse_duration;
 
 use crate::cluster::patient_enough;
 use crate::exit::{Exit, Failure};
-use crate::up::detach::{self, Readiness};
+use crate::up::detach;
 use crate::usage;
 
 /// The name under which mount(8) calls this program for the type `forebay`.
@@ -82,21 +82,9 @@ fn parse_soft(text: &str) -> Result<Duration, String> {
 
 /// Runs the command.
 pub fn run(args: &MountArgs) -> Result<Exit, Failure> {
-    if args.detach && !args.detached {
-        return detach::spawn(std::env::args_os().skip(1));
-    }
-    serve(args)
-}
-
-fn serve(args: &MountArgs) -> Result<Exit, Failure> {
-    let mut readiness = Readiness::new(args.detached)?;
-    match run::mount(args, &mut readiness) {
-        Err(failure) if args.detached => {
-            readiness.failed(&failure);
-            Ok(failure.exit)
-        }
-        other => other,
-    }
+    detach::run((args.detach, args.detached), |readiness| {
+        run::mount(args, readiness)
+    })
 }
 
 /// Whether mount(8) has called, by the name of the program.

@@ -92,10 +92,9 @@ fn lock_when_left(run: &Path) -> Result<Lock, Failure> {
 }
 
 fn plan(args: &MountArgs) -> Result<Plan, Failure> {
-    let refused = |error: &dyn std::error::Error| Failure::fatal(error.to_string());
     let config = std::path::absolute(&args.config).explain(args.config.display(), "")?;
-    let cluster = Cluster::load(&config).map_err(|e| refused(&e))?;
-    let key = Key::read(&cluster.key).map_err(|e| refused(&e))?;
+    let cluster = Cluster::load(&config)?;
+    let key = Key::read(&cluster.key).map_err(|e| Failure::fatal(e.to_string()))?;
     let mut settings = cluster.mount.clone();
     if let Some(connections) = args.connections {
         settings.connections = usize::from(connections);
@@ -203,6 +202,10 @@ fn serve(
     mounted.on_thread_death(Box::new(move |what| drop(events.send(Event::Died(what)))));
     let ready = ready(plan, detached, log, readiness);
     let why = ready.as_ref().ok().map(|()| wait(heard, log));
+    // Once nobody can use the mount any more, nobody is to wait for the server.
+    if let Some(Event::Unmounted) = why {
+        lasting.close();
+    }
     unmount_all(&mounted, &plan.mount, &lasting);
     drop(control);
     ready?;
@@ -220,8 +223,6 @@ fn serve(
 
 fn ready(plan: &Plan, detached: bool, log: &Log, readiness: &mut Readiness) -> Result<(), Failure> {
     let point = plan.mount.display();
-    std::fs::metadata(&plan.mount)
-        .explain(format_args!("{point}: mounted, but it does not answer"), "")?;
     state::write(&plan.run, state::MOUNT, &format!("{point}\n"))
         .explain(plan.run.join(state::MOUNT).display(), "")?;
     say_who_serves(&plan.run)?;

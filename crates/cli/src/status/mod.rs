@@ -78,6 +78,15 @@ pub fn mount_of(bits: &StatusBits) -> &Path {
     Path::new(OsStr::from_bytes(&bits.mount))
 }
 
+/// A server shows nothing itself: its files are called by their names on the PFS.
+fn what_it_shows(bits: &StatusBits) -> String {
+    let pfs = show_path(&bits.pfs);
+    match bits.mount == bits.pfs {
+        true => format!("server of {pfs}"),
+        false => format!("{} in front of {pfs}", show_path(&bits.mount)),
+    }
+}
+
 /// The page for people.
 pub fn render(bits: &StatusBits) -> String {
     let mut page = String::new();
@@ -85,9 +94,8 @@ pub fn render(bits: &StatusBits) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         page,
-        "{} in front of {}, up {}, process {}, state {}",
-        show_path(&bits.mount),
-        show_path(&bits.pfs),
+        "{}, up {}, process {}, state {}",
+        what_it_shows(bits),
         format_duration(Duration::from_secs(bits.uptime_ms / 1000)),
         bits.pid,
         show_path(&bits.state)

@@ -53,6 +53,25 @@ pub fn spawn(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
     }
 }
 
+/// Runs `serve` here, or in a process of its own where `detach` was given. `detached` is what that
+/// process is told: its parent hears of a failure.
+pub fn run(
+    (detach, detached): (bool, bool),
+    serve: impl FnOnce(&mut Readiness) -> Result<Exit, Failure>,
+) -> Result<Exit, Failure> {
+    if detach && !detached {
+        return spawn(std::env::args_os().skip(1));
+    }
+    let mut readiness = Readiness::new(detached)?;
+    match serve(&mut readiness) {
+        Err(failure) if detached => {
+            readiness.failed(&failure);
+            Ok(failure.exit)
+        }
+        other => other,
+    }
+}
+
 fn hear(child: &mut Child) -> io::Result<String> {
     let mut said = Vec::new();
     if let Some(pipe) = child.stdout.take() {

@@ -113,17 +113,9 @@ fn text_of<T: FromText>(text: &str) -> Result<String, String> {
 /// Runs the command.
 pub fn run(args: &UpArgs) -> Result<Exit, Failure> {
     need_working_directory("up")?;
-    if args.detach && !args.detached {
-        return detach::spawn(std::env::args_os().skip(1));
-    }
-    let mut readiness = Readiness::new(args.detached)?;
-    match start(args, &mut readiness) {
-        Err(failure) if args.detached => {
-            readiness.failed(&failure);
-            Ok(failure.exit)
-        }
-        other => other,
-    }
+    detach::run((args.detach, args.detached), |readiness| {
+        start(args, readiness)
+    })
 }
 
 fn start(args: &UpArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {

@@ -250,7 +250,7 @@ fn promise_8_umount_does_not_wait_for_a_server_that_is_gone() {
     if needs_nodes() {
         return;
     }
-    let mut fleet = Fleet::new(2, "");
+    let mut fleet = Fleet::new(3, "");
     fleet.kill_mount(2);
     fleet.mount(2, &["--soft", "1s"]);
     fs::write(fleet.mnt(1, "f"), b"content").expect("write");
@@ -261,6 +261,7 @@ fn promise_8_umount_does_not_wait_for_a_server_that_is_gone() {
         "a soft mount"
     );
     assert_eq!(fleet.umount(2), Some(0));
+    assert_eq!(fleet.umount(3), Some(0), "a hard mount that nobody uses");
     // A program waits for the server: the mount is in use until somebody ends it.
     let path = fleet.mnt(1, "f");
     let waits = std::thread::spawn(move || fs::read(path).map(drop));
