@@ -77,8 +77,9 @@ impl Lasting {
             state.session.take()
         };
         self.shared.changed.notify_all();
-        // Its last user says good-bye.
-        drop(session);
+        if let Some(session) = session {
+            session.close();
+        }
     }
 }
 
@@ -273,6 +274,10 @@ impl Connection for Lasting {
 
     fn generation(&self) -> u64 {
         self.shared.state.lock().generation
+    }
+
+    fn close(&self) {
+        Lasting::close(self);
     }
 
     fn hands_over_descriptors(&self) -> bool {

@@ -15,10 +15,11 @@ use std::time::Duration;
 use callers::Callers;
 use forebay_policy::links::{Asked, Distribution, Moves, choose, parts};
 use forebay_types::{
-    Attr, Cred, Dirent, Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
+    Cred, Dirent, Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
 };
 use forebay_wire::{
-    Connection, Descriptor, Link, Opened, Reply, Request, Response, SeekWhat, SpaceChange, WriteHow,
+    Connection, Descriptor, Link, Opened, Recall, Reply, Request, Response, SeekWhat, Shown,
+    SpaceChange, WriteHow,
 };
 pub use lasting::{Dial, Lasting, OnLost};
 use pieces::{Pieces, ReadPiece};
@@ -140,6 +141,16 @@ impl Client {
         self.connection.generation()
     }
 
+    /// Waits until something is to be forgotten that was shown as firm, and says that all recalls
+    /// up to number `seen` have been followed. The number of the last one, and what is to be
+    /// forgotten: nothing, where the wait was cut short.
+    pub fn recalls(&self, seen: u64) -> Result<(u64, Vec<Recall>), Errno> {
+        match self.call(Request::Recalls { seen })? {
+            Response::Recalls { last, recalls } => Ok((last, recalls)),
+            other => unexpected(other),
+        }
+    }
+
     /// Whether descriptors can be handed over.
     pub fn is_local(&self) -> bool {
         self.connection.hands_over_descriptors()
@@ -154,9 +165,9 @@ impl Client {
         Ok(self.connection.call(request, &[], &mut [])?.response)
     }
 
-    fn attr(&self, request: Request) -> Result<Attr, Errno> {
+    fn attr(&self, request: Request) -> Result<Shown, Errno> {
         match self.call(request)? {
-            Response::Attr(attr) => Ok(attr),
+            Response::Attr(shown) => Ok(shown),
             other => unexpected(other),
         }
     }
@@ -176,7 +187,7 @@ impl Client {
     }
 
     /// Resolves a name and takes a reference on what it finds.
-    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Shown, Errno> {
         self.attr(Request::Lookup(link(parent, name)))
     }
 
@@ -186,7 +197,7 @@ impl Client {
     }
 
     /// Attributes.
-    pub fn getattr(&self, ino: Ino, handle: Option<Handle>) -> Result<Attr, Errno> {
+    pub fn getattr(&self, ino: Ino, handle: Option<Handle>) -> Result<Shown, Errno> {
         self.attr(Request::Getattr { ino, handle })
     }
 
@@ -197,7 +208,7 @@ impl Client {
         handle: Option<Handle>,
         set: SetAttr,
         cred: Cred,
-    ) -> Result<Attr, Errno> {
+    ) -> Result<Shown, Errno> {
         self.attr(Request::Setattr {
             ino,
             handle,
@@ -219,7 +230,7 @@ impl Client {
         mode: u32,
         rdev: u32,
         cred: Cred,
-    ) -> Result<Attr, Errno> {
+    ) -> Result<Shown, Errno> {
         self.attr(Request::Mknod {
             link: link(parent, name),
             mode,
@@ -229,7 +240,7 @@ impl Client {
     }
 
     /// Makes a directory.
-    pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, cred: Cred) -> Result<Attr, Errno> {
+    pub fn mkdir(&self, parent: Ino, name: &[u8], perm: u16, cred: Cred) -> Result<Shown, Errno> {
         self.attr(Request::Mkdir {
             link: link(parent, name),
             perm,
@@ -244,7 +255,7 @@ impl Client {
         name: &[u8],
         target: &[u8],
         cred: Cred,
-    ) -> Result<Attr, Errno> {
+    ) -> Result<Shown, Errno> {
         self.attr(Request::Symlink {
             link: link(parent, name),
             target: target.to_vec(),
@@ -253,7 +264,7 @@ impl Client {
     }
 
     /// Gives a file a further name, or one without a name its first.
-    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8], cred: Cred) -> Result<Attr, Errno> {
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8], cred: Cred) -> Result<Shown, Errno> {
         self.attr(Request::Link {
             ino,
             link: link(parent, name),
@@ -393,7 +404,7 @@ impl Client {
         perm: u16,
         flags: OpenFlags,
         cred: Cred,
-    ) -> Result<(Attr, OpenFile), Errno> {
+    ) -> Result<(Shown, OpenFile), Errno> {
         self.introduce(&cred);
         let request = Request::Create {
             link: link(parent, name),
@@ -412,7 +423,7 @@ impl Client {
         perm: u16,
         flags: OpenFlags,
         cred: Cred,
-    ) -> Result<(Attr, OpenFile), Errno> {
+    ) -> Result<(Shown, OpenFile), Errno> {
         self.introduce(&cred);
         self.created(Request::CreateUnnamed {
             parent,
@@ -422,12 +433,12 @@ impl Client {
         })
     }
 
-    fn created(&self, request: Request) -> Result<(Attr, OpenFile), Errno> {
+    fn created(&self, request: Request) -> Result<(Shown, OpenFile), Errno> {
         match self.connection.call(request, &[], &mut [])? {
             Reply {
-                response: Response::Created(attr, opened),
+                response: Response::Created(shown, opened),
                 descriptor,
-            } => Ok((attr, OpenFile { opened, descriptor })),
+            } => Ok((shown, OpenFile { opened, descriptor })),
             other => unexpected(other.response),
         }
     }

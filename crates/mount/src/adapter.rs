@@ -78,7 +78,7 @@ impl Adapter {
         self.ended.clone()
     }
 
-    fn entry(&self, made: Result<forebay_types::Attr, Errno>, turn: &Turn<'_>) {
+    fn entry(&self, made: Result<forebay_wire::Shown, Errno>, turn: &Turn<'_>) {
         answer_entry(&self.client, (&self.belief, &self.forgets), made, turn);
     }
 }

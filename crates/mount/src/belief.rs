@@ -2,16 +2,18 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::OnceLock;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use forebay_types::{Attr, FileKind, Handle, Ino};
-use fuser::{INodeNo, Notifier};
+use forebay_types::{FileKind, Handle, Ino};
+use forebay_wire::Shown;
 use parking_lot::Mutex;
 
 use crate::company::Company;
 use crate::known::Known;
+use crate::notices::Notices;
+use crate::recalled::{Asked, Firm, Recalled};
 
 /// For how long the kernel believes names and attributes: changes made on the PFS show up within
 /// this time.
@@ -33,13 +35,14 @@ struct Written {
 ///    size and times, but not for the mode.
 #[derive(Default)]
 pub(crate) struct Belief {
-    /// For how long names and attributes are believed.
+    /// For how long names and attributes are believed where nobody else uses the server.
     believed: Duration,
+    recalled: Arc<Recalled>,
     /// Reads and writes of open files go round the kernel's pages.
     direct: bool,
     /// What is told where the server does not come to it.
     pub(crate) known: Known,
-    notifier: OnceLock<Notifier>,
+    pub(crate) notices: Arc<Notices>,
     /// Files open for writing that the kernel writes by itself.
     written: Mutex<Written>,
     writers: AtomicUsize,
@@ -51,7 +54,7 @@ pub(crate) struct Belief {
 }
 
 impl Belief {
-    pub(crate) fn new(company: Company) -> Belief {
+    pub(crate) fn new(company: Company, recalled: Arc<Recalled>) -> Belief {
         Belief {
             believed: match company {
                 Company::Alone => REVALIDATE,
@@ -59,11 +62,14 @@ impl Belief {
             },
             direct: company == Company::Shared,
             known: Known::new(company),
+            recalled,
             ..Belief::default()
         }
     }
 
     /// For how long the kernel may believe a name, and what it knows of a file that it has made.
+    /// What others may change, it asks for once more: of a new file it does not tell a late answer
+    /// from an early one.
     pub(crate) fn of_new(&self) -> Duration {
         self.believed
     }
@@ -73,23 +79,29 @@ impl Belief {
         self.direct
     }
 
-    /// Takes the notifier by which the kernel is told to forget.
-    pub(crate) fn tell_by(&self, notifier: Notifier) {
-        // A mount has one session, so the notifier is set once.
-        let _ = self.notifier.set(notifier);
-    }
-
-    /// For how long the kernel may believe these attributes, which are about to be shown.
-    pub(crate) fn show(&self, attr: &Attr) -> Duration {
+    /// For how long the kernel may believe these attributes, which are about to be shown as the
+    /// answer to what was asked then.
+    pub(crate) fn show(&self, shown: &Shown, asked: Asked) -> Believed<'_> {
+        let attr = &shown.attr;
         self.known.note(attr);
         if attr.kind == FileKind::Regular && attr.perm & SET_ID != 0 {
             let mut shown = self.set_id.lock();
             shown.insert(attr.ino);
             self.set_ids.store(shown.len(), Ordering::Release);
         }
-        match self.is_written(attr.ino) {
+        let firm = (self.direct && shown.firm).then(|| self.recalled.firm(asked));
+        let of_attr = match self.is_written(attr.ino) {
             true => Duration::ZERO,
-            false => self.believed,
+            false => firm.as_ref().map_or(self.believed, |firm| firm.span),
+        };
+        Believed {
+            of_attr,
+            of_names: match self.direct {
+                true if !self.notices.can_forget_names() => Names::None,
+                true => Names::OfDirs,
+                false => Names::All,
+            },
+            _firm: firm,
         }
     }
 
@@ -156,11 +168,11 @@ impl Belief {
     /// pages. The requests to write are answered when this returns, so no thread that answers
     /// requests may call it.
     pub(crate) fn write_back(&self, ino: Ino) -> io::Result<()> {
-        const ALL: (i64, i64) = (0, 0);
-        let Some(notifier) = self.notifier.get() else {
-            return Ok(());
-        };
-        notifier.inval_inode(INodeNo(ino.0), ALL.0, ALL.1)
+        match self.notices.forget_pages(ino) {
+            // The kernel has forgotten the file by itself.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            told => told,
+        }
     }
 
     /// From here on the kernel gets no pages any more. Of a mapping whose pages it has forgotten, a
@@ -176,11 +188,7 @@ impl Belief {
 
     /// Tells the kernel to forget the attributes.
     fn forget(&self, ino: Ino) {
-        const NO_CONTENT: i64 = -1;
-        let Some(notifier) = self.notifier.get() else {
-            return;
-        };
-        if let Err(error) = notifier.inval_inode(INodeNo(ino.0), NO_CONTENT, 0) {
+        if let Err(error) = self.notices.forget_attr(ino) {
             // The kernel has forgotten the file by itself, or believes its old attributes for a
             // second.
             tracing::debug!("the kernel was not told to forget the attributes of {ino:?}: {error}");
@@ -188,14 +196,42 @@ impl Belief {
     }
 }
 
+/// Names that are believed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    All,
+    /// A file's name is looked up at each open: so its size is known when it is mapped.
+    OfDirs,
+    None,
+}
+
+/// For how long what is shown may be believed. While it is held no recall is followed.
+pub(crate) struct Believed<'a> {
+    /// Attributes.
+    pub(crate) of_attr: Duration,
+    of_names: Names,
+    _firm: Option<Firm<'a>>,
+}
+
+impl Believed<'_> {
+    /// The name of something of this kind.
+    pub(crate) fn of_name(&self, kind: FileKind) -> Duration {
+        match self.of_names {
+            Names::All => self.of_attr,
+            Names::OfDirs if kind == FileKind::Directory => self.of_attr,
+            Names::OfDirs | Names::None => Duration::ZERO,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_types::TimeSpec;
+    use forebay_types::{Attr, TimeSpec};
 
-    fn shown(ino: u64, perm: u16) -> Attr {
+    fn show(belief: &Belief, ino: u64, perm: u16) -> Duration {
         let at = TimeSpec::default();
-        Attr {
+        let attr = Attr {
             ino: Ino(ino),
             kind: FileKind::Regular,
             perm,
@@ -208,29 +244,31 @@ mod tests {
             atime: at,
             mtime: at,
             ctime: at,
-        }
+        };
+        let asked = belief.recalled.asked();
+        belief.show(&attr.into(), asked).of_attr
     }
 
     #[test]
     fn nothing_is_believed_of_what_the_kernel_writes_until_the_last_close() {
-        let belief = Belief::new(Company::Alone);
-        assert_eq!(belief.show(&shown(7, 0o644)), REVALIDATE);
+        let belief = Belief::new(Company::Alone, Arc::default());
+        assert_eq!(show(&belief, 7, 0o644), REVALIDATE);
         belief.begin_writing(Ino(7), Handle(1), true);
         belief.begin_writing(Ino(7), Handle(2), false);
         belief.end_writing(Handle(1));
         belief.end_writing(Handle(3));
-        assert_eq!(belief.show(&shown(7, 0o644)), Duration::ZERO);
-        assert_eq!(belief.show(&shown(8, 0o644)), REVALIDATE);
+        assert_eq!(show(&belief, 7, 0o644), Duration::ZERO);
+        assert_eq!(show(&belief, 8, 0o644), REVALIDATE);
         belief.end_writing(Handle(2));
-        assert_eq!(belief.show(&shown(7, 0o644)), REVALIDATE);
+        assert_eq!(show(&belief, 7, 0o644), REVALIDATE);
     }
 
     #[test]
     fn set_id_bits_that_were_shown_are_remembered_until_they_change_or_are_forgotten() {
         let belief = Belief::default();
-        belief.show(&shown(7, 0o4755));
-        belief.show(&shown(8, 0o2755));
-        belief.show(&shown(9, 0o755));
+        show(&belief, 7, 0o4755);
+        show(&belief, 8, 0o2755);
+        show(&belief, 9, 0o755);
         assert_eq!(belief.set_ids.load(Ordering::Acquire), 2);
         belief.content_changed(Ino(9));
         belief.content_changed(Ino(7));

@@ -104,6 +104,19 @@ impl Forgets {
         }
     }
 
+    /// Whether the kernel has references, or is about to get some.
+    pub(crate) fn are_owed(&self, ino: Ino) -> bool {
+        let references = self.references.lock();
+        references.now.contains_key(&ino) || references.before.contains_key(&ino)
+    }
+
+    /// All that the kernel has references of.
+    pub(crate) fn known(&self) -> Vec<Ino> {
+        let references = self.references.lock();
+        let all = references.now.keys().chain(references.before.keys());
+        all.copied().chain([Ino::ROOT]).collect()
+    }
+
     /// The kernel has dropped some references.
     pub(crate) fn add(&self, client: &Client, nodes: impl Iterator<Item = (Ino, u64)>) {
         if self.at_once {

@@ -20,7 +20,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use forebay_client::Client;
-use forebay_types::{Attr, Errno, Handle, Ino, Statfs};
+use forebay_types::{Errno, Handle, Ino, Statfs};
+use forebay_wire::Shown;
 use fuser::{
     ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
     ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
@@ -34,6 +35,7 @@ use crate::forgets::Forgets;
 use crate::known::Known;
 use crate::pool::Pool;
 use crate::probe::Probe;
+use crate::recalled::{Asked, Recalled};
 
 /// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once
 /// before nobody is left; each costs its stack.
@@ -173,6 +175,7 @@ pub(crate) struct InFlightTable {
     /// The connection to the kernel; its end ends the readers.
     device: OnceLock<OwnedFd>,
     on_death: OnceLock<OnDeath>,
+    recalled: Arc<Recalled>,
     me: Weak<InFlightTable>,
 }
 
@@ -180,6 +183,8 @@ pub(crate) struct InFlightTable {
 pub(crate) struct Turn<'a> {
     in_flight: &'a InFlightTable,
     slot: Arc<Slot>,
+    /// When it began.
+    pub(crate) asked: Asked,
 }
 
 impl Turn<'_> {
@@ -205,11 +210,12 @@ impl Drop for Turn<'_> {
 impl InFlightTable {
     /// A table for a session in which so many readers serve while none blocks, with [`SPARES`]
     /// more.
-    pub(crate) fn new(readers: usize) -> Arc<InFlightTable> {
+    pub(crate) fn new(readers: usize, recalled: Arc<Recalled>) -> Arc<InFlightTable> {
         Arc::new_cyclic(|me| InFlightTable {
             me: me.clone(),
             device: OnceLock::new(),
             on_death: OnceLock::new(),
+            recalled: recalled.clone(),
             slots: Mutex::default(),
             tick: AtomicU64::new(1),
             readers,
@@ -243,6 +249,11 @@ impl InFlightTable {
         }
     }
 
+    /// Whether nothing is mounted any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.parked.lock().ended || self.device.get().is_some_and(is_gone)
+    }
+
     /// A request begins on a thread that reads requests.
     pub(crate) fn turn(&self, reply: impl Into<Pending>) -> Turn<'_> {
         self.begin(reply.into(), true)
@@ -267,6 +278,7 @@ impl InFlightTable {
         Turn {
             in_flight: self,
             slot,
+            asked: self.recalled.asked(),
         }
     }
 
@@ -467,15 +479,17 @@ fn ask_again(watched: &Watched, pending: Pending) {
 pub(crate) fn answer_entry(
     client: &Client,
     (belief, forgets): (&Belief, &Forgets),
-    made: Result<Attr, Errno>,
+    made: Result<Shown, Errno>,
     turn: &Turn<'_>,
 ) {
     match (turn.reply::<ReplyEntry>(), made) {
         (Some(reply), Ok(made)) => {
-            let believed = belief.show(&made);
+            let believed = belief.show(&made, turn.asked);
             let generation = client.generation();
             forgets.gives(made.ino, generation);
-            reply.entry(&believed, &attr(&made), fuser::Generation(generation));
+            let name = believed.of_name(made.kind);
+            let generation = fuser::Generation(generation);
+            reply.entry_with_ttls(&believed.of_attr, &name, &attr(&made), generation);
         }
         (Some(reply), Err(e)) => reply.error(errno(e)),
         (None, Ok(made)) => client.forget(vec![(made.ino, 1)]),
@@ -484,9 +498,12 @@ pub(crate) fn answer_entry(
 }
 
 /// Answers a request for attributes.
-pub(crate) fn answer_attr(belief: &Belief, found: Result<Attr, Errno>, turn: &Turn<'_>) {
+pub(crate) fn answer_attr(belief: &Belief, found: Result<Shown, Errno>, turn: &Turn<'_>) {
     match (turn.reply::<ReplyAttr>(), found) {
-        (Some(reply), Ok(found)) => reply.attr(&belief.show(&found), &attr(&found)),
+        (Some(reply), Ok(found)) => {
+            let believed = belief.show(&found, turn.asked);
+            reply.attr(&believed.of_attr, &attr(&found));
+        }
         (Some(reply), Err(e)) => reply.error(errno(e)),
         (None, _) => {}
     }
@@ -558,7 +575,7 @@ mod tests {
     #[test]
     fn a_reader_that_ends_before_its_mount_is_told_of() {
         let (said, heard) = std::sync::mpsc::channel();
-        let in_flight = InFlightTable::new(1);
+        let in_flight = InFlightTable::new(1, Arc::default());
         in_flight.on_death(Box::new(move |what| said.send(what).expect("heard")));
         let (ours, kernels) = std::os::unix::net::UnixStream::pair().expect("pair");
         in_flight.serves(ours.into());
@@ -584,7 +601,7 @@ mod tests {
 
     #[test]
     fn readers_beyond_the_usual_park_and_come_back_for_those_that_block() {
-        let in_flight = InFlightTable::new(1);
+        let in_flight = InFlightTable::new(1, Arc::default());
         in_flight.running.store(2, Ordering::Release);
         let parks = {
             let in_flight = in_flight.clone();

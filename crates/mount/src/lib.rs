@@ -5,14 +5,17 @@ mod backing;
 mod belief;
 mod company;
 mod convert;
+mod follower;
 mod forgets;
 mod inflight;
 mod kept;
 mod known;
+mod notices;
 mod opening;
 mod pool;
 mod probe;
 mod readahead;
+mod recalled;
 mod transfer;
 mod tree;
 mod waiting;
@@ -36,9 +39,11 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::belief::Belief;
 pub use crate::company::Company;
+use crate::follower::Follower;
 use crate::forgets::Forgets;
-use crate::inflight::InFlightTable;
+use crate::inflight::{InFlightTable, Watched};
 use crate::pool::Pool;
+use crate::recalled::Recalled;
 
 /// How long requests under way at the unmount may take. A thread that still blocks in a call on the
 /// PFS is left behind then: it holds nothing that the end needs.
@@ -88,8 +93,7 @@ fn keep_buffers_lazy() {
     }
 }
 
-/// Mounts and serves on background threads.
-pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
+fn config_of(options: &MountOptions, threads: usize) -> Config {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(options.source.clone()),
@@ -104,14 +108,24 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     } else {
         SessionACL::Owner
     };
+    config.n_threads = Some(threads);
+    config
+}
+
+/// Mounts and serves on background threads.
+pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     let readers = options.threads.max(1);
-    config.n_threads = Some(readers + inflight::SPARES);
-    let (in_flight, pool) = (InFlightTable::new(readers), Pool::default());
+    let config = config_of(options, readers + inflight::SPARES);
+    let recalled = Arc::new(Recalled::default());
+    let (in_flight, pool) = (
+        InFlightTable::new(readers, recalled.clone()),
+        Pool::default(),
+    );
     let passthrough = options.passthrough;
-    let belief = Arc::new(Belief::new(options.company));
+    let belief = Arc::new(Belief::new(options.company, recalled.clone()));
     if options.company == Company::Shared {
         // Nothing is mounted of a server that does not answer.
-        belief.known.note(&client.getattr(Ino::ROOT, None)?);
+        belief.known.note(&client.getattr(Ino::ROOT, None)?.attr);
         belief.known.note_totals(&client.statfs()?);
     }
     let forgets = Arc::new(Forgets::new(options.company));
@@ -128,11 +142,13 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         Some(device) => Session::from_fd(adapter, device, config.acl, config)?,
         None => Session::new(adapter, &options.mount_point, &config)?,
     };
-    belief.tell_by(session.notifier());
+    belief
+        .notices
+        .tell_by(session.as_fd().try_clone_to_owned()?);
     in_flight.serves(session.as_fd().try_clone_to_owned()?);
     keep_buffers_lazy();
     let session = session.spawn()?;
-    let watched = inflight::Watched {
+    let watched = Watched {
         in_flight: in_flight.clone(),
         client,
         pool,
@@ -141,6 +157,9 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         probe: Arc::default(),
         ended: ended.clone(),
     };
+    if options.company == Company::Shared {
+        follow_recalls(&watched, recalled)?;
+    }
     std::thread::Builder::new()
         .name("fb-watchdog".into())
         .spawn(move || inflight::watch(&watched))?;
@@ -162,6 +181,20 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         session: Mutex::new(Some(session)),
         ended,
     })
+}
+
+fn follow_recalls(watched: &Watched, recalled: Arc<Recalled>) -> io::Result<()> {
+    let follower = Follower {
+        client: watched.client.clone(),
+        recalled,
+        notices: watched.belief.notices.clone(),
+        forgets: watched.forgets.clone(),
+        in_flight: watched.in_flight.clone(),
+    };
+    std::thread::Builder::new()
+        .name("fb-recall".into())
+        .spawn(move || follower.run())?;
+    Ok(())
 }
 
 /// Mounts by mount(2), which only root may: so the type is `fuse.forebay` in every table, and no

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_client::OpenFile;
-use forebay_types::{Attr, Errno, Handle, OpenFlags};
-use forebay_wire::OpenMode;
+use forebay_types::{Errno, Handle, OpenFlags};
+use forebay_wire::{OpenMode, Shown};
 use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyOpen};
 
 use crate::adapter::Adapter;
@@ -61,7 +61,7 @@ impl Adapter {
     }
 
     /// Answers a request that has created a file, and opened it.
-    pub(crate) fn answer_created(&self, made: Result<(Attr, OpenFile), Errno>, turn: &Turn<'_>) {
+    pub(crate) fn answer_created(&self, made: Result<(Shown, OpenFile), Errno>, turn: &Turn<'_>) {
         let (reply, (found, open)) = match (turn.reply::<ReplyCreate>(), made) {
             (Some(reply), Ok(made)) => (reply, made),
             (Some(reply), Err(e)) => return reply.error(errno(e)),
@@ -72,7 +72,7 @@ impl Adapter {
             (None, Err(_)) => return,
         };
         let fh = FileHandle(open.opened.handle.0);
-        self.belief.show(&found);
+        drop(self.belief.show(&found, turn.asked));
         // Files of another session are other files, whatever their numbers.
         let generation = self.client.generation();
         self.forgets.gives(found.ino, generation);

@@ -99,7 +99,7 @@ impl Server {
                     rooms.files.create(&link, perm, flags, cred, peer.local)?;
                 rooms.plan.note_opened(opened.handle, flags, &cred);
                 Reply {
-                    response: Response::Created(attr, opened),
+                    response: Response::Created(attr.into(), opened),
                     descriptor,
                 }
             }
@@ -111,7 +111,7 @@ impl Server {
             } => {
                 let (attr, opened) = rooms.files.create_unnamed(parent, perm, flags, cred)?;
                 rooms.plan.note_opened(opened.handle, flags, &cred);
-                Response::Created(attr, opened).into()
+                Response::Created(attr.into(), opened).into()
             }
             Request::Open { ino, flags, cred } => {
                 let (opened, descriptor) = rooms.files.open(ino, flags, peer.local)?;
@@ -197,7 +197,12 @@ impl Server {
         Ok(match request {
             Request::Lookup(link) => {
                 let found = ns.lookup(link.parent, &link.name)?;
-                Response::Attr(rooms.files.live_attr(found.attr, found.file.as_ref())?)
+                Response::Attr(
+                    rooms
+                        .files
+                        .live_attr(found.attr, found.file.as_ref())?
+                        .into(),
+                )
             }
             Request::Forget(nodes) => {
                 nodes
@@ -206,28 +211,28 @@ impl Server {
                 rooms.files.note_forgotten(&nodes);
                 Response::Done
             }
-            Request::Getattr { ino, .. } => Response::Attr(rooms.files.getattr(ino)?),
+            Request::Getattr { ino, .. } => Response::Attr(rooms.files.getattr(ino)?.into()),
             Request::Setattr {
                 ino,
                 handle,
                 set,
                 cred,
-            } => Response::Attr(rooms.files.setattr(ino, handle, &set, cred)?),
+            } => Response::Attr(rooms.files.setattr(ino, handle, &set, cred)?.into()),
             Request::Readlink { ino } => Response::Bytes(ns.readlink(ino)?),
             Request::Mknod {
                 link,
                 mode,
                 rdev,
                 cred,
-            } => Response::Attr(ns.mknod(link.parent, &link.name, mode, rdev, &cred)?),
+            } => Response::Attr(ns.mknod(link.parent, &link.name, mode, rdev, &cred)?.into()),
             Request::Mkdir { link, perm, cred } => {
-                Response::Attr(rooms.orders.mkdir(&link, perm, &cred)?)
+                Response::Attr(rooms.orders.mkdir(&link, perm, &cred)?.into())
             }
             Request::Symlink { link, target, cred } => {
-                Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?)
+                Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?.into())
             }
             Request::Link { ino, link, cred } => {
-                Response::Attr(rooms.files.link(ino, &link, &cred)?)
+                Response::Attr(rooms.files.link(ino, &link, &cred)?.into())
             }
             Request::Statfs => Response::Statfs(ns.statfs()?),
             Request::PfsHealth => {

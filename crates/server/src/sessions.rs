@@ -8,17 +8,26 @@
 //!    earlier one may be another file's by now.
 //! 4. When a session has ended, nothing of it is left: files and directories are closed, references
 //!    are dropped, and requests under way have been answered before.
+//! 5. A change is answered when all other clients have forgotten what they had been shown of it.
+
+mod effect;
+mod recalls;
+mod shown;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::Instant;
 
 use forebay_types::{Errno, Handle, Ino, limits};
-use forebay_wire::net::{ClientFacts, Guest, Host};
-use forebay_wire::{Peer, Reply, Request, Response, Service};
+use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
+use forebay_wire::{Peer, Recall, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
+use effect::{Concerned, Effect};
+use recalls::Recalls;
+use shown::{BELIEVED_FOR, ShownLately, Target, Viewers};
 
 /// Locks are spread over so many shards by handle or id.
 const SHARDS: usize = 16;
@@ -26,17 +35,80 @@ const SHARDS: usize = 16;
 /// What one client has, of one shard.
 #[derive(Default)]
 struct Shard {
-    files: HashSet<Handle>,
+    files: HashMap<Handle, File>,
     dirs: HashSet<Handle>,
     references: HashMap<Ino, u64>,
+}
+
+/// An open file of a client.
+struct File {
+    ino: Ino,
+    /// The client's kernel writes it by itself.
+    written: bool,
+}
+
+/// What the sessions of one server have in common.
+struct Common {
+    server: Arc<dyn Service>,
+    processes: Arc<Processes>,
+    lately: ShownLately,
+    clients: RwLock<HashMap<u32, Arc<Recalls>>>,
+    /// Some client follows recalls, or did.
+    followed: AtomicBool,
+    /// Up to then clients may believe what an earlier start of the server has shown.
+    quiet_until: Option<Instant>,
+}
+
+impl Common {
+    /// Has other clients forget what they were shown, and waits until they have.
+    fn recall(&self, concerned: Concerned) {
+        let until = Instant::now() + BELIEVED_FOR;
+        let mut asked: HashMap<u32, (Arc<Recalls>, u64)> = HashMap::new();
+        for (target, viewers) in concerned.recalls {
+            let what = match target.is_dir {
+                true => Recall::Names(target.ino),
+                false => Recall::Attr(target.ino),
+            };
+            for viewer in viewers {
+                let client = self.clients.read().get(&viewer).cloned();
+                if let Some(client) = client {
+                    let number = client.recall(what);
+                    asked.insert(viewer, (client, number));
+                }
+            }
+        }
+        for (client, number) in asked.into_values() {
+            client.await_followed(number, until);
+        }
+        if concerned.unknown {
+            std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// All clients but this one.
+    fn others(&self, client: u32) -> Viewers {
+        let clients = self.clients.read();
+        let others = clients.keys().filter(|other| **other != client);
+        others.copied().collect()
+    }
+
+    /// Waits until nobody believes what an earlier start of the server has shown.
+    fn await_quiet(&self) {
+        if let Some(until) = self.quiet_until {
+            let left = until.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                std::thread::sleep(left);
+            }
+        }
+    }
 }
 
 /// A client's part of a server. It answers the client's requests, and knows what the client has.
 pub struct Session {
     /// By it, processes of the client's node are told from those of others; never 0.
     node: u32,
-    processes: Arc<Processes>,
-    server: Arc<dyn Service>,
+    common: Arc<Common>,
+    recalls: Arc<Recalls>,
     shards: [Mutex<Shard>; SHARDS],
     handles: AtomicUsize,
     ended: AtomicBool,
@@ -45,12 +117,14 @@ pub struct Session {
 }
 
 impl Session {
-    /// A client that has nothing yet. `server` answers; its answers are noted here.
-    fn begin(server: Arc<dyn Service>, processes: Arc<Processes>, node: u32) -> Session {
+    /// A client that has nothing yet.
+    fn begin(common: Arc<Common>, node: u32) -> Session {
+        let recalls = Arc::new(Recalls::default());
+        common.clients.write().insert(node, recalls.clone());
         Session {
             node,
-            processes,
-            server,
+            common,
+            recalls,
             shards: std::array::from_fn(|_| Mutex::default()),
             handles: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
@@ -64,6 +138,8 @@ impl Session {
         if self.ended.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.recalls.end();
+        self.common.clients.write().remove(&self.node);
         drop(self.under_way.write());
         self.handles.store(0, Ordering::Relaxed);
         for shard in &self.shards {
@@ -72,8 +148,9 @@ impl Session {
                 dirs,
                 references,
             } = std::mem::take(&mut *shard.lock());
-            for handle in files {
+            for (handle, file) in files {
                 self.undo(Request::Release { handle });
+                self.note_closed(&file);
             }
             for handle in dirs {
                 self.undo(Request::CloseDir { handle });
@@ -83,7 +160,7 @@ impl Session {
                 self.undo(Request::Forget(batch.to_vec()));
             }
         }
-        self.processes.forget(self.node);
+        self.common.processes.forget(self.node);
     }
 
     /// Files and directories that the client has open.
@@ -94,7 +171,7 @@ impl Session {
     /// Nobody waits for the answer. What cannot be closed in order, the server has reported.
     fn undo(&self, request: Request) {
         let name = request.name();
-        let reply = self.server.handle(OWN, request, &[], &mut []);
+        let reply = self.common.server.handle(OWN, request, &[], &mut []);
         if let Response::Failed(errno) = reply.response {
             tracing::warn!("{name} for a client that has gone: {errno}");
         }
@@ -117,25 +194,44 @@ impl Session {
 
     /// Looks whether the client has the handle that it names; what it closes is not the client's
     /// any more.
-    fn check_handle(&self, request: &Request) -> Result<(), Errno> {
+    fn check_handle(&self, request: &Request) -> Result<Asked, Errno> {
         let Some(handle) = request.handle() else {
-            return Ok(());
+            return Ok(Asked::default());
         };
         let mut shard = self.shard(handle.0).lock();
-        let (known, closes) = match request {
-            Request::Release { .. } => (shard.files.remove(&handle), true),
-            Request::CloseDir { .. } => (shard.dirs.remove(&handle), true),
-            Request::ReadDir { .. } => (shard.dirs.contains(&handle), false),
-            _ => (shard.files.contains(&handle), false),
-        };
-        match known {
-            true => {
-                self.handles
-                    .fetch_sub(usize::from(closes), Ordering::Relaxed);
-                Ok(())
+        let (asked, closes) = match request {
+            Request::Release { .. } => {
+                let closed = shard.files.remove(&handle);
+                let asked = closed.map(|closed| Asked {
+                    file: Some(closed.ino),
+                    closed: Some(closed),
+                });
+                (asked, true)
             }
-            // Of an earlier session, if the client is honest.
-            false => Err(Errno::ESTALE),
+            Request::CloseDir { .. } => {
+                let known = shard.dirs.remove(&handle);
+                (known.then(Asked::default), true)
+            }
+            Request::ReadDir { .. } => {
+                let known = shard.dirs.contains(&handle);
+                (known.then(Asked::default), false)
+            }
+            _ => {
+                let file = shard.files.get(&handle).map(|file| file.ino);
+                let asked = file.map(|_| Asked { file, closed: None });
+                (asked, false)
+            }
+        };
+        // Of an earlier session, if the client is honest.
+        let asked = asked.ok_or(Errno::ESTALE)?;
+        self.handles
+            .fetch_sub(usize::from(closes), Ordering::Relaxed);
+        Ok(asked)
+    }
+
+    fn note_closed(&self, file: &File) {
+        if file.written {
+            self.common.lately.end_writing(file.ino);
         }
     }
 
@@ -174,10 +270,10 @@ impl Session {
         held
     }
 
-    /// Notes what an answer gives to the client.
-    fn note(&self, response: &Response, takes_reference: bool, opens: bool) {
+    /// Notes what an answer gives to the client. `opens` is what it opens, where the request says.
+    fn note(&self, response: &Response, takes_reference: bool, opens: Opens, written: bool) {
         let shown = match response {
-            Response::Attr(attr) | Response::Created(attr, _) => Some(attr.ino),
+            Response::Attr(shown) | Response::Created(shown, _) => Some(shown.attr.ino),
             _ => None,
         };
         if let Some(ino) = shown.filter(|_| takes_reference) {
@@ -185,26 +281,94 @@ impl Session {
         }
         match response {
             Response::Opened(opened) | Response::Created(_, opened) => {
-                self.shard(opened.handle.0)
-                    .lock()
-                    .files
-                    .insert(opened.handle);
+                let ino = shown.or(opens.file).unwrap_or(Ino::ROOT);
+                let file = File { ino, written };
+                let handle = opened.handle;
+                self.shard(handle.0).lock().files.insert(handle, file);
             }
             Response::OpenedDir(handle) => {
                 self.shard(handle.0).lock().dirs.insert(*handle);
             }
             _ => {
                 self.handles
-                    .fetch_sub(usize::from(opens), Ordering::Relaxed);
+                    .fetch_sub(usize::from(opens.counted), Ordering::Relaxed);
             }
         }
+    }
+
+    /// Answers a request that the client may ask.
+    fn answer(
+        &self,
+        peer: Peer<'_>,
+        request: Request,
+        (payload, into): (&[u8], &mut [u8]),
+        (asked, opens): (Asked, Opens),
+    ) -> Reply {
+        let common = &self.common;
+        let effect = Effect::of(&request, asked.file, &common.lately);
+        let takes_reference = request.takes_reference();
+        let mut reply = common.server.handle(peer, request, payload, into);
+        // To a client that means the end of its session; a dead PFS behind FUSE says it, too.
+        if let Response::Failed(errno @ Errno::ENOTCONN) = &mut reply.response {
+            *errno = Errno::EIO;
+        }
+        let written = effect.written(&reply.response);
+        if let Some(ino) = written {
+            common.lately.begin_writing(ino);
+        }
+        self.note(&reply.response, takes_reference, opens, written.is_some());
+        if let Some(closed) = &asked.closed {
+            self.note_closed(closed);
+        }
+        if effect.may_concern() {
+            common.await_quiet();
+        }
+        // Who is the first to follow recalls was shown nothing firm before.
+        if common.followed.load(Ordering::SeqCst) {
+            let mut concerned = effect.changed(&reply.response, self.node, &common.lately);
+            // A kernel keeps the root's access list for as long as it is mounted.
+            if effect.is_of(Ino::ROOT) {
+                let (ino, is_dir) = (Ino::ROOT, false);
+                let others = common.others(self.node);
+                concerned.recalls.push((Target { ino, is_dir }, others));
+            }
+            if !concerned.recalls.is_empty() || concerned.unknown {
+                common.recall(concerned);
+            }
+            effect.show(&mut reply.response, self.node, &common.lately);
+            if !self.recalls.are_followed() {
+                not_firm(&mut reply.response);
+            }
+        }
+        reply
+    }
+}
+
+/// What a request's handle is of.
+#[derive(Default)]
+struct Asked {
+    file: Option<Ino>,
+    /// The request closes it.
+    closed: Option<File>,
+}
+
+/// Of a request that opens something.
+#[derive(Clone, Copy)]
+struct Opens {
+    /// A handle was taken into account.
+    counted: bool,
+    file: Option<Ino>,
+}
+
+fn not_firm(response: &mut Response) {
+    if let Response::Attr(shown) | Response::Created(shown, _) = response {
+        shown.firm = false;
     }
 }
 
 /// All clients of one server.
 pub struct Sessions {
-    server: Arc<dyn Service>,
-    processes: Arc<Processes>,
+    common: Arc<Common>,
     epoch: u32,
     last_node: AtomicU32,
 }
@@ -212,9 +376,17 @@ pub struct Sessions {
 impl Sessions {
     /// No client yet. `server` answers them all.
     pub(crate) fn new(server: Arc<dyn Service>, processes: Arc<Processes>, epoch: u32) -> Sessions {
+        // Before the first start there was nothing to be shown.
+        let quiet_until = (epoch > 1).then(|| Instant::now() + BELIEVED_FOR);
         Sessions {
-            server,
-            processes,
+            common: Arc::new(Common {
+                server,
+                processes,
+                lately: ShownLately::new(),
+                clients: RwLock::default(),
+                followed: AtomicBool::new(false),
+                quiet_until,
+            }),
             epoch,
             last_node: AtomicU32::new(0),
         }
@@ -229,8 +401,7 @@ impl Sessions {
                 .fetch_add(1, Ordering::Relaxed)
                 .wrapping_add(1);
         }
-        let session = Session::begin(self.server.clone(), self.processes.clone(), node);
-        Arc::new(session)
+        Arc::new(Session::begin(self.common.clone(), node))
     }
 }
 
@@ -247,6 +418,15 @@ impl Host for Sessions {
 impl Guest for Session {
     fn end(&self) {
         Session::end(self);
+    }
+
+    fn listen(&self, seen: u64, answer: Answer) {
+        self.common.followed.store(true, Ordering::SeqCst);
+        self.recalls.listen(seen, answer);
+    }
+
+    fn hush(&self) {
+        self.recalls.hush();
     }
 }
 
@@ -267,33 +447,39 @@ impl Service for Session {
         if self.ended.load(Ordering::Acquire) {
             return Errno::ENOTCONN.into();
         }
-        let checked = self.check_nodes(&request);
-        if let Err(errno) = checked.and_then(|()| self.check_handle(&request)) {
+        if let Err(errno) = self.check_nodes(&request) {
             return errno.into();
         }
+        let asked = match self.check_handle(&request) {
+            Ok(asked) => asked,
+            Err(errno) => return errno.into(),
+        };
+        let file = match &request {
+            Request::Open { ino, .. } => Some(*ino),
+            _ => None,
+        };
         let opens = match self.reserve_handle(&request) {
-            Ok(opens) => opens,
+            Ok(counted) => Opens { counted, file },
             Err(errno) => return errno.into(),
         };
         let mut request = match request {
             Request::Forget(nodes) => Request::Forget(self.held(nodes)),
             Request::Introduce { processes, ended } => {
-                self.processes.tell(self.node, processes, &ended);
+                let known = &self.common.processes;
+                known.tell(self.node, processes, &ended);
                 return Response::Done.into();
+            }
+            // Of a client that asks again and again, in one process.
+            Request::Recalls { seen } => {
+                self.common.followed.store(true, Ordering::SeqCst);
+                return self.recalls.follow(seen).into();
             }
             other => other,
         };
         if let Some(cred) = request.cred_mut() {
             cred.process.node = self.node;
         }
-        let takes_reference = request.takes_reference();
-        let mut reply = self.server.handle(peer, request, payload, into);
-        // To a client that means the end of its session; a dead PFS behind FUSE says it, too.
-        if let Response::Failed(errno @ Errno::ENOTCONN) = &mut reply.response {
-            *errno = Errno::EIO;
-        }
-        self.note(&reply.response, takes_reference, opens);
-        reply
+        self.answer(peer, request, (payload, into), (asked, opens))
     }
 }
 
@@ -337,7 +523,7 @@ mod tests {
                 go.recv_timeout(Duration::from_secs(30)).expect("go");
             }
             let response = match &request {
-                Request::Lookup(_) => Response::Attr(attr(7)),
+                Request::Lookup(_) => Response::Attr(attr(7).into()),
                 Request::Open { .. } => {
                     let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed) as u64);
                     Response::Opened(Opened {
@@ -564,9 +750,9 @@ mod tests {
             node: session.node,
             pid: 7,
         };
-        assert!(sessions.processes.is_in_group(on(&one), 5));
-        assert!(!sessions.processes.is_in_group(on(&other), 5));
+        assert!(sessions.common.processes.is_in_group(on(&one), 5));
+        assert!(!sessions.common.processes.is_in_group(on(&other), 5));
         one.end();
-        assert!(!sessions.processes.is_in_group(on(&one), 5));
+        assert!(!sessions.common.processes.is_in_group(on(&one), 5));
     }
 }

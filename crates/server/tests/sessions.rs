@@ -29,7 +29,8 @@ impl Node {
 
     fn create(&self, name: &[u8]) -> (Attr, OpenFile) {
         let made = self.client.create(Ino::ROOT, name, 0o644, RDWR, me());
-        made.unwrap_or_else(|e| panic!("create: {e:?}"))
+        let (shown, open) = made.unwrap_or_else(|e| panic!("create: {e:?}"));
+        (shown.attr, open)
     }
 
     fn open(&self, name: &[u8]) -> OpenFile {

@@ -23,7 +23,7 @@ fn make(server: &Running, dir: Ino, perm: u16, content: &[u8]) -> (Attr, Handle)
         let at = (n as u64) << 20;
         server.write(open.opened.handle, at, part).expect("write");
     }
-    (attr, open.opened.handle)
+    (attr.attr, open.opened.handle)
 }
 
 fn objects(scratch: &Scratch) -> usize {

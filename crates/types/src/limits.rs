@@ -1,5 +1,7 @@
 //! A limit on everything that a peer or a user can make large.
 
+use std::time::Duration;
+
 /// Longest name of one path component, in bytes (`NAME_MAX`).
 pub const NAME_BYTES_MAX: usize = 255;
 /// Longest path from the root of the mount, in bytes (`PATH_MAX`).
@@ -22,6 +24,11 @@ pub const PATHS_PER_MESSAGE_MAX: usize = 4096;
 pub const FORGETS_PER_MESSAGE_MAX: usize = 4096;
 /// Files and directories that one client may have open.
 pub const HANDLES_PER_SESSION_MAX: usize = 1 << 20;
+/// What a client is to forget, in one reply.
+pub const RECALLS_PER_REPLY_MAX: usize = 1024;
+/// For how long a client may believe what it was shown, counted from its request. It is also how
+/// long an outsider's change on the PFS may stay unseen.
+pub const SHOWN_FOR: Duration = Duration::from_secs(1);
 /// Processes that a client tells of in one message.
 pub const PROCESSES_PER_MESSAGE_MAX: usize = 256;
 /// Processes of one client that a server remembers.

@@ -110,6 +110,9 @@ pub trait Connection: Send + Sync {
         0
     }
 
+    /// Ends it: whoever waits for an answer gets `ENOTCONN`, where anybody may wait for long.
+    fn close(&self) {}
+
     /// Whether replies may carry descriptors.
     fn hands_over_descriptors(&self) -> bool;
 

@@ -249,6 +249,12 @@ pub enum Request {
         flags: OpenFlags,
         cred: Cred,
     },
+    /// Waits until the client is to forget something that it was shown as firm, and says that all
+    /// recalls up to number `seen` have been followed. The first one, with 0, says that the client
+    /// follows recalls at all. It is answered without any when the link or the session ends.
+    Recalls {
+        seen: u64,
+    },
 }
 
 /// How the mount may serve an open file.
@@ -268,6 +274,40 @@ pub struct ContentVersion {
     pub run: u64,
     /// Tells the contents of a file from each other. Numbers have no order.
     pub number: u64,
+}
+
+/// Attributes as they are shown to a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shown {
+    /// What there is.
+    pub attr: Attr,
+    /// Within [`limits::SHOWN_FOR`] of the request the server recalls it before a change by another
+    /// client is answered: until then it may be believed, and so may the name by which it was
+    /// found.
+    pub firm: bool,
+}
+
+impl std::ops::Deref for Shown {
+    type Target = Attr;
+
+    fn deref(&self) -> &Attr {
+        &self.attr
+    }
+}
+
+impl From<Attr> for Shown {
+    fn from(attr: Attr) -> Shown {
+        Shown { attr, firm: false }
+    }
+}
+
+/// What a client is to forget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Recall {
+    /// Attributes.
+    Attr(Ino),
+    /// Attributes, and every name: one of this file or directory leads elsewhere now.
+    Names(Ino),
 }
 
 /// An open file.
@@ -290,9 +330,9 @@ pub enum Response {
     /// Done.
     Done,
     /// Attributes of what was found, made or changed.
-    Attr(Attr),
+    Attr(Shown),
     /// A new, open file, with a name or without.
-    Created(Attr, Opened),
+    Created(Shown, Opened),
     /// An open file.
     Opened(Opened),
     /// An open directory.
@@ -318,6 +358,10 @@ pub enum Response {
     WouldWait,
     /// Answer to [`Request::Control`].
     Control(ControlResponse),
+    /// What is to be forgotten, at most [`limits::RECALLS_PER_REPLY_MAX`], and the number of the
+    /// last of it.
+    #[allow(missing_docs)]
+    Recalls { last: u64, recalls: Vec<Recall> },
 }
 
 impl Request {

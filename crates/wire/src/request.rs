@@ -40,6 +40,7 @@ impl Request {
             Request::Seek { .. } => "lseek",
             Request::CreateUnnamed { .. } => "create without a name",
             Request::Introduce { .. } => "introduction",
+            Request::Recalls { .. } => "recalls",
             Request::Control(control) | Request::ControlFor { control, .. } => control.name(),
         }
     }
@@ -80,6 +81,7 @@ impl Request {
             | Request::FsyncDir { .. }
             | Request::Seek { .. }
             | Request::Introduce { .. }
+            | Request::Recalls { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => false,
         }
@@ -119,6 +121,7 @@ impl Request {
             | Request::Open { .. }
             | Request::FsyncDir { .. }
             | Request::Introduce { .. }
+            | Request::Recalls { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -159,6 +162,7 @@ impl Request {
             | Request::Space { .. }
             | Request::Seek { .. }
             | Request::Introduce { .. }
+            | Request::Recalls { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => [None, None],
         }
@@ -199,6 +203,7 @@ impl Request {
             | Request::Space { .. }
             | Request::Seek { .. }
             | Request::Introduce { .. }
+            | Request::Recalls { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -242,6 +247,8 @@ impl Request {
             }
             // The second time tells the same.
             Request::Introduce { .. } => true,
+            // What has not been followed is told again.
+            Request::Recalls { .. } => true,
             // They take a reference or a handle that the client has to give back: two times taken
             // and once given back is a leak.
             Request::Lookup(_)
@@ -277,7 +284,7 @@ impl Request {
             Request::Write { how, .. } => how.may_wait,
             Request::Space { may_wait, .. } => *may_wait,
             Request::Setattr { set, .. } => set.size.is_some(),
-            Request::Fsync { .. } | Request::FsyncDir { .. } => true,
+            Request::Fsync { .. } | Request::FsyncDir { .. } | Request::Recalls { .. } => true,
             _ => false,
         }
     }

@@ -10,7 +10,8 @@ use forebay_wire::control::{
     TierStatus, VersionStatus, WhereEntry,
 };
 use forebay_wire::{
-    ContentVersion, Link, OpenMode, Opened, Request, Response, SeekWhat, SpaceChange, WriteHow,
+    ContentVersion, Link, OpenMode, Opened, Recall, Request, Response, SeekWhat, SpaceChange,
+    WriteHow,
 };
 
 const TIME: TimeSpec = TimeSpec {
@@ -196,6 +197,7 @@ pub fn requests() -> Vec<Request> {
             what,
         });
     }
+    all.push(Request::Recalls { seen: 9 });
     all.extend(controls().into_iter().map(Request::Control));
     all
 }
@@ -220,8 +222,8 @@ pub fn responses() -> Vec<Response> {
     let mut all = vec![
         Response::Failed(Errno::ENOSPC),
         Response::Done,
-        Response::Attr(attr()),
-        Response::Created(attr(), opened(OpenMode::Passthrough, None)),
+        Response::Attr(attr().into()),
+        Response::Created(attr().into(), opened(OpenMode::Passthrough, None)),
         Response::Opened(opened(OpenMode::Plain, Some(version))),
         Response::OpenedDir(HANDLE),
         Response::Entries(vec![entry(b".", 1), entry(b"..", 2), entry(b"run7", 3)]),
@@ -234,6 +236,10 @@ pub fn responses() -> Vec<Response> {
             give_up_after_ms: 30_000,
         },
         Response::WouldWait,
+        Response::Recalls {
+            last: 9,
+            recalls: vec![Recall::Attr(INO), Recall::Names(INO)],
+        },
     ];
     all.extend(control_responses().into_iter().map(Response::Control));
     all

@@ -159,6 +159,7 @@ fn dialer(plan: &Plan) -> ToServer {
             addresses: server.addresses.clone(),
             unix: (here && socket.exists()).then_some(socket),
             links: plan.settings.connections,
+            recalls: true,
             encrypt: plan.settings.encrypt,
             soft: plan.settings.soft,
             ..NetConfig::new(&plan.cluster.name, plan.key.clone())

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use forebay_tiers::{PfsId, PfsStat, PfsTree};
+use forebay_tiers::{PfsDir, PfsId, PfsStat, PfsTree};
 use forebay_types::{Attr, Errno, FileKind, Ino, check_name};
 
 use crate::error::on_pfs;
@@ -144,7 +144,7 @@ impl Namespace {
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
             Err(error) => return self.serve_unchecked(file, on_pfs("stat")(error)),
         }
-        self.drop_outdated(dir, name, file, published)
+        self.drop_outdated((dir, &handle), name, file, published)
     }
 
     /// The PFS does not answer: what is in the burst buffer goes on being served.
@@ -156,14 +156,23 @@ impl Namespace {
 
     fn drop_outdated(
         &self,
-        dir: &Arc<Dir>,
+        (dir, handle): (&Arc<Dir>, &PfsDir),
         name: &[u8],
         file: &Arc<File>,
         published: Option<Published>,
     ) -> Result<bool, NsError> {
-        // Whoever has just changed it there is done then.
+        // Whoever has just changed it there is done then: the name may be gone, and it may be back.
         let _order = dir.order(&self.pfs)?;
         let _naming = file.naming(&self.pfs)?;
+        if !dir.child(name).is_some_and(|now| Arc::ptr_eq(&now, file)) {
+            return Ok(false);
+        }
+        let now = file.lock().residency.published;
+        if let Ok(stat) = self.pfs.stat_now(handle, name)
+            && now.is_some_and(|published| published.is(&stat))
+        {
+            return Ok(true);
+        }
         let mut children = dir.lock();
         let mut state = file.lock();
         let unchanged = state.residency.clean && state.residency.published == published;

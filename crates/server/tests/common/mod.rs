@@ -275,14 +275,14 @@ impl Running {
             held.push((found.ino, 1));
         }
         self.client.forget(held);
-        result.map(|()| found)
+        result.map(|()| found.attr)
     }
 
     /// Creates a file in the root and opens it for reading and writing.
     pub fn create(&self, name: &[u8]) -> Result<(Attr, Handle), Errno> {
         let flags = OpenFlags(libc::O_RDWR as u32);
         let (attr, open) = self.client.create(Ino::ROOT, name, 0o644, flags, me())?;
-        Ok((attr, open.opened.handle))
+        Ok((attr.attr, open.opened.handle))
     }
 
     /// Writes by requests, waiting for space where needed.

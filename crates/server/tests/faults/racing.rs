@@ -424,3 +424,42 @@ fn a_truncation_beside_an_open_leaves_the_file_written() {
     }
     server.instance.stop();
 }
+
+#[test]
+fn a_name_that_comes_and_goes_takes_no_other_name_with_it_for_who_looks() {
+    let scratch = Scratch::new();
+    let mut settings = settings(scratch.path(), 64 << 20);
+    settings.demotion.idle_after = Duration::from_millis(1);
+    let server = Running::start(&settings, false);
+    server.put(b"f", b"content");
+    server.wait_clean(&|_| false);
+    let ino = server.client.lookup(Ino::ROOT, b"f").expect("lookup").ino;
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Other nodes look at a name while it is made and removed: one kernel would not.
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    if let Ok(found) = server.client.lookup(Ino::ROOT, b"g") {
+                        server.client.forget(vec![(found.ino, 1)]);
+                    }
+                }
+            });
+        }
+        let turns = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for round in 0..1500 {
+                let linked = server.client.link(ino, Ino::ROOT, b"g", me());
+                linked.unwrap_or_else(|e| panic!("link in round {round}: {e:?}"));
+                server.client.forget(vec![(ino, 1)]);
+                let removed = server.client.unlink(Ino::ROOT, b"g", me());
+                removed.unwrap_or_else(|e| panic!("unlink in round {round}: {e:?}"));
+                let found = server.client.getattr(ino, None).expect("getattr");
+                assert_eq!(found.nlink, 1, "round {round}");
+            }
+        }));
+        done.store(true, Ordering::Release);
+        turns.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    assert_eq!(fs::read(scratch.pfs().join("f")).expect("read"), b"content");
+    server.instance.stop();
+}

@@ -177,7 +177,7 @@ impl State {
     fn note(&mut self, client: usize, answer: &Response, takes_reference: bool, of: Option<Ino>) {
         let client = &mut self.clients[client];
         let shown = match answer {
-            Response::Attr(attr) | Response::Created(attr, _) => Some(attr.ino),
+            Response::Attr(shown) | Response::Created(shown, _) => Some(shown.attr.ino),
             _ => None,
         };
         if let Some(ino) = shown.filter(|_| takes_reference) {

@@ -281,7 +281,7 @@ impl World {
             (Ok(attr), Some(id)) => {
                 self.held.push((attr.ino, 1));
                 self.compare_attr(place, id, &attr);
-                (dir, Some(attr))
+                (dir, Some(attr.attr))
             }
             (Err(Errno::ENOENT), None) => (dir, None),
             (found, _) => panic!(

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use forebay_types::Errno;
 
 use super::packet::ClientFacts;
-use crate::Service;
+use crate::{Response, Service};
+
+/// Takes the answer to a request that waits without a thread.
+pub type Answer = Box<dyn FnOnce(Response) + Send>;
 
 /// Whoever serves clients: makes a [`Guest`] of each.
 pub trait Host: Send + Sync {
@@ -21,4 +24,14 @@ pub trait Guest: Service {
     /// The session is over: closes all that the client had. It is called once, when no request of
     /// the session runs any more, and may take time.
     fn end(&self);
+
+    /// The client has followed all recalls up to number `seen`, and waits for the next ones:
+    /// `answer` is to be called once, at any time and from any thread, with
+    /// [`Response::Recalls`]. Must not block.
+    fn listen(&self, _seen: u64, answer: Answer) {
+        answer(Response::Failed(Errno::ENOSYS));
+    }
+
+    /// Answers whoever listens, with nothing: the way to the client breaks. Must not block.
+    fn hush(&self) {}
 }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, OpenFlags};
 use forebay_wire::net::{
-    ClientFacts, ConnectError, Guest, Host, NetConfig, NetConnection, NetServer, NetServerConfig,
+    Answer, ClientFacts, ConnectError, Guest, Host, NetConfig, NetConnection, NetServer,
+    NetServerConfig,
 };
 use forebay_wire::{
-    Connection, Descriptor, OpenMode, Opened, Peer, Reply, Request, Response, SeekWhat, Service,
-    WriteHow,
+    Connection, Descriptor, OpenMode, Opened, Peer, Recall, Reply, Request, Response, SeekWhat,
+    Service, WriteHow,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -39,6 +40,10 @@ pub struct World {
     pub gates: Mutex<Vec<u64>>,
     pub gate: Condvar,
     pub local: AtomicU64,
+    /// What clients that listen for recalls have seen.
+    pub listened: Mutex<Vec<u64>>,
+    /// Who listens, of each guest.
+    pub guests: Mutex<Vec<Arc<Mutex<Vec<Answer>>>>>,
     /// What `begin` answers.
     pub refuses: Option<Errno>,
 }
@@ -75,7 +80,8 @@ impl World {
 
 pub struct FakeHost(pub Arc<World>);
 
-struct FakeGuest(Arc<World>);
+/// With whoever listens.
+struct FakeGuest(Arc<World>, Arc<Mutex<Vec<Answer>>>);
 
 impl Host for FakeHost {
     fn epoch(&self) -> u64 {
@@ -88,7 +94,9 @@ impl Host for FakeHost {
         }
         self.0.begun.fetch_add(1, Ordering::SeqCst);
         self.0.facts.lock().push(facts.clone());
-        Ok(Arc::new(FakeGuest(self.0.clone())))
+        let listeners = Arc::<Mutex<Vec<Answer>>>::default();
+        self.0.guests.lock().push(listeners.clone());
+        Ok(Arc::new(FakeGuest(self.0.clone(), listeners)))
     }
 }
 
@@ -96,6 +104,24 @@ impl Guest for FakeGuest {
     fn end(&self) {
         self.0.ended.fetch_add(1, Ordering::SeqCst);
     }
+
+    fn listen(&self, seen: u64, answer: Answer) {
+        self.0.listened.lock().push(seen);
+        self.1.lock().push(answer);
+    }
+
+    fn hush(&self) {
+        let waiting = std::mem::take(&mut *self.1.lock());
+        for answer in waiting {
+            answer(recalled(0));
+        }
+    }
+}
+
+/// An answer to who listens.
+pub fn recalled(last: u64) -> Response {
+    let recalls = (1..=last).map(|ino| Recall::Attr(Ino(ino))).collect();
+    Response::Recalls { last, recalls }
 }
 
 struct Held(File);

@@ -7,3 +7,4 @@ mod local;
 mod once;
 mod order;
 mod proxy;
+mod recalls;

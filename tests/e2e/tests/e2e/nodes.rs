@@ -3,8 +3,9 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::Duration;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay_testkit::{Fleet, LONG, needs_nodes, pattern, run_bounded, wait_until, write_file};
 use rustix::process::Signal;
@@ -76,6 +77,164 @@ fn promise_2_names_and_attributes_are_the_same_on_every_node_at_once() {
         assert!(exclusive(2).is_ok());
         assert_eq!(errno(exclusive(1)), Some(libc::EEXIST));
     }
+}
+
+/// Calls `change` with 1, 2, ... for a while, and `look` again and again on other threads with the
+/// last number whose change has been answered before the look.
+fn look_while_changing(change: impl Fn(u64), look: impl Fn(u64) + Sync) {
+    const SPAN: Duration = Duration::from_secs(3);
+    let (done, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let lookers = [(); 3].map(|()| {
+            scope.spawn(|| {
+                let mut looks = 0u64;
+                while !over.load(Ordering::SeqCst) {
+                    look(done.load(Ordering::SeqCst));
+                    looks += 1;
+                }
+                looks
+            })
+        });
+        let begun = Instant::now();
+        for number in 1.. {
+            change(number);
+            done.store(number, Ordering::SeqCst);
+            if begun.elapsed() > SPAN {
+                break;
+            }
+            // Now and then there is time to believe something.
+            if number % 4 == 0 {
+                std::thread::sleep(Duration::from_millis(number % 7));
+            }
+        }
+        over.store(true, Ordering::SeqCst);
+        for looker in lookers {
+            assert!(looker.join().expect("looks right") > 100);
+        }
+    });
+    assert!(done.load(Ordering::SeqCst) > 100);
+}
+
+#[test]
+fn promise_2_what_a_node_believes_is_recalled_before_a_change_is_answered() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let at = |node, path: &str| fleet.mnt(node, path);
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(at(2, "log"));
+    let log = log.expect("create");
+    let open = File::open(at(1, "log")).expect("open");
+    look_while_changing(
+        |_| (&log).write_all(&[7; 10]).expect("append"),
+        |done| {
+            assert!(fs::metadata(at(1, "log")).expect("stat").len() >= 10 * done);
+            assert!(open.metadata().expect("fstat").len() >= 10 * done);
+        },
+    );
+    // A mode that only grows, in steps.
+    fs::write(at(2, "mode"), b"").expect("create");
+    let mode = |number: u64| 0o400 + (number.min(0o377)) as u32;
+    look_while_changing(
+        |number| {
+            let mode = fs::Permissions::from_mode(mode(number));
+            fs::set_permissions(at(2, "mode"), mode).expect("chmod");
+        },
+        |done| {
+            let found = fs::metadata(at(1, "mode")).expect("stat");
+            assert!(found.mode() & 0o777 >= mode(done));
+        },
+    );
+    // A directory that moves on, and what is below it; what was made in it is found at once.
+    fs::create_dir(at(2, "d0")).expect("mkdir");
+    fs::write(at(2, "d0/f"), b"x").expect("write");
+    look_while_changing(
+        |number| {
+            let (from, to) = (format!("d{}", number - 1), format!("d{number}"));
+            fs::rename(at(2, &from), at(2, &to)).expect("rename");
+        },
+        |done| {
+            if done > 0 {
+                let old = fs::metadata(at(1, &format!("d{}/f", done - 1)));
+                assert_eq!(errno(old), Some(libc::ENOENT), "before {done}");
+            }
+            // It may have moved on meanwhile.
+            drop(fs::metadata(at(1, &format!("d{done}/f"))));
+        },
+    );
+}
+
+#[test]
+fn promise_2_the_number_of_links_is_right_on_every_node() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let at = |node, path: &str| fleet.mnt(node, path);
+    fs::write(at(2, "l0"), b"x").expect("write");
+    look_while_changing(
+        |number| match number % 2 {
+            1 => fs::hard_link(at(2, "l0"), at(2, "l1")).expect("link"),
+            _ => fs::remove_file(at(2, "l1")).expect("unlink"),
+        },
+        |done| {
+            let found = fs::metadata(at(1, "l0")).expect("stat").nlink();
+            assert!((1..=2).contains(&found), "{found} links after {done}");
+            let _ = fs::metadata(at(1, "l1"));
+        },
+    );
+    for round in 0..50 {
+        if round > 0 || fs::metadata(at(2, "l1")).is_err() {
+            fs::hard_link(at(2, "l0"), at(2, "l1")).expect("link");
+        }
+        assert_eq!(
+            fs::metadata(at(1, "l0")).expect("stat").nlink(),
+            2,
+            "{round}"
+        );
+        fs::remove_file(at(2, "l1")).expect("unlink");
+        assert_eq!(
+            fs::metadata(at(1, "l0")).expect("stat").nlink(),
+            1,
+            "{round}"
+        );
+    }
+}
+
+#[test]
+fn promise_2_two_nodes_that_change_names_in_one_directory_do_not_wait_for_each_other() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    fs::create_dir(fleet.mnt(1, "d")).expect("mkdir");
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 0..4usize {
+            let dir = fleet.mnt(1 + thread % 2, "d");
+            let at = move |name: &str| dir.join(name);
+            scope.spawn(move || {
+                for round in 0..60 {
+                    let (dir, file) = (at(&format!("s{thread}")), at(&format!("f{thread}")));
+                    fs::create_dir(&dir).expect("mkdir");
+                    fs::write(&file, b"x").expect("write");
+                    // What the others have just now.
+                    for other in 0..4 {
+                        let _ = fs::metadata(at(&format!("s{other}")));
+                        let _ = fs::metadata(at(&format!("f{other}")));
+                    }
+                    fs::rename(&file, at(&format!("g{thread}"))).expect("rename");
+                    fs::remove_dir(&dir).expect("rmdir");
+                    fs::remove_file(at(&format!("g{thread}"))).expect("unlink");
+                    assert!(begun.elapsed() < LONG, "round {round}");
+                }
+            });
+        }
+    });
+    assert_eq!(fs::read_dir(fleet.mnt(2, "d")).expect("list").count(), 0);
 }
 
 #[test]

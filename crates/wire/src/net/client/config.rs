@@ -25,6 +25,9 @@ pub struct NetConfig {
     pub key: Key,
     /// Sockets to the server, from 1 to [`LINKS_MAX`].
     pub links: usize,
+    /// One socket more, for [`crate::Request::Recalls`] alone: they do not wait behind data, and
+    /// nobody has to read replies for somebody else because of them.
+    pub recalls: bool,
     /// Data is encrypted as messages are; else it has a checksum.
     pub encrypt: bool,
     /// Requests fail with `EIO` when the server cannot be reached for so long; without it they wait
@@ -47,6 +50,7 @@ impl NetConfig {
             cluster: cluster.to_string(),
             key,
             links: 1,
+            recalls: false,
             encrypt: false,
             soft: None,
             facts: ClientFacts {

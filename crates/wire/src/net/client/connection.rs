@@ -145,7 +145,8 @@ impl NetConnection {
                 all.copied().map(Server::Tcp).collect()
             }
         };
-        let links: Vec<Link> = (0..config.links as u16)
+        let count = config.links + usize::from(config.recalls);
+        let links: Vec<Link> = (0..count as u16)
             .map(|number| Link::new(number, slots))
             .collect();
         let shared = Arc::new(Shared {
@@ -258,13 +259,20 @@ impl Drop for NetConnection {
 
 impl Connection for NetConnection {
     fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
-        let links = self.shared.links.iter().enumerate();
-        let least = links.min_by_key(|(_, link)| link.load());
-        self.call_on(least.map_or(0, |(index, _)| index), request, payload, into)
+        let (links, config) = (&self.shared.links, &self.shared.config);
+        if config.recalls && matches!(request, Request::Recalls { .. }) {
+            return self
+                .shared
+                .ask(&links[config.links], request, payload, into);
+        }
+        let links = links[..config.links].iter();
+        let least = links.min_by_key(|link| link.load());
+        let least = least.unwrap_or(&self.shared.links[0]);
+        self.shared.ask(least, request, payload, into)
     }
 
     fn links(&self) -> usize {
-        self.shared.links.len()
+        self.shared.config.links
     }
 
     fn call_on(
@@ -274,33 +282,12 @@ impl Connection for NetConnection {
         payload: &[u8],
         into: &mut [u8],
     ) -> Result<Reply, Errno> {
-        request.check()?;
-        if payload.len() > limits::IO_BYTES_MAX {
-            return Err(Errno::EINVAL);
-        }
-        let room = into.len().min(limits::IO_BYTES_MAX);
-        let shared = &*self.shared;
-        let link = &shared.links[link % shared.links.len()];
-        let soft = shared.config.soft;
-        let ticket = shared.slots.take(request.may_take_long(), || match soft {
-            Some(limit) if link.down_for() > limit => Err(Errno::EIO),
-            _ => Ok(()),
-        })?;
-        let local = self.hands_over_descriptors();
-        let answered = link.call(ticket, local, (&request, payload), &mut into[..room], soft);
-        if answered.as_ref().err() != Some(&Unanswered::Away) {
-            shared.slots.give_back(ticket.slot);
-        }
-        match answered {
-            Ok(Reply {
-                response: Response::Failed(errno),
-                ..
-            }) => Err(errno),
-            Ok(reply) => Ok(reply),
-            Err(Unanswered::Ended) => Err(Errno::ENOTCONN),
-            Err(Unanswered::Away) => Err(Errno::EIO),
-            Err(Unanswered::Unsendable(errno)) => Err(errno),
-        }
+        let link = &self.shared.links[link % self.shared.config.links];
+        self.shared.ask(link, request, payload, into)
+    }
+
+    fn close(&self) {
+        NetConnection::close(self);
     }
 
     fn hands_over_descriptors(&self) -> bool {
@@ -314,6 +301,40 @@ impl Connection for NetConnection {
 }
 
 impl Shared {
+    fn ask(
+        &self,
+        link: &Link,
+        request: Request,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<Reply, Errno> {
+        request.check()?;
+        if payload.len() > limits::IO_BYTES_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let room = into.len().min(limits::IO_BYTES_MAX);
+        let soft = self.config.soft;
+        let ticket = self.slots.take(request.may_take_long(), || match soft {
+            Some(limit) if link.down_for() > limit => Err(Errno::EIO),
+            _ => Ok(()),
+        })?;
+        let local = self.descriptors.load(Ordering::Acquire);
+        let answered = link.call(ticket, local, (&request, payload), &mut into[..room], soft);
+        if answered.as_ref().err() != Some(&Unanswered::Away) {
+            self.slots.give_back(ticket.slot);
+        }
+        match answered {
+            Ok(Reply {
+                response: Response::Failed(errno),
+                ..
+            }) => Err(errno),
+            Ok(reply) => Ok(reply),
+            Err(Unanswered::Ended) => Err(Errno::ENOTCONN),
+            Err(Unanswered::Away) => Err(Errno::EIO),
+            Err(Unanswered::Unsendable(errno)) => Err(errno),
+        }
+    }
+
     /// The client's own end of the lease comes an eighth before the server's.
     fn lease_left(&self) -> Duration {
         let confirmed = self.links.iter().map(Link::confirmed_ms);

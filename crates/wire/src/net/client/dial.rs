@@ -323,7 +323,7 @@ mod tests {
 
     use super::super::super::framing::HEAD_BYTES;
     use super::super::super::host::{Guest, Host};
-    use super::super::super::packet::{ClientFacts, FromServer, Ticket};
+    use super::super::super::packet::{ClientFacts, FromServer, LINKS_MAX, Ticket};
     use super::super::super::server::{NetServer, NetServerConfig, RefusedFor};
     use super::super::wire::Outgoing;
     use super::*;
@@ -532,7 +532,7 @@ mod tests {
             Some(ConnectError::Forgotten { epoch: 1, .. })
         ));
         let session = Some(hand.dialed.attached.session);
-        let refused = Hand::dial(&hand.server, session, 64).err();
+        let refused = Hand::dial(&hand.server, session, LINKS_MAX + 1).err();
         assert!(matches!(refused, Some(ConnectError::Broken { .. })));
         // Its first attach again, as after an answer that got lost: the old session ends.
         let again = Hand::dial(&hand.server, None, 0).expect("dial");

@@ -99,7 +99,8 @@ fn session_for(
     attach: &Attach,
     facts: &ClientFacts,
 ) -> Result<Arc<Session>, Refusal> {
-    if attach.link >= LINKS_MAX {
+    // One more, for recalls.
+    if attach.link > LINKS_MAX {
         return Err(Refusal::Protocol);
     }
     if core.is_stopping() {

@@ -14,7 +14,7 @@ use super::pool::Turn as ThreadTurn;
 use super::refusals::RefusedFor;
 use super::session::{After, Session};
 use super::slots::Turn;
-use crate::{Peer, Reply, Response};
+use crate::{Peer, Reply, Request, Response};
 
 /// What a thread does after it has looked at a link.
 pub(crate) enum Then {
@@ -72,6 +72,10 @@ fn arrived(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
 
 /// The socket is watched again before the request runs, so that others on it can run, too.
 fn take_turn(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
+    if let Request::Recalls { seen } = call.request {
+        listen(core, link, call, seen);
+        return Then::Nothing;
+    }
     match core.pool.turn() {
         ThreadTurn::Now { spare } => {
             arm(core, link);
@@ -93,6 +97,30 @@ fn take_turn(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
             core.poller.ring(1);
             Then::Nothing
         }
+    }
+}
+
+/// A client waits for recalls: that takes no thread, so that as many as there are may wait, and
+/// what they have followed is known even where all threads wait for that.
+fn listen(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>, seen: u64) {
+    arm(core, link);
+    let session = link.session.clone();
+    let (core, link) = (core.clone(), link.clone());
+    let answer = {
+        let link = link.clone();
+        Box::new(move |response: Response| {
+            let session = &link.session;
+            session.slots.finish(call.ticket, None);
+            if let Err(error) = link.send(reply_of(&link, &call, response.into(), None)) {
+                close(&core, &link, &error);
+            }
+            act(&core, session, session.finish(&link));
+        })
+    };
+    session.guest.listen(seen, answer);
+    // Whoever has closed it before did not find the listener.
+    if link.is_closed() || session.is_ending() {
+        session.guest.hush();
     }
 }
 
@@ -195,6 +223,9 @@ pub(crate) fn close(core: &Arc<Core>, link: &Arc<Link>, why: &NetError) {
 
 /// Does what follows from a change of a session.
 pub(crate) fn act(core: &Arc<Core>, session: &Arc<Session>, after: After) {
+    if after.hush {
+        session.guest.hush();
+    }
     for link in after.close {
         if link.close() {
             core.remove_link(link.id);

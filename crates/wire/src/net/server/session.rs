@@ -56,6 +56,8 @@ struct Seat {
 pub(crate) struct After {
     /// This link is let in.
     pub attach: Option<Arc<Link>>,
+    /// Whoever listens for recalls is to be answered: the request keeps a seat, or the session.
+    pub hush: bool,
     /// These are to be closed.
     pub close: Vec<Arc<Link>>,
     /// The session has ended: the guest is to be told.
@@ -117,7 +119,7 @@ impl Session {
                 if seat.open {
                     after.close.push(seat.link.clone());
                 }
-                seat.open = false;
+                (seat.open, after.hush) = (false, true);
                 after.close.extend(seat.next.replace(link.clone()));
                 after.attach = seat.move_up();
             }
@@ -160,7 +162,10 @@ impl Session {
     /// A link's socket is broken.
     pub fn closed(&self, link: &Arc<Link>) -> After {
         let mut state = self.state.lock();
-        let mut after = After::default();
+        let mut after = After {
+            hush: true,
+            ..After::default()
+        };
         let ending = state.ending;
         if let Some(seat) = state.seats.get_mut(&link.number) {
             if Arc::ptr_eq(&seat.link, link) {
@@ -182,7 +187,10 @@ impl Session {
     /// The session is over: nothing new runs.
     pub fn end(&self) -> After {
         let mut state = self.state.lock();
-        let mut after = After::default();
+        let mut after = After {
+            hush: true,
+            ..After::default()
+        };
         state.ending = true;
         for seat in state.seats.values_mut() {
             if std::mem::take(&mut seat.open) {

@@ -1,0 +1,109 @@
+//! Follows what the server recalls: the kernel forgets it, and the server is told so.
+//!
+//! A recall is followed when the kernel has forgotten all that it was told before, and is told
+//! nothing more of what was asked for before.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_client::Client;
+use forebay_types::{Ino, limits};
+use forebay_wire::Recall;
+
+use crate::forgets::Forgets;
+use crate::inflight::InFlightTable;
+use crate::notices::Notices;
+use crate::recalled::Recalled;
+
+/// Between two tries to listen to a server that is away, and between two looks whether the kernel
+/// has taken up an answer.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(1));
+
+/// Who follows recalls.
+pub(crate) struct Follower {
+    pub(crate) client: Client,
+    pub(crate) recalled: Arc<Recalled>,
+    pub(crate) notices: Arc<Notices>,
+    pub(crate) forgets: Arc<Forgets>,
+    pub(crate) in_flight: Arc<InFlightTable>,
+}
+
+impl Follower {
+    /// Follows recalls until the mount ends.
+    pub(crate) fn run(&self) {
+        let (mut seen, mut generation) = (0, self.client.generation());
+        while !self.in_flight.has_ended() {
+            let told = self.client.recalls(seen);
+            let now = self.client.generation();
+            if std::mem::replace(&mut generation, now) != now {
+                self.forget_all();
+            }
+            match told {
+                Ok((last, recalls)) => {
+                    self.follow(&recalls);
+                    seen = last;
+                }
+                // The session is lost, or has ended: the next one numbers from the start.
+                Err(_) => {
+                    seen = 0;
+                    std::thread::sleep(PAUSES.0);
+                }
+            }
+        }
+    }
+
+    fn follow(&self, recalls: &[Recall]) {
+        if recalls.is_empty() {
+            return;
+        }
+        self.recalled.begin();
+        for recall in recalls {
+            let (Recall::Attr(ino) | Recall::Names(ino)) = recall;
+            self.forget_attr(*ino);
+        }
+        let names = |recall: &Recall| matches!(recall, Recall::Names(_));
+        if recalls.iter().any(names) {
+            self.told(self.notices.forget_names());
+        }
+    }
+
+    /// A lookup that was answered gives the kernel a file that it does not have yet: it has it in a
+    /// moment.
+    fn forget_attr(&self, ino: Ino) {
+        let until = Instant::now() + limits::SHOWN_FOR;
+        loop {
+            match self.notices.forget_attr(ino) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    if !self.forgets.are_owed(ino) || Instant::now() > until {
+                        return;
+                    }
+                    std::thread::sleep(PAUSES.1);
+                }
+                told => return self.told(told),
+            }
+        }
+    }
+
+    /// Another session has begun, which knows nothing of what was shown before.
+    fn forget_all(&self) {
+        self.recalled.begin();
+        self.told(self.notices.forget_names());
+        for ino in self.forgets.known() {
+            if let Err(error) = self.notices.forget_attr(ino)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                return self.told(Err(error));
+            }
+        }
+    }
+
+    /// The kernel believes for [`limits::SHOWN_FOR`] at most, and the server waits that long.
+    fn told(&self, told: io::Result<()>) {
+        if let Err(error) = told
+            && !self.in_flight.has_ended()
+        {
+            tracing::warn!("the kernel was not told what to forget: {error}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What an answered request has shown and changed, so far as other clients may believe it.
+
+use forebay_types::{Errno, FileKind, Ino};
+use forebay_wire::{Link, OpenMode, Request, Response, Shown};
+use smallvec::SmallVec;
+
+use super::shown::{NameKey, ShownLately, Target, Targets, Viewers};
+
+/// What of a request matters here; taken before the request is answered.
+#[derive(Default)]
+pub struct Effect {
+    /// When it began.
+    since: u64,
+    /// A name whose target the answer shows.
+    shows: Option<NameKey>,
+    /// It only looks whether the name leads anywhere.
+    looks: bool,
+    /// What has other attributes afterwards.
+    changes: Option<Ino>,
+    /// Names that lead elsewhere afterwards, with what they led to before.
+    names: SmallVec<[(NameKey, Option<Targets>); 2]>,
+    /// By renaming one to the other.
+    renames: bool,
+    /// It opens a file to write it.
+    opens: bool,
+}
+
+/// Whom an effect concerns.
+pub struct Concerned {
+    /// What is to be forgotten, and by whom.
+    pub recalls: Vec<(Target, Viewers)>,
+    /// What a name led to is not known: nobody knows whom it concerns.
+    pub unknown: bool,
+}
+
+impl Effect {
+    /// `file` is what the request's handle is open on.
+    pub fn of(request: &Request, file: Option<Ino>, lately: &ShownLately) -> Effect {
+        let mut effect = Effect {
+            since: lately.now(),
+            ..Effect::default()
+        };
+        let shows = |link: &Link| Some(lately.key(link));
+        let leaves = |link: &Link| {
+            let name = lately.key(link);
+            (name, lately.targets(name))
+        };
+        match request {
+            Request::Lookup(link) => {
+                effect.shows = shows(link);
+                effect.looks = true;
+            }
+            Request::Mknod { link, .. }
+            | Request::Mkdir { link, .. }
+            | Request::Symlink { link, .. } => effect.shows = shows(link),
+            Request::Create { link, flags, .. } => {
+                effect.shows = shows(link);
+                effect.opens = flags.writes();
+            }
+            Request::Link { ino, link, .. } => {
+                effect.shows = shows(link);
+                effect.changes = Some(*ino);
+            }
+            Request::Setattr { ino, .. }
+            | Request::SetXattr { ino, .. }
+            | Request::RemoveXattr { ino, .. } => effect.changes = Some(*ino),
+            Request::CreateUnnamed { .. } => effect.opens = true,
+            Request::Open { ino, flags, .. } if flags.writes() || flags.truncates() => {
+                effect.changes = Some(*ino);
+                effect.opens = flags.writes();
+            }
+            Request::Write { .. } | Request::Space { .. } => effect.changes = file,
+            Request::Unlink { link, .. } | Request::Rmdir { link, .. } => {
+                effect.names.push(leaves(link));
+            }
+            Request::Rename { from, to, .. } => {
+                effect.names.extend([leaves(from), leaves(to)]);
+                effect.renames = true;
+            }
+            _ => {}
+        }
+        effect
+    }
+
+    /// Whether it may change what others believe.
+    pub fn may_concern(&self) -> bool {
+        self.changes.is_some() || !self.names.is_empty()
+    }
+
+    /// Whether it changes the attributes of this.
+    pub fn is_of(&self, ino: Ino) -> bool {
+        self.changes == Some(ino)
+    }
+
+    /// A file that the kernel of `client` is to write by itself, if it is one.
+    pub fn written(&self, response: &Response) -> Option<Ino> {
+        let (ino, opened) = match response {
+            Response::Opened(opened) => (self.changes?, opened),
+            Response::Created(shown, opened) => (shown.attr.ino, opened),
+            _ => return None,
+        };
+        (self.opens && opened.mode == OpenMode::Passthrough).then_some(ino)
+    }
+
+    /// Notes what an answer changes, by the doing of `client`; whom that concerns.
+    pub fn changed(&self, response: &Response, client: u32, lately: &ShownLately) -> Concerned {
+        let mut concerned = Concerned {
+            recalls: Vec::new(),
+            unknown: false,
+        };
+        if matches!(response, Response::Failed(_) | Response::WouldWait) {
+            return concerned;
+        }
+        let created = match response {
+            // It may have been there before.
+            Response::Created(shown, _) => Some(shown.attr.ino),
+            _ => None,
+        };
+        let is_dir = false;
+        let changed = [self.changes, created].into_iter().flatten();
+        let mut gone: Targets = changed.map(|ino| Target { ino, is_dir }).collect();
+        let mut led = SmallVec::<[Targets; 2]>::new();
+        for (name, before) in &self.names {
+            lately.name_changed(*name);
+            let now = lately.targets(*name);
+            concerned.unknown |= before.is_none() && now.is_none();
+            led.push(before.iter().chain(&now).flatten().copied().collect());
+        }
+        gone.extend(led.iter().flatten().copied());
+        for target in gone {
+            let viewers = lately.attr_changed(target.ino, client);
+            if !viewers.is_empty() {
+                concerned.recalls.push((target, viewers));
+            }
+        }
+        if self.renames {
+            for (to, from) in [(1, 0), (0, 1)] {
+                for target in &led[from] {
+                    lately.leads_to(self.names[to].0, Some(*target));
+                }
+            }
+        }
+        concerned
+    }
+
+    /// Notes what an answer shows to `client`, and says in the answer whether that is firm.
+    pub fn show(&self, response: &mut Response, client: u32, lately: &ShownLately) {
+        let shown = match response {
+            Response::Attr(shown) | Response::Created(shown, _) => shown,
+            Response::Failed(Errno::ENOENT) => {
+                if let Some(name) = self.shows.filter(|_| self.looks) {
+                    lately.leads_to(name, None);
+                }
+                return;
+            }
+            _ => return,
+        };
+        let Shown { attr, firm } = shown;
+        *firm = lately.show_attr(attr.ino, client, self.since);
+        if let Some(name) = self.shows {
+            let target = Target {
+                ino: attr.ino,
+                is_dir: attr.kind == FileKind::Directory,
+            };
+            *firm &= lately.show_name(name, Some(target), self.since);
+        }
+    }
+}
