@@ -320,7 +320,7 @@ impl Filesystem for PassThrough {
         let flags = FopenFlags::empty();
         match &file.backing {
             Some(id) => reply.created_passthrough(&self.ttl, &attr, generation, handle, flags, id),
-            None => reply.created(&self.ttl, &attr, generation, handle, flags),
+            None => reply.created(&self.ttl, &self.ttl, &attr, generation, handle, flags),
         }
     }
 

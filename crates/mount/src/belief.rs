@@ -67,13 +67,6 @@ impl Belief {
         }
     }
 
-    /// For how long the kernel may believe a name, and what it knows of a file that it has made.
-    /// What others may change, it asks for once more: of a new file it does not tell a late answer
-    /// from an early one.
-    pub(crate) fn of_new(&self) -> Duration {
-        self.believed
-    }
-
     /// Whether reads and writes of open files go round the kernel's pages.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct
@@ -96,6 +89,7 @@ impl Belief {
         };
         Believed {
             of_attr,
+            of_made: self.believed,
             of_names: match self.direct {
                 true if !self.notices.can_forget_names() => Names::None,
                 true => Names::OfDirs,
@@ -209,11 +203,23 @@ enum Names {
 pub(crate) struct Believed<'a> {
     /// Attributes.
     pub(crate) of_attr: Duration,
+    /// Of a file that the kernel has made, where nobody else uses the server.
+    of_made: Duration,
     of_names: Names,
     _firm: Option<Firm<'a>>,
 }
 
 impl Believed<'_> {
+    /// Attributes and name of a file that the kernel has made. Of one that the kernel had before it
+    /// does not tell a late answer from an early one.
+    pub(crate) fn of_made(&self, is_new: bool) -> (Duration, Duration) {
+        match (self.of_names, is_new) {
+            (Names::All, _) => (self.of_made, self.of_made),
+            (_, true) => (self.of_attr, Duration::ZERO),
+            (_, false) => (Duration::ZERO, Duration::ZERO),
+        }
+    }
+
     /// The name of something of this kind.
     pub(crate) fn of_name(&self, kind: FileKind) -> Duration {
         match self.of_names {

@@ -49,13 +49,15 @@ impl References {
         self.waiting.clear();
     }
 
-    fn gives(&mut self, ino: Ino, generation: u64) {
+    fn gives(&mut self, ino: Ino, generation: u64) -> bool {
         self.follow(generation);
+        let is_new = !self.now.contains_key(&ino) && !self.before.contains_key(&ino);
         let counts = match generation == self.generation {
             true => &mut self.now,
             false => &mut self.before,
         };
         *counts.entry(ino).or_default() += 1;
+        is_new
     }
 
     /// Those of earlier sessions come first: a reference that is dropped too late costs memory, one
@@ -96,12 +98,10 @@ impl Forgets {
         }
     }
 
-    /// The kernel is about to get a reference, as one of this generation.
-    pub(crate) fn gives(&self, ino: Ino, generation: u64) {
-        // A server in this process has one session.
-        if !self.at_once {
-            self.references.lock().gives(ino, generation);
-        }
+    /// The kernel is about to get a reference, as one of this generation. Whether it has had none.
+    pub(crate) fn gives(&self, ino: Ino, generation: u64) -> bool {
+        // A server in this process has one session, and nobody asks.
+        self.at_once || self.references.lock().gives(ino, generation)
     }
 
     /// Whether the kernel has references, or is about to get some.
@@ -208,7 +208,9 @@ mod tests {
 
         fn give(&self, count: u64) {
             let generation = self.client.generation();
-            (0..count).for_each(|_| self.forgets.gives(FILE, generation));
+            for _ in 0..count {
+                self.forgets.gives(FILE, generation);
+            }
         }
 
         /// The kernel drops so many; what the server is told.

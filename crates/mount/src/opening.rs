@@ -72,21 +72,20 @@ impl Adapter {
             (None, Err(_)) => return,
         };
         let fh = FileHandle(open.opened.handle.0);
-        drop(self.belief.show(&found, turn.asked));
+        let believed = self.belief.show(&found, turn.asked);
         // Files of another session are other files, whatever their numbers.
         let generation = self.client.generation();
-        self.forgets.gives(found.ino, generation);
+        let is_new = self.forgets.gives(found.ino, generation);
+        let (of_attr, of_name) = believed.of_made(is_new);
         let (found, generation) = (attr(&found), Generation(generation));
         match self.back(found.ino, &open, Writes::New, |fd| reply.open_backing(fd)) {
             Some(id) => {
                 let flags = FopenFlags::FOPEN_NOFLUSH;
-                let believed = self.belief.of_new();
-                reply.created_passthrough(&believed, &found, generation, fh, flags, &id);
+                reply.created_passthrough(&of_name, &found, generation, fh, flags, &id);
             }
             None => {
                 let flags = self.plain_flags(found.ino, &open);
-                let believed = self.belief.of_new();
-                reply.created(&believed, &found, generation, fh, flags);
+                reply.created(&of_attr, &of_name, &found, generation, fh, flags);
             }
         }
     }

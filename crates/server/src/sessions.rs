@@ -325,6 +325,7 @@ impl Session {
         }
         // Who is the first to follow recalls was shown nothing firm before.
         if common.followed.load(Ordering::SeqCst) {
+            effect.show(&mut reply.response, self.node, &common.lately);
             let mut concerned = effect.changed(&reply.response, self.node, &common.lately);
             // A kernel keeps the root's access list for as long as it is mounted.
             if effect.is_of(Ino::ROOT) {
@@ -335,7 +336,6 @@ impl Session {
             if !concerned.recalls.is_empty() || concerned.unknown {
                 common.recall(concerned);
             }
-            effect.show(&mut reply.response, self.node, &common.lately);
             if !self.recalls.are_followed() {
                 not_firm(&mut reply.response);
             }

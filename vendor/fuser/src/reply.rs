@@ -501,7 +501,9 @@ impl ReplyCreate {
     /// When attempting to use kernel passthrough. Use `opened_passthrough()` instead.
     pub fn created(
         self,
-        ttl: &Duration,
+        // FOREBAY(create-ttl): the name may be believed for another time than the attributes.
+        attr_ttl: &Duration,
+        entry_ttl: &Duration,
         attr: &FileAttr,
         generation: Generation,
         fh: ll::FileHandle,
@@ -509,7 +511,8 @@ impl ReplyCreate {
     ) {
         assert!(!flags.contains(FopenFlags::FOPEN_PASSTHROUGH));
         self.reply.send_ll(&ll::ResponseStruct::new_create(
-            ttl,
+            attr_ttl,
+            entry_ttl,
             &attr.into(),
             generation,
             fh,
@@ -562,6 +565,7 @@ impl ReplyCreate {
         backing_id: &BackingId,
     ) {
         self.reply.send_ll(&ll::ResponseStruct::new_create(
+            ttl,
             ttl,
             &attr.into(),
             generation,
