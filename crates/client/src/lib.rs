@@ -65,13 +65,14 @@ fn link(parent: Ino, name: &[u8]) -> Link {
 fn read_on(
     connection: &dyn Connection,
     link: usize,
-    (handle, offset): (Handle, u64),
+    (handle, offset, pages): (Handle, u64, bool),
     into: &mut [u8],
 ) -> Result<usize, Errno> {
     let request = Request::Read {
         handle,
         offset,
         len: into.len() as u32,
+        pages,
     };
     match connection.call_on(link, request, &[], into)?.response {
         Response::Moved(bytes) => Ok(bytes as usize),
@@ -472,11 +473,31 @@ impl Client {
         into: &mut [u8],
         thread: u32,
     ) -> Result<usize, Errno> {
+        self.read_as((handle, offset, false), into, thread)
+    }
+
+    /// The same, of what is kept until the server recalls it.
+    pub fn read_pages(
+        &self,
+        handle: Handle,
+        offset: u64,
+        into: &mut [u8],
+        thread: u32,
+    ) -> Result<usize, Errno> {
+        self.read_as((handle, offset, true), into, thread)
+    }
+
+    fn read_as(
+        &self,
+        (handle, offset, pages): (Handle, u64, bool),
+        into: &mut [u8],
+        thread: u32,
+    ) -> Result<usize, Errno> {
         let links = self.connection.links();
         // Few bytes, or one link: nothing is to be gained, and nothing is counted.
         if parts(self.distribution, links, into.len(), 1) == 1 || self.is_local() {
             let link = self.link_for(Moves::Read, thread);
-            return read_on(&*self.connection, link, (handle, offset), into);
+            return read_on(&*self.connection, link, (handle, offset, pages), into);
         }
         let (under_way, reads) = self.pieces.enter();
         let parts = parts(self.distribution, links, into.len(), reads);
@@ -491,7 +512,8 @@ impl Client {
                 nth,
             };
             let link = choose(distribution, links, asked);
-            read_on(&*connection, link, (handle, offset + at as u64), into)
+            let from = (handle, offset + at as u64, pages);
+            read_on(&*connection, link, from, into)
         };
         let outcome = match parts {
             1 => read(0, 0, into),

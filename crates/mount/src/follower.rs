@@ -58,13 +58,21 @@ impl Follower {
             return;
         }
         self.recalled.begin();
-        for recall in recalls {
-            let (Recall::Attr(ino) | Recall::Names(ino)) = recall;
-            self.forget_attr(*ino);
-        }
         let names = |recall: &Recall| matches!(recall, Recall::Names(_));
         if recalls.iter().any(names) {
             self.told(self.notices.forget_names());
+        }
+        for recall in recalls {
+            match recall {
+                Recall::Attr(ino) | Recall::Names(ino) => self.forget_attr(*ino),
+                Recall::Pages(_) => {}
+            }
+        }
+        // What was stored in pages goes to the server first, which takes time.
+        for recall in recalls {
+            if let Recall::Pages(ino) = recall {
+                self.forget_pages(*ino);
+            }
         }
     }
 
@@ -82,6 +90,14 @@ impl Follower {
                 }
                 told => return self.told(told),
             }
+        }
+    }
+
+    fn forget_pages(&self, ino: Ino) {
+        match self.notices.forget_pages(ino) {
+            // The kernel has forgotten the file by itself.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            told => self.told(told),
         }
     }
 

@@ -14,8 +14,8 @@ impl Adapter {
     pub(crate) fn answer_read(
         &self,
         (handle, thread): (Handle, u32),
-        offset: u64,
-        size: usize,
+        (offset, size): (u64, usize),
+        pages: bool,
         reply: ReplyData,
     ) {
         if self.belief.pages_ended() {
@@ -27,7 +27,11 @@ impl Adapter {
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
-            let read = client.read(handle, offset, &mut buffer[..size], thread);
+            let into = &mut buffer[..size];
+            let read = match pages {
+                true => client.read_pages(handle, offset, into, thread),
+                false => client.read(handle, offset, into, thread),
+            };
             match (turn.reply::<ReplyData>(), read) {
                 (Some(reply), Ok(n)) => reply.data(&buffer[..n]),
                 (Some(reply), Err(e)) => reply.error(errno(e)),

@@ -142,6 +142,7 @@ impl Server {
                 handle,
                 offset,
                 len,
+                ..
             } => {
                 let len = (len as usize).min(into.len());
                 Response::Moved(rooms.files.read(handle, offset, &mut into[..len])? as u32).into()

@@ -11,6 +11,7 @@
 //! 5. A change is answered when all other clients have forgotten what they had been shown of it.
 
 mod effect;
+mod kept;
 mod recalls;
 mod shown;
 
@@ -26,6 +27,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
 use effect::{Concerned, Effect};
+use kept::Keepers;
 use recalls::Recalls;
 use shown::{BELIEVED_FOR, ShownLately, Target, Viewers};
 
@@ -52,6 +54,7 @@ struct Common {
     server: Arc<dyn Service>,
     processes: Arc<Processes>,
     lately: ShownLately,
+    keepers: Keepers,
     clients: RwLock<HashMap<u32, Arc<Recalls>>>,
     /// Some client follows recalls, or did.
     followed: AtomicBool,
@@ -61,7 +64,7 @@ struct Common {
 
 impl Common {
     /// Has other clients forget what they were shown, and waits until they have.
-    fn recall(&self, concerned: Concerned) {
+    fn recall(&self, concerned: Concerned, may_wait: bool) {
         let until = Instant::now() + BELIEVED_FOR;
         let mut asked: HashMap<u32, (Arc<Recalls>, u64)> = HashMap::new();
         for (target, viewers) in concerned.recalls {
@@ -70,19 +73,35 @@ impl Common {
                 false => Recall::Attr(target.ino),
             };
             for viewer in viewers {
-                let client = self.clients.read().get(&viewer).cloned();
-                if let Some(client) = client {
-                    let number = client.recall(what);
+                if let Some((client, number)) = self.ask(viewer, what) {
                     asked.insert(viewer, (client, number));
                 }
             }
         }
+        if !may_wait {
+            return;
+        }
         for (client, number) in asked.into_values() {
-            client.await_followed(number, until);
+            client.await_followed(number, Some(until));
         }
         if concerned.unknown {
             std::thread::sleep(until.saturating_duration_since(Instant::now()));
         }
+    }
+
+    /// Asks a client to forget something; what to wait for.
+    fn ask(&self, viewer: u32, what: Recall) -> Option<(Arc<Recalls>, u64)> {
+        let client = self.clients.read().get(&viewer).cloned()?;
+        let number = client.recall(what);
+        Some((client, number))
+    }
+
+    /// Has all clients but one drop their pages of a file. What is to be waited for.
+    fn recall_pages(&self, ino: Ino, client: u32) -> Vec<(Arc<Recalls>, u64)> {
+        let keepers = self.keepers.take_others(ino, client);
+        let asked = keepers.into_iter();
+        let asked = asked.filter_map(|keeper| self.ask(keeper, Recall::Pages(ino)));
+        asked.collect()
     }
 
     /// All clients but this one.
@@ -109,6 +128,8 @@ pub struct Session {
     node: u32,
     common: Arc<Common>,
     recalls: Arc<Recalls>,
+    /// Pages that others were asked to drop, and whom nobody has waited for.
+    owed: Mutex<Vec<(Arc<Recalls>, u64)>>,
     shards: [Mutex<Shard>; SHARDS],
     handles: AtomicUsize,
     ended: AtomicBool,
@@ -125,6 +146,7 @@ impl Session {
             node,
             common,
             recalls,
+            owed: Mutex::default(),
             shards: std::array::from_fn(|_| Mutex::default()),
             handles: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
@@ -160,6 +182,7 @@ impl Session {
                 self.undo(Request::Forget(batch.to_vec()));
             }
         }
+        self.common.keepers.forget(self.node);
         self.common.processes.forget(self.node);
     }
 
@@ -296,6 +319,16 @@ impl Session {
         }
     }
 
+    /// Has all other clients drop their pages of a file, and waits until they have. Who may not
+    /// wait leaves that to the next fsync.
+    fn recall_pages(&self, ino: Ino, may_wait: bool) {
+        let mut asked = self.common.recall_pages(ino, self.node);
+        if !may_wait {
+            self.owed.lock().append(&mut asked);
+        }
+        await_pages(asked);
+    }
+
     /// Answers a request that the client may ask.
     fn answer(
         &self,
@@ -307,6 +340,17 @@ impl Session {
         let common = &self.common;
         let effect = Effect::of(&request, asked.file, &common.lately);
         let takes_reference = request.takes_reference();
+        if matches!(request, Request::Fsync { .. }) {
+            let owed = std::mem::take(&mut *self.owed.lock());
+            await_pages(owed);
+        }
+        if let Some(ino) = effect.keeps() {
+            common.keepers.keeps(ino, self.node);
+        }
+        // What others have stored in their pages comes before the change, not over it.
+        if let Some(ino) = effect.content() {
+            self.recall_pages(ino, effect.may_wait());
+        }
         let mut reply = common.server.handle(peer, request, payload, into);
         // To a client that means the end of its session; a dead PFS behind FUSE says it, too.
         if let Response::Failed(errno @ Errno::ENOTCONN) = &mut reply.response {
@@ -323,6 +367,10 @@ impl Session {
         if effect.may_concern() {
             common.await_quiet();
         }
+        // Who has read pages meanwhile.
+        if let Some(ino) = effect.changed_content(&reply.response) {
+            self.recall_pages(ino, effect.may_wait());
+        }
         // Who is the first to follow recalls was shown nothing firm before.
         if common.followed.load(Ordering::SeqCst) {
             effect.show(&mut reply.response, self.node, &common.lately);
@@ -334,13 +382,19 @@ impl Session {
                 concerned.recalls.push((Target { ino, is_dir }, others));
             }
             if !concerned.recalls.is_empty() || concerned.unknown {
-                common.recall(concerned);
+                common.recall(concerned, effect.may_wait());
             }
             if !self.recalls.are_followed() {
                 not_firm(&mut reply.response);
             }
         }
         reply
+    }
+}
+
+fn await_pages(asked: Vec<(Arc<Recalls>, u64)>) {
+    for (keeper, number) in asked {
+        keeper.await_followed(number, None);
     }
 }
 
@@ -383,6 +437,7 @@ impl Sessions {
                 server,
                 processes,
                 lately: ShownLately::new(),
+                keepers: Keepers::default(),
                 clients: RwLock::default(),
                 followed: AtomicBool::new(false),
                 quiet_until,
@@ -601,6 +656,7 @@ mod tests {
             handle,
             offset: 0,
             len: 0,
+            pages: false,
         }
     }
 

@@ -194,11 +194,12 @@ pub enum Request {
     Release {
         handle: Handle,
     },
-    /// Data comes back beside the reply.
+    /// Data comes back beside the reply. With `pages` the client keeps it until that is recalled.
     Read {
         handle: Handle,
         offset: u64,
         len: u32,
+        pages: bool,
     },
     /// Data travels beside the request.
     Write {
@@ -308,6 +309,8 @@ pub enum Recall {
     Attr(Ino),
     /// Attributes, and every name: one of this file or directory leads elsewhere now.
     Names(Ino),
+    /// Attributes and pages; what was stored in these is written back before.
+    Pages(Ino),
 }
 
 /// An open file.

@@ -145,6 +145,7 @@ pub fn requests() -> Vec<Request> {
             handle,
             offset: 1 << 40,
             len: 1 << 20,
+            pages: true,
         },
         Request::Write {
             handle,
@@ -238,7 +239,7 @@ pub fn responses() -> Vec<Response> {
         Response::WouldWait,
         Response::Recalls {
             last: 9,
-            recalls: vec![Recall::Attr(INO), Recall::Names(INO)],
+            recalls: vec![Recall::Attr(INO), Recall::Names(INO), Recall::Pages(INO)],
         },
     ];
     all.extend(control_responses().into_iter().map(Response::Control));

@@ -17,6 +17,12 @@ pub struct Effect {
     looks: bool,
     /// What has other attributes afterwards.
     changes: Option<Ino>,
+    /// It changes the content of that.
+    content: bool,
+    /// It brings what was stored in pages: the kernel holds these meanwhile.
+    write_back: bool,
+    /// It keeps pages of this file.
+    keeps: Option<Ino>,
     /// Names that lead elsewhere afterwards, with what they led to before.
     names: SmallVec<[(NameKey, Option<Targets>); 2]>,
     /// By renaming one to the other.
@@ -56,20 +62,35 @@ impl Effect {
             Request::Create { link, flags, .. } => {
                 effect.shows = shows(link);
                 effect.opens = flags.writes();
+                effect.content = flags.truncates();
             }
             Request::Link { ino, link, .. } => {
                 effect.shows = shows(link);
                 effect.changes = Some(*ino);
             }
-            Request::Setattr { ino, .. }
-            | Request::SetXattr { ino, .. }
-            | Request::RemoveXattr { ino, .. } => effect.changes = Some(*ino),
+            Request::Setattr { ino, set, .. } => {
+                effect.changes = Some(*ino);
+                effect.content = set.size.is_some();
+            }
+            Request::SetXattr { ino, .. } | Request::RemoveXattr { ino, .. } => {
+                effect.changes = Some(*ino)
+            }
             Request::CreateUnnamed { .. } => effect.opens = true,
             Request::Open { ino, flags, .. } if flags.writes() || flags.truncates() => {
                 effect.changes = Some(*ino);
                 effect.opens = flags.writes();
+                effect.content = flags.truncates();
             }
-            Request::Write { .. } | Request::Space { .. } => effect.changes = file,
+            Request::Write { how, .. } => {
+                effect.changes = file;
+                effect.content = true;
+                effect.write_back = how.write_back;
+            }
+            Request::Space { .. } => {
+                effect.changes = file;
+                effect.content = true;
+            }
+            Request::Read { pages: true, .. } => effect.keeps = file,
             Request::Unlink { link, .. } | Request::Rmdir { link, .. } => {
                 effect.names.push(leaves(link));
             }
@@ -85,6 +106,29 @@ impl Effect {
     /// Whether it may change what others believe.
     pub fn may_concern(&self) -> bool {
         self.changes.is_some() || !self.names.is_empty()
+    }
+
+    /// The file whose content it changes, where that is known before it is answered.
+    pub fn content(&self) -> Option<Ino> {
+        self.changes.filter(|_| self.content)
+    }
+
+    /// The file of which it keeps pages.
+    pub fn keeps(&self) -> Option<Ino> {
+        self.keeps
+    }
+
+    /// The file whose content it has changed, or is about to change out of the server's sight.
+    pub fn changed_content(&self, response: &Response) -> Option<Ino> {
+        match response {
+            Response::Created(shown, _) if self.content => Some(shown.attr.ino),
+            _ => self.content(),
+        }
+    }
+
+    /// Whether who asks may wait for others: not who holds pages that others may wait for.
+    pub fn may_wait(&self) -> bool {
+        !self.write_back
     }
 
     /// Whether it changes the attributes of this.

@@ -3,7 +3,8 @@
 //! Invariants:
 //!
 //! 1. Recalls are numbered from 1, and told again until the client says that it has followed them.
-//! 2. Who waits for a client to forget waits no longer than anything is believed.
+//! 2. Who waits for a client to forget what it believes waits no longer than that is believed. Who
+//!    waits for pages waits until they are dropped, or the client is fenced.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -129,13 +130,18 @@ impl Recalls {
         number
     }
 
-    /// Waits until the client has forgotten all up to this number, or nobody can believe it any
-    /// more.
-    pub fn await_followed(&self, number: u64, until: Instant) {
+    /// Waits until the client has forgotten all up to this number, or is gone. With `until`, until
+    /// then at most: what it believes has an end.
+    pub fn await_followed(&self, number: u64, until: Option<Instant>) {
         let mut state = self.state.lock();
         while state.followed() < number && !state.ended {
-            if self.followed.wait_until(&mut state, until).timed_out() {
-                return;
+            match until {
+                None => self.followed.wait(&mut state),
+                Some(until) => {
+                    if self.followed.wait_until(&mut state, until).timed_out() {
+                        return;
+                    }
+                }
             }
         }
     }
@@ -217,7 +223,7 @@ mod tests {
 
     #[test]
     fn who_waits_goes_on_when_it_is_followed_at_the_end_and_in_time() {
-        let long = || Instant::now() + Duration::from_secs(60);
+        let long = || Some(Instant::now() + Duration::from_secs(60));
         let ways: [fn(&Recalls); 2] = [|recalls| drop(recalls.follow(1)), |recalls| recalls.end()];
         for way in ways {
             let recalls = Arc::new(Recalls::default());
@@ -232,7 +238,7 @@ mod tests {
         }
         let recalls = Recalls::default();
         recalls.follow(0);
-        recalls.await_followed(recall(&recalls, 7), Instant::now());
+        recalls.await_followed(recall(&recalls, 7), Some(Instant::now()));
     }
 
     #[test]

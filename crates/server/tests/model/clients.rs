@@ -133,6 +133,7 @@ impl State {
                 handle,
                 offset: 0,
                 len: 0,
+                pages: false,
             },
             Request::Release { handle },
             Request::CloseDir { handle },

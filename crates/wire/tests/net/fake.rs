@@ -166,6 +166,7 @@ impl FakeGuest {
                 handle,
                 offset,
                 len,
+                ..
             } => {
                 let wanted = content(handle.0, offset, len as usize);
                 into[..wanted.len()].copy_from_slice(&wanted);
@@ -299,6 +300,7 @@ pub fn read(handle: u64, offset: u64, len: usize) -> Request {
         handle: Handle(handle),
         offset,
         len: len as u32,
+        pages: false,
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_testkit::{Fleet, LONG, needs_nodes, pattern, run_bounded, wait_until, write_file};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use rustix::process::Signal;
 
 const MIB: usize = 1 << 20;
@@ -235,6 +236,94 @@ fn promise_2_two_nodes_that_change_names_in_one_directory_do_not_wait_for_each_o
         }
     });
     assert_eq!(fs::read_dir(fleet.mnt(2, "d")).expect("list").count(), 0);
+}
+
+/// A file that is mapped to be read and stored into.
+struct Mapping {
+    at: *mut u8,
+    len: usize,
+}
+
+impl Mapping {
+    fn new(file: &File, len: usize) -> Mapping {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let null = std::ptr::null_mut();
+        // SAFETY: a new mapping, at a place that the kernel chooses.
+        let at = unsafe { mmap(null, len, protection, MapFlags::SHARED, file, 0) };
+        let at = at.expect("mmap").cast();
+        Mapping { at, len }
+    }
+
+    fn load(&self, index: usize) -> u8 {
+        assert!(index < self.len);
+        // SAFETY: within the mapping, which lives.
+        unsafe { self.at.add(index).read_volatile() }
+    }
+
+    fn store(&self, index: usize, byte: u8) {
+        assert!(index < self.len);
+        // SAFETY: within the mapping, which lives.
+        unsafe { self.at.add(index).write_volatile(byte) }
+    }
+
+    fn sync(&self) {
+        // SAFETY: the whole mapping, which lives.
+        unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC) }.expect("msync");
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping; nobody uses it any more.
+        unsafe { munmap(self.at.cast(), self.len) }.expect("munmap");
+    }
+}
+
+#[test]
+fn promise_2_a_mapping_sees_what_other_nodes_have_written_and_overwrites_none_of_it() {
+    if needs_nodes() {
+        return;
+    }
+    const LEN: usize = 3 * 4096;
+    let fleet = Fleet::new(3, "");
+    fs::write(fleet.mnt(1, "f"), [0; LEN]).expect("write");
+    let files = [1, 2, 3].map(|node| {
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(fleet.mnt(node, "f"));
+        opened.expect("open")
+    });
+    let mappings = [Mapping::new(&files[0], LEN), Mapping::new(&files[1], LEN)];
+    let mut model = [0u8; LEN];
+    for turn in 1..=120usize {
+        let byte = turn as u8;
+        // Bytes of the same pages, by stores on two nodes and by writes on the third.
+        let at = |what: usize| (turn * 37 + what * 4096) % LEN;
+        for (node, mapping) in mappings.iter().enumerate() {
+            if turn % 3 != node {
+                mapping.store(at(node), byte);
+                model[at(node)] = byte;
+            }
+        }
+        mappings.iter().for_each(Mapping::sync);
+        files[2]
+            .write_all_at(&[byte; 5], at(5) as u64 % (LEN as u64 - 5))
+            .expect("write");
+        let start = at(5) % (LEN - 5);
+        model[start..start + 5].fill(byte);
+        for mapping in &mappings {
+            assert_eq!(mapping.load(start), byte, "turn {turn}");
+        }
+        let mut read = [0; LEN];
+        files[turn % 3].read_exact_at(&mut read, 0).expect("read");
+        if let Some(wrong) = (0..LEN).find(|&i| read[i] != model[i]) {
+            panic!(
+                "turn {turn}: byte {wrong} is {}, not {}",
+                read[wrong], model[wrong]
+            );
+        }
+    }
 }
 
 #[test]
