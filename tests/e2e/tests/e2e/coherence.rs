@@ -1,0 +1,383 @@
+//! Coherence of several nodes: what one changes, all see.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_testkit::{Fleet, LONG, needs_nodes, pattern, write_file};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+
+const MIB: usize = 1 << 20;
+
+fn errno<T>(result: std::io::Result<T>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+#[test]
+fn promise_2_a_read_after_a_completed_write_sees_it_on_every_node() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let (one, two) = (fleet.mnt(1, "f"), fleet.mnt(2, "f"));
+    write_file(&one, pattern(1, MIB));
+    pattern(1, MIB).assert_in(&two);
+    // Open on both, written by turns: no close in between.
+    let files = [&one, &two].map(|path| {
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        opened.expect("open")
+    });
+    for turn in 0..40u8 {
+        let (writer, reader) = (usize::from(turn % 2), usize::from((turn + 1) % 2));
+        let at = u64::from(turn) * 1000;
+        files[writer]
+            .write_all_at(&[turn; 3000], at)
+            .expect("write");
+        let mut read = [0; 3000];
+        files[reader].read_exact_at(&mut read, at).expect("read");
+        assert_eq!(read, [turn; 3000], "turn {turn}");
+        files[writer].set_len(at + 5000).expect("truncate");
+        let seen = files[reader].metadata().expect("stat").len();
+        assert_eq!(seen, at + 5000, "turn {turn}");
+    }
+}
+
+#[test]
+fn promise_2_names_and_attributes_are_the_same_on_every_node_at_once() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let at = |node, path: &str| fleet.mnt(node, path);
+    for round in 0..20 {
+        let name = format!("d{round}");
+        fs::create_dir(at(1, &name)).expect("mkdir");
+        fs::write(at(2, &format!("{name}/a")), b"content").expect("write");
+        assert_eq!(
+            fs::read(at(1, &format!("{name}/a"))).expect("read"),
+            b"content"
+        );
+        let (from, to) = (format!("{name}/a"), format!("{name}/b"));
+        fs::rename(at(1, &from), at(1, &to)).expect("rename");
+        assert_eq!(errno(fs::metadata(at(2, &from))), Some(libc::ENOENT));
+        assert_eq!(fs::metadata(at(2, &to)).expect("stat").len(), 7);
+        fs::hard_link(at(2, &to), at(2, &from)).expect("link");
+        assert_eq!(fs::metadata(at(1, &to)).expect("stat").nlink(), 2);
+        fs::remove_file(at(1, &to)).expect("unlink");
+        assert_eq!(errno(File::open(at(2, &to))), Some(libc::ENOENT));
+        let exclusive = |node| {
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(at(node, &to))
+        };
+        assert!(exclusive(2).is_ok());
+        assert_eq!(errno(exclusive(1)), Some(libc::EEXIST));
+    }
+}
+
+/// Calls `change` with 1, 2, ... for a while, and `look` again and again on other threads with the
+/// last number whose change has been answered before the look.
+fn look_while_changing(change: impl Fn(u64), look: impl Fn(u64) + Sync) {
+    const SPAN: Duration = Duration::from_secs(3);
+    let (done, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let lookers = [(); 3].map(|()| {
+            scope.spawn(|| {
+                let mut looks = 0u64;
+                while !over.load(Ordering::SeqCst) {
+                    look(done.load(Ordering::SeqCst));
+                    looks += 1;
+                }
+                looks
+            })
+        });
+        let begun = Instant::now();
+        for number in 1.. {
+            change(number);
+            done.store(number, Ordering::SeqCst);
+            if begun.elapsed() > SPAN {
+                break;
+            }
+            // Now and then there is time to believe something.
+            if number % 4 == 0 {
+                std::thread::sleep(Duration::from_millis(number % 7));
+            }
+        }
+        over.store(true, Ordering::SeqCst);
+        for looker in lookers {
+            assert!(looker.join().expect("looks right") > 100);
+        }
+    });
+    assert!(done.load(Ordering::SeqCst) > 100);
+}
+
+#[test]
+fn promise_2_what_a_node_believes_is_recalled_before_a_change_is_answered() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let at = |node, path: &str| fleet.mnt(node, path);
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(at(2, "log"));
+    let log = log.expect("create");
+    let open = File::open(at(1, "log")).expect("open");
+    look_while_changing(
+        |_| (&log).write_all(&[7; 10]).expect("append"),
+        |done| {
+            assert!(fs::metadata(at(1, "log")).expect("stat").len() >= 10 * done);
+            assert!(open.metadata().expect("fstat").len() >= 10 * done);
+        },
+    );
+    // A mode that only grows, in steps.
+    fs::write(at(2, "mode"), b"").expect("create");
+    let mode = |number: u64| 0o400 + (number.min(0o377)) as u32;
+    look_while_changing(
+        |number| {
+            let mode = fs::Permissions::from_mode(mode(number));
+            fs::set_permissions(at(2, "mode"), mode).expect("chmod");
+        },
+        |done| {
+            let found = fs::metadata(at(1, "mode")).expect("stat");
+            assert!(found.mode() & 0o777 >= mode(done));
+        },
+    );
+    // A directory that moves on, and what is below it; what was made in it is found at once.
+    fs::create_dir(at(2, "d0")).expect("mkdir");
+    fs::write(at(2, "d0/f"), b"x").expect("write");
+    look_while_changing(
+        |number| {
+            let (from, to) = (format!("d{}", number - 1), format!("d{number}"));
+            fs::rename(at(2, &from), at(2, &to)).expect("rename");
+        },
+        |done| {
+            if done > 0 {
+                let old = fs::metadata(at(1, &format!("d{}/f", done - 1)));
+                assert_eq!(errno(old), Some(libc::ENOENT), "before {done}");
+            }
+            // It may have moved on meanwhile.
+            drop(fs::metadata(at(1, &format!("d{done}/f"))));
+        },
+    );
+}
+
+#[test]
+fn promise_2_the_number_of_links_is_right_on_every_node() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let at = |node, path: &str| fleet.mnt(node, path);
+    fs::write(at(2, "l0"), b"x").expect("write");
+    look_while_changing(
+        |number| match number % 2 {
+            1 => fs::hard_link(at(2, "l0"), at(2, "l1")).expect("link"),
+            _ => fs::remove_file(at(2, "l1")).expect("unlink"),
+        },
+        |done| {
+            let found = fs::metadata(at(1, "l0")).expect("stat").nlink();
+            assert!((1..=2).contains(&found), "{found} links after {done}");
+            let _ = fs::metadata(at(1, "l1"));
+        },
+    );
+    for round in 0..50 {
+        if round > 0 || fs::metadata(at(2, "l1")).is_err() {
+            fs::hard_link(at(2, "l0"), at(2, "l1")).expect("link");
+        }
+        assert_eq!(
+            fs::metadata(at(1, "l0")).expect("stat").nlink(),
+            2,
+            "{round}"
+        );
+        fs::remove_file(at(2, "l1")).expect("unlink");
+        assert_eq!(
+            fs::metadata(at(1, "l0")).expect("stat").nlink(),
+            1,
+            "{round}"
+        );
+    }
+}
+
+#[test]
+fn promise_2_two_nodes_that_change_names_in_one_directory_do_not_wait_for_each_other() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    fs::create_dir(fleet.mnt(1, "d")).expect("mkdir");
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 0..4usize {
+            let dir = fleet.mnt(1 + thread % 2, "d");
+            let at = move |name: &str| dir.join(name);
+            scope.spawn(move || {
+                for round in 0..60 {
+                    let (dir, file) = (at(&format!("s{thread}")), at(&format!("f{thread}")));
+                    fs::create_dir(&dir).expect("mkdir");
+                    fs::write(&file, b"x").expect("write");
+                    // What the others have just now.
+                    for other in 0..4 {
+                        let _ = fs::metadata(at(&format!("s{other}")));
+                        let _ = fs::metadata(at(&format!("f{other}")));
+                    }
+                    fs::rename(&file, at(&format!("g{thread}"))).expect("rename");
+                    fs::remove_dir(&dir).expect("rmdir");
+                    fs::remove_file(at(&format!("g{thread}"))).expect("unlink");
+                    assert!(begun.elapsed() < LONG, "round {round}");
+                }
+            });
+        }
+    });
+    assert_eq!(fs::read_dir(fleet.mnt(2, "d")).expect("list").count(), 0);
+}
+
+/// A file that is mapped to be read and stored into.
+struct Mapping {
+    at: *mut u8,
+    len: usize,
+}
+
+impl Mapping {
+    fn new(file: &File, len: usize) -> Mapping {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let null = std::ptr::null_mut();
+        // SAFETY: a new mapping, at a place that the kernel chooses.
+        let at = unsafe { mmap(null, len, protection, MapFlags::SHARED, file, 0) };
+        let at = at.expect("mmap").cast();
+        Mapping { at, len }
+    }
+
+    fn load(&self, index: usize) -> u8 {
+        assert!(index < self.len);
+        // SAFETY: within the mapping, which lives.
+        unsafe { self.at.add(index).read_volatile() }
+    }
+
+    fn store(&self, index: usize, byte: u8) {
+        assert!(index < self.len);
+        // SAFETY: within the mapping, which lives.
+        unsafe { self.at.add(index).write_volatile(byte) }
+    }
+
+    fn sync(&self) {
+        // SAFETY: the whole mapping, which lives.
+        unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC) }.expect("msync");
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping; nobody uses it any more.
+        unsafe { munmap(self.at.cast(), self.len) }.expect("munmap");
+    }
+}
+
+#[test]
+fn promise_2_a_mapping_sees_what_other_nodes_have_written_and_overwrites_none_of_it() {
+    if needs_nodes() {
+        return;
+    }
+    const LEN: usize = 3 * 4096;
+    let fleet = Fleet::new(3, "");
+    fs::write(fleet.mnt(1, "f"), [0; LEN]).expect("write");
+    let files = [1, 2, 3].map(|node| {
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(fleet.mnt(node, "f"));
+        opened.expect("open")
+    });
+    let mappings = [Mapping::new(&files[0], LEN), Mapping::new(&files[1], LEN)];
+    let mut model = [0u8; LEN];
+    for turn in 1..=120usize {
+        let byte = turn as u8;
+        // Bytes of the same pages, by stores on two nodes and by writes on the third.
+        let at = |what: usize| (turn * 37 + what * 4096) % LEN;
+        for (node, mapping) in mappings.iter().enumerate() {
+            if turn % 3 != node {
+                mapping.store(at(node), byte);
+                model[at(node)] = byte;
+            }
+        }
+        mappings.iter().for_each(Mapping::sync);
+        files[2]
+            .write_all_at(&[byte; 5], at(5) as u64 % (LEN as u64 - 5))
+            .expect("write");
+        let start = at(5) % (LEN - 5);
+        model[start..start + 5].fill(byte);
+        for mapping in &mappings {
+            assert_eq!(mapping.load(start), byte, "turn {turn}");
+        }
+        let mut read = [0; LEN];
+        files[turn % 3].read_exact_at(&mut read, 0).expect("read");
+        if let Some(wrong) = (0..LEN).find(|&i| read[i] != model[i]) {
+            panic!(
+                "turn {turn}: byte {wrong} is {}, not {}",
+                read[wrong], model[wrong]
+            );
+        }
+    }
+}
+
+#[test]
+fn promise_2_appends_of_several_nodes_overwrite_nothing() {
+    if needs_nodes() {
+        return;
+    }
+    const APPENDS: usize = 200;
+    let fleet = Fleet::new(3, "");
+    fs::write(fleet.mnt(1, "log"), b"").expect("create");
+    std::thread::scope(|scope| {
+        for node in 1..=3 {
+            let path = fleet.mnt(node, "log");
+            scope.spawn(move || {
+                let mut log = OpenOptions::new().append(true).open(path).expect("open");
+                for _ in 0..APPENDS {
+                    log.write_all(&[b'0' + node as u8; 100]).expect("append");
+                }
+            });
+        }
+    });
+    let log = fs::read(fleet.mnt(2, "log")).expect("read");
+    assert_eq!(log.len(), 3 * APPENDS * 100);
+    for entry in log.chunks(100) {
+        assert!(entry.iter().all(|byte| *byte == entry[0]), "a torn append");
+    }
+}
+
+#[test]
+fn promise_2_a_mount_on_the_servers_node_and_one_elsewhere_see_the_same() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(1, "");
+    fleet.mount(0, &[]);
+    // The first of a series shows how large it is; the kernel writes the second by itself.
+    for version in 1..=3 {
+        let name = format!("ckpt-{version}");
+        write_file(&fleet.mnt(0, &name), pattern(version, 3 * MIB));
+        pattern(version, 3 * MIB).assert_in(&fleet.mnt(1, &name));
+        let here = OpenOptions::new()
+            .write(true)
+            .open(fleet.mnt(0, &name))
+            .expect("open");
+        let there = File::open(fleet.mnt(1, &name)).expect("open");
+        for turn in 0..10u8 {
+            here.write_all_at(&[turn; 5000], 12345).expect("write");
+            let mut read = [0; 5000];
+            there.read_exact_at(&mut read, 12345).expect("read");
+            assert_eq!(read, [turn; 5000]);
+        }
+        let mut tail = OpenOptions::new()
+            .append(true)
+            .open(fleet.mnt(1, &name))
+            .expect("open");
+        tail.write_all(b"from elsewhere").expect("append");
+        assert_eq!(here.metadata().expect("stat").len(), 3 * MIB as u64 + 14);
+    }
+}
