@@ -205,7 +205,11 @@ impl Shared {
             return Err(Errno::ESTALE);
         }
         let is_command = matches!(request, Request::Control(_) | Request::ControlFor { .. });
-        if is_command || matches!(request, Request::Forget(_) | Request::PfsHealth) {
+        let is_of_now = matches!(
+            request,
+            Request::Forget(_) | Request::PfsHealth | Request::Recalls { .. }
+        );
+        if is_command || is_of_now {
             return Err(Errno::ENOTCONN);
         }
         let end = self.soft.map(|soft| Instant::now() + soft);

@@ -5,7 +5,7 @@
 pub enum Company {
     /// Nobody: the kernel believes names and attributes for a second, and keeps pages.
     Alone,
-    /// Other mounts, perhaps on other nodes: the kernel asks each time, and reads and writes go to
-    /// the server. Only mappings keep pages.
+    /// Other mounts, perhaps on other nodes: the kernel believes what the server recalls, and reads
+    /// and writes go to the server. Only mappings keep pages.
     Shared,
 }

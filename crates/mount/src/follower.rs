@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_client::Client;
-use forebay_types::{Ino, limits};
+use forebay_types::{Errno, Ino, limits};
 use forebay_wire::Recall;
 
 use crate::forgets::Forgets;
@@ -33,10 +33,13 @@ impl Follower {
     /// Follows recalls until the mount ends.
     pub(crate) fn run(&self) {
         let (mut seen, mut generation) = (0, self.client.generation());
+        let mut is_lost = false;
         while !self.in_flight.has_ended() {
             let told = self.client.recalls(seen);
             let now = self.client.generation();
-            if std::mem::replace(&mut generation, now) != now {
+            let is_another = std::mem::replace(&mut generation, now) != now;
+            let was_lost = std::mem::replace(&mut is_lost, is_of_lost_session(&told));
+            if is_another || (is_lost && !was_lost) {
                 self.forget_all();
             }
             match told {
@@ -44,7 +47,7 @@ impl Follower {
                     self.follow(&recalls);
                     seen = last;
                 }
-                // The session is lost, or has ended: the next one numbers from the start.
+                // The next session numbers from the start.
                 Err(_) => {
                     seen = 0;
                     std::thread::sleep(PAUSES.0);
@@ -101,16 +104,16 @@ impl Follower {
         }
     }
 
-    /// Another session has begun, which knows nothing of what was shown before.
+    /// The session is lost: what the kernel has is believed no more. Who has a file of it mapped
+    /// gets a signal, where the program would go on with what the file was.
     fn forget_all(&self) {
+        if self.in_flight.has_ended() {
+            return;
+        }
         self.recalled.begin();
         self.told(self.notices.forget_names());
         for ino in self.forgets.known() {
-            if let Err(error) = self.notices.forget_attr(ino)
-                && error.kind() != io::ErrorKind::NotFound
-            {
-                return self.told(Err(error));
-            }
+            self.forget_pages(ino);
         }
     }
 
@@ -122,4 +125,9 @@ impl Follower {
             tracing::warn!("the kernel was not told what to forget: {error}");
         }
     }
+}
+
+/// A server that is away may come back, and knows then what it has shown.
+fn is_of_lost_session<T>(told: &Result<T, Errno>) -> bool {
+    matches!(told, Err(Errno::ENOTCONN | Errno::ESTALE))
 }

@@ -287,6 +287,8 @@ impl Session {
             *has -= *count;
             if *has == 0 {
                 shard.references.remove(ino);
+                // Pages go with the file that the client's kernel has forgotten.
+                self.common.keepers.forget_file(*ino, self.node);
             }
             true
         });

@@ -46,6 +46,17 @@ impl Keepers {
         others
     }
 
+    /// A client has forgotten a file, and its pages with it.
+    pub fn forget_file(&self, ino: Ino, client: u32) {
+        let mut shard = self.shard(ino).lock();
+        if let Some(keepers) = shard.get_mut(&ino) {
+            keepers.retain(|one| *one != client);
+            if keepers.is_empty() {
+                shard.remove(&ino);
+            }
+        }
+    }
+
     /// A client is gone, and its pages with it.
     pub fn forget(&self, client: u32) {
         for shard in &self.0 {
@@ -72,7 +83,10 @@ mod tests {
         assert!(keepers.take_others(f, 2).is_empty());
         assert_eq!(keepers.take_others(f, 1)[..], [2]);
         keepers.keeps(f, 4);
+        keepers.keeps(f, 5);
         keepers.forget(4);
+        keepers.forget_file(Ino(8), 5);
+        keepers.forget_file(f, 5);
         assert!(keepers.take_others(f, 1).is_empty());
         assert!(keepers.0.iter().all(|shard| shard.lock().is_empty()));
     }
