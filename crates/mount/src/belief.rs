@@ -90,11 +90,7 @@ impl Belief {
         Believed {
             of_attr,
             of_made: self.believed,
-            of_names: match self.direct {
-                true if !self.notices.can_forget_names() => Names::None,
-                true => Names::OfDirs,
-                false => Names::All,
-            },
+            alone: !self.direct,
             _firm: firm,
         }
     }
@@ -190,42 +186,35 @@ impl Belief {
     }
 }
 
-/// Names that are believed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Names {
-    All,
-    /// A file's name is looked up at each open: so its size is known when it is mapped.
-    OfDirs,
-    None,
-}
-
 /// For how long what is shown may be believed. While it is held no recall is followed.
 pub(crate) struct Believed<'a> {
     /// Attributes.
     pub(crate) of_attr: Duration,
     /// Of a file that the kernel has made, where nobody else uses the server.
     of_made: Duration,
-    of_names: Names,
+    alone: bool,
     _firm: Option<Firm<'a>>,
 }
 
 impl Believed<'_> {
-    /// Attributes and name of a file that the kernel has made. Of one that the kernel had before it
-    /// does not tell a late answer from an early one.
-    pub(crate) fn of_made(&self, is_new: bool) -> (Duration, Duration) {
-        match (self.of_names, is_new) {
-            (Names::All, _) => (self.of_made, self.of_made),
-            (_, true) => (self.of_attr, Duration::ZERO),
-            (_, false) => (Duration::ZERO, Duration::ZERO),
+    /// The name by which it was found. What others may rename is looked up each time: there is no
+    /// way to take a name back that neither waits for a lock of its directory, which a request may
+    /// hold that waits for the same of another node, nor hides a program's own directory from it
+    /// for a moment.
+    pub(crate) fn of_name(&self) -> Duration {
+        match self.alone {
+            true => self.of_attr,
+            false => Duration::ZERO,
         }
     }
 
-    /// The name of something of this kind.
-    pub(crate) fn of_name(&self, kind: FileKind) -> Duration {
-        match self.of_names {
-            Names::All => self.of_attr,
-            Names::OfDirs if kind == FileKind::Directory => self.of_attr,
-            Names::OfDirs | Names::None => Duration::ZERO,
+    /// Attributes and name of a file that the kernel has made. Of one that the kernel had before it
+    /// does not tell a late answer from an early one.
+    pub(crate) fn of_made(&self, is_new: bool) -> (Duration, Duration) {
+        match (self.alone, is_new) {
+            (true, _) => (self.of_made, self.of_made),
+            (false, true) => (self.of_attr, Duration::ZERO),
+            (false, false) => (Duration::ZERO, Duration::ZERO),
         }
     }
 }

@@ -61,14 +61,9 @@ impl Follower {
             return;
         }
         self.recalled.begin();
-        let names = |recall: &Recall| matches!(recall, Recall::Names(_));
-        if recalls.iter().any(names) {
-            self.told(self.notices.forget_names());
-        }
         for recall in recalls {
-            match recall {
-                Recall::Attr(ino) | Recall::Names(ino) => self.forget_attr(*ino),
-                Recall::Pages(_) => {}
+            if let Recall::Attr(ino) = recall {
+                self.forget_attr(*ino);
             }
         }
         // What was stored in pages goes to the server first, which takes time.
@@ -111,7 +106,6 @@ impl Follower {
             return;
         }
         self.recalled.begin();
-        self.told(self.notices.forget_names());
         for ino in self.forgets.known() {
             self.forget_pages(ino);
         }

@@ -487,7 +487,7 @@ pub(crate) fn answer_entry(
             let believed = belief.show(&made, turn.asked);
             let generation = client.generation();
             forgets.gives(made.ino, generation);
-            let name = believed.of_name(made.kind);
+            let name = believed.of_name();
             let generation = fuser::Generation(generation);
             reply.entry_with_ttls(&believed.of_attr, &name, &attr(&made), generation);
         }

@@ -3,14 +3,11 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_types::Ino;
 
 /// `FUSE_NOTIFY_INVAL_INODE` of the kernel's protocol.
 const FORGET_INODE: i32 = 2;
-/// `FUSE_NOTIFY_INC_EPOCH`, since Linux 6.16.
-const FORGET_NAMES: i32 = 8;
 /// Length, code and the number of the request that there is none of.
 const HEAD_BYTES: usize = 16;
 
@@ -19,7 +16,6 @@ const HEAD_BYTES: usize = 16;
 pub(crate) struct Notices {
     /// The mount's `/dev/fuse`.
     device: OnceLock<OwnedFd>,
-    names: AtomicBool,
 }
 
 impl Notices {
@@ -27,22 +23,6 @@ impl Notices {
     pub(crate) fn tell_by(&self, device: OwnedFd) {
         // A mount has one device, so it is set once.
         let _ = self.device.set(device);
-        let can = self.forget_names();
-        if let Err(error) = &can {
-            tracing::info!("names are looked up each time: the kernel forgets none ({error})");
-        }
-        self.names.store(can.is_ok(), Ordering::Release);
-    }
-
-    /// Whether the kernel can be told to forget names without a lock on their directory. With such
-    /// a lock, two clients that unlink in one directory would wait for each other.
-    pub(crate) fn can_forget_names(&self) -> bool {
-        self.names.load(Ordering::Acquire)
-    }
-
-    /// All names: the kernel looks each up once more before it uses it.
-    pub(crate) fn forget_names(&self) -> io::Result<()> {
-        self.tell(FORGET_NAMES, &[])
     }
 
     /// Attributes. Takes no lock that a request may hold. `ENOENT` if the kernel does not have the

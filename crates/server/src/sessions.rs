@@ -29,7 +29,7 @@ use crate::base::processes::Processes;
 use effect::{Concerned, Effect};
 use kept::Keepers;
 use recalls::Recalls;
-use shown::{BELIEVED_FOR, ShownLately, Target, Viewers};
+use shown::{BELIEVED_FOR, ShownLately, Viewers};
 
 /// Locks are spread over so many shards by handle or id.
 const SHARDS: usize = 16;
@@ -67,13 +67,9 @@ impl Common {
     fn recall(&self, concerned: Concerned, may_wait: bool) {
         let until = Instant::now() + BELIEVED_FOR;
         let mut asked: HashMap<u32, (Arc<Recalls>, u64)> = HashMap::new();
-        for (target, viewers) in concerned.recalls {
-            let what = match target.is_dir {
-                true => Recall::Names(target.ino),
-                false => Recall::Attr(target.ino),
-            };
+        for (ino, viewers) in concerned.recalls {
             for viewer in viewers {
-                if let Some((client, number)) = self.ask(viewer, what) {
+                if let Some((client, number)) = self.ask(viewer, Recall::Attr(ino)) {
                     asked.insert(viewer, (client, number));
                 }
             }
@@ -379,9 +375,8 @@ impl Session {
             let mut concerned = effect.changed(&reply.response, self.node, &common.lately);
             // A kernel keeps the root's access list for as long as it is mounted.
             if effect.is_of(Ino::ROOT) {
-                let (ino, is_dir) = (Ino::ROOT, false);
                 let others = common.others(self.node);
-                concerned.recalls.push((Target { ino, is_dir }, others));
+                concerned.recalls.push((Ino::ROOT, others));
             }
             if !concerned.recalls.is_empty() || concerned.unknown {
                 common.recall(concerned, effect.may_wait());

@@ -283,8 +283,7 @@ pub struct Shown {
     /// What there is.
     pub attr: Attr,
     /// Within [`limits::SHOWN_FOR`] of the request the server recalls it before a change by another
-    /// client is answered: until then it may be believed, and so may the name by which it was
-    /// found.
+    /// client is answered: until then it may be believed. A name may not.
     pub firm: bool,
 }
 
@@ -307,8 +306,6 @@ impl From<Attr> for Shown {
 pub enum Recall {
     /// Attributes.
     Attr(Ino),
-    /// Attributes, and every name: one of this file or directory leads elsewhere now.
-    Names(Ino),
     /// Attributes and pages; what was stored in these is written back before.
     Pages(Ino),
 }

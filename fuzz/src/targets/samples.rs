@@ -239,7 +239,7 @@ pub fn responses() -> Vec<Response> {
         Response::WouldWait,
         Response::Recalls {
             last: 9,
-            recalls: vec![Recall::Attr(INO), Recall::Names(INO), Recall::Pages(INO)],
+            recalls: vec![Recall::Attr(INO), Recall::Pages(INO)],
         },
     ];
     all.extend(control_responses().into_iter().map(Response::Control));

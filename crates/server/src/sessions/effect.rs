@@ -1,10 +1,10 @@
 //! What an answered request has shown and changed, so far as other clients may believe it.
 
-use forebay_types::{Errno, FileKind, Ino};
+use forebay_types::{Errno, Ino};
 use forebay_wire::{Link, OpenMode, Request, Response, Shown};
 use smallvec::SmallVec;
 
-use super::shown::{NameKey, ShownLately, Target, Targets, Viewers};
+use super::shown::{NameKey, ShownLately, Targets, Viewers};
 
 /// What of a request matters here; taken before the request is answered.
 #[derive(Default)]
@@ -34,7 +34,7 @@ pub struct Effect {
 /// Whom an effect concerns.
 pub struct Concerned {
     /// What is to be forgotten, and by whom.
-    pub recalls: Vec<(Target, Viewers)>,
+    pub recalls: Vec<(Ino, Viewers)>,
     /// What a name led to is not known: nobody knows whom it concerns.
     pub unknown: bool,
 }
@@ -160,21 +160,18 @@ impl Effect {
             Response::Created(shown, _) => Some(shown.attr.ino),
             _ => None,
         };
-        let is_dir = false;
-        let changed = [self.changes, created].into_iter().flatten();
-        let mut gone: Targets = changed.map(|ino| Target { ino, is_dir }).collect();
+        let mut changed: Targets = [self.changes, created].into_iter().flatten().collect();
         let mut led = SmallVec::<[Targets; 2]>::new();
         for (name, before) in &self.names {
-            lately.name_changed(*name);
             let now = lately.targets(*name);
             concerned.unknown |= before.is_none() && now.is_none();
             led.push(before.iter().chain(&now).flatten().copied().collect());
         }
-        gone.extend(led.iter().flatten().copied());
-        for target in gone {
-            let viewers = lately.attr_changed(target.ino, client);
+        changed.extend(led.iter().flatten().copied());
+        for ino in changed {
+            let viewers = lately.attr_changed(ino, client);
             if !viewers.is_empty() {
-                concerned.recalls.push((target, viewers));
+                concerned.recalls.push((ino, viewers));
             }
         }
         if self.renames {
@@ -202,11 +199,7 @@ impl Effect {
         let Shown { attr, firm } = shown;
         *firm = lately.show_attr(attr.ino, client, self.since);
         if let Some(name) = self.shows {
-            let target = Target {
-                ino: attr.ino,
-                is_dir: attr.kind == FileKind::Directory,
-            };
-            *firm &= lately.show_name(name, Some(target), self.since);
+            lately.leads_to(name, Some(attr.ino));
         }
     }
 }

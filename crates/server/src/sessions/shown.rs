@@ -34,17 +34,8 @@ pub type NameKey = u64;
 /// Clients, by the number of their session.
 pub type Viewers = SmallVec<[u32; 2]>;
 
-/// What a name leads to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// Its id.
-    pub ino: Ino,
-    /// Names below it change with its own.
-    pub is_dir: bool,
-}
-
 /// What has led where.
-pub type Targets = SmallVec<[Target; 1]>;
+pub type Targets = SmallVec<[Ino; 1]>;
 
 /// What has happened within [`BELIEVED_FOR`], and some that is older: the young half becomes the
 /// old one when it has that age.
@@ -156,14 +147,8 @@ impl ShownLately {
         !self.has_changed(ino.0, since) && !self.is_written(ino)
     }
 
-    /// A client is about to be shown what a name leads to, if to anything. Whether that is firm.
-    pub fn show_name(&self, name: NameKey, target: Option<Target>, since: u64) -> bool {
-        self.leads_to(name, target);
-        !self.has_changed(name, since)
-    }
-
     /// A name leads to this, or to nothing.
-    pub fn leads_to(&self, name: NameKey, target: Option<Target>) {
+    pub fn leads_to(&self, name: NameKey, target: Option<Ino>) {
         self.names.with(name, |halves| {
             let targets = halves.young.entry(name).or_default();
             if let Some(target) = target.filter(|target| !targets.contains(target)) {
@@ -181,11 +166,6 @@ impl ShownLately {
                 all
             })
         })
-    }
-
-    /// A name leads elsewhere than it did.
-    pub fn name_changed(&self, name: NameKey) {
-        self.note_change(name);
     }
 
     /// Attributes have changed by the doing of `client`. Who else has to forget them: whose doing
@@ -259,9 +239,6 @@ mod tests {
         assert!(lately.attr_changed(F, 2).is_empty());
         assert!(!lately.show_attr(F, 1, since));
         assert!(lately.show_attr(F, 1, lately.now()));
-        lately.name_changed(5);
-        assert!(!lately.show_name(5, None, since));
-        assert!(lately.show_name(5, None, lately.now()));
     }
 
     #[test]
@@ -280,10 +257,6 @@ mod tests {
     #[test]
     fn all_that_a_name_has_led_to_is_known_for_a_while() {
         let lately = ShownLately::new();
-        let target = |ino| Target {
-            ino: Ino(ino),
-            is_dir: false,
-        };
         let name = lately.key(&Link {
             parent: Ino::ROOT,
             name: b"a".to_vec(),
@@ -291,10 +264,10 @@ mod tests {
         assert_eq!(lately.targets(name), None);
         lately.leads_to(name, None);
         assert_eq!(lately.targets(name).as_deref(), Some(&[][..]));
-        lately.leads_to(name, Some(target(1)));
-        lately.leads_to(name, Some(target(2)));
-        lately.leads_to(name, Some(target(1)));
-        let known = [target(1), target(2)];
+        lately.leads_to(name, Some(Ino(1)));
+        lately.leads_to(name, Some(Ino(2)));
+        lately.leads_to(name, Some(Ino(1)));
+        let known = [Ino(1), Ino(2)];
         assert_eq!(lately.targets(name).as_deref(), Some(&known[..]));
     }
 
