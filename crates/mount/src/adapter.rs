@@ -297,6 +297,11 @@ impl Filesystem for Adapter {
         let made = self
             .client
             .link(ino(node), ino(newparent), newname.as_bytes(), cred(request));
+        // The kernel had the file before, and does not tell a late answer from an early one.
+        let made = made.map(|shown| forebay_wire::Shown {
+            firm: false,
+            ..shown
+        });
         self.entry(made, &turn);
     }
 

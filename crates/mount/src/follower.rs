@@ -43,6 +43,8 @@ impl Follower {
                 self.forget_all();
             }
             match told {
+                // Numbers of another session.
+                Ok(_) if is_another => seen = 0,
                 Ok((last, recalls)) => {
                     self.follow(&recalls);
                     seen = last;

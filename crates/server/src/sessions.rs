@@ -12,13 +12,14 @@
 
 mod effect;
 mod kept;
+mod pending;
 mod recalls;
 mod shown;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
@@ -26,11 +27,14 @@ use forebay_wire::{Peer, Recall, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
-use effect::{Concerned, Effect};
+use effect::{Concerned, Effect, Patience};
 use kept::Keepers;
+use pending::{Asked as Recalled, Pending};
 use recalls::Recalls;
 use shown::{BELIEVED_FOR, ShownLately, Viewers};
 
+/// A client that has not dropped its pages for so long is fenced, as one that is silent.
+const FENCED_AFTER: Duration = Duration::from_secs(30);
 /// Locks are spread over so many shards by handle or id.
 const SHARDS: usize = 16;
 
@@ -55,6 +59,7 @@ struct Common {
     processes: Arc<Processes>,
     lately: ShownLately,
     keepers: Keepers,
+    pending: Pending,
     clients: RwLock<HashMap<u32, Arc<Recalls>>>,
     /// Some client follows recalls, or did.
     followed: AtomicBool,
@@ -64,40 +69,62 @@ struct Common {
 
 impl Common {
     /// Has other clients forget what they were shown, and waits until they have.
-    fn recall(&self, concerned: Concerned, may_wait: bool) {
+    fn recall(&self, concerned: Concerned, client: u32, patience: Patience) {
         let until = Instant::now() + BELIEVED_FOR;
-        let mut asked: HashMap<u32, (Arc<Recalls>, u64)> = HashMap::new();
-        for (ino, viewers) in concerned.recalls {
-            for viewer in viewers {
-                if let Some((client, number)) = self.ask(viewer, Recall::Attr(ino)) {
-                    asked.insert(viewer, (client, number));
-                }
-            }
+        let mut asked = Vec::new();
+        for ino in concerned.changed {
+            asked.extend(self.pending.ask(ino, || {
+                let viewers = match ino {
+                    // A kernel keeps the root's access list for as long as it is mounted.
+                    Ino::ROOT => self.others(client),
+                    _ => Viewers::new(),
+                };
+                let others = self.lately.attr_changed(ino, client);
+                self.ask(viewers.into_iter().chain(others), Recall::Attr(ino))
+            }));
         }
-        if !may_wait {
+        if patience == Patience::None {
             return;
         }
-        for (client, number) in asked.into_values() {
-            client.await_followed(number, Some(until));
+        for (client, number) in asked {
+            client.await_followed(number, until);
         }
         if concerned.unknown {
             std::thread::sleep(until.saturating_duration_since(Instant::now()));
         }
     }
 
-    /// Asks a client to forget something; what to wait for.
-    fn ask(&self, viewer: u32, what: Recall) -> Option<(Arc<Recalls>, u64)> {
-        let client = self.clients.read().get(&viewer).cloned()?;
-        let number = client.recall(what);
-        Some((client, number))
+    /// Asks clients to forget something; what to wait for.
+    fn ask(&self, viewers: impl Iterator<Item = u32>, what: Recall) -> Vec<Recalled> {
+        let clients = self.clients.read();
+        let viewers = viewers.filter_map(|viewer| clients.get(&viewer).cloned());
+        let viewers: Vec<Arc<Recalls>> = viewers.collect();
+        drop(clients);
+        let asked = viewers.into_iter().map(|client| {
+            let number = client.recall(what);
+            (client, number)
+        });
+        asked.collect()
     }
 
-    /// Has all clients but one drop their pages of a file. What is to be waited for.
-    fn recall_pages(&self, ino: Ino, client: u32) -> Vec<(Arc<Recalls>, u64)> {
-        let keepers = self.keepers.take_others(ino, client);
-        let asked = keepers.into_iter();
-        let asked = asked.filter_map(|keeper| self.ask(keeper, Recall::Pages(ino)));
-        asked.collect()
+    /// Has all clients but one drop their pages of a file, and waits until they have.
+    fn recall_pages(&self, ino: Ino, client: u32, patience: Patience) {
+        let asked = self.pending.ask(ino, || {
+            let keepers = self.keepers.take_others(ino, client);
+            self.ask(keepers.into_iter(), Recall::Pages(ino))
+        });
+        let span = match patience {
+            Patience::None => return,
+            Patience::Short => BELIEVED_FOR,
+            Patience::Full => FENCED_AFTER,
+        };
+        let until = Instant::now() + span;
+        for (keeper, number) in asked {
+            if !keeper.await_followed(number, until) && patience == Patience::Full {
+                tracing::error!("a client does not drop its pages of {ino:?}: it is fenced");
+                keeper.end();
+            }
+        }
     }
 
     /// All clients but this one.
@@ -124,8 +151,6 @@ pub struct Session {
     node: u32,
     common: Arc<Common>,
     recalls: Arc<Recalls>,
-    /// Pages that others were asked to drop, and whom nobody has waited for.
-    owed: Mutex<Vec<(Arc<Recalls>, u64)>>,
     shards: [Mutex<Shard>; SHARDS],
     handles: AtomicUsize,
     ended: AtomicBool,
@@ -142,7 +167,6 @@ impl Session {
             node,
             common,
             recalls,
-            owed: Mutex::default(),
             shards: std::array::from_fn(|_| Mutex::default()),
             handles: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
@@ -317,16 +341,6 @@ impl Session {
         }
     }
 
-    /// Has all other clients drop their pages of a file, and waits until they have. Who may not
-    /// wait leaves that to the next fsync.
-    fn recall_pages(&self, ino: Ino, may_wait: bool) {
-        let mut asked = self.common.recall_pages(ino, self.node);
-        if !may_wait {
-            self.owed.lock().append(&mut asked);
-        }
-        await_pages(asked);
-    }
-
     /// Answers a request that the client may ask.
     fn answer(
         &self,
@@ -338,16 +352,20 @@ impl Session {
         let common = &self.common;
         let effect = Effect::of(&request, asked.file, &common.lately);
         let takes_reference = request.takes_reference();
-        if matches!(request, Request::Fsync { .. }) {
-            let owed = std::mem::take(&mut *self.owed.lock());
-            await_pages(owed);
+        let synced = match &request {
+            Request::Fsync { .. } => asked.file,
+            _ => None,
+        };
+        // What was written back before it has waited for nobody.
+        if let Some(ino) = synced {
+            common.recall_pages(ino, self.node, Patience::Full);
         }
         if let Some(ino) = effect.keeps() {
             common.keepers.keeps(ino, self.node);
         }
         // What others have stored in their pages comes before the change, not over it.
         if let Some(ino) = effect.content() {
-            self.recall_pages(ino, effect.may_wait());
+            common.recall_pages(ino, self.node, effect.patience());
         }
         let mut reply = common.server.handle(peer, request, payload, into);
         // To a client that means the end of its session; a dead PFS behind FUSE says it, too.
@@ -367,31 +385,20 @@ impl Session {
         }
         // Who has read pages meanwhile.
         if let Some(ino) = effect.changed_content(&reply.response) {
-            self.recall_pages(ino, effect.may_wait());
+            common.recall_pages(ino, self.node, effect.patience());
         }
         // Who is the first to follow recalls was shown nothing firm before.
         if common.followed.load(Ordering::SeqCst) {
             effect.show(&mut reply.response, self.node, &common.lately);
-            let mut concerned = effect.changed(&reply.response, self.node, &common.lately);
-            // A kernel keeps the root's access list for as long as it is mounted.
-            if effect.is_of(Ino::ROOT) {
-                let others = common.others(self.node);
-                concerned.recalls.push((Ino::ROOT, others));
-            }
-            if !concerned.recalls.is_empty() || concerned.unknown {
-                common.recall(concerned, effect.may_wait());
+            let concerned = effect.changed(&reply.response, &common.lately);
+            if !concerned.changed.is_empty() || concerned.unknown {
+                common.recall(concerned, self.node, effect.patience());
             }
             if !self.recalls.are_followed() {
                 not_firm(&mut reply.response);
             }
         }
         reply
-    }
-}
-
-fn await_pages(asked: Vec<(Arc<Recalls>, u64)>) {
-    for (keeper, number) in asked {
-        keeper.await_followed(number, None);
     }
 }
 
@@ -435,6 +442,7 @@ impl Sessions {
                 processes,
                 lately: ShownLately::new(),
                 keepers: Keepers::default(),
+                pending: Pending::default(),
                 clients: RwLock::default(),
                 followed: AtomicBool::new(false),
                 quiet_until,
@@ -496,7 +504,7 @@ impl Service for Session {
     fn handle(&self, peer: Peer<'_>, request: Request, payload: &[u8], into: &mut [u8]) -> Reply {
         // Whoever waits to end the session must not keep out a request that another one waits for.
         let _under_way = self.under_way.read_recursive();
-        if self.ended.load(Ordering::Acquire) {
+        if self.ended.load(Ordering::Acquire) || self.recalls.have_ended() {
             return Errno::ENOTCONN.into();
         }
         if let Err(errno) = self.check_nodes(&request) {

@@ -284,7 +284,9 @@ impl Request {
             Request::Write { how, .. } => how.may_wait,
             Request::Space { may_wait, .. } => *may_wait,
             Request::Setattr { set, .. } => set.size.is_some(),
-            Request::Fsync { .. } | Request::FsyncDir { .. } | Request::Recalls { .. } => true,
+            Request::Fsync { .. } | Request::FsyncDir { .. } => true,
+            // Others wait for it: it is not to wait for a slot behind them.
+            Request::Recalls { .. } => false,
             _ => false,
         }
     }

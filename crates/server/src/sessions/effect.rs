@@ -4,7 +4,7 @@ use forebay_types::{Errno, Ino};
 use forebay_wire::{Link, OpenMode, Request, Response, Shown};
 use smallvec::SmallVec;
 
-use super::shown::{NameKey, ShownLately, Targets, Viewers};
+use super::shown::{NameKey, ShownLately, Targets};
 
 /// What of a request matters here; taken before the request is answered.
 #[derive(Default)]
@@ -21,6 +21,8 @@ pub struct Effect {
     content: bool,
     /// It brings what was stored in pages: the kernel holds these meanwhile.
     write_back: bool,
+    /// It sets the size: the kernel writes nothing back meanwhile.
+    sets_size: bool,
     /// It keeps pages of this file.
     keeps: Option<Ino>,
     /// Names that lead elsewhere afterwards, with what they led to before.
@@ -31,10 +33,21 @@ pub struct Effect {
     opens: bool,
 }
 
+/// How long a request may wait for pages of others, which its own kernel's pages may wait for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all: its kernel holds pages that others may wait for.
+    None,
+    /// As long as attributes are believed: others that do the same may wait for each other.
+    Short,
+    /// Until who does not drop its pages is fenced.
+    Full,
+}
+
 /// Whom an effect concerns.
 pub struct Concerned {
-    /// What is to be forgotten, and by whom.
-    pub recalls: Vec<(Ino, Viewers)>,
+    /// What has other attributes now.
+    pub changed: Targets,
     /// What a name led to is not known: nobody knows whom it concerns.
     pub unknown: bool,
 }
@@ -71,6 +84,7 @@ impl Effect {
             Request::Setattr { ino, set, .. } => {
                 effect.changes = Some(*ino);
                 effect.content = set.size.is_some();
+                effect.sets_size = effect.content;
             }
             Request::SetXattr { ino, .. } | Request::RemoveXattr { ino, .. } => {
                 effect.changes = Some(*ino)
@@ -126,14 +140,13 @@ impl Effect {
         }
     }
 
-    /// Whether who asks may wait for others: not who holds pages that others may wait for.
-    pub fn may_wait(&self) -> bool {
-        !self.write_back
-    }
-
-    /// Whether it changes the attributes of this.
-    pub fn is_of(&self, ino: Ino) -> bool {
-        self.changes == Some(ino)
+    /// How long who asks may wait for others.
+    pub fn patience(&self) -> Patience {
+        match (self.write_back, self.sets_size) {
+            (true, _) => Patience::None,
+            (_, true) => Patience::Short,
+            _ => Patience::Full,
+        }
     }
 
     /// A file that the kernel of `client` is to write by itself, if it is one.
@@ -146,10 +159,10 @@ impl Effect {
         (self.opens && opened.mode == OpenMode::Passthrough).then_some(ino)
     }
 
-    /// Notes what an answer changes, by the doing of `client`; whom that concerns.
-    pub fn changed(&self, response: &Response, client: u32, lately: &ShownLately) -> Concerned {
+    /// What an answer changes.
+    pub fn changed(&self, response: &Response, lately: &ShownLately) -> Concerned {
         let mut concerned = Concerned {
-            recalls: Vec::new(),
+            changed: Targets::new(),
             unknown: false,
         };
         if matches!(response, Response::Failed(_) | Response::WouldWait) {
@@ -160,20 +173,15 @@ impl Effect {
             Response::Created(shown, _) => Some(shown.attr.ino),
             _ => None,
         };
-        let mut changed: Targets = [self.changes, created].into_iter().flatten().collect();
+        let changed = [self.changes, created].into_iter().flatten();
+        concerned.changed.extend(changed);
         let mut led = SmallVec::<[Targets; 2]>::new();
         for (name, before) in &self.names {
             let now = lately.targets(*name);
             concerned.unknown |= before.is_none() && now.is_none();
             led.push(before.iter().chain(&now).flatten().copied().collect());
         }
-        changed.extend(led.iter().flatten().copied());
-        for ino in changed {
-            let viewers = lately.attr_changed(ino, client);
-            if !viewers.is_empty() {
-                concerned.recalls.push((ino, viewers));
-            }
-        }
+        concerned.changed.extend(led.iter().flatten().copied());
         if self.renames {
             for (to, from) in [(1, 0), (0, 1)] {
                 for target in &led[from] {

@@ -4,7 +4,8 @@
 //!
 //! 1. Recalls are numbered from 1, and told again until the client says that it has followed them.
 //! 2. Who waits for a client to forget what it believes waits no longer than that is believed. Who
-//!    waits for pages waits until they are dropped, or the client is fenced.
+//!    waits for pages waits until they are dropped; a client that does not drop them is fenced.
+//! 3. A client that does not follow costs a bounded queue.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -13,6 +14,9 @@ use forebay_types::limits;
 use forebay_wire::net::Answer;
 use forebay_wire::{Recall, Response};
 use parking_lot::{Condvar, Mutex};
+
+/// Longest queue of a client, in recalls: one that has more to forget does not follow.
+const QUEUE_MAX: usize = 1 << 16;
 
 #[derive(Default)]
 struct State {
@@ -119,6 +123,11 @@ impl Recalls {
             if state.ended || !state.listens {
                 return 0;
             }
+            if state.queue.len() >= QUEUE_MAX {
+                state.ended = true;
+                self.followed.notify_all();
+                return 0;
+            }
             state.queue.push_back(what);
             state.last += 1;
             let listener = state.listener.take();
@@ -130,20 +139,27 @@ impl Recalls {
         number
     }
 
-    /// Waits until the client has forgotten all up to this number, or is gone. With `until`, until
-    /// then at most: what it believes has an end.
-    pub fn await_followed(&self, number: u64, until: Option<Instant>) {
+    /// Whether the client has forgotten all up to this number, or is gone.
+    pub fn has_followed(&self, number: u64) -> bool {
+        let state = self.state.lock();
+        state.followed() >= number || state.ended
+    }
+
+    /// Whether the client is gone, or does not follow and is fenced.
+    pub fn have_ended(&self) -> bool {
+        self.state.lock().ended
+    }
+
+    /// Waits until the client has forgotten all up to this number, or is gone; false if that is not
+    /// so by then.
+    pub fn await_followed(&self, number: u64, until: Instant) -> bool {
         let mut state = self.state.lock();
         while state.followed() < number && !state.ended {
-            match until {
-                None => self.followed.wait(&mut state),
-                Some(until) => {
-                    if self.followed.wait_until(&mut state, until).timed_out() {
-                        return;
-                    }
-                }
+            if self.followed.wait_until(&mut state, until).timed_out() {
+                return state.followed() >= number || state.ended;
             }
         }
+        true
     }
 }
 
@@ -223,7 +239,7 @@ mod tests {
 
     #[test]
     fn who_waits_goes_on_when_it_is_followed_at_the_end_and_in_time() {
-        let long = || Some(Instant::now() + Duration::from_secs(60));
+        let long = || Instant::now() + Duration::from_secs(60);
         let ways: [fn(&Recalls); 2] = [|recalls| drop(recalls.follow(1)), |recalls| recalls.end()];
         for way in ways {
             let recalls = Arc::new(Recalls::default());
@@ -238,7 +254,20 @@ mod tests {
         }
         let recalls = Recalls::default();
         recalls.follow(0);
-        recalls.await_followed(recall(&recalls, 7), Some(Instant::now()));
+        let number = recall(&recalls, 7);
+        assert!(!recalls.await_followed(number, Instant::now()));
+        assert!(!recalls.has_followed(number));
+        recalls.follow(number);
+        assert!(recalls.has_followed(number));
+    }
+
+    #[test]
+    fn who_never_follows_is_fenced() {
+        let recalls = Recalls::default();
+        recalls.follow(0);
+        let asked = (0..=QUEUE_MAX as u64).map(|ino| recall(&recalls, ino));
+        assert_eq!(asked.last(), Some(0));
+        assert!(recalls.have_ended());
     }
 
     #[test]

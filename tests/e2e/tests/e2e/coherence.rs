@@ -325,6 +325,52 @@ fn promise_2_a_mapping_sees_what_other_nodes_have_written_and_overwrites_none_of
 }
 
 #[test]
+fn promise_2_writers_at_once_all_wait_for_a_mapping_elsewhere() {
+    if needs_nodes() {
+        return;
+    }
+    const LEN: usize = 16 * 4096;
+    const WRITERS: usize = 4;
+    let fleet = Fleet::new(3, "");
+    fs::write(fleet.mnt(1, "f"), [0; LEN]).expect("write");
+    let open = |node| {
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(fleet.mnt(node, "f"));
+        opened.expect("open")
+    };
+    let file = open(1);
+    let mapping = Mapping::new(&file, LEN);
+    let writers = [open(2), open(3), open(2), open(3)];
+    for turn in 1..=25u8 {
+        // Every page is there, and differs from what the file has: it goes back as a whole.
+        (0..LEN)
+            .step_by(4096)
+            .for_each(|page| mapping.store(page, turn));
+        std::thread::scope(|scope| {
+            for (number, writer) in writers.iter().enumerate() {
+                scope.spawn(move || {
+                    for page in (0..LEN as u64).step_by(4096) {
+                        let at = page + 1 + number as u64;
+                        writer.write_all_at(&[turn; 1], at).expect("write");
+                    }
+                });
+            }
+        });
+        let mut read = [0; LEN];
+        file.read_exact_at(&mut read, 0).expect("read");
+        for page in (0..LEN).step_by(4096) {
+            let bytes = read.iter().enumerate().skip(page);
+            for (at, byte) in bytes.take(1 + WRITERS) {
+                assert_eq!(*byte, turn, "byte {at} in the file");
+                assert_eq!(mapping.load(at), turn, "byte {at} in the mapping");
+            }
+        }
+    }
+}
+
+#[test]
 fn promise_2_appends_of_several_nodes_overwrite_nothing() {
     if needs_nodes() {
         return;

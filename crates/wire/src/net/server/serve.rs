@@ -223,13 +223,13 @@ pub(crate) fn close(core: &Arc<Core>, link: &Arc<Link>, why: &NetError) {
 
 /// Does what follows from a change of a session.
 pub(crate) fn act(core: &Arc<Core>, session: &Arc<Session>, after: After) {
-    if after.hush {
-        session.guest.hush();
-    }
     for link in after.close {
         if link.close() {
             core.remove_link(link.id);
         }
+    }
+    if after.hush {
+        session.guest.hush();
     }
     if let Some(link) = after.attach {
         attach(core, &link);
