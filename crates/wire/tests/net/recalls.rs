@@ -103,7 +103,12 @@ fn a_session_ends_although_its_client_listens() {
             let listener = scope.spawn(|| listen(&client, 0));
             until("it listens", || listening(&world) == 1);
             client.close();
-            assert_eq!(listener.join().expect("listener"), Err(Errno::ENOTCONN));
+            // The server may answer with nothing before the socket ends.
+            let told = listener.join().expect("listener");
+            assert!(
+                [Err(Errno::ENOTCONN), Ok(recalled(0))].contains(&told),
+                "{told:?}"
+            );
         });
     }
     until("both have ended", || {
