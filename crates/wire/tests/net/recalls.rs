@@ -118,9 +118,12 @@ fn a_session_ends_although_its_client_listens() {
         world.ended.load(Ordering::SeqCst) == 2
     });
     let client = connect(client_of(&server));
-    let listener = std::thread::spawn(move || listen(&client, 0));
-    until("it listens", || listening(&world) == 1);
-    // A server that stops waits for its sessions. Who listens may be told nothing before.
-    drop(server);
-    drop(listener.join().expect("listener"));
+    std::thread::scope(|scope| {
+        let listener = scope.spawn(|| listen(&client, 0));
+        until("it listens", || listening(&world) == 1);
+        // A server that stops waits for its sessions.
+        bounded("the end of the server", move || drop(server));
+        client.close();
+        drop(listener.join().expect("listener"));
+    });
 }
