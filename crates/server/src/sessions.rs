@@ -59,7 +59,9 @@ struct Common {
     processes: Arc<Processes>,
     lately: ShownLately,
     keepers: Keepers,
-    pending: Pending,
+    /// Attributes and pages that others have been asked to forget.
+    attrs: Pending,
+    pages: Pending,
     clients: RwLock<HashMap<u32, Arc<Recalls>>>,
     /// Some client follows recalls, or did.
     followed: AtomicBool,
@@ -70,24 +72,27 @@ struct Common {
 impl Common {
     /// Has other clients forget what they were shown, and waits until they have.
     fn recall(&self, concerned: Concerned, client: u32, patience: Patience) {
-        let until = Instant::now() + BELIEVED_FOR;
+        let now = Instant::now();
+        let until = now + BELIEVED_FOR;
         let mut asked = Vec::new();
+        // Who was asked long ago and has not followed can believe nothing any more.
+        let counts = |asked: &Recalled| asked.until > now;
         for ino in concerned.changed {
-            asked.extend(self.pending.ask(ino, || {
+            asked.extend(self.attrs.ask(ino, counts, || {
                 let viewers = match ino {
                     // A kernel keeps the root's access list for as long as it is mounted.
                     Ino::ROOT => self.others(client),
                     _ => Viewers::new(),
                 };
                 let others = self.lately.attr_changed(ino, client);
-                self.ask(viewers.into_iter().chain(others), Recall::Attr(ino))
+                self.ask(viewers.into_iter().chain(others), Recall::Attr(ino), until)
             }));
         }
         if patience == Patience::None {
             return;
         }
-        for (client, number) in asked {
-            client.await_followed(number, until);
+        for asked in asked {
+            asked.wait(asked.until);
         }
         if concerned.unknown {
             std::thread::sleep(until.saturating_duration_since(Instant::now()));
@@ -95,34 +100,61 @@ impl Common {
     }
 
     /// Asks clients to forget something; what to wait for.
-    fn ask(&self, viewers: impl Iterator<Item = u32>, what: Recall) -> Vec<Recalled> {
+    fn ask(
+        &self,
+        viewers: impl Iterator<Item = u32>,
+        what: Recall,
+        until: Instant,
+    ) -> Vec<Recalled> {
         let clients = self.clients.read();
         let viewers = viewers.filter_map(|viewer| clients.get(&viewer).cloned());
         let viewers: Vec<Arc<Recalls>> = viewers.collect();
         drop(clients);
         let asked = viewers.into_iter().map(|client| {
             let number = client.recall(what);
-            (client, number)
+            Recalled {
+                client,
+                number,
+                until,
+            }
         });
         asked.collect()
     }
 
     /// Has all clients but one drop their pages of a file, and waits until they have.
     fn recall_pages(&self, ino: Ino, client: u32, patience: Patience) {
-        let asked = self.pending.ask(ino, || {
-            let keepers = self.keepers.take_others(ino, client);
-            self.ask(keepers.into_iter(), Recall::Pages(ino))
-        });
-        let span = match patience {
-            Patience::None => return,
-            Patience::Short => BELIEVED_FOR,
-            Patience::Full => FENCED_AFTER,
-        };
-        let until = Instant::now() + span;
-        for (keeper, number) in asked {
-            if !keeper.await_followed(number, until) && patience == Patience::Full {
-                tracing::error!("a client does not drop its pages of {ino:?}: it is fenced");
-                keeper.end();
+        let until = Instant::now() + FENCED_AFTER;
+        let asked = self.pages.ask(
+            ino,
+            |_| true,
+            || {
+                let keepers = self.keepers.take_others(ino, client);
+                self.ask(keepers.into_iter(), Recall::Pages(ino), until)
+            },
+        );
+        self.await_pages(ino, asked, patience);
+    }
+
+    /// Waits for pages that write-backs have asked others to drop, and have not waited for.
+    fn await_dropped(&self, ino: Ino) {
+        let asked = self.pages.ask(ino, |_| true, Vec::new);
+        self.await_pages(ino, asked, Patience::Full);
+    }
+
+    fn await_pages(&self, ino: Ino, asked: Vec<Recalled>, patience: Patience) {
+        let short = Instant::now() + BELIEVED_FOR;
+        for asked in asked {
+            match patience {
+                Patience::None => {}
+                Patience::Short => drop(asked.wait(short)),
+                Patience::Full => {
+                    if !asked.wait(asked.until) {
+                        tracing::error!(
+                            "a client does not drop its pages of {ino:?}: it is fenced"
+                        );
+                        asked.client.end();
+                    }
+                }
             }
         }
     }
@@ -352,13 +384,8 @@ impl Session {
         let common = &self.common;
         let effect = Effect::of(&request, asked.file, &common.lately);
         let takes_reference = request.takes_reference();
-        let synced = match &request {
-            Request::Fsync { .. } => asked.file,
-            _ => None,
-        };
-        // What was written back before it has waited for nobody.
-        if let Some(ino) = synced {
-            common.recall_pages(ino, self.node, Patience::Full);
+        if let (Request::Fsync { .. }, Some(ino)) = (&request, asked.file) {
+            common.await_dropped(ino);
         }
         if let Some(ino) = effect.keeps() {
             common.keepers.keeps(ino, self.node);
@@ -442,7 +469,8 @@ impl Sessions {
                 processes,
                 lately: ShownLately::new(),
                 keepers: Keepers::default(),
-                pending: Pending::default(),
+                attrs: Pending::default(),
+                pages: Pending::default(),
                 clients: RwLock::default(),
                 followed: AtomicBool::new(false),
                 quiet_until,

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_types::Ino;
 use parking_lot::Mutex;
@@ -11,16 +12,37 @@ use super::recalls::Recalls;
 
 const SHARDS: usize = 16;
 
-/// A client, and the number of what it was asked to forget.
-pub type Asked = (Arc<Recalls>, u64);
+/// What a client was asked to forget.
+#[derive(Clone)]
+pub struct Asked {
+    /// The client.
+    pub client: Arc<Recalls>,
+    /// The number of the recall.
+    pub number: u64,
+    /// Nobody waits for it after that.
+    pub until: Instant,
+}
+
+impl Asked {
+    /// Waits until it is followed, at most until then; whether it is.
+    pub fn wait(&self, until: Instant) -> bool {
+        self.client.await_followed(self.number, until)
+    }
+}
 
 /// See the module.
 #[derive(Default)]
 pub struct Pending([Mutex<HashMap<Ino, Vec<Asked>>>; SHARDS]);
 
 impl Pending {
-    /// Asks by `ask`, which nobody else does for this file meanwhile. All that is to be waited for.
-    pub fn ask(&self, ino: Ino, ask: impl FnOnce() -> Vec<Asked>) -> Vec<Asked> {
+    /// Asks by `ask`, which nobody else does for this file meanwhile. All that is to be waited for
+    /// and that `counts`.
+    pub fn ask(
+        &self,
+        ino: Ino,
+        counts: impl Fn(&Asked) -> bool,
+        ask: impl FnOnce() -> Vec<Asked>,
+    ) -> Vec<Asked> {
         let mut shard = self.0[ino.0 as usize % SHARDS].lock();
         let asked = ask();
         let all = match shard.get_mut(&ino) {
@@ -29,7 +51,7 @@ impl Pending {
             Some(all) => all,
         };
         all.extend(asked);
-        all.retain(|(client, number)| !client.has_followed(*number));
+        all.retain(|asked| !asked.client.has_followed(asked.number) && counts(asked));
         let left = all.clone();
         if left.is_empty() {
             shard.remove(&ino);
@@ -40,6 +62,8 @@ impl Pending {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use forebay_wire::Recall;
 
     use super::*;
@@ -49,16 +73,31 @@ mod tests {
         let (pending, client) = (Pending::default(), Arc::new(Recalls::default()));
         client.follow(0);
         let f = Ino(7);
-        let ask = || vec![(client.clone(), client.recall(Recall::Pages(f)))];
-        let numbers = |asked: Vec<Asked>| asked.iter().map(|(_, n)| *n).collect::<Vec<u64>>();
-        assert_eq!(numbers(pending.ask(f, ask)), [1]);
-        assert_eq!(numbers(pending.ask(f, Vec::new)), [1]);
-        assert_eq!(numbers(pending.ask(f, ask)), [1, 2]);
-        assert!(pending.ask(Ino(8), Vec::new).is_empty());
+        let until = Instant::now() + Duration::from_secs(60);
+        let ask = || {
+            vec![Asked {
+                client: client.clone(),
+                number: client.recall(Recall::Pages(f)),
+                until,
+            }]
+        };
+        let all = |_: &Asked| true;
+        let numbers = |asked: Vec<Asked>| asked.iter().map(|a| a.number).collect::<Vec<u64>>();
+        assert_eq!(numbers(pending.ask(f, all, ask)), [1]);
+        assert_eq!(numbers(pending.ask(f, all, Vec::new)), [1]);
+        assert_eq!(numbers(pending.ask(f, all, ask)), [1, 2]);
+        assert!(pending.ask(Ino(8), all, Vec::new).is_empty());
         client.follow(1);
-        assert_eq!(numbers(pending.ask(f, Vec::new)), [2]);
+        assert_eq!(numbers(pending.ask(f, all, Vec::new)), [2]);
+        // What nobody can believe any more.
+        assert!(
+            pending
+                .ask(f, |asked| asked.until > until, Vec::new)
+                .is_empty()
+        );
+        assert_eq!(numbers(pending.ask(f, all, ask)), [3]);
         client.end();
-        assert!(pending.ask(f, Vec::new).is_empty());
+        assert!(pending.ask(f, all, Vec::new).is_empty());
         assert!(pending.0.iter().all(|shard| shard.lock().is_empty()));
     }
 }
