@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use forebay_client::Client;
-use forebay_types::{Errno, Handle, OpenFlags as Flags, RenameMode, SetAttr};
+use forebay_types::{Errno, Handle, Ino, OpenFlags as Flags, RenameMode, SetAttr};
 use forebay_wire::WriteHow;
 use fuser::{
     BsdFileFlags, FileHandle, Filesystem, FopenFlags, ForgetOne, INodeNo, InitFlags, KernelConfig,
     LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, RequestId, TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
 
@@ -27,6 +27,7 @@ use crate::inflight::{
     InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_totals, answer_xattr, finish,
 };
 use crate::kept::Kept;
+use crate::locks::{Locks, Wanted};
 use crate::pool::Pool;
 use crate::waiting::Waiting;
 use crate::wishes::wish;
@@ -44,6 +45,7 @@ pub(crate) struct Adapter {
     pub(crate) waiting: Arc<Waiting>,
     pub(crate) passthrough: AtomicBool,
     pub(crate) forgets: Arc<Forgets>,
+    pub(crate) locks: Arc<Locks>,
     ended: EndCall,
 }
 
@@ -59,6 +61,7 @@ impl Adapter {
         in_flight: Arc<InFlightTable>,
         pool: Pool,
         belief: Arc<Belief>,
+        locks: Arc<Locks>,
     ) -> io::Result<Adapter> {
         Ok(Adapter {
             client,
@@ -70,12 +73,19 @@ impl Adapter {
             waiting: Arc::default(),
             passthrough: AtomicBool::new(passthrough),
             forgets,
+            locks,
             ended: EndCall::default(),
         })
     }
 
     pub(crate) fn on_destroy(&self) -> EndCall {
         self.ended.clone()
+    }
+
+    fn forgotten(&self, node: Ino) {
+        self.belief.forgotten(node);
+        self.kept.forgotten(node);
+        self.locks.forgotten(node);
     }
 
     fn entry(&self, made: Result<forebay_wire::Shown, Errno>, turn: &Turn<'_>) {
@@ -113,8 +123,7 @@ impl Filesystem for Adapter {
     }
 
     fn forget(&self, _: &Request, node: INodeNo, count: u64) {
-        self.belief.forgotten(ino(node));
-        self.kept.forgotten(ino(node));
+        self.forgotten(ino(node));
         let node = std::iter::once((ino(node), count));
         self.forgets.add(&self.client, node);
     }
@@ -123,10 +132,7 @@ impl Filesystem for Adapter {
         let nodes = nodes
             .iter()
             .map(|node| (ino(node.nodeid()), node.nlookup()));
-        let nodes = nodes.inspect(|(node, _)| {
-            self.belief.forgotten(*node);
-            self.kept.forgotten(*node);
-        });
+        let nodes = nodes.inspect(|(node, _)| self.forgotten(*node));
         self.forgets.add(&self.client, nodes);
     }
 
@@ -393,10 +399,77 @@ impl Filesystem for Adapter {
         self.answer_write(file, (offset, data), how, request.pid(), reply);
     }
 
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        // close(2) promises nothing that needs the server; ENOSYS tells the kernel not to ask
-        // again.
-        reply.error(errno(Errno::ENOSYS));
+    fn flush(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        match self.belief.is_direct() {
+            true => self.answer_close((ino(node), handle(fh)), owner, reply),
+            // close(2) promises nothing that needs the server; ENOSYS tells the kernel not to ask
+            // again.
+            false => reply.error(errno(Errno::ENOSYS)),
+        }
+    }
+
+    fn getlk(
+        &self,
+        _: &Request,
+        node: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        first: u64,
+        last: u64,
+        kind: i32,
+        pid: u32,
+        reply: ReplyLock,
+    ) {
+        let wanted = Wanted {
+            ino: ino(node),
+            handle: handle(fh),
+            owner,
+            first,
+            last,
+            kind,
+            pid,
+            by_flock: false,
+        };
+        self.answer_lock_holder(&wanted, reply);
+    }
+
+    fn setlk(
+        &self,
+        request: &Request,
+        node: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        first: u64,
+        last: u64,
+        kind: i32,
+        pid: u32,
+        may_wait: bool,
+        by_flock: bool,
+        reply: ReplyEmpty,
+    ) {
+        let wanted = Wanted {
+            ino: ino(node),
+            handle: handle(fh),
+            owner,
+            first,
+            last,
+            kind,
+            pid,
+            by_flock,
+        };
+        let ticket = may_wait.then(|| request.unique().into());
+        self.answer_lock(&wanted, ticket, reply);
+    }
+
+    fn interrupt(&self, unique: RequestId) {
+        self.interrupted(unique.into());
     }
 
     fn release(

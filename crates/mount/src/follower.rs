@@ -13,6 +13,7 @@ use forebay_wire::Recall;
 
 use crate::forgets::Forgets;
 use crate::inflight::InFlightTable;
+use crate::locks::Locks;
 use crate::notices::Notices;
 use crate::recalled::Recalled;
 
@@ -27,6 +28,7 @@ pub(crate) struct Follower {
     pub(crate) notices: Arc<Notices>,
     pub(crate) forgets: Arc<Forgets>,
     pub(crate) in_flight: Arc<InFlightTable>,
+    pub(crate) locks: Arc<Locks>,
 }
 
 impl Follower {
@@ -61,6 +63,11 @@ impl Follower {
     fn follow(&self, recalls: &[Recall]) {
         if recalls.is_empty() {
             return;
+        }
+        for recall in recalls {
+            if let Recall::Granted(ticket) = recall {
+                self.locks.granted(*ticket);
+            }
         }
         self.recalled.begin();
         for recall in recalls {
@@ -107,6 +114,7 @@ impl Follower {
         if self.in_flight.has_ended() {
             return;
         }
+        self.locks.lost();
         self.recalled.begin();
         for ino in self.forgets.known() {
             self.forget_pages(ino);

@@ -23,8 +23,8 @@ use forebay_client::Client;
 use forebay_types::{Errno, Handle, Ino, Statfs};
 use forebay_wire::Shown;
 use fuser::{
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLock,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -83,6 +83,7 @@ replies!(
     ReplyDirectory,
     ReplyEmpty,
     ReplyEntry,
+    ReplyLock,
     ReplyLseek,
     ReplyOpen,
     ReplyStatfs,
@@ -115,6 +116,7 @@ answers! {
     ReplyDirectory: Pending::ReplyDirectory(reply) => reply;
     ReplyEmpty: Pending::ReplyEmpty(reply) => reply;
     ReplyEntry: Pending::ReplyEntry(reply) | Pending::Lookup(reply, ..) => reply;
+    ReplyLock: Pending::ReplyLock(reply) => reply;
     ReplyLseek: Pending::ReplyLseek(reply) => reply;
     ReplyOpen: Pending::ReplyOpen(reply) => reply;
     ReplyStatfs: Pending::ReplyStatfs(reply) => reply;

@@ -10,6 +10,7 @@ mod forgets;
 mod inflight;
 mod kept;
 mod known;
+mod locks;
 mod notices;
 mod opening;
 mod pool;
@@ -42,6 +43,7 @@ pub use crate::company::Company;
 use crate::follower::Follower;
 use crate::forgets::Forgets;
 use crate::inflight::{InFlightTable, Watched};
+use crate::locks::Locks;
 use crate::pool::Pool;
 use crate::recalled::Recalled;
 
@@ -121,7 +123,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         InFlightTable::new(readers, recalled.clone()),
         Pool::default(),
     );
-    let passthrough = options.passthrough;
+    let (passthrough, locks) = (options.passthrough, Arc::new(Locks::default()));
     let belief = Arc::new(Belief::new(options.company, recalled.clone()));
     if options.company == Company::Shared {
         // Nothing is mounted of a server that does not answer.
@@ -136,6 +138,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         in_flight.clone(),
         pool.clone(),
         belief.clone(),
+        locks.clone(),
     )?;
     let ended = adapter.on_destroy();
     let session = match open_as_root(options)? {
@@ -158,7 +161,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         ended: ended.clone(),
     };
     if options.company == Company::Shared {
-        follow_recalls(&watched, recalled)?;
+        follow_recalls(&watched, recalled, locks)?;
     }
     std::thread::Builder::new()
         .name("fb-watchdog".into())
@@ -183,13 +186,14 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     })
 }
 
-fn follow_recalls(watched: &Watched, recalled: Arc<Recalled>) -> io::Result<()> {
+fn follow_recalls(watched: &Watched, recalled: Arc<Recalled>, locks: Arc<Locks>) -> io::Result<()> {
     let follower = Follower {
         client: watched.client.clone(),
         recalled,
         notices: watched.belief.notices.clone(),
         forgets: watched.forgets.clone(),
         in_flight: watched.in_flight.clone(),
+        locks,
     };
     std::thread::Builder::new()
         .name("fb-recall".into())

@@ -80,7 +80,7 @@ impl Adapter {
         let (found, generation) = (attr(&found), Generation(generation));
         match self.back(found.ino, &open, Writes::New, |fd| reply.open_backing(fd)) {
             Some(id) => {
-                let flags = FopenFlags::FOPEN_NOFLUSH;
+                let flags = self.flush_flags();
                 reply.created_passthrough(&of_name, &found, generation, fh, flags, &id);
             }
             None => {
@@ -110,8 +110,17 @@ impl Adapter {
             false => Writes::Nothing,
         };
         match self.back(node, &open, writes, |fd| reply.open_backing(fd)) {
-            Some(id) => reply.opened_passthrough(fh, FopenFlags::FOPEN_NOFLUSH, &id),
+            Some(id) => reply.opened_passthrough(fh, self.flush_flags(), &id),
             None => reply.opened(fh, self.plain_flags(node, &open)),
+        }
+    }
+
+    /// Who closes a file gives its locks back, where they are the server's. Nothing else needs the
+    /// server at a close.
+    fn flush_flags(&self) -> FopenFlags {
+        match self.belief.is_direct() {
+            true => FopenFlags::empty(),
+            false => FopenFlags::FOPEN_NOFLUSH,
         }
     }
 
@@ -119,12 +128,12 @@ impl Adapter {
         if self.belief.is_direct() {
             // Who writes apart in one file need not wait for each other.
             let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-            return FopenFlags::FOPEN_NOFLUSH | direct;
+            return self.flush_flags() | direct;
         }
         let (handle, content) = (open.opened.handle, open.opened.content);
         match self.kept.opened(ino(node), handle, content) {
-            true => FopenFlags::FOPEN_NOFLUSH | FopenFlags::FOPEN_KEEP_CACHE,
-            false => FopenFlags::FOPEN_NOFLUSH,
+            true => self.flush_flags() | FopenFlags::FOPEN_KEEP_CACHE,
+            false => self.flush_flags(),
         }
     }
 

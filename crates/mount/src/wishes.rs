@@ -12,7 +12,11 @@ const BACKGROUND_MAX: u16 = 64;
 /// Asks for everything but passthrough. `direct`: files are read and written without the kernel's
 /// pages, but may be mapped all the same.
 pub(crate) fn wish(client: &Client, config: &mut KernelConfig, direct: bool) -> io::Result<()> {
-    let mapped = direct.then_some(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+    // Where others use the server, files are mapped beside direct reads, and the server keeps locks.
+    let shared = InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
+        | InitFlags::FUSE_POSIX_LOCKS
+        | InitFlags::FUSE_FLOCK_LOCKS;
+    let shared = direct.then_some(shared);
     // Each is of use where the kernel has it, and none is needed.
     for wish in [
         InitFlags::FUSE_PARALLEL_DIROPS,
@@ -25,7 +29,7 @@ pub(crate) fn wish(client: &Client, config: &mut KernelConfig, direct: bool) -> 
         InitFlags::FUSE_NO_EXPORT_SUPPORT,
     ]
     .into_iter()
-    .chain(mapped)
+    .chain(shared.into_iter().flat_map(|flags| flags.iter()))
     {
         if let Err(missing) = config.add_capabilities(wish) {
             tracing::debug!("the kernel does not offer {missing:?}");

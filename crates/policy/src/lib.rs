@@ -28,6 +28,7 @@
 //! | When does a version become visible? | [`publication`] |
 //! | What is done about damage? | [`repair`] |
 //! | When are objects at rest looked at, and how closely? | [`scrub`] |
+//! | Who may lock which bytes, and who waits for whom? | [`locks`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
 
 pub mod calibration;
@@ -38,6 +39,7 @@ pub mod forecast;
 pub mod health;
 pub mod job;
 pub mod links;
+pub mod locks;
 pub mod mtbf;
 mod named;
 pub mod placement;

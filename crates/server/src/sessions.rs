@@ -12,6 +12,7 @@
 
 mod effect;
 mod kept;
+mod locks;
 mod pending;
 mod recalls;
 mod shown;
@@ -29,6 +30,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::base::processes::Processes;
 use effect::{Concerned, Effect, Patience};
 use kept::Keepers;
+use locks::{Ask, LockTable};
 use pending::{Asked as Recalled, Pending};
 use recalls::Recalls;
 use shown::{BELIEVED_FOR, ShownLately, Viewers};
@@ -51,6 +53,8 @@ struct File {
     ino: Ino,
     /// The client's kernel writes it by itself.
     written: bool,
+    /// Locks were asked for through it.
+    locked: bool,
 }
 
 /// What the sessions of one server have in common.
@@ -59,6 +63,7 @@ struct Common {
     processes: Arc<Processes>,
     lately: ShownLately,
     keepers: Keepers,
+    locks: LockTable,
     /// Attributes and pages that others have been asked to forget.
     attrs: Pending,
     pages: Pending,
@@ -234,6 +239,7 @@ impl Session {
                 self.undo(Request::Forget(batch.to_vec()));
             }
         }
+        self.common.locks.end(self.node);
         self.common.keepers.forget(self.node);
         self.common.processes.forget(self.node);
     }
@@ -279,7 +285,7 @@ impl Session {
                 let closed = shard.files.remove(&handle);
                 let asked = closed.map(|closed| Asked {
                     file: Some(closed.ino),
-                    closed: Some(closed),
+                    closed: Some((handle, closed)),
                 });
                 (asked, true)
             }
@@ -359,7 +365,11 @@ impl Session {
         match response {
             Response::Opened(opened) | Response::Created(_, opened) => {
                 let ino = shown.or(opens.file).unwrap_or(Ino::ROOT);
-                let file = File { ino, written };
+                let file = File {
+                    ino,
+                    written,
+                    locked: false,
+                };
                 let handle = opened.handle;
                 self.shard(handle.0).lock().files.insert(handle, file);
             }
@@ -371,6 +381,59 @@ impl Session {
                     .fetch_sub(usize::from(opens.counted), Ordering::Relaxed);
             }
         }
+    }
+
+    /// `file` is what the request's handle is open on.
+    fn answer_lock(&self, request: Request, file: Option<Ino>) -> Response {
+        let locks = &self.common.locks;
+        let done = |()| Response::Done;
+        let answer = match (request, file) {
+            (Request::CancelLock { ticket }, _) => locks.cancel(self.node, ticket).map(done),
+            (Request::Unlock { lock }, Some(ino)) => {
+                locks.unlock(ino, self.node, &lock);
+                Ok(Response::Done)
+            }
+            (Request::TestLock { lock, mode }, Some(ino)) => {
+                let holder = locks.in_the_way(ino, self.node, &lock, mode);
+                Ok(Response::LockHolder(holder))
+            }
+            (
+                Request::Lock {
+                    lock,
+                    mode,
+                    pid,
+                    ticket,
+                },
+                Some(ino),
+            ) => {
+                let ask = Ask {
+                    lock,
+                    mode,
+                    pid,
+                    ticket,
+                };
+                self.lock(ino, ask)
+            }
+            _ => Err(Errno::EBADF),
+        };
+        answer.unwrap_or_else(Response::Failed)
+    }
+
+    fn lock(&self, ino: Ino, ask: Ask) -> Result<Response, Errno> {
+        let (locks, handle) = (&self.common.locks, ask.lock.handle);
+        let still_open = |mark: bool| {
+            let mut shard = self.shard(handle.0).lock();
+            let file = shard.files.get_mut(&handle);
+            file.map(|file| file.locked |= mark).ok_or(Errno::ESTALE)
+        };
+        still_open(true)?;
+        let is_granted = locks.lock(ino, (&self.recalls, self.node), ask)?;
+        // Whoever has closed it meanwhile has not found this lock.
+        still_open(false).inspect_err(|_| locks.release(ino, handle))?;
+        Ok(match is_granted {
+            true => Response::Done,
+            false => Response::WouldWait,
+        })
     }
 
     /// Answers a request that the client may ask.
@@ -404,8 +467,11 @@ impl Session {
             common.lately.begin_writing(ino);
         }
         self.note(&reply.response, takes_reference, opens, written.is_some());
-        if let Some(closed) = &asked.closed {
+        if let Some((handle, closed)) = &asked.closed {
             self.note_closed(closed);
+            if closed.locked {
+                self.common.locks.release(closed.ino, *handle);
+            }
         }
         if effect.may_concern() {
             common.await_quiet();
@@ -434,7 +500,7 @@ impl Session {
 struct Asked {
     file: Option<Ino>,
     /// The request closes it.
-    closed: Option<File>,
+    closed: Option<(Handle, File)>,
 }
 
 /// Of a request that opens something.
@@ -469,6 +535,7 @@ impl Sessions {
                 processes,
                 lately: ShownLately::new(),
                 keepers: Keepers::default(),
+                locks: LockTable::default(),
                 attrs: Pending::default(),
                 pages: Pending::default(),
                 clients: RwLock::default(),
@@ -562,6 +629,10 @@ impl Service for Session {
                 self.common.followed.store(true, Ordering::SeqCst);
                 return self.recalls.follow(seen).into();
             }
+            Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::TestLock { .. }
+            | Request::CancelLock { .. } => return self.answer_lock(request, asked.file).into(),
             other => other,
         };
         if let Some(cred) = request.cred_mut() {

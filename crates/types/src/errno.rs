@@ -64,6 +64,8 @@ errnos!(
     ECANCELED,
     ETXTBSY,
     EUSERS,
+    EDEADLK,
+    ENOLCK,
 );
 
 impl Errno {

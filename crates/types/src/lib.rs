@@ -6,6 +6,7 @@ mod errno;
 pub mod failpoint;
 mod ids;
 pub mod limits;
+mod lock;
 mod name;
 mod procstat;
 mod quantity;
@@ -14,6 +15,7 @@ pub use attr::{Attr, Cred, FileKind, OpenFlags, Process, SetAttr, SetTime, Statf
 pub use entry::{Dirent, RenameMode, XattrMode};
 pub use errno::Errno;
 pub use ids::{Generation, Handle, Ino, ObjectId, TierId};
+pub use lock::{ByteRange, LockClass, LockMode};
 pub use name::{NameError, check_name};
 pub use procstat::ProcStat;
 pub use quantity::{

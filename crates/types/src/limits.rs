@@ -24,6 +24,8 @@ pub const PATHS_PER_MESSAGE_MAX: usize = 4096;
 pub const FORGETS_PER_MESSAGE_MAX: usize = 4096;
 /// Files and directories that one client may have open.
 pub const HANDLES_PER_SESSION_MAX: usize = 1 << 20;
+/// Locks of files that one client may hold or wait for.
+pub const LOCKS_PER_SESSION_MAX: usize = 1 << 14;
 /// What a client is to forget, in one reply.
 pub const RECALLS_PER_REPLY_MAX: usize = 1024;
 /// For how long a client may believe what it was shown, counted from its request. It is also how

@@ -18,8 +18,8 @@ pub use connection::{Connection, Descriptor, InMemory, Peer, Reply, Service};
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use key::{Key, KeyError};
 pub use message::{
-    ContentVersion, Introduction, Link, OpenMode, Opened, Recall, Request, Response, SeekWhat,
-    Shown, SpaceChange, WriteHow,
+    ContentVersion, Introduction, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request,
+    Response, SeekWhat, Shown, SpaceChange, WriteHow,
 };
 pub use socket::{UnixConnection, UnixServer};
 

@@ -1,8 +1,8 @@
 //! The messages: one request, one response.
 
 use forebay_types::{
-    Attr, Cred, Dirent, Errno, Handle, Ino, NameError, OpenFlags, RenameMode, SetAttr, Statfs,
-    XattrMode, check_name, limits,
+    Attr, ByteRange, Cred, Dirent, Errno, Handle, Ino, LockClass, LockMode, NameError, OpenFlags,
+    RenameMode, SetAttr, Statfs, XattrMode, check_name, limits,
 };
 use serde::{Deserialize, Serialize};
 
@@ -82,6 +82,30 @@ pub struct Introduction {
     pub job: Option<String>,
     /// Nodes of the job.
     pub job_nodes: Option<u32>,
+}
+
+/// A lock of a file: whose, and of which bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockOf {
+    /// Through which it is asked for: the lock goes with it, if not before.
+    pub handle: Handle,
+    /// By fcntl(2) or by flock(2).
+    pub class: LockClass,
+    /// Whom the client's kernel takes for its owner.
+    pub owner: u64,
+    /// Of flock(2): [`ByteRange::ALL`].
+    pub range: ByteRange,
+}
+
+/// A lock that is in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockHolder {
+    /// Which bytes are locked.
+    pub range: ByteRange,
+    /// Shared or exclusive.
+    pub mode: LockMode,
+    /// The process, where it is one of the node that asks; else 0.
+    pub pid: u32,
 }
 
 /// What a client asks of a server.
@@ -256,6 +280,28 @@ pub enum Request {
     Recalls {
         seen: u64,
     },
+    /// Locks bytes. Where somebody is in the way: `EAGAIN`; with a ticket [`Response::WouldWait`],
+    /// and a [`Recall::Granted`] once the lock is there. `EDEADLK` where that would be never.
+    Lock {
+        lock: LockOf,
+        mode: LockMode,
+        pid: u32,
+        ticket: Option<u64>,
+    },
+    /// Gives bytes back.
+    Unlock {
+        lock: LockOf,
+    },
+    /// Tells who is in the way of a lock, [`Response::LockHolder`].
+    TestLock {
+        lock: LockOf,
+        mode: LockMode,
+    },
+    /// Gives up waiting for a lock; `ENOENT` where nobody waits with this ticket: it may have been
+    /// granted.
+    CancelLock {
+        ticket: u64,
+    },
 }
 
 /// How the mount may serve an open file.
@@ -308,6 +354,8 @@ pub enum Recall {
     Attr(Ino),
     /// Attributes and pages; what was stored in these is written back before.
     Pages(Ino),
+    /// That a lock is waited for: the client has it now. This is the ticket that it gave.
+    Granted(u64),
 }
 
 /// An open file.
@@ -362,6 +410,8 @@ pub enum Response {
     /// last of it.
     #[allow(missing_docs)]
     Recalls { last: u64, recalls: Vec<Recall> },
+    /// Who is in the way of a lock, if anybody is.
+    LockHolder(Option<LockHolder>),
 }
 
 impl Request {
@@ -419,6 +469,12 @@ impl Request {
             Request::Forget(nodes) if nodes.len() > limits::FORGETS_PER_MESSAGE_MAX => {
                 Err(Errno::E2BIG)
             }
+            Request::Lock { lock, .. }
+            | Request::Unlock { lock }
+            | Request::TestLock { lock, .. } => match lock.range.first <= lock.range.last {
+                true => Ok(()),
+                false => Err(Errno::EINVAL),
+            },
             Request::Introduce { processes, ended } => check_introduction(processes, ended),
             Request::Control(control) => control.check(),
             Request::ControlFor {

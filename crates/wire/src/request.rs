@@ -41,6 +41,10 @@ impl Request {
             Request::CreateUnnamed { .. } => "create without a name",
             Request::Introduce { .. } => "introduction",
             Request::Recalls { .. } => "recalls",
+            Request::Lock { .. } => "lock",
+            Request::Unlock { .. } => "unlock",
+            Request::TestLock { .. } => "look for a lock",
+            Request::CancelLock { .. } => "end of a wait for a lock",
             Request::Control(control) | Request::ControlFor { control, .. } => control.name(),
         }
     }
@@ -82,6 +86,10 @@ impl Request {
             | Request::Seek { .. }
             | Request::Introduce { .. }
             | Request::Recalls { .. }
+            | Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::TestLock { .. }
+            | Request::CancelLock { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => false,
         }
@@ -99,6 +107,9 @@ impl Request {
             | Request::ReadDir { handle, .. }
             | Request::CloseDir { handle } => Some(*handle),
             Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => *handle,
+            Request::Lock { lock, .. }
+            | Request::Unlock { lock }
+            | Request::TestLock { lock, .. } => Some(lock.handle),
             Request::Lookup(_)
             | Request::Forget(_)
             | Request::Readlink { .. }
@@ -122,6 +133,7 @@ impl Request {
             | Request::FsyncDir { .. }
             | Request::Introduce { .. }
             | Request::Recalls { .. }
+            | Request::CancelLock { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -163,6 +175,10 @@ impl Request {
             | Request::Seek { .. }
             | Request::Introduce { .. }
             | Request::Recalls { .. }
+            | Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::TestLock { .. }
+            | Request::CancelLock { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => [None, None],
         }
@@ -204,6 +220,10 @@ impl Request {
             | Request::Seek { .. }
             | Request::Introduce { .. }
             | Request::Recalls { .. }
+            | Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::TestLock { .. }
+            | Request::CancelLock { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -256,6 +276,9 @@ impl Request {
             | Request::Open { .. }
             | Request::Create { .. }
             | Request::CreateUnnamed { .. } => false,
+            Request::TestLock { .. } => true,
+            // Between the two times somebody else may have locked, or have been granted.
+            Request::Lock { .. } | Request::Unlock { .. } | Request::CancelLock { .. } => false,
             // They give one back: the second time somebody else's, or an error.
             Request::Forget(_) | Request::Release { .. } | Request::CloseDir { .. } => false,
             // Names: the second time finds the name taken, or gone.

@@ -1,8 +1,8 @@
 //! One message of every kind, with something in every field that can hold something.
 
 use forebay_types::{
-    Attr, Cred, Dirent, Errno, FileKind, Handle, Ino, OpenFlags, Process, RenameMode, SetAttr,
-    SetTime, Statfs, TimeSpec, XattrMode,
+    Attr, ByteRange, Cred, Dirent, Errno, FileKind, Handle, Ino, LockClass, LockMode, OpenFlags,
+    Process, RenameMode, SetAttr, SetTime, Statfs, TimeSpec, XattrMode,
 };
 use forebay_wire::control::{
     ApplicationStatus, Calibrated, CalibrationStep, ConflictEntry, Control, ControlResponse,
@@ -10,8 +10,8 @@ use forebay_wire::control::{
     TierStatus, VersionStatus, WhereEntry,
 };
 use forebay_wire::{
-    ContentVersion, Link, OpenMode, Opened, Recall, Request, Response, SeekWhat, SpaceChange,
-    WriteHow,
+    ContentVersion, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request, Response,
+    SeekWhat, SpaceChange, WriteHow,
 };
 
 const TIME: TimeSpec = TimeSpec {
@@ -199,6 +199,7 @@ pub fn requests() -> Vec<Request> {
         });
     }
     all.push(Request::Recalls { seen: 9 });
+    all.extend(locks());
     all.extend(controls().into_iter().map(Request::Control));
     all
 }
@@ -237,6 +238,11 @@ pub fn responses() -> Vec<Response> {
             give_up_after_ms: 30_000,
         },
         Response::WouldWait,
+        Response::LockHolder(Some(LockHolder {
+            range: ByteRange::ALL,
+            mode: LockMode::Shared,
+            pid: 4242,
+        })),
         Response::Recalls {
             last: 9,
             recalls: vec![Recall::Attr(INO), Recall::Pages(INO)],
@@ -350,6 +356,30 @@ pub fn control_responses() -> Vec<ControlResponse> {
             verified_bytes: 9,
             findings: vec![finding],
         }),
+    ]
+}
+
+fn lock() -> LockOf {
+    LockOf {
+        handle: HANDLE,
+        class: LockClass::Bytes,
+        owner: 1 << 63,
+        range: ByteRange { first: 7, last: 9 },
+    }
+}
+
+fn locks() -> [Request; 4] {
+    let (lock, mode) = (lock(), LockMode::Exclusive);
+    [
+        Request::Lock {
+            lock,
+            mode,
+            pid: 4242,
+            ticket: Some(11),
+        },
+        Request::Unlock { lock },
+        Request::TestLock { lock, mode },
+        Request::CancelLock { ticket: 11 },
     ]
 }
 

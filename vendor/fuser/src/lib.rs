@@ -911,6 +911,8 @@ pub trait Filesystem: Send + Sync + 'static {
         typ: i32,
         pid: u32,
         sleep: bool,
+        // FOREBAY(locks): by flock(2), not by fcntl(2).
+        _flock: bool,
         reply: ReplyEmpty,
     ) {
         warn!(
@@ -919,6 +921,12 @@ pub trait Filesystem: Send + Sync + 'static {
         );
         reply.error(Errno::ENOSYS);
     }
+
+    // FOREBAY(locks)
+    /// A program that waits for the answer to this request was sent a signal. The request may have
+    /// been answered already, or not have come yet; it may be answered with `EINTR`. Nothing is to be
+    /// answered here.
+    fn interrupt(&self, _unique: ll::RequestId) {}
 
     /// Map block index within file to block index within device.
     /// Note: This makes sense only for block device backed filesystems mounted

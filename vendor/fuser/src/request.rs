@@ -78,7 +78,9 @@ impl<'a> RequestWithSender<'a> {
             {
                 match op {
                     // Only allow operations that the kernel may issue without a uid set
-                    ll::Operation::Init(_)
+                    // FOREBAY(locks): an interrupt names no user.
+                    ll::Operation::Interrupt(_)
+                    | ll::Operation::Init(_)
                     | ll::Operation::Destroy(_)
                     | ll::Operation::Read(_)
                     | ll::Operation::ReadDir(_)
@@ -114,9 +116,9 @@ impl<'a> RequestWithSender<'a> {
                 return Err(Errno::EIO);
             }
 
-            ll::Operation::Interrupt(_) => {
-                // TODO: handle FUSE_INTERRUPT
-                return Err(Errno::ENOSYS);
+            ll::Operation::Interrupt(x) => {
+                // FOREBAY(locks): an answer of ENOSYS would be the last interrupt of this mount.
+                filesystem.interrupt(x.unique());
             }
 
             ll::Operation::Lookup(x) => {
@@ -420,6 +422,7 @@ impl<'a> RequestWithSender<'a> {
                     x.lock().typ,
                     x.lock().pid,
                     x.sleep(),
+                    x.is_flock(),
                     self.reply(),
                 );
             }

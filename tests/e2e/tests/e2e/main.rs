@@ -20,6 +20,7 @@ mod hanging;
 mod hanging_inside;
 mod inner;
 mod kept;
+mod locks;
 mod nodes;
 mod one_tree;
 mod oversubscription;

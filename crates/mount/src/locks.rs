@@ -1,0 +1,311 @@
+//! Locks of files that others may have open, too: the server keeps them.
+//!
+//! A lock that is waited for holds no thread. Its reply lies here until the server says that the
+//! lock is there, or a signal ends the wait. Invariants:
+//!
+//! 1. Whoever takes the reply out answers, and nobody else.
+//! 2. A signal that comes before the wait has begun ends it all the same.
+//! 3. A lock that the server has granted is never answered with an error: the program would not
+//!    give it back.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Duration;
+
+use forebay_client::Progress;
+use forebay_types::{ByteRange, Errno, Handle, Ino, LockClass, LockMode};
+use forebay_wire::LockOf;
+use fuser::{LockOwner, ReplyEmpty, ReplyLock};
+use parking_lot::Mutex;
+
+use crate::adapter::Adapter;
+use crate::convert::errno;
+
+/// Signals that are remembered although nobody waits yet.
+const EARLY_MAX: usize = 1024;
+/// Between two tries where the server cannot tell this mount yet of what it grants.
+const PAUSE: Duration = Duration::from_millis(20);
+
+struct Wait {
+    reply: ReplyEmpty,
+    /// The server knows of it.
+    asked: bool,
+    interrupted: bool,
+}
+
+#[derive(Default)]
+struct State {
+    /// By the number that the kernel has given to the request.
+    waits: HashMap<u64, Wait>,
+    /// Requests whose programs were sent a signal, and that have not come to wait.
+    early: VecDeque<u64>,
+    /// Who has, or may have, locks of bytes of a file.
+    owners: HashMap<Ino, Vec<u64>>,
+}
+
+/// What an asked-for lock has come to.
+#[derive(PartialEq, Eq)]
+enum Then {
+    Nothing,
+    GiveUp,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Locks(Mutex<State>);
+
+impl Locks {
+    /// Notes that an owner may have locks from here on.
+    fn note(&self, ino: Ino, owner: u64) {
+        let mut state = self.0.lock();
+        let owners = state.owners.entry(ino).or_default();
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
+
+    /// Whether an owner may have locks; it has none from here on.
+    fn take(&self, ino: Ino, owner: u64) -> bool {
+        let mut state = self.0.lock();
+        let Some(owners) = state.owners.get_mut(&ino) else {
+            return false;
+        };
+        let before = owners.len();
+        owners.retain(|one| *one != owner);
+        let had = owners.len() < before;
+        if owners.is_empty() {
+            state.owners.remove(&ino);
+        }
+        had
+    }
+
+    /// The kernel does not know the file any more.
+    pub(crate) fn forgotten(&self, ino: Ino) {
+        let mut state = self.0.lock();
+        if !state.owners.is_empty() {
+            state.owners.remove(&ino);
+        }
+    }
+
+    /// A wait is about to begin.
+    fn begin(&self, ticket: u64, reply: ReplyEmpty) {
+        let mut state = self.0.lock();
+        let interrupted = state.early.contains(&ticket);
+        let wait = Wait {
+            reply,
+            asked: false,
+            interrupted,
+        };
+        state.waits.insert(ticket, wait);
+    }
+
+    /// The server knows of a wait.
+    fn waits(&self, ticket: u64) -> Then {
+        let mut state = self.0.lock();
+        let Some(wait) = state.waits.get_mut(&ticket) else {
+            return Then::Nothing;
+        };
+        wait.asked = true;
+        match wait.interrupted {
+            true => Then::GiveUp,
+            false => Then::Nothing,
+        }
+    }
+
+    /// A program that waits for something was sent a signal.
+    fn interrupt(&self, ticket: u64) -> Then {
+        let mut state = self.0.lock();
+        let Some(wait) = state.waits.get_mut(&ticket) else {
+            // The numbers are used once: one that never comes to wait does no harm.
+            if state.early.len() >= EARLY_MAX {
+                state.early.pop_front();
+            }
+            state.early.push_back(ticket);
+            return Then::Nothing;
+        };
+        wait.interrupted = true;
+        match wait.asked {
+            true => Then::GiveUp,
+            false => Then::Nothing,
+        }
+    }
+
+    /// Answers who waits with this ticket, if somebody does.
+    fn answer(&self, ticket: u64, outcome: Result<(), Errno>) {
+        let wait = self.0.lock().waits.remove(&ticket);
+        match (wait.map(|wait| wait.reply), outcome) {
+            (Some(reply), Ok(())) => reply.ok(),
+            (Some(reply), Err(error)) => reply.error(errno(error)),
+            (None, _) => {}
+        }
+    }
+
+    /// The server has granted it.
+    pub(crate) fn granted(&self, ticket: u64) {
+        self.answer(ticket, Ok(()));
+    }
+
+    /// The session is lost, and with it all locks, and who waits for some.
+    pub(crate) fn lost(&self) {
+        let tickets: HashSet<u64> = {
+            let mut state = self.0.lock();
+            state.owners.clear();
+            let asked = state.waits.iter().filter(|(_, wait)| wait.asked);
+            asked.map(|(ticket, _)| *ticket).collect()
+        };
+        for ticket in tickets {
+            self.answer(ticket, Err(Errno::ESTALE));
+        }
+    }
+}
+
+/// A lock as the kernel asks for it.
+pub(crate) struct Wanted {
+    pub(crate) ino: Ino,
+    pub(crate) handle: Handle,
+    pub(crate) owner: LockOwner,
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+    pub(crate) kind: i32,
+    pub(crate) pid: u32,
+    pub(crate) by_flock: bool,
+}
+
+impl Wanted {
+    fn of(&self) -> LockOf {
+        let class = match self.by_flock {
+            true => LockClass::Whole,
+            false => LockClass::Bytes,
+        };
+        LockOf {
+            handle: self.handle,
+            class,
+            owner: self.owner.0,
+            range: ByteRange {
+                first: self.first,
+                last: self.last,
+            },
+        }
+    }
+
+    /// `None` to give bytes back.
+    fn mode(&self) -> Result<Option<LockMode>, Errno> {
+        match self.kind {
+            libc::F_RDLCK => Ok(Some(LockMode::Shared)),
+            libc::F_WRLCK => Ok(Some(LockMode::Exclusive)),
+            libc::F_UNLCK => Ok(None),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+}
+
+impl Adapter {
+    /// Answers a request to lock or unlock. `ticket` is the kernel's number of the request, where
+    /// the lock may be waited for.
+    pub(crate) fn answer_lock(&self, wanted: &Wanted, ticket: Option<u64>, reply: ReplyEmpty) {
+        let lock = wanted.of();
+        let mode = match wanted.mode() {
+            Ok(mode) => mode,
+            Err(error) => return reply.error(errno(error)),
+        };
+        let Some(mode) = mode else {
+            let turn = self.in_flight.turn(reply);
+            return crate::inflight::finish(self.client.unlock(lock), &turn);
+        };
+        if lock.class == LockClass::Bytes {
+            self.locks.note(wanted.ino, lock.owner);
+        }
+        let Some(ticket) = ticket else {
+            let turn = self.in_flight.turn(reply);
+            let done = self.client.lock(lock, mode, wanted.pid, None).map(drop);
+            return crate::inflight::finish(done, &turn);
+        };
+        self.locks.begin(ticket, reply);
+        let (client, locks, pid) = (self.client.clone(), self.locks.clone(), wanted.pid);
+        let ask = move || match client.lock(lock, mode, pid, Some(ticket)) {
+            Ok(Progress::WouldWait) => {
+                if locks.waits(ticket) == Then::GiveUp {
+                    give_up(&client, &locks, ticket);
+                }
+                true
+            }
+            // Nobody can be told yet of what is granted.
+            Err(Errno::EAGAIN) => false,
+            Ok(Progress::Done(())) => {
+                locks.answer(ticket, Ok(()));
+                true
+            }
+            Err(error) => {
+                locks.answer(ticket, Err(error));
+                true
+            }
+        };
+        // The server may be away, and the watchdog sees only replies that lie in slots.
+        self.pool.run(Box::new(move |_| {
+            while !ask() {
+                std::thread::sleep(PAUSE);
+            }
+        }));
+    }
+
+    /// Answers who is in the way of a lock.
+    pub(crate) fn answer_lock_holder(&self, wanted: &Wanted, reply: ReplyLock) {
+        let turn = self.in_flight.turn(reply);
+        let mode = wanted.mode().and_then(|mode| mode.ok_or(Errno::EINVAL));
+        let found = mode.and_then(|mode| self.client.test_lock(wanted.of(), mode));
+        match (turn.reply::<ReplyLock>(), found) {
+            (Some(reply), Ok(None)) => reply.locked(0, 0, libc::F_UNLCK, 0),
+            (Some(reply), Ok(Some(holder))) => {
+                let kind = match holder.mode {
+                    LockMode::Shared => libc::F_RDLCK,
+                    LockMode::Exclusive => libc::F_WRLCK,
+                };
+                reply.locked(holder.range.first, holder.range.last, kind, holder.pid);
+            }
+            (Some(reply), Err(error)) => reply.error(errno(error)),
+            (None, _) => {}
+        }
+    }
+
+    /// A process closes a file: its locks of bytes of that file go, as fcntl(2) says.
+    pub(crate) fn answer_close(
+        &self,
+        (ino, handle): (Ino, Handle),
+        owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        if !self.locks.take(ino, owner.0) {
+            return reply.ok();
+        }
+        let turn = self.in_flight.turn(reply);
+        let unlocked = self.client.unlock(LockOf {
+            handle,
+            class: LockClass::Bytes,
+            owner: owner.0,
+            range: ByteRange::ALL,
+        });
+        // With the session of the file its locks have gone, too.
+        let unlocked = match unlocked {
+            Err(Errno::ESTALE) => Ok(()),
+            unlocked => unlocked,
+        };
+        crate::inflight::finish(unlocked, &turn);
+    }
+
+    /// A program that waits for something was sent a signal.
+    pub(crate) fn interrupted(&self, ticket: u64) {
+        if self.locks.interrupt(ticket) == Then::GiveUp {
+            let (client, locks) = (self.client.clone(), self.locks.clone());
+            self.pool
+                .run(Box::new(move |_| give_up(&client, &locks, ticket)));
+        }
+    }
+}
+
+/// Ends a wait. One that has been granted meanwhile is answered by who follows the server.
+fn give_up(client: &forebay_client::Client, locks: &Locks, ticket: u64) {
+    match client.cancel_lock(ticket) {
+        Ok(()) => locks.answer(ticket, Err(Errno::EINTR)),
+        Err(Errno::ENOENT) => {}
+        Err(error) => locks.answer(ticket, Err(error)),
+    }
+}

@@ -1,0 +1,210 @@
+//! Locks of files between nodes, taken by real processes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use forebay_testkit::{Fleet, needs_nodes, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A process that obeys `programs/locker.py`'s orders.
+struct Locker {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Locker {
+    fn new(path: &Path) -> Locker {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/locker.py");
+        let mut child = Command::new("python3")
+            .arg(program)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 runs");
+        let orders = child.stdin.take().expect("a pipe");
+        let answers = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut locker = Locker {
+            child,
+            orders,
+            answers,
+        };
+        let opened = locker.ask(&format!("open f {}", path.display()));
+        assert_eq!(opened, "done");
+        locker
+    }
+
+    fn order(&mut self, order: &str) {
+        writeln!(self.orders, "{order}").expect("it listens");
+    }
+
+    fn answer(&mut self) -> String {
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).expect("it answers");
+        answer.trim().to_string()
+    }
+
+    fn ask(&mut self, order: &str) -> String {
+        self.order(order);
+        self.answer()
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Whether it stands in a call that waits.
+    fn waits(&self) -> bool {
+        let pid = self.pid().as_raw_nonzero();
+        let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+        let number = call.split(' ').next().and_then(|n| n.parse::<i64>().ok());
+        number.is_some_and(|n| [libc::SYS_fcntl, libc::SYS_flock].contains(&n))
+    }
+}
+
+impl Drop for Locker {
+    fn drop(&mut self) {
+        // It may have been killed by the test.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn refused() -> String {
+    format!("errno {}", libc::EAGAIN)
+}
+
+#[test]
+fn promise_2_locks_hold_between_nodes() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let mut one = Locker::new(&fleet.mnt(1, "f"));
+    let mut two = Locker::new(&fleet.mnt(2, "f"));
+    assert_eq!(one.ask("try f ex 10 19"), "done");
+    assert_eq!(one.ask("try f sh 20 29"), "done");
+    assert_eq!(two.ask("try f sh 15 15"), refused());
+    assert_eq!(two.ask("try f sh 25 40"), "done");
+    assert_eq!(two.ask("holder f 0 12"), "ex 10 19 0");
+    let mut neighbour = Locker::new(&fleet.mnt(1, "f"));
+    let pid = one.pid().as_raw_nonzero();
+    assert_eq!(neighbour.ask("holder f 0 12"), format!("ex 10 19 {pid}"));
+    // The two kinds do not see each other.
+    assert_eq!(two.ask("tryflock f ex"), "done");
+    assert_eq!(one.ask("tryflock f sh"), refused());
+    // Who waits gets it when it is given back.
+    two.order("lock f ex 12 15");
+    wait_until("it waits", || two.waits());
+    assert_eq!(one.ask("unlock f 0 13"), "done");
+    assert!(two.waits());
+    assert_eq!(one.ask("unlock f 14 19"), "done");
+    assert_eq!(two.answer(), "done");
+    // Any close of the file by the process gives all its locks of bytes back, as fcntl(2) says.
+    let path = fleet.mnt(2, "f");
+    assert_eq!(two.ask(&format!("open again {}", path.display())), "done");
+    assert_eq!(two.ask("close again"), "done");
+    assert_eq!(one.ask("holder f 0 100"), "nobody");
+    // That of flock(2) stays until its own file is closed.
+    assert_eq!(one.ask("tryflock f sh"), refused());
+    one.order("flock f sh");
+    wait_until("it waits", || one.waits());
+    assert_eq!(two.ask("close f"), "done");
+    assert_eq!(one.answer(), "done");
+}
+
+#[test]
+fn promise_2_who_counts_under_a_lock_counts_right_on_several_nodes() {
+    if needs_nodes() {
+        return;
+    }
+    const TIMES: usize = 60;
+    let fleet = Fleet::new(3, "");
+    for order in ["count", "fcount"] {
+        let name = format!("number-of-{order}");
+        let mut lockers: Vec<Locker> = (0..6)
+            .map(|n| Locker::new(&fleet.mnt(n % 3 + 1, &name)))
+            .collect();
+        for locker in &mut lockers {
+            locker.order(&format!("{order} f {TIMES}"));
+        }
+        for locker in &mut lockers {
+            assert_eq!(locker.answer(), "done");
+        }
+        let number = std::fs::read_to_string(fleet.mnt(1, &name)).expect("read");
+        assert_eq!(number, (6 * TIMES).to_string());
+    }
+}
+
+#[test]
+fn promise_2_a_wait_for_a_lock_ends_with_a_signal_and_two_do_not_wait_for_each_other() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let mut one = Locker::new(&fleet.mnt(1, "f"));
+    let mut two = Locker::new(&fleet.mnt(2, "f"));
+    let mut third = Locker::new(&fleet.mnt(2, "f"));
+    assert_eq!(one.ask("try f ex 0 0"), "done");
+    for order in ["lock f ex 0 0", "lock f sh 0 0"] {
+        two.order(order);
+        wait_until("it waits", || two.waits());
+        kill_process(two.pid(), Signal::USR1).expect("kill");
+        assert_eq!(two.answer(), "interrupted");
+    }
+    third.order("lock f ex 0 0");
+    wait_until("it waits", || third.waits());
+    kill_process(third.pid(), Signal::KILL).expect("kill");
+    third.child.wait().expect("it ends although it waits");
+    assert_eq!(two.ask("try f ex 1 1"), "done");
+    two.order("lock f ex 0 0");
+    wait_until("it waits", || two.waits());
+    let deadlock = format!("errno {}", libc::EDEADLK);
+    assert_eq!(one.ask("lock f sh 1 1"), deadlock);
+    // The ends of those who had it, and of who has waited, leave it to the next.
+    kill_process(one.pid(), Signal::KILL).expect("kill");
+    assert_eq!(two.answer(), "done");
+}
+
+#[test]
+fn promise_8_the_locks_of_a_mount_that_dies_go_to_who_waits() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    let mut one = Locker::new(&fleet.mnt(1, "f"));
+    let mut two = Locker::new(&fleet.mnt(2, "f"));
+    let mut other = Locker::new(&fleet.mnt(2, "f"));
+    assert_eq!(one.ask("try f ex 0 9"), "done");
+    assert_eq!(one.ask("tryflock f ex"), "done");
+    two.order("lock f ex 0 9");
+    other.order("flock f ex");
+    wait_until("they wait", || two.waits() && other.waits());
+    fleet.kill_mount(1);
+    assert_eq!(two.answer(), "done");
+    assert_eq!(other.answer(), "done");
+}
+
+#[test]
+fn promise_8_who_waits_for_a_lock_of_a_server_that_restarts_is_told() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    let mut one = Locker::new(&fleet.mnt(1, "f"));
+    let mut two = Locker::new(&fleet.mnt(2, "f"));
+    assert_eq!(one.ask("try f ex 0 9"), "done");
+    two.order("lock f ex 0 9");
+    wait_until("it waits", || two.waits());
+    fleet.kill_server();
+    fleet.start_server();
+    assert_eq!(two.answer(), format!("errno {}", libc::ESTALE));
+    assert_eq!(
+        one.ask("try f ex 0 9"),
+        format!("errno {}", libc::ESTALE),
+        "the file is another one"
+    );
+    let mut again = Locker::new(&fleet.mnt(2, "f"));
+    assert_eq!(again.ask("try f ex 0 9"), "done");
+}
