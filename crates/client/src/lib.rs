@@ -5,6 +5,7 @@
 
 mod callers;
 mod lasting;
+mod locks;
 mod pieces;
 mod seats;
 
@@ -15,11 +16,11 @@ use std::time::Duration;
 use callers::Callers;
 use forebay_policy::links::{Asked, Distribution, Moves, choose, parts};
 use forebay_types::{
-    Cred, Dirent, Errno, Handle, Ino, LockMode, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
+    Cred, Dirent, Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
 };
 use forebay_wire::{
-    Connection, Descriptor, Link, LockHolder, LockOf, Opened, Recall, Reply, Request, Response,
-    SeekWhat, Shown, SpaceChange, WriteHow,
+    Connection, Descriptor, Link, Opened, Recall, Reply, Request, Response, SeekWhat, Shown,
+    SpaceChange, WriteHow,
 };
 pub use lasting::{Dial, Lasting, OnLost};
 use pieces::{Pieces, ReadPiece};
@@ -575,47 +576,6 @@ impl Client {
             Response::WouldWait => Ok(Progress::WouldWait),
             other => unexpected(other),
         }
-    }
-
-    /// Locks bytes of a file for process `pid`. With a ticket, which no other lock that waits may
-    /// have, the lock may be waited for: then it is there once the server says so, see
-    /// [`Recall::Granted`].
-    pub fn lock(
-        &self,
-        lock: LockOf,
-        mode: LockMode,
-        pid: u32,
-        ticket: Option<u64>,
-    ) -> Result<Progress<()>, Errno> {
-        let request = Request::Lock {
-            lock,
-            mode,
-            pid,
-            ticket,
-        };
-        match self.call(request)? {
-            Response::Done => Ok(Progress::Done(())),
-            Response::WouldWait => Ok(Progress::WouldWait),
-            other => unexpected(other),
-        }
-    }
-
-    /// Gives bytes back.
-    pub fn unlock(&self, lock: LockOf) -> Result<(), Errno> {
-        self.done(Request::Unlock { lock })
-    }
-
-    /// Who is in the way of a lock, if anybody is.
-    pub fn test_lock(&self, lock: LockOf, mode: LockMode) -> Result<Option<LockHolder>, Errno> {
-        match self.call(Request::TestLock { lock, mode })? {
-            Response::LockHolder(holder) => Ok(holder),
-            other => unexpected(other),
-        }
-    }
-
-    /// Gives up waiting for a lock; `ENOENT` where it is not waited for.
-    pub fn cancel_lock(&self, ticket: u64) -> Result<(), Errno> {
-        self.done(Request::CancelLock { ticket })
     }
 
     /// lseek(2) for data and holes.

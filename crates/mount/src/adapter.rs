@@ -12,16 +12,16 @@ use forebay_client::Client;
 use forebay_types::{Errno, Handle, Ino, OpenFlags as Flags, RenameMode, SetAttr};
 use forebay_wire::WriteHow;
 use fuser::{
-    BsdFileFlags, FileHandle, Filesystem, FopenFlags, ForgetOne, INodeNo, InitFlags, KernelConfig,
-    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, RequestId, TimeOrNow, WriteFlags,
+    BsdFileFlags, FileHandle, Filesystem, ForgetOne, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    RequestId, TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
 
 use crate::backing::Backings;
 use crate::belief::Belief;
-use crate::convert::{cred, errno, ino, kind, maker, set_time, xattr_mode};
+use crate::convert::{cred, errno, ino, maker, set_time, xattr_mode};
 use crate::forgets::Forgets;
 use crate::inflight::{
     InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_totals, answer_xattr, finish,
@@ -497,33 +497,11 @@ impl Filesystem for Adapter {
     }
 
     fn opendir(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let turn = self.in_flight.turn(reply);
-        let opened = self.client.open_dir(ino(node));
-        match (turn.reply::<ReplyOpen>(), opened) {
-            (Some(reply), Ok(dir)) => reply.opened(FileHandle(dir.0), FopenFlags::empty()),
-            (Some(reply), Err(e)) => reply.error(errno(e)),
-            // A directory handle that cannot be closed costs the memory of its entries only.
-            (None, Ok(dir)) => drop(self.client.close_dir(dir)),
-            (None, Err(_)) => {}
-        }
+        self.answer_opened_dir(ino(node), reply);
     }
 
     fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
-        // A listing asks the PFS when it begins, and may block there.
-        let turn = self.in_flight.turn(reply);
-        let entries = self.client.read_dir(handle(fh), offset);
-        let (mut reply, entries) = match (turn.reply::<ReplyDirectory>(), entries) {
-            (Some(reply), Ok(entries)) => (reply, entries),
-            (Some(reply), Err(e)) => return reply.error(errno(e)),
-            (None, _) => return,
-        };
-        for entry in entries {
-            let name = OsStr::from_bytes(&entry.name);
-            if reply.add(INodeNo(entry.ino.0), entry.next, kind(entry.kind), name) {
-                break;
-            }
-        }
-        reply.ok();
+        self.answer_listing(handle(fh), offset, reply);
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {

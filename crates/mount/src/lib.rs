@@ -10,6 +10,7 @@ mod forgets;
 mod inflight;
 mod kept;
 mod known;
+mod listing;
 mod locks;
 mod notices;
 mod opening;

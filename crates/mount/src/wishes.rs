@@ -12,7 +12,7 @@ const BACKGROUND_MAX: u16 = 64;
 /// Asks for everything but passthrough. `direct`: files are read and written without the kernel's
 /// pages, but may be mapped all the same.
 pub(crate) fn wish(client: &Client, config: &mut KernelConfig, direct: bool) -> io::Result<()> {
-    // Where others use the server, files are mapped beside direct reads, and the server keeps locks.
+    // Where others use the server: files are mapped beside direct reads, and it keeps locks.
     let shared = InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
         | InitFlags::FUSE_POSIX_LOCKS
         | InitFlags::FUSE_FLOCK_LOCKS;

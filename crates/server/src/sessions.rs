@@ -12,6 +12,7 @@
 
 mod effect;
 mod kept;
+mod locking;
 mod locks;
 mod pending;
 mod recalls;
@@ -30,7 +31,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::base::processes::Processes;
 use effect::{Concerned, Effect, Patience};
 use kept::Keepers;
-use locks::{Ask, LockTable};
+use locks::LockTable;
 use pending::{Asked as Recalled, Pending};
 use recalls::Recalls;
 use shown::{BELIEVED_FOR, ShownLately, Viewers};
@@ -381,59 +382,6 @@ impl Session {
                     .fetch_sub(usize::from(opens.counted), Ordering::Relaxed);
             }
         }
-    }
-
-    /// `file` is what the request's handle is open on.
-    fn answer_lock(&self, request: Request, file: Option<Ino>) -> Response {
-        let locks = &self.common.locks;
-        let done = |()| Response::Done;
-        let answer = match (request, file) {
-            (Request::CancelLock { ticket }, _) => locks.cancel(self.node, ticket).map(done),
-            (Request::Unlock { lock }, Some(ino)) => {
-                locks.unlock(ino, self.node, &lock);
-                Ok(Response::Done)
-            }
-            (Request::TestLock { lock, mode }, Some(ino)) => {
-                let holder = locks.in_the_way(ino, self.node, &lock, mode);
-                Ok(Response::LockHolder(holder))
-            }
-            (
-                Request::Lock {
-                    lock,
-                    mode,
-                    pid,
-                    ticket,
-                },
-                Some(ino),
-            ) => {
-                let ask = Ask {
-                    lock,
-                    mode,
-                    pid,
-                    ticket,
-                };
-                self.lock(ino, ask)
-            }
-            _ => Err(Errno::EBADF),
-        };
-        answer.unwrap_or_else(Response::Failed)
-    }
-
-    fn lock(&self, ino: Ino, ask: Ask) -> Result<Response, Errno> {
-        let (locks, handle) = (&self.common.locks, ask.lock.handle);
-        let still_open = |mark: bool| {
-            let mut shard = self.shard(handle.0).lock();
-            let file = shard.files.get_mut(&handle);
-            file.map(|file| file.locked |= mark).ok_or(Errno::ESTALE)
-        };
-        still_open(true)?;
-        let is_granted = locks.lock(ino, (&self.recalls, self.node), ask)?;
-        // Whoever has closed it meanwhile has not found this lock.
-        still_open(false).inspect_err(|_| locks.release(ino, handle))?;
-        Ok(match is_granted {
-            true => Response::Done,
-            false => Response::WouldWait,
-        })
     }
 
     /// Answers a request that the client may ask.
