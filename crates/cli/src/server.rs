@@ -138,7 +138,8 @@ struct OpenNetwork {
 }
 
 impl OpenFront for OpenNetwork {
-    fn close(self: Box<Self>, _: &Instance) {
+    fn close(self: Box<Self>, instance: &Instance) {
+        instance.sessions().stop();
         // Sessions end with it: what clients have open is closed.
         drop(self.server);
     }

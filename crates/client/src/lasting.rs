@@ -3,18 +3,21 @@
 //!
 //! Invariants:
 //!
-//! 1. A new session has another generation. What was found or opened in an earlier one is of no use
-//!    in it: the server says `ESTALE`, also where it would have the same number.
-//! 2. While there is no session, requests about what was found before get `ESTALE` at once, and
-//!    those that begin at the root wait.
+//! 1. A new session has another generation. What was found or opened in an earlier one is had again
+//!    only where the server has restarted and has lost nothing ([`crate::had`]); else it is stale,
+//!    also where the server would have the same number.
+//! 2. While there is no session, requests wait. What was under way is asked again where that does
+//!    no harm.
 //! 3. Who closes the connection waits for nobody, and nobody waits after that.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Ino};
-use forebay_wire::{Connection, Reply, Request};
+use forebay_wire::{Connection, Reply, Request, Response};
 use parking_lot::{Condvar, Mutex};
+
+use crate::had::{Asks, Had};
 
 /// Pauses between tries to begin anew: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -26,7 +29,8 @@ pub type OnLost = Box<dyn Fn() + Send + Sync>;
 pub trait Dial: Send + Sync {
     /// Begins one, in which nothing is open and nothing was found. `lost` is to be called once,
     /// when the server has forgotten it, from any thread. An error is one line for a person.
-    fn dial(&self, lost: OnLost) -> Result<Arc<dyn Connection>, String>;
+    /// The server is told this life of the client.
+    fn dial(&self, life: u64, lost: OnLost) -> Result<Arc<dyn Connection>, String>;
 }
 
 #[derive(Default)]
@@ -34,6 +38,8 @@ struct State {
     session: Option<Arc<dyn Connection>>,
     /// Counts sessions, from 1.
     generation: u64,
+    /// Of the last session.
+    life: Option<u64>,
     /// A thread begins the next one.
     dialing: bool,
     descriptors: Option<bool>,
@@ -42,6 +48,7 @@ struct State {
 
 struct Shared {
     dial: Box<dyn Dial>,
+    had: Had,
     state: Mutex<State>,
     changed: Condvar,
     /// For how long requests wait for a session; `None`: until there is one.
@@ -61,6 +68,7 @@ impl Lasting {
     pub fn begin(dial: Box<dyn Dial>, soft: Option<Duration>) -> Result<Lasting, String> {
         let shared = Arc::new(Shared {
             dial,
+            had: Had::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
             soft,
@@ -91,7 +99,10 @@ impl Drop for Lasting {
 
 impl Shared {
     fn begin_session(self: &Arc<Shared>) -> Result<(), String> {
-        let generation = self.state.lock().generation + 1;
+        let (generation, before) = {
+            let state = self.state.lock();
+            (state.generation + 1, state.life)
+        };
         let lost = {
             let shared = Arc::downgrade(self);
             Box::new(move || {
@@ -100,14 +111,23 @@ impl Shared {
                 }
             })
         };
-        let session = self.dial.dial(lost)?;
+        let life = another_life();
+        let session = self.dial.dial(life, lost)?;
+        // The kernel has no use for the descriptor of what is open already.
+        let descriptors = session.hands_over_descriptors();
+        session.accept_descriptors(false);
+        let may_reclaim = |life| {
+            let asked = session.call(Request::MayReclaim { life }, &[], &mut []);
+            asked.is_ok_and(|reply| reply.response == Response::Done)
+        };
+        self.had.begins(generation, before.is_some_and(may_reclaim));
+        self.had.reclaim(&*session, generation);
         let mut state = self.state.lock();
         if state.closed {
             return Err("closed meanwhile".into());
         }
-        if let Some(yes) = state.descriptors {
-            session.accept_descriptors(yes);
-        }
+        session.accept_descriptors(state.descriptors.unwrap_or(descriptors));
+        state.life = Some(life);
         if state.generation < generation {
             state.generation = generation;
             state.session = Some(session);
@@ -135,38 +155,17 @@ impl Shared {
             }
             gone
         };
-        tracing::warn!(
-            "the server has forgotten this mount: what is open is lost, and it begins anew"
-        );
+        tracing::warn!("the session with the server is over, and the next one begins");
         let shared = Arc::downgrade(self);
         let spawned = std::thread::Builder::new()
             .name("fb-redial".into())
             .spawn(move || {
                 drop(gone);
-                let (mut pause, longest) = PAUSES;
-                while let Some(shared) = shared.upgrade() {
-                    if shared.state.lock().closed {
-                        return;
-                    }
-                    // Before it begins: it may be lost at once.
-                    shared.state.lock().dialing = false;
-                    match shared.begin_session() {
-                        Ok(()) => {
-                            tracing::info!("the server serves this mount again");
-                            return;
-                        }
-                        Err(why) => tracing::debug!("no session: {why}"),
-                    }
-                    if std::mem::replace(&mut shared.state.lock().dialing, true) {
-                        return;
-                    }
-                    drop(shared);
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(longest);
-                }
+                redial(&shared);
             });
         if let Err(error) = spawned {
             tracing::error!("no thread to begin anew: {error}");
+            self.state.lock().dialing = false;
         }
     }
 
@@ -176,19 +175,38 @@ impl Shared {
         request: Request,
         call: &mut dyn FnMut(&dyn Connection, Request) -> Result<Reply, Errno>,
     ) -> Result<Reply, Errno> {
-        let is_stale = names_something(&request);
-        let may_be_asked_again = !is_stale && !request.changes();
-        let mut again = may_be_asked_again.then(|| request.clone());
+        let asks = Asks::of(&request);
+        let is_about = names_something(&request);
+        let again = may_be_asked_again(&request).then(|| request.clone());
         let mut request = request;
         loop {
-            let (session, generation) = self.session_for(&request)?;
-            match call(&*session, request) {
+            let (session, generation) = match self.session_for(&request) {
+                Ok(found) => found,
+                // With its session the handle has gone.
+                Err(Errno::ESTALE) if closes(&request) => return Ok(Response::Done.into()),
+                Err(error) => return Err(error),
+            };
+            let is_close = closes(&request);
+            let answer = match self.had.enter(&*session, generation, &mut request) {
+                Ok(()) => call(&*session, request),
+                Err(Errno::ESTALE) if is_close => return Ok(Response::Done.into()),
+                Err(error) => Err(error),
+            };
+            match answer {
                 Err(Errno::ENOTCONN) if !self.state.lock().closed => self.lose(generation),
-                answer => return answer,
+                Ok(mut reply) => {
+                    self.had.note(asks, generation, &mut reply.response);
+                    return Ok(reply);
+                }
+                Err(error) => {
+                    let mut failed = Response::Failed(error);
+                    self.had.note(asks, generation, &mut failed);
+                    return Err(error);
+                }
             }
-            request = match &mut again {
+            request = match &again {
                 Some(again) => again.clone(),
-                None if is_stale => return Err(Errno::ESTALE),
+                None if is_about => return Err(Errno::ESTALE),
                 // Whether it has happened is not known.
                 None => return Err(Errno::EIO),
             };
@@ -201,7 +219,10 @@ impl Shared {
         if let Some(session) = &state.session {
             return Ok((session.clone(), state.generation));
         }
-        if names_something(request) {
+        if let (Request::Release { handle } | Request::CloseDir { handle }, false) =
+            (request, state.closed)
+        {
+            self.had.close(*handle);
             return Err(Errno::ESTALE);
         }
         let is_command = matches!(request, Request::Control(_) | Request::ControlFor { .. });
@@ -234,6 +255,32 @@ impl Shared {
     }
 }
 
+/// Begins sessions, one after the other, until there is one.
+fn redial(shared: &Weak<Shared>) {
+    let (mut pause, longest) = PAUSES;
+    while let Some(shared) = shared.upgrade() {
+        if shared.state.lock().closed {
+            return;
+        }
+        let begun = shared.begin_session();
+        {
+            let mut state = shared.state.lock();
+            // One that was lost at once is not there.
+            if state.session.is_some() || state.closed {
+                state.dialing = false;
+                tracing::info!("the server serves this mount again");
+                return;
+            }
+        }
+        if let Err(why) = begun {
+            tracing::debug!("no session: {why}");
+        }
+        drop(shared);
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(longest);
+    }
+}
+
 /// Lets go of a session on a thread of its own.
 fn end_elsewhere(gone: Option<Arc<dyn Connection>>) {
     let Some(gone) = gone else {
@@ -244,6 +291,30 @@ fn end_elsewhere(gone: Option<Arc<dyn Connection>>) {
         .spawn(move || drop(gone));
     if let Err(error) = spawned {
         tracing::error!("no thread to end a session: {error}");
+    }
+}
+
+/// Tells this life of the client from all others.
+fn another_life() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    // Seeded by the kernel; 0 stands for none.
+    RandomState::new().build_hasher().finish().max(1)
+}
+
+fn closes(request: &Request) -> bool {
+    matches!(request, Request::Release { .. } | Request::CloseDir { .. })
+}
+
+/// Whether a request whose answer was lost with its session may be asked once more in the next. It
+/// may have happened: then the second time is a write, or an open, that has taken longer. What
+/// changes names would find its own work in the way, and an append would append twice.
+fn may_be_asked_again(request: &Request) -> bool {
+    match request {
+        Request::Write { how, .. } => !how.append,
+        Request::Open { .. } | Request::Setattr { .. } | Request::Space { .. } => true,
+        // The first time may be followed by somebody else's.
+        Request::Lock { .. } | Request::Unlock { .. } => false,
+        other => !other.changes(),
     }
 }
 
@@ -278,6 +349,24 @@ impl Connection for Lasting {
 
     fn generation(&self) -> u64 {
         self.shared.state.lock().generation
+    }
+
+    fn generation_of(&self, ino: Ino) -> u64 {
+        let found = self.shared.had.since(ino);
+        found.unwrap_or_else(|| self.generation())
+    }
+
+    fn forgotten(&self, ino: Ino) {
+        let (session, generation) = {
+            let state = self.shared.state.lock();
+            (state.session.clone(), state.generation)
+        };
+        if self.shared.had.forget(ino, generation)
+            && let Some(session) = session
+        {
+            // A reference that is not dropped costs memory until the session ends.
+            drop(session.call(Request::Forget(vec![(ino, 1)]), &[], &mut []));
+        }
     }
 
     fn close(&self) {
@@ -333,7 +422,7 @@ mod tests {
     }
 
     impl Dial for Script {
-        fn dial(&self, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
+        fn dial(&self, _: u64, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
             let session = self.sessions.lock().try_recv();
             let session = session.map_err(|_| "nobody there".to_string())?;
             self.lost.send(lost).expect("the test listens");
@@ -389,27 +478,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_before_is_stale_and_what_begins_at_the_root_waits() {
+    fn requests_wait_for_the_next_session_where_what_was_found_before_is_stale() {
         let lab = Lab::new(None);
         assert_eq!(ask(&lab.lasting, look()), Ok(Response::Position(1)));
         assert_eq!(lab.lasting.generation(), 1);
         lab.lose();
-        let stale = [
-            Request::Getattr {
-                ino: Ino(7),
-                handle: None,
-            },
-            Request::Release { handle: Handle(3) },
-        ];
-        for request in stale {
-            assert_eq!(ask(&lab.lasting, request), Err(Errno::ESTALE));
-        }
-        let waits = {
-            let lasting = lab.lasting.clone();
-            std::thread::spawn(move || ask(&lasting, look()))
+        let closed = ask(&lab.lasting, Request::Release { handle: Handle(3) });
+        assert_eq!(closed, Ok(Response::Done));
+        let before = Request::Getattr {
+            ino: Ino(7),
+            handle: None,
         };
+        let waits = [look(), before].map(|request| {
+            let lasting = lab.lasting.clone();
+            std::thread::spawn(move || ask(&lasting, request))
+        });
         lab.sessions.send(2).expect("room");
-        assert_eq!(waits.join().expect("no panic"), Ok(Response::Position(2)));
+        let answers = waits.map(|waits| waits.join().expect("no panic"));
+        assert_eq!(answers, [Ok(Response::Position(2)), Err(Errno::ESTALE)]);
         assert_eq!(lab.lasting.generation(), 2);
     }
 
@@ -475,7 +561,7 @@ mod tests {
     struct Once(Mutex<Option<Arc<Joined>>>, mpsc::Sender<OnLost>);
 
     impl Dial for Once {
-        fn dial(&self, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
+        fn dial(&self, _: u64, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
             let session = self.0.lock().take().ok_or("nobody there")?;
             self.1.send(lost).expect("the test listens");
             Ok(session)

@@ -4,9 +4,13 @@
 //! nothing is copied on the way to an in-memory server.
 
 mod callers;
+mod had;
+#[cfg(test)]
+mod had_tests;
 mod lasting;
 mod locks;
 mod pieces;
+mod reclaim;
 mod seats;
 
 use std::sync::Arc;
@@ -138,7 +142,19 @@ impl Client {
         }
     }
 
-    /// Counts the sessions with the server: files of another one are stale.
+    /// The session in which a file of this id was first found: the number by which the kernel tells
+    /// it from another one that has had the same id.
+    pub fn generation_of(&self, ino: Ino) -> u64 {
+        self.connection.generation_of(ino)
+    }
+
+    /// The kernel has no reference on this id any more.
+    pub fn forgotten(&self, ino: Ino) {
+        self.connection.forgotten(ino);
+    }
+
+    /// Counts the sessions with the server: files of another one are stale, unless it was a restart
+    /// of the server that has ended it.
     pub fn generation(&self) -> u64 {
         self.connection.generation()
     }

@@ -62,12 +62,15 @@ impl References {
 
     /// Those of earlier sessions come first: a reference that is dropped too late costs memory, one
     /// that is dropped too early a file that is in use.
-    fn drops(&mut self, ino: Ino, count: u64) {
+    ///
+    /// Whether the kernel has none any more, of any session.
+    fn drops(&mut self, ino: Ino, count: u64) -> bool {
         let rest = count - take(&mut self.before, ino, count);
         let dropped = take(&mut self.now, ino, rest);
         if dropped > 0 {
             self.waiting.push((ino, dropped));
         }
+        !self.now.contains_key(&ino) && !self.before.contains_key(&ino)
     }
 }
 
@@ -122,12 +125,18 @@ impl Forgets {
         if self.at_once {
             return client.forget(nodes.collect());
         }
+        let mut gone = Vec::new();
         let full = {
             let mut references = self.references.lock();
             references.follow(client.generation());
-            nodes.for_each(|(ino, count)| references.drops(ino, count));
+            for (ino, count) in nodes {
+                if references.drops(ino, count) {
+                    gone.push(ino);
+                }
+            }
             references.waiting.len() >= BATCH
         };
+        gone.into_iter().for_each(|ino| client.forgotten(ino));
         if full {
             self.send(client);
         }

@@ -490,7 +490,7 @@ pub(crate) fn answer_entry(
             let generation = client.generation();
             forgets.gives(made.ino, generation);
             let name = believed.of_name();
-            let generation = fuser::Generation(generation);
+            let generation = fuser::Generation(client.generation_of(made.ino));
             reply.entry_with_ttls(&believed.of_attr, &name, &attr(&made), generation);
         }
         (Some(reply), Err(e)) => reply.error(errno(e)),

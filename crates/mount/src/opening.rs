@@ -77,7 +77,8 @@ impl Adapter {
         let generation = self.client.generation();
         let is_new = self.forgets.gives(found.ino, generation);
         let (of_attr, of_name) = believed.of_made(is_new);
-        let (found, generation) = (attr(&found), Generation(generation));
+        let generation = Generation(self.client.generation_of(found.ino));
+        let found = attr(&found);
         match self.back(found.ino, &open, Writes::New, |fd| reply.open_backing(fd)) {
             Some(id) => {
                 let flags = self.flush_flags();

@@ -27,6 +27,7 @@ use crate::plan::engine;
 use crate::rooms::Rooms;
 use crate::service::Server;
 use crate::sessions::Sessions;
+use crate::sessions::lives::Lives;
 use crate::starterror::{StartError, failed};
 use crate::threads::{Watched, join_all};
 
@@ -78,6 +79,22 @@ pub struct Instance {
     drained: AtomicBool,
 }
 
+/// Under which those who were connected to the last run are on record.
+const LIVES: &str = "lives";
+
+/// Who was connected to the last run.
+fn lives(rooms: &Arc<Rooms>) -> Result<Lives, StartError> {
+    let record = rooms.base.ns().get_fact(LIVES);
+    let record = record.map_err(failed("metadata store"))?;
+    let keeps = rooms.clone();
+    let put = move |record: &[u8]| {
+        let put = keeps.base.ns().put_fact(LIVES, record);
+        put.map_err(|error| error.to_string())
+    };
+    let boot = rooms.lifecycle.boot_id().unwrap_or_default();
+    Ok(Lives::open(record.as_deref(), boot, Box::new(put)))
+}
+
 impl Instance {
     /// Opens the state, finishes what an earlier run left, and begins to serve.
     pub fn start(settings: Settings) -> Result<Arc<Instance>, StartError> {
@@ -90,6 +107,7 @@ impl Instance {
                 Arc::new(Server::new(rooms.clone())),
                 rooms.base.processes().clone(),
                 rooms.base.epoch(),
+                lives(&rooms)?,
             )),
             rooms: rooms.clone(),
             threads: Mutex::default(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_types::{Cred, Dirent, Errno, Handle, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
-use forebay_wire::{Peer, Reply, Request, Response, Service};
+use forebay_wire::{Peer, Reply, Request, Response, Service, Shown};
 
 use crate::base::failure::Failure;
 use crate::base::life::StopOrder;
@@ -198,12 +198,12 @@ impl Server {
         Ok(match request {
             Request::Lookup(link) => {
                 let found = ns.lookup(link.parent, &link.name)?;
-                Response::Attr(
-                    rooms
-                        .files
-                        .live_attr(found.attr, found.file.as_ref())?
-                        .into(),
-                )
+                let birth_ns = ns.birth_of(found.attr.ino);
+                let attr = rooms.files.live_attr(found.attr, found.file.as_ref())?;
+                Response::Attr(Shown {
+                    birth_ns,
+                    ..attr.into()
+                })
             }
             Request::Forget(nodes) => {
                 nodes

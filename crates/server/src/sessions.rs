@@ -12,6 +12,7 @@
 
 mod effect;
 mod kept;
+pub(crate) mod lives;
 mod locking;
 mod locks;
 mod pending;
@@ -31,6 +32,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::base::processes::Processes;
 use effect::{Concerned, Effect, Patience};
 use kept::Keepers;
+use lives::Lives;
 use locks::LockTable;
 use pending::{Asked as Recalled, Pending};
 use recalls::Recalls;
@@ -65,6 +67,7 @@ struct Common {
     lately: ShownLately,
     keepers: Keepers,
     locks: LockTable,
+    lives: Lives,
     /// Attributes and pages that others have been asked to forget.
     attrs: Pending,
     pages: Pending,
@@ -187,6 +190,8 @@ impl Common {
 pub struct Session {
     /// By it, processes of the client's node are told from those of others; never 0.
     node: u32,
+    /// What the client calls this life of its own.
+    life: u64,
     common: Arc<Common>,
     recalls: Arc<Recalls>,
     shards: [Mutex<Shard>; SHARDS],
@@ -198,11 +203,13 @@ pub struct Session {
 
 impl Session {
     /// A client that has nothing yet.
-    fn begin(common: Arc<Common>, node: u32) -> Session {
+    fn begin(common: Arc<Common>, node: u32, life: u64) -> Session {
+        common.lives.begin(life);
         let recalls = Arc::new(Recalls::default());
         common.clients.write().insert(node, recalls.clone());
         Session {
             node,
+            life,
             common,
             recalls,
             shards: std::array::from_fn(|_| Mutex::default()),
@@ -218,6 +225,7 @@ impl Session {
         if self.ended.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.common.lives.end(self.life);
         self.recalls.end();
         self.common.clients.write().remove(&self.node);
         drop(self.under_way.write());
@@ -474,7 +482,12 @@ pub struct Sessions {
 
 impl Sessions {
     /// No client yet. `server` answers them all.
-    pub(crate) fn new(server: Arc<dyn Service>, processes: Arc<Processes>, epoch: u32) -> Sessions {
+    pub(crate) fn new(
+        server: Arc<dyn Service>,
+        processes: Arc<Processes>,
+        epoch: u32,
+        lives: Lives,
+    ) -> Sessions {
         // Before the first start there was nothing to be shown.
         let quiet_until = (epoch > 1).then(|| Instant::now() + BELIEVED_FOR);
         Sessions {
@@ -484,6 +497,7 @@ impl Sessions {
                 lately: ShownLately::new(),
                 keepers: Keepers::default(),
                 locks: LockTable::default(),
+                lives,
                 attrs: Pending::default(),
                 pages: Pending::default(),
                 clients: RwLock::default(),
@@ -495,8 +509,13 @@ impl Sessions {
         }
     }
 
-    /// A client comes.
-    pub fn begin(&self) -> Arc<Session> {
+    /// The server stops in order: who is here may have again what it has when the next one starts.
+    pub fn stop(&self) {
+        self.common.lives.stop();
+    }
+
+    /// A client comes, that calls this life of its own so.
+    pub fn begin(&self, life: u64) -> Arc<Session> {
         let mut node = 0;
         while node == 0 {
             node = self
@@ -504,7 +523,7 @@ impl Sessions {
                 .fetch_add(1, Ordering::Relaxed)
                 .wrapping_add(1);
         }
-        Arc::new(Session::begin(self.common.clone(), node))
+        Arc::new(Session::begin(self.common.clone(), node, life))
     }
 }
 
@@ -513,8 +532,8 @@ impl Host for Sessions {
         u64::from(self.epoch)
     }
 
-    fn begin(&self, _: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {
-        Ok(Sessions::begin(self))
+    fn begin(&self, facts: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {
+        Ok(Sessions::begin(self, facts.life))
     }
 }
 
@@ -576,6 +595,12 @@ impl Service for Session {
             Request::Recalls { seen } => {
                 self.common.followed.store(true, Ordering::SeqCst);
                 return self.recalls.follow(seen).into();
+            }
+            Request::MayReclaim { life } => {
+                return match self.common.lives.may_reclaim(life) {
+                    true => Response::Done.into(),
+                    false => Errno::ESTALE.into(),
+                };
             }
             Request::Lock { .. }
             | Request::Unlock { .. }
@@ -715,8 +740,8 @@ mod tests {
     #[test]
     fn what_a_client_has_is_closed_and_dropped_at_the_end_and_only_that() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default(), 1);
-        let (one, other) = (sessions.begin(), sessions.begin());
+        let sessions = Sessions::new(server.clone(), Arc::default(), 1, Lives::none());
+        let (one, other) = (sessions.begin(0), sessions.begin(0));
         let (closed, left) = (open(&one), open(&one));
         let Ok(Response::OpenedDir(dir)) = ask(&one, Request::OpenDir { ino: Ino::ROOT }) else {
             panic!("opendir");
@@ -748,8 +773,8 @@ mod tests {
     #[test]
     fn a_handle_is_its_owners_and_of_its_kind() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default(), 1);
-        let (one, other) = (sessions.begin(), sessions.begin());
+        let sessions = Sessions::new(server.clone(), Arc::default(), 1, Lives::none());
+        let (one, other) = (sessions.begin(0), sessions.begin(0));
         let handle = open(&one);
         server.asked();
         for request in [
@@ -775,7 +800,8 @@ mod tests {
 
     #[test]
     fn what_a_dead_pfs_says_does_not_look_like_the_end_of_the_session() {
-        let session = Sessions::new(Arc::new(Recorder::new()), Arc::default(), 1).begin();
+        let session =
+            Sessions::new(Arc::new(Recorder::new()), Arc::default(), 1, Lives::none()).begin(0);
         assert_eq!(ask(&session, Request::Statfs), Err(Errno::EIO));
         let handle = open(&session);
         session.end();
@@ -790,7 +816,7 @@ mod tests {
             gate: Some((begun, Mutex::new(gate))),
             ..Recorder::new()
         });
-        let session = Sessions::new(server.clone(), Arc::default(), 1).begin();
+        let session = Sessions::new(server.clone(), Arc::default(), 1, Lives::none()).begin(0);
         let handle = open(&session);
         server.asked();
         let reader = {
@@ -820,8 +846,8 @@ mod tests {
     #[test]
     fn a_process_is_one_of_its_clients_node_whatever_the_client_says() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default(), 1);
-        let (one, other) = (sessions.begin(), sessions.begin());
+        let sessions = Sessions::new(server.clone(), Arc::default(), 1, Lives::none());
+        let (one, other) = (sessions.begin(0), sessions.begin(0));
         let request = |node| Request::Unlink {
             link: Link {
                 parent: Ino::ROOT,

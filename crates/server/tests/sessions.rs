@@ -21,7 +21,7 @@ struct Node {
 
 impl Node {
     fn new(running: &Running, descriptors: bool) -> Node {
-        let session = running.instance.sessions().begin();
+        let session = running.instance.sessions().begin(0);
         let client = Client::new(Arc::new(InMemory::mount(session.clone())));
         client.accept_descriptors(descriptors);
         Node { session, client }

@@ -223,6 +223,11 @@ impl OpenFlags {
     pub fn exclusive(self) -> bool {
         self.0 as i32 & libc::O_EXCL != 0
     }
+    /// The same without what an open does once: `O_CREAT`, `O_EXCL`, `O_TRUNC`.
+    #[must_use]
+    pub fn without_making(self) -> OpenFlags {
+        OpenFlags(self.0 & !((libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC) as u32))
+    }
     /// `O_DIRECT`.
     pub fn direct(self) -> bool {
         self.0 as i32 & libc::O_DIRECT != 0

@@ -110,6 +110,14 @@ pub trait Connection: Send + Sync {
         0
     }
 
+    /// The session in which what goes by this id was found first.
+    fn generation_of(&self, _ino: forebay_types::Ino) -> u64 {
+        self.generation()
+    }
+
+    /// Who asks knows nothing by this id any more.
+    fn forgotten(&self, _ino: forebay_types::Ino) {}
+
     /// Ends it: whoever waits for an answer gets `ENOTCONN`, where anybody may wait for long.
     fn close(&self) {}
 

@@ -302,6 +302,11 @@ pub enum Request {
     CancelLock {
         ticket: u64,
     },
+    /// Whether what the client had in this earlier life of its own may be had again: it was alive
+    /// when the server ended, and nothing has been lost since. Else `ESTALE`.
+    MayReclaim {
+        life: u64,
+    },
 }
 
 /// How the mount may serve an open file.
@@ -331,6 +336,10 @@ pub struct Shown {
     /// Within [`limits::SHOWN_FOR`] of the request the server recalls it before a change by another
     /// client is answered: until then it may be believed. A name may not.
     pub firm: bool,
+    /// When the file began to be, as the PFS says it, nanoseconds; 0 where that is not known. With
+    /// the id it tells a file from another one, over restarts of the server. Of a file that was born
+    /// here the id alone does.
+    pub birth_ns: u64,
 }
 
 impl std::ops::Deref for Shown {
@@ -343,7 +352,11 @@ impl std::ops::Deref for Shown {
 
 impl From<Attr> for Shown {
     fn from(attr: Attr) -> Shown {
-        Shown { attr, firm: false }
+        Shown {
+            attr,
+            firm: false,
+            birth_ns: 0,
+        }
     }
 }
 

@@ -45,6 +45,7 @@ impl Request {
             Request::Unlock { .. } => "unlock",
             Request::TestLock { .. } => "look for a lock",
             Request::CancelLock { .. } => "end of a wait for a lock",
+            Request::MayReclaim { .. } => "reclaim",
             Request::Control(control) | Request::ControlFor { control, .. } => control.name(),
         }
     }
@@ -90,6 +91,7 @@ impl Request {
             | Request::Unlock { .. }
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
+            | Request::MayReclaim { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => false,
         }
@@ -134,8 +136,28 @@ impl Request {
             | Request::Introduce { .. }
             | Request::Recalls { .. }
             | Request::CancelLock { .. }
+            | Request::MayReclaim { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn handle_mut(&mut self) -> Option<&mut Handle> {
+        match self {
+            Request::Release { handle }
+            | Request::Read { handle, .. }
+            | Request::Write { handle, .. }
+            | Request::Fsync { handle, .. }
+            | Request::Space { handle, .. }
+            | Request::Seek { handle, .. }
+            | Request::ReadDir { handle, .. }
+            | Request::CloseDir { handle } => Some(handle),
+            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => handle.as_mut(),
+            Request::Lock { lock, .. }
+            | Request::Unlock { lock }
+            | Request::TestLock { lock, .. } => Some(&mut lock.handle),
+            _ => None,
         }
     }
 
@@ -179,6 +201,7 @@ impl Request {
             | Request::Unlock { .. }
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
+            | Request::MayReclaim { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => [None, None],
         }
@@ -224,6 +247,7 @@ impl Request {
             | Request::Unlock { .. }
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
+            | Request::MayReclaim { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -276,7 +300,7 @@ impl Request {
             | Request::Open { .. }
             | Request::Create { .. }
             | Request::CreateUnnamed { .. } => false,
-            Request::TestLock { .. } => true,
+            Request::TestLock { .. } | Request::MayReclaim { .. } => true,
             // Between the two times somebody else may have locked, or have been granted.
             Request::Lock { .. } | Request::Unlock { .. } | Request::CancelLock { .. } => false,
             // They give one back: the second time somebody else's, or an error.

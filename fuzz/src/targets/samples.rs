@@ -368,7 +368,7 @@ fn lock() -> LockOf {
     }
 }
 
-fn locks() -> [Request; 4] {
+fn locks() -> [Request; 5] {
     let (lock, mode) = (lock(), LockMode::Exclusive);
     [
         Request::Lock {
@@ -380,6 +380,7 @@ fn locks() -> [Request; 4] {
         Request::Unlock { lock },
         Request::TestLock { lock, mode },
         Request::CancelLock { ticket: 11 },
+        Request::MayReclaim { life: 12 },
     ]
 }
 

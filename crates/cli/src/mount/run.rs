@@ -137,8 +137,10 @@ struct ToServer {
 }
 
 impl Dial for ToServer {
-    fn dial(&self, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
-        let connection = NetConnection::connect(self.config.clone());
+    fn dial(&self, life: u64, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
+        let mut config = self.config.clone();
+        config.facts.life = life;
+        let connection = NetConnection::connect(config);
         let connection = connection.map_err(|error| error.to_string())?;
         connection.on_lost(move |why| {
             tracing::warn!("the session with the server is lost: {why:?}");

@@ -228,6 +228,25 @@ impl Namespace {
         attr
     }
 
+    /// When what is known by this id began to be, as the PFS says it, nanoseconds: with the id it
+    /// tells a file from another one, over restarts. 0 where the PFS does not say, or the id is not
+    /// the PFS's own.
+    pub fn birth_of(&self, ino: Ino) -> u64 {
+        let table = self.table.lock();
+        match table.get(ino) {
+            Some(Node::Dir(dir)) if dir.key.ino == ino.0 => dir.key.btime_ns,
+            Some(Node::Plain(plain)) if plain.id.ino == ino.0 => plain.id.btime_ns,
+            Some(Node::File(file)) => {
+                let file = file.clone();
+                drop(table);
+                let published = file.lock().residency.published;
+                let published = published.filter(|published| published.ino == ino.0);
+                published.map_or(0, |published| published.btime_ns)
+            }
+            _ => 0,
+        }
+    }
+
     /// The id a PFS inode goes by.
     pub fn ino_of(&self, id: PfsId) -> Ino {
         self.table.lock().ino_for(id, self.root_dev)

@@ -48,6 +48,11 @@ impl Boot {
         self.is_another && kind != TierKind::Dram
     }
 
+    /// How the kernel calls this start of the node.
+    pub fn id(&self) -> Option<&str> {
+        self.id.as_deref()
+    }
+
     /// All that the last run left has been looked at.
     pub fn record(&self, ns: &Namespace) -> Result<(), NsError> {
         match &self.id {

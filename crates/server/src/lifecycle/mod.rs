@@ -43,6 +43,11 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
+    /// How the kernel calls this start of the node.
+    pub fn boot_id(&self) -> Option<&str> {
+        self.boot.id()
+    }
+
     /// Of the start that `boot` says.
     pub fn new(orders: &Arc<Orders>, boot: Boot) -> Lifecycle {
         let files = orders.files();

@@ -204,7 +204,7 @@ impl Effect {
             }
             _ => return,
         };
-        let Shown { attr, firm } = shown;
+        let Shown { attr, firm, .. } = shown;
         *firm = lately.show_attr(attr.ino, client, self.since);
         if let Some(name) = self.shows {
             lately.leads_to(name, Some(attr.ino));

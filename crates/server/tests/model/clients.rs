@@ -24,7 +24,7 @@ struct Client {
 
 impl Client {
     fn new(instance: &Instance, descriptors: bool) -> Client {
-        let session = instance.sessions().begin();
+        let session = instance.sessions().begin(0);
         let way = InMemory::mount(session.clone());
         way.accept_descriptors(descriptors);
         Client {

@@ -27,6 +27,8 @@ pub struct ClientFacts {
     pub local: bool,
     /// The user who runs the mount.
     pub mount_uid: u32,
+    /// What the client calls this life of its own: another number for each session.
+    pub life: u64,
 }
 
 impl ClientFacts {

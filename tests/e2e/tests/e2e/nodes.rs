@@ -79,26 +79,119 @@ fn promise_8_programs_wait_for_a_server_that_stands_still_and_go_on() {
 }
 
 #[test]
-fn promise_8_after_a_restart_of_the_server_old_handles_are_stale_and_all_else_goes_on() {
+fn promise_8_after_a_restart_of_the_server_what_was_open_is_open_again() {
     if needs_nodes() {
         return;
     }
     let mut fleet = Fleet::new(2, "");
-    write_file(&fleet.mnt(1, "f"), pattern(3, 2 * MIB));
-    let open = File::open(fleet.mnt(1, "f")).expect("open");
-    fleet.kill_server();
-    let path = fleet.mnt(2, "f");
-    let waits = std::thread::spawn(move || pattern(3, 2 * MIB).assert_in(&path));
-    std::thread::sleep(Duration::from_millis(300));
-    assert!(!waits.is_finished(), "there is nobody to ask");
-    fleet.start_server();
-    waits.join().expect("it goes on");
+    fs::create_dir(fleet.mnt(1, "d")).expect("mkdir");
+    fs::write(fleet.pfs("d/old"), b"on the PFS").expect("write");
+    let old = File::open(fleet.mnt(1, "d/old")).expect("open");
+    let written = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(fleet.mnt(1, "d/new"))
+        .expect("create");
+    let unlinked = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(fleet.mnt(1, "unlinked"))
+        .expect("create");
+    fs::remove_file(fleet.mnt(1, "unlinked")).expect("unlink");
+    fs::rename(fleet.mnt(1, "d/new"), fleet.mnt(1, "d/newest")).expect("rename");
+    const BLOCKS: usize = 400;
+    let block = |n: usize| vec![n as u8; 64 << 10];
+    let writer = std::thread::spawn(move || {
+        for n in 0..BLOCKS {
+            let at = (n * (64 << 10)) as u64;
+            written.write_all_at(&block(n), at).expect("write");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        written.sync_all().expect("fsync");
+        written
+    });
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(400));
+        fleet.kill_server();
+        let path = fleet.mnt(2, "d/old");
+        let waits = std::thread::spawn(move || fs::read(path));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!waits.is_finished(), "there is nobody to ask");
+        fleet.start_server();
+        let content = waits.join().expect("no panic").expect("it goes on");
+        assert_eq!(content, b"on the PFS");
+    }
+    let written = writer.join().expect("all is written");
     let mut bytes = [0; 10];
-    assert_eq!(errno(open.read_exact_at(&mut bytes, 0)), Some(libc::ESTALE));
-    drop(open);
-    pattern(3, 2 * MIB).assert_in(&fleet.mnt(1, "f"));
-    write_file(&fleet.mnt(1, "g"), pattern(4, MIB));
-    pattern(4, MIB).assert_in(&fleet.mnt(2, "g"));
+    old.read_exact_at(&mut bytes, 0).expect("it is open");
+    assert_eq!(&bytes, b"on the PFS");
+    assert_eq!(
+        errno(unlinked.read_exact_at(&mut bytes, 0)),
+        Some(libc::ESTALE)
+    );
+    let content = fs::read(fleet.mnt(2, "d/newest")).expect("read");
+    let expected: Vec<u8> = (0..BLOCKS).flat_map(block).collect();
+    assert!(content == expected, "of {} bytes", content.len());
+    assert_eq!(fleet.status()["open_files"], 2);
+    drop((written, old, unlinked));
+    wait_until("they are closed", || fleet.status()["open_files"] == 0);
+}
+
+#[test]
+fn promise_8_a_program_stays_in_its_directory_over_a_restart_of_the_server() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(1, "");
+    fs::create_dir(fleet.mnt(1, "d")).expect("mkdir");
+    fs::write(fleet.pfs("d/old"), b"on the PFS").expect("write");
+    let mut shell = std::process::Command::new("sh")
+        .args(["-c", "read go; cat old"])
+        .current_dir(fleet.mnt(1, "d"))
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("sh runs");
+    fleet.kill_server();
+    fleet.start_server();
+    shell
+        .stdin
+        .take()
+        .expect("a pipe")
+        .write_all(b"go\n")
+        .expect("it listens");
+    let said = shell.wait_with_output().expect("it ends");
+    assert_eq!(said.stdout, b"on the PFS");
+}
+
+#[test]
+fn promise_8_another_file_of_the_same_name_is_not_taken_for_what_was_open() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    for name in ["replaced", "kept"] {
+        fs::write(fleet.pfs(name), b"first").expect("write");
+    }
+    let [replaced, kept] = ["replaced", "kept"].map(|name| {
+        let file = File::open(fleet.mnt(1, name));
+        file.expect("open")
+    });
+    fleet.kill_server();
+    fs::write(fleet.pfs("other"), b"other").expect("write");
+    fs::rename(fleet.pfs("other"), fleet.pfs("replaced")).expect("rename");
+    fleet.start_server();
+    let mut bytes = [0; 5];
+    assert_eq!(
+        errno(replaced.read_exact_at(&mut bytes, 0)),
+        Some(libc::ESTALE)
+    );
+    kept.read_exact_at(&mut bytes, 0).expect("it is open");
+    assert_eq!(&bytes, b"first");
+    assert_eq!(fs::read(fleet.mnt(1, "replaced")).expect("read"), b"other");
+    assert!(replaced.read_exact_at(&mut bytes, 0).is_err());
 }
 
 #[test]

@@ -1,0 +1,394 @@
+//! What a client has had of its sessions, so that it can have it again after a restart of the
+//! server.
+//!
+//! Invariants:
+//!
+//! 1. Handles that the caller has are never the numbers of two open files, whichever session gave
+//!    them.
+//! 2. An id leads to the file that it led to before, or nowhere: in a later session it is used only
+//!    once the name by which it was known has led to the same file again.
+//! 3. What was locked, what the kernel reads and writes by itself, and what has no name, is not had
+//!    again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use forebay_types::{Cred, Handle, Ino, OpenFlags};
+use forebay_wire::{Link, OpenMode, Request, Response, Shown};
+use parking_lot::Mutex;
+
+/// A handle is the server's number below this bit, and the session's above it.
+const SESSION_SHIFT: u32 = 44;
+/// Ids from here on, up to those of files that were born in the burst buffer, are made up anew by
+/// each run of a server.
+const FIRST_SUBSTITUTE: u64 = 1 << 61;
+
+type Place = (Ino, Arc<[u8]>);
+
+#[derive(Clone)]
+struct Node {
+    /// The name by which it was found last.
+    place: Option<Place>,
+    birth_ns: u64,
+    /// The session in which it was found first.
+    since: u64,
+    /// The last session in which it was found.
+    found: u64,
+    /// This client has one reference more than the caller has taken.
+    held: bool,
+    /// It is not to be had again.
+    barred: bool,
+}
+
+/// An open file.
+#[derive(Clone)]
+pub(crate) struct Open {
+    pub(crate) ino: Ino,
+    pub(crate) flags: OpenFlags,
+    pub(crate) cred: Cred,
+    /// The session that knows it, and by which number.
+    session: u64,
+    number: Handle,
+    barred: bool,
+}
+
+#[derive(Default)]
+struct State {
+    nodes: HashMap<Ino, Node>,
+    names: HashMap<Place, Ino>,
+    opens: HashMap<Handle, Open>,
+    /// What was had in this session, and not before, may be had in the present one.
+    floor: u64,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Had(Mutex<State>);
+
+/// What of a request matters for what its answer gives.
+pub(crate) enum Asks {
+    Nothing,
+    /// A name that is looked up or made.
+    Name(Place),
+    /// The same, and the file is opened.
+    Create(Option<Place>, OpenFlags, Cred),
+    Open(Ino, OpenFlags, Cred),
+    OpenDir,
+    Unlink(Place),
+    Rename(Place, Place, bool),
+    Close(Handle),
+    /// Something by which the handle cannot be had again.
+    Bar(Handle),
+}
+
+/// How an id is known in the present session.
+pub(crate) enum Known {
+    /// It is.
+    Yes,
+    /// It was, and may be again.
+    Before,
+    /// It is not.
+    No,
+}
+
+fn place(link: &Link) -> Place {
+    (link.parent, link.name.as_slice().into())
+}
+
+impl Asks {
+    /// Of a request as the caller has made it.
+    pub(crate) fn of(request: &Request) -> Asks {
+        match request {
+            Request::Lookup(link)
+            | Request::Mknod { link, .. }
+            | Request::Mkdir { link, .. }
+            | Request::Symlink { link, .. }
+            | Request::Link { link, .. } => Asks::Name(place(link)),
+            Request::Create {
+                link, flags, cred, ..
+            } => Asks::Create(Some(place(link)), *flags, *cred),
+            Request::CreateUnnamed { flags, cred, .. } => Asks::Create(None, *flags, *cred),
+            Request::Open { ino, flags, cred } => Asks::Open(*ino, *flags, *cred),
+            Request::OpenDir { .. } => Asks::OpenDir,
+            Request::Unlink { link, .. } | Request::Rmdir { link, .. } => Asks::Unlink(place(link)),
+            Request::Rename { from, to, mode, .. } => {
+                let exchange = *mode == forebay_types::RenameMode::Exchange;
+                Asks::Rename(place(from), place(to), exchange)
+            }
+            Request::Release { handle } | Request::CloseDir { handle } => Asks::Close(*handle),
+            Request::Lock { lock, .. } => Asks::Bar(lock.handle),
+            _ => Asks::Nothing,
+        }
+    }
+}
+
+/// The number by which the caller knows a handle of a session.
+fn outer(session: u64, number: Handle) -> Handle {
+    Handle(session << SESSION_SHIFT | number.0)
+}
+
+/// Whether it is certain that something found in another session is the same.
+fn is_same(ino: Ino, known_ns: u64, found: &Shown) -> bool {
+    let is_own = ino.0 < FIRST_SUBSTITUTE && known_ns != 0 && found.birth_ns == known_ns;
+    found.attr.ino == ino && (ino.is_born_here() || is_own)
+}
+
+impl State {
+    fn leads(&mut self, place: Place, ino: Ino) {
+        if let Some(node) = self.nodes.get_mut(&ino) {
+            let before = node.place.replace(place.clone());
+            if let Some(before) = before.filter(|before| *before != place)
+                && self.names.get(&before) == Some(&ino)
+            {
+                self.names.remove(&before);
+            }
+        }
+        if let Some(other) = self.names.insert(place.clone(), ino)
+            && other != ino
+        {
+            self.leads_nowhere(&place, other);
+        }
+    }
+
+    fn leads_nowhere(&mut self, place: &Place, ino: Ino) {
+        if let Some(node) = self.nodes.get_mut(&ino)
+            && node.place.as_ref() == Some(place)
+        {
+            node.place = None;
+        }
+    }
+
+    /// Notes that something was found or made.
+    fn found(&mut self, shown: &Shown, place: Option<Place>, session: u64) {
+        let ino = shown.attr.ino;
+        if ino == Ino::ROOT {
+            return;
+        }
+        let fresh = Node {
+            place: None,
+            birth_ns: shown.birth_ns,
+            since: session,
+            found: session,
+            held: false,
+            barred: false,
+        };
+        let node = self.nodes.entry(ino).or_insert_with(|| fresh.clone());
+        if node.found != session && (node.barred || !is_same(ino, node.birth_ns, shown)) {
+            // Another file that goes by the same number, or one that the kernel must take for
+            // another: what was open of the one before is gone.
+            *node = fresh;
+            let opens = self.opens.values_mut().filter(|open| open.ino == ino);
+            opens
+                .filter(|open| open.session != session)
+                .for_each(|open| open.barred = true);
+        }
+        let Some(node) = self.nodes.get_mut(&ino) else {
+            return;
+        };
+        // A reference of an earlier session has gone with it.
+        node.held &= node.found == session;
+        node.found = session;
+        if shown.birth_ns != 0 {
+            node.birth_ns = shown.birth_ns;
+        }
+        if let Some(place) = place {
+            self.leads(place, ino);
+        }
+    }
+
+    fn opened(&mut self, session: u64, number: Handle, open: Open) -> Handle {
+        let handle = outer(session, number);
+        let is_mine = open.barred;
+        if is_mine && let Some(node) = self.nodes.get_mut(&open.ino) {
+            // The kernel must not go on by itself with what it has open of an earlier session.
+            node.barred = true;
+        }
+        self.opens.insert(handle, open);
+        handle
+    }
+}
+
+impl Had {
+    /// The present session begins. With `again`, what was had in the last one may be had again.
+    pub(crate) fn begins(&self, session: u64, again: bool) {
+        let mut state = self.0.lock();
+        if !again || state.floor == 0 {
+            state.floor = session;
+        }
+    }
+
+    /// Notes what an answer of this session has given, and puts the caller's numbers into it.
+    pub(crate) fn note(&self, asks: Asks, session: u64, response: &mut Response) {
+        let failed = matches!(response, Response::Failed(_));
+        match (asks, response) {
+            (Asks::Nothing, _) => {}
+            (Asks::Name(place), Response::Attr(shown)) => {
+                self.0.lock().found(shown, Some(place), session);
+            }
+            (Asks::Create(place, flags, cred), Response::Created(shown, opened)) => {
+                let mut state = self.0.lock();
+                state.found(shown, place, session);
+                let open = Open {
+                    ino: shown.attr.ino,
+                    flags,
+                    cred,
+                    session,
+                    number: opened.handle,
+                    barred: opened.mode == OpenMode::Passthrough,
+                };
+                opened.handle = state.opened(session, opened.handle, open);
+            }
+            (Asks::Open(ino, flags, cred), Response::Opened(opened)) => {
+                let open = Open {
+                    ino,
+                    flags,
+                    cred,
+                    session,
+                    number: opened.handle,
+                    barred: opened.mode == OpenMode::Passthrough,
+                };
+                opened.handle = self.0.lock().opened(session, opened.handle, open);
+            }
+            (Asks::OpenDir, Response::OpenedDir(handle)) => *handle = outer(session, *handle),
+            (Asks::Unlink(place), _) if !failed => {
+                let mut state = self.0.lock();
+                if let Some(ino) = state.names.remove(&place) {
+                    state.leads_nowhere(&place, ino);
+                }
+            }
+            (Asks::Rename(from, to, exchange), _) if !failed => {
+                let mut state = self.0.lock();
+                let (moved, replaced) = (state.names.remove(&from), state.names.remove(&to));
+                if let Some(ino) = replaced {
+                    state.leads_nowhere(&to, ino);
+                    if exchange {
+                        state.leads(from, ino);
+                    }
+                }
+                if let Some(ino) = moved {
+                    state.leads(to, ino);
+                }
+            }
+            (Asks::Close(handle), _) => drop(self.0.lock().opens.remove(&handle)),
+            (Asks::Bar(handle), _) => {
+                if let Some(open) = self.0.lock().opens.get_mut(&handle) {
+                    open.barred = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The number by which this session knows a handle; `None` where it does not.
+    pub(crate) fn number(&self, handle: Handle, session: u64) -> Option<Handle> {
+        if handle.0 >> SESSION_SHIFT == session {
+            return Some(Handle(handle.0 & ((1 << SESSION_SHIFT) - 1)));
+        }
+        let state = self.0.lock();
+        let open = state.opens.get(&handle)?;
+        (open.session == session).then_some(open.number)
+    }
+
+    /// The caller closes a handle while there is no session.
+    pub(crate) fn close(&self, handle: Handle) {
+        self.0.lock().opens.remove(&handle);
+    }
+
+    /// Open files that may be had again; what may not is given up.
+    pub(crate) fn opens(&self) -> Vec<(Handle, Open)> {
+        let mut state = self.0.lock();
+        let floor = state.floor;
+        state
+            .opens
+            .retain(|_, open| !open.barred && open.session >= floor);
+        state.opens.iter().map(|(h, o)| (*h, o.clone())).collect()
+    }
+
+    /// A file is open again, in this session by this number; `None` gives it up. False if the
+    /// caller has closed it meanwhile.
+    pub(crate) fn reopened(&self, handle: Handle, session: u64, number: Option<Handle>) -> bool {
+        let mut state = self.0.lock();
+        let Some(number) = number else {
+            state.opens.remove(&handle);
+            return true;
+        };
+        let Some(open) = state.opens.get_mut(&handle) else {
+            return false;
+        };
+        (open.session, open.number) = (session, number);
+        true
+    }
+
+    /// How an id is known.
+    pub(crate) fn knows(&self, ino: Ino, session: u64) -> Known {
+        let state = self.0.lock();
+        match state.nodes.get(&ino) {
+            _ if ino == Ino::ROOT => Known::Yes,
+            Some(node) if node.found == session => Known::Yes,
+            Some(node) if node.found >= state.floor && !node.barred => Known::Before,
+            _ => Known::No,
+        }
+    }
+
+    /// Where an id is, from what this session knows downwards: `None` where that is not known.
+    pub(crate) fn path(&self, ino: Ino, session: u64) -> Option<(Ino, Vec<Place>)> {
+        let state = self.0.lock();
+        let (mut at, mut path) = (ino, Vec::new());
+        loop {
+            let is_known = state
+                .nodes
+                .get(&at)
+                .is_some_and(|node| node.found == session);
+            if at == Ino::ROOT || is_known {
+                path.reverse();
+                return Some((at, path));
+            }
+            // Names that lead in a circle were never all there at once.
+            if path.len() > forebay_types::limits::PATH_BYTES_MAX {
+                return None;
+            }
+            let place = state.nodes.get(&at)?.place.clone()?;
+            let parent = place.0;
+            path.push((at, place.1));
+            at = parent;
+        }
+    }
+
+    /// An id that was known before was looked up by its name. Whether it is the same, and this
+    /// client is to keep the reference that this has taken.
+    pub(crate) fn found_again(&self, ino: Ino, shown: &Shown, session: u64) -> (bool, bool) {
+        let mut state = self.0.lock();
+        let Some(node) = state.nodes.get_mut(&ino) else {
+            return (false, false);
+        };
+        if node.found == session {
+            return (shown.attr.ino == ino, false);
+        }
+        if !is_same(ino, node.birth_ns, shown) {
+            return (false, false);
+        }
+        node.found = session;
+        node.held = true;
+        (true, true)
+    }
+
+    /// The session in which what goes by this id was found first.
+    pub(crate) fn since(&self, ino: Ino) -> Option<u64> {
+        self.0.lock().nodes.get(&ino).map(|node| node.since)
+    }
+
+    /// The caller knows nothing by this id any more. Whether this client had a reference of its
+    /// own.
+    pub(crate) fn forget(&self, ino: Ino, session: u64) -> bool {
+        let mut state = self.0.lock();
+        let Some(node) = state.nodes.remove(&ino) else {
+            return false;
+        };
+        if let Some(place) = node.place
+            && state.names.get(&place) == Some(&ino)
+        {
+            state.names.remove(&place);
+        }
+        node.held && node.found == session
+    }
+}

@@ -1,0 +1,369 @@
+//! What is had again after a restart, with a server that is a table of names.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_types::{
+    Attr, Cred, Errno, FileKind, Handle, Ino, LockClass, LockMode, OpenFlags, Process, RenameMode,
+    TimeSpec,
+};
+use forebay_wire::{
+    Connection, Link, LockOf, OpenMode, Opened, Reply, Request, Response, Shown, WriteHow,
+};
+use parking_lot::Mutex;
+
+use crate::{Dial, Lasting, OnLost};
+
+const DIR: Ino = Ino(20);
+const OLD: Ino = Ino(30);
+const BORN: Ino = Ino(Ino::FIRST_BORN + 1);
+const WHO: Cred = Cred {
+    uid: 7,
+    gid: 7,
+    process: Process::here(7),
+    umask: 0,
+};
+
+/// What the server of a run has: names with the time of birth, and what it was asked.
+#[derive(Default)]
+struct Run {
+    names: HashMap<(Ino, &'static str), (Ino, u64)>,
+    may_reclaim: bool,
+    passthrough: bool,
+    next: u64,
+    asked: Vec<Request>,
+    gone: bool,
+}
+
+type Server = Arc<Mutex<Run>>;
+
+struct Session(Server);
+
+fn shown(ino: Ino, birth_ns: u64) -> Shown {
+    let at = TimeSpec::default();
+    let attr = Attr {
+        ino,
+        kind: FileKind::Regular,
+        perm: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: at,
+        mtime: at,
+        ctime: at,
+    };
+    Shown {
+        birth_ns,
+        ..attr.into()
+    }
+}
+
+impl Connection for Session {
+    fn call(&self, request: Request, _: &[u8], _: &mut [u8]) -> Result<Reply, Errno> {
+        let mut run = self.0.lock();
+        if run.gone {
+            return Err(Errno::ENOTCONN);
+        }
+        let response = match &request {
+            Request::Lookup(link) => {
+                let mut names = run.names.iter();
+                let found = names.find(|((parent, name), _)| {
+                    *parent == link.parent && name.as_bytes() == link.name
+                });
+                let (ino, birth) = *found.ok_or(Errno::ENOENT)?.1;
+                Response::Attr(shown(ino, birth))
+            }
+            Request::Open { .. } => {
+                run.next += 1;
+                let mode = match run.passthrough {
+                    true => OpenMode::Passthrough,
+                    false => OpenMode::Plain,
+                };
+                Response::Opened(Opened {
+                    handle: Handle(run.next),
+                    mode,
+                    content: None,
+                })
+            }
+            Request::MayReclaim { .. } if !run.may_reclaim => return Err(Errno::ESTALE),
+            Request::Write { .. } => Response::Moved(1),
+            _ => Response::Done,
+        };
+        run.asked.push(request);
+        Ok(response.into())
+    }
+
+    fn hands_over_descriptors(&self) -> bool {
+        false
+    }
+}
+
+/// Each dial is to the run that the test has put there.
+#[derive(Clone, Default)]
+struct Runs(Arc<Mutex<Option<Server>>>, Arc<Mutex<Vec<OnLost>>>);
+
+impl Dial for Runs {
+    fn dial(&self, _: u64, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
+        let server = self.0.lock().clone().ok_or("nobody there")?;
+        self.1.lock().push(lost);
+        Ok(Arc::new(Session(server)))
+    }
+}
+
+struct Lab {
+    runs: Runs,
+    server: Server,
+    lasting: Lasting,
+}
+
+fn names() -> HashMap<(Ino, &'static str), (Ino, u64)> {
+    HashMap::from([
+        ((Ino::ROOT, "dir"), (DIR, 5)),
+        ((DIR, "old"), (OLD, 6)),
+        ((DIR, "born"), (BORN, 0)),
+    ])
+}
+
+impl Lab {
+    fn new() -> Lab {
+        let runs = Runs::default();
+        let server = Server::default();
+        server.lock().names = names();
+        *runs.0.lock() = Some(server.clone());
+        let lasting = Lasting::begin(Box::new(runs.clone()), None).expect("there");
+        let lab = Lab {
+            runs,
+            server,
+            lasting,
+        };
+        lab.look(Ino::ROOT, "dir").expect("there");
+        lab.look(DIR, "old").expect("there");
+        lab.look(DIR, "born").expect("there");
+        lab
+    }
+
+    fn ask(&self, request: Request) -> Result<Response, Errno> {
+        let reply = self.lasting.call(request, &[], &mut []);
+        reply.map(|reply| reply.response)
+    }
+
+    fn look(&self, parent: Ino, name: &str) -> Result<Response, Errno> {
+        self.ask(Request::Lookup(Link {
+            parent,
+            name: name.into(),
+        }))
+    }
+
+    fn open(&self, ino: Ino) -> Handle {
+        let flags = OpenFlags((libc::O_RDWR | libc::O_TRUNC) as u32);
+        let open = Request::Open {
+            ino,
+            flags,
+            cred: WHO,
+        };
+        match self.ask(open) {
+            Ok(Response::Opened(opened)) => opened.handle,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn write(&self, handle: Handle) -> Result<Response, Errno> {
+        self.ask(Request::Write {
+            handle,
+            offset: 0,
+            how: WriteHow::WAITING,
+        })
+    }
+
+    /// The server goes, and another run comes that has `names`; `between` is done while there is
+    /// none.
+    fn restart(
+        &mut self,
+        names: HashMap<(Ino, &'static str), (Ino, u64)>,
+        may_reclaim: bool,
+        between: impl FnOnce(&Lab),
+    ) {
+        self.server.lock().gone = true;
+        *self.runs.0.lock() = None;
+        let lost = self.runs.1.lock().pop().expect("a session");
+        lost();
+        between(self);
+        self.server = Arc::new(Mutex::new(Run {
+            names,
+            may_reclaim,
+            // Other numbers than those of the run before, as it happens.
+            next: 70,
+            ..Run::default()
+        }));
+        *self.runs.0.lock() = Some(self.server.clone());
+        let begun = std::time::Instant::now();
+        while self.runs.1.lock().is_empty() {
+            assert!(begun.elapsed() < Duration::from_secs(30), "no session");
+            std::thread::yield_now();
+        }
+        // It is there when a request is answered.
+        self.ask(Request::Statfs).expect("it is served");
+    }
+
+    fn asked(&self) -> Vec<Request> {
+        std::mem::take(&mut self.server.lock().asked)
+    }
+}
+
+#[test]
+fn what_was_open_is_open_again_under_the_same_number() {
+    let mut lab = Lab::new();
+    let (old, born) = (lab.open(OLD), lab.open(BORN));
+    lab.restart(names(), true, |_| ());
+    let asked = lab.asked();
+    let opens: Vec<(Ino, OpenFlags)> = asked
+        .iter()
+        .filter_map(|request| match request {
+            Request::Open { ino, flags, .. } => Some((*ino, *flags)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(opens.len(), 2);
+    let read_write = OpenFlags(libc::O_RDWR as u32);
+    assert!(opens.iter().all(|(_, flags)| *flags == read_write));
+    assert_eq!(lab.write(old), Ok(Response::Moved(1)));
+    assert_eq!(lab.write(born), Ok(Response::Moved(1)));
+    let numbers = lab.asked().into_iter().map(|request| match request {
+        Request::Write { handle, .. } => handle.0,
+        other => panic!("{other:?}"),
+    });
+    let mut numbers: Vec<u64> = numbers.collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [71, 72]);
+    // A handle of this session is none of those.
+    let fresh = lab.open(OLD);
+    assert!(fresh != old && fresh != born);
+    assert_eq!([OLD, DIR].map(|ino| lab.lasting.generation_of(ino)), [1, 1]);
+    lab.restart(names(), true, |_| ());
+    for handle in [old, born, fresh] {
+        assert_eq!(lab.write(handle), Ok(Response::Moved(1)));
+    }
+}
+
+#[test]
+fn another_file_of_the_same_name_or_number_is_not_taken_for_it() {
+    let stale = Err(Errno::ESTALE);
+    let changed = [
+        (DIR, "old", Some((OLD, 9))),
+        (DIR, "old", Some((Ino(31), 6))),
+        (DIR, "old", Some((OLD, 0))),
+        (DIR, "old", None),
+    ];
+    for (parent, name, leads) in changed {
+        let mut lab = Lab::new();
+        let handle = lab.open(OLD);
+        let mut after = names();
+        match leads {
+            Some(leads) => after.insert((parent, name), leads),
+            None => after.remove(&(parent, name)),
+        };
+        lab.restart(after, true, |_| ());
+        assert_eq!(lab.write(handle), stale, "{leads:?}");
+        // Found anew, it is another one to the kernel.
+        if let Some((ino, _)) = leads {
+            lab.look(DIR, "old").expect("there");
+            assert_eq!(lab.lasting.generation_of(ino), 2);
+        }
+    }
+    // A server that has lost something, or has fenced the client.
+    let mut lab = Lab::new();
+    let handle = lab.open(BORN);
+    lab.restart(names(), false, |_| ());
+    assert_eq!(lab.write(handle), stale);
+}
+
+#[test]
+fn it_is_found_by_the_name_that_it_has_last() {
+    let mut lab = Lab::new();
+    let handle = lab.open(BORN);
+    let link = |parent, name: &str| Link {
+        parent,
+        name: name.into(),
+    };
+    let renamed = lab.ask(Request::Rename {
+        from: link(DIR, "born"),
+        to: link(Ino::ROOT, "final"),
+        mode: RenameMode::Replace,
+        cred: WHO,
+    });
+    assert_eq!(renamed, Ok(Response::Done));
+    let mut after = names();
+    after.remove(&(DIR, "born"));
+    after.insert((Ino::ROOT, "final"), (BORN, 0));
+    lab.restart(after.clone(), true, |_| ());
+    assert_eq!(lab.write(handle), Ok(Response::Moved(1)));
+    let removed = lab.ask(Request::Unlink {
+        link: link(Ino::ROOT, "final"),
+        cred: WHO,
+    });
+    assert_eq!(removed, Ok(Response::Done));
+    lab.restart(after, true, |_| ());
+    assert_eq!(lab.write(handle), Err(Errno::ESTALE), "it has no name");
+}
+
+#[test]
+fn what_was_locked_or_is_the_kernels_or_closed_is_not_had_again() {
+    let mut lab = Lab::new();
+    let (locked, closed) = (lab.open(OLD), lab.open(OLD));
+    lab.server.lock().passthrough = true;
+    let kernels = lab.open(BORN);
+    let lock = Request::Lock {
+        lock: LockOf {
+            handle: locked,
+            class: LockClass::Whole,
+            owner: 1,
+            range: forebay_types::ByteRange::ALL,
+        },
+        mode: LockMode::Exclusive,
+        pid: 1,
+        ticket: None,
+    };
+    assert_eq!(lab.ask(lock), Ok(Response::Done));
+    lab.restart(names(), true, |lab| {
+        let release = Request::Release { handle: closed };
+        assert_eq!(lab.ask(release), Ok(Response::Done));
+    });
+    let asked = lab.asked();
+    let opens = asked.iter();
+    assert_eq!(
+        opens.filter(|r| matches!(r, Request::Open { .. })).count(),
+        0
+    );
+    for handle in [locked, kernels] {
+        assert_eq!(lab.write(handle), Err(Errno::ESTALE));
+    }
+    // To the kernel it is another file from here on.
+    lab.look(Ino::ROOT, "dir").expect("there");
+    lab.look(DIR, "born").expect("there");
+    lab.look(DIR, "old").expect("there");
+    let generations = [BORN, OLD].map(|ino| lab.lasting.generation_of(ino));
+    assert_eq!(generations, [2, 1]);
+}
+
+#[test]
+fn a_directory_that_somebody_stands_in_is_found_again_and_given_back_at_the_end() {
+    let mut lab = Lab::new();
+    lab.restart(names(), true, |_| ());
+    lab.asked();
+    assert!(lab.look(DIR, "born").is_ok());
+    assert!(lab.look(DIR, "old").is_ok());
+    let lookups = lab.asked();
+    let above = lookups.iter().filter(|request| match request {
+        Request::Lookup(link) => link.parent == Ino::ROOT,
+        _ => false,
+    });
+    assert_eq!(above.count(), 1, "once");
+    for ino in [DIR, OLD] {
+        lab.lasting.forgotten(ino);
+    }
+    assert_eq!(lab.asked(), [Request::Forget(vec![(DIR, 1)])]);
+}
