@@ -12,6 +12,7 @@ mod locks;
 mod pieces;
 mod reclaim;
 mod seats;
+mod session;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,8 +24,8 @@ use forebay_types::{
     Cred, Dirent, Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
 };
 use forebay_wire::{
-    Connection, Descriptor, Link, Opened, Recall, Reply, Request, Response, SeekWhat, Shown,
-    SpaceChange, WriteHow,
+    Connection, Descriptor, Link, Opened, Reply, Request, Response, SeekWhat, Shown, SpaceChange,
+    WriteHow,
 };
 pub use lasting::{Dial, Lasting, OnLost};
 use pieces::{Pieces, ReadPiece};
@@ -139,33 +140,6 @@ impl Client {
         };
         if self.done(request).is_err() {
             callers.forget();
-        }
-    }
-
-    /// The session in which a file of this id was first found: the number by which the kernel tells
-    /// it from another one that has had the same id.
-    pub fn generation_of(&self, ino: Ino) -> u64 {
-        self.connection.generation_of(ino)
-    }
-
-    /// The kernel has no reference on this id any more.
-    pub fn forgotten(&self, ino: Ino) {
-        self.connection.forgotten(ino);
-    }
-
-    /// Counts the sessions with the server: files of another one are stale, unless it was a restart
-    /// of the server that has ended it.
-    pub fn generation(&self) -> u64 {
-        self.connection.generation()
-    }
-
-    /// Waits until something is to be forgotten that was shown as firm, and says that all recalls
-    /// up to number `seen` have been followed. The number of the last one, and what is to be
-    /// forgotten: nothing, where the wait was cut short.
-    pub fn recalls(&self, seen: u64) -> Result<(u64, Vec<Recall>), Errno> {
-        match self.call(Request::Recalls { seen })? {
-            Response::Recalls { last, recalls } => Ok((last, recalls)),
-            other => unexpected(other),
         }
     }
 

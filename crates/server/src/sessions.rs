@@ -10,6 +10,7 @@
 //!    are dropped, and requests under way have been answered before.
 //! 5. A change is answered when all other clients have forgotten what they had been shown of it.
 
+mod common;
 mod effect;
 mod kept;
 pub(crate) mod lives;
@@ -22,24 +23,23 @@ mod shown;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_types::{Errno, Handle, Ino, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
-use forebay_wire::{Peer, Recall, Reply, Request, Response, Service};
+use forebay_wire::{Peer, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
-use effect::{Concerned, Effect, Patience};
+use common::Common;
+use effect::Effect;
 use kept::Keepers;
 use lives::Lives;
 use locks::LockTable;
-use pending::{Asked as Recalled, Pending};
+use pending::Pending;
 use recalls::Recalls;
-use shown::{BELIEVED_FOR, ShownLately, Viewers};
+use shown::{BELIEVED_FOR, ShownLately};
 
-/// A client that has not dropped its pages for so long is fenced, as one that is silent.
-const FENCED_AFTER: Duration = Duration::from_secs(30);
 /// Locks are spread over so many shards by handle or id.
 const SHARDS: usize = 16;
 
@@ -58,132 +58,6 @@ struct File {
     written: bool,
     /// Locks were asked for through it.
     locked: bool,
-}
-
-/// What the sessions of one server have in common.
-struct Common {
-    server: Arc<dyn Service>,
-    processes: Arc<Processes>,
-    lately: ShownLately,
-    keepers: Keepers,
-    locks: LockTable,
-    lives: Lives,
-    /// Attributes and pages that others have been asked to forget.
-    attrs: Pending,
-    pages: Pending,
-    clients: RwLock<HashMap<u32, Arc<Recalls>>>,
-    /// Some client follows recalls, or did.
-    followed: AtomicBool,
-    /// Up to then clients may believe what an earlier start of the server has shown.
-    quiet_until: Option<Instant>,
-}
-
-impl Common {
-    /// Has other clients forget what they were shown, and waits until they have.
-    fn recall(&self, concerned: Concerned, client: u32, patience: Patience) {
-        let now = Instant::now();
-        let until = now + BELIEVED_FOR;
-        let mut asked = Vec::new();
-        // Who was asked long ago and has not followed can believe nothing any more.
-        let counts = |asked: &Recalled| asked.until > now;
-        for ino in concerned.changed {
-            asked.extend(self.attrs.ask(ino, counts, || {
-                let viewers = match ino {
-                    // A kernel keeps the root's access list for as long as it is mounted.
-                    Ino::ROOT => self.others(client),
-                    _ => Viewers::new(),
-                };
-                let others = self.lately.attr_changed(ino, client);
-                self.ask(viewers.into_iter().chain(others), Recall::Attr(ino), until)
-            }));
-        }
-        if patience == Patience::None {
-            return;
-        }
-        for asked in asked {
-            asked.wait(asked.until);
-        }
-        if concerned.unknown {
-            std::thread::sleep(until.saturating_duration_since(Instant::now()));
-        }
-    }
-
-    /// Asks clients to forget something; what to wait for.
-    fn ask(
-        &self,
-        viewers: impl Iterator<Item = u32>,
-        what: Recall,
-        until: Instant,
-    ) -> Vec<Recalled> {
-        let clients = self.clients.read();
-        let viewers = viewers.filter_map(|viewer| clients.get(&viewer).cloned());
-        let viewers: Vec<Arc<Recalls>> = viewers.collect();
-        drop(clients);
-        let asked = viewers.into_iter().map(|client| {
-            let number = client.recall(what);
-            Recalled {
-                client,
-                number,
-                until,
-            }
-        });
-        asked.collect()
-    }
-
-    /// Has all clients but one drop their pages of a file, and waits until they have.
-    fn recall_pages(&self, ino: Ino, client: u32, patience: Patience) {
-        let until = Instant::now() + FENCED_AFTER;
-        let asked = self.pages.ask(
-            ino,
-            |_| true,
-            || {
-                let keepers = self.keepers.take_others(ino, client);
-                self.ask(keepers.into_iter(), Recall::Pages(ino), until)
-            },
-        );
-        self.await_pages(ino, asked, patience);
-    }
-
-    /// Waits for pages that write-backs have asked others to drop, and have not waited for.
-    fn await_dropped(&self, ino: Ino) {
-        let asked = self.pages.ask(ino, |_| true, Vec::new);
-        self.await_pages(ino, asked, Patience::Full);
-    }
-
-    fn await_pages(&self, ino: Ino, asked: Vec<Recalled>, patience: Patience) {
-        let short = Instant::now() + BELIEVED_FOR;
-        for asked in asked {
-            match patience {
-                Patience::None => {}
-                Patience::Short => drop(asked.wait(short)),
-                Patience::Full => {
-                    if !asked.wait(asked.until) {
-                        tracing::error!(
-                            "a client does not drop its pages of {ino:?}: it is fenced"
-                        );
-                        asked.client.end();
-                    }
-                }
-            }
-        }
-    }
-
-    /// All clients but this one.
-    fn others(&self, client: u32) -> Viewers {
-        let clients = self.clients.read();
-        let others = clients.keys().filter(|other| **other != client);
-        others.copied().collect()
-    }
-
-    /// Waits until nobody believes what an earlier start of the server has shown.
-    fn await_quiet(&self) {
-        if let Some(until) = self.quiet_until {
-            let left = until.saturating_duration_since(Instant::now());
-            if !left.is_zero() {
-                std::thread::sleep(left);
-            }
-        }
-    }
 }
 
 /// A client's part of a server. It answers the client's requests, and knows what the client has.

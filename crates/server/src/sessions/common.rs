@@ -1,0 +1,148 @@
+//! What the sessions of one server have in common, and how one has the others forget.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use forebay_types::Ino;
+use forebay_wire::{Recall, Service};
+use parking_lot::RwLock;
+
+use super::effect::{Concerned, Patience};
+use super::kept::Keepers;
+use super::lives::Lives;
+use super::locks::LockTable;
+use super::pending::{Asked as Recalled, Pending};
+use super::recalls::Recalls;
+use super::shown::{BELIEVED_FOR, ShownLately, Viewers};
+use crate::base::processes::Processes;
+
+/// A client that has not dropped its pages for so long is fenced, as one that is silent.
+const FENCED_AFTER: Duration = Duration::from_secs(30);
+
+/// What the sessions of one server have in common.
+pub(super) struct Common {
+    pub(super) server: Arc<dyn Service>,
+    pub(super) processes: Arc<Processes>,
+    pub(super) lately: ShownLately,
+    pub(super) keepers: Keepers,
+    pub(super) locks: LockTable,
+    pub(super) lives: Lives,
+    /// Attributes and pages that others have been asked to forget.
+    pub(super) attrs: Pending,
+    pub(super) pages: Pending,
+    pub(super) clients: RwLock<HashMap<u32, Arc<Recalls>>>,
+    /// Some client follows recalls, or did.
+    pub(super) followed: AtomicBool,
+    /// Up to then clients may believe what an earlier start of the server has shown.
+    pub(super) quiet_until: Option<Instant>,
+}
+
+impl Common {
+    /// Has other clients forget what they were shown, and waits until they have.
+    pub(super) fn recall(&self, concerned: Concerned, client: u32, patience: Patience) {
+        let now = Instant::now();
+        let until = now + BELIEVED_FOR;
+        let mut asked = Vec::new();
+        // Who was asked long ago and has not followed can believe nothing any more.
+        let counts = |asked: &Recalled| asked.until > now;
+        for ino in concerned.changed {
+            asked.extend(self.attrs.ask(ino, counts, || {
+                let viewers = match ino {
+                    // A kernel keeps the root's access list for as long as it is mounted.
+                    Ino::ROOT => self.others(client),
+                    _ => Viewers::new(),
+                };
+                let others = self.lately.attr_changed(ino, client);
+                self.ask(viewers.into_iter().chain(others), Recall::Attr(ino), until)
+            }));
+        }
+        if patience == Patience::None {
+            return;
+        }
+        for asked in asked {
+            asked.wait(asked.until);
+        }
+        if concerned.unknown {
+            std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// Asks clients to forget something; what to wait for.
+    fn ask(
+        &self,
+        viewers: impl Iterator<Item = u32>,
+        what: Recall,
+        until: Instant,
+    ) -> Vec<Recalled> {
+        let clients = self.clients.read();
+        let viewers = viewers.filter_map(|viewer| clients.get(&viewer).cloned());
+        let viewers: Vec<Arc<Recalls>> = viewers.collect();
+        drop(clients);
+        let asked = viewers.into_iter().map(|client| {
+            let number = client.recall(what);
+            Recalled {
+                client,
+                number,
+                until,
+            }
+        });
+        asked.collect()
+    }
+
+    /// Has all clients but one drop their pages of a file, and waits until they have.
+    pub(super) fn recall_pages(&self, ino: Ino, client: u32, patience: Patience) {
+        let until = Instant::now() + FENCED_AFTER;
+        let asked = self.pages.ask(
+            ino,
+            |_| true,
+            || {
+                let keepers = self.keepers.take_others(ino, client);
+                self.ask(keepers.into_iter(), Recall::Pages(ino), until)
+            },
+        );
+        self.await_pages(ino, asked, patience);
+    }
+
+    /// Waits for pages that write-backs have asked others to drop, and have not waited for.
+    pub(super) fn await_dropped(&self, ino: Ino) {
+        let asked = self.pages.ask(ino, |_| true, Vec::new);
+        self.await_pages(ino, asked, Patience::Full);
+    }
+
+    fn await_pages(&self, ino: Ino, asked: Vec<Recalled>, patience: Patience) {
+        let short = Instant::now() + BELIEVED_FOR;
+        for asked in asked {
+            match patience {
+                Patience::None => {}
+                Patience::Short => drop(asked.wait(short)),
+                Patience::Full => {
+                    if !asked.wait(asked.until) {
+                        tracing::error!(
+                            "a client does not drop its pages of {ino:?}: it is fenced"
+                        );
+                        asked.client.end();
+                    }
+                }
+            }
+        }
+    }
+
+    /// All clients but this one.
+    fn others(&self, client: u32) -> Viewers {
+        let clients = self.clients.read();
+        let others = clients.keys().filter(|other| **other != client);
+        others.copied().collect()
+    }
+
+    /// Waits until nobody believes what an earlier start of the server has shown.
+    pub(super) fn await_quiet(&self) {
+        if let Some(until) = self.quiet_until {
+            let left = until.saturating_duration_since(Instant::now());
+            if !left.is_zero() {
+                std::thread::sleep(left);
+            }
+        }
+    }
+}
