@@ -336,9 +336,9 @@ pub struct Shown {
     /// Within [`limits::SHOWN_FOR`] of the request the server recalls it before a change by another
     /// client is answered: until then it may be believed. A name may not.
     pub firm: bool,
-    /// When the file began to be, as the PFS says it, nanoseconds; 0 where that is not known.
-    /// With the id it tells a file from another one, over restarts of the server. Of a file that was
-    /// born here the id alone does.
+    /// When the file began to be, as the PFS says it, nanoseconds; 0 where that is not known. With
+    /// the id it tells a file from another one over restarts of the server. Of a file that was born
+    /// here the id alone does.
     pub birth_ns: u64,
 }
 
