@@ -10,6 +10,7 @@
 //!    are dropped, and requests under way have been answered before.
 //! 5. A change is answered when all other clients have forgotten what they had been shown of it.
 
+mod command;
 mod effect;
 mod kept;
 mod pending;
@@ -27,6 +28,7 @@ use forebay_wire::{Peer, Recall, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
+use command::Command;
 use effect::{Concerned, Effect, Patience};
 use kept::Keepers;
 use pending::{Asked as Recalled, Pending};
@@ -498,14 +500,22 @@ impl Host for Sessions {
         u64::from(self.epoch)
     }
 
-    fn begin(&self, _: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {
-        Ok(Sessions::begin(self))
+    fn begin(&self, facts: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {
+        Ok(match facts.command {
+            true => Arc::new(Command::of(self.common.server.clone())),
+            false => Sessions::begin(self),
+        })
     }
 }
 
 impl Guest for Session {
     fn end(&self) {
         Session::end(self);
+    }
+
+    fn open_files(&self) -> u64 {
+        let files = self.shards.iter().map(|shard| shard.lock().files.len());
+        files.sum::<usize>() as u64
     }
 
     fn listen(&self, seen: u64, answer: Answer) {

@@ -233,3 +233,77 @@ fn command_line_works_on_any_mount() {
     assert_eq!(down.code, 0, "{down:?}");
     wait_until("it is unmounted", || !fleet.is_mounted(1));
 }
+
+#[test]
+fn command_status_asks_the_server_of_a_cluster_without_a_mount() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    assert_eq!(fleet.umount(2), Some(0));
+    write_file(&fleet.mnt(1, "f"), pattern(9, 4 * MIB));
+    let open = File::open(fleet.mnt(1, "f")).expect("open");
+    // Somebody else knocks.
+    let address = fleet.node(0).socket_address(7070);
+    fleet.node(2).inside(|| {
+        let mut peer = std::net::TcpStream::connect(address).expect("connect");
+        peer.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("write");
+    });
+    let config = fleet.base().join("cluster.toml");
+    let asked = |what: &[&str]| {
+        let mut args: Vec<&OsStr> = what.iter().map(OsStr::new).collect();
+        args.extend(["--config".as_ref(), config.as_os_str()]);
+        fleet.run(2, &args)
+    };
+    let network = || asked(&["status", "--json"]).ok().json()["network"].clone();
+    wait_until(
+        "the mount that was left is gone, and the peer refused",
+        || {
+            let network = network();
+            network["clients_total"] == 1 && network["refused_total"] == 1
+        },
+    );
+    let shown = network();
+    let (client, refused) = (&shown["clients"][0], &shown["refused"][0]);
+    assert_eq!(
+        shown["clients"].as_array().map(Vec::len),
+        Some(1),
+        "{shown}"
+    );
+    assert_eq!(refused["reason"], "not-forebay", "{shown}");
+    assert_eq!(client["open_files"], 1, "{shown}");
+    let host = client["host"].as_str().expect("a name");
+    let from = client["address"].as_str().expect("an address");
+    let of_node = fleet.node(1).socket_address(1).ip().to_string();
+    assert!(!host.is_empty() && from.starts_with(&of_node), "{shown}");
+    // Four for requests, and one for recalls.
+    let connections = client["connections"].as_array().expect("a list");
+    assert_eq!(connections.len(), 5, "{shown}");
+    let bytes_in = connections.iter().map(|one| one["in_bytes"].as_u64());
+    let bytes_in: u64 = bytes_in.map(|bytes| bytes.expect("bytes")).sum();
+    assert!(bytes_in > 4 * MIB as u64, "{shown}");
+    let page = asked(&["status"]).ok().stdout;
+    assert!(page.contains("1 client, with 5 connections"), "{page}");
+    let pages = asked(&["top", "--count", "2"]).ok().stdout;
+    assert_eq!(pages.matches("1 client, with 5 connections").count(), 2);
+    // Commands are not among those who come and go.
+    let log = fleet.log("server.log");
+    assert_eq!(log.matches("has come").count(), 2, "{log}");
+    assert_eq!(log.matches("has left").count(), 1, "{log}");
+    drop(open);
+    fleet.kill_server();
+    let asked_in_vain = |what: &str| {
+        let config = fleet.base().join("cluster.toml");
+        fleet.run(2, &[what.as_ref(), "--config".as_ref(), config.as_ref()])
+    };
+    for what in ["status", "top"] {
+        let refused = asked_in_vain(what);
+        assert_eq!(refused.code, 1, "{refused:?}");
+        assert_eq!(refused.stderr.lines().count(), 1, "{refused:?}");
+        assert!(
+            refused
+                .stderr
+                .contains("is `forebay server` running there?")
+        );
+    }
+}

@@ -59,6 +59,7 @@ impl NetConfig {
                 address: None,
                 local: false,
                 mount_uid: rustix::process::geteuid().as_raw(),
+                command: false,
             },
         }
     }
