@@ -43,6 +43,7 @@ mod trace;
 mod up;
 mod usage;
 mod where_is;
+mod within;
 
 use clap::{Parser, Subcommand};
 

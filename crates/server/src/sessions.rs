@@ -14,6 +14,7 @@ mod command;
 mod effect;
 mod kept;
 mod pending;
+mod probe;
 mod recalls;
 mod shown;
 
@@ -32,6 +33,7 @@ use command::Command;
 use effect::{Concerned, Effect, Patience};
 use kept::Keepers;
 use pending::{Asked as Recalled, Pending};
+use probe::Probe;
 use recalls::Recalls;
 use shown::{BELIEVED_FOR, ShownLately, Viewers};
 
@@ -187,6 +189,7 @@ pub struct Session {
     recalls: Arc<Recalls>,
     shards: [Mutex<Shard>; SHARDS],
     handles: AtomicUsize,
+    probe: Probe,
     ended: AtomicBool,
     /// Read-locked by every request; the end of the session waits for those that have begun.
     under_way: RwLock<()>,
@@ -203,6 +206,7 @@ impl Session {
             recalls,
             shards: std::array::from_fn(|_| Mutex::default()),
             handles: AtomicUsize::new(0),
+            probe: Probe::default(),
             ended: AtomicBool::new(false),
             under_way: RwLock::new(()),
         }
@@ -218,6 +222,7 @@ impl Session {
         self.common.clients.write().remove(&self.node);
         drop(self.under_way.write());
         self.handles.store(0, Ordering::Relaxed);
+        self.probe.end(&*self.common.server, OWN);
         for shard in &self.shards {
             let Shard {
                 files,
@@ -566,6 +571,10 @@ impl Service for Session {
                 let known = &self.common.processes;
                 known.tell(self.node, processes, &ended);
                 return Response::Done.into();
+            }
+            Request::ShowProbe => return self.probe.show(&*self.common.server, peer),
+            Request::HideProbe { name } => {
+                return self.probe.hide(&*self.common.server, peer, &name);
             }
             // Of a client that asks again and again, in one process.
             Request::Recalls { seen } => {

@@ -256,6 +256,13 @@ pub enum Request {
     Recalls {
         seen: u64,
     },
+    /// Makes a file on the PFS, hidden in the tree, by which a node can tell whether it sees the
+    /// same PFS. It is there until [`Request::HideProbe`], another one, or the end of the session.
+    ShowProbe,
+    /// Removes it.
+    HideProbe {
+        name: Vec<u8>,
+    },
 }
 
 /// How the mount may serve an open file.
@@ -362,6 +369,9 @@ pub enum Response {
     /// last of it.
     #[allow(missing_docs)]
     Recalls { last: u64, recalls: Vec<Recall> },
+    /// A file at the top of the PFS, and what is in it.
+    #[allow(missing_docs)]
+    Probe { name: Vec<u8>, content: Vec<u8> },
 }
 
 impl Request {
@@ -420,6 +430,7 @@ impl Request {
                 Err(Errno::E2BIG)
             }
             Request::Introduce { processes, ended } => check_introduction(processes, ended),
+            Request::HideProbe { name } => check_name(name).map_err(Errno::from),
             Request::Control(control) => control.check(),
             Request::ControlFor {
                 groups, control, ..

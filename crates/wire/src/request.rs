@@ -41,6 +41,8 @@ impl Request {
             Request::CreateUnnamed { .. } => "create without a name",
             Request::Introduce { .. } => "introduction",
             Request::Recalls { .. } => "recalls",
+            Request::ShowProbe => "probe of the PFS",
+            Request::HideProbe { .. } => "end of a probe of the PFS",
             Request::Control(control) | Request::ControlFor { control, .. } => control.name(),
         }
     }
@@ -82,6 +84,8 @@ impl Request {
             | Request::Seek { .. }
             | Request::Introduce { .. }
             | Request::Recalls { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => false,
         }
@@ -122,6 +126,8 @@ impl Request {
             | Request::FsyncDir { .. }
             | Request::Introduce { .. }
             | Request::Recalls { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -163,6 +169,8 @@ impl Request {
             | Request::Seek { .. }
             | Request::Introduce { .. }
             | Request::Recalls { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => [None, None],
         }
@@ -204,6 +212,8 @@ impl Request {
             | Request::Seek { .. }
             | Request::Introduce { .. }
             | Request::Recalls { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -275,6 +285,8 @@ impl Request {
             | Request::Space { .. } => false,
             // An error of the storage is told once: the second time would say that all is well.
             Request::Fsync { .. } | Request::FsyncDir { .. } => false,
+            // The second time makes another file, or finds none.
+            Request::ShowProbe | Request::HideProbe { .. } => false,
         }
     }
 

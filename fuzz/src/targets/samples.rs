@@ -200,6 +200,10 @@ pub fn requests() -> Vec<Request> {
         });
     }
     all.push(Request::Recalls { seen: 9 });
+    all.push(Request::ShowProbe);
+    all.push(Request::HideProbe {
+        name: b".forebay-abababab-8000000000000007-12.part".to_vec(),
+    });
     all.extend(controls().into_iter().map(Request::Control));
     all
 }
@@ -241,6 +245,10 @@ pub fn responses() -> Vec<Response> {
         Response::Recalls {
             last: 9,
             recalls: vec![Recall::Attr(INO), Recall::Pages(INO)],
+        },
+        Response::Probe {
+            name: b".forebay-abababab-8000000000000007-12.part".to_vec(),
+            content: vec![7; 32],
         },
     ];
     all.extend(control_responses().into_iter().map(Response::Control));

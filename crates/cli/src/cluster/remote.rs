@@ -6,7 +6,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use forebay_types::Errno;
@@ -17,6 +16,7 @@ use forebay_wire::{Connection, Key, Request, Response};
 use super::config::Cluster;
 use crate::control::AskError;
 use crate::exit::{Explain, Failure};
+use crate::within::within;
 
 /// For so long a server is waited for: to be reached at one of its addresses, and for each answer.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -108,35 +108,5 @@ fn todo(error: &ConnectError) -> &'static str {
             "; is `forebay server` running there?"
         }
         _ => "",
-    }
-}
-
-/// Does something that may take long, for so long at most; what is under way then ends with this
-/// process.
-fn within<T: Send + 'static>(
-    limit: Duration,
-    what: impl FnOnce() -> T + Send + 'static,
-) -> std::io::Result<Option<T>> {
-    let (send, receive) = mpsc::channel();
-    std::thread::Builder::new()
-        .name("fb-ask".into())
-        // If nobody waits for it any more, nobody misses it.
-        .spawn(move || drop(send.send(what())))?;
-    // A panic has told of itself.
-    Ok(receive.recv_timeout(limit).ok())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_takes_too_long_is_left_alone() {
-        assert_eq!(within(PATIENCE, || 7).expect("a thread"), Some(7));
-        let (hold, held) = mpsc::channel::<()>();
-        let waits = move || held.recv().is_err();
-        let left = within(Duration::from_millis(1), waits).expect("a thread");
-        assert_eq!(left, None);
-        drop(hold);
     }
 }

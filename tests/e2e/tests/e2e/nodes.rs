@@ -307,3 +307,66 @@ fn command_status_asks_the_server_of_a_cluster_without_a_mount() {
         );
     }
 }
+
+#[test]
+fn bad_input_a_pfs_that_is_not_the_servers() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(1, "");
+    fs::write(fleet.pfs("own"), b"content").expect("write");
+    let base = fleet.base().to_path_buf();
+    let text = fs::read_to_string(base.join("cluster.toml")).expect("read");
+    let there = base.join("there");
+    let config = base.join("elsewhere.toml");
+    fs::write(&config, text.replace("/pfs\"", "/there\"")).expect("write");
+    let hidden = || {
+        let entries = fs::read_dir(fleet.pfs("")).expect("read_dir");
+        let names = entries.map(|entry| entry.expect("entry").file_name());
+        names
+            .filter(|name| name.to_string_lossy().starts_with(".forebay-"))
+            .count()
+    };
+    let point = fleet.mnt(0, "");
+    let mount = |flags: &[&str]| {
+        let mut args: Vec<&OsStr> = ["mount".as_ref(), "--config".as_ref()].to_vec();
+        args.extend([config.as_os_str(), point.as_os_str()]);
+        args.extend(flags.iter().map(OsStr::new));
+        fleet.run(0, &args)
+    };
+    let refused = |flags: &[&str]| {
+        let output = mount(flags);
+        let line = format!(
+            "pfs {}: what is there on this node is not the PFS of cluster fleet",
+            there.display()
+        );
+        crate::bad_input::assert_line(&output, &line);
+        assert!(!fleet.is_mounted(0));
+        assert_eq!(hidden(), 0, "what was looked for is gone");
+    };
+    let mounted = || {
+        mount(&["--no-local", "--detach"]).ok();
+        assert!(fleet.is_mounted(0) && fleet.mnt(0, "own").exists());
+        assert_eq!(hidden(), 0);
+        run_bounded(std::process::Command::new("umount").arg(&point), LONG).ok();
+    };
+    // A node need not have the PFS.
+    mounted();
+    fs::create_dir(&there).expect("mkdir");
+    mounted();
+    fs::write(there.join("somebody's"), b"content").expect("write");
+    refused(&["--no-local"]);
+    refused(&["--no-local", "--detach"]);
+    refused(&[]);
+    fs::remove_file(there.join("somebody's")).expect("remove");
+    // Empty, and all the same a file system of its own.
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("none", &there, "tmpfs", flags, c"size=1m").expect("tmpfs");
+    let output = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| refused(&[])));
+    rustix::mount::unmount(&there, rustix::mount::UnmountFlags::DETACH).expect("unmount");
+    output.expect("refused");
+    // The same one by another path.
+    fs::remove_dir(&there).expect("rmdir");
+    std::os::unix::fs::symlink(fleet.pfs(""), &there).expect("symlink");
+    mounted();
+}
