@@ -5,9 +5,11 @@
 //! - `exit`: exit codes, errors;
 //! - `control`: talking to a running burst buffer;
 //! - `mounts`, `instance`: finding a running burst buffer;
+//! - `asked`: one on this node, or a cluster's server over the network;
 //! - `paths`: what the user calls a file;
 //! - `show`: tables, bars, progress, JSON.
 
+mod asked;
 mod calibrate;
 mod cluster;
 mod commit;
@@ -41,6 +43,7 @@ mod trace;
 mod up;
 mod usage;
 mod where_is;
+mod within;
 
 use clap::{Parser, Subcommand};
 

@@ -129,6 +129,7 @@ impl Front for Network {
             format_args!("server {}: cannot listen", self.server.id),
             "is another server running at this address?",
         )?;
+        instance.show_clients_of(server.view());
         Ok(Box::new(OpenNetwork { server }))
     }
 }

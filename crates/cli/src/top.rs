@@ -2,17 +2,17 @@
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-use crate::control::{AskError, Daemon};
+use crate::asked::{Asked, Whom};
+use crate::control::AskError;
 use crate::exit::{Exit, Explain, Failure};
 use crate::signals::Signals;
-use crate::{instance, out, status, usage};
+use crate::{out, status, usage};
 
 /// Time between two pages.
 const EVERY: Duration = Duration::from_secs(1);
@@ -32,14 +32,14 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "Where standard output is no terminal, one page is printed below the other.\n\n",
-        "Examples:\n  forebay top\n  forebay top --state /var/lib/forebay --count 3\n\n",
+        "Examples:\n  forebay top\n  forebay top --state /var/lib/forebay --count 3\n",
+        "  forebay top --config /etc/forebay/cluster.toml\n\n",
         "Exit codes: 0 ended by q, Ctrl-C or --count; 1 nothing runs there, or it stopped."
     )
 )]
 pub struct TopArgs {
-    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
-    #[arg(long, value_name = "DIR")]
-    state: Option<PathBuf>,
+    #[command(flatten)]
+    whom: Whom,
     /// End after so many pages
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -47,12 +47,11 @@ pub struct TopArgs {
 
 /// Runs the command.
 pub fn run(args: &TopArgs) -> Result<Exit, Failure> {
-    let state = instance::state_or_only(args.state.as_deref())?;
-    let daemon = Daemon::connect(&state)?;
+    let asked = args.whom.connect()?;
     let signals = Signals::count().explain("signals", "")?;
     let mut screen = Screen::open();
     let ended = pages(
-        &daemon,
+        &asked,
         args.count.unwrap_or(u64::MAX),
         &signals,
         &mut screen,
@@ -60,23 +59,20 @@ pub fn run(args: &TopArgs) -> Result<Exit, Failure> {
     drop(screen);
     match ended {
         Ok(()) => Ok(Exit::Complete),
-        Err(AskError::Gone) => Err(Failure::fatal(format!(
-            "{}: the burst buffer has stopped",
-            state.display()
-        ))),
-        Err(error) => Err(daemon.failure(error, "ask for its status")),
+        Err(AskError::Gone) => Err(asked.stopped()),
+        Err(error) => Err(asked.failure(error)),
     }
 }
 
 fn pages(
-    daemon: &Daemon,
+    asked: &Asked,
     count: u64,
     signals: &Signals,
     screen: &mut Screen,
 ) -> Result<(), AskError> {
     for page in 1..=count {
         let next = Instant::now() + EVERY;
-        screen.show(&status::render(&daemon.status()?));
+        screen.show(&status::render(&asked.status()?));
         if page < count && screen.wait(next, signals) {
             break;
         }

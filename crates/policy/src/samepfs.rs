@@ -61,6 +61,59 @@ impl Difference {
     }
 }
 
+/// What a node sees, at the path at which all nodes have the PFS, of a file that the server has
+/// made on the PFS under a name that nobody can guess.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sight {
+    /// The path is no directory of this node.
+    NoPath,
+    /// A burst buffer is mounted there: it hides such names.
+    BurstBuffer,
+    /// The name, with the server's content or with one that cannot be read here.
+    Probe,
+    /// The name, with another content.
+    OtherContent,
+    /// No such name.
+    NoProbe {
+        /// A file system is mounted at the path itself.
+        mounted: bool,
+        /// Nothing at all is in the directory.
+        empty: bool,
+    },
+    /// The node's file system does not say.
+    Unknown,
+}
+
+/// Whether a node that joins sees the PFS of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It does.
+    Same,
+    /// It has no PFS, which a mount does not need.
+    NotHere,
+    /// Something else is where the PFS should be.
+    Another,
+    /// It cannot be found out.
+    Unclear,
+}
+
+impl Sight {
+    /// What follows. An empty directory on which nothing is mounted is a place for a PFS, and none
+    /// itself.
+    pub const fn verdict(self) -> Verdict {
+        match self {
+            Sight::Probe => Verdict::Same,
+            Sight::NoPath | Sight::BurstBuffer => Verdict::NotHere,
+            Sight::NoProbe {
+                mounted: false,
+                empty: true,
+            } => Verdict::NotHere,
+            Sight::OtherContent | Sight::NoProbe { .. } => Verdict::Another,
+            Sight::Unknown => Verdict::Unclear,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,5 +153,19 @@ mod tests {
             ..unmarked
         };
         assert_eq!(WAS.differs(&network), Some(Difference::Mark));
+    }
+
+    #[test]
+    fn only_what_has_something_else_is_another_pfs() {
+        let without = |mounted, empty| Sight::NoProbe { mounted, empty }.verdict();
+        assert_eq!(without(false, true), Verdict::NotHere);
+        for (mounted, empty) in [(true, true), (true, false), (false, false)] {
+            assert_eq!(without(mounted, empty), Verdict::Another);
+        }
+        assert_eq!(Sight::OtherContent.verdict(), Verdict::Another);
+        assert_eq!(Sight::Probe.verdict(), Verdict::Same);
+        assert_eq!(Sight::NoPath.verdict(), Verdict::NotHere);
+        assert_eq!(Sight::BurstBuffer.verdict(), Verdict::NotHere);
+        assert_eq!(Sight::Unknown.verdict(), Verdict::Unclear);
     }
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use forebay_types::failpoint;
 use forebay_wire::Service;
 use forebay_wire::control::FsckReport;
+use forebay_wire::net::NetView;
 use parking_lot::Mutex;
 
 use crate::base::life::StopOrder;
@@ -177,6 +178,13 @@ impl Instance {
     /// What several clients talk to, each in a session of its own.
     pub fn sessions(&self) -> &Arc<Sessions> {
         &self.sessions
+    }
+
+    /// Takes a look at the network server by which clients come, for `status`. The first is kept.
+    pub fn show_clients_of(&self, network: NetView) {
+        if self.rooms.network.set(network).is_err() {
+            tracing::error!("a second network server; status shows the clients of the first");
+        }
     }
 
     /// Takes the way to make the kernel write back what it keeps of a file.

@@ -5,6 +5,7 @@
 mod base;
 mod buffer;
 mod catalog;
+mod clients;
 mod drain;
 mod files;
 mod instance;

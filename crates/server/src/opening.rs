@@ -284,6 +284,7 @@ fn wire_up(
         files,
         orders,
         lifecycle,
+        network: std::sync::OnceLock::new(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The rooms of a server.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use forebay_wire::net::NetView;
 
 use crate::base::Base;
 use crate::buffer::Buffer;
@@ -32,4 +34,6 @@ pub struct Rooms {
     pub orders: Arc<Orders>,
     /// From a start to a stop.
     pub lifecycle: Arc<Lifecycle>,
+    /// A look at the network server, where there is one.
+    pub network: OnceLock<NetView>,
 }

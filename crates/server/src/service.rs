@@ -329,6 +329,11 @@ impl Server {
             Request::RemoveXattr { ino, name, .. } => ns.remove_xattr(ino, &name)?,
             // Names of burst-buffer files are records; all others are on the PFS.
             Request::FsyncDir { ino } => rooms.files.sync_dir(ino)?,
+            Request::ShowProbe => {
+                let (name, content) = rooms.lifecycle.show_probe()?;
+                return Ok(Response::Probe { name, content });
+            }
+            Request::HideProbe { name } => rooms.lifecycle.hide_probe(&name)?,
             _ => return Err(Errno::ENOSYS.into()),
         }
         Ok(Response::Done)

@@ -10,6 +10,7 @@
 //!    are dropped, and requests under way have been answered before.
 //! 5. A change is answered when all other clients have forgotten what they had been shown of it.
 
+mod command;
 mod common;
 mod effect;
 mod kept;
@@ -17,6 +18,7 @@ pub(crate) mod lives;
 mod locking;
 mod locks;
 mod pending;
+mod probe;
 mod recalls;
 mod shown;
 
@@ -31,12 +33,14 @@ use forebay_wire::{Peer, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
+use command::Command;
 use common::Common;
 use effect::Effect;
 use kept::Keepers;
 use lives::Lives;
 use locks::LockTable;
 use pending::Pending;
+use probe::Probe;
 use recalls::Recalls;
 use shown::{BELIEVED_FOR, ShownLately};
 
@@ -70,6 +74,7 @@ pub struct Session {
     recalls: Arc<Recalls>,
     shards: [Mutex<Shard>; SHARDS],
     handles: AtomicUsize,
+    probe: Probe,
     ended: AtomicBool,
     /// Read-locked by every request; the end of the session waits for those that have begun.
     under_way: RwLock<()>,
@@ -88,6 +93,7 @@ impl Session {
             recalls,
             shards: std::array::from_fn(|_| Mutex::default()),
             handles: AtomicUsize::new(0),
+            probe: Probe::default(),
             ended: AtomicBool::new(false),
             under_way: RwLock::new(()),
         }
@@ -104,6 +110,7 @@ impl Session {
         self.common.clients.write().remove(&self.node);
         drop(self.under_way.write());
         self.handles.store(0, Ordering::Relaxed);
+        self.probe.end(&*self.common.server, OWN);
         for shard in &self.shards {
             let Shard {
                 files,
@@ -407,13 +414,21 @@ impl Host for Sessions {
     }
 
     fn begin(&self, facts: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {
-        Ok(Sessions::begin(self, facts.life))
+        Ok(match facts.command {
+            true => Arc::new(Command::of(self.common.server.clone())),
+            false => Sessions::begin(self, facts.life),
+        })
     }
 }
 
 impl Guest for Session {
     fn end(&self) {
         Session::end(self);
+    }
+
+    fn open_files(&self) -> u64 {
+        let files = self.shards.iter().map(|shard| shard.lock().files.len());
+        files.sum::<usize>() as u64
     }
 
     fn listen(&self, seen: u64, answer: Answer) {
@@ -464,6 +479,10 @@ impl Service for Session {
                 let known = &self.common.processes;
                 known.tell(self.node, processes, &ended);
                 return Response::Done.into();
+            }
+            Request::ShowProbe => return self.probe.show(&*self.common.server, peer),
+            Request::HideProbe { name } => {
+                return self.probe.hide(&*self.common.server, peer, &name);
             }
             // Of a client that asks again and again, in one process.
             Request::Recalls { seen } => {

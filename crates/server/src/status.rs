@@ -8,10 +8,12 @@ use forebay_policy::plan::DrainPolicy;
 use forebay_policy::throttle::DemotionPace;
 use forebay_types::{Errno, TierId, limits};
 use forebay_wire::control::{
-    ApplicationStatus, ControlResponse, PathFailure, PlanStatus, StatusBits, TierStatus, WhereEntry,
+    ApplicationStatus, ControlResponse, NetworkStatus, PathFailure, PlanStatus, StatusBits,
+    TierStatus, WhereEntry,
 };
 
 use crate::buffer::tierset::OVERFLOW;
+use crate::clients::network_status;
 use crate::orders::asker::Asker;
 use crate::orders::asker::sight::Sight;
 use crate::orders::unreachable::{explains, failure};
@@ -27,6 +29,11 @@ const APPLICATIONS_MAX: usize = 100;
 impl Rooms {
     /// Everything `forebay status` shows.
     pub fn status(&self) -> StatusBits {
+        self.status_with(true)
+    }
+
+    /// `named`: with what clients say of themselves.
+    fn status_with(&self, named: bool) -> StatusBits {
         use std::os::unix::ffi::OsStrExt;
         let bytes = |path: &std::path::Path| path.as_os_str().as_bytes().to_vec();
         let undrained = self.buffer.undrained();
@@ -67,10 +74,7 @@ impl Rooms {
             direct_files_total: load(&self.base.counters().direct_files),
             dirty_cap_bytes: self.buffer.ledger().dirty_cap_bytes(),
             dirty_bytes,
-            drain_rate_bytes_per_s: match self.base.health().is_silent() {
-                true => 0,
-                false => self.buffer.queue().rate_bytes_per_s(),
-            },
+            drain_rate_bytes_per_s: self.drain_rate(),
             drain_queued_files: undrained.files,
             drain_failing_files: failing,
             drain_next_try_ms: next_try.map(|time| time.as_millis() as u64),
@@ -96,14 +100,27 @@ impl Rooms {
             scrub: self.integrity.scrub_status(),
             applications,
             applications_total,
+            network: self.network_for(named),
             names_hidden: false,
         }
     }
 
-    /// The same for a user: names of files, and what applications do, are for root and the server's
-    /// own user.
+    fn network_for(&self, named: bool) -> Option<Box<NetworkStatus>> {
+        let net = self.network.get()?.status()?;
+        Some(Box::new(network_status(net, named)))
+    }
+
+    fn drain_rate(&self) -> u64 {
+        match self.base.health().is_silent() {
+            true => 0,
+            false => self.buffer.queue().rate_bytes_per_s(),
+        }
+    }
+
+    /// The same for a user: names of files, what applications do, and who the clients are, are for
+    /// root and the server's own user.
     pub fn status_for(&self, asker: &Asker) -> StatusBits {
-        let mut bits = self.status();
+        let mut bits = self.status_with(asker.is_trusted());
         if !asker.is_trusted() {
             bits.names_hidden = true;
             bits.errors.clear();

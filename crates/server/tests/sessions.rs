@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -10,7 +12,7 @@ use forebay_client::{Client, OpenFile, Progress};
 use forebay_server::Session;
 use forebay_testkit::needs_root;
 use forebay_types::{Attr, Errno, Ino, OpenFlags};
-use forebay_wire::{InMemory, OpenMode, WriteHow};
+use forebay_wire::{Connection, InMemory, OpenMode, Request, Response, WriteHow};
 
 const RDWR: OpenFlags = OpenFlags(libc::O_RDWR as u32);
 
@@ -150,4 +152,62 @@ fn who_is_elsewhere_reads_and_writes_by_requests_what_a_kernel_has_in_passthroug
     running.drain();
     let drained = std::fs::read(scratch.pfs().join("a-1")).expect("on the PFS");
     assert_eq!((drained.len(), &drained[..6]), (5009, &b"kernel"[..]));
+}
+
+#[test]
+fn what_a_client_looks_at_the_pfs_by_goes_with_it_or_with_the_next_start() {
+    let scratch = Scratch::new();
+    let settings = settings(scratch.path(), 64 << 20);
+    let probes = || {
+        let entries = std::fs::read_dir(&settings.pfs).expect("read_dir");
+        let names = entries.map(|entry| entry.expect("entry").file_name());
+        let names = names.filter(|name| name.as_bytes().starts_with(b".forebay-"));
+        names
+            .map(|name| name.as_bytes().to_vec())
+            .collect::<Vec<_>>()
+    };
+    let show = |session: &Arc<Session>| {
+        let connection = InMemory::mount(session.clone());
+        let reply = connection.call(Request::ShowProbe, &[], &mut []);
+        match reply.expect("a probe").response {
+            Response::Probe { name, .. } => name,
+            other => panic!("{other:?}"),
+        }
+    };
+    let hide = |session: &Arc<Session>, name: &[u8]| {
+        let name = name.to_vec();
+        let connection = InMemory::mount(session.clone());
+        let reply = connection.call(Request::HideProbe { name }, &[], &mut []);
+        reply.map(|reply| reply.response)
+    };
+    let running = Running::start(&settings, false);
+    let sessions = running.instance.sessions();
+    let (one, other) = (sessions.begin(0), sessions.begin(0));
+    let first = show(&one);
+    let (second, others) = (show(&one), show(&other));
+    assert_eq!(
+        hide(&one, &first),
+        Err(Errno::ENOENT),
+        "the second is in its place"
+    );
+    assert_eq!(
+        hide(&one, &others),
+        Err(Errno::ENOENT),
+        "it is another client's"
+    );
+    assert_eq!(probes().len(), 2);
+    assert_eq!(hide(&other, &others), Ok(Response::Done));
+    assert_eq!(probes(), [second]);
+    one.end();
+    assert!(probes().is_empty());
+    // As after a kill: the name is one of this state's.
+    let left = show(&other);
+    let content = std::fs::read(settings.pfs.join(OsStr::from_bytes(&left))).expect("read");
+    other.end();
+    running.instance.stop();
+    drop((one, other, running));
+    std::fs::write(settings.pfs.join(OsStr::from_bytes(&left)), content).expect("write");
+    let running = Running::start(&settings, false);
+    assert!(probes().is_empty());
+    running.instance.stop();
 }

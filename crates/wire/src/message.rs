@@ -307,6 +307,13 @@ pub enum Request {
     MayReclaim {
         life: u64,
     },
+    /// Makes a file on the PFS, hidden in the tree, by which a node can tell whether it sees the
+    /// same PFS. It is there until [`Request::HideProbe`], another one, or the end of the session.
+    ShowProbe,
+    /// Removes it.
+    HideProbe {
+        name: Vec<u8>,
+    },
 }
 
 /// How the mount may serve an open file.
@@ -425,6 +432,9 @@ pub enum Response {
     Recalls { last: u64, recalls: Vec<Recall> },
     /// Who is in the way of a lock, if anybody is.
     LockHolder(Option<LockHolder>),
+    /// A file at the top of the PFS, and what is in it.
+    #[allow(missing_docs)]
+    Probe { name: Vec<u8>, content: Vec<u8> },
 }
 
 impl Request {
@@ -489,6 +499,7 @@ impl Request {
                 false => Err(Errno::EINVAL),
             },
             Request::Introduce { processes, ended } => check_introduction(processes, ended),
+            Request::HideProbe { name } => check_name(name).map_err(Errno::from),
             Request::Control(control) => control.check(),
             Request::ControlFor {
                 groups, control, ..

@@ -46,6 +46,8 @@ impl Request {
             Request::TestLock { .. } => "look for a lock",
             Request::CancelLock { .. } => "end of a wait for a lock",
             Request::MayReclaim { .. } => "reclaim",
+            Request::ShowProbe => "probe of the PFS",
+            Request::HideProbe { .. } => "end of a probe of the PFS",
             Request::Control(control) | Request::ControlFor { control, .. } => control.name(),
         }
     }
@@ -92,6 +94,8 @@ impl Request {
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
             | Request::MayReclaim { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => false,
         }
@@ -137,6 +141,8 @@ impl Request {
             | Request::Recalls { .. }
             | Request::CancelLock { .. }
             | Request::MayReclaim { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -202,6 +208,8 @@ impl Request {
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
             | Request::MayReclaim { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => [None, None],
         }
@@ -248,6 +256,8 @@ impl Request {
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
             | Request::MayReclaim { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -322,6 +332,8 @@ impl Request {
             | Request::Space { .. } => false,
             // An error of the storage is told once: the second time would say that all is well.
             Request::Fsync { .. } | Request::FsyncDir { .. } => false,
+            // The second time makes another file, or finds none.
+            Request::ShowProbe | Request::HideProbe { .. } => false,
         }
     }
 

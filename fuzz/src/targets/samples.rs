@@ -5,9 +5,10 @@ use forebay_types::{
     Process, RenameMode, SetAttr, SetTime, Statfs, TimeSpec, XattrMode,
 };
 use forebay_wire::control::{
-    ApplicationStatus, Calibrated, CalibrationStep, ConflictEntry, Control, ControlResponse,
-    Finding, FsckReport, JobProgress, Movement, PathFailure, PlanStatus, ScrubStatus, StatusBits,
-    TierStatus, VersionStatus, WhereEntry,
+    ApplicationStatus, Calibrated, CalibrationStep, ClientStatus, ConflictEntry, ConnectionStatus,
+    Control, ControlResponse, Finding, FsckReport, JobProgress, Movement, NetworkStatus,
+    PathFailure, PlanStatus, RefusedStatus, ScrubStatus, StatusBits, TierStatus, VersionStatus,
+    WhereEntry,
 };
 use forebay_wire::{
     ContentVersion, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request, Response,
@@ -200,6 +201,10 @@ pub fn requests() -> Vec<Request> {
     }
     all.push(Request::Recalls { seen: 9 });
     all.extend(locks());
+    all.push(Request::ShowProbe);
+    all.push(Request::HideProbe {
+        name: b".forebay-abababab-8000000000000007-12.part".to_vec(),
+    });
     all.extend(controls().into_iter().map(Request::Control));
     all
 }
@@ -246,6 +251,10 @@ pub fn responses() -> Vec<Response> {
         Response::Recalls {
             last: 9,
             recalls: vec![Recall::Attr(INO), Recall::Pages(INO)],
+        },
+        Response::Probe {
+            name: b".forebay-abababab-8000000000000007-12.part".to_vec(),
+            content: vec![7; 32],
         },
     ];
     all.extend(control_responses().into_iter().map(Response::Control));
@@ -438,6 +447,38 @@ fn status() -> StatusBits {
             ..ScrubStatus::default()
         },
         applications: vec![application],
+        network: Some(Box::new(network())),
         ..StatusBits::default()
+    }
+}
+
+fn network() -> NetworkStatus {
+    let client = ClientStatus {
+        host: "node1".into(),
+        pid: 4711,
+        uid: 1000,
+        address: Some(([10, 0, 0, 2], 43210).into()),
+        age_ms: 61_000,
+        silent_ms: 12,
+        open_files: 2,
+        requests: 300,
+        connections: vec![ConnectionStatus {
+            number: 1,
+            in_bytes: 1 << 30,
+            out_bytes: 1 << 20,
+        }],
+    };
+    let refused = RefusedStatus {
+        reason: "key".into(),
+        peers: 3,
+    };
+    NetworkStatus {
+        clients: vec![client],
+        clients_total: 1,
+        connections_total: 1,
+        refused: vec![refused],
+        refused_total: 3,
+        threads: 8,
+        threads_busy: 1,
     }
 }

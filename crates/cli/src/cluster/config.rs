@@ -198,6 +198,12 @@ impl Cluster {
         }
     }
 
+    /// Why a mount on this node is refused where the PFS is another one.
+    pub fn another_pfs(&self) -> ConfigError {
+        let (path, cluster) = (self.pfs.clone(), self.name.clone());
+        self.refused(Problem::AnotherPfs { path, cluster })
+    }
+
     /// All addresses of a server are this node's. Where the kernel binds others' as well
     /// (`net.ipv4.ip_nonlocal_bind`), this finds nothing wrong.
     ///

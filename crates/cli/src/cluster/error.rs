@@ -128,6 +128,8 @@ pub enum Problem {
     },
     #[error("pfs {}: {}; mount the parallel file system on this node first", .path.display(), reason(.source))]
     NoPfs { path: PathBuf, source: io::Error },
+    #[error("pfs {}: what is there on this node is not the PFS of cluster {cluster}: a file that its server has made does not show; mount that PFS there, or leave the directory empty, for a mount needs no PFS on its node", .path.display())]
+    AnotherPfs { path: PathBuf, cluster: String },
     #[error("pfs {} is not a directory; name where the parallel file system is mounted", .path.display())]
     PfsNoDirectory { path: PathBuf },
 }

@@ -3,12 +3,14 @@
 //! - `written`: the file's keys and types;
 //! - `address`: from what is written to addresses of sockets;
 //! - `checks`: what makes no sense is refused, with its line;
-//! - `config`: what the commands work with.
+//! - `config`: what the commands work with;
+//! - `remote`: a server, asked over the network.
 
 pub mod address;
 mod checks;
 pub mod config;
 pub mod error;
+pub mod remote;
 mod written;
 
 pub use checks::patient_enough;

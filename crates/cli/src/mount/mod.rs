@@ -4,6 +4,7 @@ mod helper;
 mod place;
 mod relay;
 mod run;
+mod samepfs;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -14,6 +14,7 @@ use forebay_wire::{Connection, Key, UnixServer};
 use super::MountArgs;
 use super::place::run_folder;
 use super::relay::Relay;
+use super::samepfs;
 use crate::cluster::address::is_here;
 use crate::cluster::config::{Cluster, MountSettings};
 use crate::exit::{Exit, Explain, Failure, reason};
@@ -181,6 +182,7 @@ fn serve(
     let lasting = Lasting::begin(Box::new(dial), plan.settings.soft)
         .map_err(|why| Failure::fatal(format!("{}: {why}", plan.cluster.name)))?;
     let lasting = Arc::new(lasting);
+    samepfs::check(&*lasting, &plan.cluster)?;
     let socket = SocketPath::of(&plan.run).explain(plan.run.display(), "")?;
     let relay = Relay {
         server: lasting.clone(),

@@ -3,21 +3,23 @@
 use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use clap::Args;
 use forebay_types::{format_duration, format_size};
 use forebay_wire::control::{ScrubStatus, StatusBits};
 
-use crate::control::{Daemon, failure_line, files_and_bytes};
+use crate::asked::Whom;
+use crate::control::{failure_line, files_and_bytes};
 use crate::exit::{Exit, Failure};
 use crate::mounts::in_mount;
 use crate::show::json;
 use crate::show::table::{Align, Table};
 use crate::show::text::{bar, eta, files, percent, rate, show_path};
-use crate::{instance, out, usage};
+use crate::{out, usage};
 
+mod clients;
 mod object;
 
 pub use object::{plan_json, to_json};
@@ -33,14 +35,15 @@ const ROWS_MAX: usize = 20;
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "In a tier's bar `#` is data not yet on the PFS, `=` other data, `.` free space.\n\n",
-        "Examples:\n  forebay status\n  forebay status --state /var/lib/forebay --json\n\n",
-        "Exit codes: 0 shown; 1 nothing runs there, or it is another user's."
+        "A server also shows its clients, and what went over each of their connections since it was opened.\n\n",
+        "Examples:\n  forebay status\n  forebay status --state /var/lib/forebay --json\n",
+        "  forebay status --config /etc/forebay/cluster.toml\n\n",
+        "Exit codes: 0 shown; 1 nothing runs there, it is another user's, or the server does not answer."
     )
 )]
 pub struct StatusArgs {
-    /// State folder of the burst buffer; without it (and FOREBAY_STATE) the only one mounted here
-    #[arg(long, value_name = "DIR")]
-    state: Option<PathBuf>,
+    #[command(flatten)]
+    whom: Whom,
     /// Print one JSON object: tiers, dwsf_bytes, dwpp_bytes, drain, errors, applications and more
     #[arg(long)]
     json: bool,
@@ -48,11 +51,8 @@ pub struct StatusArgs {
 
 /// Runs the command.
 pub fn run(args: &StatusArgs) -> Result<Exit, Failure> {
-    let state = instance::state_or_only(args.state.as_deref())?;
-    let daemon = Daemon::connect(&state)?;
-    let bits = daemon
-        .status()
-        .map_err(|e| daemon.failure(e, "ask for its status"))?;
+    let asked = args.whom.connect()?;
+    let bits = asked.status().map_err(|e| asked.failure(e))?;
     match args.json {
         true => json::print(&to_json(&bits)),
         false => out::print(&render(&bits)),
@@ -145,19 +145,27 @@ pub fn render(bits: &StatusBits) -> String {
             .map_or_else(String::new, |most| format!(", which may have {most}"))
     );
     let _ = writeln!(page, "at rest    {}", scrub_line(&bits.scrub));
+    if let Some(network) = &bits.network {
+        page.push_str(&clients::render(network));
+    }
     page.push_str(&applications(bits));
     page.push_str(&versions(bits));
     page.push_str(&conflicts(bits));
     page.push_str(&errors(bits));
-    if bits.names_hidden {
-        let _ = writeln!(
-            page,
-            "\n{} errors and {} conflicts so far; names of files and applications are shown to root and to the user \
-             who started it",
-            bits.errors_total, bits.conflicts_total
-        );
-    }
+    page.push_str(&hidden(bits));
     page
+}
+
+/// What is not said, and to whom it is.
+fn hidden(bits: &StatusBits) -> String {
+    if !bits.names_hidden {
+        return String::new();
+    }
+    format!(
+        "\n{} errors and {} conflicts so far; names of files, applications and clients are shown to root and to the \
+         user who started it\n",
+        bits.errors_total, bits.conflicts_total
+    )
 }
 
 fn tiers_table(bits: &StatusBits) -> Table {

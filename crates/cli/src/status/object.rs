@@ -8,7 +8,7 @@ use forebay_wire::control::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{drain_eta_s, mount_of};
+use super::{clients, drain_eta_s, mount_of};
 use crate::mounts::in_mount;
 use crate::show::json::{self, insert_path};
 
@@ -61,6 +61,7 @@ pub fn to_json(bits: &StatusBits) -> Value {
         "scrub": scrub_json(&bits.scrub),
         "applications": bits.applications.iter().map(application_json).collect::<Value>(),
         "applications_total": bits.applications_total,
+        "network": bits.network.as_deref().map(clients::to_json),
         "names_hidden": bits.names_hidden,
     });
     if let Value::Object(facts) = facts {
@@ -219,6 +220,7 @@ mod tests {
                 dirty_bytes: 1,
                 files: 1,
             }],
+            network: Some(Box::new(clients::tests::network(1))),
             ..StatusBits::default()
         }
     }

@@ -8,9 +8,11 @@ pub(crate) mod facts;
 pub(crate) mod monitor;
 pub(crate) mod orphans;
 pub(crate) mod pfsmark;
+pub(crate) mod probe;
 pub(crate) mod recovery;
 pub(crate) mod statefolder;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use forebay_namespace::Namespace;
@@ -40,6 +42,8 @@ pub struct Lifecycle {
     boot: Boot,
     /// Tiers of files whose objects this start could not look at, one entry for each.
     unreadable: Mutex<Vec<TierId>>,
+    /// Names of files by which nodes look whether they see the same PFS.
+    probes: Mutex<HashSet<Vec<u8>>>,
 }
 
 impl Lifecycle {
@@ -57,6 +61,7 @@ impl Lifecycle {
             ns: drain.base().ns().clone(),
             boot,
             unreadable: Mutex::default(),
+            probes: Mutex::default(),
             base: drain.base().clone(),
             catalog: drain.catalog().clone(),
             buffer: drain.buffer().clone(),

@@ -32,6 +32,11 @@ pub trait Guest: Service {
         answer(Response::Failed(Errno::ENOSYS));
     }
 
+    /// Files that the client has open.
+    fn open_files(&self) -> u64 {
+        0
+    }
+
     /// Answers whoever listens, with nothing: the way to the client breaks. Must not block.
     fn hush(&self) {}
 }

@@ -22,5 +22,7 @@ mod stream;
 pub use client::{ConnectError, LinkState, Lost, NetConfig, NetConnection};
 pub use hello::CLUSTER_NAME_BYTES_MAX;
 pub use host::{Answer, Guest, Host};
-pub use packet::{ClientFacts, HOST_BYTES_MAX, LINKS_MAX, SessionId};
-pub use server::{LinkStatus, NetServer, NetServerConfig, NetStatus, RefusedFor, SessionStatus};
+pub use packet::{ClientFacts, HOST_BYTES_MAX, LINKS_MAX, SessionId, clean_host};
+pub use server::{
+    LinkStatus, NetServer, NetServerConfig, NetStatus, NetView, RefusedFor, SessionStatus,
+};

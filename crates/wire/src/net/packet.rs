@@ -29,17 +29,26 @@ pub struct ClientFacts {
     pub mount_uid: u32,
     /// What the client calls this life of its own: another number for each session.
     pub life: u64,
+    /// It is a command that asks and goes, no mount: it has nothing open, is in no list of clients,
+    /// and its session ends with its socket.
+    pub command: bool,
 }
 
 impl ClientFacts {
-    /// Cuts the node's name to what is allowed.
-    pub(crate) fn shorten(&mut self) {
-        let mut end = self.host.len().min(HOST_BYTES_MAX);
-        while !self.host.is_char_boundary(end) {
-            end -= 1;
-        }
-        self.host.truncate(end);
+    /// Makes the node's name one that may be shown and logged: cut to what is allowed, without
+    /// control characters.
+    pub(crate) fn clean(&mut self) {
+        self.host = clean_host(&self.host, HOST_BYTES_MAX);
     }
+}
+
+/// A name of a node, cut to so many bytes; `?` stands for control characters.
+pub fn clean_host(host: &str, bytes_max: usize) -> String {
+    let mut end = host.len().min(bytes_max);
+    while !host.is_char_boundary(end) {
+        end -= 1;
+    }
+    host[..end].replace(char::is_control, "?")
 }
 
 /// Names a session; a random number.
@@ -150,5 +159,23 @@ pub(crate) fn random_bytes<const N: usize>() -> std::io::Result<[u8; N]> {
     match SystemRandom::new().fill(&mut bytes) {
         Ok(()) => Ok(bytes),
         Err(_) => Err(std::io::Error::other("the kernel gives no random numbers")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nodes_name_is_bounded_and_moves_no_cursor() {
+        let mut facts = ClientFacts {
+            host: format!("ab\x1b[2J\nb{}", "ä".repeat(200)),
+            ..ClientFacts::default()
+        };
+        facts.clean();
+        assert!(facts.host.starts_with("ab?[2J?bä"), "{:?}", facts.host);
+        // Half of a character does not fit.
+        assert_eq!(facts.host.len(), HOST_BYTES_MAX - 1);
+        assert_eq!(clean_host("aää", 4), "aä");
     }
 }

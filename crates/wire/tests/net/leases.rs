@@ -202,3 +202,29 @@ fn a_callback_may_drop_the_connection() {
     proxy.hold(true);
     ended.recv_timeout(LONG).expect("dropped");
 }
+
+#[test]
+fn a_command_is_no_client_and_ends_with_its_socket() {
+    let world = Arc::new(World::default());
+    let server = serve(config(), &world);
+    let proxy = Proxy::new(server.addresses()[0], 1);
+    let mut settings = client_of(&server);
+    settings.addresses = vec![proxy.address];
+    settings.facts.command = true;
+    let command = connect(settings.clone());
+    assert_eq!(plain(&command, Request::Statfs), Ok(Response::Done));
+    assert!(server.status().sessions.is_empty());
+    // A mount would come again.
+    proxy.cut();
+    until("its session has ended", || {
+        world.ended.load(Ordering::SeqCst) == 1
+    });
+    settings.facts.command = false;
+    let mount = connect(settings);
+    assert_eq!(server.status().sessions.len(), 1);
+    let view = server.view();
+    assert_eq!(view.status().map(|net| net.sessions.len()), Some(1));
+    drop(mount);
+    drop(server);
+    assert!(view.status().is_none());
+}

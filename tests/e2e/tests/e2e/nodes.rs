@@ -326,3 +326,140 @@ fn command_line_works_on_any_mount() {
     assert_eq!(down.code, 0, "{down:?}");
     wait_until("it is unmounted", || !fleet.is_mounted(1));
 }
+
+#[test]
+fn command_status_asks_the_server_of_a_cluster_without_a_mount() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    assert_eq!(fleet.umount(2), Some(0));
+    write_file(&fleet.mnt(1, "f"), pattern(9, 4 * MIB));
+    let open = File::open(fleet.mnt(1, "f")).expect("open");
+    // Somebody else knocks.
+    let address = fleet.node(0).socket_address(7070);
+    fleet.node(2).inside(|| {
+        let mut peer = std::net::TcpStream::connect(address).expect("connect");
+        peer.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("write");
+    });
+    let config = fleet.base().join("cluster.toml");
+    let asked = |what: &[&str]| {
+        let mut args: Vec<&OsStr> = what.iter().map(OsStr::new).collect();
+        args.extend(["--config".as_ref(), config.as_os_str()]);
+        fleet.run(2, &args)
+    };
+    let network = || asked(&["status", "--json"]).ok().json()["network"].clone();
+    wait_until(
+        "the mount that was left is gone, and the peer refused",
+        || {
+            let network = network();
+            network["clients_total"] == 1 && network["refused_total"] == 1
+        },
+    );
+    let shown = network();
+    let (client, refused) = (&shown["clients"][0], &shown["refused"][0]);
+    assert_eq!(
+        shown["clients"].as_array().map(Vec::len),
+        Some(1),
+        "{shown}"
+    );
+    assert_eq!(refused["reason"], "not-forebay", "{shown}");
+    assert_eq!(client["open_files"], 1, "{shown}");
+    let host = client["host"].as_str().expect("a name");
+    let from = client["address"].as_str().expect("an address");
+    let of_node = fleet.node(1).socket_address(1).ip().to_string();
+    assert!(!host.is_empty() && from.starts_with(&of_node), "{shown}");
+    // Four for requests, and one for recalls.
+    let connections = client["connections"].as_array().expect("a list");
+    assert_eq!(connections.len(), 5, "{shown}");
+    let bytes_in = connections.iter().map(|one| one["in_bytes"].as_u64());
+    let bytes_in: u64 = bytes_in.map(|bytes| bytes.expect("bytes")).sum();
+    assert!(bytes_in > 4 * MIB as u64, "{shown}");
+    let page = asked(&["status"]).ok().stdout;
+    assert!(page.contains("1 client, with 5 connections"), "{page}");
+    let pages = asked(&["top", "--count", "2"]).ok().stdout;
+    assert_eq!(pages.matches("1 client, with 5 connections").count(), 2);
+    // Commands are not among those who come and go.
+    let log = fleet.log("server.log");
+    assert_eq!(log.matches("has come").count(), 2, "{log}");
+    assert_eq!(log.matches("has left").count(), 1, "{log}");
+    drop(open);
+    fleet.kill_server();
+    let asked_in_vain = |what: &str| {
+        let config = fleet.base().join("cluster.toml");
+        fleet.run(2, &[what.as_ref(), "--config".as_ref(), config.as_ref()])
+    };
+    for what in ["status", "top"] {
+        let refused = asked_in_vain(what);
+        assert_eq!(refused.code, 1, "{refused:?}");
+        assert_eq!(refused.stderr.lines().count(), 1, "{refused:?}");
+        assert!(
+            refused
+                .stderr
+                .contains("is `forebay server` running there?")
+        );
+    }
+}
+
+#[test]
+fn bad_input_a_pfs_that_is_not_the_servers() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(1, "");
+    fs::write(fleet.pfs("own"), b"content").expect("write");
+    let base = fleet.base().to_path_buf();
+    let text = fs::read_to_string(base.join("cluster.toml")).expect("read");
+    let there = base.join("there");
+    let config = base.join("elsewhere.toml");
+    fs::write(&config, text.replace("/pfs\"", "/there\"")).expect("write");
+    let hidden = || {
+        let entries = fs::read_dir(fleet.pfs("")).expect("read_dir");
+        let names = entries.map(|entry| entry.expect("entry").file_name());
+        names
+            .filter(|name| name.to_string_lossy().starts_with(".forebay-"))
+            .count()
+    };
+    let point = fleet.mnt(0, "");
+    let mount = |flags: &[&str]| {
+        let mut args: Vec<&OsStr> = ["mount".as_ref(), "--config".as_ref()].to_vec();
+        args.extend([config.as_os_str(), point.as_os_str()]);
+        args.extend(flags.iter().map(OsStr::new));
+        fleet.run(0, &args)
+    };
+    let refused = |flags: &[&str]| {
+        let output = mount(flags);
+        let line = format!(
+            "pfs {}: what is there on this node is not the PFS of cluster fleet",
+            there.display()
+        );
+        crate::bad_input::assert_line(&output, &line);
+        assert!(!fleet.is_mounted(0));
+        assert_eq!(hidden(), 0, "what was looked for is gone");
+    };
+    let mounted = || {
+        mount(&["--no-local", "--detach"]).ok();
+        assert!(fleet.is_mounted(0) && fleet.mnt(0, "own").exists());
+        assert_eq!(hidden(), 0);
+        run_bounded(std::process::Command::new("umount").arg(&point), LONG).ok();
+    };
+    // A node need not have the PFS.
+    mounted();
+    fs::create_dir(&there).expect("mkdir");
+    mounted();
+    fs::write(there.join("somebody's"), b"content").expect("write");
+    refused(&["--no-local"]);
+    refused(&["--no-local", "--detach"]);
+    refused(&[]);
+    fs::remove_file(there.join("somebody's")).expect("remove");
+    // Empty, and all the same a file system of its own.
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("none", &there, "tmpfs", flags, c"size=1m").expect("tmpfs");
+    let output = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| refused(&[])));
+    rustix::mount::unmount(&there, rustix::mount::UnmountFlags::DETACH).expect("unmount");
+    output.expect("refused");
+    // The same one by another path.
+    fs::remove_dir(&there).expect("rmdir");
+    std::os::unix::fs::symlink(fleet.pfs(""), &there).expect("symlink");
+    mounted();
+}

@@ -60,6 +60,7 @@ impl NetConfig {
                 local: false,
                 mount_uid: rustix::process::geteuid().as_raw(),
                 life: 0,
+                command: false,
             },
         }
     }

@@ -376,7 +376,7 @@ impl Shared {
 
 fn attach_of(config: &NetConfig, client: [u8; 16], join: Option<SessionId>, link: u16) -> Attach {
     let mut facts = config.facts.clone();
-    facts.shorten();
+    facts.clean();
     Attach {
         client,
         join,

@@ -31,11 +31,11 @@ pub(crate) fn admit(core: &Arc<Core>, admitted: Admitted) {
     let facts = facts_of(&admitted);
     // What goes over a Unix socket does not leave the machine.
     if core.encrypt && !admitted.attach.encrypt && !facts.local {
-        return refuse(core, admitted, Refusal::Clear);
+        return refuse(core, admitted, &facts.host, Refusal::Clear);
     }
     let session = match session_for(core, &admitted.attach, &facts) {
         Ok(session) => session,
-        Err(why) => return refuse(core, admitted, why),
+        Err(why) => return refuse(core, admitted, &facts.host, why),
     };
     if let Some(rate) = core.rate
         && let Err(error) = admitted.stream.limit_rate(rate)
@@ -88,7 +88,7 @@ pub(crate) fn admit(core: &Arc<Core>, admitted: Admitted) {
 
 fn facts_of(admitted: &Admitted) -> ClientFacts {
     let mut facts = admitted.attach.facts.clone();
-    facts.shorten();
+    facts.clean();
     facts.address = admitted.address;
     facts.local = admitted.stream.is_unix();
     facts
@@ -135,12 +135,14 @@ fn session_for(
         session.guest.end();
         return Err(Refusal::Stopping);
     }
-    tracing::info!("network: {} has come", super::serve::who(&session));
+    match facts.command {
+        true => tracing::debug!("network: {} asks", super::serve::who(&session)),
+        false => tracing::info!("network: {} has come", super::serve::who(&session)),
+    }
     Ok(session)
 }
 
-fn refuse(core: &Arc<Core>, mut admitted: Admitted, why: Refusal) {
-    let who = admitted.attach.facts.host.as_str();
+fn refuse(core: &Arc<Core>, mut admitted: Admitted, who: &str, why: Refusal) {
     let (reason, what) = match why {
         Refusal::UnknownSession => (
             RefusedFor::UnknownSession,

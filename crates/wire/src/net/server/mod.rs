@@ -13,7 +13,9 @@ mod serve;
 mod session;
 mod slots;
 mod start;
+mod status;
 mod worker;
 
 pub use refusals::RefusedFor;
-pub use start::{LinkStatus, NetServer, NetServerConfig, NetStatus, SessionStatus};
+pub use start::{NetServer, NetServerConfig};
+pub use status::{LinkStatus, NetStatus, NetView, SessionStatus};

@@ -201,7 +201,8 @@ pub(crate) fn drain(core: &Arc<Core>, link: &Arc<Link>) {
     }
 }
 
-/// Gives a link up. On a Unix socket this means that the client is dead.
+/// Gives a link up. On a Unix socket this means that the client is dead; a command does not come
+/// again, either.
 pub(crate) fn close(core: &Arc<Core>, link: &Arc<Link>, why: &NetError) {
     let session = &link.session;
     if link.close() {
@@ -216,7 +217,7 @@ pub(crate) fn close(core: &Arc<Core>, link: &Arc<Link>, why: &NetError) {
         tracing::debug!("network: link {} of {}: {why}", link.number, who(session));
     }
     act(core, session, session.closed(link));
-    if link.stream.is_unix() {
+    if link.stream.is_unix() || session.facts.command {
         act(core, session, session.end());
     }
 }
@@ -261,7 +262,10 @@ fn end(core: &Arc<Core>, session: &Arc<Session>) {
     // The panic hook has told of it; the session is forgotten all the same.
     drop(catch_unwind(AssertUnwindSafe(|| session.guest.end())));
     core.remove_session(session.id);
-    tracing::info!("network: {} has left", who(session));
+    match session.facts.command {
+        true => tracing::debug!("network: {} has asked", who(session)),
+        false => tracing::info!("network: {} has left", who(session)),
+    }
 }
 
 /// What a client is called in the log.

@@ -27,6 +27,8 @@ pub(crate) struct Session {
     pub guest: Arc<dyn Guest>,
     pub slots: Slots,
     pub slot_count: u16,
+    /// When it began.
+    pub since_ms: u64,
     requests: AtomicU64,
     heard_ms: AtomicU64,
     state: Mutex<State>,
@@ -71,6 +73,7 @@ impl Session {
         guest: Arc<dyn Guest>,
         slot_count: u16,
     ) -> std::io::Result<Session> {
+        let now_ms = clock::now_ms();
         Ok(Session {
             id: SessionId(random_bytes()?),
             client,
@@ -78,8 +81,9 @@ impl Session {
             guest,
             slots: Slots::new(slot_count),
             slot_count,
+            since_ms: now_ms,
             requests: AtomicU64::new(0),
-            heard_ms: AtomicU64::new(clock::now_ms()),
+            heard_ms: AtomicU64::new(now_ms),
             state: Mutex::default(),
         })
     }

@@ -9,14 +9,12 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::super::clock;
 use super::super::hello::CLUSTER_NAME_BYTES_MAX;
 use super::super::host::Host;
-use super::super::packet::{ClientFacts, SessionId};
 use super::core::{Core, Settings};
 use super::door::{self, Bell, Listeners};
-use super::refusals::RefusedFor;
 use super::serve::act;
+use super::status::{self, NetStatus, NetView};
 use super::worker;
 use crate::Key;
 
@@ -74,45 +72,6 @@ pub struct NetServer {
     door: Option<JoinHandle<()>>,
 }
 
-/// What a server does right now.
-#[derive(Clone, Debug)]
-pub struct NetStatus {
-    /// Clients.
-    pub sessions: Vec<SessionStatus>,
-    /// Peers that were refused since the start; reasons that never occurred are left out.
-    pub refused: Vec<(RefusedFor, u64)>,
-    /// Threads that serve requests.
-    pub threads: usize,
-    /// Of those, busy with a request.
-    pub busy: usize,
-}
-
-/// One client.
-#[derive(Clone, Debug)]
-pub struct SessionStatus {
-    /// Its name.
-    pub id: SessionId,
-    /// Who it is.
-    pub facts: ClientFacts,
-    /// Its links that are connected.
-    pub links: Vec<LinkStatus>,
-    /// Requests since it came; those sent again count again.
-    pub requests: u64,
-    /// How long it has been silent.
-    pub silent: Duration,
-}
-
-/// One link of a client.
-#[derive(Clone, Copy, Debug)]
-pub struct LinkStatus {
-    /// Its number, from 0.
-    pub number: u16,
-    /// Bytes from the client since it was connected.
-    pub bytes_in: u64,
-    /// Bytes to the client since it was connected.
-    pub bytes_out: u64,
-}
-
 impl NetServer {
     /// Listens and serves. Errors are those of the sockets, with the address in the text.
     pub fn start(config: NetServerConfig, host: Arc<dyn Host>) -> io::Result<NetServer> {
@@ -164,29 +123,12 @@ impl NetServer {
 
     /// Who is there, and who was refused.
     pub fn status(&self) -> NetStatus {
-        let (threads, busy) = self.core.pool.counts();
-        let sessions = self.core.sessions().into_iter().map(|session| {
-            let links = session.links().into_iter().map(|link| LinkStatus {
-                number: link.number,
-                bytes_in: link.stream.received(),
-                bytes_out: link.stream.sent(),
-            });
-            let mut links: Vec<LinkStatus> = links.collect();
-            links.sort_by_key(|link| link.number);
-            SessionStatus {
-                id: session.id,
-                facts: session.facts.clone(),
-                links,
-                requests: session.requests(),
-                silent: clock::since(session.heard_ms()),
-            }
-        });
-        NetStatus {
-            sessions: sessions.collect(),
-            refused: self.core.refusals.counts(),
-            threads,
-            busy,
-        }
+        status::of(&self.core)
+    }
+
+    /// A look at it for others, which does not keep it alive.
+    pub fn view(&self) -> NetView {
+        NetView::new(&self.core)
     }
 }
 

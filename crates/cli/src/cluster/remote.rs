@@ -1,0 +1,112 @@
+//! A cluster's server, asked over the network without a mount.
+//!
+//! The server knows that it is a command that asks: the command is in no list of clients, has
+//! nothing, and its session ends with its socket. A server that does not answer is not waited for
+//! long.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_types::Errno;
+use forebay_wire::control::{Control, ControlResponse, StatusBits};
+use forebay_wire::net::{ClientFacts, ConnectError, NetConfig, NetConnection};
+use forebay_wire::{Connection, Key, Request, Response};
+
+use super::config::Cluster;
+use crate::control::AskError;
+use crate::exit::{Explain, Failure};
+use crate::within::within;
+
+/// For so long a server is waited for: to be reached at one of its addresses, and for each answer.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A server that has let this command in.
+pub struct Remote {
+    connection: Arc<NetConnection>,
+    cluster: String,
+}
+
+impl Remote {
+    /// Connects to the server that serves names, with the cluster's key.
+    pub fn connect(config: &Path) -> Result<Remote, Failure> {
+        let path = std::path::absolute(config).explain(config.display(), "")?;
+        let cluster = Cluster::load(&path)?;
+        let key = Key::read(&cluster.key).map_err(|e| Failure::fatal(e.to_string()))?;
+        let server = cluster.metadata_server();
+        let base = NetConfig::new(&cluster.name, key);
+        let net = NetConfig {
+            addresses: server.addresses.clone(),
+            encrypt: cluster.mount.encrypt,
+            soft: Some(PATIENCE),
+            facts: ClientFacts {
+                command: true,
+                ..base.facts
+            },
+            ..base
+        };
+        let name = cluster.name;
+        let refused = |why: String| Failure::fatal(format!("cluster {name}: {why}"));
+        let connected = within(PATIENCE, move || NetConnection::connect(net));
+        match connected.explain("a thread", "")? {
+            Some(Ok(connection)) => Ok(Remote {
+                connection: Arc::new(connection),
+                cluster: name,
+            }),
+            Some(Err(error)) => Err(refused(format!("{error}{}", todo(&error)))),
+            None => Err(refused(
+                "its server did not answer in time; is `forebay server` running there?".into(),
+            )),
+        }
+    }
+
+    /// What `forebay status` shows.
+    pub fn status(&self) -> Result<StatusBits, AskError> {
+        let groups = rustix::process::getgroups().unwrap_or_default();
+        let request = Request::ControlFor {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            groups: groups.into_iter().map(|group| group.as_raw()).collect(),
+            control: Control::Status,
+        };
+        let connection = self.connection.clone();
+        let asked = within(PATIENCE, move || connection.call(request, &[], &mut []));
+        let reply = match asked.map_err(|error| AskError::Protocol(error.to_string()))? {
+            Some(Ok(reply)) => reply,
+            // The session is over, or nobody answers.
+            Some(Err(Errno::ENOTCONN | Errno::ESTALE | Errno::EIO)) | None => {
+                return Err(AskError::Gone);
+            }
+            Some(Err(errno)) => return Err(AskError::Refused(errno)),
+        };
+        match reply.response {
+            Response::Control(ControlResponse::Status(bits)) => Ok(*bits),
+            _ => Err(AskError::Protocol(
+                "the server answered another question".into(),
+            )),
+        }
+    }
+
+    /// An [`AskError`] as the end of a command; `doing` completes "not allowed to ...".
+    pub fn failure(&self, error: AskError, doing: &str) -> Failure {
+        let cluster = &self.cluster;
+        Failure::fatal(match error {
+            AskError::Gone => format!(
+                "cluster {cluster}: its server has stopped, or does not answer any more; its log, on its own node, \
+                 says more"
+            ),
+            AskError::Refused(errno) => format!("cluster {cluster}: cannot {doing}: {errno}"),
+            AskError::Protocol(why) => format!("cluster {cluster}: {why}"),
+        })
+    }
+}
+
+/// What to do about it, where the error does not say so itself.
+fn todo(error: &ConnectError) -> &'static str {
+    match error {
+        ConnectError::Unreachable { .. } | ConnectError::Silent { .. } => {
+            "; is `forebay server` running there?"
+        }
+        _ => "",
+    }
+}
