@@ -7,15 +7,17 @@
 //!    them.
 //! 2. An id leads to the file that it led to before, or nowhere: in a later session it is used only
 //!    once the name by which it was known has led to the same file again.
-//! 3. What was locked, what the kernel reads and writes by itself, and what has no name, is not had
-//!    again.
+//! 3. What the kernel reads and writes by itself, and what has no name, is not had again. What was
+//!    locked is had again with its locks, or not at all.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use forebay_types::{Cred, Handle, Ino, OpenFlags};
-use forebay_wire::{Link, OpenMode, Request, Response, Shown};
+use forebay_wire::{Link, OpenMode, Opened, Request, Response, Shown};
 use parking_lot::Mutex;
+
+use crate::locked::{Asked, HeldLock, Locked};
 
 /// A handle is the server's number below this bit, and the session's above it.
 const SESSION_SHIFT: u32 = 44;
@@ -34,8 +36,9 @@ struct Node {
     since: u64,
     /// The last session in which it was found.
     found: u64,
-    /// This client has one reference more than the caller has taken.
-    held: bool,
+    /// The session in which this client has one reference more than the caller has taken; 0 for
+    /// none.
+    held: u64,
     /// It is not to be had again.
     barred: bool,
 }
@@ -57,6 +60,7 @@ struct State {
     nodes: HashMap<Ino, Node>,
     names: HashMap<Place, Ino>,
     opens: HashMap<Handle, Open>,
+    locked: Locked,
     /// What was had in this session, and not before, may be had in the present one.
     floor: u64,
 }
@@ -77,8 +81,8 @@ pub(crate) enum Asks {
     Unlink(Place),
     Rename(Place, Place, bool),
     Close(Handle),
-    /// Something by which the handle cannot be had again.
-    Bar(Handle),
+    /// Something about locks.
+    Locks(Asked),
 }
 
 /// How an id is known in the present session.
@@ -116,8 +120,7 @@ impl Asks {
                 Asks::Rename(place(from), place(to), exchange)
             }
             Request::Release { handle } | Request::CloseDir { handle } => Asks::Close(*handle),
-            Request::Lock { lock, .. } => Asks::Bar(lock.handle),
-            _ => Asks::Nothing,
+            other => Asked::of(other).map_or(Asks::Nothing, Asks::Locks),
         }
     }
 }
@@ -169,11 +172,17 @@ impl State {
             birth_ns: shown.birth_ns,
             since: session,
             found: session,
-            held: false,
+            held: 0,
             barred: false,
         };
+        let floor = self.floor;
         let node = self.nodes.entry(ino).or_insert_with(|| fresh.clone());
-        if node.found != session && (node.barred || !is_same(ino, node.birth_ns, shown)) {
+        // An answer of an earlier session that comes late.
+        if node.found > session {
+            return;
+        }
+        let is_of_before = node.barred || node.found < floor;
+        if node.found != session && (is_of_before || !is_same(ino, node.birth_ns, shown)) {
             // Another file that goes by the same number, or one that the kernel must take for
             // another: what was open of the one before is gone.
             *node = fresh;
@@ -185,8 +194,6 @@ impl State {
         let Some(node) = self.nodes.get_mut(&ino) else {
             return;
         };
-        // A reference of an earlier session has gone with it.
-        node.held &= node.found == session;
         node.found = session;
         if shown.birth_ns != 0 {
             node.birth_ns = shown.birth_ns;
@@ -196,15 +203,29 @@ impl State {
         }
     }
 
-    fn opened(&mut self, session: u64, number: Handle, open: Open) -> Handle {
-        let handle = outer(session, number);
-        let is_mine = open.barred;
-        if is_mine && let Some(node) = self.nodes.get_mut(&open.ino) {
+    /// Notes an open file, and puts the caller's number into the answer.
+    fn opened(
+        &mut self,
+        (ino, flags, cred): (Ino, OpenFlags, Cred),
+        session: u64,
+        opened: &mut Opened,
+    ) {
+        let open = Open {
+            ino,
+            flags,
+            cred,
+            session,
+            number: opened.handle,
+            barred: opened.mode == OpenMode::Passthrough,
+        };
+        if open.barred
+            && let Some(node) = self.nodes.get_mut(&ino)
+        {
             // The kernel must not go on by itself with what it has open of an earlier session.
             node.barred = true;
         }
-        self.opens.insert(handle, open);
-        handle
+        opened.handle = outer(session, opened.handle);
+        self.opens.insert(opened.handle, open);
     }
 }
 
@@ -212,6 +233,7 @@ impl Had {
     /// The present session begins. With `again`, what was had in the last one may be had again.
     pub(crate) fn begins(&self, session: u64, again: bool) {
         let mut state = self.0.lock();
+        state.locked.begins();
         if !again || state.floor == 0 {
             state.floor = session;
         }
@@ -228,26 +250,10 @@ impl Had {
             (Asks::Create(place, flags, cred), Response::Created(shown, opened)) => {
                 let mut state = self.0.lock();
                 state.found(shown, place, session);
-                let open = Open {
-                    ino: shown.attr.ino,
-                    flags,
-                    cred,
-                    session,
-                    number: opened.handle,
-                    barred: opened.mode == OpenMode::Passthrough,
-                };
-                opened.handle = state.opened(session, opened.handle, open);
+                state.opened((shown.attr.ino, flags, cred), session, opened);
             }
             (Asks::Open(ino, flags, cred), Response::Opened(opened)) => {
-                let open = Open {
-                    ino,
-                    flags,
-                    cred,
-                    session,
-                    number: opened.handle,
-                    barred: opened.mode == OpenMode::Passthrough,
-                };
-                opened.handle = self.0.lock().opened(session, opened.handle, open);
+                self.0.lock().opened((ino, flags, cred), session, opened);
             }
             (Asks::OpenDir, Response::OpenedDir(handle)) => *handle = outer(session, *handle),
             (Asks::Unlink(place), _) if !failed => {
@@ -269,11 +275,12 @@ impl Had {
                     state.leads(to, ino);
                 }
             }
-            (Asks::Close(handle), _) => drop(self.0.lock().opens.remove(&handle)),
-            (Asks::Bar(handle), _) => {
-                if let Some(open) = self.0.lock().opens.get_mut(&handle) {
-                    open.barred = true;
-                }
+            (Asks::Close(handle), _) => self.close(handle),
+            (Asks::Locks(asked), response) => {
+                let State { opens, locked, .. } = &mut *self.0.lock();
+                locked.note(asked, response, |handle| {
+                    opens.get(&handle).map(|open| open.ino)
+                });
             }
             _ => {}
         }
@@ -289,18 +296,43 @@ impl Had {
         (open.session == session).then_some(open.number)
     }
 
-    /// The caller closes a handle while there is no session.
+    /// The caller closes a handle.
     pub(crate) fn close(&self, handle: Handle) {
-        self.0.lock().opens.remove(&handle);
+        let mut state = self.0.lock();
+        if let Some(open) = state.opens.remove(&handle) {
+            state.locked.close(open.ino, handle);
+        }
+    }
+
+    /// The locks that were asked for through a handle.
+    pub(crate) fn locks_of(&self, ino: Ino, handle: Handle) -> Vec<HeldLock> {
+        self.0.lock().locked.of(ino, handle)
+    }
+
+    /// An open file of before that may be had again, and is not yet.
+    pub(crate) fn open_of_before(&self, handle: Handle, session: u64) -> Option<Open> {
+        let state = self.0.lock();
+        let open = state.opens.get(&handle)?;
+        let may = !open.barred && open.session >= state.floor && open.session != session;
+        may.then(|| open.clone())
     }
 
     /// Open files that may be had again; what may not is given up.
     pub(crate) fn opens(&self) -> Vec<(Handle, Open)> {
         let mut state = self.0.lock();
-        let floor = state.floor;
-        state
-            .opens
-            .retain(|_, open| !open.barred && open.session >= floor);
+        let State {
+            opens,
+            locked,
+            floor,
+            ..
+        } = &mut *state;
+        opens.retain(|handle, open| {
+            let stays = !open.barred && open.session >= *floor;
+            if !stays {
+                locked.close(open.ino, *handle);
+            }
+            stays
+        });
         state.opens.iter().map(|(h, o)| (*h, o.clone())).collect()
     }
 
@@ -309,12 +341,18 @@ impl Had {
     pub(crate) fn reopened(&self, handle: Handle, session: u64, number: Option<Handle>) -> bool {
         let mut state = self.0.lock();
         let Some(number) = number else {
-            state.opens.remove(&handle);
+            if let Some(open) = state.opens.remove(&handle) {
+                state.locked.close(open.ino, handle);
+            }
             return true;
         };
         let Some(open) = state.opens.get_mut(&handle) else {
             return false;
         };
+        // Two threads may have asked for it at once.
+        if open.session == session {
+            return false;
+        }
         (open.session, open.number) = (session, number);
         true
     }
@@ -368,7 +406,7 @@ impl Had {
             return (false, false);
         }
         node.found = session;
-        node.held = true;
+        node.held = session;
         (true, true)
     }
 
@@ -389,6 +427,6 @@ impl Had {
         {
             state.names.remove(&place);
         }
-        node.held && node.found == session
+        node.held == session
     }
 }

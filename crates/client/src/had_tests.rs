@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_types::{
-    Attr, Cred, Errno, FileKind, Handle, Ino, LockClass, LockMode, OpenFlags, Process, RenameMode,
-    TimeSpec,
+    Attr, ByteRange, Cred, Errno, FileKind, Handle, Ino, LockClass, LockMode, OpenFlags, Process,
+    RenameMode, TimeSpec,
 };
 use forebay_wire::{
-    Connection, Link, LockOf, OpenMode, Opened, Reply, Request, Response, Shown, WriteHow,
+    Connection, Link, LockOf, OpenMode, Opened, Recall, Reply, Request, Response, Shown, WriteHow,
 };
 use parking_lot::Mutex;
 
@@ -31,6 +31,8 @@ struct Run {
     names: HashMap<(Ino, &'static str), (Ino, u64)>,
     may_reclaim: bool,
     passthrough: bool,
+    /// Locks are waited for.
+    waits: bool,
     next: u64,
     asked: Vec<Request>,
     gone: bool,
@@ -91,6 +93,14 @@ impl Connection for Session {
             }
             Request::MayReclaim { .. } if !run.may_reclaim => return Err(Errno::ESTALE),
             Request::Write { .. } => Response::Moved(1),
+            Request::Lock { .. } if run.names.values().any(|(ino, _)| *ino == Ino(99)) => {
+                return Err(Errno::EAGAIN);
+            }
+            Request::Lock { .. } if run.waits => Response::WouldWait,
+            Request::Recalls { seen } => Response::Recalls {
+                last: *seen,
+                recalls: vec![Recall::Granted(*seen)],
+            },
             _ => Response::Done,
         };
         run.asked.push(request);
@@ -310,43 +320,92 @@ fn it_is_found_by_the_name_that_it_has_last() {
     assert_eq!(lab.write(handle), Err(Errno::ESTALE), "it has no name");
 }
 
-#[test]
-fn what_was_locked_or_is_the_kernels_or_closed_is_not_had_again() {
-    let mut lab = Lab::new();
-    let (locked, closed) = (lab.open(OLD), lab.open(OLD));
-    lab.server.lock().passthrough = true;
-    let kernels = lab.open(BORN);
-    let lock = Request::Lock {
+fn lock(handle: Handle, first: u64, ticket: Option<u64>) -> Request {
+    Request::Lock {
         lock: LockOf {
-            handle: locked,
-            class: LockClass::Whole,
+            handle,
+            class: LockClass::Bytes,
             owner: 1,
-            range: forebay_types::ByteRange::ALL,
+            range: ByteRange { first, last: 9 },
         },
         mode: LockMode::Exclusive,
-        pid: 1,
-        ticket: None,
-    };
-    assert_eq!(lab.ask(lock), Ok(Response::Done));
+        pid: 5,
+        ticket,
+        again: false,
+    }
+}
+
+/// The first bytes of the locks that a server was asked for again, and by which number.
+fn locks_again(asked: &[Request]) -> Vec<(u64, u64)> {
+    let locks = asked.iter().filter_map(|request| match request {
+        Request::Lock {
+            lock, again: true, ..
+        } => Some((lock.range.first, lock.handle.0)),
+        _ => None,
+    });
+    locks.collect()
+}
+
+#[test]
+fn what_is_the_kernels_or_closed_is_not_had_again() {
+    let mut lab = Lab::new();
+    let closed = lab.open(OLD);
+    lab.server.lock().passthrough = true;
+    let kernels = lab.open(BORN);
     lab.restart(names(), true, |lab| {
         let release = Request::Release { handle: closed };
         assert_eq!(lab.ask(release), Ok(Response::Done));
     });
     let asked = lab.asked();
-    let opens = asked.iter();
-    assert_eq!(
-        opens.filter(|r| matches!(r, Request::Open { .. })).count(),
-        0
-    );
-    for handle in [locked, kernels] {
-        assert_eq!(lab.write(handle), Err(Errno::ESTALE));
-    }
+    assert!(!asked.iter().any(|r| matches!(r, Request::Open { .. })));
+    assert_eq!(lab.write(kernels), Err(Errno::ESTALE));
     // To the kernel it is another file from here on.
-    lab.look(Ino::ROOT, "dir").expect("there");
     lab.look(DIR, "born").expect("there");
     lab.look(DIR, "old").expect("there");
     let generations = [BORN, OLD].map(|ino| lab.lasting.generation_of(ino));
     assert_eq!(generations, [2, 1]);
+}
+
+#[test]
+fn what_is_locked_is_had_again_with_its_locks_or_not_at_all() {
+    let mut lab = Lab::new();
+    let (granted, waited, given_back) = (lab.open(OLD), lab.open(OLD), lab.open(BORN));
+    assert_eq!(lab.ask(lock(granted, 3, None)), Ok(Response::Done));
+    lab.server.lock().waits = true;
+    // The grant is told before the answer to who has asked, and after it.
+    for (ticket, first) in [(11, 7), (12, 8)] {
+        let grant = Request::Recalls { seen: ticket };
+        if ticket == 11 {
+            lab.ask(grant.clone()).expect("told");
+        }
+        let asked = lab.ask(lock(waited, first, Some(ticket)));
+        assert_eq!(asked, Ok(Response::WouldWait));
+        if ticket == 12 {
+            lab.ask(grant).expect("told");
+        }
+    }
+    let never = lab.ask(lock(waited, 0, Some(13)));
+    assert_eq!(never, Ok(Response::WouldWait));
+    lab.server.lock().waits = false;
+    assert_eq!(lab.ask(lock(given_back, 5, None)), Ok(Response::Done));
+    let Request::Lock { lock: of, .. } = lock(given_back, 5, None) else {
+        panic!("a lock");
+    };
+    assert_eq!(lab.ask(Request::Unlock { lock: of }), Ok(Response::Done));
+    lab.restart(names(), true, |_| ());
+    let mut again: Vec<u64> = locks_again(&lab.asked()).iter().map(|l| l.0).collect();
+    again.sort_unstable();
+    // The second wait was for bytes of the first, by the same owner: the two are one.
+    assert_eq!(again, [3, 7]);
+    for handle in [granted, waited, given_back] {
+        assert_eq!(lab.write(handle), Ok(Response::Moved(1)));
+    }
+    // Somebody else has got it meanwhile.
+    let mut names = names();
+    names.insert((DIR, "refused"), (Ino(99), 1));
+    lab.restart(names, true, |_| ());
+    assert_eq!(lab.write(given_back), Ok(Response::Moved(1)));
+    assert_eq!(lab.write(granted), Err(Errno::ESTALE));
 }
 
 #[test]

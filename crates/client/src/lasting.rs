@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Ino};
-use forebay_wire::{Connection, Reply, Request, Response};
+use forebay_wire::{Connection, NOT_SENT, Reply, Request, Response};
 use parking_lot::{Condvar, Mutex};
 
 use crate::had::{Asks, Had};
@@ -116,12 +116,18 @@ impl Shared {
         // The kernel has no use for the descriptor of what is open already.
         let descriptors = session.hands_over_descriptors();
         session.accept_descriptors(false);
-        let may_reclaim = |life| {
-            let asked = session.call(Request::MayReclaim { life }, &[], &mut []);
-            asked.is_ok_and(|reply| reply.response == Response::Done)
-        };
-        self.had.begins(generation, before.is_some_and(may_reclaim));
+        let reclaim =
+            |life, done| match session.call(Request::MayReclaim { life, done }, &[], &mut []) {
+                Ok(_) => Ok(true),
+                Err(Errno::ESTALE) => Ok(false),
+                Err(error) => Err(format!("what was open cannot be had again yet: {error}")),
+            };
+        let may = before.map(|life| reclaim(life, false)).transpose()?;
+        self.had.begins(generation, may == Some(true));
         self.had.reclaim(&*session, generation);
+        if let (Some(life), Some(true)) = (before, may) {
+            reclaim(life, true)?;
+        }
         let mut state = self.state.lock();
         if state.closed {
             return Err("closed meanwhile".into());
@@ -175,10 +181,6 @@ impl Shared {
         request: Request,
         call: &mut dyn FnMut(&dyn Connection, Request) -> Result<Reply, Errno>,
     ) -> Result<Reply, Errno> {
-        let asks = Asks::of(&request);
-        let is_about = names_something(&request);
-        let again = may_be_asked_again(&request).then(|| request.clone());
-        let mut request = request;
         loop {
             let (session, generation) = match self.session_for(&request) {
                 Ok(found) => found,
@@ -186,31 +188,50 @@ impl Shared {
                 Err(Errno::ESTALE) if closes(&request) => return Ok(Response::Done.into()),
                 Err(error) => return Err(error),
             };
-            let is_close = closes(&request);
-            let answer = match self.had.enter(&*session, generation, &mut request) {
-                Ok(()) => call(&*session, request),
-                Err(Errno::ESTALE) if is_close => return Ok(Response::Done.into()),
+            let asks = Asks::of(&request);
+            let mut inner = request.clone();
+            let answer = match self.had.enter(&*session, generation, &mut inner) {
+                Ok(()) => call(&*session, inner),
+                Err(Errno::ESTALE) if closes(&request) => return Ok(Response::Done.into()),
+                // What has to be found first was asked for, and not the request.
+                Err(Errno::ENOTCONN) => Err(NOT_SENT),
                 Err(error) => Err(error),
             };
-            match answer {
-                Err(Errno::ENOTCONN) if !self.state.lock().closed => self.lose(generation),
+            let is_lock = matches!(request, Request::Lock { .. });
+            let error = match answer {
                 Ok(mut reply) => {
                     self.had.note(asks, generation, &mut reply.response);
-                    return Ok(reply);
+                    // Whoever has reclaimed meanwhile did not know of this one.
+                    match is_lock && !self.is_present(generation) {
+                        true => return Err(Errno::ESTALE),
+                        false => return Ok(reply),
+                    }
                 }
-                Err(error) => {
-                    let mut failed = Response::Failed(error);
-                    self.had.note(asks, generation, &mut failed);
-                    return Err(error);
-                }
-            }
-            request = match &again {
-                Some(again) => again.clone(),
-                None if is_about => return Err(Errno::ESTALE),
-                // Whether it has happened is not known.
-                None => return Err(Errno::EIO),
+                Err(error) => error,
             };
+            let is_sent = error != NOT_SENT;
+            if is_sent && error != Errno::ENOTCONN {
+                let mut failed = Response::Failed(error);
+                self.had.note(asks, generation, &mut failed);
+                return Err(error);
+            }
+            if self.state.lock().closed {
+                return Err(Errno::ENOTCONN);
+            }
+            self.lose(generation);
+            if is_of_its_session(&request) {
+                return Err(Errno::ENOTCONN);
+            }
+            // Whether it has happened is not known.
+            if is_sent && !may_be_asked_again(&request) {
+                return Err(Errno::EIO);
+            }
         }
+    }
+
+    fn is_present(&self, generation: u64) -> bool {
+        let state = self.state.lock();
+        state.session.is_some() && state.generation == generation
     }
 
     /// The session for a request, with its generation.
@@ -226,11 +247,7 @@ impl Shared {
             return Err(Errno::ESTALE);
         }
         let is_command = matches!(request, Request::Control(_) | Request::ControlFor { .. });
-        let is_of_now = matches!(
-            request,
-            Request::Forget(_) | Request::PfsHealth | Request::Recalls { .. }
-        );
-        if is_command || is_of_now {
+        if is_command || is_of_its_session(request) || *request == Request::PfsHealth {
             return Err(Errno::ENOTCONN);
         }
         let end = self.soft.map(|soft| Instant::now() + soft);
@@ -305,6 +322,11 @@ fn closes(request: &Request) -> bool {
     matches!(request, Request::Release { .. } | Request::CloseDir { .. })
 }
 
+/// Whether a request is of no use in another session: it counts what this one has given and told.
+fn is_of_its_session(request: &Request) -> bool {
+    matches!(request, Request::Forget(_) | Request::Recalls { .. })
+}
+
 /// Whether a request whose answer was lost with its session may be asked once more in the next. It
 /// may have happened: then the second time is a write, or an open, that has taken longer. What
 /// changes names would find its own work in the way, and an append would append twice.
@@ -312,16 +334,11 @@ fn may_be_asked_again(request: &Request) -> bool {
     match request {
         Request::Write { how, .. } => !how.append,
         Request::Open { .. } | Request::Setattr { .. } | Request::Space { .. } => true,
+        Request::Create { flags, .. } => !flags.exclusive(),
         // The first time may be followed by somebody else's.
-        Request::Lock { .. } | Request::Unlock { .. } => false,
+        Request::Lock { .. } => false,
         other => !other.changes(),
     }
-}
-
-/// Whether it is about something that was found or opened before: that is of its session.
-fn names_something(request: &Request) -> bool {
-    let mut nodes = request.nodes().into_iter().flatten();
-    request.handle().is_some() || nodes.any(|ino| ino != Ino::ROOT)
 }
 
 impl Connection for Lasting {
@@ -533,9 +550,9 @@ mod tests {
                 umask: 0,
             },
         };
-        for (parent, wanted) in [(Ino::ROOT, Errno::EIO), (Ino(7), Errno::ESTALE)] {
+        for parent in [Ino::ROOT, Ino(7)] {
             let lab = Lab::beginning_with(BROKEN, None);
-            assert_eq!(ask(&lab.lasting, changes(parent)), Err(wanted));
+            assert_eq!(ask(&lab.lasting, changes(parent)), Err(Errno::EIO));
         }
     }
 

@@ -8,6 +8,7 @@ mod had;
 #[cfg(test)]
 mod had_tests;
 mod lasting;
+mod locked;
 mod locks;
 mod pieces;
 mod reclaim;

@@ -8,7 +8,7 @@ use crate::{Client, Progress, unexpected};
 impl Client {
     /// Locks bytes of a file for process `pid`. With a ticket, which no other lock that waits may
     /// have, the lock may be waited for: then it is there once the server says so, see
-    /// [`forebay_wire::Recall::Granted`].
+    /// [`forebay_wire::Recall::Granted`]. `EBUSY`: to be asked again.
     pub fn lock(
         &self,
         lock: LockOf,
@@ -21,6 +21,7 @@ impl Client {
             mode,
             pid,
             ticket,
+            again: false,
         };
         match self.call(request)? {
             Response::Done => Ok(Progress::Done(())),

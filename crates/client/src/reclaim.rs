@@ -1,7 +1,7 @@
 //! Has again, in a new session, what the client has had before.
 
-use forebay_types::{Errno, Ino};
-use forebay_wire::{Connection, Link, OpenMode, Opened, Request, Response};
+use forebay_types::{Errno, Handle, Ino};
+use forebay_wire::{Connection, Link, LockOf, NOT_SENT, OpenMode, Request, Response};
 
 use crate::had::{Had, Known, Open};
 
@@ -15,7 +15,10 @@ impl Had {
         request: &mut Request,
     ) -> Result<(), Errno> {
         if let Some(handle) = request.handle_mut() {
-            *handle = self.number(*handle, session).ok_or(Errno::ESTALE)?;
+            *handle = match self.number(*handle, session) {
+                Some(number) => number,
+                None => self.reopen_late(connection, session, *handle)?,
+            };
         }
         // There is nothing before the first one.
         if session > 1 {
@@ -73,26 +76,16 @@ impl Had {
         outcome
     }
 
-    /// Opens again what is open, as a new session begins. What cannot be, is stale from here on.
+    /// Opens again what is open, as a new session begins. What cannot be, is stale from here on;
+    /// what cannot be now, is tried again when it is asked for.
     pub(crate) fn reclaim(&self, connection: &dyn Connection, session: u64) {
         let (mut again, mut stale) = (0, 0);
         for (handle, open) in self.opens() {
-            let number = match self.reopen(connection, session, &open) {
-                Ok(opened) => Some(opened.handle),
-                // The next session begins with what is left.
-                Err(Errno::ENOTCONN) => return,
-                Err(error) => {
-                    tracing::debug!("{:?} is not open any more: {error}", open.ino);
-                    None
-                }
-            };
-            match number {
-                Some(_) => again += 1,
-                None => stale += 1,
-            }
-            let is_wanted = self.reopened(handle, session, number);
-            if let Some(handle) = number.filter(|_| !is_wanted) {
-                close(connection, handle);
+            match self.reopen(connection, session, (handle, &open)) {
+                Ok(_) => again += 1,
+                Err(error) if is_over(error) => return,
+                Err(Errno::ESTALE) => stale += 1,
+                Err(error) => tracing::warn!("{:?} cannot be opened again yet: {error}", open.ino),
             }
         }
         if again + stale > 0 {
@@ -100,31 +93,96 @@ impl Had {
         }
     }
 
+    fn reopen_late(
+        &self,
+        connection: &dyn Connection,
+        session: u64,
+        handle: Handle,
+    ) -> Result<Handle, Errno> {
+        let open = self.open_of_before(handle, session);
+        let open = open.ok_or(Errno::ESTALE)?;
+        self.reopen(connection, session, (handle, &open))?;
+        // Another thread may have been faster.
+        self.number(handle, session).ok_or(Errno::ESTALE)
+    }
+
+    /// Opens a file again, with its locks. `ESTALE` gives it up.
     fn reopen(
         &self,
         connection: &dyn Connection,
         session: u64,
-        open: &Open,
-    ) -> Result<Opened, Errno> {
-        self.find(connection, session, open.ino)?;
-        let request = Request::Open {
-            ino: open.ino,
-            flags: open.flags.without_making(),
-            cred: open.cred,
-        };
-        match connection.call(request, &[], &mut [])?.response {
-            Response::Opened(opened) if opened.mode == OpenMode::Plain => Ok(opened),
-            // The kernel has it as one that is served by requests.
-            Response::Opened(opened) => {
-                close(connection, opened.handle);
+        (handle, open): (Handle, &Open),
+    ) -> Result<(), Errno> {
+        let reopened = self.find(connection, session, open.ino).and_then(|()| {
+            let request = Request::Open {
+                ino: open.ino,
+                flags: open.flags.without_making(),
+                cred: open.cred,
+            };
+            match connection.call(request, &[], &mut [])?.response {
+                Response::Opened(opened) => Ok(opened),
+                _ => Err(Errno::EPROTO),
+            }
+        });
+        let locked = reopened.and_then(|opened| {
+            let done = match opened.mode {
+                OpenMode::Plain => self.lock_again(connection, (handle, opened.handle), open),
+                // The kernel has it as one that is served by requests.
+                OpenMode::Passthrough => Err(Errno::ESTALE),
+            };
+            done.inspect_err(|_| close(connection, opened.handle))
+                .map(|()| opened.handle)
+        });
+        match locked {
+            Ok(number) => {
+                if !self.reopened(handle, session, Some(number)) {
+                    close(connection, number);
+                }
+                Ok(())
+            }
+            Err(error) if is_over(error) => Err(error),
+            // It may pass: a PFS that does not answer, a server that is full.
+            Err(error @ (Errno::EIO | Errno::ETIMEDOUT | Errno::ENOMEM | Errno::ENFILE)) => {
+                Err(error)
+            }
+            Err(error) => {
+                tracing::debug!("{:?} is not open any more: {error}", open.ino);
+                self.reopened(handle, session, None);
                 Err(Errno::ESTALE)
             }
-            _ => Err(Errno::EPROTO),
         }
+    }
+
+    fn lock_again(
+        &self,
+        connection: &dyn Connection,
+        (handle, number): (Handle, Handle),
+        open: &Open,
+    ) -> Result<(), Errno> {
+        for held in self.locks_of(open.ino, handle) {
+            let request = Request::Lock {
+                lock: LockOf {
+                    handle: number,
+                    ..held.lock
+                },
+                mode: held.mode,
+                pid: held.pid,
+                ticket: None,
+                again: true,
+            };
+            // If somebody else has it, what is protected by it is not this client's any more.
+            connection.call(request, &[], &mut [])?;
+        }
+        Ok(())
     }
 }
 
-fn close(connection: &dyn Connection, handle: forebay_types::Handle) {
+/// Whether the session is over.
+fn is_over(error: Errno) -> bool {
+    error == Errno::ENOTCONN || error == NOT_SENT
+}
+
+fn close(connection: &dyn Connection, handle: Handle) {
     // What stays open is closed with the session.
     drop(connection.call(Request::Release { handle }, &[], &mut []));
 }

@@ -34,7 +34,8 @@ pub(crate) struct Follower {
 impl Follower {
     /// Follows recalls until the mount ends.
     pub(crate) fn run(&self) {
-        let (mut seen, mut generation) = (0, self.client.generation());
+        // What was read before the server told this mount anything is dropped, too.
+        let (mut seen, mut generation) = (0, 0);
         let mut is_lost = false;
         while !self.in_flight.has_ended() {
             let told = self.client.recalls(seen);
@@ -42,6 +43,10 @@ impl Follower {
             let is_another = std::mem::replace(&mut generation, now) != now;
             let was_lost = std::mem::replace(&mut is_lost, is_of_lost_session(&told));
             if is_another || (is_lost && !was_lost) {
+                self.locks.lost(match is_another {
+                    true => now.saturating_sub(1),
+                    false => now,
+                });
                 self.forget_all();
             }
             match told {
@@ -114,7 +119,6 @@ impl Follower {
         if self.in_flight.has_ended() {
             return;
         }
-        self.locks.lost();
         self.recalled.begin();
         for ino in self.forgets.known() {
             self.forget_pages(ino);

@@ -8,10 +8,11 @@
 //! 3. A lock that the server has granted is never answered with an error: the program would not
 //!    give it back.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_client::Progress;
+use forebay_client::{Client, Progress};
 use forebay_types::{ByteRange, Errno, Handle, Ino, LockClass, LockMode};
 use forebay_wire::LockOf;
 use fuser::{LockOwner, ReplyEmpty, ReplyLock};
@@ -22,11 +23,17 @@ use crate::convert::errno;
 
 /// Signals that are remembered although nobody waits yet.
 const EARLY_MAX: usize = 1024;
-/// Between two tries where the server cannot tell this mount yet of what it grants.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Between two tries where the server is not ready yet.
+const PAUSE: Duration = Duration::from_millis(50);
+/// What the server says while it waits for clients of before a restart.
+const AWAITED: Errno = Errno::EBUSY;
 
 struct Wait {
     reply: ReplyEmpty,
+    /// Whose lock it is to be.
+    owner: Option<(Ino, u64)>,
+    /// The session in which it is asked for.
+    generation: u64,
     /// The server knows of it.
     asked: bool,
     interrupted: bool,
@@ -87,15 +94,27 @@ impl Locks {
     }
 
     /// A wait is about to begin.
-    fn begin(&self, ticket: u64, reply: ReplyEmpty) {
+    fn begin(&self, ticket: u64, reply: ReplyEmpty, owner: Option<(Ino, u64)>) {
         let mut state = self.0.lock();
         let interrupted = state.early.contains(&ticket);
         let wait = Wait {
             reply,
+            owner,
+            generation: 0,
             asked: false,
             interrupted,
         };
         state.waits.insert(ticket, wait);
+    }
+
+    /// The server is about to be asked in this session. Whether somebody still waits.
+    fn asks(&self, ticket: u64, generation: u64) -> bool {
+        let mut state = self.0.lock();
+        let Some(wait) = state.waits.get_mut(&ticket) else {
+            return false;
+        };
+        wait.generation = generation;
+        !wait.interrupted
     }
 
     /// The server knows of a wait.
@@ -129,9 +148,20 @@ impl Locks {
         }
     }
 
+    /// Whether a wait is one of an earlier session: nobody grants it any more.
+    fn is_of_before(&self, ticket: u64, generation: u64) -> bool {
+        let state = self.0.lock();
+        let wait = state.waits.get(&ticket);
+        wait.is_some_and(|wait| wait.generation < generation)
+    }
+
     /// Answers who waits with this ticket, if somebody does.
     fn answer(&self, ticket: u64, outcome: Result<(), Errno>) {
         let wait = self.0.lock().waits.remove(&ticket);
+        // A close beside the wait may have taken the note away.
+        if let (Some((ino, owner)), Ok(())) = (wait.as_ref().and_then(|w| w.owner), outcome) {
+            self.note(ino, owner);
+        }
         match (wait.map(|wait| wait.reply), outcome) {
             (Some(reply), Ok(())) => reply.ok(),
             (Some(reply), Err(error)) => reply.error(errno(error)),
@@ -144,12 +174,13 @@ impl Locks {
         self.answer(ticket, Ok(()));
     }
 
-    /// The session is lost, and with it all locks, and who waits for some.
-    pub(crate) fn lost(&self) {
-        let tickets: HashSet<u64> = {
-            let mut state = self.0.lock();
-            state.owners.clear();
-            let asked = state.waits.iter().filter(|(_, wait)| wait.asked);
+    /// Sessions up to this one are lost, and with them who waits in one. Locks that are held may be
+    /// had again.
+    pub(crate) fn lost(&self, generation: u64) {
+        let tickets: Vec<u64> = {
+            let state = self.0.lock();
+            let asked = state.waits.iter();
+            let asked = asked.filter(|(_, wait)| wait.asked && wait.generation <= generation);
             asked.map(|(ticket, _)| *ticket).collect()
         };
         for ticket in tickets {
@@ -214,34 +245,40 @@ impl Adapter {
         if lock.class == LockClass::Bytes {
             self.locks.note(wanted.ino, lock.owner);
         }
+        let client = self.client.clone();
+        let pid = wanted.pid;
         let Some(ticket) = ticket else {
+            let try_it = move || client.lock(lock, mode, pid, None).map(drop);
             let turn = self.in_flight.turn(reply);
-            let done = self.client.lock(lock, mode, wanted.pid, None).map(drop);
-            return crate::inflight::finish(done, &turn);
-        };
-        self.locks.begin(ticket, reply);
-        let (client, locks, pid) = (self.client.clone(), self.locks.clone(), wanted.pid);
-        let ask = move || match client.lock(lock, mode, pid, Some(ticket)) {
-            Ok(Progress::WouldWait) => {
-                if locks.waits(ticket) == Then::GiveUp {
-                    give_up(&client, &locks, ticket);
+            let done = try_it();
+            if done != Err(AWAITED) {
+                return crate::inflight::finish(done, &turn);
+            }
+            let Some(reply) = turn.reply::<ReplyEmpty>() else {
+                return;
+            };
+            let in_flight = self.in_flight.clone();
+            self.pool.run(Box::new(move |_| {
+                let turn = in_flight.waiting_turn(reply);
+                let mut done = done;
+                while done == Err(AWAITED) {
+                    std::thread::sleep(PAUSE);
+                    done = try_it();
                 }
-                true
-            }
-            // Nobody can be told yet of what is granted.
-            Err(Errno::EAGAIN) => false,
-            Ok(Progress::Done(())) => {
-                locks.answer(ticket, Ok(()));
-                true
-            }
-            Err(error) => {
-                locks.answer(ticket, Err(error));
-                true
-            }
+                crate::inflight::finish(done, &turn);
+            }));
+            return;
+        };
+        let owner = (lock.class == LockClass::Bytes).then_some((wanted.ino, lock.owner));
+        self.locks.begin(ticket, reply, owner);
+        let waits = Waits {
+            client,
+            locks: self.locks.clone(),
+            ticket,
         };
         // The server may be away, and the watchdog sees only replies that lie in slots.
         self.pool.run(Box::new(move |_| {
-            while !ask() {
+            while !waits.ask(lock, mode, pid) {
                 std::thread::sleep(PAUSE);
             }
         }));
@@ -294,18 +331,58 @@ impl Adapter {
     /// A program that waits for something was sent a signal.
     pub(crate) fn interrupted(&self, ticket: u64) {
         if self.locks.interrupt(ticket) == Then::GiveUp {
-            let (client, locks) = (self.client.clone(), self.locks.clone());
-            self.pool
-                .run(Box::new(move |_| give_up(&client, &locks, ticket)));
+            let waits = Waits {
+                client: self.client.clone(),
+                locks: self.locks.clone(),
+                ticket,
+            };
+            self.pool.run(Box::new(move |_| waits.give_up()));
         }
     }
 }
 
-/// Ends a wait. One that has been granted meanwhile is answered by who follows the server.
-fn give_up(client: &forebay_client::Client, locks: &Locks, ticket: u64) {
-    match client.cancel_lock(ticket) {
-        Ok(()) => locks.answer(ticket, Err(Errno::EINTR)),
-        Err(Errno::ENOENT) => {}
-        Err(error) => locks.answer(ticket, Err(error)),
+/// A lock that is waited for.
+struct Waits {
+    client: Client,
+    locks: Arc<Locks>,
+    ticket: u64,
+}
+
+impl Waits {
+    /// Asks the server. Whether that need not be done again.
+    fn ask(&self, lock: LockOf, mode: LockMode, pid: u32) -> bool {
+        let generation = self.client.generation();
+        if !self.locks.asks(self.ticket, generation) {
+            self.locks.answer(self.ticket, Err(Errno::EINTR));
+            return true;
+        }
+        match self.client.lock(lock, mode, pid, Some(self.ticket)) {
+            Ok(Progress::WouldWait) => {
+                if self.locks.waits(self.ticket) == Then::GiveUp {
+                    self.give_up();
+                } else if self.client.generation() != generation {
+                    // Who follows the server has not found it among those that wait.
+                    self.locks.answer(self.ticket, Err(Errno::ESTALE));
+                }
+                true
+            }
+            // Nobody can be told yet of what is granted, or others have not come back yet.
+            Err(Errno::EAGAIN | AWAITED) => false,
+            outcome => {
+                self.locks.answer(self.ticket, outcome.map(drop));
+                true
+            }
+        }
+    }
+
+    /// Ends the wait. One that has been granted meanwhile is answered by who follows the server.
+    fn give_up(&self) {
+        let generation = self.client.generation();
+        match self.client.cancel_lock(self.ticket) {
+            Ok(()) => self.locks.answer(self.ticket, Err(Errno::EINTR)),
+            Err(Errno::ENOENT) if !self.locks.is_of_before(self.ticket, generation) => {}
+            Err(Errno::ENOENT) => self.locks.answer(self.ticket, Err(Errno::EINTR)),
+            Err(error) => self.locks.answer(self.ticket, Err(error)),
+        }
     }
 }

@@ -70,6 +70,8 @@ pub struct Session {
     node: u32,
     /// What the client calls this life of its own.
     life: u64,
+    /// It has again what it had before a restart.
+    reclaims: AtomicBool,
     common: Arc<Common>,
     recalls: Arc<Recalls>,
     shards: [Mutex<Shard>; SHARDS],
@@ -84,11 +86,12 @@ impl Session {
     /// A client that has nothing yet.
     fn begin(common: Arc<Common>, node: u32, life: u64) -> Session {
         common.lives.begin(life);
-        let recalls = Arc::new(Recalls::default());
+        let recalls = Arc::new(Recalls::of(life));
         common.clients.write().insert(node, recalls.clone());
         Session {
             node,
             life,
+            reclaims: AtomicBool::new(false),
             common,
             recalls,
             shards: std::array::from_fn(|_| Mutex::default()),
@@ -489,12 +492,7 @@ impl Service for Session {
                 self.common.followed.store(true, Ordering::SeqCst);
                 return self.recalls.follow(seen).into();
             }
-            Request::MayReclaim { life } => {
-                return match self.common.lives.may_reclaim(life) {
-                    true => Response::Done.into(),
-                    false => Errno::ESTALE.into(),
-                };
-            }
+            Request::MayReclaim { life, done } => return self.may_reclaim(life, done).into(),
             Request::Lock { .. }
             | Request::Unlock { .. }
             | Request::TestLock { .. }

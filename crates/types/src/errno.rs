@@ -66,6 +66,7 @@ errnos!(
     EUSERS,
     EDEADLK,
     ENOLCK,
+    ESHUTDOWN,
 );
 
 impl Errno {

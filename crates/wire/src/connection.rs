@@ -81,10 +81,13 @@ pub trait Service: Send + Sync {
     fn handle(&self, peer: Peer<'_>, request: Request, payload: &[u8], into: &mut [u8]) -> Reply;
 }
 
+/// A request was not sent, for the session is over: it may be asked in the next one, whatever it is.
+pub const NOT_SENT: Errno = Errno::ESHUTDOWN;
+
 /// The asking side.
 pub trait Connection: Send + Sync {
     /// Sends one request and waits for its answer. An answer [`Response::Failed`] becomes `Err`, as
-    /// does a broken connection (`ENOTCONN`).
+    /// does a broken connection (`ENOTCONN`; [`NOT_SENT`] where nothing has been sent).
     fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno>;
 
     /// How many links to the server there are, at least 1; see [`Connection::call_on`].

@@ -281,12 +281,15 @@ pub enum Request {
         seen: u64,
     },
     /// Locks bytes. Where somebody is in the way: `EAGAIN`; with a ticket [`Response::WouldWait`],
-    /// and a [`Recall::Granted`] once the lock is there. `EDEADLK` where that would be never.
+    /// and a [`Recall::Granted`] once the lock is there. `EDEADLK` where that would be never;
+    /// `EBUSY` while clients of before a restart have not come back: it is to be asked again. With
+    /// `again` it is a lock that the client had before the restart.
     Lock {
         lock: LockOf,
         mode: LockMode,
         pid: u32,
         ticket: Option<u64>,
+        again: bool,
     },
     /// Gives bytes back.
     Unlock {
@@ -303,9 +306,11 @@ pub enum Request {
         ticket: u64,
     },
     /// Whether what the client had in this earlier life of its own may be had again: it was alive
-    /// when the server ended, and nothing has been lost since. Else `ESTALE`.
+    /// when the server ended, and nothing has been lost since. Else `ESTALE`. With `done` the client
+    /// has what it wants of it.
     MayReclaim {
         life: u64,
+        done: bool,
     },
     /// Makes a file on the PFS, hidden in the tree, by which a node can tell whether it sees the
     /// same PFS. It is there until [`Request::HideProbe`], another one, or the end of the session.

@@ -385,11 +385,15 @@ fn locks() -> [Request; 5] {
             mode,
             pid: 4242,
             ticket: Some(11),
+            again: false,
         },
         Request::Unlock { lock },
         Request::TestLock { lock, mode },
         Request::CancelLock { ticket: 11 },
-        Request::MayReclaim { life: 12 },
+        Request::MayReclaim {
+            life: 12,
+            done: true,
+        },
     ]
 }
 

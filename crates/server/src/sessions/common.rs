@@ -82,6 +82,9 @@ impl Common {
         drop(clients);
         let asked = viewers.into_iter().map(|client| {
             let number = client.recall(what);
+            if client.have_ended() {
+                self.lives.end(client.life);
+            }
             Recalled {
                 client,
                 number,
@@ -122,6 +125,8 @@ impl Common {
                         tracing::error!(
                             "a client does not drop its pages of {ino:?}: it is fenced"
                         );
+                        // It must not have again what it had, whatever becomes of this server.
+                        self.lives.end(asked.client.life);
                         asked.client.end();
                     }
                 }

@@ -5,22 +5,30 @@
 //! 1. A client whose session has ended is not on record when anybody else is let near what it had.
 //! 2. Nobody may have anything again after the node has started anew: what was not flushed may be
 //!    lost, and no fsync would tell.
-//! 3. Nor after the time of grace: who is silent for so long is fenced, restart or not.
+//! 3. Nor after the time of grace of the first start that did not find it alive: who is silent for
+//!    so long is fenced, restart or not.
+//! 4. While somebody may still come who had locks, nobody else gets one.
 
-use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::time::{ClockId, clock_gettime};
 
 /// For how long after its start a server lets clients reclaim.
 pub const GRACE: Duration = Duration::from_secs(90);
+/// On record for a client that is alive; else the time until which it may come, seconds of the
+/// boot-time clock.
+const ALIVE: u64 = u64::MAX;
 
 /// Puts the record where the next run finds it.
 pub type Put = Box<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
 
 #[derive(Default)]
-struct Now {
+struct State {
     alive: HashSet<u64>,
+    /// Of earlier runs, with the time until which they may come.
+    before: HashMap<u64, u64>,
     /// The server stops in order: who is alive now is alive.
     stopping: bool,
 }
@@ -28,22 +36,36 @@ struct Now {
 /// See the module.
 pub struct Lives {
     boot: String,
-    before: HashSet<u64>,
-    since: Instant,
-    now: Mutex<Now>,
+    state: Mutex<State>,
     put: Put,
+}
+
+fn now_s() -> u64 {
+    clock_gettime(ClockId::Boottime).tv_sec.unsigned_abs()
 }
 
 impl Lives {
     /// Reads what the last run has left. `boot` names the node's start.
     pub fn open(record: Option<&[u8]>, boot: &str, put: Put) -> Lives {
-        Lives {
-            boot: boot.to_string(),
-            before: record.map(|record| read(record, boot)).unwrap_or_default(),
-            since: Instant::now(),
-            now: Mutex::default(),
-            put,
+        let now = now_s();
+        let mut before = record.map(|record| read(record, boot)).unwrap_or_default();
+        for until in before.values_mut() {
+            if *until == ALIVE {
+                *until = now + GRACE.as_secs();
+            }
         }
+        before.retain(|_, until| *until > now);
+        let lives = Lives {
+            boot: boot.to_string(),
+            state: Mutex::new(State {
+                before,
+                ..State::default()
+            }),
+            put,
+        };
+        // Of whoever does not come to this run, the next one knows how long that has been.
+        lives.record(&lives.state.lock());
+        lives
     }
 
     /// Nobody, and nothing is kept.
@@ -54,40 +76,64 @@ impl Lives {
 
     /// A client comes; 0 for one that wants nothing again.
     pub fn begin(&self, life: u64) {
-        let mut now = self.now.lock();
-        if life != 0 && now.alive.insert(life) {
-            self.record(&now);
+        let mut state = self.state.lock();
+        if life != 0 && state.alive.insert(life) {
+            self.record(&state);
         }
     }
 
-    /// A client has gone.
+    /// A client has gone, or is fenced.
     pub fn end(&self, life: u64) {
-        let mut now = self.now.lock();
-        if !now.stopping && now.alive.remove(&life) {
-            self.record(&now);
+        let mut state = self.state.lock();
+        if !state.stopping && state.alive.remove(&life) {
+            self.record(&state);
         }
     }
 
     /// The server stops in order.
     pub fn stop(&self) {
-        self.now.lock().stopping = true;
+        self.state.lock().stopping = true;
     }
 
     /// Whether what a client had in this life may be had again.
     pub fn may_reclaim(&self, life: u64) -> bool {
-        self.before.contains(&life) && self.since.elapsed() < GRACE
+        let state = self.state.lock();
+        state
+            .before
+            .get(&life)
+            .is_some_and(|until| *until > now_s())
     }
 
-    fn record(&self, now: &Now) {
+    /// A client has again what it had in this life.
+    pub fn reclaimed(&self, life: u64) {
+        let mut state = self.state.lock();
+        if state.before.remove(&life).is_some() {
+            self.record(&state);
+        }
+    }
+
+    /// Whether somebody may still come who had something before this start.
+    pub fn are_awaited(&self) -> bool {
+        let mut state = self.state.lock();
+        if state.before.is_empty() {
+            return false;
+        }
+        let now = now_s();
+        state.before.retain(|_, until| *until > now);
+        !state.before.is_empty()
+    }
+
+    fn record(&self, state: &State) {
         // Where the kernel does not name its start, nobody knows what may be lost.
         if self.boot.is_empty() {
             return;
         }
-        let mut record = Vec::with_capacity(self.boot.len() + 1 + 8 * now.alive.len());
-        record.extend(self.boot.as_bytes());
-        record.push(b'\n');
-        for life in &now.alive {
+        let mut record = [self.boot.as_bytes(), b"\n"].concat();
+        let alive = state.alive.iter().map(|life| (*life, ALIVE));
+        let before = state.before.iter().map(|(life, until)| (*life, *until));
+        for (life, until) in alive.chain(before) {
             record.extend(life.to_le_bytes());
+            record.extend(until.to_le_bytes());
         }
         // One who has gone must not stay on record: then rather nobody.
         if let Err(error) = (self.put)(&record).or_else(|_| (self.put)(b"")) {
@@ -96,12 +142,13 @@ impl Lives {
     }
 }
 
-fn read(record: &[u8], boot: &str) -> HashSet<u64> {
+fn read(record: &[u8], boot: &str) -> HashMap<u64, u64> {
     let mark = [boot.as_bytes(), b"\n"].concat();
     let lives = record.strip_prefix(&mark[..]).filter(|_| !boot.is_empty());
-    let lives = lives.unwrap_or_default().chunks_exact(8);
+    let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+    let lives = lives.unwrap_or_default().chunks_exact(16);
     lives
-        .map(|life| u64::from_le_bytes(life.try_into().unwrap_or_default()))
+        .map(|life| (number(&life[..8]), number(&life[8..])))
         .collect()
 }
 
@@ -127,7 +174,7 @@ mod tests {
     fn who_was_alive_when_the_server_ended_may_reclaim_and_nobody_else() {
         let kept = Kept::default();
         let first = run(&kept, "boot-1");
-        assert!(!first.may_reclaim(1));
+        assert!(!first.may_reclaim(1) && !first.are_awaited());
         for life in [1, 2, 3] {
             first.begin(life);
         }
@@ -135,13 +182,37 @@ mod tests {
         let second = run(&kept, "boot-1");
         let may = [1, 2, 3, 4].map(|life| second.may_reclaim(life));
         assert_eq!(may, [true, false, true, false]);
+        assert!(second.are_awaited());
         second.begin(5);
+        second.reclaimed(1);
         second.stop();
         second.end(5);
+        // The third one has not come to the second run, and may come to the next one.
         let third = run(&kept, "boot-1");
-        assert_eq!([1, 5].map(|life| third.may_reclaim(life)), [false, true]);
+        let may = [1, 3, 5].map(|life| third.may_reclaim(life));
+        assert_eq!(may, [false, true, true]);
+        third.reclaimed(3);
+        third.reclaimed(5);
+        assert!(!third.are_awaited());
+        third.begin(6);
         let anew = run(&kept, "boot-2");
-        assert!(!anew.may_reclaim(5));
+        assert!(!anew.may_reclaim(6) && !anew.are_awaited());
+    }
+
+    #[test]
+    fn who_does_not_come_in_time_does_not_come_to_the_next_run_either() {
+        let kept = Kept::default();
+        run(&kept, "boot").begin(1);
+        run(&kept, "boot");
+        let until = read(&kept.lock(), "boot")[&1];
+        assert!(
+            until <= now_s() + GRACE.as_secs(),
+            "it is on record until then"
+        );
+        let late = [1u64.to_le_bytes(), (now_s() - 1).to_le_bytes()].concat();
+        *kept.lock() = [b"boot\n".as_slice(), &late].concat();
+        let lives = run(&kept, "boot");
+        assert!(!lives.may_reclaim(1) && !lives.are_awaited());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Requests about locks, of one session.
 
+use std::sync::atomic::Ordering;
+
 use forebay_types::{Errno, Ino};
 use forebay_wire::{Request, Response};
 
@@ -7,16 +9,26 @@ use super::Session;
 use super::locks::Ask;
 
 impl Session {
+    /// Whether the client may have again what it had in an earlier life; or it has done so.
+    pub(super) fn may_reclaim(&self, life: u64, done: bool) -> Response {
+        let lives = &self.common.lives;
+        let may = lives.may_reclaim(life);
+        self.reclaims.store(may && !done, Ordering::Release);
+        match may {
+            true if done => lives.reclaimed(life),
+            true => {}
+            false => return Response::Failed(Errno::ESTALE),
+        }
+        Response::Done
+    }
+
     /// `file` is what the request's handle is open on.
     pub(super) fn answer_lock(&self, request: Request, file: Option<Ino>) -> Response {
         let locks = &self.common.locks;
         let done = |()| Response::Done;
         let answer = match (request, file) {
             (Request::CancelLock { ticket }, _) => locks.cancel(self.node, ticket).map(done),
-            (Request::Unlock { lock }, Some(ino)) => {
-                locks.unlock(ino, self.node, &lock);
-                Ok(Response::Done)
-            }
+            (Request::Unlock { lock }, Some(ino)) => locks.unlock(ino, self.node, &lock).map(done),
             (Request::TestLock { lock, mode }, Some(ino)) => {
                 let holder = locks.in_the_way(ino, self.node, &lock, mode);
                 Ok(Response::LockHolder(holder))
@@ -27,9 +39,14 @@ impl Session {
                     mode,
                     pid,
                     ticket,
+                    again,
                 },
                 Some(ino),
             ) => {
+                let may_come_first = again && self.reclaims.load(Ordering::Acquire);
+                if !may_come_first && self.common.lives.are_awaited() {
+                    return Response::Failed(Errno::EBUSY);
+                }
                 let ask = Ask {
                     lock,
                     mode,

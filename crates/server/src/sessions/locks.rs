@@ -134,6 +134,11 @@ impl State {
         }
     }
 
+    fn has_too_many(&self, client: u32) -> bool {
+        let count = self.counts.get(&client).copied().unwrap_or(0);
+        count >= limits::LOCKS_PER_SESSION_MAX
+    }
+
     /// Whether who asks would wait for itself.
     fn would_deadlock(&self, key: (Ino, LockClass), wants: &Lock) -> bool {
         let in_the_way = |file: &OfFile, wants: &Lock| -> Vec<Owner> {
@@ -171,8 +176,7 @@ impl LockTable {
     ) -> Result<bool, Errno> {
         let (key, wants) = ((ino, ask.lock.class), wanted(node, &ask));
         let mut state = self.0.lock();
-        let count = state.counts.get(&node).copied().unwrap_or(0);
-        if count >= limits::LOCKS_PER_SESSION_MAX {
+        if state.has_too_many(node) {
             return Err(Errno::ENOLCK);
         }
         if ask.lock.class == LockClass::Whole {
@@ -210,12 +214,27 @@ impl LockTable {
     }
 
     /// Gives bytes back.
-    pub fn unlock(&self, ino: Ino, node: u32, lock: &LockOf) {
+    ///
+    /// # Errors
+    /// `ENOLCK` where that makes two locks of one, and the client has too many.
+    pub fn unlock(&self, ino: Ino, node: u32, lock: &LockOf) -> Result<(), Errno> {
         let owner = owner(node, lock);
         let mut state = self.0.lock();
+        let file = state.files.get(&(ino, lock.class));
+        let splits = file.is_some_and(|file| {
+            file.locks.held().iter().any(|held| {
+                held.owner == owner
+                    && held.range.first < lock.range.first
+                    && held.range.last > lock.range.last
+            })
+        });
+        if splits && state.has_too_many(node) {
+            return Err(Errno::ENOLCK);
+        }
         state.change((ino, lock.class), |file| {
             file.locks.drop_range(owner, lock.range);
         });
+        Ok(())
     }
 
     /// Who is in the way of a lock.
@@ -370,6 +389,10 @@ mod tests {
             recalls.into_iter().map(ticket).collect()
         }
 
+        fn unlock(&self, node: u32, lock: &LockOf) {
+            self.table.unlock(FILE, node, lock).expect("few");
+        }
+
         fn is_empty(&self) -> bool {
             let state = self.table.0.lock();
             state.files.is_empty() && state.counts.is_empty()
@@ -386,9 +409,9 @@ mod tests {
         );
         assert_eq!(lab.ask(2, bytes(1, (5, 5)), EXCLUSIVE, Some(4)), Ok(false));
         assert_eq!(lab.ask(3, bytes(1, (5, 6)), EXCLUSIVE, Some(9)), Ok(false));
-        lab.table.unlock(FILE, 1, &bytes(1, (0, 4)));
+        lab.unlock(1, &bytes(1, (0, 4)));
         assert!(lab.told(2).is_empty());
-        lab.table.unlock(FILE, 1, &bytes(1, (5, 6)));
+        lab.unlock(1, &bytes(1, (5, 6)));
         assert_eq!((lab.told(2), lab.told(3)), (vec![4], vec![]));
         lab.table.release(FILE, Handle(1));
         // All handles of this test have one number: what the second one had went, too.
@@ -423,7 +446,7 @@ mod tests {
         assert_eq!(lab.ask(3, bytes(3, (0, 9)), EXCLUSIVE, Some(5)), Ok(false));
         assert_eq!(lab.table.cancel(2, 6), Err(Errno::ENOENT));
         assert_eq!(lab.table.cancel(2, 5), Ok(()));
-        lab.table.unlock(FILE, 1, &bytes(1, (0, 9)));
+        lab.unlock(1, &bytes(1, (0, 9)));
         assert_eq!((lab.told(2), lab.told(3)), (vec![], vec![5]));
         assert_eq!(lab.table.cancel(3, 5), Err(Errno::ENOENT));
     }
@@ -438,7 +461,7 @@ mod tests {
         assert_eq!(lab.ask(2, bytes(2, (2, 2)), SHARED, Some(1)), Ok(false));
         let last = lab.ask(3, bytes(3, (0, 0)), SHARED, Some(1));
         assert_eq!(last, Err(Errno::EDEADLK));
-        lab.table.unlock(FILE, 3, &bytes(3, (2, 2)));
+        lab.unlock(3, &bytes(3, (2, 2)));
         assert_eq!((lab.told(2), lab.told(1)), (vec![1], vec![]));
     }
 
@@ -485,7 +508,11 @@ mod tests {
             lab.ask(1, bytes(1, (0, 0)), SHARED, None),
             Err(Errno::ENOLCK)
         );
-        assert_eq!(lab.ask(2, bytes(1, (0, 0)), SHARED, None), Ok(true));
+        assert_eq!(lab.ask(2, bytes(1, (0, 9)), SHARED, None), Ok(true));
+        lab.table.0.lock().counts.insert(2, most as usize);
+        let unlock = |range| lab.table.unlock(FILE, 2, &bytes(1, range));
+        assert_eq!(unlock((3, 4)), Err(Errno::ENOLCK), "it makes two of one");
+        assert_eq!(unlock((0, 4)), Ok(()));
     }
 
     #[test]

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use forebay_types::limits;
+use forebay_types::{Errno, limits};
 use forebay_wire::net::Answer;
 use forebay_wire::{Recall, Response};
 use parking_lot::{Condvar, Mutex};
@@ -51,11 +51,21 @@ impl State {
 /// See the module.
 #[derive(Default)]
 pub struct Recalls {
+    /// What the client calls this life of its own.
+    pub life: u64,
     state: Mutex<State>,
     followed: Condvar,
 }
 
 impl Recalls {
+    /// Of a client that lives this life.
+    pub fn of(life: u64) -> Recalls {
+        Recalls {
+            life,
+            ..Recalls::default()
+        }
+    }
+
     /// Whether the client follows recalls.
     pub fn are_followed(&self) -> bool {
         self.state.lock().listens
@@ -78,13 +88,19 @@ impl Recalls {
         }
     }
 
-    /// The same, and waits for the next ones.
+    /// The same, and waits for the next ones. The first time is answered at once: the client learns
+    /// that there is a session in which it is told what to forget.
     pub fn listen(&self, seen: u64, answer: Answer) {
         let (before, now) = {
             let mut state = self.state.lock();
+            if state.ended {
+                drop(state);
+                return answer(Response::Failed(Errno::ENOTCONN));
+            }
+            let is_first = !state.listens;
             self.note_followed(&mut state, seen);
             let before = state.listener.take();
-            let now = match state.queue.is_empty() && !state.ended {
+            let now = match state.queue.is_empty() && !is_first {
                 true => {
                     state.listener = Some(answer);
                     None
@@ -180,6 +196,13 @@ mod tests {
 
     use super::*;
 
+    /// A client that has been told that it is listened to.
+    fn followed() -> Recalls {
+        let recalls = Recalls::default();
+        assert_eq!(listen(&recalls, 0).try_recv(), Ok(told(0, &[])));
+        recalls
+    }
+
     fn listen(recalls: &Recalls, seen: u64) -> Receiver<Response> {
         let (tell, told) = mpsc::channel();
         recalls.listen(seen, Box::new(move |response| drop(tell.send(response))));
@@ -206,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_recall_is_told_until_it_is_followed() {
-        let recalls = Recalls::default();
+        let recalls = followed();
         let waits = listen(&recalls, 0);
         assert!(waits.try_recv().is_err());
         assert_eq!(recall(&recalls, 7), 1);
@@ -224,7 +247,7 @@ mod tests {
 
     #[test]
     fn who_listens_is_answered_by_the_next_one_the_hush_and_the_end() {
-        let recalls = Recalls::default();
+        let recalls = followed();
         let first = listen(&recalls, 0);
         let second = listen(&recalls, 0);
         assert_eq!(first.try_recv(), Ok(told(0, &[])));
@@ -233,7 +256,8 @@ mod tests {
         let third = listen(&recalls, 0);
         recalls.end();
         assert_eq!(third.try_recv(), Ok(told(0, &[])));
-        assert_eq!(listen(&recalls, 0).try_recv(), Ok(told(0, &[])));
+        let gone = Ok(Response::Failed(Errno::ENOTCONN));
+        assert_eq!(listen(&recalls, 0).try_recv(), gone);
         assert_eq!(recall(&recalls, 7), 0);
     }
 

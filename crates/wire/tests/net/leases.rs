@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use forebay_types::Errno;
+use forebay_wire::NOT_SENT;
 use forebay_wire::net::{Lost, NetConnection};
 use forebay_wire::{Request, Response};
 
@@ -71,7 +72,7 @@ fn a_client_that_is_silent_is_ended_and_knows_it_first() {
     assert_eq!(seen.load(Ordering::SeqCst), 0, "before the server ended it");
     assert_eq!(client.lost(), Some(Lost::Expired));
     assert_eq!(client.lease_left(), Duration::ZERO);
-    assert_eq!(plain(&client, Request::Statfs), Err(Errno::ESTALE));
+    assert_eq!(plain(&client, Request::Statfs), Err(NOT_SENT));
     until("the server ends it", || {
         world.ended.load(Ordering::SeqCst) == 1
     });
@@ -157,7 +158,7 @@ fn a_restarted_server_does_not_know_the_session() {
         assert_eq!(caller.join().expect("caller"), Err(Errno::ENOTCONN));
     });
     assert_eq!(*lost.lock(), Some(Lost::Restarted { epoch: 9 }));
-    assert_eq!(plain(&client, count(3)), Err(Errno::ESTALE));
+    assert_eq!(plain(&client, count(3)), Err(NOT_SENT));
     assert_eq!(next.all().len(), 0);
 }
 

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use forebay_testkit::{Fleet, needs_nodes, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -187,7 +188,7 @@ fn promise_8_the_locks_of_a_mount_that_dies_go_to_who_waits() {
 }
 
 #[test]
-fn promise_8_who_waits_for_a_lock_of_a_server_that_restarts_is_told() {
+fn promise_8_locks_are_held_over_a_restart_of_the_server() {
     if needs_nodes() {
         return;
     }
@@ -195,16 +196,46 @@ fn promise_8_who_waits_for_a_lock_of_a_server_that_restarts_is_told() {
     let mut one = Locker::new(&fleet.mnt(1, "f"));
     let mut two = Locker::new(&fleet.mnt(2, "f"));
     assert_eq!(one.ask("try f ex 0 9"), "done");
-    two.order("lock f ex 0 9");
+    assert_eq!(one.ask("tryflock f sh"), "done");
+    two.order("lock f ex 5 9");
     wait_until("it waits", || two.waits());
     fleet.kill_server();
     fleet.start_server();
     assert_eq!(two.answer(), format!("errno {}", libc::ESTALE));
-    assert_eq!(
-        one.ask("try f ex 0 9"),
-        format!("errno {}", libc::ESTALE),
-        "the file is another one"
-    );
-    let mut again = Locker::new(&fleet.mnt(2, "f"));
-    assert_eq!(again.ask("try f ex 0 9"), "done");
+    // Both have come back: what the first one had, it has.
+    for (order, wanted) in [
+        ("try f ex 5 5", refused()),
+        ("try f ex 10 10", "done".to_string()),
+        ("tryflock f ex", refused()),
+        ("tryflock f sh", "done".to_string()),
+    ] {
+        assert_eq!(two.ask(order), wanted, "{order}");
+    }
+    two.order("lock f ex 5 9");
+    wait_until("it waits", || two.waits());
+    assert_eq!(one.ask("unlock f 0 9"), "done");
+    assert_eq!(two.answer(), "done");
+}
+
+#[test]
+fn promise_8_nobody_gets_a_lock_before_who_had_it_has_come_back() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    let mut one = Locker::new(&fleet.mnt(1, "f"));
+    assert_eq!(one.ask("try f ex 0 9"), "done");
+    fleet.kill_server();
+    fleet.node(1).cut();
+    fleet.start_server();
+    let mut two = Locker::new(&fleet.mnt(2, "f"));
+    two.order("try f ex 5 9");
+    let mut other = Locker::new(&fleet.mnt(2, "g"));
+    other.order("flock f ex");
+    std::thread::sleep(Duration::from_secs(1));
+    fleet.node(1).heal();
+    assert_eq!(two.answer(), refused());
+    assert_eq!(other.answer(), "done");
+    assert_eq!(one.ask("unlock f 0 9"), "done");
+    assert_eq!(two.ask("try f ex 5 9"), "done");
 }

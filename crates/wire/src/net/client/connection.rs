@@ -14,7 +14,7 @@ use super::config::{ConnectError, NetConfig};
 use super::dial::{Dialed, Server, Watch, dial};
 use super::link::{Link, LinkState, Seen, Unanswered};
 use super::slots::Slots;
-use crate::{Connection, Reply, Request, Response};
+use crate::{Connection, NOT_SENT, Reply, Request, Response};
 
 /// Shortest pause before a link is connected again after an attempt failed.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
@@ -41,8 +41,8 @@ pub enum Lost {
 /// The asking end of a session over a network.
 ///
 /// Requests wait while the server is away, and happen once. Once the session is over, those under
-/// way fail with `ENOTCONN`, later ones with `ESTALE` when it was lost and `ENOTCONN` when it was
-/// closed. A new session is a new `NetConnection`.
+/// way fail with `ENOTCONN`, those that were not sent with [`NOT_SENT`] when it was lost and
+/// `ENOTCONN` when it was closed. A new session is a new `NetConnection`.
 pub struct NetConnection {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -233,7 +233,7 @@ impl NetConnection {
             if status.lost.is_some() {
                 drop(status);
                 // A callback closes: the end is under way, and comes after the callbacks.
-                return self.shared.end(Errno::ESTALE);
+                return self.shared.end(NOT_SENT);
             }
         }
         // The first link that is up will do.
@@ -370,7 +370,7 @@ impl Shared {
         for callback in callbacks {
             callback(lost);
         }
-        self.end(Errno::ESTALE);
+        self.end(NOT_SENT);
     }
 }
 
