@@ -250,7 +250,7 @@ fn end_elsewhere(gone: Option<Arc<dyn Connection>>) {
 /// Whether it is about something that was found or opened before: that is of its session.
 fn names_something(request: &Request) -> bool {
     let mut nodes = request.nodes().into_iter().flatten();
-    request.handle().is_some() || nodes.any(|ino| ino != Ino::ROOT)
+    !request.handles().is_empty() || nodes.any(|ino| ino != Ino::ROOT)
 }
 
 impl Connection for Lasting {
@@ -400,6 +400,7 @@ mod tests {
                 handle: None,
             },
             Request::Release { handle: Handle(3) },
+            Request::ReleaseMany(vec![Handle(3), Handle(4)]),
         ];
         for request in stale {
             assert_eq!(ask(&lab.lasting, request), Err(Errno::ESTALE));

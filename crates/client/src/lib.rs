@@ -464,6 +464,12 @@ impl Client {
         self.done(Request::Release { handle })
     }
 
+    /// Closes several files, at most [`limits::RELEASES_PER_MESSAGE_MAX`]. The first error: the
+    /// others are closed all the same.
+    pub fn release_many(&self, handles: Vec<Handle>) -> Result<(), Errno> {
+        self.done(Request::ReleaseMany(handles))
+    }
+
     /// Fills `into` from `offset`; fewer bytes only at the end of the file. `thread` asks, 0 where
     /// that is not known.
     pub fn read(

@@ -28,6 +28,7 @@ use crate::inflight::{
 };
 use crate::kept::Kept;
 use crate::pool::Pool;
+use crate::releases::Releases;
 use crate::waiting::Waiting;
 use crate::wishes::wish;
 
@@ -44,6 +45,7 @@ pub(crate) struct Adapter {
     pub(crate) waiting: Arc<Waiting>,
     pub(crate) passthrough: AtomicBool,
     pub(crate) forgets: Arc<Forgets>,
+    pub(crate) releases: Arc<Releases>,
     ended: EndCall,
 }
 
@@ -70,6 +72,7 @@ impl Adapter {
             waiting: Arc::default(),
             passthrough: AtomicBool::new(passthrough),
             forgets,
+            releases: Arc::default(),
             ended: EndCall::default(),
         })
     }
@@ -99,6 +102,7 @@ impl Filesystem for Adapter {
     }
 
     fn destroy(&mut self) {
+        self.releases.end(&self.client);
         self.pool.end();
         self.in_flight.end();
         if let Some(call) = self.ended.lock().take() {
@@ -412,7 +416,15 @@ impl Filesystem for Adapter {
         let turn = self.in_flight.turn(reply);
         self.backings.release(handle(fh));
         self.belief.end_writing(handle(fh));
-        finish(self.client.release(handle(fh)), &turn);
+        // Every mount of its own node's server waits, also for a file that it does not write by
+        // itself: how a file is served may change while others have it open.
+        match self.belief.is_direct() && !self.client.is_local() {
+            true => {
+                finish(Ok(()), &turn);
+                self.releases.add(&self.client, handle(fh));
+            }
+            false => finish(self.client.release(handle(fh)), &turn),
+        }
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {

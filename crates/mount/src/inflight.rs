@@ -36,6 +36,7 @@ use crate::known::Known;
 use crate::pool::Pool;
 use crate::probe::Probe;
 use crate::recalled::{Asked, Recalled};
+use crate::releases::Releases;
 
 /// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once
 /// before nobody is left; each costs its stack.
@@ -367,6 +368,7 @@ pub(crate) struct Watched {
     pub(crate) pool: Pool,
     pub(crate) belief: Arc<Belief>,
     pub(crate) forgets: Arc<Forgets>,
+    pub(crate) releases: Arc<Releases>,
     pub(crate) probe: Arc<Probe>,
     pub(crate) ended: EndCall,
 }
@@ -388,8 +390,10 @@ pub(crate) fn watch(watched: &Watched) {
             in_flight.end();
             // Threads that wait for a server that is gone hold up the end of the session.
             let call = watched.ended.lock().take();
-            return call.into_iter().for_each(|call| call());
+            call.into_iter().for_each(|call| call());
+            return watched.releases.end(&watched.client);
         }
+        watched.releases.look(&watched.client);
         if watched.forgets.is_waiting() {
             let (forgets, client) = (watched.forgets.clone(), watched.client.clone());
             let send = move |_: &mut Vec<u8>| forgets.send(&client);

@@ -16,6 +16,7 @@ mod pool;
 mod probe;
 mod readahead;
 mod recalled;
+mod releases;
 mod transfer;
 mod tree;
 mod waiting;
@@ -137,6 +138,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         pool.clone(),
         belief.clone(),
     )?;
+    let releases = adapter.releases.clone();
     let ended = adapter.on_destroy();
     let session = match open_as_root(options)? {
         Some(device) => Session::from_fd(adapter, device, config.acl, config)?,
@@ -154,6 +156,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         pool,
         belief: belief.clone(),
         forgets,
+        releases,
         probe: Arc::default(),
         ended: ended.clone(),
     };

@@ -82,8 +82,23 @@ impl Server {
             | Request::Fsync { .. }
             | Request::Space { .. }
             | Request::Seek { .. } => self.answer_file(request, payload, into),
+            Request::ReleaseMany(handles) => self.release_each(handles),
             other => self.answer_tree(other).map(Reply::from),
         }
+    }
+
+    /// Closes each, whatever becomes of the others; the first failure is the outcome.
+    fn release_each(&self, handles: Vec<Handle>) -> Result<Reply, Failure> {
+        let mut failed = None;
+        for handle in handles {
+            match self.rooms.files.release(handle) {
+                // Who asked hears of the first one only.
+                Err(failure) if failed.is_some() => drop(failure.told("close")),
+                Err(failure) => failed = Some(failure),
+                Ok(()) => {}
+            }
+        }
+        failed.map_or_else(|| Ok(Response::Done.into()), Err)
     }
 
     fn answer_open(&self, peer: Peer<'_>, request: Request) -> Result<Reply, Failure> {

@@ -270,7 +270,7 @@ impl Session {
     /// Looks whether the client has the handle that it names; what it closes is not the client's
     /// any more.
     fn check_handle(&self, request: &Request) -> Result<Asked, Errno> {
-        let Some(handle) = request.handle() else {
+        let [handle] = *request.handles() else {
             return Ok(Asked::default());
         };
         let mut shard = self.shard(handle.0).lock();
@@ -302,6 +302,19 @@ impl Session {
         self.handles
             .fetch_sub(usize::from(closes), Ordering::Relaxed);
         Ok(asked)
+    }
+
+    /// Closes each as if it were asked for alone. The first error is the answer: the server has
+    /// reported each, and nobody waits.
+    fn release_each(&self, peer: Peer<'_>, handles: Vec<Handle>) -> Reply {
+        let mut outcome = Response::Done;
+        for handle in handles {
+            let reply = self.handle(peer, Request::Release { handle }, &[], &mut []);
+            if outcome == Response::Done {
+                outcome = reply.response;
+            }
+        }
+        outcome.into()
     }
 
     fn note_closed(&self, file: &File) {
@@ -535,6 +548,10 @@ impl Service for Session {
         if self.ended.load(Ordering::Acquire) || self.recalls.have_ended() {
             return Errno::ENOTCONN.into();
         }
+        let request = match request {
+            Request::ReleaseMany(handles) => return self.release_each(peer, handles),
+            other => other,
+        };
         if let Err(errno) = self.check_nodes(&request) {
             return errno.into();
         }

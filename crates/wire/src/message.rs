@@ -256,6 +256,9 @@ pub enum Request {
     Recalls {
         seen: u64,
     },
+    /// Closes several files, each for itself: what goes wrong with one keeps no other open. The
+    /// answer tells the first error.
+    ReleaseMany(Vec<Handle>),
 }
 
 /// How the mount may serve an open file.
@@ -417,6 +420,9 @@ impl Request {
                 _ => Err(Errno::EFBIG),
             },
             Request::Forget(nodes) if nodes.len() > limits::FORGETS_PER_MESSAGE_MAX => {
+                Err(Errno::E2BIG)
+            }
+            Request::ReleaseMany(handles) if handles.len() > limits::RELEASES_PER_MESSAGE_MAX => {
                 Err(Errno::E2BIG)
             }
             Request::Introduce { processes, ended } => check_introduction(processes, ended),

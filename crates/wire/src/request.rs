@@ -32,6 +32,7 @@ impl Request {
             Request::Create { .. } => "create",
             Request::Open { .. } => "open",
             Request::Release { .. } => "close",
+            Request::ReleaseMany(_) => "close of several",
             Request::Read { .. } => "read",
             Request::Write { .. } => "write",
             Request::Fsync { .. } => "fsync",
@@ -76,6 +77,7 @@ impl Request {
             | Request::GetXattr { .. }
             | Request::ListXattr { .. }
             | Request::Release { .. }
+            | Request::ReleaseMany(_)
             | Request::Read { .. }
             | Request::Fsync { .. }
             | Request::FsyncDir { .. }
@@ -87,8 +89,8 @@ impl Request {
         }
     }
 
-    /// The open file or directory that it is about, where it names one.
-    pub fn handle(&self) -> Option<Handle> {
+    /// The open files and directories that it is about.
+    pub fn handles(&self) -> &[Handle] {
         match self {
             Request::Release { handle }
             | Request::Read { handle, .. }
@@ -97,8 +99,9 @@ impl Request {
             | Request::Space { handle, .. }
             | Request::Seek { handle, .. }
             | Request::ReadDir { handle, .. }
-            | Request::CloseDir { handle } => Some(*handle),
-            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => *handle,
+            | Request::CloseDir { handle } => std::slice::from_ref(handle),
+            Request::ReleaseMany(handles) => handles,
+            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => handle.as_slice(),
             Request::Lookup(_)
             | Request::Forget(_)
             | Request::Readlink { .. }
@@ -123,7 +126,7 @@ impl Request {
             | Request::Introduce { .. }
             | Request::Recalls { .. }
             | Request::Control(_)
-            | Request::ControlFor { .. } => None,
+            | Request::ControlFor { .. } => &[],
         }
     }
 
@@ -156,6 +159,7 @@ impl Request {
             | Request::Statfs
             | Request::PfsHealth
             | Request::Release { .. }
+            | Request::ReleaseMany(_)
             | Request::Read { .. }
             | Request::Write { .. }
             | Request::Fsync { .. }
@@ -196,6 +200,7 @@ impl Request {
             | Request::PfsHealth
             | Request::GetXattr { .. }
             | Request::Release { .. }
+            | Request::ReleaseMany(_)
             | Request::Read { .. }
             | Request::Write { .. }
             | Request::Fsync { .. }
@@ -257,7 +262,10 @@ impl Request {
             | Request::Create { .. }
             | Request::CreateUnnamed { .. } => false,
             // They give one back: the second time somebody else's, or an error.
-            Request::Forget(_) | Request::Release { .. } | Request::CloseDir { .. } => false,
+            Request::Forget(_)
+            | Request::Release { .. }
+            | Request::ReleaseMany(_)
+            | Request::CloseDir { .. } => false,
             // Names: the second time finds the name taken, or gone.
             Request::Mknod { .. }
             | Request::Mkdir { .. }

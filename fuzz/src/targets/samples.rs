@@ -199,6 +199,7 @@ pub fn requests() -> Vec<Request> {
         });
     }
     all.push(Request::Recalls { seen: 9 });
+    all.push(Request::ReleaseMany(vec![handle, HANDLE]));
     all.extend(controls().into_iter().map(Request::Control));
     all
 }

@@ -204,7 +204,7 @@ impl Connection for Clients {
             }
             return Ok(Response::Done.into());
         }
-        let handle = request.handle();
+        let handle = request.handles().first().copied();
         let client = handle.map_or(state.turn, |handle| state.owner(handle));
         if let Some(handle) = handle {
             state.try_by_another(client, handle);
