@@ -6,25 +6,27 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use forebay_client::Client;
-use forebay_types::{Errno, Handle, OpenFlags as Flags, RenameMode, SetAttr};
+use forebay_types::{Errno, Handle, Ino, OpenFlags as Flags, RenameMode, SetAttr};
 use forebay_wire::WriteHow;
 use fuser::{
-    BsdFileFlags, FileHandle, Filesystem, FopenFlags, ForgetOne, INodeNo, InitFlags, KernelConfig,
-    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    BsdFileFlags, FileHandle, Filesystem, FopenFlags, ForgetOne, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite,
+    ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use parking_lot::Mutex;
 
 use crate::backing::Backings;
 use crate::belief::Belief;
-use crate::convert::{cred, errno, ino, kind, maker, set_time, xattr_mode};
+use crate::convert::{attr, cred, errno, ino, kind, maker, set_time, xattr_mode};
+use crate::dirs::Touched;
 use crate::forgets::Forgets;
 use crate::inflight::{
-    InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_totals, answer_xattr, finish,
+    InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_found, answer_totals,
+    answer_xattr, finish,
 };
 use crate::kept::Kept;
 use crate::pool::Pool;
@@ -81,6 +83,18 @@ impl Adapter {
         self.ended.clone()
     }
 
+    /// Answers with a directory that the mount knows; else the reply is still to be given.
+    fn answer_known(&self, parent: Ino, name: &[u8], reply: ReplyEntry) -> Option<ReplyEntry> {
+        let generation = self.client.generation();
+        let _held = self.belief.hold();
+        let Some((found, span)) = self.forgets.give_known((parent, name), generation) else {
+            return Some(reply);
+        };
+        let generation = Generation(generation);
+        reply.entry_with_ttls(&span, &Duration::ZERO, &attr(&found), generation);
+        None
+    }
+
     fn entry(&self, made: Result<forebay_wire::Shown, Errno>, turn: &Turn<'_>) {
         answer_entry(&self.client, (&self.belief, &self.forgets), made, turn);
     }
@@ -111,9 +125,17 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let pending = Pending::Lookup(reply, ino(parent), name.as_bytes().into());
-        let turn = self.in_flight.turn(pending);
-        self.entry(self.client.lookup(ino(parent), name.as_bytes()), &turn);
+        let (parent, name) = (ino(parent), name.as_bytes());
+        let Some(reply) = self.answer_known(parent, name, reply) else {
+            return;
+        };
+        let turn = self
+            .in_flight
+            .turn(Pending::Lookup(reply, parent, name.into()));
+        let began = self.forgets.begin(&self.client);
+        let found = self.client.lookup(parent, name);
+        let (by, to) = ((&self.client, began), (&*self.belief, &*self.forgets));
+        answer_found(by, to, ((parent, name), found), &turn);
     }
 
     fn forget(&self, _: &Request, node: INodeNo, count: u64) {
@@ -175,13 +197,17 @@ impl Filesystem for Adapter {
         // A change of size may bring a file in from the PFS.
         if size.is_some_and(|size| size > 0) {
             let (in_flight, belief) = (self.in_flight.clone(), self.belief.clone());
+            // A directory has no size to be set, so nothing changes that the mount may know.
             self.pool.run(Box::new(move |_| {
                 let turn = in_flight.waiting_turn(reply);
                 answer_attr(&belief, client.setattr(node, fh, set, who), &turn);
             }));
         } else {
             let turn = self.in_flight.turn(reply);
-            answer_attr(&self.belief, client.setattr(node, fh, set, who), &turn);
+            let touched = [Touched::Attr(node)];
+            let ask = || client.setattr(node, fh, set, who);
+            let answer = self.forgets.changing(&touched, ask);
+            answer_attr(&self.belief, answer, &turn);
         }
     }
 
@@ -206,13 +232,10 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let turn = self.in_flight.turn(reply);
-        let made = self.client.mknod(
-            ino(parent),
-            name.as_bytes(),
-            mode,
-            rdev,
-            maker(request, umask),
-        );
+        let (client, who) = (&self.client, maker(request, umask));
+        let ask = || client.mknod(ino(parent), name.as_bytes(), mode, rdev, who);
+        let touched = [Touched::Attr(ino(parent))];
+        let made = self.forgets.changing(&touched, ask);
         self.entry(made, &turn);
     }
 
@@ -227,25 +250,30 @@ impl Filesystem for Adapter {
     ) {
         let perm = (mode & 0o7777) as u16;
         let turn = self.in_flight.turn(reply);
-        let made = self
-            .client
-            .mkdir(ino(parent), name.as_bytes(), perm, maker(request, umask));
+        let (client, who) = (&self.client, maker(request, umask));
+        let ask = || client.mkdir(ino(parent), name.as_bytes(), perm, who);
+        let touched = [Touched::Attr(ino(parent))];
+        let made = self.forgets.changing(&touched, ask);
         self.entry(made, &turn);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let turn = self.in_flight.turn(reply);
-        let done = self
-            .client
-            .unlink(ino(parent), name.as_bytes(), cred(request));
+        let ask = || {
+            self.client
+                .unlink(ino(parent), name.as_bytes(), cred(request))
+        };
+        let touched = [Touched::Attr(ino(parent))];
+        let done = self.forgets.changing(&touched, ask);
         finish(done, &turn);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let turn = self.in_flight.turn(reply);
-        let done = self
-            .client
-            .rmdir(ino(parent), name.as_bytes(), cred(request));
+        let (parent, name) = (ino(parent), name.as_bytes());
+        let ask = || self.client.rmdir(parent, name, cred(request));
+        let touched = [Touched::Name(parent, name)];
+        let done = self.forgets.changing(&touched, ask);
         finish(done, &turn);
     }
 
@@ -259,9 +287,9 @@ impl Filesystem for Adapter {
     ) {
         let target = target.as_os_str().as_bytes();
         let turn = self.in_flight.turn(reply);
-        let made = self
-            .client
-            .symlink(ino(parent), name.as_bytes(), target, cred(request));
+        let (parent, name) = (ino(parent), name.as_bytes());
+        let ask = || self.client.symlink(parent, name, target, cred(request));
+        let made = self.forgets.changing(&[Touched::Attr(parent)], ask);
         self.entry(made, &turn);
     }
 
@@ -286,7 +314,9 @@ impl Filesystem for Adapter {
             (ino(newparent), newname.as_bytes()),
         );
         let turn = self.in_flight.turn(reply);
-        finish(self.client.rename(from, to, mode, cred(request)), &turn);
+        let ask = || self.client.rename(from, to, mode, cred(request));
+        let touched = [Touched::Name(from.0, from.1), Touched::Name(to.0, to.1)];
+        finish(self.forgets.changing(&touched, ask), &turn);
     }
 
     fn link(
@@ -298,9 +328,9 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let turn = self.in_flight.turn(reply);
-        let made = self
-            .client
-            .link(ino(node), ino(newparent), newname.as_bytes(), cred(request));
+        let (parent, name) = (ino(newparent), newname.as_bytes());
+        let ask = || self.client.link(ino(node), parent, name, cred(request));
+        let made = self.forgets.changing(&[Touched::Attr(parent)], ask);
         // The kernel had the file before, and does not tell a late answer from an early one.
         let made = made.map(|shown| forebay_wire::Shown {
             firm: false,
@@ -321,14 +351,17 @@ impl Filesystem for Adapter {
     ) {
         let perm = (mode & 0o7777) as u16;
         let turn = self.in_flight.turn(reply);
-        let made = self.client.create(
-            ino(parent),
-            name.as_bytes(),
-            perm,
-            Flags(flags as u32),
-            maker(request, umask),
-        );
-        self.answer_created(made, &turn);
+        let (parent, flags) = (ino(parent), Flags(flags as u32));
+        let (began, who) = (self.forgets.begin(&self.client), maker(request, umask));
+        let within = (parent, self.forgets.wants(parent));
+        let made = self
+            .client
+            .create_in(within, name.as_bytes(), perm, flags, who);
+        let of_parent = made.as_ref().ok().and_then(|made| made.parent.as_deref());
+        let firm = self.belief.firm(turn.asked);
+        self.forgets.made_in(parent, of_parent, began, firm.span);
+        drop(firm);
+        self.answer_created(made.map(|made| (made.shown, made.open)), &turn);
     }
 
     fn tmpfile(
@@ -499,9 +532,9 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EINVAL));
         };
         let turn = self.in_flight.turn(reply);
-        let done = self
-            .client
-            .set_xattr(ino(node), name.as_bytes(), value, mode, cred(request));
+        let (client, who) = (&self.client, cred(request));
+        let ask = || client.set_xattr(ino(node), name.as_bytes(), value, mode, who);
+        let done = self.forgets.changing(&[Touched::Attr(ino(node))], ask);
         finish(done, &turn);
     }
 
@@ -519,9 +552,9 @@ impl Filesystem for Adapter {
 
     fn removexattr(&self, request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let turn = self.in_flight.turn(reply);
-        let done = self
-            .client
-            .remove_xattr(ino(node), name.as_bytes(), cred(request));
+        let (client, who) = (&self.client, cred(request));
+        let ask = || client.remove_xattr(ino(node), name.as_bytes(), who);
+        let done = self.forgets.changing(&[Touched::Attr(ino(node))], ask);
         finish(done, &turn);
     }
 

@@ -62,7 +62,11 @@ impl Follower {
         if recalls.is_empty() {
             return;
         }
-        self.recalled.begin();
+        let attrs = recalls.iter().filter_map(|recall| match recall {
+            Recall::Attr(ino) => Some(*ino),
+            Recall::Pages(_) => None,
+        });
+        self.recalled.begin(|| self.forgets.recalled(attrs));
         for recall in recalls {
             if let Recall::Attr(ino) = recall {
                 self.forget_attr(*ino);
@@ -107,7 +111,7 @@ impl Follower {
         if self.in_flight.has_ended() {
             return;
         }
-        self.recalled.begin();
+        self.recalled.begin(|| self.forgets.lost());
         for ino in self.forgets.known() {
             self.forget_pages(ino);
         }

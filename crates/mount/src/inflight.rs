@@ -31,7 +31,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::adapter::EndCall;
 use crate::belief::Belief;
 use crate::convert::{attr, errno};
-use crate::forgets::Forgets;
+use crate::forgets::{Began, Forgets};
 use crate::known::Known;
 use crate::pool::Pool;
 use crate::probe::Probe;
@@ -499,6 +499,32 @@ pub(crate) fn answer_entry(
         (None, Ok(made)) => client.forget(vec![(made.ino, 1)]),
         (None, Err(_)) => {}
     }
+}
+
+/// The same of a name that was looked for by a request that began then: the mount may answer the
+/// next one.
+pub(crate) fn answer_found(
+    (client, began): (&Client, Began),
+    (belief, forgets): (&Belief, &Forgets),
+    (name, found): ((Ino, &[u8]), Result<Shown, Errno>),
+    turn: &Turn<'_>,
+) {
+    let (reply, found) = match (turn.reply::<ReplyEntry>(), found) {
+        (Some(reply), Ok(found)) => (reply, found),
+        (Some(reply), Err(e)) => return reply.error(errno(e)),
+        (None, Ok(found)) => return client.forget(vec![(found.ino, 1)]),
+        (None, Err(_)) => return,
+    };
+    let believed = belief.show(&found, turn.asked);
+    let generation = client.generation();
+    let span = believed.by_mount();
+    let of_attr = match forgets.gives_found(name, &found, (began, generation), span) {
+        true => believed.of_attr,
+        false => Duration::ZERO,
+    };
+    let generation = fuser::Generation(generation);
+    let of_name = believed.of_name();
+    reply.entry_with_ttls(&of_attr, &of_name, &attr(&found), generation);
 }
 
 /// Answers a request for attributes.

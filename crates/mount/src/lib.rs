@@ -5,6 +5,7 @@ mod backing;
 mod belief;
 mod company;
 mod convert;
+mod dirs;
 mod follower;
 mod forgets;
 mod inflight;
@@ -122,7 +123,6 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         InFlightTable::new(readers, recalled.clone()),
         Pool::default(),
     );
-    let passthrough = options.passthrough;
     let belief = Arc::new(Belief::new(options.company, recalled.clone()));
     if options.company == Company::Shared {
         // Nothing is mounted of a server that does not answer.
@@ -132,7 +132,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     let forgets = Arc::new(Forgets::new(options.company));
     let adapter = adapter::Adapter::new(
         client.clone(),
-        passthrough,
+        options.passthrough,
         forgets.clone(),
         in_flight.clone(),
         pool.clone(),

@@ -1,7 +1,7 @@
 //! Files that programs have closed, and of which the server is still to be told.
 //!
-//! close(2) waits for nobody, and the kernel keeps no order between a close and what comes after it.
-//! So closes travel together where the server is on another node. Invariants:
+//! close(2) waits for nobody, and the kernel keeps no order between a close and what comes after
+//! it. So closes travel together where the server is on another node. Invariants:
 //!
 //! 1. A close is told at once, or [`APART`] after the one before it has been.
 //! 2. A message whose answer does not come holds up what is closed later for [`LATE`] at most: a

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_types::{Cred, Dirent, Errno, Handle, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
-use forebay_wire::{Peer, Reply, Request, Response, Service};
+use forebay_wire::{Peer, Reply, Request, Response, Service, Shown};
 
 use crate::base::failure::Failure;
 use crate::base::life::StopOrder;
@@ -109,12 +109,19 @@ impl Server {
                 perm,
                 flags,
                 cred,
+                shows_parent,
             } => {
                 let (attr, opened, descriptor) =
                     rooms.files.create(&link, perm, flags, cred, peer.local)?;
                 rooms.plan.note_opened(opened.handle, flags, &cred);
+                // The file is there, whatever becomes of this look.
+                let look = || rooms.files.getattr(link.parent);
+                let parent = shows_parent.then(look).and_then(|found| {
+                    let found = found.map_err(|failure| failure.told("create: its directory"));
+                    found.ok().map(|attr| Box::new(Shown::from(attr)))
+                });
                 Reply {
-                    response: Response::Created(attr.into(), opened),
+                    response: Response::Created(attr.into(), opened, parent),
                     descriptor,
                 }
             }
@@ -126,7 +133,7 @@ impl Server {
             } => {
                 let (attr, opened) = rooms.files.create_unnamed(parent, perm, flags, cred)?;
                 rooms.plan.note_opened(opened.handle, flags, &cred);
-                Response::Created(attr.into(), opened).into()
+                Response::Created(attr.into(), opened, None).into()
             }
             Request::Open { ino, flags, cred } => {
                 let (opened, descriptor) = rooms.files.open(ino, flags, peer.local)?;

@@ -363,14 +363,14 @@ impl Session {
     /// Notes what an answer gives to the client. `opens` is what it opens, where the request says.
     fn note(&self, response: &Response, takes_reference: bool, opens: Opens, written: bool) {
         let shown = match response {
-            Response::Attr(shown) | Response::Created(shown, _) => Some(shown.attr.ino),
+            Response::Attr(shown) | Response::Created(shown, ..) => Some(shown.attr.ino),
             _ => None,
         };
         if let Some(ino) = shown.filter(|_| takes_reference) {
             *self.shard(ino.0).lock().references.entry(ino).or_default() += 1;
         }
         match response {
-            Response::Opened(opened) | Response::Created(_, opened) => {
+            Response::Opened(opened) | Response::Created(_, opened, _) => {
                 let ino = shown.or(opens.file).unwrap_or(Ino::ROOT);
                 let file = File { ino, written };
                 let handle = opened.handle;
@@ -459,8 +459,13 @@ struct Opens {
 }
 
 fn not_firm(response: &mut Response) {
-    if let Response::Attr(shown) | Response::Created(shown, _) = response {
-        shown.firm = false;
+    match response {
+        Response::Attr(shown) => shown.firm = false,
+        Response::Created(shown, _, parent) => {
+            shown.firm = false;
+            *parent = None;
+        }
+        _ => {}
     }
 }
 
@@ -769,6 +774,23 @@ mod tests {
         assert_eq!(server.asked(), []);
         ask(&one, Request::Release { handle }).expect("close");
         assert_eq!(ask(&one, read(handle)), Err(Errno::ESTALE));
+    }
+
+    #[test]
+    fn several_files_are_closed_each_for_itself() {
+        let server = Arc::new(Recorder::new());
+        let sessions = Sessions::new(server.clone(), Arc::default(), 1);
+        let (one, other) = (sessions.begin(), sessions.begin());
+        let (first, last, others) = (open(&one), open(&one), open(&other));
+        server.asked();
+        let closes = vec![first, others, Handle(99), last];
+        assert_eq!(ask(&one, Request::ReleaseMany(closes)), Err(Errno::ESTALE));
+        let closed = [first, last].map(|handle| Request::Release { handle });
+        assert_eq!(server.asked(), closed);
+        assert_eq!((one.open_handles(), other.open_handles()), (0, 1));
+        let left = Request::ReleaseMany(vec![others]);
+        assert_eq!(ask(&other, left), Ok(Response::Done));
+        assert_eq!(other.open_handles(), 0);
     }
 
     #[test]

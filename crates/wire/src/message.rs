@@ -179,12 +179,14 @@ pub enum Request {
         name: Vec<u8>,
         cred: Cred,
     },
-    /// Creates a regular file and opens it.
+    /// Creates a regular file and opens it. With `shows_parent` the answer has the attributes of
+    /// its directory, too.
     Create {
         link: Link,
         perm: u16,
         flags: OpenFlags,
         cred: Cred,
+        shows_parent: bool,
     },
     Open {
         ino: Ino,
@@ -334,8 +336,9 @@ pub enum Response {
     Done,
     /// Attributes of what was found, made or changed.
     Attr(Shown),
-    /// A new, open file, with a name or without.
-    Created(Shown, Opened),
+    /// A new, open file, with a name or without, and its directory after that, if the request wants
+    /// it.
+    Created(Shown, Opened, Option<Box<Shown>>),
     /// An open file.
     Opened(Opened),
     /// An open directory.
