@@ -80,7 +80,7 @@ pub(crate) enum Asks {
     OpenDir,
     Unlink(Place),
     Rename(Place, Place, bool),
-    Close(Handle),
+    Close(Vec<Handle>),
     /// Something about locks.
     Locks(Asked),
 }
@@ -119,7 +119,9 @@ impl Asks {
                 let exchange = *mode == forebay_types::RenameMode::Exchange;
                 Asks::Rename(place(from), place(to), exchange)
             }
-            Request::Release { handle } | Request::CloseDir { handle } => Asks::Close(*handle),
+            Request::Release { .. } | Request::ReleaseMany(_) | Request::CloseDir { .. } => {
+                Asks::Close(request.handles().to_vec())
+            }
             other => Asked::of(other).map_or(Asks::Nothing, Asks::Locks),
         }
     }
@@ -247,7 +249,7 @@ impl Had {
             (Asks::Name(place), Response::Attr(shown)) => {
                 self.0.lock().found(shown, Some(place), session);
             }
-            (Asks::Create(place, flags, cred), Response::Created(shown, opened)) => {
+            (Asks::Create(place, flags, cred), Response::Created(shown, opened, _)) => {
                 let mut state = self.0.lock();
                 state.found(shown, place, session);
                 state.opened((shown.attr.ino, flags, cred), session, opened);
@@ -275,7 +277,7 @@ impl Had {
                     state.leads(to, ino);
                 }
             }
-            (Asks::Close(handle), _) => self.close(handle),
+            (Asks::Close(handles), _) => handles.into_iter().for_each(|handle| self.close(handle)),
             (Asks::Locks(asked), response) => {
                 let State { opens, locked, .. } = &mut *self.0.lock();
                 locked.note(asked, response, |handle| {

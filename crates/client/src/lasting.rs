@@ -240,10 +240,10 @@ impl Shared {
         if let Some(session) = &state.session {
             return Ok((session.clone(), state.generation));
         }
-        if let (Request::Release { handle } | Request::CloseDir { handle }, false) =
-            (request, state.closed)
-        {
-            self.had.close(*handle);
+        if closes(request) && !state.closed {
+            for handle in request.handles() {
+                self.had.close(*handle);
+            }
             return Err(Errno::ESTALE);
         }
         let is_command = matches!(request, Request::Control(_) | Request::ControlFor { .. });
@@ -319,7 +319,10 @@ fn another_life() -> u64 {
 }
 
 fn closes(request: &Request) -> bool {
-    matches!(request, Request::Release { .. } | Request::CloseDir { .. })
+    matches!(
+        request,
+        Request::Release { .. } | Request::ReleaseMany(_) | Request::CloseDir { .. }
+    )
 }
 
 /// Whether a request is of no use in another session: it counts what this one has given and told.
@@ -335,8 +338,6 @@ fn may_be_asked_again(request: &Request) -> bool {
         Request::Write { how, .. } => !how.append,
         Request::Open { .. } | Request::Setattr { .. } | Request::Space { .. } => true,
         Request::Create { flags, .. } => !flags.exclusive(),
-        // The first time may be followed by somebody else's.
-        Request::Lock { .. } => false,
         other => !other.changes(),
     }
 }

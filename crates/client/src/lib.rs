@@ -4,6 +4,7 @@
 //! nothing is copied on the way to an in-memory server.
 
 mod callers;
+mod files;
 mod had;
 #[cfg(test)]
 mod had_tests;
@@ -20,14 +21,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use callers::Callers;
+pub use files::{Created, OpenFile};
 use forebay_policy::links::{Asked, Distribution, Moves, choose, parts};
-use forebay_types::{
-    Cred, Dirent, Errno, Handle, Ino, OpenFlags, RenameMode, SetAttr, Statfs, XattrMode,
-};
-use forebay_wire::{
-    Connection, Descriptor, Link, Opened, Reply, Request, Response, SeekWhat, Shown, SpaceChange,
-    WriteHow,
-};
+use forebay_types::{Cred, Dirent, Errno, Handle, Ino, RenameMode, SetAttr, Statfs, XattrMode};
+use forebay_wire::{Connection, Link, Request, Response, SeekWhat, Shown, SpaceChange, WriteHow};
 pub use lasting::{Dial, Lasting, OnLost};
 use pieces::{Pieces, ReadPiece};
 use seats::Seats;
@@ -39,14 +36,6 @@ pub enum Progress<T> {
     Done(T),
     /// It would have to wait: ask again, from a thread that may.
     WouldWait,
-}
-
-/// A file just opened.
-pub struct OpenFile {
-    /// Handle and mode.
-    pub opened: Opened,
-    /// The object's descriptor, if the kernel may use it by itself.
-    pub descriptor: Option<Arc<dyn Descriptor>>,
 }
 
 /// Calls to one server.
@@ -387,73 +376,6 @@ impl Client {
             name: name.to_vec(),
             cred,
         })
-    }
-
-    /// Creates a regular file and opens it.
-    pub fn create(
-        &self,
-        parent: Ino,
-        name: &[u8],
-        perm: u16,
-        flags: OpenFlags,
-        cred: Cred,
-    ) -> Result<(Shown, OpenFile), Errno> {
-        self.introduce(&cred);
-        let request = Request::Create {
-            link: link(parent, name),
-            perm,
-            flags,
-            cred,
-        };
-        self.created(request)
-    }
-
-    /// Creates a regular file without a name in a directory and opens it; [`Self::link`] gives it
-    /// one.
-    pub fn create_unnamed(
-        &self,
-        parent: Ino,
-        perm: u16,
-        flags: OpenFlags,
-        cred: Cred,
-    ) -> Result<(Shown, OpenFile), Errno> {
-        self.introduce(&cred);
-        self.created(Request::CreateUnnamed {
-            parent,
-            perm,
-            flags,
-            cred,
-        })
-    }
-
-    fn created(&self, request: Request) -> Result<(Shown, OpenFile), Errno> {
-        match self.connection.call(request, &[], &mut [])? {
-            Reply {
-                response: Response::Created(shown, opened),
-                descriptor,
-            } => Ok((shown, OpenFile { opened, descriptor })),
-            other => unexpected(other.response),
-        }
-    }
-
-    /// Opens a file.
-    pub fn open(&self, ino: Ino, flags: OpenFlags, cred: Cred) -> Result<OpenFile, Errno> {
-        self.introduce(&cred);
-        match self
-            .connection
-            .call(Request::Open { ino, flags, cred }, &[], &mut [])?
-        {
-            Reply {
-                response: Response::Opened(opened),
-                descriptor,
-            } => Ok(OpenFile { opened, descriptor }),
-            other => unexpected(other.response),
-        }
-    }
-
-    /// Closes a file.
-    pub fn release(&self, handle: Handle) -> Result<(), Errno> {
-        self.done(Request::Release { handle })
     }
 
     /// Fills `into` from `offset`; fewer bytes only at the end of the file. `thread` asks, 0 where

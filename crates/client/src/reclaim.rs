@@ -14,6 +14,13 @@ impl Had {
         session: u64,
         request: &mut Request,
     ) -> Result<(), Errno> {
+        if let Request::ReleaseMany(handles) = request {
+            // Those that the session does not have are closed.
+            *handles = handles
+                .iter()
+                .filter_map(|handle| self.number(*handle, session))
+                .collect();
+        }
         if let Some(handle) = request.handle_mut() {
             *handle = match self.number(*handle, session) {
                 Some(number) => number,

@@ -4,12 +4,10 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
-use forebay_client::Client;
-use forebay_types::{Errno, Handle, Ino, OpenFlags as Flags, RenameMode, SetAttr};
+use forebay_types::{Errno, OpenFlags as Flags, RenameMode, SetAttr};
 use forebay_wire::WriteHow;
 use fuser::{
     BsdFileFlags, FileHandle, Filesystem, ForgetOne, INodeNo, InitFlags, KernelConfig, LockOwner,
@@ -17,81 +15,15 @@ use fuser::{
     ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
     RequestId, TimeOrNow, WriteFlags,
 };
-use parking_lot::Mutex;
 
-use crate::backing::Backings;
-use crate::belief::Belief;
 use crate::convert::{cred, errno, ino, maker, set_time, xattr_mode};
-use crate::forgets::Forgets;
-use crate::inflight::{
-    InFlightTable, Pending, Turn, answer_attr, answer_entry, answer_totals, answer_xattr, finish,
-};
-use crate::kept::Kept;
-use crate::locks::{Locks, Wanted};
-use crate::pool::Pool;
-use crate::waiting::Waiting;
+use crate::dirs::Touched;
+use crate::inflight::{Pending, answer_attr, answer_found, answer_totals, finish};
+use crate::locks::Wanted;
+use crate::serving::Adapter;
+use crate::serving::handle;
+use crate::transfer::answer_xattr;
 use crate::wishes::wish;
-
-/// What to call when the mount ends.
-pub(crate) type EndCall = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
-
-pub(crate) struct Adapter {
-    pub(crate) client: Client,
-    pub(crate) backings: Backings,
-    pub(crate) pool: Pool,
-    pub(crate) in_flight: Arc<InFlightTable>,
-    pub(crate) belief: Arc<Belief>,
-    pub(crate) kept: Kept,
-    pub(crate) waiting: Arc<Waiting>,
-    pub(crate) passthrough: AtomicBool,
-    pub(crate) forgets: Arc<Forgets>,
-    pub(crate) locks: Arc<Locks>,
-    ended: EndCall,
-}
-
-pub(crate) fn handle(fh: FileHandle) -> Handle {
-    Handle(fh.0)
-}
-
-impl Adapter {
-    pub(crate) fn new(
-        client: Client,
-        passthrough: bool,
-        forgets: Arc<Forgets>,
-        in_flight: Arc<InFlightTable>,
-        pool: Pool,
-        belief: Arc<Belief>,
-        locks: Arc<Locks>,
-    ) -> io::Result<Adapter> {
-        Ok(Adapter {
-            client,
-            backings: Backings::default(),
-            pool,
-            in_flight,
-            belief,
-            kept: Kept::default(),
-            waiting: Arc::default(),
-            passthrough: AtomicBool::new(passthrough),
-            forgets,
-            locks,
-            ended: EndCall::default(),
-        })
-    }
-
-    pub(crate) fn on_destroy(&self) -> EndCall {
-        self.ended.clone()
-    }
-
-    fn forgotten(&self, node: Ino) {
-        self.belief.forgotten(node);
-        self.kept.forgotten(node);
-        self.locks.forgotten(node);
-    }
-
-    fn entry(&self, made: Result<forebay_wire::Shown, Errno>, turn: &Turn<'_>) {
-        answer_entry(&self.client, (&self.belief, &self.forgets), made, turn);
-    }
-}
 
 impl Filesystem for Adapter {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
@@ -109,6 +41,7 @@ impl Filesystem for Adapter {
     }
 
     fn destroy(&mut self) {
+        self.releases.end(&self.client);
         self.pool.end();
         self.in_flight.end();
         if let Some(call) = self.ended.lock().take() {
@@ -117,23 +50,28 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let pending = Pending::Lookup(reply, ino(parent), name.as_bytes().into());
-        let turn = self.in_flight.turn(pending);
-        self.entry(self.client.lookup(ino(parent), name.as_bytes()), &turn);
+        let (parent, name) = (ino(parent), name.as_bytes());
+        let Some(reply) = self.answer_known(parent, name, reply) else {
+            return;
+        };
+        let turn = self
+            .in_flight
+            .turn(Pending::Lookup(reply, parent, name.into()));
+        let began = self.forgets.begin(&self.client);
+        let found = self.client.lookup(parent, name);
+        let (by, to) = ((&self.client, began), (&*self.belief, &*self.forgets));
+        answer_found(by, to, ((parent, name), found), &turn);
     }
 
     fn forget(&self, _: &Request, node: INodeNo, count: u64) {
-        self.forgotten(ino(node));
-        let node = std::iter::once((ino(node), count));
-        self.forgets.add(&self.client, node);
+        self.forgotten(&[(ino(node), count)]);
     }
 
     fn batch_forget(&self, _: &Request, nodes: &[ForgetOne]) {
         let nodes = nodes
             .iter()
             .map(|node| (ino(node.nodeid()), node.nlookup()));
-        let nodes = nodes.inspect(|(node, _)| self.forgotten(*node));
-        self.forgets.add(&self.client, nodes);
+        self.forgotten(&nodes.collect::<Vec<_>>());
     }
 
     fn getattr(&self, _: &Request, node: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
@@ -177,13 +115,17 @@ impl Filesystem for Adapter {
         // A change of size may bring a file in from the PFS.
         if size.is_some_and(|size| size > 0) {
             let (in_flight, belief) = (self.in_flight.clone(), self.belief.clone());
+            // A directory has no size to be set, so nothing changes that the mount may know.
             self.pool.run(Box::new(move |_| {
                 let turn = in_flight.waiting_turn(reply);
                 answer_attr(&belief, client.setattr(node, fh, set, who), &turn);
             }));
         } else {
             let turn = self.in_flight.turn(reply);
-            answer_attr(&self.belief, client.setattr(node, fh, set, who), &turn);
+            let touched = [Touched::Attr(node)];
+            let ask = || client.setattr(node, fh, set, who);
+            let answer = self.forgets.changing(&touched, ask);
+            answer_attr(&self.belief, answer, &turn);
         }
     }
 
@@ -208,13 +150,10 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let turn = self.in_flight.turn(reply);
-        let made = self.client.mknod(
-            ino(parent),
-            name.as_bytes(),
-            mode,
-            rdev,
-            maker(request, umask),
-        );
+        let (client, who) = (&self.client, maker(request, umask));
+        let ask = || client.mknod(ino(parent), name.as_bytes(), mode, rdev, who);
+        let touched = [Touched::Attr(ino(parent))];
+        let made = self.forgets.changing(&touched, ask);
         self.entry(made, &turn);
     }
 
@@ -229,25 +168,30 @@ impl Filesystem for Adapter {
     ) {
         let perm = (mode & 0o7777) as u16;
         let turn = self.in_flight.turn(reply);
-        let made = self
-            .client
-            .mkdir(ino(parent), name.as_bytes(), perm, maker(request, umask));
+        let (client, who) = (&self.client, maker(request, umask));
+        let ask = || client.mkdir(ino(parent), name.as_bytes(), perm, who);
+        let touched = [Touched::Attr(ino(parent))];
+        let made = self.forgets.changing(&touched, ask);
         self.entry(made, &turn);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let turn = self.in_flight.turn(reply);
-        let done = self
-            .client
-            .unlink(ino(parent), name.as_bytes(), cred(request));
+        let ask = || {
+            self.client
+                .unlink(ino(parent), name.as_bytes(), cred(request))
+        };
+        let touched = [Touched::Attr(ino(parent))];
+        let done = self.forgets.changing(&touched, ask);
         finish(done, &turn);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let turn = self.in_flight.turn(reply);
-        let done = self
-            .client
-            .rmdir(ino(parent), name.as_bytes(), cred(request));
+        let (parent, name) = (ino(parent), name.as_bytes());
+        let ask = || self.client.rmdir(parent, name, cred(request));
+        let touched = [Touched::Name(parent, name)];
+        let done = self.forgets.changing(&touched, ask);
         finish(done, &turn);
     }
 
@@ -261,9 +205,9 @@ impl Filesystem for Adapter {
     ) {
         let target = target.as_os_str().as_bytes();
         let turn = self.in_flight.turn(reply);
-        let made = self
-            .client
-            .symlink(ino(parent), name.as_bytes(), target, cred(request));
+        let (parent, name) = (ino(parent), name.as_bytes());
+        let ask = || self.client.symlink(parent, name, target, cred(request));
+        let made = self.forgets.changing(&[Touched::Attr(parent)], ask);
         self.entry(made, &turn);
     }
 
@@ -288,7 +232,9 @@ impl Filesystem for Adapter {
             (ino(newparent), newname.as_bytes()),
         );
         let turn = self.in_flight.turn(reply);
-        finish(self.client.rename(from, to, mode, cred(request)), &turn);
+        let ask = || self.client.rename(from, to, mode, cred(request));
+        let touched = [Touched::Name(from.0, from.1), Touched::Name(to.0, to.1)];
+        finish(self.forgets.changing(&touched, ask), &turn);
     }
 
     fn link(
@@ -300,9 +246,9 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let turn = self.in_flight.turn(reply);
-        let made = self
-            .client
-            .link(ino(node), ino(newparent), newname.as_bytes(), cred(request));
+        let (parent, name) = (ino(newparent), newname.as_bytes());
+        let ask = || self.client.link(ino(node), parent, name, cred(request));
+        let made = self.forgets.changing(&[Touched::Attr(parent)], ask);
         // The kernel had the file before, and does not tell a late answer from an early one.
         let made = made.map(|shown| forebay_wire::Shown {
             firm: false,
@@ -323,14 +269,17 @@ impl Filesystem for Adapter {
     ) {
         let perm = (mode & 0o7777) as u16;
         let turn = self.in_flight.turn(reply);
-        let made = self.client.create(
-            ino(parent),
-            name.as_bytes(),
-            perm,
-            Flags(flags as u32),
-            maker(request, umask),
-        );
-        self.answer_created(made, &turn);
+        let (parent, flags) = (ino(parent), Flags(flags as u32));
+        let (began, who) = (self.forgets.begin(&self.client), maker(request, umask));
+        let within = (parent, self.forgets.wants(parent));
+        let made = self
+            .client
+            .create_in(within, name.as_bytes(), perm, flags, who);
+        let of_parent = made.as_ref().ok().and_then(|made| made.parent.as_deref());
+        let firm = self.belief.firm(turn.asked);
+        self.forgets.made_in(parent, of_parent, began, firm.span);
+        drop(firm);
+        self.answer_created(made.map(|made| (made.shown, made.open)), &turn);
     }
 
     fn tmpfile(
@@ -485,7 +434,15 @@ impl Filesystem for Adapter {
         let turn = self.in_flight.turn(reply);
         self.backings.release(handle(fh));
         self.belief.end_writing(handle(fh));
-        finish(self.client.release(handle(fh)), &turn);
+        // Every mount of its own node's server waits, also for a file that it does not write by
+        // itself: how a file is served may change while others have it open.
+        match self.belief.is_direct() && !self.client.is_local() {
+            true => {
+                finish(Ok(()), &turn);
+                self.releases.add(&self.client, handle(fh));
+            }
+            false => finish(self.client.release(handle(fh)), &turn),
+        }
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, fh: FileHandle, datasync: bool, reply: ReplyEmpty) {
@@ -538,9 +495,9 @@ impl Filesystem for Adapter {
             return reply.error(errno(Errno::EINVAL));
         };
         let turn = self.in_flight.turn(reply);
-        let done = self
-            .client
-            .set_xattr(ino(node), name.as_bytes(), value, mode, cred(request));
+        let (client, who) = (&self.client, cred(request));
+        let ask = || client.set_xattr(ino(node), name.as_bytes(), value, mode, who);
+        let done = self.forgets.changing(&[Touched::Attr(ino(node))], ask);
         finish(done, &turn);
     }
 
@@ -558,9 +515,9 @@ impl Filesystem for Adapter {
 
     fn removexattr(&self, request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let turn = self.in_flight.turn(reply);
-        let done = self
-            .client
-            .remove_xattr(ino(node), name.as_bytes(), cred(request));
+        let (client, who) = (&self.client, cred(request));
+        let ask = || client.remove_xattr(ino(node), name.as_bytes(), who);
+        let done = self.forgets.changing(&[Touched::Attr(ino(node))], ask);
         finish(done, &turn);
     }
 

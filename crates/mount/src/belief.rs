@@ -67,6 +67,18 @@ impl Belief {
         }
     }
 
+    /// No recall is followed while what is returned is held: for what the mount answers from
+    /// memory.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.recalled.hold()
+    }
+
+    /// For how long an answer to what was asked then may be believed. No recall is followed while
+    /// it is held.
+    pub(crate) fn firm(&self, asked: Asked) -> Firm<'_> {
+        self.recalled.firm(asked)
+    }
+
     /// Whether reads and writes of open files go round the kernel's pages.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct
@@ -91,7 +103,7 @@ impl Belief {
             of_attr,
             of_made: self.believed,
             alone: !self.direct,
-            _firm: firm,
+            firm,
         }
     }
 
@@ -193,10 +205,15 @@ pub(crate) struct Believed<'a> {
     /// Of a file that the kernel has made, where nobody else uses the server.
     of_made: Duration,
     alone: bool,
-    _firm: Option<Firm<'a>>,
+    firm: Option<Firm<'a>>,
 }
 
 impl Believed<'_> {
+    /// For how long the mount may believe what was shown, and answer by itself.
+    pub(crate) fn by_mount(&self) -> Duration {
+        self.firm.as_ref().map_or(Duration::ZERO, |firm| firm.span)
+    }
+
     /// The name by which it was found. What others may rename is looked up each time: there is no
     /// way to take a name back that neither waits for a lock of its directory, which a request may
     /// hold that waits for the same of another node, nor hides a program's own directory from it

@@ -13,8 +13,9 @@ use forebay_wire::Recall;
 
 use crate::forgets::Forgets;
 use crate::inflight::InFlightTable;
-use crate::locks::Locks;
+use crate::locks::{self, Locks};
 use crate::notices::Notices;
+use crate::pool::Pool;
 use crate::recalled::Recalled;
 
 /// Between two tries to listen to a server that is away, and between two looks whether the kernel
@@ -29,6 +30,7 @@ pub(crate) struct Follower {
     pub(crate) forgets: Arc<Forgets>,
     pub(crate) in_flight: Arc<InFlightTable>,
     pub(crate) locks: Arc<Locks>,
+    pub(crate) pool: Pool,
 }
 
 impl Follower {
@@ -43,10 +45,11 @@ impl Follower {
             let is_another = std::mem::replace(&mut generation, now) != now;
             let was_lost = std::mem::replace(&mut is_lost, is_of_lost_session(&told));
             if is_another || (is_lost && !was_lost) {
-                self.locks.lost(match is_another {
+                let lost = match is_another {
                     true => now.saturating_sub(1),
                     false => now,
-                });
+                };
+                locks::wait_again(&self.locks, lost, (&self.client, &self.pool));
                 self.forget_all();
             }
             match told {
@@ -74,7 +77,11 @@ impl Follower {
                 self.locks.granted(*ticket);
             }
         }
-        self.recalled.begin();
+        let attrs = recalls.iter().filter_map(|recall| match recall {
+            Recall::Attr(ino) => Some(*ino),
+            Recall::Pages(_) | Recall::Granted(_) => None,
+        });
+        self.recalled.begin(|| self.forgets.recalled(attrs));
         for recall in recalls {
             if let Recall::Attr(ino) = recall {
                 self.forget_attr(*ino);
@@ -119,7 +126,7 @@ impl Follower {
         if self.in_flight.has_ended() {
             return;
         }
-        self.recalled.begin();
+        self.recalled.begin(|| self.forgets.lost());
         for ino in self.forgets.known() {
             self.forget_pages(ino);
         }

@@ -1,4 +1,5 @@
-//! References that the kernel drops.
+//! References that the kernel has and drops, and the directories that the mount knows by name: what
+//! it answers by itself gives the kernel references that the server knows nothing of.
 //!
 //! The kernel says how many references of a number it drops, not of which session: after a new
 //! session with the server the kernel may have the file twice under one number, once for each
@@ -6,16 +7,20 @@
 //!
 //! 1. A session is told to drop no reference that an earlier session has given.
 //! 2. Once the kernel has dropped all that it was given under a number, the session is told to drop
-//!    all that it has given.
+//!    all that it has given, and not before: while the kernel has one, the session keeps one.
+//! 3. The mount gives a reference only of what the session has given one of, under the same lock.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::time::{Duration, Instant};
 
 use forebay_client::Client;
-use forebay_types::{Ino, limits};
+use forebay_types::{Attr, FileKind, Ino, limits};
+use forebay_wire::Shown;
 use parking_lot::Mutex;
 
 use crate::company::Company;
+use crate::dirs::{Dirs, Moment, Touched};
 
 /// So many are dropped at once, without waiting for more.
 const BATCH: usize = 512;
@@ -24,16 +29,34 @@ const _: () = assert!(BATCH <= limits::FORGETS_PER_MESSAGE_MAX);
 
 type Counts = HashMap<Ino, u64>;
 
+/// What the kernel has of one number in this session.
+#[derive(Default)]
+struct Held {
+    /// What it was given, by the server and by the mount.
+    kernel: u64,
+    /// What the server has given.
+    server: u64,
+}
+
+/// When a request began.
+#[derive(Clone, Copy)]
+pub(crate) struct Began {
+    moment: Moment,
+    generation: u64,
+}
+
 /// What the kernel has, by the session that has given it.
 #[derive(Default)]
 struct References {
     /// Of this session.
     generation: u64,
-    now: Counts,
+    now: HashMap<Ino, Held>,
     /// Of all earlier ones.
     before: Counts,
     /// Of this session, and to be dropped.
     waiting: Vec<(Ino, u64)>,
+    /// Of this session.
+    dirs: Dirs,
 }
 
 impl References {
@@ -42,9 +65,10 @@ impl References {
             return;
         }
         self.generation = generation;
-        for (ino, count) in self.now.drain() {
-            *self.before.entry(ino).or_default() += count;
+        for (ino, held) in self.now.drain() {
+            *self.before.entry(ino).or_default() += held.kernel;
         }
+        self.dirs.clear();
         // The end of its session has dropped them.
         self.waiting.clear();
     }
@@ -52,11 +76,14 @@ impl References {
     fn gives(&mut self, ino: Ino, generation: u64) -> bool {
         self.follow(generation);
         let is_new = !self.now.contains_key(&ino) && !self.before.contains_key(&ino);
-        let counts = match generation == self.generation {
-            true => &mut self.now,
-            false => &mut self.before,
-        };
-        *counts.entry(ino).or_default() += 1;
+        match generation == self.generation {
+            true => {
+                let held = self.now.entry(ino).or_default();
+                held.kernel += 1;
+                held.server += 1;
+            }
+            false => *self.before.entry(ino).or_default() += 1,
+        }
         is_new
     }
 
@@ -66,11 +93,32 @@ impl References {
     /// Whether the kernel has none any more, of any session.
     fn drops(&mut self, ino: Ino, count: u64) -> bool {
         let rest = count - take(&mut self.before, ino, count);
-        let dropped = take(&mut self.now, ino, rest);
+        let Entry::Occupied(mut entry) = self.now.entry(ino) else {
+            return !self.before.contains_key(&ino);
+        };
+        let held = entry.get_mut();
+        held.kernel = held.kernel.saturating_sub(rest);
+        let kept = u64::from(held.kernel > 0);
+        let dropped = match kept {
+            0 => held.server,
+            _ => rest.min(held.server - 1),
+        };
+        held.server -= dropped;
+        if kept == 0 {
+            entry.remove();
+            self.dirs.forgotten(ino);
+        }
         if dropped > 0 {
             self.waiting.push((ino, dropped));
         }
         !self.now.contains_key(&ino) && !self.before.contains_key(&ino)
+    }
+
+    /// A directory that is known by this name, with one reference more for the kernel.
+    fn give_known(&mut self, parent: Ino, name: &[u8]) -> Option<(Attr, Duration)> {
+        let (attr, span) = self.dirs.find(parent, name)?;
+        self.now.get_mut(&attr.ino)?.kernel += 1;
+        Some((attr, span))
     }
 }
 
@@ -105,6 +153,102 @@ impl Forgets {
     pub(crate) fn gives(&self, ino: Ino, generation: u64) -> bool {
         // A server in this process has one session, and nobody asks.
         self.at_once || self.references.lock().gives(ino, generation)
+    }
+
+    /// Something is about to be asked for.
+    pub(crate) fn begin(&self, client: &Client) -> Began {
+        let generation = client.generation();
+        let moment = self.references.lock().dirs.now();
+        Began { moment, generation }
+    }
+
+    /// The directory that a name leads to, if the mount knows: the kernel is about to get a
+    /// reference, as one of this generation, and may believe the attributes for so long. No recall
+    /// may be followed until the answer is given.
+    pub(crate) fn give_known(
+        &self,
+        (parent, name): (Ino, &[u8]),
+        generation: u64,
+    ) -> Option<(Attr, Duration)> {
+        if self.at_once {
+            return None;
+        }
+        let mut references = self.references.lock();
+        references.follow(generation);
+        match references.generation == generation {
+            true => references.give_known(parent, name),
+            false => None,
+        }
+    }
+
+    /// The kernel is about to get a reference of what a name was found to lead to, as the answer to
+    /// a request that began then. It is firm for `span`, and no recall may be followed meanwhile.
+    /// Whether the kernel may believe its attributes: no change of this mount is after them.
+    pub(crate) fn gives_found(
+        &self,
+        name: (Ino, &[u8]),
+        shown: &Attr,
+        (began, generation): (Began, u64),
+        span: Duration,
+    ) -> bool {
+        if self.at_once {
+            return true;
+        }
+        let mut references = self.references.lock();
+        references.gives(shown.ino, generation);
+        let is_now = (began.generation, references.generation) == (generation, generation);
+        if is_now && !span.is_zero() {
+            let asked = (began.moment, Instant::now() + span);
+            references.dirs.enter(name, shown, asked);
+        }
+        let is_dir = shown.kind == FileKind::Directory;
+        !is_dir || references.dirs.are_newest(shown.ino, began.moment)
+    }
+
+    /// Whether who makes a file in a directory is to ask for the directory's attributes.
+    pub(crate) fn wants(&self, dir: Ino) -> bool {
+        !self.at_once && self.references.lock().dirs.wants(dir)
+    }
+
+    /// A request that began then has made a file in a directory, or has failed. What the answer has
+    /// of the directory is firm for `span`.
+    pub(crate) fn made_in(&self, dir: Ino, shown: Option<&Shown>, began: Began, span: Duration) {
+        if self.at_once {
+            return;
+        }
+        let mut references = self.references.lock();
+        let is_firm = references.generation == began.generation && !span.is_zero();
+        let shown = shown.filter(|shown| shown.firm && is_firm);
+        let asked = (began.moment, Instant::now() + span);
+        references
+            .dirs
+            .made_in(dir, shown.map(|shown| &shown.attr), asked);
+    }
+
+    /// Asks by `ask` for a change of these.
+    pub(crate) fn changing<T>(&self, touched: &[Touched<'_>], ask: impl FnOnce() -> T) -> T {
+        if self.at_once {
+            return ask();
+        }
+        let each = |change: fn(&mut Dirs, Touched<'_>)| {
+            let dirs = &mut self.references.lock().dirs;
+            touched.iter().for_each(|touched| change(dirs, *touched));
+        };
+        each(Dirs::begin_change);
+        let answer = ask();
+        each(Dirs::end_change);
+        answer
+    }
+
+    /// The server recalls these.
+    pub(crate) fn recalled(&self, attrs: impl Iterator<Item = Ino>) {
+        let dirs = &mut self.references.lock().dirs;
+        attrs.for_each(|ino| dirs.remove(ino));
+    }
+
+    /// The session is lost.
+    pub(crate) fn lost(&self) {
+        self.references.lock().dirs.clear();
     }
 
     /// Whether the kernel has references, or is about to get some.
@@ -166,12 +310,13 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use forebay_policy::links::Distribution;
-    use forebay_types::Errno;
+    use forebay_types::{Errno, TimeSpec};
     use forebay_wire::{Connection, Reply, Request, Response};
 
     use super::*;
 
     const FILE: Ino = Ino(7);
+    const NAME: (Ino, &[u8]) = (Ino(2), b"d");
 
     /// Notes what it is told to drop.
     struct Server {
@@ -278,5 +423,86 @@ mod tests {
         lab.forgets.gives(FILE, 1);
         assert_eq!(lab.drop(1), []);
         assert_eq!(lab.drop(1), [(FILE, 1)]);
+    }
+
+    /// The server answers a look with the directory, firm.
+    fn find(lab: &Lab) -> bool {
+        let began = lab.forgets.begin(&lab.client);
+        let at = TimeSpec::default();
+        let attr = Attr {
+            ino: FILE,
+            kind: FileKind::Directory,
+            perm: 0o755,
+            nlink: 2,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime: at,
+            mtime: at,
+            ctime: at,
+        };
+        let of = (began, lab.client.generation());
+        lab.forgets
+            .gives_found(NAME, &attr, of, limits::SHOWN_FOR * 60)
+    }
+
+    fn is_known(lab: &Lab) -> bool {
+        let generation = lab.client.generation();
+        lab.forgets.give_known(NAME, generation).is_some()
+    }
+
+    #[test]
+    fn what_the_mount_gives_the_server_need_not_know_of() {
+        let lab = Lab::new();
+        assert!(!is_known(&lab));
+        assert!(find(&lab));
+        assert!(is_known(&lab) && is_known(&lab));
+        // The kernel has three, and the server has given one.
+        assert_eq!(lab.drop(1), []);
+        assert!(is_known(&lab));
+        assert_eq!(lab.drop(2), []);
+        assert_eq!(lab.drop(1), [(FILE, 1)]);
+        assert!(!is_known(&lab), "the server may have forgotten it");
+        assert!(find(&lab));
+        assert!(find(&lab));
+        assert!(is_known(&lab));
+        assert_eq!(lab.drop(2), [(FILE, 1)]);
+        assert_eq!(lab.drop(1), [(FILE, 1)]);
+    }
+
+    #[test]
+    fn what_is_recalled_or_of_an_earlier_session_is_not_known() {
+        let lab = Lab::new();
+        assert!(find(&lab));
+        lab.forgets.recalled(std::iter::once(Ino(8)));
+        assert!(is_known(&lab));
+        lab.forgets.recalled(std::iter::once(FILE));
+        assert!(!is_known(&lab));
+        assert!(find(&lab));
+        lab.begin_session();
+        assert!(!is_known(&lab));
+        // It has had one of this session, and two of the one before.
+        assert!(find(&lab));
+        assert!(is_known(&lab));
+        lab.forgets.lost();
+        assert!(!is_known(&lab));
+        assert_eq!(lab.drop(3), []);
+        assert_eq!(lab.drop(2), [(FILE, 1)]);
+    }
+
+    #[test]
+    fn a_change_of_this_mount_is_over_before_anything_is_known_again() {
+        let lab = Lab::new();
+        assert!(find(&lab));
+        let touched = [Touched::Name(NAME.0, NAME.1)];
+        lab.forgets.changing(&touched, || assert!(!is_known(&lab)));
+        assert!(!is_known(&lab));
+        // The kernel is not to believe what is asked for meanwhile.
+        let touched = [Touched::Attr(FILE)];
+        let believed = lab.forgets.changing(&touched, || find(&lab));
+        assert!(!believed && !is_known(&lab));
+        assert!(find(&lab) && is_known(&lab));
     }
 }

@@ -28,14 +28,15 @@ use fuser::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use crate::adapter::EndCall;
 use crate::belief::Belief;
 use crate::convert::{attr, errno};
-use crate::forgets::Forgets;
+use crate::forgets::{Began, Forgets};
 use crate::known::Known;
 use crate::pool::Pool;
 use crate::probe::Probe;
 use crate::recalled::{Asked, Recalled};
+use crate::releases::Releases;
+use crate::serving::EndCall;
 
 /// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once
 /// before nobody is left; each costs its stack.
@@ -369,6 +370,7 @@ pub(crate) struct Watched {
     pub(crate) pool: Pool,
     pub(crate) belief: Arc<Belief>,
     pub(crate) forgets: Arc<Forgets>,
+    pub(crate) releases: Arc<Releases>,
     pub(crate) probe: Arc<Probe>,
     pub(crate) ended: EndCall,
 }
@@ -390,8 +392,10 @@ pub(crate) fn watch(watched: &Watched) {
             in_flight.end();
             // Threads that wait for a server that is gone hold up the end of the session.
             let call = watched.ended.lock().take();
-            return call.into_iter().for_each(|call| call());
+            call.into_iter().for_each(|call| call());
+            return watched.releases.end(&watched.client);
         }
+        watched.releases.look(&watched.client);
         if watched.forgets.is_waiting() {
             let (forgets, client) = (watched.forgets.clone(), watched.client.clone());
             let send = move |_: &mut Vec<u8>| forgets.send(&client);
@@ -499,6 +503,32 @@ pub(crate) fn answer_entry(
     }
 }
 
+/// The same of a name that was looked for by a request that began then: the mount may answer the
+/// next one.
+pub(crate) fn answer_found(
+    (client, began): (&Client, Began),
+    (belief, forgets): (&Belief, &Forgets),
+    (name, found): ((Ino, &[u8]), Result<Shown, Errno>),
+    turn: &Turn<'_>,
+) {
+    let (reply, found) = match (turn.reply::<ReplyEntry>(), found) {
+        (Some(reply), Ok(found)) => (reply, found),
+        (Some(reply), Err(e)) => return reply.error(errno(e)),
+        (None, Ok(found)) => return client.forget(vec![(found.ino, 1)]),
+        (None, Err(_)) => return,
+    };
+    let believed = belief.show(&found, turn.asked);
+    let generation = client.generation();
+    let span = believed.by_mount();
+    let of_attr = match forgets.gives_found(name, &found, (began, generation), span) {
+        true => believed.of_attr,
+        false => Duration::ZERO,
+    };
+    let generation = fuser::Generation(generation);
+    let of_name = believed.of_name();
+    reply.entry_with_ttls(&of_attr, &of_name, &attr(&found), generation);
+}
+
 /// Answers a request for attributes.
 pub(crate) fn answer_attr(belief: &Belief, found: Result<Shown, Errno>, turn: &Turn<'_>) {
     match (turn.reply::<ReplyAttr>(), found) {
@@ -555,19 +585,6 @@ fn is_gone(device: &OwnedFd) -> bool {
     // SAFETY: the pointer is to one live pollfd, and the descriptor in it is open.
     let told = unsafe { libc::poll(&raw mut ask, 1, 0) };
     told > 0 && ask.revents & (libc::POLLERR | libc::POLLHUP) != 0
-}
-
-/// A size of 0 asks how large the value is.
-pub(crate) fn answer_xattr(found: Result<Vec<u8>, Errno>, size: u32, turn: &Turn<'_>) {
-    let Some(reply) = turn.reply::<ReplyXattr>() else {
-        return;
-    };
-    match found {
-        Err(e) => reply.error(errno(e)),
-        Ok(value) if size == 0 => reply.size(value.len() as u32),
-        Ok(value) if value.len() > size as usize => reply.error(errno(Errno::ERANGE)),
-        Ok(value) => reply.data(&value),
-    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod backing;
 mod belief;
 mod company;
 mod convert;
+mod dirs;
 mod follower;
 mod forgets;
 mod inflight;
@@ -18,6 +19,8 @@ mod pool;
 mod probe;
 mod readahead;
 mod recalled;
+mod releases;
+mod serving;
 mod transfer;
 mod tree;
 mod waiting;
@@ -77,7 +80,7 @@ pub struct Mounted {
     in_flight: Arc<InFlightTable>,
     belief: Arc<Belief>,
     session: Mutex<Option<BackgroundSession>>,
-    ended: adapter::EndCall,
+    ended: serving::EndCall,
 }
 
 /// Keeps large buffers in mappings of their own. Every thread of a session has a buffer of 16 MiB,
@@ -124,7 +127,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         InFlightTable::new(readers, recalled.clone()),
         Pool::default(),
     );
-    let (passthrough, locks) = (options.passthrough, Arc::new(Locks::default()));
+    let locks = Arc::new(Locks::default());
     let belief = Arc::new(Belief::new(options.company, recalled.clone()));
     if options.company == Company::Shared {
         // Nothing is mounted of a server that does not answer.
@@ -132,15 +135,16 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         belief.known.note_totals(&client.statfs()?);
     }
     let forgets = Arc::new(Forgets::new(options.company));
-    let adapter = adapter::Adapter::new(
+    let adapter = serving::Adapter::new(
         client.clone(),
-        passthrough,
+        options.passthrough,
         forgets.clone(),
         in_flight.clone(),
         pool.clone(),
         belief.clone(),
         locks.clone(),
     )?;
+    let releases = adapter.releases.clone();
     let ended = adapter.on_destroy();
     let session = match open_as_root(options)? {
         Some(device) => Session::from_fd(adapter, device, config.acl, config)?,
@@ -158,6 +162,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         pool,
         belief: belief.clone(),
         forgets,
+        releases,
         probe: Arc::default(),
         ended: ended.clone(),
     };
@@ -194,6 +199,7 @@ fn follow_recalls(watched: &Watched, recalled: Arc<Recalled>, locks: Arc<Locks>)
         notices: watched.belief.notices.clone(),
         forgets: watched.forgets.clone(),
         in_flight: watched.in_flight.clone(),
+        pool: watched.pool.clone(),
         locks,
     };
     std::thread::Builder::new()

@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use forebay_types::{Handle, Ino};
 use fuser::{FileHandle, FopenFlags, INodeNo, ReplyDirectory, ReplyOpen};
 
-use crate::adapter::Adapter;
 use crate::convert::{errno, kind};
+use crate::serving::Adapter;
 
 impl Adapter {
     pub(crate) fn answer_opened_dir(&self, node: Ino, reply: ReplyOpen) {

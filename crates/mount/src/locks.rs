@@ -18,8 +18,9 @@ use forebay_wire::LockOf;
 use fuser::{LockOwner, ReplyEmpty, ReplyLock};
 use parking_lot::Mutex;
 
-use crate::adapter::Adapter;
 use crate::convert::errno;
+use crate::pool::Pool;
+use crate::serving::Adapter;
 
 /// Signals that are remembered although nobody waits yet.
 const EARLY_MAX: usize = 1024;
@@ -28,8 +29,17 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// What the server says while it waits for clients of before a restart.
 const AWAITED: Errno = Errno::EBUSY;
 
+/// A lock that is asked for.
+#[derive(Clone, Copy)]
+struct Ask {
+    lock: LockOf,
+    mode: LockMode,
+    pid: u32,
+}
+
 struct Wait {
     reply: ReplyEmpty,
+    ask: Ask,
     /// Whose lock it is to be.
     owner: Option<(Ino, u64)>,
     /// The session in which it is asked for.
@@ -94,11 +104,12 @@ impl Locks {
     }
 
     /// A wait is about to begin.
-    fn begin(&self, ticket: u64, reply: ReplyEmpty, owner: Option<(Ino, u64)>) {
+    fn begin(&self, ticket: u64, reply: ReplyEmpty, ask: Ask, owner: Option<(Ino, u64)>) {
         let mut state = self.0.lock();
         let interrupted = state.early.contains(&ticket);
         let wait = Wait {
             reply,
+            ask,
             owner,
             generation: 0,
             asked: false,
@@ -113,7 +124,7 @@ impl Locks {
         let Some(wait) = state.waits.get_mut(&ticket) else {
             return false;
         };
-        wait.generation = generation;
+        (wait.generation, wait.asked) = (generation, false);
         !wait.interrupted
     }
 
@@ -174,18 +185,25 @@ impl Locks {
         self.answer(ticket, Ok(()));
     }
 
-    /// Sessions up to this one are lost, and with them who waits in one. Locks that are held may be
-    /// had again.
-    pub(crate) fn lost(&self, generation: u64) {
-        let tickets: Vec<u64> = {
-            let state = self.0.lock();
-            let asked = state.waits.iter();
-            let asked = asked.filter(|(_, wait)| wait.asked && wait.generation <= generation);
-            asked.map(|(ticket, _)| *ticket).collect()
+    /// Who has waited in a session up to this one, and is to wait in the next.
+    fn waited(&self, generation: u64) -> Vec<(u64, Ask)> {
+        let state = self.0.lock();
+        let asked = state.waits.iter();
+        let asked = asked.filter(|(_, wait)| wait.asked && wait.generation <= generation);
+        asked.map(|(ticket, wait)| (*ticket, wait.ask)).collect()
+    }
+}
+
+/// Sessions up to this one are lost: who has waited in one waits in the next. Locks that are held
+/// the client has again by itself.
+pub(crate) fn wait_again(locks: &Arc<Locks>, lost: u64, (client, pool): (&Client, &Pool)) {
+    for (ticket, ask) in locks.waited(lost) {
+        let waits = Waits {
+            client: client.clone(),
+            locks: locks.clone(),
+            ticket,
         };
-        for ticket in tickets {
-            self.answer(ticket, Err(Errno::ESTALE));
-        }
+        pool.run(Box::new(move |_| waits.ask_until_known(ask)));
     }
 }
 
@@ -270,18 +288,15 @@ impl Adapter {
             return;
         };
         let owner = (lock.class == LockClass::Bytes).then_some((wanted.ino, lock.owner));
-        self.locks.begin(ticket, reply, owner);
+        let ask = Ask { lock, mode, pid };
+        self.locks.begin(ticket, reply, ask, owner);
         let waits = Waits {
             client,
             locks: self.locks.clone(),
             ticket,
         };
         // The server may be away, and the watchdog sees only replies that lie in slots.
-        self.pool.run(Box::new(move |_| {
-            while !waits.ask(lock, mode, pid) {
-                std::thread::sleep(PAUSE);
-            }
-        }));
+        self.pool.run(Box::new(move |_| waits.ask_until_known(ask)));
     }
 
     /// Answers who is in the way of a lock.
@@ -349,8 +364,15 @@ struct Waits {
 }
 
 impl Waits {
+    fn ask_until_known(&self, ask: Ask) {
+        while !self.ask(ask) {
+            std::thread::sleep(PAUSE);
+        }
+    }
+
     /// Asks the server. Whether that need not be done again.
-    fn ask(&self, lock: LockOf, mode: LockMode, pid: u32) -> bool {
+    fn ask(&self, ask: Ask) -> bool {
+        let Ask { lock, mode, pid } = ask;
         let generation = self.client.generation();
         if !self.locks.asks(self.ticket, generation) {
             self.locks.answer(self.ticket, Err(Errno::EINTR));
@@ -360,11 +382,10 @@ impl Waits {
             Ok(Progress::WouldWait) => {
                 if self.locks.waits(self.ticket) == Then::GiveUp {
                     self.give_up();
-                } else if self.client.generation() != generation {
-                    // Who follows the server has not found it among those that wait.
-                    self.locks.answer(self.ticket, Err(Errno::ESTALE));
+                    return true;
                 }
-                true
+                // Who follows the server has not found it among those that wait.
+                self.client.generation() == generation
             }
             // Nobody can be told yet of what is granted, or others have not come back yet.
             Err(Errno::EAGAIN | AWAITED) => false,

@@ -10,9 +10,9 @@ use forebay_types::{Errno, Handle, OpenFlags};
 use forebay_wire::{OpenMode, Shown};
 use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyOpen};
 
-use crate::adapter::Adapter;
 use crate::convert::{attr, errno, ino};
 use crate::inflight::Turn;
+use crate::serving::Adapter;
 
 /// What a handle may do to its file.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -51,9 +51,18 @@ impl Recalled {
         }
     }
 
-    /// Answers to what was asked before are not believed any more, from here on.
-    pub(crate) fn begin(&self) {
-        *self.0.write() += 1;
+    /// No recall is followed while what is returned is held: for what the mount answers from
+    /// memory.
+    pub(crate) fn hold(&self) -> impl Sized + '_ {
+        self.0.read()
+    }
+
+    /// Answers to what was asked before are not believed any more, from here on. Nothing is
+    /// answered from memory while `forget` runs, and nothing that it forgets after that.
+    pub(crate) fn begin(&self, forget: impl FnOnce()) {
+        let mut recalls = self.0.write();
+        *recalls += 1;
+        forget();
     }
 }
 
@@ -67,7 +76,7 @@ mod tests {
         let before = recalled.asked();
         let span = recalled.firm(before).span;
         assert!(span > Duration::ZERO && span <= limits::SHOWN_FOR);
-        recalled.begin();
+        recalled.begin(|| {});
         assert_eq!(recalled.firm(before).span, Duration::ZERO);
         assert!(recalled.firm(recalled.asked()).span > Duration::ZERO);
         let long_ago = Asked {

@@ -3,12 +3,12 @@
 use forebay_client::Progress;
 use forebay_types::{Errno, Handle, Ino};
 use forebay_wire::WriteHow;
-use fuser::{ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite};
+use fuser::{ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, ReplyXattr};
 
-use crate::adapter::Adapter;
 use crate::belief::Belief;
 use crate::convert::{errno, seek_what, space_change};
-use crate::inflight::finish;
+use crate::inflight::{Turn, finish};
+use crate::serving::Adapter;
 
 impl Adapter {
     pub(crate) fn answer_read(
@@ -129,5 +129,18 @@ impl Adapter {
             (Some(reply), Err(e)) => reply.error(errno(e)),
             (None, _) => {}
         }
+    }
+}
+
+/// A size of 0 asks how large the value is.
+pub(crate) fn answer_xattr(found: Result<Vec<u8>, Errno>, size: u32, turn: &Turn<'_>) {
+    let Some(reply) = turn.reply::<ReplyXattr>() else {
+        return;
+    };
+    match found {
+        Err(e) => reply.error(errno(e)),
+        Ok(value) if size == 0 => reply.size(value.len() as u32),
+        Ok(value) if value.len() > size as usize => reply.error(errno(Errno::ERANGE)),
+        Ok(value) => reply.data(&value),
     }
 }

@@ -82,8 +82,23 @@ impl Server {
             | Request::Fsync { .. }
             | Request::Space { .. }
             | Request::Seek { .. } => self.answer_file(request, payload, into),
+            Request::ReleaseMany(handles) => self.release_each(handles),
             other => self.answer_tree(other).map(Reply::from),
         }
+    }
+
+    /// Closes each, whatever becomes of the others; the first failure is the outcome.
+    fn release_each(&self, handles: Vec<Handle>) -> Result<Reply, Failure> {
+        let mut failed = None;
+        for handle in handles {
+            match self.rooms.files.release(handle) {
+                // Who asked hears of the first one only.
+                Err(failure) if failed.is_some() => drop(failure.told("close")),
+                Err(failure) => failed = Some(failure),
+                Ok(()) => {}
+            }
+        }
+        failed.map_or_else(|| Ok(Response::Done.into()), Err)
     }
 
     fn answer_open(&self, peer: Peer<'_>, request: Request) -> Result<Reply, Failure> {
@@ -94,12 +109,19 @@ impl Server {
                 perm,
                 flags,
                 cred,
+                shows_parent,
             } => {
                 let (attr, opened, descriptor) =
                     rooms.files.create(&link, perm, flags, cred, peer.local)?;
                 rooms.plan.note_opened(opened.handle, flags, &cred);
+                // The file is there, whatever becomes of this look.
+                let look = || rooms.files.getattr(link.parent);
+                let parent = shows_parent.then(look).and_then(|found| {
+                    let found = found.map_err(|failure| failure.told("create: its directory"));
+                    found.ok().map(|attr| Box::new(Shown::from(attr)))
+                });
                 Reply {
-                    response: Response::Created(attr.into(), opened),
+                    response: Response::Created(attr.into(), opened, parent),
                     descriptor,
                 }
             }
@@ -111,7 +133,7 @@ impl Server {
             } => {
                 let (attr, opened) = rooms.files.create_unnamed(parent, perm, flags, cred)?;
                 rooms.plan.note_opened(opened.handle, flags, &cred);
-                Response::Created(attr.into(), opened).into()
+                Response::Created(attr.into(), opened, None).into()
             }
             Request::Open { ino, flags, cred } => {
                 let (opened, descriptor) = rooms.files.open(ino, flags, peer.local)?;

@@ -169,7 +169,7 @@ impl Session {
     /// Looks whether the client has the handle that it names; what it closes is not the client's
     /// any more.
     fn check_handle(&self, request: &Request) -> Result<Asked, Errno> {
-        let Some(handle) = request.handle() else {
+        let [handle] = *request.handles() else {
             return Ok(Asked::default());
         };
         let mut shard = self.shard(handle.0).lock();
@@ -201,6 +201,19 @@ impl Session {
         self.handles
             .fetch_sub(usize::from(closes), Ordering::Relaxed);
         Ok(asked)
+    }
+
+    /// Closes each as if it were asked for alone. The first error is the answer: the server has
+    /// reported each, and nobody waits.
+    fn release_each(&self, peer: Peer<'_>, handles: Vec<Handle>) -> Reply {
+        let mut outcome = Response::Done;
+        for handle in handles {
+            let reply = self.handle(peer, Request::Release { handle }, &[], &mut []);
+            if outcome == Response::Done {
+                outcome = reply.response;
+            }
+        }
+        outcome.into()
     }
 
     fn note_closed(&self, file: &File) {
@@ -249,14 +262,14 @@ impl Session {
     /// Notes what an answer gives to the client. `opens` is what it opens, where the request says.
     fn note(&self, response: &Response, takes_reference: bool, opens: Opens, written: bool) {
         let shown = match response {
-            Response::Attr(shown) | Response::Created(shown, _) => Some(shown.attr.ino),
+            Response::Attr(shown) | Response::Created(shown, ..) => Some(shown.attr.ino),
             _ => None,
         };
         if let Some(ino) = shown.filter(|_| takes_reference) {
             *self.shard(ino.0).lock().references.entry(ino).or_default() += 1;
         }
         match response {
-            Response::Opened(opened) | Response::Created(_, opened) => {
+            Response::Opened(opened) | Response::Created(_, opened, _) => {
                 let ino = shown.or(opens.file).unwrap_or(Ino::ROOT);
                 let file = File {
                     ino,
@@ -352,8 +365,13 @@ struct Opens {
 }
 
 fn not_firm(response: &mut Response) {
-    if let Response::Attr(shown) | Response::Created(shown, _) = response {
-        shown.firm = false;
+    match response {
+        Response::Attr(shown) => shown.firm = false,
+        Response::Created(shown, _, parent) => {
+            shown.firm = false;
+            *parent = None;
+        }
+        _ => {}
     }
 }
 
@@ -461,6 +479,10 @@ impl Service for Session {
         if self.ended.load(Ordering::Acquire) || self.recalls.have_ended() {
             return Errno::ENOTCONN.into();
         }
+        let request = match request {
+            Request::ReleaseMany(handles) => return self.release_each(peer, handles),
+            other => other,
+        };
         if let Err(errno) = self.check_nodes(&request) {
             return errno.into();
         }
@@ -687,6 +709,23 @@ mod tests {
         assert_eq!(server.asked(), []);
         ask(&one, Request::Release { handle }).expect("close");
         assert_eq!(ask(&one, read(handle)), Err(Errno::ESTALE));
+    }
+
+    #[test]
+    fn several_files_are_closed_each_for_itself() {
+        let server = Arc::new(Recorder::new());
+        let sessions = Sessions::new(server.clone(), Arc::default(), 1, Lives::none());
+        let (one, other) = (sessions.begin(0), sessions.begin(0));
+        let (first, last, others) = (open(&one), open(&one), open(&other));
+        server.asked();
+        let closes = vec![first, others, Handle(99), last];
+        assert_eq!(ask(&one, Request::ReleaseMany(closes)), Err(Errno::ESTALE));
+        let closed = [first, last].map(|handle| Request::Release { handle });
+        assert_eq!(server.asked(), closed);
+        assert_eq!((one.open_handles(), other.open_handles()), (0, 1));
+        let left = Request::ReleaseMany(vec![others]);
+        assert_eq!(ask(&other, left), Ok(Response::Done));
+        assert_eq!(other.open_handles(), 0);
     }
 
     #[test]

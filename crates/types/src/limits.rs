@@ -22,6 +22,8 @@ pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 pub const PATHS_PER_MESSAGE_MAX: usize = 4096;
 /// References dropped by one message.
 pub const FORGETS_PER_MESSAGE_MAX: usize = 4096;
+/// Files closed by one message.
+pub const RELEASES_PER_MESSAGE_MAX: usize = 1024;
 /// Files and directories that one client may have open.
 pub const HANDLES_PER_SESSION_MAX: usize = 1 << 20;
 /// Locks of files that one client may hold or wait for.

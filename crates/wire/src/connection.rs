@@ -81,7 +81,7 @@ pub trait Service: Send + Sync {
     fn handle(&self, peer: Peer<'_>, request: Request, payload: &[u8], into: &mut [u8]) -> Reply;
 }
 
-/// A request was not sent, for the session is over: it may be asked in the next one, whatever it is.
+/// A request was not sent, for the session is over: it may be asked in the next one.
 pub const NOT_SENT: Errno = Errno::ESHUTDOWN;
 
 /// The asking side.

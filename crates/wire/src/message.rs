@@ -203,12 +203,14 @@ pub enum Request {
         name: Vec<u8>,
         cred: Cred,
     },
-    /// Creates a regular file and opens it.
+    /// Creates a regular file and opens it. With `shows_parent` the answer has the attributes of
+    /// its directory, too.
     Create {
         link: Link,
         perm: u16,
         flags: OpenFlags,
         cred: Cred,
+        shows_parent: bool,
     },
     Open {
         ino: Ino,
@@ -306,8 +308,8 @@ pub enum Request {
         ticket: u64,
     },
     /// Whether what the client had in this earlier life of its own may be had again: it was alive
-    /// when the server ended, and nothing has been lost since. Else `ESTALE`. With `done` the client
-    /// has what it wants of it.
+    /// when the server ended, and nothing has been lost since. Else `ESTALE`. With `done` the
+    /// client has what it wants of it.
     MayReclaim {
         life: u64,
         done: bool,
@@ -319,6 +321,9 @@ pub enum Request {
     HideProbe {
         name: Vec<u8>,
     },
+    /// Closes several files, each for itself: what goes wrong with one keeps no other open. The
+    /// answer tells the first error.
+    ReleaseMany(Vec<Handle>),
 }
 
 /// How the mount may serve an open file.
@@ -404,8 +409,9 @@ pub enum Response {
     Done,
     /// Attributes of what was found, made or changed.
     Attr(Shown),
-    /// A new, open file, with a name or without.
-    Created(Shown, Opened),
+    /// A new, open file, with a name or without, and its directory after that, if the request wants
+    /// it.
+    Created(Shown, Opened, Option<Box<Shown>>),
     /// An open file.
     Opened(Opened),
     /// An open directory.
@@ -503,6 +509,9 @@ impl Request {
                 true => Ok(()),
                 false => Err(Errno::EINVAL),
             },
+            Request::ReleaseMany(handles) if handles.len() > limits::RELEASES_PER_MESSAGE_MAX => {
+                Err(Errno::E2BIG)
+            }
             Request::Introduce { processes, ended } => check_introduction(processes, ended),
             Request::HideProbe { name } => check_name(name).map_err(Errno::from),
             Request::Control(control) => control.check(),

@@ -32,6 +32,7 @@ impl Request {
             Request::Create { .. } => "create",
             Request::Open { .. } => "open",
             Request::Release { .. } => "close",
+            Request::ReleaseMany(_) => "close of several",
             Request::Read { .. } => "read",
             Request::Write { .. } => "write",
             Request::Fsync { .. } => "fsync",
@@ -83,6 +84,7 @@ impl Request {
             | Request::GetXattr { .. }
             | Request::ListXattr { .. }
             | Request::Release { .. }
+            | Request::ReleaseMany(_)
             | Request::Read { .. }
             | Request::Fsync { .. }
             | Request::FsyncDir { .. }
@@ -101,8 +103,8 @@ impl Request {
         }
     }
 
-    /// The open file or directory that it is about, where it names one.
-    pub fn handle(&self) -> Option<Handle> {
+    /// The open files and directories that it is about.
+    pub fn handles(&self) -> &[Handle] {
         match self {
             Request::Release { handle }
             | Request::Read { handle, .. }
@@ -111,11 +113,12 @@ impl Request {
             | Request::Space { handle, .. }
             | Request::Seek { handle, .. }
             | Request::ReadDir { handle, .. }
-            | Request::CloseDir { handle } => Some(*handle),
-            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => *handle,
+            | Request::CloseDir { handle } => std::slice::from_ref(handle),
+            Request::ReleaseMany(handles) => handles,
+            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => handle.as_slice(),
             Request::Lock { lock, .. }
             | Request::Unlock { lock }
-            | Request::TestLock { lock, .. } => Some(lock.handle),
+            | Request::TestLock { lock, .. } => std::slice::from_ref(&lock.handle),
             Request::Lookup(_)
             | Request::Forget(_)
             | Request::Readlink { .. }
@@ -144,7 +147,7 @@ impl Request {
             | Request::ShowProbe
             | Request::HideProbe { .. }
             | Request::Control(_)
-            | Request::ControlFor { .. } => None,
+            | Request::ControlFor { .. } => &[],
         }
     }
 
@@ -196,6 +199,7 @@ impl Request {
             | Request::Statfs
             | Request::PfsHealth
             | Request::Release { .. }
+            | Request::ReleaseMany(_)
             | Request::Read { .. }
             | Request::Write { .. }
             | Request::Fsync { .. }
@@ -243,6 +247,7 @@ impl Request {
             | Request::PfsHealth
             | Request::GetXattr { .. }
             | Request::Release { .. }
+            | Request::ReleaseMany(_)
             | Request::Read { .. }
             | Request::Write { .. }
             | Request::Fsync { .. }
@@ -314,7 +319,10 @@ impl Request {
             // Between the two times somebody else may have locked, or have been granted.
             Request::Lock { .. } | Request::Unlock { .. } | Request::CancelLock { .. } => false,
             // They give one back: the second time somebody else's, or an error.
-            Request::Forget(_) | Request::Release { .. } | Request::CloseDir { .. } => false,
+            Request::Forget(_)
+            | Request::Release { .. }
+            | Request::ReleaseMany(_)
+            | Request::CloseDir { .. } => false,
             // Names: the second time finds the name taken, or gone.
             Request::Mknod { .. }
             | Request::Mkdir { .. }

@@ -125,6 +125,9 @@ fn within_limits(request: &Request) {
                 .checked_add(*len)
                 .is_some_and(|end| end <= i64::MAX as u64)
         ),
+        Request::ReleaseMany(handles) => {
+            assert!(handles.len() <= limits::RELEASES_PER_MESSAGE_MAX);
+        }
         Request::Control(control) => control_within_limits(control),
         _ => {}
     }

@@ -133,6 +133,7 @@ pub fn requests() -> Vec<Request> {
             perm: 0o644,
             flags,
             cred,
+            shows_parent: true,
         },
         Request::CreateUnnamed {
             parent: Ino::ROOT,
@@ -205,6 +206,7 @@ pub fn requests() -> Vec<Request> {
     all.push(Request::HideProbe {
         name: b".forebay-abababab-8000000000000007-12.part".to_vec(),
     });
+    all.push(Request::ReleaseMany(vec![handle, HANDLE]));
     all.extend(controls().into_iter().map(Request::Control));
     all
 }
@@ -230,7 +232,12 @@ pub fn responses() -> Vec<Response> {
         Response::Failed(Errno::ENOSPC),
         Response::Done,
         Response::Attr(attr().into()),
-        Response::Created(attr().into(), opened(OpenMode::Passthrough, None)),
+        Response::Created(attr().into(), opened(OpenMode::Passthrough, None), None),
+        Response::Created(
+            attr().into(),
+            opened(OpenMode::Plain, None),
+            Some(Box::new(attr().into())),
+        ),
         Response::Opened(opened(OpenMode::Plain, Some(version))),
         Response::OpenedDir(HANDLE),
         Response::Entries(vec![entry(b".", 1), entry(b"..", 2), entry(b"run7", 3)]),

@@ -135,7 +135,7 @@ impl Effect {
     /// The file whose content it has changed, or is about to change out of the server's sight.
     pub fn changed_content(&self, response: &Response) -> Option<Ino> {
         match response {
-            Response::Created(shown, _) if self.content => Some(shown.attr.ino),
+            Response::Created(shown, ..) if self.content => Some(shown.attr.ino),
             _ => self.content(),
         }
     }
@@ -153,7 +153,7 @@ impl Effect {
     pub fn written(&self, response: &Response) -> Option<Ino> {
         let (ino, opened) = match response {
             Response::Opened(opened) => (self.changes?, opened),
-            Response::Created(shown, opened) => (shown.attr.ino, opened),
+            Response::Created(shown, opened, _) => (shown.attr.ino, opened),
             _ => return None,
         };
         (self.opens && opened.mode == OpenMode::Passthrough).then_some(ino)
@@ -170,13 +170,15 @@ impl Effect {
         }
         let created = match response {
             // It may have been there before.
-            Response::Created(shown, _) => Some(shown.attr.ino),
+            Response::Created(shown, ..) => Some(shown.attr.ino),
             _ => None,
         };
         let changed = [self.changes, created].into_iter().flatten();
         concerned.changed.extend(changed);
         let mut led = SmallVec::<[Targets; 2]>::new();
         for (name, before) in &self.names {
+            // Who looked before the change and notes what it has found from here on finds this.
+            lately.name_changed(*name);
             let now = lately.targets(*name);
             concerned.unknown |= before.is_none() && now.is_none();
             led.push(before.iter().chain(&now).flatten().copied().collect());
@@ -194,8 +196,9 @@ impl Effect {
 
     /// Notes what an answer shows to `client`, and says in the answer whether that is firm.
     pub fn show(&self, response: &mut Response, client: u32, lately: &ShownLately) {
-        let shown = match response {
-            Response::Attr(shown) | Response::Created(shown, _) => shown,
+        let (shown, parent) = match response {
+            Response::Attr(shown) => (shown, None),
+            Response::Created(shown, _, parent) => (shown, parent.as_deref_mut()),
             Response::Failed(Errno::ENOENT) => {
                 if let Some(name) = self.shows.filter(|_| self.looks) {
                     lately.leads_to(name, None);
@@ -204,10 +207,12 @@ impl Effect {
             }
             _ => return,
         };
-        let Shown { attr, firm, .. } = shown;
-        *firm = lately.show_attr(attr.ino, client, self.since);
+        for Shown { attr, firm, .. } in std::iter::once(&mut *shown).chain(parent) {
+            *firm = lately.show_attr(attr.ino, client, self.since);
+        }
         if let Some(name) = self.shows {
-            lately.leads_to(name, Some(attr.ino));
+            lately.leads_to(name, Some(shown.attr.ino));
+            shown.firm &= !lately.has_name_changed(name, self.since);
         }
     }
 }

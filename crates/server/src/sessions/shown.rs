@@ -5,7 +5,8 @@
 //! 1. What is shown as firm is on record here for as long as it is believed.
 //! 2. A change is on record before anybody is asked to forget. Whoever looked before the change
 //!    and is not asked to forget finds the change on record, and is shown nothing firm.
-//! 3. Nothing is firm of a file that a kernel writes by itself: it changes out of the server's
+//! 3. So it is with names: a change is on record before it is looked where the name has led.
+//! 4. Nothing is firm of a file that a kernel writes by itself: it changes out of the server's
 //!    sight.
 
 use std::collections::HashMap;
@@ -157,6 +158,17 @@ impl ShownLately {
         });
     }
 
+    /// A name has come to lead elsewhere, or is about to be answered so.
+    pub fn name_changed(&self, name: NameKey) {
+        self.note_change(name);
+    }
+
+    /// Whether it has since the moment `since`. Asked after [`Self::leads_to`]: whoever changes the
+    /// name either finds there what is shown, or is found by this.
+    pub fn has_name_changed(&self, name: NameKey, since: u64) -> bool {
+        self.has_changed(name, since)
+    }
+
     /// What a name has led to lately; `None` where that is not known.
     pub fn targets(&self, name: NameKey) -> Option<Targets> {
         self.names.with(name, |halves| {
@@ -269,6 +281,22 @@ mod tests {
         lately.leads_to(name, Some(Ino(1)));
         let known = [Ino(1), Ino(2)];
         assert_eq!(lately.targets(name).as_deref(), Some(&known[..]));
+    }
+
+    #[test]
+    fn who_looked_before_a_name_changed_and_notes_it_after_is_told() {
+        let lately = ShownLately::new();
+        let name = lately.key(&Link {
+            parent: Ino::ROOT,
+            name: b"a".to_vec(),
+        });
+        let since = lately.now();
+        // Who renames it finds nothing that it has led to.
+        lately.name_changed(name);
+        assert_eq!(lately.targets(name), None);
+        lately.leads_to(name, Some(F));
+        assert!(lately.has_name_changed(name, since));
+        assert!(!lately.has_name_changed(name, lately.now()));
     }
 
     #[test]

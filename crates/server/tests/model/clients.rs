@@ -178,14 +178,14 @@ impl State {
     fn note(&mut self, client: usize, answer: &Response, takes_reference: bool, of: Option<Ino>) {
         let client = &mut self.clients[client];
         let shown = match answer {
-            Response::Attr(shown) | Response::Created(shown, _) => Some(shown.attr.ino),
+            Response::Attr(shown) | Response::Created(shown, ..) => Some(shown.attr.ino),
             _ => None,
         };
         if let Some(ino) = shown.filter(|_| takes_reference) {
             *client.references.entry(ino).or_default() += 1;
         }
         match answer {
-            Response::Opened(opened) | Response::Created(_, opened) => {
+            Response::Opened(opened) | Response::Created(_, opened, _) => {
                 let ino = shown.or(of).expect("an open file has an id");
                 client.files.insert(opened.handle, ino);
             }
@@ -204,7 +204,7 @@ impl Connection for Clients {
             }
             return Ok(Response::Done.into());
         }
-        let handle = request.handle();
+        let handle = request.handles().first().copied();
         let client = handle.map_or(state.turn, |handle| state.owner(handle));
         if let Some(handle) = handle {
             state.try_by_another(client, handle);

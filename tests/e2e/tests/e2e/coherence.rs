@@ -3,10 +3,12 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_testkit::{Fleet, LONG, needs_nodes, pattern, write_file};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 const MIB: usize = 1 << 20;
@@ -78,10 +80,20 @@ fn promise_2_names_and_attributes_are_the_same_on_every_node_at_once() {
     }
 }
 
+/// Says at its end that all is over, also where that is a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Calls `change` with 1, 2, ... for a while, and `look` again and again on other threads with the
 /// last number whose change has been answered before the look.
 fn look_while_changing(change: impl Fn(u64), look: impl Fn(u64) + Sync) {
     const SPAN: Duration = Duration::from_secs(3);
+    const CHANGES: u64 = 100;
     let (done, over) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let lookers = [(); 3].map(|()| {
@@ -95,10 +107,11 @@ fn look_while_changing(change: impl Fn(u64), look: impl Fn(u64) + Sync) {
             })
         });
         let begun = Instant::now();
+        let end = Over(&over);
         for number in 1.. {
             change(number);
             done.store(number, Ordering::SeqCst);
-            if begun.elapsed() > SPAN {
+            if begun.elapsed() > SPAN && number > CHANGES {
                 break;
             }
             // Now and then there is time to believe something.
@@ -106,12 +119,11 @@ fn look_while_changing(change: impl Fn(u64), look: impl Fn(u64) + Sync) {
                 std::thread::sleep(Duration::from_millis(number % 7));
             }
         }
-        over.store(true, Ordering::SeqCst);
+        drop(end);
         for looker in lookers {
             assert!(looker.join().expect("looks right") > 100);
         }
     });
-    assert!(done.load(Ordering::SeqCst) > 100);
 }
 
 #[test]
@@ -164,6 +176,159 @@ fn promise_2_what_a_node_believes_is_recalled_before_a_change_is_answered() {
             drop(fs::metadata(at(1, &format!("d{done}/f"))));
         },
     );
+}
+
+/// Puts a new directory where `d` is, in one of the ways in which a name comes to lead elsewhere.
+/// Its file `n` says which one it is.
+fn replace_directory(at: impl Fn(&str) -> PathBuf, number: u64) {
+    let (dir, new, old) = (at("d"), at("new"), at("old"));
+    let number_in = |dir: &Path| dir.join("n");
+    let rename = |from: &Path, to: &Path| fs::rename(from, to).expect("rename");
+    fs::create_dir(&new).expect("mkdir");
+    fs::write(number_in(&new), number.to_string()).expect("write");
+    match number % 4 {
+        0 => {
+            let flags = RenameFlags::EXCHANGE;
+            renameat_with(CWD, &new, CWD, &dir, flags).expect("exchange");
+            rename(&new, &old);
+        }
+        1 => {
+            rename(&dir, &old);
+            rename(&new, &dir);
+        }
+        2 => {
+            fs::remove_file(number_in(&dir)).expect("unlink");
+            rename(&new, &dir);
+            return;
+        }
+        _ => {
+            fs::remove_file(number_in(&dir)).expect("unlink");
+            fs::remove_dir(&dir).expect("rmdir");
+            rename(&new, &dir);
+            return;
+        }
+    }
+    fs::remove_dir_all(&old).expect("remove");
+}
+
+/// Looks while directories are replaced, renamed and changed by node `by`, from node 1.
+fn look_through_directories_changed_by(by: usize) {
+    let fleet = Fleet::new(2, "");
+    let at = |node, path: &str| fleet.mnt(node, path);
+    fs::create_dir(at(by, "d")).expect("mkdir");
+    fs::write(at(by, "d/n"), b"0").expect("write");
+    look_while_changing(
+        |number| {
+            replace_directory(|path| at(by, path), number);
+            let found = fs::read_to_string(at(1, "d/n")).expect("read");
+            assert_eq!(found, number.to_string());
+        },
+        |done| {
+            // In some of the ways the name leads nowhere for a moment.
+            if let Ok(number) = fs::read_to_string(at(1, "d/n")) {
+                let number: u64 = number.parse().expect("written before it came there");
+                assert!(number >= done, "{number} after {done}");
+            }
+        },
+    );
+    // A mode that only grows.
+    let mode = |number: u64| 0o400 + (number.min(0o377)) as u32;
+    fs::create_dir(at(by, "mode")).expect("mkdir");
+    fs::write(at(by, "mode/f"), b"").expect("write");
+    look_while_changing(
+        |number| {
+            let mode = fs::Permissions::from_mode(mode(number));
+            fs::set_permissions(at(by, "mode"), mode).expect("chmod");
+        },
+        |done| {
+            let found = fs::metadata(at(1, "mode")).expect("stat");
+            assert!(found.mode() & 0o777 >= mode(done));
+            fs::metadata(at(1, "mode/f")).expect("stat");
+        },
+    );
+    // A directory that moves on, and one below it that does not move.
+    fs::create_dir_all(at(by, "m0/below")).expect("mkdir");
+    fs::write(at(by, "m0/below/f"), b"x").expect("write");
+    look_while_changing(
+        |number| {
+            let (from, to) = (format!("m{}", number - 1), format!("m{number}"));
+            fs::rename(at(by, &from), at(by, &to)).expect("rename");
+            fs::metadata(at(1, &format!("{to}/below/f"))).expect("stat");
+        },
+        |done| {
+            if done > 0 {
+                let old = fs::metadata(at(1, &format!("m{}/below/f", done - 1)));
+                assert_eq!(errno(old), Some(libc::ENOENT), "before {done}");
+            }
+            // It may have moved on meanwhile.
+            drop(fs::metadata(at(1, &format!("m{done}/below/f"))));
+        },
+    );
+}
+
+#[test]
+fn promise_2_a_directory_that_another_node_changes_is_another_one_at_once() {
+    if needs_nodes() {
+        return;
+    }
+    look_through_directories_changed_by(2);
+}
+
+#[test]
+fn promise_2_a_directory_that_the_same_node_changes_is_another_one_at_once() {
+    if needs_nodes() {
+        return;
+    }
+    look_through_directories_changed_by(1);
+}
+
+#[test]
+fn promise_2_what_a_node_does_in_a_directory_it_sees_at_once_in_its_attributes() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let at = |path: &str| fleet.mnt(1, path);
+    fs::create_dir(at("d")).expect("mkdir");
+    let changed = || {
+        let found = fs::metadata(at("d")).expect("stat");
+        (found.mtime(), found.mtime_nsec())
+    };
+    let elsewhere = || fs::metadata(fleet.mnt(2, "d")).expect("stat").mtime();
+    look_while_changing(
+        |number| {
+            let before = changed();
+            let file = at(&format!("d/f{number}"));
+            let last = at(&format!("d/f{}", number - 1));
+            match number % 5 {
+                0 => fs::rename(&last, &file).expect("rename"),
+                1 if number > 5 => fs::remove_file(&last).expect("unlink"),
+                _ => fs::write(&file, b"x").expect("write"),
+            }
+            let after = changed();
+            assert!(after > before, "{number}: {after:?} after {before:?}");
+        },
+        // So the server shows the directory to others all the while.
+        |_| {
+            elsewhere();
+        },
+    );
+    for round in 0..20u32 {
+        let links = |wanted: u64| {
+            assert_eq!(
+                fs::metadata(at("d")).expect("stat").nlink(),
+                wanted,
+                "{round}"
+            );
+        };
+        links(2);
+        fs::create_dir(at("d/s")).expect("mkdir");
+        links(3);
+        fs::remove_dir(at("d/s")).expect("rmdir");
+        let mode = 0o700 + round;
+        fs::set_permissions(at("d"), fs::Permissions::from_mode(mode)).expect("chmod");
+        assert_eq!(fs::metadata(at("d")).expect("stat").mode() & 0o777, mode);
+    }
 }
 
 #[test]

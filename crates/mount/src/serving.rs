@@ -1,0 +1,110 @@
+//! What one mount serves with.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use forebay_client::Client;
+use forebay_types::{Errno, Handle, Ino};
+use fuser::{FileHandle, Generation, ReplyEntry};
+use parking_lot::Mutex;
+
+use crate::backing::Backings;
+use crate::belief::Belief;
+use crate::convert::attr;
+use crate::forgets::Forgets;
+use crate::inflight::{InFlightTable, Turn, answer_entry};
+use crate::kept::Kept;
+use crate::locks::Locks;
+use crate::pool::Pool;
+use crate::releases::Releases;
+use crate::waiting::Waiting;
+
+/// What to call when the mount ends.
+pub(crate) type EndCall = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
+
+pub(crate) struct Adapter {
+    pub(crate) client: Client,
+    pub(crate) backings: Backings,
+    pub(crate) pool: Pool,
+    pub(crate) in_flight: Arc<InFlightTable>,
+    pub(crate) belief: Arc<Belief>,
+    pub(crate) kept: Kept,
+    pub(crate) waiting: Arc<Waiting>,
+    pub(crate) passthrough: AtomicBool,
+    pub(crate) forgets: Arc<Forgets>,
+    pub(crate) locks: Arc<Locks>,
+    pub(crate) releases: Arc<Releases>,
+    pub(crate) ended: EndCall,
+}
+
+pub(crate) fn handle(fh: FileHandle) -> Handle {
+    Handle(fh.0)
+}
+
+impl Adapter {
+    pub(crate) fn new(
+        client: Client,
+        passthrough: bool,
+        forgets: Arc<Forgets>,
+        in_flight: Arc<InFlightTable>,
+        pool: Pool,
+        belief: Arc<Belief>,
+        locks: Arc<Locks>,
+    ) -> io::Result<Adapter> {
+        Ok(Adapter {
+            client,
+            backings: Backings::default(),
+            pool,
+            in_flight,
+            belief,
+            kept: Kept::default(),
+            waiting: Arc::default(),
+            passthrough: AtomicBool::new(passthrough),
+            forgets,
+            locks,
+            releases: Arc::default(),
+            ended: EndCall::default(),
+        })
+    }
+
+    pub(crate) fn on_destroy(&self) -> EndCall {
+        self.ended.clone()
+    }
+
+    pub(crate) fn forgotten(&self, nodes: &[(Ino, u64)]) {
+        for (node, _) in nodes {
+            self.belief.forgotten(*node);
+            self.kept.forgotten(*node);
+        }
+        self.forgets.add(&self.client, nodes.iter().copied());
+        for (node, _) in nodes {
+            // A lookup may have been answered meanwhile that the kernel has not taken up.
+            if !self.forgets.are_owed(*node) {
+                self.locks.forgotten(*node);
+            }
+        }
+    }
+
+    /// Answers with a directory that the mount knows; else the reply is still to be given.
+    pub(crate) fn answer_known(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        reply: ReplyEntry,
+    ) -> Option<ReplyEntry> {
+        let generation = self.client.generation();
+        let _held = self.belief.hold();
+        let Some((found, span)) = self.forgets.give_known((parent, name), generation) else {
+            return Some(reply);
+        };
+        let generation = Generation(self.client.generation_of(found.ino));
+        reply.entry_with_ttls(&span, &Duration::ZERO, &attr(&found), generation);
+        None
+    }
+
+    pub(crate) fn entry(&self, made: Result<forebay_wire::Shown, Errno>, turn: &Turn<'_>) {
+        answer_entry(&self.client, (&self.belief, &self.forgets), made, turn);
+    }
+}
