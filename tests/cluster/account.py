@@ -201,7 +201,10 @@ class Account:
         if whole:
             seen += [None] * max(len(file.cells) - first - len(seen), 0)
         for at, found in enumerate(seen, first):
-            self._judge_cell(file, at, found, since)
+            try:
+                self._judge_cell(file, at, found, since)
+            except Violation as violation:
+                raise Violation(f"{violation}\n  seen from cell {first} on: {summary(seen)}") from None
 
     def _judge_cell(self, file, place, found, since):
         window = file.window(place, since)
@@ -248,7 +251,10 @@ class Account:
             known = self.files.get(number)
             raise Violation(f"{name.path} is file {number}, and may be {told_files(window)}{name.story.told(name.path)}"
                             f"{known.story.told(f'file {number}') if known else ''}")
-        self.judge_cells(number, first, seen, since, whole)
+        try:
+            self.judge_cells(number, first, seen, since, whole)
+        except Violation as violation:
+            raise Violation(f"{violation}{name.story.told(name.path)}") from None
         self._resolve_name(name, number, since)
         return number
 
@@ -379,6 +385,18 @@ def is_mixture(found, allowed):
     # What was not there yet, and is not written, reads as zeros once something behind it is there.
     whole = [one or bytes(CELL) for one in allowed]
     return all(any(one[at] == byte for one in whole) for at, byte in enumerate(found))
+
+
+def summary(seen):
+    """What a read has shown, in runs of the same."""
+    runs = []
+    for found in seen:
+        value = "torn" if isinstance(found, bytes) else found[2] if isinstance(found, tuple) else found
+        if runs and runs[-1][0] == value:
+            runs[-1][1] += 1
+        else:
+            runs.append([value, 1])
+    return ", ".join(f"{count} of {value if value == 'torn' else told([value])}" for value, count in runs)
 
 
 def describe(data):
