@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """What two nodes may do at the same moment, each thing by itself, thousands of times.
 
-    python3 tests/cluster/races.py [--forebay BIN] [--only create,replace,stored,mapped] [--seconds 10]
+    python3 tests/cluster/races.py [--forebay BIN] [--only create,replace,renamed,...] [--seconds 10]
 
 `create`: all open one name with O_CREAT and without O_EXCL; each gets the file. `replace`: a name that is replaced by
 rename all the time is there for everybody who opens or cuts it; ESTALE, where it is replaced twice in the midst of one
-open, is told and not judged. `stored`: a file grows within its last page on one node, and another one, which has it
+open, is told and not judged. `renamed`: a file that was drained, and changed since, gets another name; who opens that
+on other nodes at this moment finds nothing or the change, and not what is on the PFS. `stored`: a file grows within its last page on one node, and another one, which has it
 mapped, stores into what is new; after msync everybody reads it. `mapped`: a file grows on one node, and another one, which
 has it mapped, loads its last byte as soon as fstat has shown it; how often the kernel gives SIGBUS is told and not
 judged (docs/semantics.md, not promised yet). Needs root. Exits 3 if anything went wrong.
@@ -13,6 +14,7 @@ judged (docs/semantics.md, not promised yet). Needs root. Exits 3 if anything we
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import errno
 import multiprocessing
@@ -26,6 +28,11 @@ from program import MAPPED_BYTES, MS_SYNC, PAGE, Held, libc
 
 CLIENTS = 4
 PATIENCE_S = 150
+BEHIND = """
+[[rule]]
+path = "/safe/**"
+durability = "pfs"
+"""
 
 
 def creator(mount, barrier, rounds):
@@ -94,6 +101,37 @@ def loader(mount, stop, end):
     return count, wrong
 
 
+def renamer(mount, stop):
+    count = 0
+    (mount / "safe").mkdir()
+    old, new = mount / "safe" / "renamed", mount / "renamed"
+    while not stop.is_set():
+        count += 1
+        fd = os.open(old, os.O_RDWR | os.O_CREAT)
+        # Its level is `pfs`: what is fsynced is there.
+        os.pwrite(fd, b"older", 0)
+        os.fsync(fd)
+        os.pwrite(fd, b"newer", 0)
+        os.close(fd)
+        os.rename(old, new)
+        os.unlink(new)
+    return count, collections.Counter()
+
+
+def reader(mount, stop):
+    count, wrong = 0, collections.Counter()
+    while not stop.is_set():
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(mount / "renamed", os.O_RDONLY)
+            try:
+                if os.pread(fd, 10, 0) == b"older":
+                    wrong["read: what was overwritten before the rename"] += 1
+            finally:
+                os.close(fd)
+            count += 1
+    return count, wrong
+
+
 def store(mounts, asks, rounds):
     """One after the other, in one process: nothing here happens at the same moment."""
     name = f"stored-{asks}"
@@ -157,6 +195,11 @@ def of_replace(mounts, seconds):
     return {what: count for what, count in wrong.items() if not what.endswith("ESTALE")}
 
 
+def of_renamed(mounts, seconds):
+    stop = multiprocessing.Event()
+    return together("renamed", [(renamer, mounts[0], stop), *((reader, mount, stop) for mount in mounts[1:])], stop, seconds)
+
+
 def of_stored(mounts, _seconds):
     return together("stored", [(store, mounts, asks, 500) for asks in (False, True)])
 
@@ -168,7 +211,7 @@ def of_mapped(mounts, seconds):
     return collections.Counter()
 
 
-RACES = {"create": of_create, "replace": of_replace, "stored": of_stored, "mapped": of_mapped}
+RACES = {"create": of_create, "replace": of_replace, "renamed": of_renamed, "stored": of_stored, "mapped": of_mapped}
 
 
 def main():
@@ -181,7 +224,7 @@ def main():
         parser.error(f"no such races: {', '.join(sorted(unknown))}; there are {', '.join(RACES)}")
     try:
         with clean_exit_on_signals(), workspace("forebay-races-") as base:
-            with cluster(args.forebay.resolve(), base, CLIENTS, "64MiB", "256MiB") as running:
+            with cluster(args.forebay.resolve(), base, CLIENTS, "64MiB", "256MiB", behind=BEHIND) as running:
                 wrong = [name for name in args.only if RACES[name](running.mounts, args.seconds)]
     except KeyboardInterrupt:
         return 130
