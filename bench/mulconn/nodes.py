@@ -18,8 +18,9 @@ PATIENCE_S = 10.0
 class Node:
     """A node: what it runs is placed by `words`, and shares all files with the machine."""
 
-    def __init__(self, name, number):
+    def __init__(self, name, number, switch=None):
         self.name, self.address = name, f"{NETWORK}.{number}"
+        self._switch, self._port = switch, f"p{number}"
 
     def words(self, *command):
         # Not `ip netns exec`: that divides mounts as well, and what a node mounts would be seen by nobody else.
@@ -27,6 +28,18 @@ class Node:
 
     def run(self, *command, **options):
         return run(self.words(*command), **options)
+
+    def cut(self):
+        """Pulls its cable: nothing arrives and nothing leaves, and nobody is told."""
+        run(["ip", "-n", self._switch, "link", "set", self._port, "down"])
+
+    def heal(self):
+        run(["ip", "-n", self._switch, "link", "set", self._port, "up"])
+        await_cable(self._switch, self._port)
+
+    def reset_sockets(self):
+        """Ends its TCP connections, as a failing switch does; how many."""
+        return len(self.run("ss", "-K", "-H", "-n", "-t", "state", "connected").stdout.splitlines())
 
     def pids(self):
         return [int(word) for word in run(["ip", "netns", "pids", self.name], check=False).stdout.split()]
@@ -69,7 +82,7 @@ def nodes(count):
         run(["ip", "-n", switch, "link", "set", "br0", "up"])
         made = []
         for number in range(1, count + 1):
-            node = Node(f"{prefix}n{number}", number)
+            node = Node(f"{prefix}n{number}", number, switch)
             make(node.name)
             stack.callback(node.end)
             run(["ip", "-n", switch, "link", "add", f"p{number}", "type", "veth", "peer", "name", "eth0", "netns", node.name])

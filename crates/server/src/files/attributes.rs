@@ -14,12 +14,27 @@ use forebay_types::{
 use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
-use crate::files::change::{can_stay, is_overtaken};
+use crate::files::change::{can_stay, is_overtaken, stale_if_gone};
 use crate::integrity::atrest::Purpose;
 
 impl Files {
-    /// Sets attributes, the size included.
+    /// Sets attributes, the size included. Of a file that has lost its name since that was looked
+    /// up, `ESTALE`, unless it is set by a handle.
     pub fn setattr(
+        &self,
+        ino: Ino,
+        handle: Option<Handle>,
+        set: &SetAttr,
+        cred: Cred,
+    ) -> Result<Attr, Failure> {
+        let done = self.setattr_known(ino, handle, set, cred);
+        match handle {
+            None => done.map_err(stale_if_gone),
+            Some(_) => done,
+        }
+    }
+
+    fn setattr_known(
         &self,
         ino: Ino,
         handle: Option<Handle>,
@@ -63,7 +78,7 @@ impl Files {
     ) -> Result<(), Failure> {
         match self.setattr_object(file, set) {
             Err(failure) if failure.errno() == Errno::ENOENT && self.has_left(file) => {
-                self.setattr(file.ino, handle, set, cred).map(drop)
+                self.setattr_known(file.ino, handle, set, cred).map(drop)
             }
             done => done,
         }

@@ -188,6 +188,14 @@ impl Files {
     }
 }
 
+/// What was found by a name a moment ago is gone: the name is to be looked for anew.
+pub(super) fn stale_if_gone(failure: Failure) -> Failure {
+    match failure.errno() {
+        Errno::ENOENT => failure.with_errno(Errno::ESTALE),
+        _ => failure,
+    }
+}
+
 /// Somebody has changed the names of a file, linked it or brought it in while it was brought in.
 pub(super) fn is_overtaken(errno: Errno) -> bool {
     matches!(

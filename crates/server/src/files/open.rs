@@ -15,6 +15,7 @@ use forebay_wire::{Descriptor, Link, Opened};
 use crate::base::failure::{Failure, both};
 use crate::buffer::opens::{Before, Claim, OpenFile, Target};
 use crate::files::Files;
+use crate::files::change::stale_if_gone;
 use crate::files::handed::{Handed, Local, OpenResult, hand_over, opened};
 use crate::integrity::atrest::Purpose;
 
@@ -57,13 +58,26 @@ impl Files {
         cred: Cred,
         local: bool,
     ) -> Result<(Attr, Opened, Handed), Failure> {
-        let (dir, gid) = match self.ns.check_free(link.parent, &link.name, &cred) {
-            Ok(free) => free,
-            Err(error) if error.errno() == Errno::EEXIST && !flags.exclusive() => {
-                return self.open_existing(link, flags, &cred, local);
+        match self.create_new(link, perm, flags, cred, local) {
+            // It was there, or several nodes make it at once and another one was faster.
+            Err(failure) if failure.errno() == Errno::EEXIST && !flags.exclusive() => {
+                let found = self.open_existing(link, flags, &cred, local);
+                // By now it may be gone again.
+                found.map_err(stale_if_taken)
             }
-            Err(error) => return Err(error.into()),
-        };
+            made => made,
+        }
+    }
+
+    fn create_new(
+        &self,
+        link: &Link,
+        perm: u16,
+        flags: OpenFlags,
+        cred: Cred,
+        local: bool,
+    ) -> Result<(Attr, Opened, Handed), Failure> {
+        let (dir, gid) = self.ns.check_free(link.parent, &link.name, &cred)?;
         // It may take its time: the first one that finds no room makes the overflow, on a busy PFS.
         let _request = self.buffer.activity().begin();
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
@@ -224,8 +238,13 @@ impl Files {
         }
     }
 
-    /// Opens a file for whatever `flags` say.
+    /// Opens a file for whatever `flags` say. Of one that has lost its name since that was looked
+    /// up, `ESTALE` has the kernel look again: another file may have taken the name in one step.
     pub fn open(&self, ino: Ino, flags: OpenFlags, local: bool) -> OpenResult {
+        self.open_found(ino, flags, local).map_err(stale_if_gone)
+    }
+
+    fn open_found(&self, ino: Ino, flags: OpenFlags, local: bool) -> OpenResult {
         self.make_way();
         let claim = self.buffer.opens().claim(ino);
         if let Some(open) = claim.open() {
@@ -559,7 +578,7 @@ pub(crate) fn born_at(object: &dyn Object) -> TimeSpec {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use forebay_types::{Cred, Errno, Ino, OpenFlags};
+    use forebay_types::{Cred, Errno, Ino, OpenFlags, SetAttr};
     use forebay_wire::Link;
 
     use crate::testing::{FLASH, Lab, answer, create, drain, me};
@@ -589,6 +608,56 @@ mod tests {
         let mut found = [0; 9];
         assert_eq!(answer(rooms.files.read(handle, 0, &mut found)), Ok(9));
         rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
+    fn of_several_who_make_a_file_at_once_each_opens_the_same_one() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let flags = OpenFlags((libc::O_RDWR | libc::O_CREAT) as u32);
+        let together = std::sync::Barrier::new(4);
+        for round in 0..200 {
+            let link = Link {
+                parent: Ino::ROOT,
+                name: format!("f{round}").into_bytes(),
+            };
+            let make = || {
+                together.wait();
+                let made = rooms.files.create(&link, 0o644, flags, me(), false);
+                answer(made.map(|(attr, opened, _)| (attr.ino, opened.handle)))
+            };
+            let made = std::thread::scope(|scope| {
+                let makers: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
+                makers
+                    .into_iter()
+                    .map(|maker| maker.join().expect("no panic"))
+                    .collect::<Result<Vec<_>, _>>()
+            });
+            let made = made.expect("each has it open");
+            assert!(made.iter().all(|(ino, _)| *ino == made[0].0));
+            for (_, handle) in made {
+                rooms.files.release(handle).expect("close");
+            }
+        }
+    }
+
+    #[test]
+    fn what_has_lost_its_name_since_it_was_found_is_looked_for_anew() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        rooms.files.release(handle).expect("close");
+        let ino = rooms.buffer.files().pop().expect("file").ino;
+        rooms.base.ns().unlink(Ino::ROOT, b"f").expect("unlink");
+        rooms.files.collect_garbage();
+        let opened = rooms.files.open(ino, OpenFlags(0), false);
+        assert_eq!(answer(opened.map(|_| ())), Err(Errno::ESTALE));
+        let cut = SetAttr {
+            size: Some(3),
+            ..SetAttr::default()
+        };
+        let done = rooms.files.setattr(ino, None, &cut, me());
+        assert_eq!(answer(done.map(|_| ())), Err(Errno::ESTALE));
     }
 
     #[test]

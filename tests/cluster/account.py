@@ -1,0 +1,414 @@
+"""What programs on all nodes have asked for and been answered, and what they may therefore see.
+
+Kept outside of the file system that is judged. Each thing that can change (a name, a directory, a cell of a file) is a
+register: the values that it may have, by ticks of one clock. While a change is under way it may have the old and the
+new value; once the change is answered the new one only; where an answer was lost with a server it stays either until
+somebody looks. A look may show whatever the register had from its begin to its end, and nothing else.
+"""
+
+import collections
+import hashlib
+import struct
+import time
+
+CELL = 1500  # of no page's measure: neighbours share pages
+CELLS_MAX = 96
+HEAD = struct.Struct("<4sIIQ")
+MAGIC = b"FbCc"
+RECORD = 200
+RECORD_HEAD = struct.Struct("<4sIIHH")  # magic, stream, number, place in its write, records of that write
+RECORD_MAGIC = b"FbCr"
+HISTORY = 80
+
+
+def cell(file, place, version):
+    head = HEAD.pack(MAGIC, file, place, version)
+    return head + (hashlib.blake2b(head).digest() * (CELL // 64 + 1))[:CELL - HEAD.size]
+
+
+def parse_cell(data):
+    """(file, place, version) of a whole cell, 0 of zeros, None of nothing; of anything else the bytes themselves."""
+    if not data:
+        return None
+    if len(data) == CELL:
+        if data[:4] == MAGIC:
+            found = HEAD.unpack_from(data)[1:]
+            if cell(*found) == data:
+                return found
+        elif not data.strip(b"\0"):
+            return 0
+    return bytes(data)
+
+
+def parse_cells(data):
+    return [parse_cell(data[at:at + CELL]) for at in range(0, len(data), CELL)]
+
+
+def record(stream, number, place, count):
+    head = RECORD_HEAD.pack(RECORD_MAGIC, stream, number, place, count)
+    return head + (hashlib.blake2b(head).digest() * (RECORD // 64 + 1))[:RECORD - RECORD_HEAD.size]
+
+
+def parse_records(data):
+    """All whole records in a file, as (stream, number, place, count, offset), and how many bytes are none."""
+    found, at, other = [], 0, 0
+    while at < len(data):
+        piece = data[at:at + RECORD]
+        if len(piece) == RECORD and piece[:4] == RECORD_MAGIC:
+            fields = RECORD_HEAD.unpack_from(piece)[1:]
+            if record(*fields) == piece:
+                found.append((*fields, at))
+                at += RECORD
+                continue
+        follows = data.find(RECORD_MAGIC, at + 1)
+        follows = len(data) if follows < 0 else follows
+        other, at = other + follows - at, follows
+    return found, other
+
+
+class Violation(Exception):
+    """Something was seen that none of the answered requests allows."""
+
+
+class Register:
+    """The values that something may have, since when."""
+
+    __slots__ = ("spans",)
+
+    def __init__(self, value, tick=0):
+        self.spans = [(tick, frozenset([value]))]
+
+    def now(self):
+        return self.spans[-1][1]
+
+    def only(self):
+        """The one value that it has; raises where there are several."""
+        (value,) = self.now()
+        return value
+
+    def sure(self):
+        return len(self.now()) == 1
+
+    def put(self, tick, values, oldest):
+        """From now on one of these. What nobody who looks has begun to see is forgotten."""
+        self.spans.append((tick, frozenset(values)))
+        while len(self.spans) > 1 and self.spans[1][0] <= oldest:
+            self.spans.pop(0)
+
+    def window(self, since):
+        """What may be seen by who began to look then."""
+        seen = set(self.now())
+        for at in range(len(self.spans) - 1, 0, -1):
+            if self.spans[at][0] <= since:
+                break
+            seen |= self.spans[at - 1][1]
+        return seen
+
+    def unmoved(self, since):
+        return self.spans[-1][0] <= since
+
+
+class Story:
+    """What was done with something last, for whoever looks into a violation."""
+
+    def __init__(self):
+        self.lines = collections.deque(maxlen=HISTORY)
+
+    def note(self, text):
+        self.lines.append(f"{time.strftime('%H:%M:%S')}.{time.time_ns() // 1000 % 1_000_000:06} {text}")
+
+    def told(self, title):
+        return f"\n  {title}:" + "".join(f"\n    {line}" for line in self.lines)
+
+
+class File:
+    def __init__(self, number):
+        self.number, self.cells, self.busy = number, [], None
+        self.fsynced, self.story = {}, Story()
+
+    def cell(self, place):
+        while len(self.cells) <= place:
+            self.cells.append(Register(None))
+        return self.cells[place]
+
+    def window(self, place, since):
+        return self.cells[place].window(since) if place < len(self.cells) else {None}
+
+    def sure(self):
+        return all(register.sure() for register in self.cells)
+
+    def size(self):
+        """In cells; of a file that is sure."""
+        return next((at for at, register in enumerate(self.cells) if register.only() is None), len(self.cells))
+
+
+class Name:
+    def __init__(self, path):
+        self.path, self.value, self.busy, self.story = path, Register(None), None, Story()
+
+
+class Log:
+    """A file that programs on all nodes append to without asking each other."""
+
+    def __init__(self, path):
+        self.path, self.answered, self.begun, self.unanswered = path, {}, {}, 0
+        self.bytes = 0
+
+
+class Account:
+    def __init__(self):
+        self.tick, self.looks = 0, {}
+        self.files, self.names, self.folders, self.logs = {}, {}, {}, {}
+        self.counts = collections.Counter()
+
+    def next_tick(self):
+        self.tick += 1
+        return self.tick
+
+    def oldest(self):
+        return min(self.looks.values(), default=self.tick)
+
+    def put(self, register, values):
+        register.put(self.tick, values, self.oldest())
+
+    # -- changes: between `begin` and its end either value may be seen ----------------------------------------------
+
+    def begin(self, changes):
+        """Changes are (register, new value); answered is what `end` is given."""
+        self.next_tick()
+        for register, value in changes:
+            self.put(register, register.now() | {value})
+        return changes
+
+    def end(self, changes):
+        """The request was answered: it is done."""
+        self.next_tick()
+        for register, value in changes:
+            self.put(register, {value})
+
+    def undone(self, changes, before):
+        """The request was refused, and has changed nothing."""
+        self.next_tick()
+        for (register, _), values in zip(changes, before):
+            self.put(register, values)
+
+    # -- looks -------------------------------------------------------------------------------------------------------
+
+    def judge_cells(self, number, first, seen, since, whole):
+        """Cells of a file from one on, as `parse_cells` gives them. whole: the file was read to its end."""
+        file = self.files[number]
+        seen = list(seen)
+        if whole:
+            seen += [None] * max(len(file.cells) - first - len(seen), 0)
+        for at, found in enumerate(seen, first):
+            try:
+                self._judge_cell(file, at, found, since)
+            except Violation as violation:
+                raise Violation(f"{violation}\n  seen from cell {first} on: {summary(seen)}") from None
+
+    def _judge_cell(self, file, place, found, since):
+        window = file.window(place, since)
+        self.counts["cells"] += 1
+        if isinstance(found, bytes):
+            if len(window) > 1 and is_mixture(found, [content(file.number, place, value) for value in window]):
+                self.counts["torn"] += 1
+                return
+            raise Violation(f"cell {place} of file {file.number} is torn ({describe(found)}); it may be {told(window)}"
+                            f"{file.story.told(f'file {file.number}')}")
+        value = found
+        if isinstance(found, tuple):
+            number, at, value = found
+            if number != file.number or at != place:
+                raise Violation(f"cell {place} of file {file.number} holds cell {at} of file {number}"
+                                f"{file.story.told(f'file {file.number}')}")
+        if value not in window:
+            fsynced = file.fsynced.get(place)
+            lost = f"; {fsynced} was fsynced" if fsynced is not None and fsynced in window else ""
+            raise Violation(f"cell {place} of file {file.number} is {told([value])}, and may be {told(window)}{lost}"
+                            f"{file.story.told(f'file {file.number}')}")
+        register = file.cells[place] if place < len(file.cells) else None
+        if register and not register.sure() and register.unmoved(since) and file.busy is None:
+            # Seen once, it must stay so.
+            self.next_tick()
+            self.put(register, {value})
+
+    def judge_name(self, name, seen, since, first=0, whole=True):
+        """What somebody found under a name: None for nothing, else cells of the file there. Answers whose they are."""
+        window = name.value.window(since)
+        self.counts["names"] += 1
+        if seen is None:
+            if None not in window:
+                raise Violation(f"{name.path} is not there, and must be {told_files(window)}{name.story.told(name.path)}")
+            self._resolve_name(name, None, since)
+            return None
+        numbers = {found[0] for found in seen if isinstance(found, tuple)}
+        if len(numbers) > 1:
+            raise Violation(f"{name.path} holds cells of files {sorted(numbers)}{name.story.told(name.path)}")
+        if not numbers:
+            return self._judge_nameless(name, seen, since, window, first, whole)
+        (number,) = numbers
+        if number not in window:
+            known = self.files.get(number)
+            raise Violation(f"{name.path} is file {number}, and may be {told_files(window)}{name.story.told(name.path)}"
+                            f"{known.story.told(f'file {number}') if known else ''}")
+        try:
+            self.judge_cells(number, first, seen, since, whole)
+        except Violation as violation:
+            raise Violation(f"{violation}{name.story.told(name.path)}") from None
+        self._resolve_name(name, number, since)
+        return number
+
+    def _judge_nameless(self, name, seen, since, window, first, whole):
+        """Of a file that is empty or zeros nothing says which it is."""
+        fitting, why = [], ""
+        for number in window - {None}:
+            try:
+                self.judge_cells(number, first, seen, since, whole)
+                fitting.append(number)
+            except Violation as violation:
+                why = str(violation)
+        if not fitting:
+            raise Violation(f"{name.path} holds {len(seen)} cells that are nobody's, and may be {told_files(window)}: {why}"
+                            f"{name.story.told(name.path)}")
+        if len(fitting) == 1:
+            self._resolve_name(name, fitting[0], since)
+            return fitting[0]
+        return None
+
+    def _resolve_name(self, name, value, since):
+        if not name.value.sure() and name.value.unmoved(since) and name.busy is None:
+            self.next_tick()
+            self.put(name.value, {value})
+
+    def judge_size(self, name, size, links, since):
+        """What stat says of a name: None for nothing."""
+        window = name.value.window(since)
+        self.counts["stats"] += 1
+        if size is None:
+            if None not in window:
+                raise Violation(f"stat finds no {name.path}, which must be {told_files(window)}{name.story.told(name.path)}")
+            return
+        fitting = [number for number in window - {None} if self._size_fits(self.files[number], size, since)]
+        if not fitting:
+            stories = "".join(self.files[number].story.told(f"file {number}") for number in window - {None})
+            raise Violation(f"stat of {name.path} says {size} bytes ({size / CELL:g} cells), which none of {told_files(window)} "
+                            f"has{name.story.told(name.path)}{stories}")
+        if not any(self._links_fit(number, links, since) for number in fitting):
+            raise Violation(f"stat of {name.path} says {links} links; {self._told_links(fitting, since)}{name.story.told(name.path)}")
+
+    def _size_fits(self, file, size, since):
+        at, rest = divmod(size, CELL)
+        last, next_one = file.window(at - 1, since) if at else {0}, file.window(at, since)
+        if rest and not (None in next_one and len(next_one) > 1):
+            return False
+        return bool(last - {None}) and None in next_one
+
+    def _links(self, number, since):
+        windows = [name.value.window(since) for name in self.names.values()]
+        return sum(window == {number} for window in windows), sum(number in window for window in windows)
+
+    def _links_fit(self, number, links, since):
+        least, most = self._links(number, since)
+        return least <= links <= most
+
+    def _told_links(self, numbers, since):
+        return "; ".join(f"file {number} has {' to '.join(str(count) for count in self._links(number, since))}" for number in numbers)
+
+    def judge_folder(self, folder, seen, since):
+        """The names that a directory lists."""
+        self.counts["listings"] += 1
+        if len(set(seen)) != len(seen):
+            twice = [one for one, count in collections.Counter(seen).items() if count > 1]
+            raise Violation(f"{folder} lists {twice} twice")
+        known = {path.rpartition("/")[2]: name for path, name in (self.names | self.folders).items()
+                 if path.rpartition("/")[0] == folder}
+        if strange := [one for one in seen if one not in known]:
+            raise Violation(f"{folder} lists {strange}, which nobody has made")
+        for short, name in known.items():
+            window = name.value.window(since)
+            if short in seen and window == {None}:
+                raise Violation(f"{folder} lists {short}, which is not there{name.story.told(name.path)}")
+            if short not in seen and None not in window:
+                raise Violation(f"{folder} does not list {short}, which is there{name.story.told(name.path)}")
+
+    def judge_folder_there(self, name, there, since):
+        window = name.value.window(since)
+        self.counts["stats"] += 1
+        if (True if there else None) not in window:
+            raise Violation(f"the directory {name.path} is {'' if there else 'not '}there{name.story.told(name.path)}")
+        self._resolve_name(name, True if there else None, since)
+
+    def judge_log(self, log, found, other, since):
+        """All records of a log, in their order."""
+        self.counts["records"] += len(found)
+        places, last = {}, {}
+        for stream, number, place, count, offset in found:
+            key = (stream, number)
+            if key in places:
+                raise Violation(f"{log.path}: record {number} of stream {stream} is there twice, at {places[key]} and {offset}")
+            if key not in log.begun:
+                raise Violation(f"{log.path}: record {number} of stream {stream} at {offset} was never written")
+            if number <= last.get(stream, -1):
+                raise Violation(f"{log.path}: record {number} of stream {stream} comes after {last[stream]}")
+            places[key], last[stream] = offset, number
+            if place and key in log.answered and places.get((stream, number - 1)) != offset - RECORD:
+                raise Violation(f"{log.path}: an append of {count} records is torn before record {number} of stream {stream}, at {offset}")
+        missing = [key for key, tick in log.answered.items() if tick <= since and key not in places]
+        if missing:
+            stream, number = min(missing)
+            raise Violation(f"{log.path}: {len(missing)} answered records are lost, such as {number} of stream {stream}; "
+                            f"{len(found)} are there")
+        if other and not log.unanswered and not self._appending(log, since):
+            raise Violation(f"{log.path}: {other} bytes are no record")
+
+    def _appending(self, log, since):
+        """Whether some append was under way then."""
+        return any(key not in log.answered or log.answered[key] > since for key in log.begun)
+
+    def forget(self, held):
+        """Files without a name that nobody has open."""
+        used = set(held).union(*(name.value.now() for name in self.names.values()))
+        for number in [number for number, file in self.files.items() if number not in used and file.busy is None]:
+            del self.files[number]
+
+
+def content(number, place, value):
+    if value is None:
+        return b""
+    return bytes(CELL) if value == 0 else cell(number, place, value)
+
+
+def is_mixture(found, allowed):
+    """Whether each byte is that of one of the allowed contents, and the end as well."""
+    if len(found) < CELL and b"" not in allowed:
+        return False
+    # What was not there yet, and is not written, reads as zeros once something behind it is there.
+    whole = [one or bytes(CELL) for one in allowed]
+    return all(any(one[at] == byte for one in whole) for at, byte in enumerate(found))
+
+
+def summary(seen):
+    """What a read has shown, in runs of the same."""
+    runs = []
+    for found in seen:
+        value = "torn" if isinstance(found, bytes) else found[2] if isinstance(found, tuple) else found
+        if runs and runs[-1][0] == value:
+            runs[-1][1] += 1
+        else:
+            runs.append([value, 1])
+    return ", ".join(f"{count} of {value if value == 'torn' else told([value])}" for value, count in runs)
+
+
+def describe(data):
+    inner = HEAD.unpack_from(data)[1:] if len(data) >= HEAD.size and data[:4] == MAGIC else None
+    begins = f"begins as version {inner[2]} of cell {inner[1]} of file {inner[0]}" if inner else f"begins {data[:16].hex()}"
+    return f"{len(data)} bytes, {begins}"
+
+
+def told(values):
+    words = {None: "beyond the end", 0: "zeros"}
+    return " or ".join(sorted(words.get(value, f"version {value}") for value in values))
+
+
+def told_files(values):
+    return " or ".join(sorted("nothing" if value is None else f"file {value}" for value in values))

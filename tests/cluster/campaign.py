@@ -1,0 +1,347 @@
+#!/usr/bin/env python3
+"""A random campaign against a server and the mounts of several nodes: programs on all of them change and look at the
+same files, while links are cut, sockets reset, clients stopped and killed, and the server killed and started again.
+
+    python3 tests/cluster/campaign.py [--seconds 1800] [--clients 4] [--seed N] [--faults links,kill,...]
+    python3 tests/cluster/campaign.py --self-test
+
+An account outside of the file system (account.py) says what each look may show: what was answered is seen by everybody
+from then on, through a restart of the server as well; a record that was appended is there once; a name is what it was
+made. After each fault everybody looks at everything, and at the end the PFS alone is compared. The seed decides what
+is done and when; what the scheduler makes of it differs from run to run. Needs root. Exits 1 if anything was seen that
+nothing allows, with the story of the files concerned, and keeps the logs; 2 if it could not run.
+"""
+
+import argparse
+import collections
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from account import Violation, parse_cells, parse_records
+from cluster import ROOT, Failure, cluster, say
+from faults import FAULTS, Faults
+from machine import clean_exit_on_signals, run, workspace
+from planner import FOLDERS, LOG_FOLDER, SLOT_FOLDER, Planner
+from selftest import self_test
+
+PROGRAMS_OF_EACH = 3
+PATIENCE_S = 150
+LEASE_S = 8
+# Files have to move: less memory than the programs write, and not much flash.
+DRAM, FLASH = "24MiB", "96MiB"
+BEHIND = """
+[demotion]
+idle_after = "500ms"
+[[rule]]
+path = "/safe/**"
+durability = "pfs"
+[[rule]]
+path = "/mem/**"
+durability = "memory"
+"""
+
+
+class Worker:
+    """A program's process, and the thread that gives it its plans."""
+
+    def __init__(self, campaign, number, client, first):
+        self.campaign, self.number, self.client, self.first = campaign, number, client, first
+        ours, theirs = multiprocessing.Pipe()
+        campaign.planner.join(number, client, first)
+        words = [sys.executable, Path(__file__).with_name("program.py"), str(theirs.fileno()), campaign.cluster.mounts[client]]
+        self.process = subprocess.Popen(words, pass_fds=[theirs.fileno()], start_new_session=True)
+        theirs.close()
+        self.heard = time.monotonic()
+        self.thread = threading.Thread(target=self.serve, args=(ours,), daemon=True)
+        self.thread.start()
+
+    def serve(self, pipe):
+        planner, lock = self.campaign.planner, self.campaign.lock
+        try:
+            with pipe:
+                self.answer(pipe)
+        except Exception:
+            # Nobody else would hear of it: the account is not to be trusted from here on.
+            planner.violations.append(f"the campaign itself is wrong: {traceback.format_exc()}")
+        # Only the end of the process is the end of what its mappings had under way.
+        code = self.process.wait()
+        with lock:
+            if planner.programs[self.number].ticket or code:
+                planner.died(self.number, signal.Signals(-code).name if code < 0 else f"exit {code}")
+            elif planner.mode != "end" and not planner.violations:
+                planner.violations.append(f"program {self.number} ended by itself")
+            planner.leave(self.number)
+
+    def answer(self, pipe):
+        """Gives it one plan after the other, until its end."""
+        planner, lock = self.campaign.planner, self.campaign.lock
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                outcome = pipe.recv()
+                with lock:
+                    self.heard = time.monotonic()
+                    if outcome is not None:
+                        planner.done(self.number, outcome)
+                    plan = planner.next(self.number)
+                pipe.send(plan)
+
+
+class Campaign:
+    def __init__(self, args, running):
+        self.args, self.cluster = args, running
+        self.planner, self.lock = Planner(args.seed, args.grow_mapped), threading.RLock()
+        self.random = random.Random(f"{args.seed} faults")
+        self.workers, self.numbers = [], 0
+        self.faults = Faults(self)
+        self.counts = collections.Counter()
+        self.moves = collections.Counter()
+        self.begun = time.monotonic()
+
+    def go(self):
+        for folder in (*FOLDERS, SLOT_FOLDER, LOG_FOLDER):
+            (self.cluster.mounts[0] / folder).mkdir(parents=True)
+        for client in range(self.args.clients):
+            for at in range(PROGRAMS_OF_EACH):
+                self.start_worker(client, at == 0)
+        mover = threading.Thread(target=self.move, daemon=True)
+        mover.start()
+        rounds = 0
+        while time.monotonic() - self.begun < self.args.seconds:
+            rounds += 1
+            fault = self.random.choice(self.args.faults)
+            self.wait(self.random.uniform(0.5, 4.0))
+            getattr(self.faults, f"do_{fault}")()
+            self.counts[fault] += 1
+            self.wait(self.random.uniform(0.5, 2.5))
+            self.look_at_all()
+            with self.lock:
+                told = sum(self.planner.operations.values())
+                unknown = sum(self.planner.unknown.values())
+            print(f"{time.monotonic() - self.begun:6.0f} s  round {rounds}: {self.faults.told}; {told} operations answered, "
+                  f"{unknown} with an answer that was lost", flush=True)
+        self.end(mover)
+
+    def start_worker(self, client, first):
+        self.numbers += 1
+        with self.lock:
+            self.workers.append(Worker(self, self.numbers, client, first))
+
+    def wait(self, seconds):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.check()
+            time.sleep(0.05)
+
+    def check(self):
+        """Ends the campaign at a violation; starts programs anew that a dead mapping has ended."""
+        with self.lock:
+            if self.planner.violations:
+                raise Failure("violated")
+            hanging = [worker for worker in self.workers if time.monotonic() - worker.heard > PATIENCE_S]
+            if hanging:
+                for worker in hanging:
+                    program = self.planner.programs.get(worker.number)
+                    ticket = program and program.ticket
+                    self.planner.violations.append(f"program {worker.number} on client {worker.client} hangs for {PATIENCE_S} s: "
+                                                   f"{ticket and ticket.plan}; {stack(worker.process.pid)}")
+                raise Failure("violated")
+            ended = [worker for worker in self.workers if not worker.thread.is_alive()]
+            for worker in ended:
+                self.workers.remove(worker)
+                self.counts["programs that a mapping ended"] += 1
+        for worker in ended:
+            self.start_worker(worker.client, worker.first)
+
+    def until(self, what, done):
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            self.check()
+            with self.lock:
+                if done():
+                    return
+                if time.monotonic() > deadline:
+                    under_way = [program.ticket.plan for program in self.planner.programs.values() if program.ticket]
+                    self.planner.violations.append(f"{what}: not within {PATIENCE_S} s; under way: {under_way}")
+            time.sleep(0.02)
+
+    def look_at_all(self):
+        """With nothing under way everybody sees the same: what was answered."""
+        with self.lock:
+            self.planner.mode = "rest"
+        self.until("no operation is under way", self.planner.quiet)
+        with self.lock:
+            self.planner.audit()
+        self.until("everybody has looked at everything", self.planner.audited)
+        with self.lock:
+            if self.random.random() < 0.3 or any(log.bytes > 200_000 for log in self.planner.account.logs.values()):
+                old = list(self.planner.account.logs)
+                self.planner.new_logs()
+            else:
+                old = []
+        self.remove(old)
+        with self.lock:
+            self.planner.mode = "run"
+
+    def remove(self, paths):
+        """By a process of its own: the driver never waits for a mount."""
+        mount = self.random.choice(self.cluster.mounts)
+        if paths:
+            run(["rm", "-f", *(mount / path for path in paths)], timeout_s=PATIENCE_S)
+
+    def move(self):
+        """Orders of people, by mounts that nothing happens to."""
+        chance = random.Random(f"{self.args.seed} moves")
+        while self.planner.mode != "end" and not self.planner.violations:
+            time.sleep(chance.uniform(0.1, 1.0))
+            client, order = chance.randrange(self.args.clients), chance.choice(["stage-out", "release", "stage-in", "prefetch"])
+            if self.faults.under_way:
+                continue
+            self.moves[order] += 1
+            path = self.cluster.mounts[client] / chance.choice(FOLDERS)
+            try:
+                done = run([self.cluster.binary, order, path], check=False, timeout_s=PATIENCE_S)
+            except Failure as failure:
+                done = None
+                told = str(failure)
+            if (done is None or done.returncode not in (0, 3)) and not self.faults.under_way and not self.planner.violations:
+                # A restart may have met it: that one is begun anew.
+                told = told if done is None else f"exit {done.returncode}: {done.stderr.strip()[-200:]}"
+                self.moves[f"{order} failed"] += 1
+                say(f"{order} {path}: {told}")
+
+    def end(self, mover):
+        with self.lock:
+            self.planner.mode = "end"
+        for worker in self.workers:
+            worker.thread.join(PATIENCE_S)
+            if worker.thread.is_alive():
+                self.planner.violations.append(f"program {worker.number} does not end: {stack(worker.process.pid)}")
+                raise Failure("violated")
+        mover.join(PATIENCE_S)
+        if self.planner.violations:
+            raise Failure("violated")
+        errors = self.cluster.status()["errors"]
+        if errors:
+            self.planner.violations.append(f"status shows errors: {errors[:4]}")
+        self.cluster.finish(timeout="100s")
+        try:
+            self.judge_pfs()
+        except Violation as violation:
+            self.planner.violations.append(f"on the PFS, after all was drained: {violation}")
+        if self.planner.violations:
+            raise Failure("violated")
+
+    def judge_pfs(self):
+        """What is on the PFS when all is drained is what was answered."""
+        account, pfs = self.planner.account, self.cluster.pfs
+        since = account.tick
+        for path, name in account.names.items():
+            there = pfs / path
+            account.judge_name(name, parse_cells(there.read_bytes()) if there.exists() else None, since)
+        for folder in (*FOLDERS, SLOT_FOLDER):
+            account.judge_folder(folder, os.listdir(pfs / folder), since)
+        for path, log in account.logs.items():
+            if log.answered:
+                account.judge_log(log, *parse_records((pfs / path).read_bytes()), since)
+
+    def kill_programs(self):
+        """What is left of them; one that waits for a mount ends with that."""
+        for worker in self.workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
+
+    def figures(self):
+        planner = self.planner
+        lines = [f"operations: {counted(planner.operations)}", f"answers lost: {counted(planner.unknown)}",
+                 f"looks: {counted(planner.account.counts)}", f"faults: {counted(self.counts)}", f"orders: {counted(self.moves)}"]
+        if planner.refused:
+            lines.append(f"refused at first, as documented: {counted(planner.refused)}")
+        return "\n".join(f"campaign: {line}" for line in lines)
+
+
+def counted(counter):
+    return ", ".join(f"{count} {name}" for name, count in sorted(counter.items())) or "none"
+
+
+def stack(pid):
+    try:
+        return Path(f"/proc/{pid}/stack").read_text(encoding="ascii").replace("\n", "; ")
+    except OSError as error:
+        return f"no stack ({error.strerror})"
+
+
+def perform(args):
+    with workspace("forebay-campaign-") as base:
+        base.chmod(0o755)
+        print(f"campaign: seed {args.seed}, {args.seconds} s, {args.clients} clients with {PROGRAMS_OF_EACH} programs each, "
+              f"faults {','.join(args.faults)}", flush=True)
+        with cluster(args.forebay, base, args.clients, DRAM, FLASH, lease=f"{LEASE_S}s", behind=BEHIND) as running:
+            campaign = Campaign(args, running)
+            try:
+                campaign.go()
+            except BaseException as error:
+                campaign.faults.all_back()
+                campaign.planner.mode = "end"
+                campaign.kill_programs()
+                kept = Path(tempfile.mkdtemp(prefix="forebay-campaign-logs-"))
+                running.keep_logs(kept)
+                print(campaign.figures())
+                for violation in campaign.planner.violations:
+                    print(f"campaign: VIOLATION with seed {args.seed}: {violation}")
+                print("\n".join(["campaign: the last faults:", *campaign.faults.history]))
+                print(f"campaign: logs are in {kept}", flush=True)
+                if campaign.planner.violations:
+                    return 1
+                raise error
+            print(campaign.figures())
+            print(f"campaign: no violation in {time.monotonic() - campaign.begun:.0f} s, seed {args.seed}", flush=True)
+    return 0
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--forebay", type=Path, default=ROOT / "target/release/forebay", help="the binary to test")
+    parser.add_argument("--seconds", type=int, default=1800, help="for how long (1800)")
+    parser.add_argument("--clients", type=int, default=4, help="nodes with a mount (4)")
+    parser.add_argument("--seed", type=int, help="decides faults and operations")
+    parser.add_argument("--faults", default=",".join(FAULTS), help=f"a comma-separated list of {', '.join(FAULTS)}, or none")
+    parser.add_argument("--grow-mapped", action="store_true", help="also make files longer and shorter that another node has mapped")
+    parser.add_argument("--self-test", action="store_true", help="wrong histories, each of which must be found")
+    args = parser.parse_args()
+    args.forebay = args.forebay.resolve()
+    args.faults = ["none"] if args.faults == "none" else args.faults.split(",")
+    if unknown := set(args.faults) - {*FAULTS, "none"}:
+        parser.error(f"no such faults: {', '.join(sorted(unknown))}; there are {', '.join(FAULTS)}")
+    if not args.self_test and not args.forebay.is_file():
+        parser.error(f"{args.forebay} is not there: make build")
+    if args.seed is None:
+        args.seed = random.SystemRandom().getrandbits(32)
+    return args
+
+
+def main():
+    args = arguments()
+    if args.self_test:
+        return self_test()
+    try:
+        with clean_exit_on_signals():
+            return perform(args)
+    except KeyboardInterrupt:
+        return 130
+    except (Failure, OSError) as error:
+        say(f"campaign: {error}")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

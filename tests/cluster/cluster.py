@@ -1,0 +1,103 @@
+"""A server and mounts of it, each on a node with a network of its own, on one machine."""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench" / "mulconn"), str(ROOT / "scripts")]
+
+from machine import MIB, Failure, Network, run, unmount_below  # noqa: E402
+from nodes import nodes  # noqa: E402
+
+PORT = 7070
+PATIENCE_S = 60.0
+# Sparse: they take what is written.
+PFS_BYTES = 8192 * MIB
+FLASH_BYTES = 2048 * MIB
+START = time.monotonic()
+
+
+def say(text):
+    """A progress line; results go to standard output."""
+    print(f"[{time.monotonic() - START:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+class Cluster(Network):
+    """The server is on the first node, and each further one has a mount, over TCP."""
+
+    def __init__(self, binary, pfs, base, of_nodes, tiers, settings="", lease="30s", behind=""):
+        """`tiers`, `settings` and `behind` are lines of the configuration file: of the server's section, at the
+        beginning, and at the end."""
+        self.server_node, *self.clients = of_nodes
+        mounts = [base / f"mnt{number}" for number in range(1, len(of_nodes))]
+        super().__init__(binary, pfs, mounts, base, settings=settings, tiers=f"{tiers}\n{behind}", cluster=f'lease = "{lease}"')
+        text = self.config.read_text(encoding="utf-8")
+        listens = f"127.0.0.1:{self.port}"
+        self.config.write_text(text.replace(listens, f"{self.server_node.address}:{PORT}"), encoding="utf-8")
+        self.starts = 0
+
+    def start_server(self):
+        self.starts += 1
+        self.server_node.run(self.binary, "server", "--config", self.config, "--id", "1", "--detach", timeout_s=PATIENCE_S)
+
+    def show(self, mount, *options):
+        node = self.clients[self.mounts.index(mount)]
+        node.run(self.binary, "mount", "--config", self.config, mount, "--no-local", "--detach", *self.options, *options,
+                 timeout_s=PATIENCE_S, env={**os.environ, "FOREBAY_RUN": str(self.run_base)})
+
+    def kill_server(self):
+        """SIGKILL, and waits for its end."""
+        pid = self.pid()
+        if pid is None:
+            raise Failure("the server has ended by itself")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + PATIENCE_S
+        while Path(f"/proc/{pid}/mem").exists() and not is_zombie(pid):
+            if time.monotonic() > deadline:
+                raise Failure("the server does not end by SIGKILL")
+            time.sleep(0.01)
+
+    def keep_logs(self, folder):
+        """What a person wants to see of a failed run."""
+        for path in [*self.state.glob("*.log*"), *self.run_base.rglob("*.log*")]:
+            shutil.copy(path, folder / "-".join(path.relative_to(self.config.parent).parts))
+
+
+def is_zombie(pid):
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
+
+
+@contextlib.contextmanager
+def loop_ext4(base, name, size_bytes):
+    image, point = base / f"{name}.img", base / name
+    with open(image, "wb") as file:
+        file.truncate(size_bytes)
+    point.mkdir()
+    run(["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard", image])
+    run(["mount", "-t", "ext4", "-o", "loop", image, point])
+    try:
+        (point / "lost+found").rmdir()
+        yield point
+    finally:
+        unmount_below(point)
+        image.unlink()
+
+
+@contextlib.contextmanager
+def cluster(binary, base, clients, dram, flash_size, **more):
+    """A cluster with so many clients on a PFS and a flash directory of its own."""
+    if os.geteuid() != 0:
+        raise Failure("it makes networks and mounts file systems, which only root may")
+    with loop_ext4(base, "pfs", PFS_BYTES) as pfs, loop_ext4(base, "flash", FLASH_BYTES) as flash, nodes(clients + 1) as made:
+        with Cluster(binary, pfs, base, made, f'dram = "{dram}"\nssd = ["{flash}:{flash_size}"]', **more) as running:
+            yield running

@@ -1,0 +1,154 @@
+"""What happens to nodes, links and the server while programs work, and for what it excuses."""
+
+import collections
+import os
+import signal
+import time
+
+from machine import run
+
+FAULTS = ("links", "reset", "stop", "kill", "fence", "client")
+# A client's session lives on: longest time without a word, against a lease of 8 s.
+WITHIN_LEASE_S = 3.0
+BEYOND_LEASE_S = (9.0, 14.0)
+# After the fault: the client finds out that its session is gone, and begins anew.
+AFTERWARDS_S = 5.0
+HISTORY = 30
+
+
+class Faults:
+    def __init__(self, campaign):
+        self.campaign, self.cluster, self.random = campaign, campaign.cluster, campaign.random
+        self.planner, self.lock = campaign.planner, campaign.lock
+        self.under_way, self.told = False, ""
+        self.history = collections.deque(maxlen=HISTORY)
+        self.undo = []  # what brings everything back
+
+    def tell(self, text):
+        self.told = text
+        with self.lock:
+            self.history.append(f"{time.strftime('%H:%M:%S')} [{self.planner.account.tick}] {text}")
+
+    def some(self):
+        """A client or several."""
+        count = 1 if self.random.random() < 0.7 else self.random.randrange(1, self.campaign.args.clients + 1)
+        return self.random.sample(range(self.campaign.args.clients), count)
+
+    def all_back(self):
+        while self.undo:
+            self.undo.pop()()
+        self.under_way = False
+
+    def lasting(self, seconds):
+        try:
+            self.campaign.wait(seconds)
+        finally:
+            self.all_back()
+
+    def excused(self, clients, why):
+        with self.lock:
+            return [self.planner.excuse(client, why) for client in clients]
+
+    def over(self, excuses):
+        with self.lock:
+            for excuse in excuses:
+                self.planner.excuse_ends(excuse)
+
+    # -- each of them -----------------------------------------------------------------------------------------------
+
+    def do_none(self):
+        self.tell("nothing")
+
+    def do_links(self, seconds=None, clients=None):
+        """For less than the lease: nobody is told anything. Sockets may be reset meanwhile."""
+        clients = clients or self.some()
+        seconds = seconds or self.random.uniform(0.1, WITHIN_LEASE_S)
+        self.tell(f"links of clients {clients} cut for {seconds:.1f} s")
+        self.under_way = True
+        for client in clients:
+            self.cut(self.cluster.clients[client])
+        self.lasting(seconds)
+
+    def cut(self, node):
+        node.cut()
+        self.undo.append(node.heal)
+
+    def do_reset(self):
+        count = self.random.randrange(1, 6)
+        ended = 0
+        for _ in range(count):
+            for client in self.some():
+                ended += self.cluster.clients[client].reset_sockets()
+            self.campaign.wait(self.random.uniform(0.05, 0.8))
+        self.tell(f"{ended} sockets reset, {count} times")
+
+    def do_stop(self):
+        """A client's process stands still, or the server's, for less than the lease."""
+        seconds = self.random.uniform(0.2, WITHIN_LEASE_S)
+        if self.random.random() < 0.25:
+            self.tell(f"the server stopped for {seconds:.1f} s")
+            pids = [self.cluster.pid()]
+        else:
+            clients = self.some()
+            self.tell(f"clients {clients} stopped for {seconds:.1f} s")
+            pids = [self.cluster.mount_pid(self.cluster.mounts[client]) for client in clients]
+        self.under_way = True
+        self.stop(pids)
+        self.lasting(seconds)
+
+    def stop(self, pids):
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+            self.undo.append(lambda pid=pid: os.kill(pid, signal.SIGCONT))
+
+    def do_kill(self):
+        """The server's process, which is started again; now and then while a link is cut."""
+        seconds = self.random.choice([0.0, 0.0, self.random.uniform(0.1, 3.0)])
+        clients = self.some() if self.random.random() < 0.3 else []
+        self.tell(f"the server killed and started after {seconds:.1f} s{f', links of {clients} cut' if clients else ''}")
+        self.under_way = True
+        for client in clients:
+            self.cut(self.cluster.clients[client])
+        excuses = self.excused([None], "the server was killed")
+        self.cluster.kill_server()
+        self.undo.append(self.cluster.start_server)
+        self.lasting(seconds)
+        self.campaign.wait(AFTERWARDS_S)
+        self.over(excuses)
+
+    def do_fence(self):
+        """A client is silent for longer than the lease: what it had open is gone."""
+        client, seconds = self.random.randrange(self.campaign.args.clients), self.random.uniform(*BEYOND_LEASE_S)
+        stops = self.random.random() < 0.5
+        self.tell(f"client {client} {'stopped' if stops else 'cut off'} for {seconds:.1f} s, which is longer than the lease")
+        self.under_way = True
+        excuses = self.excused([client], "it was silent for longer than the lease")
+        if stops:
+            self.stop([self.cluster.mount_pid(self.cluster.mounts[client])])
+        else:
+            self.cut(self.cluster.clients[client])
+        self.lasting(seconds)
+        self.campaign.wait(AFTERWARDS_S)
+        self.over(excuses)
+
+    def do_client(self):
+        """The process of a mount is killed; another one takes its place once its programs have heard of it."""
+        client = self.random.randrange(self.campaign.args.clients)
+        self.tell(f"the mount of client {client} killed and made anew")
+        mount = self.cluster.mounts[client]
+        self.under_way = True
+        excuses = self.excused([client], "its mount was killed")
+        pid = self.cluster.mount_pid(mount)
+        os.kill(pid, signal.SIGKILL)
+        with self.lock:
+            # What they did in the bare directory below would be seen by nobody.
+            self.planner.resting.add(client)
+        self.campaign.until(f"programs of the dead client {client} are answered", lambda: self.planner.quiet(client))
+        self.campaign.wait(self.random.uniform(0.0, 3.0))
+        run(["umount", "-l", mount])
+        self.cluster.show(mount)
+        with self.lock:
+            self.planner.resting.discard(client)
+        self.all_back()
+        self.campaign.wait(AFTERWARDS_S)
+        self.over(excuses)
