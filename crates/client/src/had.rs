@@ -3,8 +3,8 @@
 //!
 //! Invariants:
 //!
-//! 1. Handles that the caller has are never the numbers of two open files, whichever session gave
-//!    them.
+//! 1. The caller goes on with the handle that a file was opened by first. No run of a server gives
+//!    the number of an earlier one.
 //! 2. An id leads to the file that it led to before, or nowhere: in a later session it is used only
 //!    once the name by which it was known has led to the same file again.
 //! 3. What the kernel reads and writes by itself, and what has no name, is not had again. What was
@@ -19,8 +19,6 @@ use parking_lot::Mutex;
 
 use crate::locked::{Asked, HeldLock, Locked};
 
-/// A handle is the server's number below this bit, and the session's above it.
-const SESSION_SHIFT: u32 = 44;
 /// Ids from here on, up to those of files that were born in the burst buffer, are made up anew by
 /// each run of a server.
 const FIRST_SUBSTITUTE: u64 = 1 << 61;
@@ -77,7 +75,6 @@ pub(crate) enum Asks {
     /// The same, and the file is opened.
     Create(Option<Place>, OpenFlags, Cred),
     Open(Ino, OpenFlags, Cred),
-    OpenDir,
     Unlink(Place),
     Rename(Place, Place, bool),
     Close(Vec<Handle>),
@@ -113,7 +110,6 @@ impl Asks {
             } => Asks::Create(Some(place(link)), *flags, *cred),
             Request::CreateUnnamed { flags, cred, .. } => Asks::Create(None, *flags, *cred),
             Request::Open { ino, flags, cred } => Asks::Open(*ino, *flags, *cred),
-            Request::OpenDir { .. } => Asks::OpenDir,
             Request::Unlink { link, .. } | Request::Rmdir { link, .. } => Asks::Unlink(place(link)),
             Request::Rename { from, to, mode, .. } => {
                 let exchange = *mode == forebay_types::RenameMode::Exchange;
@@ -125,11 +121,6 @@ impl Asks {
             other => Asked::of(other).map_or(Asks::Nothing, Asks::Locks),
         }
     }
-}
-
-/// The number by which the caller knows a handle of a session.
-fn outer(session: u64, number: Handle) -> Handle {
-    Handle(session << SESSION_SHIFT | number.0)
 }
 
 /// Whether it is certain that something found in another session is the same.
@@ -205,12 +196,12 @@ impl State {
         }
     }
 
-    /// Notes an open file, and puts the caller's number into the answer.
+    /// Notes an open file.
     fn opened(
         &mut self,
         (ino, flags, cred): (Ino, OpenFlags, Cred),
         session: u64,
-        opened: &mut Opened,
+        opened: &Opened,
     ) {
         let open = Open {
             ino,
@@ -226,7 +217,6 @@ impl State {
             // The kernel must not go on by itself with what it has open of an earlier session.
             node.barred = true;
         }
-        opened.handle = outer(session, opened.handle);
         self.opens.insert(opened.handle, open);
     }
 }
@@ -241,8 +231,8 @@ impl Had {
         }
     }
 
-    /// Notes what an answer of this session has given, and puts the caller's numbers into it.
-    pub(crate) fn note(&self, asks: Asks, session: u64, response: &mut Response) {
+    /// Notes what an answer of this session has given.
+    pub(crate) fn note(&self, asks: Asks, session: u64, response: &Response) {
         let failed = matches!(response, Response::Failed(_));
         match (asks, response) {
             (Asks::Nothing, _) => {}
@@ -257,7 +247,6 @@ impl Had {
             (Asks::Open(ino, flags, cred), Response::Opened(opened)) => {
                 self.0.lock().opened((ino, flags, cred), session, opened);
             }
-            (Asks::OpenDir, Response::OpenedDir(handle)) => *handle = outer(session, *handle),
             (Asks::Unlink(place), _) if !failed => {
                 let mut state = self.0.lock();
                 if let Some(ino) = state.names.remove(&place) {
@@ -288,14 +277,15 @@ impl Had {
         }
     }
 
-    /// The number by which this session knows a handle; `None` where it does not.
+    /// The number by which this session knows a handle, so far as this client can tell; `None` for
+    /// a file that is not open again yet.
     pub(crate) fn number(&self, handle: Handle, session: u64) -> Option<Handle> {
-        if handle.0 >> SESSION_SHIFT == session {
-            return Some(Handle(handle.0 & ((1 << SESSION_SHIFT) - 1)));
-        }
         let state = self.0.lock();
-        let open = state.opens.get(&handle)?;
-        (open.session == session).then_some(open.number)
+        match state.opens.get(&handle) {
+            Some(open) => (open.session == session).then_some(open.number),
+            // A directory, or nothing: the server knows.
+            None => Some(handle),
+        }
     }
 
     /// The caller closes a handle.

@@ -33,6 +33,7 @@ struct Run {
     passthrough: bool,
     /// Locks are waited for.
     waits: bool,
+    first: u64,
     next: u64,
     asked: Vec<Request>,
     gone: bool,
@@ -92,7 +93,12 @@ impl Connection for Session {
                 })
             }
             Request::MayReclaim { .. } if !run.may_reclaim => return Err(Errno::ESTALE),
+            Request::Write { handle, .. } if !(run.first + 1..=run.next).contains(&handle.0) => {
+                return Err(Errno::ESTALE);
+            }
             Request::Write { .. } => Response::Moved(1),
+            Request::OpenDir { .. } => Response::OpenedDir(Handle(5)),
+            Request::ReadDir { .. } => Response::Entries(Vec::new()),
             Request::Lock { .. } if run.names.values().any(|(ino, _)| *ino == Ino(99)) => {
                 return Err(Errno::EAGAIN);
             }
@@ -197,7 +203,11 @@ impl Lab {
         may_reclaim: bool,
         between: impl FnOnce(&Lab),
     ) {
-        self.server.lock().gone = true;
+        let next = {
+            let mut run = self.server.lock();
+            run.gone = true;
+            run.next + 100
+        };
         *self.runs.0.lock() = None;
         let lost = self.runs.1.lock().pop().expect("a session");
         lost();
@@ -205,8 +215,9 @@ impl Lab {
         self.server = Arc::new(Mutex::new(Run {
             names,
             may_reclaim,
-            // Other numbers than those of the run before, as it happens.
-            next: 70,
+            // No run gives a number that an earlier one has given.
+            first: next,
+            next,
             ..Run::default()
         }));
         *self.runs.0.lock() = Some(self.server.clone());
@@ -248,7 +259,7 @@ fn what_was_open_is_open_again_under_the_same_number() {
     });
     let mut numbers: Vec<u64> = numbers.collect();
     numbers.sort_unstable();
-    assert_eq!(numbers, [71, 72]);
+    assert_eq!(numbers, [103, 104]);
     // A handle of this session is none of those.
     let fresh = lab.open(OLD);
     assert!(fresh != old && fresh != born);
@@ -425,4 +436,32 @@ fn a_directory_that_somebody_stands_in_is_found_again_and_given_back_at_the_end(
         lab.lasting.forgotten(ino);
     }
     assert_eq!(lab.asked(), [Request::Forget(vec![(DIR, 1)])]);
+}
+
+#[test]
+fn an_open_directory_is_told_by_its_own_number() {
+    let mut lab = Lab::new();
+    let opened = lab.ask(Request::OpenDir { ino: DIR });
+    let Ok(Response::OpenedDir(dir)) = opened else {
+        panic!("{opened:?}");
+    };
+    lab.asked();
+    let list = Request::ReadDir {
+        handle: dir,
+        offset: 0,
+    };
+    assert_eq!(lab.ask(list.clone()), Ok(Response::Entries(Vec::new())));
+    let known = lab.asked();
+    assert!(
+        matches!(known[..], [Request::ReadDir { handle, .. }] if handle == Handle(5)),
+        "{known:?}"
+    );
+    // The next run knows that it has not given it.
+    lab.restart(names(), true, |_| ());
+    lab.ask(list).expect("asked as it is");
+    let asked = lab.asked();
+    assert!(
+        matches!(asked.last(), Some(Request::ReadDir { handle, .. }) if *handle == dir),
+        "{asked:?}"
+    );
 }

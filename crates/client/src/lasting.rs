@@ -199,8 +199,8 @@ impl Shared {
             };
             let is_lock = matches!(request, Request::Lock { .. });
             let error = match answer {
-                Ok(mut reply) => {
-                    self.had.note(asks, generation, &mut reply.response);
+                Ok(reply) => {
+                    self.had.note(asks, generation, &reply.response);
                     // Whoever has reclaimed meanwhile did not know of this one.
                     match is_lock && !self.is_present(generation) {
                         true => return Err(Errno::ESTALE),
@@ -211,8 +211,7 @@ impl Shared {
             };
             let is_sent = error != NOT_SENT;
             if is_sent && error != Errno::ENOTCONN {
-                let mut failed = Response::Failed(error);
-                self.had.note(asks, generation, &mut failed);
+                self.had.note(asks, generation, &Response::Failed(error));
                 return Err(error);
             }
             if self.state.lock().closed {

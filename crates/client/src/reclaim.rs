@@ -14,12 +14,15 @@ impl Had {
         session: u64,
         request: &mut Request,
     ) -> Result<(), Errno> {
+        // There is nothing before the first one.
+        if session == 1 {
+            return Ok(());
+        }
         if let Request::ReleaseMany(handles) = request {
-            // Those that the session does not have are closed.
-            *handles = handles
-                .iter()
-                .filter_map(|handle| self.number(*handle, session))
-                .collect();
+            // Those that are not open again are closed.
+            let numbers = handles.iter();
+            let numbers = numbers.filter_map(|handle| self.number(*handle, session));
+            *handles = numbers.collect();
         }
         if let Some(handle) = request.handle_mut() {
             *handle = match self.number(*handle, session) {
@@ -27,11 +30,8 @@ impl Had {
                 None => self.reopen_late(connection, session, *handle)?,
             };
         }
-        // There is nothing before the first one.
-        if session > 1 {
-            for ino in request.nodes().into_iter().flatten() {
-                self.find(connection, session, ino)?;
-            }
+        for ino in request.nodes().into_iter().flatten() {
+            self.find(connection, session, ino)?;
         }
         Ok(())
     }
