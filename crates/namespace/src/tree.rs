@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Instant;
 
 use forebay_tiers::{PfsDir, PfsStat};
@@ -23,6 +23,9 @@ mod file;
 pub(crate) mod handles;
 pub(crate) mod state;
 pub(crate) mod transition;
+
+/// Names of a directory that share a count of changes are looked up once too often.
+const NAME_MARKS: usize = 16;
 
 /// A name in a directory.
 pub type Place = (Arc<Dir>, Name);
@@ -63,6 +66,12 @@ pub struct Dir {
     pub(crate) times: DirTimes,
     /// Default ACL, as the PFS last told it.
     default_acl: Mutex<Option<(Instant, DefaultAcl)>>,
+    /// Names that lead elsewhere on the PFS than here, or are about to: whoever finds one on the PFS
+    /// waits for who changes it.
+    in_change: Mutex<Vec<Name>>,
+    /// Count such changes, each those of some names: who has met a name on the PFS learns that it
+    /// has been changed meanwhile, although it is not any more.
+    changed: [AtomicU32; NAME_MARKS],
     /// What the PFS last said of the directory itself, and when.
     seen: Mutex<Option<(Instant, PfsStat)>>,
     /// The name last found missing on the PFS, and when.

@@ -69,6 +69,7 @@ impl Namespace {
     pub(crate) fn exchange(&self, from: &End, to: &End) -> Result<(), NsError> {
         // While their names still stand for them.
         let dirs = [from, to].map(|end| self.dir_at(end));
+        let _changing = [from, to].map(|end| end.dir.change_name(&end.name));
         let sequence = self.exchange_on_pfs(from, to)?;
         let ends = [(from, to), (to, from)].map(|(end, other)| {
             let published = end.file.as_ref().filter(|_| end.on_pfs()).and_then(|file| {

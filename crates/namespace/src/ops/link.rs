@@ -79,6 +79,8 @@ impl Namespace {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
             Err(e) => return Err(on_pfs("stat")(e)),
         }
+        let shared = Name::from(name);
+        let _changing = dir.change_name(&shared);
         let mut batch = Batch::new();
         let is_first = self.begin_first_name(file, (&dir, name), unnamed, &mut batch)?;
         let linked = match is_first {
@@ -93,7 +95,6 @@ impl Namespace {
         }
         let before = state.clone();
         let published = linked.map(|(published, _)| published);
-        let shared = Name::from(name);
         state.link((dir.clone(), shared.clone()), published);
         let recorded = self
             .put_dirs(&mut batch, &dir)

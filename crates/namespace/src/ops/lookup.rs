@@ -14,6 +14,9 @@ use crate::table::{Node, PlainNode};
 use crate::tree::{Dir, File, Name};
 use crate::{Namespace, NsError};
 
+/// A name that is renamed again and again is looked up so often; then it is what it was found to be.
+const ROUNDS_MAX: u32 = 64;
+
 /// What a name stands for.
 pub struct Found {
     /// Attributes; of an open file, as of the last close.
@@ -60,6 +63,32 @@ impl Namespace {
 
     /// Resolves a name in a directory.
     pub fn lookup_in(&self, dir: &Arc<Dir>, name: &[u8], remember: bool) -> Result<Found, NsError> {
+        let mut rounds = 0;
+        loop {
+            let changes = dir.changes_of(name);
+            let found = self.lookup_once(dir, name, remember)?;
+            rounds += 1;
+            let is_sure = found.file.is_some() || rounds > ROUNDS_MAX;
+            if is_sure || !self.is_overtaken(dir, name, changes)? {
+                return Ok(found);
+            }
+            if remember {
+                self.forget(found.attr.ino, 1);
+            }
+        }
+    }
+
+    /// Whether what the PFS has by this name is not what the name stands for: an older version of a
+    /// file of the burst buffer that is just being renamed.
+    fn is_overtaken(&self, dir: &Dir, name: &[u8], changes: u32) -> Result<bool, NsError> {
+        if dir.is_in_change(name) {
+            drop(dir.order(&self.pfs)?);
+            return Ok(true);
+        }
+        Ok(dir.changes_of(name) != changes || dir.child(name).is_some())
+    }
+
+    fn lookup_once(&self, dir: &Arc<Dir>, name: &[u8], remember: bool) -> Result<Found, NsError> {
         while let Some(file) = dir.child(name) {
             if !self.still_valid(dir, name, &file)? {
                 break;

@@ -377,6 +377,7 @@ impl Namespace {
                 .rename(old.0, old.1, new.0, new.1, RenameMode::Replace)
         };
         let replaced = self.hold_replaced_dir(to)?;
+        let _changing = [from, to].map(|end| end.dir.change_name(&end.name));
         let renamed = match to.is_dir() {
             true => self.without_temporaries(&to.handle, &to.name, &rename),
             false => rename(),

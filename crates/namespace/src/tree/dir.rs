@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_tiers::{PfsDir, PfsStat, PfsTree};
@@ -24,6 +24,21 @@ const GROUP_RULE_TTL: Duration = Duration::from_secs(1);
 /// in between is noticed when the new file is demoted, as one who takes it later.
 const ABSENT_TTL: Duration = Duration::from_millis(50);
 
+/// While it is held, a name leads elsewhere on the PFS than here.
+pub(crate) struct NameChange<'a> {
+    dir: &'a Dir,
+    name: Name,
+}
+
+impl Drop for NameChange<'_> {
+    fn drop(&mut self) {
+        let mut names = self.dir.in_change.lock();
+        if let Some(at) = names.iter().position(|one| *one == self.name) {
+            names.swap_remove(at);
+        }
+    }
+}
+
 impl Dir {
     pub(crate) fn new(key: DirKey, ino: Ino, place: Option<Place>) -> Dir {
         Dir {
@@ -35,6 +50,8 @@ impl Dir {
             handle: Mutex::new(None),
             times: DirTimes::default(),
             default_acl: Mutex::new(None),
+            in_change: Mutex::default(),
+            changed: Default::default(),
             seen: Mutex::new(None),
             absent: Mutex::new(None),
             empty_dirs: EmptyDirs::unknown(),
@@ -104,6 +121,33 @@ impl Dir {
     /// The same, without waiting.
     pub(crate) fn order_now(&self) -> Option<MutexGuard<'_, ()>> {
         self.order.try_lock()
+    }
+
+    /// A name is about to change on the PFS, by who has the right to change names here.
+    pub(crate) fn change_name(&self, name: &Name) -> NameChange<'_> {
+        self.in_change.lock().push(name.clone());
+        self.mark(name).fetch_add(1, Ordering::AcqRel);
+        NameChange {
+            dir: self,
+            name: name.clone(),
+        }
+    }
+
+    fn mark(&self, name: &[u8]) -> &AtomicU32 {
+        let sum = name.iter().fold(0usize, |sum, byte| {
+            sum.wrapping_mul(31) ^ usize::from(*byte)
+        });
+        &self.changed[sum % self.changed.len()]
+    }
+
+    /// Counts changes of a name, and of some others.
+    pub(crate) fn changes_of(&self, name: &[u8]) -> u32 {
+        self.mark(name).load(Ordering::Acquire)
+    }
+
+    /// Whether a name is changed at this moment.
+    pub(crate) fn is_in_change(&self, name: &[u8]) -> bool {
+        self.in_change.lock().iter().any(|one| **one == *name)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Children> {

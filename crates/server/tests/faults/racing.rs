@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_policy::durability::Durability;
@@ -461,5 +461,44 @@ fn a_name_that_comes_and_goes_takes_no_other_name_with_it_for_who_looks() {
         turns.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
     assert_eq!(fs::read(scratch.pfs().join("f")).expect("read"), b"content");
+    server.instance.stop();
+}
+
+#[test]
+fn who_looks_at_a_new_name_never_finds_the_older_version_that_has_it_on_the_pfs() {
+    let scratch = Scratch::new();
+    let mut settings = settings(scratch.path(), 64 << 20);
+    settings.demotion.idle_after = Duration::from_millis(1);
+    let server = Running::start(&settings, false);
+    server.put(b"f", b"");
+    let (done, least) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Acquire) {
+                    let least = least.load(Ordering::Acquire);
+                    if let Ok(found) = server.client.lookup(Ino::ROOT, b"g") {
+                        server.client.forget(vec![(found.ino, 1)]);
+                        assert!(found.size >= least, "{} of {least}", found.size);
+                    }
+                }
+            });
+        }
+        let turns = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for round in 1..=300u64 {
+                // The PFS has what was written in the round before.
+                server.wait_clean(&|_| false);
+                server.put(b"f", &vec![7; round as usize]);
+                least.store(round, Ordering::Release);
+                for (from, to) in [(b"f", b"g"), (b"g", b"f")] {
+                    let (from, to) = ((Ino::ROOT, &from[..]), (Ino::ROOT, &to[..]));
+                    let renamed = server.client.rename(from, to, RenameMode::Replace, me());
+                    renamed.unwrap_or_else(|e| panic!("rename in round {round}: {e:?}"));
+                }
+            }
+        }));
+        done.store(true, Ordering::Release);
+        turns.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
     server.instance.stop();
 }
