@@ -66,7 +66,7 @@ pub struct Dir {
     pub(crate) times: DirTimes,
     /// Default ACL, as the PFS last told it.
     default_acl: Mutex<Option<(Instant, DefaultAcl)>>,
-    /// Names that lead elsewhere on the PFS than here, or are about to: whoever finds one on the PFS
+    /// Names that lead elsewhere on the PFS than here, or are about to: who finds one on the PFS
     /// waits for who changes it.
     in_change: Mutex<Vec<Name>>,
     /// Count such changes, each those of some names: who has met a name on the PFS learns that it

@@ -14,7 +14,7 @@ use crate::table::{Node, PlainNode};
 use crate::tree::{Dir, File, Name};
 use crate::{Namespace, NsError};
 
-/// A name that is renamed again and again is looked up so often; then it is what it was found to be.
+/// A name that is renamed again and again is looked up so often; then it is what was found.
 const ROUNDS_MAX: u32 = 64;
 
 /// What a name stands for.
