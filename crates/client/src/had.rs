@@ -61,6 +61,9 @@ struct State {
     locked: Locked,
     /// What was had in this session, and not before, may be had in the present one.
     floor: u64,
+    /// The present one, from its beginning on, and what was closed while it began.
+    present: u64,
+    closed: Vec<Handle>,
 }
 
 /// See the module.
@@ -226,6 +229,8 @@ impl Had {
     pub(crate) fn begins(&self, session: u64, again: bool) {
         let mut state = self.0.lock();
         state.locked.begins();
+        state.present = session;
+        state.closed.clear();
         if !again || state.floor == 0 {
             state.floor = session;
         }
@@ -293,6 +298,29 @@ impl Had {
         let mut state = self.0.lock();
         if let Some(open) = state.opens.remove(&handle) {
             state.locked.close(open.ino, handle);
+        }
+    }
+
+    /// The caller closes a handle while there is no session. One that begins may have it open again
+    /// already.
+    pub(crate) fn close_without_session(&self, handle: Handle) {
+        let mut state = self.0.lock();
+        if let Some(open) = state.opens.get(&handle)
+            && open.session == state.present
+        {
+            let number = open.number;
+            state.closed.push(number);
+        }
+        drop(state);
+        self.close(handle);
+    }
+
+    /// What was closed while this session began.
+    pub(crate) fn take_closed(&self, session: u64) -> Vec<Handle> {
+        let mut state = self.0.lock();
+        match state.present == session {
+            true => std::mem::take(&mut state.closed),
+            false => Vec::new(),
         }
     }
 

@@ -36,8 +36,10 @@ pub trait Dial: Send + Sync {
 #[derive(Default)]
 struct State {
     session: Option<Arc<dyn Connection>>,
-    /// Counts sessions, from 1.
+    /// Number of the last session, from 1.
     generation: u64,
+    /// Numbers of sessions that were begun: no two have the same.
+    tries: u64,
     /// Of the last session.
     life: Option<u64>,
     /// A thread begins the next one.
@@ -100,8 +102,9 @@ impl Drop for Lasting {
 impl Shared {
     fn begin_session(self: &Arc<Shared>) -> Result<(), String> {
         let (generation, before) = {
-            let state = self.state.lock();
-            (state.generation + 1, state.life)
+            let mut state = self.state.lock();
+            state.tries = state.tries.max(state.generation) + 1;
+            (state.tries, state.life)
         };
         let lost = {
             let shared = Arc::downgrade(self);
@@ -136,10 +139,14 @@ impl Shared {
         state.life = Some(life);
         if state.generation < generation {
             state.generation = generation;
-            state.session = Some(session);
+            state.session = Some(session.clone());
         }
         drop(state);
         self.changed.notify_all();
+        for handle in self.had.take_closed(generation) {
+            // What stays open is closed with the session.
+            drop(session.call(Request::Release { handle }, &[], &mut []));
+        }
         Ok(())
     }
 
@@ -197,15 +204,12 @@ impl Shared {
                 Err(Errno::ENOTCONN) => Err(NOT_SENT),
                 Err(error) => Err(error),
             };
-            let is_lock = matches!(request, Request::Lock { .. });
             let error = match answer {
+                // A session that has begun meanwhile has other locks.
+                Ok(_) if is_about_locks(&request) && !self.is_present(generation) => NOT_SENT,
                 Ok(reply) => {
                     self.had.note(asks, generation, &reply.response);
-                    // Whoever has reclaimed meanwhile did not know of this one.
-                    match is_lock && !self.is_present(generation) {
-                        true => return Err(Errno::ESTALE),
-                        false => return Ok(reply),
-                    }
+                    return Ok(reply);
                 }
                 Err(error) => error,
             };
@@ -241,7 +245,7 @@ impl Shared {
         }
         if closes(request) && !state.closed {
             for handle in request.handles() {
-                self.had.close(*handle);
+                self.had.close_without_session(*handle);
             }
             return Err(Errno::ESTALE);
         }
@@ -315,6 +319,10 @@ fn another_life() -> u64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     // Seeded by the kernel; 0 stands for none.
     RandomState::new().build_hasher().finish().max(1)
+}
+
+fn is_about_locks(request: &Request) -> bool {
+    matches!(request, Request::Lock { .. } | Request::Unlock { .. })
 }
 
 fn closes(request: &Request) -> bool {

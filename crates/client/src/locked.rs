@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use forebay_policy::locks::{FileLocks, Held};
-use forebay_types::{Handle, Ino, LockClass, LockMode};
+use forebay_types::{Errno, Handle, Ino, LockClass, LockMode};
 use forebay_wire::{LockOf, Recall, Request, Response};
 
 /// Grants that are told before the answer to who has asked.
@@ -94,8 +94,12 @@ impl Locked {
                     mode,
                     via: Via { handle, pid },
                 };
-                if lock.class == LockClass::Whole {
-                    // The server has taken one of another mode back, whatever came of it.
+                let was_tried = matches!(
+                    response,
+                    Response::Done | Response::WouldWait | Response::Failed(Errno::EAGAIN)
+                );
+                if lock.class == LockClass::Whole && was_tried {
+                    // The server has taken one of another mode back first.
                     self.change(key, |file| {
                         file.drop_where(|held| held.owner == lock.owner && held.mode != mode);
                     });

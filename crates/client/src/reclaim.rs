@@ -92,7 +92,14 @@ impl Had {
                 Ok(_) => again += 1,
                 Err(error) if is_over(error) => return,
                 Err(Errno::ESTALE) => stale += 1,
-                Err(error) => tracing::warn!("{:?} cannot be opened again yet: {error}", open.ino),
+                Err(error) if self.locks_of(open.ino, handle).is_empty() => {
+                    tracing::warn!("{:?} cannot be opened again yet: {error}", open.ino);
+                }
+                // Others may have its locks as soon as this client has come back.
+                Err(_) => {
+                    self.reopened(handle, session, None);
+                    stale += 1;
+                }
             }
         }
         if again + stale > 0 {

@@ -524,7 +524,7 @@ pub(crate) fn answer_found(
         true => believed.of_attr,
         false => Duration::ZERO,
     };
-    let generation = fuser::Generation(generation);
+    let generation = fuser::Generation(client.generation_of(found.ino));
     let of_name = believed.of_name();
     reply.entry_with_ttls(&of_attr, &of_name, &attr(&found), generation);
 }

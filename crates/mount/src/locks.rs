@@ -46,6 +46,8 @@ struct Wait {
     generation: u64,
     /// The server knows of it.
     asked: bool,
+    /// Somebody asks the server.
+    asking: bool,
     interrupted: bool,
 }
 
@@ -113,28 +115,40 @@ impl Locks {
             owner,
             generation: 0,
             asked: false,
+            asking: false,
             interrupted,
         };
         state.waits.insert(ticket, wait);
     }
 
-    /// The server is about to be asked in this session. Whether somebody still waits.
-    fn asks(&self, ticket: u64, generation: u64) -> bool {
+    /// Somebody is about to ask the server, alone. False if that is not to be done.
+    fn begin_asking(&self, ticket: u64) -> bool {
         let mut state = self.0.lock();
         let Some(wait) = state.waits.get_mut(&ticket) else {
             return false;
         };
-        (wait.generation, wait.asked) = (generation, false);
+        !std::mem::replace(&mut wait.asking, true)
+    }
+
+    /// The server is about to be asked. False if a signal has ended the wait.
+    fn asks(&self, ticket: u64) -> bool {
+        let mut state = self.0.lock();
+        let Some(wait) = state.waits.get_mut(&ticket) else {
+            return false;
+        };
+        wait.asked = false;
         !wait.interrupted
     }
 
-    /// The server knows of a wait.
-    fn waits(&self, ticket: u64) -> Then {
+    /// The server knows of a wait, in this session.
+    fn waits(&self, ticket: u64, generation: u64) -> Then {
         let mut state = self.0.lock();
         let Some(wait) = state.waits.get_mut(&ticket) else {
             return Then::Nothing;
         };
         wait.asked = true;
+        wait.asking = false;
+        wait.generation = generation;
         match wait.interrupted {
             true => Then::GiveUp,
             false => Then::Nothing,
@@ -364,28 +378,36 @@ struct Waits {
 }
 
 impl Waits {
+    /// Asks the server until the wait is known there, or over.
     fn ask_until_known(&self, ask: Ask) {
+        if !self.locks.begin_asking(self.ticket) {
+            return;
+        }
         while !self.ask(ask) {
             std::thread::sleep(PAUSE);
         }
     }
 
-    /// Asks the server. Whether that need not be done again.
+    /// Asks the server once. Whether that need not be done again.
     fn ask(&self, ask: Ask) -> bool {
         let Ask { lock, mode, pid } = ask;
-        let generation = self.client.generation();
-        if !self.locks.asks(self.ticket, generation) {
+        if !self.locks.asks(self.ticket) {
             self.locks.answer(self.ticket, Err(Errno::EINTR));
             return true;
         }
+        let before = self.client.generation();
         match self.client.lock(lock, mode, pid, Some(self.ticket)) {
             Ok(Progress::WouldWait) => {
-                if self.locks.waits(self.ticket) == Then::GiveUp {
-                    self.give_up();
-                    return true;
+                let now = self.client.generation();
+                // Which of two sessions has answered is not known: what waits there is asked for
+                // once more, and is the same wait.
+                if before != now {
+                    return false;
                 }
-                // Who follows the server has not found it among those that wait.
-                self.client.generation() == generation
+                if self.locks.waits(self.ticket, now) == Then::GiveUp {
+                    self.give_up();
+                }
+                true
             }
             // Nobody can be told yet of what is granted, or others have not come back yet.
             Err(Errno::EAGAIN | AWAITED) => false,

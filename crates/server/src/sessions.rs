@@ -132,7 +132,10 @@ impl Session {
                 self.undo(Request::Forget(batch.to_vec()));
             }
         }
-        self.common.locks.end(self.node);
+        // When the server stops in order, the client may have its locks again of the next one.
+        if !self.common.lives.are_kept() {
+            self.common.locks.end(self.node);
+        }
         self.common.keepers.forget(self.node);
         self.common.processes.forget(self.node);
     }
@@ -322,7 +325,7 @@ impl Session {
         self.note(&reply.response, takes_reference, opens, written.is_some());
         if let Some((handle, closed)) = &asked.closed {
             self.note_closed(closed);
-            if closed.locked {
+            if closed.locked && !self.common.lives.are_kept() {
                 self.common.locks.release(closed.ino, *handle);
             }
         }

@@ -7,11 +7,12 @@
 use std::ffi::OsStr;
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use forebay_policy::samepfs::{Sight, Verdict};
-use forebay_types::Errno;
+use forebay_types::{Errno, check_name};
 use forebay_wire::{Connection, Request, Response};
 
 use crate::cluster::config::Cluster;
@@ -97,11 +98,18 @@ fn place(pfs: &Path) -> Option<Sight> {
 }
 
 fn look(pfs: &Path, name: &[u8], content: &[u8]) -> Sight {
+    // A server says where to look, and not outside of the PFS.
+    if check_name(name).is_err() || !name.starts_with(b".") {
+        return Sight::Unknown;
+    }
     let path = pfs.join(OsStr::from_bytes(name));
     let read = |path: &Path| -> io::Result<Vec<u8>> {
         let mut found = Vec::new();
         let most = content.len() as u64 + 1;
-        std::fs::File::open(path)?
+        std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(path)?
             .take(most)
             .read_to_end(&mut found)?;
         Ok(found)

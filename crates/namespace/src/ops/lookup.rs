@@ -66,8 +66,20 @@ impl Namespace {
         let mut rounds = 0;
         loop {
             let changes = dir.changes_of(name);
-            let found = self.lookup_once(dir, name, remember)?;
+            let found = self.lookup_once(dir, name, remember);
             rounds += 1;
+            let found = match found {
+                Ok(found) => found,
+                // Two names that are exchanged one after the other are never both gone.
+                Err(error) => {
+                    let is_gone = error.errno() == Errno::ENOENT && rounds <= ROUNDS_MAX;
+                    if !is_gone || !self.is_overtaken(dir, name, changes)? {
+                        return Err(error);
+                    }
+                    dir.note_present(name);
+                    continue;
+                }
+            };
             let is_sure = found.file.is_some() || rounds > ROUNDS_MAX;
             if is_sure || !self.is_overtaken(dir, name, changes)? {
                 return Ok(found);

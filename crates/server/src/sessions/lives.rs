@@ -95,6 +95,11 @@ impl Lives {
         self.state.lock().stopping = true;
     }
 
+    /// Whether the server stops in order.
+    pub fn are_kept(&self) -> bool {
+        self.state.lock().stopping
+    }
+
     /// Whether what a client had in this life may be had again.
     pub fn may_reclaim(&self, life: u64) -> bool {
         let state = self.state.lock();

@@ -43,9 +43,15 @@ impl Session {
                 },
                 Some(ino),
             ) => {
-                let may_come_first = again && self.reclaims.load(Ordering::Acquire);
-                if !may_come_first && self.common.lives.are_awaited() {
-                    return Response::Failed(Errno::EBUSY);
+                let lives = &self.common.lives;
+                match (again, self.reclaims.load(Ordering::Acquire)) {
+                    (true, true) => {}
+                    // Others may have had it in between.
+                    (true, false) => return Response::Failed(Errno::ESTALE),
+                    (false, _) if lives.are_awaited() || lives.are_kept() => {
+                        return Response::Failed(Errno::EBUSY);
+                    }
+                    (false, _) => {}
                 }
                 let ask = Ask {
                     lock,

@@ -204,11 +204,16 @@ impl LockTable {
         }
         state.change(key, |file| match waits {
             None => file.locks.give(wants),
-            Some(ticket) => file.waiting.push_back(Waiter {
-                wants,
-                ticket,
-                client: client.clone(),
-            }),
+            Some(ticket) => {
+                // Who asks again does not wait twice.
+                file.waiting
+                    .retain(|waiter| (waiter.wants.owner.client, waiter.ticket) != (node, ticket));
+                file.waiting.push_back(Waiter {
+                    wants,
+                    ticket,
+                    client: client.clone(),
+                });
+            }
         });
         Ok(waits.is_none())
     }

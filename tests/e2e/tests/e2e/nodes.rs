@@ -122,6 +122,10 @@ fn promise_8_after_a_restart_of_the_server_what_was_open_is_open_again() {
         fleet.start_server();
         let content = waits.join().expect("no panic").expect("it goes on");
         assert_eq!(content, b"on the PFS");
+        // By its path the kernel finds the file that is open.
+        for name in ["d", "d/old", "d/newest"] {
+            fs::metadata(fleet.mnt(1, name)).expect("stat");
+        }
     }
     let written = writer.join().expect("all is written");
     let mut bytes = [0; 10];
@@ -156,6 +160,9 @@ fn promise_8_a_program_stays_in_its_directory_over_a_restart_of_the_server() {
         .expect("sh runs");
     fleet.kill_server();
     fleet.start_server();
+    for name in ["d", "d/old"] {
+        fs::metadata(fleet.mnt(1, name)).expect("stat");
+    }
     shell
         .stdin
         .take()
