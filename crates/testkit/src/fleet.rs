@@ -169,6 +169,15 @@ impl Fleet {
         self.server.kill();
     }
 
+    /// Ends the server in order, as `systemctl stop` does.
+    #[track_caller]
+    pub fn stop_server(&mut self) {
+        self.signal_server(Signal::TERM);
+        let mut child = self.server.0.take().expect("it runs");
+        let ended = wait_bounded(&mut child, LONG).expect("it ends in time");
+        assert!(ended.success(), "{ended:?}");
+    }
+
     /// Stops or continues the server's process.
     #[track_caller]
     pub fn signal_server(&self, signal: Signal) {

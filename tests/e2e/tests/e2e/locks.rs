@@ -238,3 +238,24 @@ fn promise_8_nobody_gets_a_lock_before_who_had_it_has_come_back() {
     assert_eq!(one.ask("unlock f 0 9"), "done");
     assert_eq!(two.ask("try f ex 5 9"), "done");
 }
+
+#[test]
+fn promise_8_a_server_that_is_stopped_in_order_keeps_open_files_and_locks() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    let mut one = Locker::new(&fleet.mnt(1, "f"));
+    let mut two = Locker::new(&fleet.mnt(2, "f"));
+    assert_eq!(one.ask("lock f ex 0 0"), "done");
+    two.order("lock f ex 0 0");
+    wait_until("it waits", || two.waits());
+    fleet.stop_server();
+    fleet.start_server();
+    let mut third = Locker::new(&fleet.mnt(2, "f"));
+    assert_eq!(third.ask("try f ex 0 0"), refused());
+    assert!(two.waits());
+    assert_eq!(one.ask("unlock f 0 0"), "done");
+    assert_eq!(two.answer(), "done");
+    assert_eq!(two.ask("count f 3"), "done");
+}
