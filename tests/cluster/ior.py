@@ -6,7 +6,7 @@
 Each rank sees the mount of its own node under one and the same path: it runs in a mount namespace of its own. Every
 case is `ior -w -W -r -R`: written, read and compared by who has written it, and read and compared once more, with `-C`
 by another rank. Needs root and Open MPI's mpirun. Exits 3 if IOR finds an error or a warning. What MPI-IO does
-(`--mpiio`) is reported and not judged, for its locks do not hold between nodes.
+(`--mpiio`) is reported and not judged.
 """
 
 import argparse
