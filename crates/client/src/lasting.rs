@@ -40,8 +40,9 @@ struct State {
     generation: u64,
     /// Numbers of sessions that were begun: no two have the same.
     tries: u64,
-    /// Of the last session.
-    life: Option<u64>,
+    /// Of the last session that there was, and of those that were begun since: the server waits for
+    /// each of them to come back.
+    lives: Vec<u64>,
     /// A thread begins the next one.
     dialing: bool,
     descriptors: Option<bool>,
@@ -104,7 +105,7 @@ impl Shared {
         let (generation, before) = {
             let mut state = self.state.lock();
             state.tries = state.tries.max(state.generation) + 1;
-            (state.tries, state.life)
+            (state.tries, state.lives.clone())
         };
         let lost = {
             let shared = Arc::downgrade(self);
@@ -116,6 +117,7 @@ impl Shared {
         };
         let life = another_life();
         let session = self.dial.dial(life, lost)?;
+        self.state.lock().lives.push(life);
         // The kernel has no use for the descriptor of what is open already.
         let descriptors = session.hands_over_descriptors();
         session.accept_descriptors(false);
@@ -125,18 +127,22 @@ impl Shared {
                 Err(Errno::ESTALE) => Ok(false),
                 Err(error) => Err(format!("what was open cannot be had again yet: {error}")),
             };
-        let may = before.map(|life| reclaim(life, false)).transpose()?;
+        // What there is was had in the first: the others came to nothing.
+        let may = before
+            .first()
+            .map(|life| reclaim(*life, false))
+            .transpose()?;
         self.had.begins(generation, may == Some(true));
         self.had.reclaim(&*session, generation);
-        if let (Some(life), Some(true)) = (before, may) {
+        for life in before {
             reclaim(life, true)?;
         }
+        self.state.lock().lives = vec![life];
         let mut state = self.state.lock();
         if state.closed {
             return Err("closed meanwhile".into());
         }
         session.accept_descriptors(state.descriptors.unwrap_or(descriptors));
-        state.life = Some(life);
         if state.generation < generation {
             state.generation = generation;
             state.session = Some(session.clone());
