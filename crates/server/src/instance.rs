@@ -310,7 +310,7 @@ impl Instance {
         if rooms.base.life().is_broken() {
             return self.leave_as_it_is();
         }
-        rooms.files.leave_memory();
+        rooms.files.leave_memory(&self.sessions.open_at_the_end());
         rooms.files.flush_undrained();
         if !rooms.base.health().is_silent() {
             rooms.base.ns().put_owed_times(Duration::ZERO);

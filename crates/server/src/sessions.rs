@@ -120,6 +120,10 @@ impl Session {
                 dirs,
                 references,
             } = std::mem::take(&mut *shard.lock());
+            if self.common.lives.are_kept() {
+                let open = files.values().map(|file| file.ino);
+                self.common.open_at_the_end.lock().extend(open);
+            }
             for (handle, file) in files {
                 self.undo(Request::Release { handle });
                 self.note_closed(&file);
@@ -403,6 +407,7 @@ impl Sessions {
                 keepers: Keepers::default(),
                 locks: LockTable::default(),
                 lives,
+                open_at_the_end: Mutex::default(),
                 attrs: Pending::default(),
                 pages: Pending::default(),
                 clients: RwLock::default(),
@@ -412,6 +417,11 @@ impl Sessions {
             epoch,
             last_node: AtomicU32::new(0),
         }
+    }
+
+    /// What clients had open when the server stopped in order.
+    pub fn open_at_the_end(&self) -> HashSet<Ino> {
+        self.common.open_at_the_end.lock().clone()
     }
 
     /// The server stops in order: who is here may have again what it has when the next one starts.

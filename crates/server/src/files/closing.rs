@@ -1,6 +1,7 @@
 //! Closes, also those that cannot be finished when they happen, and what a stop does for what is
 //! undrained.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +11,7 @@ use forebay_namespace::File;
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::schedule::TurnEnd;
 use forebay_tiers::{Object, TierKind, start_writeback};
-use forebay_types::{Errno, Handle, OpenFlags, TierId};
+use forebay_types::{Errno, Handle, Ino, OpenFlags, TierId};
 
 use crate::base::failure::Failure;
 use crate::buffer::opens::{Claim, OpenFile, Target};
@@ -194,15 +195,18 @@ impl Files {
     }
 
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in
-    /// memory: after a stop nothing depends on the node staying up.
-    pub fn leave_memory(&self) {
+    /// memory: after a stop nothing depends on the node staying up. `kept` stay, as clean copies: by
+    /// another id they would be other files to clients that have them open over the restart.
+    pub fn leave_memory(&self, kept: &HashSet<Ino>) {
         let files: Vec<_> = self.buffer.files();
         for file in files {
             let tier = file.tier();
             if self.buffer.tiers().kind(tier) != TierKind::Dram || file.lock().is_unlinked() {
                 continue;
             }
-            if !file.lock().is_dirty() && self.buffer.evict(&file).is_some() {
+            let is_clean = !file.lock().is_dirty();
+            let stays = is_clean && kept.contains(&file.ino);
+            if stays || (is_clean && self.buffer.evict(&file).is_some()) {
                 continue;
             }
             if let Err(failure) = self.move_to_flash(&file, tier) {
@@ -404,7 +408,7 @@ mod tests {
         std::thread::scope(|scope| {
             let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
             wait_for_write(&flash, before);
-            rooms.files.leave_memory();
+            rooms.files.leave_memory(&Default::default());
             // By a program on a mount that was taken away under it.
             let written = rooms.files.write(handle, 0, &NEW, WriteHow::WAITING);
             assert_eq!(answer(written), Ok(Some(NEW.len())));
@@ -442,7 +446,7 @@ mod tests {
             .setattr(file.ino, Some(opened.handle), &set, me())
             .expect("truncate");
         assert!(file.lock().residency.writing);
-        rooms.files.leave_memory();
+        rooms.files.leave_memory(&Default::default());
         assert_eq!(file.tier(), FLASH, "our own descriptor is no program");
         let (size, writing) = {
             let state = file.lock();

@@ -1,13 +1,13 @@
 //! What the sessions of one server have in common, and how one has the others forget.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use forebay_types::Ino;
 use forebay_wire::{Recall, Service};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use super::effect::{Concerned, Patience};
 use super::kept::Keepers;
@@ -29,6 +29,8 @@ pub(super) struct Common {
     pub(super) keepers: Keepers,
     pub(super) locks: LockTable,
     pub(super) lives: Lives,
+    /// What clients had open when the server stopped in order.
+    pub(super) open_at_the_end: Mutex<HashSet<Ino>>,
     /// Attributes and pages that others have been asked to forget.
     pub(super) attrs: Pending,
     pub(super) pages: Pending,

@@ -6,6 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use forebay_testkit::{Fleet, needs_nodes, wait_until};
+use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A process that obeys `programs/locker.py`'s orders.
@@ -250,8 +251,17 @@ fn promise_8_a_server_that_is_stopped_in_order_keeps_open_files_and_locks() {
     assert_eq!(one.ask("lock f ex 0 0"), "done");
     two.order("lock f ex 0 0");
     wait_until("it waits", || two.waits());
+    // As flock(1) does: of a file that is only read, and that was drained meanwhile.
+    std::fs::write(fleet.mnt(1, "l"), b"").expect("write");
+    let held = std::fs::File::open(fleet.mnt(1, "l")).expect("open");
+    rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive).expect("lock");
+    wait_until("it is drained", || fleet.status()["dirty_bytes"] == 0);
     fleet.stop_server();
     fleet.start_server();
+    let other = std::fs::File::open(fleet.mnt(2, "l")).expect("open");
+    let refused_there = rustix::fs::flock(&other, FlockOperation::NonBlockingLockShared);
+    assert_eq!(refused_there, Err(rustix::io::Errno::AGAIN));
+    held.metadata().expect("it is open");
     let mut third = Locker::new(&fleet.mnt(2, "f"));
     assert_eq!(third.ask("try f ex 0 0"), refused());
     assert!(two.waits());
