@@ -195,7 +195,7 @@ impl Files {
     }
 
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in
-    /// memory: after a stop nothing depends on the node staying up. `kept` stay, as clean copies: by
+    /// memory: after a stop nothing depends on the node staying up. Clean copies of `kept` stay: by
     /// another id they would be other files to clients that have them open over the restart.
     pub fn leave_memory(&self, kept: &HashSet<Ino>) {
         let files: Vec<_> = self.buffer.files();

@@ -255,7 +255,7 @@ fn promise_8_a_server_that_is_stopped_in_order_keeps_open_files_and_locks() {
     std::fs::write(fleet.mnt(1, "l"), b"").expect("write");
     let held = std::fs::File::open(fleet.mnt(1, "l")).expect("open");
     rustix::fs::flock(&held, FlockOperation::NonBlockingLockExclusive).expect("lock");
-    wait_until("it is drained", || fleet.status()["dirty_bytes"] == 0);
+    wait_until("it is drained", || fleet.pfs("l").exists());
     fleet.stop_server();
     fleet.start_server();
     let other = std::fs::File::open(fleet.mnt(2, "l")).expect("open");
