@@ -79,7 +79,7 @@ impl Follower {
         }
         let attrs = recalls.iter().filter_map(|recall| match recall {
             Recall::Attr(ino) => Some(*ino),
-            Recall::Pages(_) | Recall::Granted(_) => None,
+            _ => None,
         });
         self.recalled.begin(|| self.forgets.recalled(attrs));
         for recall in recalls {
@@ -91,6 +91,22 @@ impl Follower {
         for recall in recalls {
             if let Recall::Pages(ino) = recall {
                 self.forget_pages(*ino);
+            }
+        }
+        for recall in recalls {
+            if let Recall::Grown { ino, end } = recall {
+                self.grow(*ino, *end);
+            }
+        }
+    }
+
+    /// What the kernel has asked for meanwhile may be right, and shorter.
+    fn grow(&self, ino: Ino, end: u64) {
+        match self.notices.grow(ino, end) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            told => {
+                self.told(told);
+                self.forget_attr(ino);
             }
         }
     }

@@ -29,7 +29,7 @@ use std::time::Instant;
 
 use forebay_types::{Errno, Handle, Ino, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
-use forebay_wire::{Peer, Reply, Request, Response, Service};
+use forebay_wire::{Peer, Recall, Reply, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
@@ -229,6 +229,14 @@ impl Session {
         }
     }
 
+    /// The client's kernel may have looked where a file ends long before the file is mapped. The
+    /// client is not waited for: its own request is being answered.
+    fn tell_end(&self, ino: Ino) {
+        if let Some(end) = self.common.end_of(ino) {
+            self.recalls.recall(Recall::Grown { ino, end });
+        }
+    }
+
     /// Takes a handle more into account; `ENFILE` if the client has too many.
     fn reserve_handle(&self, request: &Request) -> Result<bool, Errno> {
         let opens = matches!(
@@ -285,6 +293,12 @@ impl Session {
                 };
                 let handle = opened.handle;
                 self.shard(handle.0).lock().files.insert(handle, file);
+                if self.reclaims.load(Ordering::Acquire) {
+                    self.common.keepers.reopened(ino, self.node, handle);
+                    self.tell_end(ino);
+                } else {
+                    self.common.keepers.opened(ino, self.node, handle);
+                }
             }
             Response::OpenedDir(handle) => {
                 self.shard(handle.0).lock().dirs.insert(*handle);
@@ -310,9 +324,10 @@ impl Session {
         if let (Request::Fsync { .. }, Some(ino)) = (&request, asked.file) {
             common.await_dropped(ino);
         }
-        if let Some(ino) = effect.keeps() {
-            common.keepers.keeps(ino, self.node);
-        }
+        let maps = effect.keeps().filter(|(ino, handle)| {
+            // Before the pages are read.
+            common.keepers.keeps(*ino, self.node, *handle)
+        });
         // What others have stored in their pages comes before the change, not over it.
         if let Some(ino) = effect.content() {
             common.recall_pages(ino, self.node, effect.patience());
@@ -329,6 +344,7 @@ impl Session {
         self.note(&reply.response, takes_reference, opens, written.is_some());
         if let Some((handle, closed)) = &asked.closed {
             self.note_closed(closed);
+            common.keepers.closed(closed.ino, self.node, *handle);
             if closed.locked && !self.common.lives.are_kept() {
                 self.common.locks.release(closed.ino, *handle);
             }
@@ -338,7 +354,10 @@ impl Session {
         }
         // Who has read pages meanwhile.
         if let Some(ino) = effect.changed_content(&reply.response) {
-            common.recall_pages(ino, self.node, effect.patience());
+            common.recall_pages_after(ino, self.node, effect.patience());
+        }
+        if let Some((ino, _)) = maps {
+            self.tell_end(ino);
         }
         // Who is the first to follow recalls was shown nothing firm before.
         if common.followed.load(Ordering::SeqCst) {

@@ -384,6 +384,13 @@ pub enum Recall {
     Attr(Ino),
     /// Attributes and pages; what was stored in these is written back before.
     Pages(Ino),
+    /// That a file which the client may have mapped ended earlier.
+    Grown {
+        /// The file.
+        ino: Ino,
+        /// Where it ended after that, bytes: it may have become shorter since.
+        end: u64,
+    },
     /// That a lock is waited for: the client has it now. This is the ticket that it gave.
     Granted(u64),
 }

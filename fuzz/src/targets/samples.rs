@@ -257,7 +257,11 @@ pub fn responses() -> Vec<Response> {
         })),
         Response::Recalls {
             last: 9,
-            recalls: vec![Recall::Attr(INO), Recall::Pages(INO)],
+            recalls: vec![
+                Recall::Attr(INO),
+                Recall::Pages(INO),
+                Recall::Grown { ino: INO, end: 9 },
+            ],
         },
         Response::Probe {
             name: b".forebay-abababab-8000000000000007-12.part".to_vec(),

@@ -91,7 +91,10 @@ impl Files {
             self.buffer.reach(&target)?;
             self.note_change(open, &target)?;
             let place = (!how.append).then_some(offset);
-            let written = write_object(&target, data, place);
+            let written = match how.write_back {
+                true => store_back(&target, data, offset),
+                false => write_object(&target, data, place),
+            };
             if written.is_err() {
                 // Some of it may be there.
                 self.note_in_place(&target)?;
@@ -181,6 +184,22 @@ fn write_object(target: &Target, data: &[u8], place: Option<u64>) -> std::io::Re
     }
     let written = target.object().write_at(data, at)?;
     Ok((written, at + written as u64))
+}
+
+/// Writes what was stored through a mapping: a file does not grow by that. The kernel of another
+/// node may not know yet that the file has become shorter. What is beyond the end goes, as it does
+/// where a page is shared by all.
+fn store_back(target: &Target, data: &[u8], offset: u64) -> std::io::Result<(usize, u64)> {
+    let left = target.object().stat()?.size.saturating_sub(offset);
+    let (mut stored, within) = (0, data.len().min(left as usize));
+    while stored < within {
+        let at = offset + stored as u64;
+        match write_object(target, &data[stored..within], Some(at))? {
+            (0, _) => return Err(std::io::ErrorKind::WriteZero.into()),
+            (more, _) => stored += more,
+        }
+    }
+    Ok((data.len(), offset + within as u64))
 }
 
 fn is_full(error: &std::io::Error) -> bool {

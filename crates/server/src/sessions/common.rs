@@ -6,9 +6,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use forebay_types::Ino;
-use forebay_wire::{Recall, Service};
+use forebay_wire::{Recall, Request, Response, Service};
 use parking_lot::{Mutex, RwLock};
 
+use super::OWN;
 use super::effect::{Concerned, Patience};
 use super::kept::Keepers;
 use super::lives::Lives;
@@ -108,6 +109,52 @@ impl Common {
             },
         );
         self.await_pages(ino, asked, patience);
+    }
+
+    /// Tells all clients but one that have a file mapped where it ends now, if that is new to them,
+    /// and has them drop their pages; waits until they have.
+    pub(super) fn recall_pages_after(&self, ino: Ino, client: u32, patience: Patience) {
+        let until = Instant::now() + FENCED_AFTER;
+        let end = match patience {
+            // What is written back grows no file.
+            Patience::None => None,
+            _ => self.end_for_others(ino, client),
+        };
+        let asked = self.pages.ask(
+            ino,
+            |_| true,
+            || {
+                let keepers = self.keepers.take_others(ino, client);
+                let mut asked = self.ask(keepers.into_iter(), Recall::Pages(ino), until);
+                if let Some((end, mapped)) = end {
+                    let grown = Recall::Grown { ino, end };
+                    asked.extend(self.ask(mapped.into_iter(), grown, until));
+                }
+                asked
+            },
+        );
+        self.await_pages(ino, asked, patience);
+    }
+
+    /// Where a file ends, and who of the others has to hear of it.
+    fn end_for_others(&self, ino: Ino, client: u32) -> Option<(u64, Viewers)> {
+        let look = self.keepers.look(ino, client)?;
+        let end = self.end_of(ino)?;
+        Some((end, self.keepers.ends_at(ino, client, end, look)))
+    }
+
+    /// Where a file ends; `None` if it is gone.
+    pub(super) fn end_of(&self, ino: Ino) -> Option<u64> {
+        let look = Request::Getattr { ino, handle: None };
+        match self.server.handle(OWN, look, &[], &mut []).response {
+            Response::Attr(shown) => Some(shown.attr.size),
+            other => {
+                tracing::warn!(
+                    "mappings elsewhere of {ino:?} do not hear where it ends: {other:?}"
+                );
+                None
+            }
+        }
     }
 
     /// Waits for pages that write-backs have asked others to drop, and have not waited for.

@@ -1,6 +1,6 @@
 //! What an answered request has shown and changed, so far as other clients may believe it.
 
-use forebay_types::{Errno, Ino};
+use forebay_types::{Errno, Handle, Ino};
 use forebay_wire::{Link, OpenMode, Request, Response, Shown};
 use smallvec::SmallVec;
 
@@ -23,8 +23,8 @@ pub struct Effect {
     write_back: bool,
     /// It sets the size: the kernel writes nothing back meanwhile.
     sets_size: bool,
-    /// It keeps pages of this file.
-    keeps: Option<Ino>,
+    /// It keeps pages of this file, read by this handle.
+    keeps: Option<(Ino, Handle)>,
     /// Names that lead elsewhere afterwards, with what they led to before.
     names: SmallVec<[(NameKey, Option<Targets>); 2]>,
     /// By renaming one to the other.
@@ -104,7 +104,11 @@ impl Effect {
                 effect.changes = file;
                 effect.content = true;
             }
-            Request::Read { pages: true, .. } => effect.keeps = file,
+            Request::Read {
+                pages: true,
+                handle,
+                ..
+            } => effect.keeps = file.map(|file| (file, *handle)),
             Request::Unlink { link, .. } | Request::Rmdir { link, .. } => {
                 effect.names.push(leaves(link));
             }
@@ -127,8 +131,8 @@ impl Effect {
         self.changes.filter(|_| self.content)
     }
 
-    /// The file of which it keeps pages.
-    pub fn keeps(&self) -> Option<Ino> {
+    /// The file of which it keeps pages, and the handle by which it reads them.
+    pub fn keeps(&self) -> Option<(Ino, Handle)> {
         self.keeps
     }
 

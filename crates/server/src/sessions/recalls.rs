@@ -79,7 +79,10 @@ impl Recalls {
     }
 
     fn note_followed(&self, state: &mut State, seen: u64) {
-        state.listens = true;
+        // Before the first time nothing was told: the number is one of an earlier session.
+        if !std::mem::replace(&mut state.listens, true) {
+            return;
+        }
         let count = seen.saturating_sub(state.followed()) as usize;
         let count = count.min(state.queue.len());
         if count > 0 {
@@ -136,7 +139,10 @@ impl Recalls {
     pub fn recall(&self, what: Recall) -> u64 {
         let (number, listener) = {
             let mut state = self.state.lock();
-            if state.ended || !state.listens {
+            // Before it listens it is shown nothing firm. After a restart of the server it may have
+            // pages and mappings long before.
+            let counts = state.listens || matches!(what, Recall::Pages(_) | Recall::Grown { .. });
+            if state.ended || !counts {
                 return 0;
             }
             if state.queue.len() >= QUEUE_MAX {
@@ -225,6 +231,25 @@ mod tests {
         let recalls = Recalls::default();
         assert_eq!(recall(&recalls, 7), 0);
         assert_eq!(recalls.follow(0), told(0, &[]));
+    }
+
+    #[test]
+    fn who_does_not_listen_yet_is_waited_for_where_it_may_have_pages() {
+        let recalls = Recalls::default();
+        let number = recalls.recall(Recall::Pages(Ino(7)));
+        let grown = recalls.recall(Recall::Grown {
+            ino: Ino(7),
+            end: 9,
+        });
+        assert_eq!((number, grown), (1, 2));
+        // A number that an earlier session has told.
+        assert!(matches!(
+            recalls.follow(2),
+            Response::Recalls { last: 2, recalls } if recalls.len() == 2
+        ));
+        assert!(!recalls.has_followed(number));
+        recalls.follow(2);
+        assert!(recalls.has_followed(grown));
     }
 
     #[test]

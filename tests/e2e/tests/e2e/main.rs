@@ -21,6 +21,7 @@ mod hanging_inside;
 mod inner;
 mod kept;
 mod locks;
+mod mappings;
 mod nodes;
 mod one_tree;
 mod oversubscription;

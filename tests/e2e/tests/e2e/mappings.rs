@@ -1,0 +1,280 @@
+//! Mappings of files that other nodes change.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+
+use forebay_testkit::{Fleet, needs_nodes};
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+
+/// A file that is mapped to be read and stored into.
+struct Mapping {
+    at: *mut u8,
+    len: usize,
+}
+
+impl Mapping {
+    fn new(file: &File, len: usize) -> Mapping {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let null = std::ptr::null_mut();
+        // SAFETY: a new mapping, at a place that the kernel chooses.
+        let at = unsafe { mmap(null, len, protection, MapFlags::SHARED, file, 0) };
+        let at = at.expect("mmap").cast();
+        Mapping { at, len }
+    }
+
+    fn load(&self, index: usize) -> u8 {
+        assert!(index < self.len);
+        // SAFETY: within the mapping, which lives.
+        unsafe { self.at.add(index).read_volatile() }
+    }
+
+    fn store(&self, index: usize, byte: u8) {
+        assert!(index < self.len);
+        // SAFETY: within the mapping, which lives.
+        unsafe { self.at.add(index).write_volatile(byte) }
+    }
+
+    fn sync(&self) {
+        // SAFETY: the whole mapping, which lives.
+        unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC) }.expect("msync");
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping; nobody uses it any more.
+        unsafe { munmap(self.at.cast(), self.len) }.expect("munmap");
+    }
+}
+
+#[test]
+fn promise_2_a_mapping_sees_what_other_nodes_have_written_and_overwrites_none_of_it() {
+    if needs_nodes() {
+        return;
+    }
+    const LEN: usize = 3 * 4096;
+    let fleet = Fleet::new(3, "");
+    fs::write(fleet.mnt(1, "f"), [0; LEN]).expect("write");
+    let files = [1, 2, 3].map(|node| {
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(fleet.mnt(node, "f"));
+        opened.expect("open")
+    });
+    let mappings = [Mapping::new(&files[0], LEN), Mapping::new(&files[1], LEN)];
+    let mut model = [0u8; LEN];
+    for turn in 1..=120usize {
+        let byte = turn as u8;
+        // Bytes of the same pages, by stores on two nodes and by writes on the third.
+        let at = |what: usize| (turn * 37 + what * 4096) % LEN;
+        for (node, mapping) in mappings.iter().enumerate() {
+            if turn % 3 != node {
+                mapping.store(at(node), byte);
+                model[at(node)] = byte;
+            }
+        }
+        mappings.iter().for_each(Mapping::sync);
+        files[2]
+            .write_all_at(&[byte; 5], at(5) as u64 % (LEN as u64 - 5))
+            .expect("write");
+        let start = at(5) % (LEN - 5);
+        model[start..start + 5].fill(byte);
+        for mapping in &mappings {
+            assert_eq!(mapping.load(start), byte, "turn {turn}");
+        }
+        let mut read = [0; LEN];
+        files[turn % 3].read_exact_at(&mut read, 0).expect("read");
+        if let Some(wrong) = (0..LEN).find(|&i| read[i] != model[i]) {
+            panic!(
+                "turn {turn}: byte {wrong} is {}, not {}",
+                read[wrong], model[wrong]
+            );
+        }
+    }
+}
+
+#[test]
+fn promise_2_writers_at_once_all_wait_for_a_mapping_elsewhere() {
+    if needs_nodes() {
+        return;
+    }
+    const LEN: usize = 16 * 4096;
+    const WRITERS: usize = 4;
+    let fleet = Fleet::new(3, "");
+    fs::write(fleet.mnt(1, "f"), [0; LEN]).expect("write");
+    let open = |node| {
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(fleet.mnt(node, "f"));
+        opened.expect("open")
+    };
+    let file = open(1);
+    let mapping = Mapping::new(&file, LEN);
+    let writers = [open(2), open(3), open(2), open(3)];
+    for turn in 1..=25u8 {
+        // Every page is there, and differs from what the file has: it goes back as a whole.
+        (0..LEN)
+            .step_by(4096)
+            .for_each(|page| mapping.store(page, turn));
+        std::thread::scope(|scope| {
+            for (number, writer) in writers.iter().enumerate() {
+                scope.spawn(move || {
+                    for page in (0..LEN as u64).step_by(4096) {
+                        let at = page + 1 + number as u64;
+                        writer.write_all_at(&[turn; 1], at).expect("write");
+                    }
+                });
+            }
+        });
+        let mut read = [0; LEN];
+        file.read_exact_at(&mut read, 0).expect("read");
+        for page in (0..LEN).step_by(4096) {
+            let bytes = read.iter().enumerate().skip(page);
+            for (at, byte) in bytes.take(1 + WRITERS) {
+                assert_eq!(*byte, turn, "byte {at} in the file");
+                assert_eq!(mapping.load(at), turn, "byte {at} in the mapping");
+            }
+        }
+    }
+}
+
+const PAGE: usize = 4096;
+
+fn open(path: impl AsRef<std::path::Path>) -> File {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    opened.expect("open")
+}
+
+/// Stores right before the end, which must be in the file for `other` to find it.
+fn store_at_the_end(mapping: &Mapping, (other, end): (&File, usize), byte: u8) {
+    mapping.store(end - 1, byte);
+    mapping.sync();
+    let mut read = [0];
+    other
+        .read_exact_at(&mut read, end as u64 - 1)
+        .expect("read");
+    assert_eq!(read, [byte], "stored before the end at {end}");
+    assert_eq!(other.metadata().expect("stat").len(), end as u64);
+}
+
+#[test]
+fn promise_2_a_mapping_reaches_to_the_end_that_another_node_gives_the_file() {
+    if needs_nodes() {
+        return;
+    }
+    const PAGES: usize = 8;
+    let fleet = Fleet::new(2, "");
+    fs::write(fleet.mnt(1, "f"), [b'o'; 100]).expect("write");
+    let file = open(fleet.mnt(1, "f"));
+    let mapping = Mapping::new(&file, PAGES * PAGE);
+    let mut tail = OpenOptions::new();
+    let mut tail = tail.append(true).open(fleet.mnt(2, "f")).expect("open");
+    let other = open(fleet.mnt(2, "f"));
+    assert_eq!(mapping.load(99), b'o');
+    // Within the page, to others, and shorter meanwhile; by a write, a truncation and an append.
+    // The node that has it mapped asks for nothing in between.
+    let mut byte = 0;
+    for (round, first) in [200, 300, PAGE + 10].into_iter().enumerate() {
+        for way in 0..6 {
+            let end = first + way * PAGE;
+            byte += 1;
+            match way % 3 {
+                0 => other
+                    .write_all_at(&[b'n'; 50], end as u64 - 50)
+                    .expect("write"),
+                1 => other.set_len(end as u64).expect("truncate"),
+                _ => {
+                    let length = other.metadata().expect("stat").len() as usize;
+                    tail.write_all(&vec![b'n'; end - length]).expect("append");
+                }
+            }
+            assert!(
+                [0, b'n'].contains(&mapping.load(end - 1)),
+                "round {round}, way {way}"
+            );
+            store_at_the_end(&mapping, (&other, end), byte);
+        }
+        other.set_len(100).expect("truncate");
+        // The kernel learns of the shorter end.
+        assert_eq!(file.metadata().expect("stat").len(), 100);
+    }
+}
+
+#[test]
+fn promise_2_a_file_that_is_mapped_anew_reaches_to_its_end() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    fs::write(fleet.mnt(1, "f"), [b'o'; 100]).expect("write");
+    let other = open(fleet.mnt(2, "f"));
+    for round in 1..=20usize {
+        let file = open(fleet.mnt(1, "f"));
+        let mapping = Mapping::new(&file, PAGE);
+        let end = 100 * (round + 1);
+        if round % 2 == 0 {
+            assert_eq!(mapping.load(0), b'o');
+        }
+        other
+            .write_all_at(&[b'n'; 100], end as u64 - 100)
+            .expect("write");
+        if round % 2 == 1 {
+            // It opened the file before that, and maps what it has not read yet.
+            assert_eq!(file.metadata().expect("stat").len(), end as u64);
+        }
+        store_at_the_end(&mapping, (&other, end), round as u8);
+    }
+}
+
+#[test]
+fn promise_2_what_is_stored_makes_no_file_longer_that_another_node_has_cut() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    fs::write(fleet.mnt(1, "f"), [b'o'; 3 * PAGE]).expect("write");
+    let (file, other) = (open(fleet.mnt(1, "f")), open(fleet.mnt(2, "f")));
+    let mapping = Mapping::new(&file, 3 * PAGE);
+    for (round, left) in [2 * PAGE + 5, PAGE + 100, 100].into_iter().enumerate() {
+        let byte = round as u8 + 1;
+        assert_ne!(mapping.load(0), 0);
+        other.set_len(left as u64).expect("truncate");
+        // Within the page of the end, before it and behind it.
+        (0..left.next_multiple_of(PAGE))
+            .step_by(50)
+            .for_each(|at| mapping.store(at, byte));
+        mapping.sync();
+        let found = fs::read(fleet.mnt(2, "f")).expect("read");
+        assert_eq!(found.len(), left);
+        let stored = found.iter().step_by(50);
+        assert!(stored.into_iter().all(|found| *found == byte));
+    }
+}
+
+#[test]
+fn promise_8_a_mapping_reaches_to_the_new_end_after_a_restart_of_the_server() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    fs::write(fleet.mnt(1, "f"), [b'o'; 100]).expect("write");
+    let (file, other) = (open(fleet.mnt(1, "f")), open(fleet.mnt(2, "f")));
+    file.sync_all().expect("fsync");
+    let mapping = Mapping::new(&file, PAGE);
+    assert_eq!(mapping.load(99), b'o');
+    for round in 1..=3usize {
+        fleet.kill_server();
+        fleet.start_server();
+        // The node is back, and knows the end of before.
+        let end = 100 + round * 100;
+        let before = file.metadata().expect("stat").len();
+        assert_eq!(before, end as u64 - 100);
+        other
+            .write_all_at(&[b'n'; 100], end as u64 - 100)
+            .expect("write");
+        store_at_the_end(&mapping, (&other, end), round as u8);
+    }
+}
