@@ -125,6 +125,7 @@ impl Front for Network {
             connection_rate: self.cluster.connection_rate,
             ..NetServerConfig::new(&self.cluster.name, self.key.clone())
         };
+        instance.sessions().lease(self.cluster.lease);
         let server = NetServer::start(config, instance.sessions().clone()).explain(
             format_args!("server {}: cannot listen", self.server.id),
             "is another server running at this address?",

@@ -320,6 +320,9 @@ impl Filesystem for Adapter {
         self.kept.read(ino(node), handle(fh));
         // Who reads round the pages has an owner of locks; pages have none.
         let pages = owner.is_none() && self.belief.is_direct();
+        if pages {
+            self.belief.gives_pages(ino(node));
+        }
         let file = (handle(fh), request.pid());
         self.answer_read(file, (offset, size as usize), pages, reply);
     }

@@ -38,7 +38,7 @@ pub(crate) struct Belief {
     /// For how long names and attributes are believed where nobody else uses the server.
     believed: Duration,
     recalled: Arc<Recalled>,
-    /// Reads and writes of open files go round the kernel's pages.
+    /// Others use the server: the kernel keeps pages only of what is mapped, or read and not written.
     direct: bool,
     /// What is told where the server does not come to it.
     pub(crate) known: Known,
@@ -51,6 +51,9 @@ pub(crate) struct Belief {
     set_ids: AtomicUsize,
     /// The mount ends: no page is given out any more.
     no_pages: AtomicBool,
+    /// Files of which the kernel may have pages, where others use the server.
+    paged: Mutex<HashSet<Ino>>,
+    pageds: AtomicUsize,
 }
 
 impl Belief {
@@ -79,9 +82,41 @@ impl Belief {
         self.recalled.firm(asked)
     }
 
-    /// Whether reads and writes of open files go round the kernel's pages.
+    /// Whether others use the server, too: what writes goes round the kernel's pages.
     pub(crate) fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    /// The kernel is about to be given pages of a file.
+    pub(crate) fn gives_pages(&self, ino: Ino) {
+        let mut paged = self.paged.lock();
+        paged.insert(ino);
+        self.pageds.store(paged.len(), Ordering::SeqCst);
+    }
+
+    /// The kernel has forgotten a file, and looks it up no more.
+    pub(crate) fn has_no_pages(&self, ino: Ino) {
+        if self.pageds.load(Ordering::SeqCst) > 0 {
+            let mut paged = self.paged.lock();
+            paged.remove(&ino);
+            self.pageds.store(paged.len(), Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the kernel may have pages of a file that was read round them, and written.
+    pub(crate) fn has_pages(&self, ino: Ino) -> bool {
+        self.pageds.load(Ordering::SeqCst) > 0 && self.paged.lock().contains(&ino)
+    }
+
+    /// The kernel drops its pages before it sends a write that goes round them. What it has read
+    /// until that was done may be from before. No thread that answers requests may call it.
+    pub(crate) fn was_written(&self, ino: Ino, offset: u64, len: u64) {
+        match self.notices.forget_range(ino, offset, len) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("the kernel was not told to forget pages of {ino:?}: {error}");
+            }
+            _ => {}
+        }
     }
 
     /// For how long the kernel may believe these attributes, which are about to be shown as the

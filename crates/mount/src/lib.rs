@@ -173,15 +173,12 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         .name("fb-watchdog".into())
         .spawn(move || inflight::watch(&watched))?;
     let dev = match options.company {
-        Company::Alone => {
-            // This asks the new mount itself, and so also shows that the mount answers.
-            let dev = std::fs::metadata(&options.mount_point)?.dev();
-            readahead::raise(dev);
-            dev
-        }
-        // The server may go at any moment, and files are read without pages.
+        // This asks the new mount itself, and so also shows that the mount answers.
+        Company::Alone => std::fs::metadata(&options.mount_point)?.dev(),
+        // The server may go at any moment.
         Company::Shared => tree::device_at(&options.mount_point)?,
     };
+    readahead::raise(dev);
     Ok(Mounted {
         mount_point: options.mount_point.clone(),
         dev,

@@ -14,6 +14,9 @@ const STORE: i32 = 4;
 /// Length, code and the number of the request that there is none of.
 const HEAD_BYTES: usize = 16;
 
+/// As a length.
+pub(crate) const TO_THE_END: u64 = 0;
+
 /// A way to tell it.
 #[derive(Default)]
 pub(crate) struct Notices {
@@ -34,21 +37,24 @@ impl Notices {
     /// file.
     pub(crate) fn forget_attr(&self, ino: Ino) -> io::Result<()> {
         const NO_CONTENT: i64 = -1;
-        self.forget_inode(ino, NO_CONTENT)
+        self.forget_inode(ino, NO_CONTENT, 0)
     }
 
     /// Attributes and pages, and what was stored through mappings is written back before that.
     pub(crate) fn forget_pages(&self, ino: Ino) -> io::Result<()> {
-        const FROM_THE_START: i64 = 0;
-        self.forget_inode(ino, FROM_THE_START)
+        self.forget_range(ino, 0, TO_THE_END)
     }
 
-    fn forget_inode(&self, ino: Ino, offset: i64) -> io::Result<()> {
-        const TO_THE_END: i64 = 0;
+    /// The same of a part of the file. No thread that answers requests may call it.
+    pub(crate) fn forget_range(&self, ino: Ino, offset: u64, len: u64) -> io::Result<()> {
+        self.forget_inode(ino, offset as i64, len as i64)
+    }
+
+    fn forget_inode(&self, ino: Ino, offset: i64, len: i64) -> io::Result<()> {
         let mut body = [0; 24];
         body[..8].copy_from_slice(&ino.0.to_ne_bytes());
         body[8..16].copy_from_slice(&offset.to_ne_bytes());
-        body[16..].copy_from_slice(&TO_THE_END.to_ne_bytes());
+        body[16..].copy_from_slice(&len.to_ne_bytes());
         self.tell(FORGET_INODE, &body)
     }
 

@@ -85,7 +85,7 @@ impl Adapter {
                 reply.created_passthrough(&of_name, &found, generation, fh, flags, &id);
             }
             None => {
-                let flags = self.plain_flags(found.ino, &open);
+                let flags = self.plain_flags(found.ino, Writes::New, &open);
                 reply.created(&of_attr, &of_name, &found, generation, fh, flags);
             }
         }
@@ -112,7 +112,7 @@ impl Adapter {
         };
         match self.back(node, &open, writes, |fd| reply.open_backing(fd)) {
             Some(id) => reply.opened_passthrough(fh, self.flush_flags(), &id),
-            None => reply.opened(fh, self.plain_flags(node, &open)),
+            None => reply.opened(fh, self.plain_flags(node, writes, &open)),
         }
     }
 
@@ -125,8 +125,18 @@ impl Adapter {
         }
     }
 
-    fn plain_flags(&self, node: INodeNo, open: &OpenFile) -> FopenFlags {
-        if self.belief.is_direct() {
+    /// Whether the kernel keeps pages of what it reads by this handle. Where others use the server,
+    /// only of what is read and nobody writes: the server recalls pages before a change is answered.
+    /// Not on a node whose kernel has files by itself: it wants one kind.
+    fn keeps_pages(&self, writes: Writes, open: &OpenFile) -> bool {
+        !self.belief.is_direct()
+            || (writes == Writes::Nothing
+                && open.opened.content.is_some()
+                && !self.passthrough.load(Ordering::Acquire))
+    }
+
+    fn plain_flags(&self, node: INodeNo, writes: Writes, open: &OpenFile) -> FopenFlags {
+        if !self.keeps_pages(writes, open) {
             // Who writes apart in one file need not wait for each other.
             let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
             return self.flush_flags() | direct;

@@ -83,6 +83,7 @@ impl Adapter {
             // A lookup may have been answered meanwhile that the kernel has not taken up.
             if !self.forgets.are_owed(*node) {
                 self.locks.forgotten(*node);
+                self.belief.has_no_pages(*node);
             }
         }
     }

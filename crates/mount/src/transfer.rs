@@ -8,6 +8,7 @@ use fuser::{ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, ReplyXattr};
 use crate::belief::Belief;
 use crate::convert::{errno, seek_what, space_change};
 use crate::inflight::{Turn, finish};
+use crate::notices::TO_THE_END;
 use crate::serving::Adapter;
 
 impl Adapter {
@@ -53,12 +54,28 @@ impl Adapter {
                 belief.content_changed(node);
             }
         };
+        // Where it has ended up is not known of an append.
+        let forget = move |belief: &Belief, n: usize| match how.append {
+            true => belief.was_written(node, 0, TO_THE_END),
+            false => belief.was_written(node, offset, n as u64),
+        };
+        let has_pages = move |belief: &Belief| !how.write_back && belief.has_pages(node);
         let turn = self.in_flight.turn(reply);
         let written = self.client.write(handle, offset, data, how, thread);
         let reply = match (turn.reply::<ReplyWrite>(), written) {
             (Some(reply), Ok(Progress::Done(n))) => {
                 changed(&self.belief);
-                return reply.written(n as u32);
+                if n == 0 || !has_pages(&self.belief) {
+                    return reply.written(n as u32);
+                }
+                let (in_flight, belief) = (self.in_flight.clone(), self.belief.clone());
+                return self.pool.run(Box::new(move |_| {
+                    let turn = in_flight.waiting_turn(reply);
+                    forget(&belief, n);
+                    if let Some(reply) = turn.reply::<ReplyWrite>() {
+                        reply.written(n as u32);
+                    }
+                }));
             }
             (Some(reply), Err(e)) => return reply.error(errno(e)),
             (Some(reply), Ok(Progress::WouldWait)) => reply,
@@ -83,6 +100,9 @@ impl Adapter {
             match (turn.reply::<ReplyWrite>(), written) {
                 (Some(reply), Ok(Progress::Done(n))) => {
                     changed(&belief);
+                    if n > 0 && has_pages(&belief) {
+                        forget(&belief, n);
+                    }
                     reply.written(n as u32);
                 }
                 (Some(reply), Ok(Progress::WouldWait)) => reply.error(errno(Errno::EAGAIN)),

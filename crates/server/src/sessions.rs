@@ -17,6 +17,7 @@ mod kept;
 pub(crate) mod lives;
 mod locking;
 mod locks;
+mod opening;
 mod pending;
 mod probe;
 mod recalls;
@@ -25,7 +26,7 @@ mod shown;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
@@ -142,6 +143,14 @@ impl Session {
         }
         self.common.keepers.forget(self.node);
         self.common.processes.forget(self.node);
+    }
+
+    /// A client that listens again has dropped what it had when it began to.
+    fn note_listening(&self) {
+        self.common.followed.store(true, Ordering::SeqCst);
+        if self.recalls.are_followed() && self.life != 0 {
+            self.common.lives.settle(self.life);
+        }
     }
 
     /// Files and directories that the client has open.
@@ -328,11 +337,16 @@ impl Session {
             // Before the pages are read.
             common.keepers.keeps(*ino, self.node, *handle)
         });
+        if effect.may_change_content() && !self.reclaims.load(Ordering::Acquire) {
+            common.lives.await_settled();
+        }
         // What others have stored in their pages comes before the change, not over it.
         if let Some(ino) = effect.content() {
             common.recall_pages(ino, self.node, effect.patience());
         }
+        let opening = self.begin_open(peer, &request);
         let mut reply = common.server.handle(peer, request, payload, into);
+        self.end_open(opening, opens.file, &mut reply);
         // To a client that means the end of its session; a dead PFS behind FUSE says it, too.
         if let Response::Failed(errno @ Errno::ENOTCONN) = &mut reply.response {
             *errno = Errno::EIO;
@@ -443,6 +457,11 @@ impl Sessions {
         self.common.open_at_the_end.lock().clone()
     }
 
+    /// Clients are fenced that are silent for so long.
+    pub fn lease(&self, lease: Duration) {
+        self.common.lives.lease(lease);
+    }
+
     /// The server stops in order: who is here may have again what it has when the next one starts.
     pub fn stop(&self) {
         self.common.lives.stop();
@@ -485,7 +504,7 @@ impl Guest for Session {
     }
 
     fn listen(&self, seen: u64, answer: Answer) {
-        self.common.followed.store(true, Ordering::SeqCst);
+        self.note_listening();
         self.recalls.listen(seen, answer);
     }
 
@@ -543,7 +562,7 @@ impl Service for Session {
             }
             // Of a client that asks again and again, in one process.
             Request::Recalls { seen } => {
-                self.common.followed.store(true, Ordering::SeqCst);
+                self.note_listening();
                 return self.recalls.follow(seen).into();
             }
             Request::MayReclaim { life, done } => return self.may_reclaim(life, done).into(),

@@ -126,6 +126,12 @@ impl Effect {
         self.changes.is_some() || !self.names.is_empty()
     }
 
+    /// Whether it may change what a file holds, or gives the right to do that unseen. What a kernel
+    /// writes back is from before, and who has it waits for nobody.
+    pub fn may_change_content(&self) -> bool {
+        (self.content || self.opens) && !self.write_back
+    }
+
     /// The file whose content it changes, where that is known before it is answered.
     pub fn content(&self) -> Option<Ino> {
         self.changes.filter(|_| self.content)

@@ -7,6 +7,8 @@
 //!    told each end that the file has grown to, until it closes the handle: a store before the end
 //!    that the kernel knows asks nobody.
 //! 4. Who opens a file of which it keeps pages may map it without a read.
+//! 5. A client has a file by a handle whose pages it keeps, or its kernel reads and writes the file by
+//!    itself, unseen: not one the former and another the latter.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,13 +19,29 @@ use super::shown::Viewers;
 
 const SHARDS: usize = 16;
 
+/// By client.
+type Handles = HashMap<u32, HashSet<Handle>>;
+
+fn take(handles: &mut Handles, client: u32, handle: Handle) {
+    if let Some(of_client) = handles.get_mut(&client) {
+        of_client.remove(&handle);
+        if of_client.is_empty() {
+            handles.remove(&client);
+        }
+    }
+}
+
 /// Who uses pages of one file.
 #[derive(Default)]
 struct Users {
     /// Who keeps some.
     keepers: Viewers,
-    /// Who may have it mapped, by these handles.
-    mapped: HashMap<u32, HashSet<Handle>>,
+    /// Who may have it mapped, or reads pages of it, by these handles.
+    mapped: Handles,
+    /// Who is about to open it so.
+    opening: Viewers,
+    /// Whose kernel has it by itself, by these handles.
+    passing: Handles,
     /// All who have it mapped have heard of an end at this offset, or beyond. 0: not known.
     told: u64,
     /// Counts what may outdate a look at the end.
@@ -47,7 +65,10 @@ impl Users {
     }
 
     fn is_empty(&self) -> bool {
-        self.keepers.is_empty() && self.mapped.is_empty()
+        self.keepers.is_empty()
+            && self.mapped.is_empty()
+            && self.opening.is_empty()
+            && self.passing.is_empty()
     }
 }
 
@@ -92,6 +113,43 @@ impl Keepers {
         });
     }
 
+    /// A client is about to open a file to read pages of it.
+    pub fn opens(&self, ino: Ino, client: u32) {
+        let mut shard = self.shard(ino).lock();
+        shard.entry(ino).or_default().opening.push(client);
+    }
+
+    /// It has done so, by this handle, or reads no pages.
+    pub fn has_opened(&self, ino: Ino, client: u32, handle: Option<Handle>) {
+        self.change(ino, |users| {
+            let mut opening = users.opening.iter();
+            if let Some(at) = opening.position(|one| *one == client) {
+                users.opening.swap_remove(at);
+            }
+            if let Some(handle) = handle {
+                users.maps(client, handle);
+            }
+        });
+    }
+
+    /// Whether a client's kernel may have a file by itself, by this handle. Only if no other reads
+    /// pages of it, or it has the file so already: it wants one kind.
+    pub fn may_pass(&self, ino: Ino, client: u32, handle: Handle) -> bool {
+        let mut shard = self.shard(ino).lock();
+        let users = shard.entry(ino).or_default();
+        let mut others = users.mapped.keys().chain(&users.opening);
+        let may = users.passing.contains_key(&client) || others.all(|one| *one == client);
+        if may {
+            users.passing.entry(client).or_default().insert(handle);
+        }
+        may
+    }
+
+    /// Whether another client's kernel has a file by itself.
+    pub fn passes_elsewhere(&self, ino: Ino, client: u32) -> bool {
+        self.change(ino, |users| users.passing.keys().any(|one| *one != client))
+    }
+
     /// A client has again what it had open before a restart, and may have had mapped.
     pub fn reopened(&self, ino: Ino, client: u32, handle: Handle) {
         let mut shard = self.shard(ino).lock();
@@ -101,12 +159,8 @@ impl Keepers {
     /// A client closes a file.
     pub fn closed(&self, ino: Ino, client: u32, handle: Handle) {
         self.change(ino, |users| {
-            if let Some(handles) = users.mapped.get_mut(&client) {
-                handles.remove(&handle);
-                if handles.is_empty() {
-                    users.mapped.remove(&client);
-                }
-            }
+            take(&mut users.mapped, client, handle);
+            take(&mut users.passing, client, handle);
         });
     }
 
@@ -154,11 +208,12 @@ impl Keepers {
         self.change(ino, |users| users.forget(client));
     }
 
-    /// A client is gone, and its pages with it.
+    /// A client is gone, and all that it had with it.
     pub fn forget(&self, client: u32) {
         for shard in &self.0 {
             shard.lock().retain(|_, users| {
                 users.forget(client);
+                users.passing.remove(&client);
                 !users.is_empty()
             });
         }
@@ -243,6 +298,26 @@ mod tests {
         assert_eq!(told(&keepers, 2, 10), [1]);
         keepers.take_others(F, 2);
         keepers.closed(F, 1, Handle(2));
+        assert!(is_empty(&keepers));
+    }
+
+    #[test]
+    fn a_kernel_has_a_file_by_itself_only_where_no_other_client_reads_pages() {
+        let keepers = Keepers::default();
+        let (a, b, c) = (Handle(1), Handle(2), Handle(3));
+        keepers.opens(F, 1);
+        assert!(!keepers.may_pass(F, 2, b));
+        keepers.has_opened(F, 1, Some(a));
+        assert!(!keepers.may_pass(F, 2, b) && keepers.may_pass(F, 1, c));
+        keepers.closed(F, 1, c);
+        keepers.closed(F, 1, a);
+        assert!(keepers.may_pass(F, 2, b));
+        // The server tells who opens it now that it may not keep pages.
+        keepers.opens(F, 1);
+        assert!(keepers.may_pass(F, 2, c));
+        keepers.has_opened(F, 1, None);
+        keepers.closed(F, 2, b);
+        keepers.forget(2);
         assert!(is_empty(&keepers));
     }
 

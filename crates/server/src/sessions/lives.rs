@@ -8,11 +8,14 @@
 //! 3. Nor after the time of grace of the first start that did not find it alive: who is silent for
 //!    so long is fenced, restart or not.
 //! 4. While somebody may still come who had locks, nobody else gets one.
+//! 5. Before each of them has dropped its pages of before, or has lost its lease by its own clock,
+//!    nobody changes what a file holds.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::time::{ClockId, clock_gettime};
 
 /// For how long after its start a server lets clients reclaim.
@@ -31,12 +34,19 @@ struct State {
     before: HashMap<u64, u64>,
     /// The server stops in order: who is alive now is alive.
     stopping: bool,
+    /// Who may have pages that this run knows nothing of.
+    unsettled: HashSet<u64>,
+    /// Nobody has such pages after that.
+    pages_until: Option<Instant>,
 }
 
 /// See the module.
 pub struct Lives {
     boot: String,
     state: Mutex<State>,
+    settled: Condvar,
+    /// Somebody may be unsettled.
+    unsettled: AtomicBool,
     put: Put,
 }
 
@@ -57,10 +67,13 @@ impl Lives {
         before.retain(|_, until| *until > now);
         let lives = Lives {
             boot: boot.to_string(),
+            unsettled: AtomicBool::new(!before.is_empty()),
             state: Mutex::new(State {
+                unsettled: before.keys().copied().collect(),
                 before,
                 ..State::default()
             }),
+            settled: Condvar::new(),
             put,
         };
         // Of whoever does not come to this run, the next one knows how long that has been.
@@ -82,8 +95,51 @@ impl Lives {
         }
     }
 
+    /// Clients have a lease of this length, which their pages do not outlive.
+    pub fn lease(&self, lease: Duration) {
+        self.state.lock().pages_until = Some(Instant::now() + lease);
+    }
+
+    /// Who lives this life has lived that one before.
+    pub fn follows(&self, life: u64, before: u64) {
+        let mut state = self.state.lock();
+        if state.unsettled.remove(&before) {
+            state.unsettled.insert(life);
+        }
+    }
+
+    /// Who lives this life has dropped its pages of before.
+    pub fn settle(&self, life: u64) {
+        if self.state.lock().unsettled.remove(&life) {
+            self.settled.notify_all();
+        }
+    }
+
+    /// Whether it is known that nobody has pages of before.
+    pub fn are_settled(&self) -> bool {
+        !self.unsettled.load(Ordering::Acquire)
+    }
+
+    /// Waits until nobody has pages of before.
+    pub fn await_settled(&self) {
+        if self.are_settled() {
+            return;
+        }
+        let mut state = self.state.lock();
+        let Some(until) = state.pages_until else {
+            return;
+        };
+        while !state.unsettled.is_empty() {
+            if self.settled.wait_until(&mut state, until).timed_out() {
+                state.unsettled.clear();
+            }
+        }
+        self.unsettled.store(false, Ordering::Release);
+    }
+
     /// A client has gone, or is fenced.
     pub fn end(&self, life: u64) {
+        self.settle(life);
         let mut state = self.state.lock();
         if !state.stopping && state.alive.remove(&life) {
             self.record(&state);
@@ -218,6 +274,39 @@ mod tests {
         *kept.lock() = [b"boot\n".as_slice(), &late].concat();
         let lives = run(&kept, "boot");
         assert!(!lives.may_reclaim(1) && !lives.are_awaited());
+    }
+
+    #[test]
+    fn who_changes_content_waits_for_pages_of_before_until_the_lease_is_over() {
+        let kept = Kept::default();
+        let first = run(&kept, "boot");
+        first.begin(1);
+        first.begin(2);
+        // Nobody has a lease, or nobody was there.
+        run(&kept, "boot").await_settled();
+        first.lease(Duration::from_secs(3600));
+        first.await_settled();
+        let second = Arc::new(run(&kept, "boot"));
+        second.lease(Duration::from_secs(3600));
+        let waits = {
+            let lives = second.clone();
+            std::thread::spawn(move || lives.await_settled())
+        };
+        second.begin(3);
+        second.follows(3, 1);
+        // It has begun twice before it could drop them.
+        second.follows(4, 3);
+        second.settle(1);
+        second.settle(3);
+        assert_eq!(second.state.lock().unsettled, HashSet::from([2, 4]));
+        second.end(2);
+        assert!(!waits.is_finished());
+        second.settle(4);
+        waits.join().expect("nobody is left");
+        let third = run(&kept, "boot");
+        third.lease(Duration::from_millis(1));
+        third.await_settled();
+        assert!(third.state.lock().unsettled.is_empty());
     }
 
     #[test]

@@ -12,6 +12,7 @@ impl Session {
     /// Whether the client may have again what it had in an earlier life; or it has done so.
     pub(super) fn may_reclaim(&self, life: u64, done: bool) -> Response {
         let lives = &self.common.lives;
+        lives.follows(self.life, life);
         let may = lives.may_reclaim(life);
         self.reclaims.store(may && !done, Ordering::Release);
         match may {

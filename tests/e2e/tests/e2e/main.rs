@@ -33,6 +33,7 @@ mod posix_rules;
 mod posix_unnamed;
 mod posix_users;
 mod random;
+mod repeated;
 mod rights;
 mod sentences;
 mod space;

@@ -1,0 +1,61 @@
+//! Opens: whose kernel keeps pages of a file, and whose has the file by itself.
+
+use std::sync::atomic::Ordering;
+
+use forebay_types::{Errno, Ino};
+use forebay_wire::{OpenMode, Opened, Peer, Reply, Request, Response};
+
+use super::Session;
+
+impl Session {
+    /// Before the server opens a file to be read by a client that may keep pages: the file.
+    pub(super) fn begin_open(&self, peer: Peer<'_>, request: &Request) -> Option<Ino> {
+        match request {
+            // One that takes descriptors keeps no pages.
+            Request::Open { ino, flags, .. } if !flags.writes() && !peer.local => {
+                self.common.keepers.opens(*ino, self.node);
+                Some(*ino)
+            }
+            _ => None,
+        }
+    }
+
+    /// After that. The server opens one file for one client after the other: of two that want to
+    /// have it each in its way, the later one finds the other.
+    pub(super) fn end_open(&self, opening: Option<Ino>, opens: Option<Ino>, reply: &mut Reply) {
+        let keepers = &self.common.keepers;
+        let found = match &mut reply.response {
+            Response::Opened(opened) => opens.map(|ino| (ino, opened)),
+            Response::Created(shown, opened, _) => Some((shown.attr.ino, opened)),
+            _ => None,
+        };
+        let Some((ino, opened)) = found else {
+            if let Some(ino) = opening {
+                keepers.has_opened(ino, self.node, None);
+            }
+            return;
+        };
+        let mut keeps = opened.content.is_some();
+        // Somebody's kernel may write it by itself since before a restart; and who has it again has
+        // perhaps kept pages by it.
+        if !self.common.lives.are_settled() {
+            keeps = true;
+            opened.content = None;
+        }
+        if let Some(ino) = opening {
+            keepers.has_opened(ino, self.node, keeps.then_some(opened.handle));
+        }
+        let Opened { handle, mode, .. } = *opened;
+        if self.reclaims.load(Ordering::Acquire) && keepers.passes_elsewhere(ino, self.node) {
+            // The client has come so late that another one's kernel was given the file.
+            keepers.closed(ino, self.node, handle);
+            self.undo(Request::Release { handle });
+            reply.response = Response::Failed(Errno::ESTALE);
+            return;
+        }
+        if mode == OpenMode::Passthrough && !keepers.may_pass(ino, self.node, handle) {
+            opened.mode = OpenMode::Plain;
+            reply.descriptor = None;
+        }
+    }
+}
