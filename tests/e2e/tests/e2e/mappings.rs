@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_testkit::{Fleet, needs_nodes};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
@@ -40,6 +41,9 @@ impl Mapping {
         unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC) }.expect("msync");
     }
 }
+
+// SAFETY: loads and stores of single bytes, which the processor does not tear.
+unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
@@ -277,4 +281,30 @@ fn promise_8_a_mapping_reaches_to_the_new_end_after_a_restart_of_the_server() {
             .expect("write");
         store_at_the_end(&mapping, (&other, end), round as u8);
     }
+}
+
+#[test]
+fn promise_2_a_mapping_sees_what_its_own_node_has_written() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(1, "");
+    fs::write(fleet.mnt(1, "f"), [0; PAGE]).expect("write");
+    let file = open(fleet.mnt(1, "f"));
+    let mapping = Mapping::new(&file, PAGE);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Acquire) {
+                mapping.load(0);
+            }
+        });
+        let file = open(fleet.mnt(1, "f"));
+        for turn in 0..3000usize {
+            let byte = turn as u8;
+            file.write_all_at(&[byte; PAGE], 0).expect("write");
+            assert_eq!(mapping.load(0), byte, "turn {turn}");
+        }
+        over.store(true, Ordering::Release);
+    });
 }
