@@ -1,9 +1,11 @@
 //! What several tests do.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 
 use forebay_testkit::{Cluster, LONG, Output, run_bounded};
+use rustix::process::Pid;
 
 /// Brings a file that is in the buffer only to where it shall be.
 #[track_caller]
@@ -27,4 +29,61 @@ pub fn as_user(folder: &Path, uid: u32, groups: &str, line: &str) -> Output {
         groups => command.args(["--groups", groups]),
     };
     run_bounded(command.args(["sh", "-c", line]).current_dir(folder), LONG)
+}
+
+/// A process that obeys the orders of one of `programs`, a line each, and answers them likewise.
+pub struct Obedient {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Obedient {
+    pub fn new(program: &str) -> Obedient {
+        let programs = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs");
+        let mut child = Command::new("python3")
+            .arg(programs.join(program))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 runs");
+        let orders = child.stdin.take().expect("a pipe");
+        let answers = BufReader::new(child.stdout.take().expect("a pipe"));
+        Obedient {
+            child,
+            orders,
+            answers,
+        }
+    }
+
+    pub fn order(&mut self, order: &str) {
+        writeln!(self.orders, "{order}").expect("it listens");
+    }
+
+    pub fn answer(&mut self) -> String {
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).expect("it answers");
+        answer.trim().to_string()
+    }
+
+    pub fn ask(&mut self, order: &str) -> String {
+        self.order(order);
+        self.answer()
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub fn wait(&mut self) -> std::io::Result<ExitStatus> {
+        self.child.wait()
+    }
+}
+
+impl Drop for Obedient {
+    fn drop(&mut self) {
+        // It may have been killed by the test.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

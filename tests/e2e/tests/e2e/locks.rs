@@ -1,59 +1,39 @@
 //! Locks of files between nodes, taken by real processes.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use forebay_testkit::{Fleet, needs_nodes, wait_until};
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::common::Obedient;
+
 /// A process that obeys `programs/locker.py`'s orders.
-struct Locker {
-    child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
+struct Locker(Obedient);
 
 impl Locker {
     fn new(path: &Path) -> Locker {
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/locker.py");
-        let mut child = Command::new("python3")
-            .arg(program)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("python3 runs");
-        let orders = child.stdin.take().expect("a pipe");
-        let answers = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut locker = Locker {
-            child,
-            orders,
-            answers,
-        };
+        let mut locker = Locker(Obedient::new("locker.py"));
         let opened = locker.ask(&format!("open f {}", path.display()));
         assert_eq!(opened, "done");
         locker
     }
 
     fn order(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").expect("it listens");
+        self.0.order(order);
     }
 
     fn answer(&mut self) -> String {
-        let mut answer = String::new();
-        self.answers.read_line(&mut answer).expect("it answers");
-        answer.trim().to_string()
+        self.0.answer()
     }
 
     fn ask(&mut self, order: &str) -> String {
-        self.order(order);
-        self.answer()
+        self.0.ask(order)
     }
 
     fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
+        self.0.pid()
     }
 
     /// Whether it stands in a call that waits.
@@ -62,14 +42,6 @@ impl Locker {
         let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
         let number = call.split(' ').next().and_then(|n| n.parse::<i64>().ok());
         number.is_some_and(|n| [libc::SYS_fcntl, libc::SYS_flock].contains(&n))
-    }
-}
-
-impl Drop for Locker {
-    fn drop(&mut self) {
-        // It may have been killed by the test.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -158,7 +130,7 @@ fn promise_2_a_wait_for_a_lock_ends_with_a_signal_and_two_do_not_wait_for_each_o
     third.order("lock f ex 0 0");
     wait_until("it waits", || third.waits());
     kill_process(third.pid(), Signal::KILL).expect("kill");
-    third.child.wait().expect("it ends although it waits");
+    third.0.wait().expect("it ends although it waits");
     assert_eq!(two.ask("try f ex 1 1"), "done");
     two.order("lock f ex 0 0");
     wait_until("it waits", || two.waits());

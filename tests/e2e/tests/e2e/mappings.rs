@@ -4,9 +4,12 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use forebay_testkit::{Fleet, needs_nodes};
+use forebay_testkit::{Fleet, needs_nodes, pattern, write_file};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+
+use crate::common::Obedient;
 
 /// A file that is mapped to be read and stored into.
 struct Mapping {
@@ -307,4 +310,76 @@ fn promise_2_a_mapping_sees_what_its_own_node_has_written() {
         }
         over.store(true, Ordering::Release);
     });
+}
+
+#[test]
+fn promise_8_nobody_writes_before_all_mappings_have_forgotten_what_was_before_a_restart() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    fs::write(fleet.mnt(1, "f"), [0; PAGE]).expect("write");
+    // A process of its own: one that starts others closes files for them, which waits for what is
+    // stored to be written back.
+    let mut program = Obedient::new("mapper.py");
+    let map = format!("map {}", fleet.mnt(1, "f").display());
+    assert_eq!(program.ask(&map), "done");
+    let other = open(fleet.mnt(2, "f"));
+    other.sync_all().expect("fsync");
+    for turn in 1..=3u8 {
+        assert_eq!(program.ask("load 9"), (turn - 1).to_string());
+        program.ask(&format!("store 0 {turn}"));
+        fleet.kill_server();
+        fleet.node(1).cut();
+        fleet.start_server();
+        // The node that has it mapped comes back after the other one.
+        assert_eq!(other.metadata().expect("stat").len(), PAGE as u64);
+        let written = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| other.write_all_at(&[turn; 100], 1).expect("write"));
+            std::thread::sleep(Duration::from_millis(500));
+            let written = writer.is_finished();
+            fleet.node(1).heal();
+            writer.join().expect("written");
+            written
+        });
+        assert!(!written, "turn {turn}: written before it could be seen");
+        let mut found = [0; 101];
+        other.read_exact_at(&mut found, 0).expect("read");
+        // What was stored before is there, and so is what was written after it.
+        assert_eq!(found, [turn; 101]);
+        let seen = [0, 9].map(|at| program.ask(&format!("load {at}")));
+        assert_eq!(seen, [turn, turn].map(|byte| byte.to_string()));
+    }
+}
+
+#[test]
+fn promise_2_a_mapping_sees_what_the_servers_node_writes_that_opens_the_file_later() {
+    if needs_nodes() {
+        return;
+    }
+    const LEN: usize = 3 << 20;
+    let mut fleet = Fleet::new(1, "");
+    fleet.mount(0, &[]);
+    // Of a series: the kernel of the server's node may write its files by itself.
+    for version in 1..=4u8 {
+        let name = format!("ckpt-{version}");
+        write_file(&fleet.mnt(0, &name), pattern(u64::from(version), LEN));
+        let file = open(fleet.mnt(1, &name));
+        let mapping = Mapping::new(&file, PAGE);
+        for turn in 1..=20u8 {
+            assert_ne!(mapping.load(100), turn);
+            let here = open(fleet.mnt(0, &name));
+            here.write_all_at(&[turn; 200], 0).expect("write");
+            assert_eq!(mapping.load(100), turn, "version {version}");
+            store_at(&mapping, 300, turn);
+            let mut read = [0];
+            here.read_exact_at(&mut read, 300).expect("read");
+            assert_eq!(read, [turn], "version {version}");
+        }
+    }
+}
+
+fn store_at(mapping: &Mapping, at: usize, byte: u8) {
+    mapping.store(at, byte);
+    mapping.sync();
 }
