@@ -90,6 +90,7 @@ impl Connection for Session {
                     handle: Handle(run.next),
                     mode,
                     content: None,
+                    bytes: 0,
                 })
             }
             Request::MayReclaim { .. } if !run.may_reclaim => return Err(Errno::ESTALE),

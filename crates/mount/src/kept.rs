@@ -30,12 +30,21 @@ enum Pages {
     Dropped(Handle),
     /// There are none from before.
     Clean,
+    /// The file was opened to be read round them.
+    Round,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Record {
     version: ContentVersion,
     pages: Pages,
+}
+
+impl Record {
+    /// For a request to read.
+    fn waits(&self) -> bool {
+        matches!(self.pages, Pages::Dropped(_))
+    }
 }
 
 /// The younger half takes the place of the older when it is full.
@@ -50,17 +59,16 @@ struct Table {
 impl Table {
     fn take(&mut self, ino: Ino) -> Option<Record> {
         let record = self.young.remove(&ino).or_else(|| self.old.remove(&ino))?;
-        self.waiting -= usize::from(record.pages != Pages::Clean);
+        self.waiting -= usize::from(record.waits());
         Some(record)
     }
 
     fn put(&mut self, ino: Ino, record: Record) {
         if self.young.len() >= HALF_MAX {
             self.old = std::mem::take(&mut self.young);
-            let waits = |record: &&Record| record.pages != Pages::Clean;
-            self.waiting = self.old.values().filter(waits).count();
+            self.waiting = self.old.values().filter(|record| record.waits()).count();
         }
-        self.waiting += usize::from(record.pages != Pages::Clean);
+        self.waiting += usize::from(record.waits());
         self.young.insert(ino, record);
     }
 }
@@ -97,6 +105,21 @@ impl Kept {
             };
             table.put(ino, Record { version, pages });
             keep
+        })
+    }
+
+    /// A file is about to be opened to be read round the pages. Whether it was opened before, with
+    /// this content: then it is worth its pages.
+    pub(crate) fn is_opened_again(&self, ino: Ino, version: ContentVersion) -> bool {
+        self.change(|table| {
+            let before = table.take(ino);
+            if let Some(record) = before.filter(|record| record.version == version) {
+                table.put(ino, record);
+                return true;
+            }
+            let pages = Pages::Round;
+            table.put(ino, Record { version, pages });
+            false
         })
     }
 
@@ -187,6 +210,22 @@ mod tests {
     }
 
     #[test]
+    fn what_is_opened_again_is_worth_its_pages() {
+        let kept = Kept::default();
+        let [one, two] = [1, 2].map(|number| version(number).expect("one"));
+        assert!(!kept.is_opened_again(F, one));
+        assert!(kept.is_opened_again(F, one));
+        // Those that there are may be of any time.
+        assert!(!read_all(&kept, 1, Some(one)));
+        assert!(kept.is_opened_again(F, one) && read_all(&kept, 2, Some(one)));
+        assert!(!kept.is_opened_again(F, two), "it has changed");
+        assert!(!read_all(&kept, 3, Some(two)));
+        kept.opened(F, Handle(4), None);
+        assert!(!kept.is_opened_again(F, two), "it was about to change");
+        assert_eq!(kept.waiting.load(Ordering::Acquire), 0);
+    }
+
+    #[test]
     fn what_the_kernel_has_forgotten_is_not_remembered() {
         let kept = Kept::default();
         kept.opened(F, Handle(1), version(1));
@@ -206,9 +245,8 @@ mod tests {
             assert!(keep || n == 0, "what is used stays: {n}");
         }
         let table = kept.table.lock();
-        let is_waiting = |record: &&Record| record.pages != Pages::Clean;
         let all = || table.young.values().chain(table.old.values());
         assert!(all().count() <= 2 * HALF_MAX);
-        assert_eq!(all().filter(is_waiting).count(), table.waiting);
+        assert_eq!(all().filter(|record| record.waits()).count(), table.waiting);
     }
 }

@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use forebay_client::OpenFile;
-use forebay_types::{Errno, Handle, OpenFlags};
+use forebay_types::{Errno, Handle, OpenFlags, limits};
 use forebay_wire::{OpenMode, Shown};
 use fuser::{FileHandle, FopenFlags, Generation, INodeNo, ReplyCreate, ReplyOpen};
 
 use crate::convert::{attr, errno, ino};
 use crate::inflight::Turn;
 use crate::serving::Adapter;
+
+/// A file of this length comes in one request, with its pages or without.
+const ONE_READ_BYTES: u64 = limits::IO_BYTES_MAX as u64;
 
 /// What a handle may do to its file.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -127,16 +130,22 @@ impl Adapter {
 
     /// Whether the kernel keeps pages of what it reads by this handle. Where others use the server,
     /// only of what is read and nobody writes: the server recalls pages before a change is answered.
-    /// Not on a node whose kernel has files by itself: it wants one kind.
-    fn keeps_pages(&self, writes: Writes, open: &OpenFile) -> bool {
-        !self.belief.is_direct()
-            || (writes == Writes::Nothing
-                && open.opened.content.is_some()
-                && !self.passthrough.load(Ordering::Acquire))
+    /// Not on a node whose kernel has files by itself: it wants one kind. A large file is read round
+    /// the pages the first time, which is faster: most are read once.
+    fn keeps_pages(&self, node: INodeNo, writes: Writes, open: &OpenFile) -> bool {
+        if !self.belief.is_direct() {
+            return true;
+        }
+        let may = writes == Writes::Nothing && !self.passthrough.load(Ordering::Acquire);
+        let Some(version) = open.opened.content.filter(|_| may) else {
+            self.kept.opened(ino(node), open.opened.handle, None);
+            return false;
+        };
+        open.opened.bytes <= ONE_READ_BYTES || self.kept.is_opened_again(ino(node), version)
     }
 
     fn plain_flags(&self, node: INodeNo, writes: Writes, open: &OpenFile) -> FopenFlags {
-        if !self.keeps_pages(writes, open) {
+        if !self.keeps_pages(node, writes, open) {
             // Who writes apart in one file need not wait for each other.
             let direct = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
             return self.flush_flags() | direct;

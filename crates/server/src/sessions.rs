@@ -626,6 +626,7 @@ mod tests {
                         handle,
                         mode: OpenMode::Plain,
                         content: None,
+                        bytes: 0,
                     })
                 }
                 Request::OpenDir { .. } => {

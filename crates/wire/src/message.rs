@@ -405,6 +405,8 @@ pub struct Opened {
     /// Which content it has. `None` where that is not known, as while somebody writes it: then
     /// nothing that was read before may be believed.
     pub content: Option<ContentVersion>,
+    /// How long that is, bytes; 0 where the content is not known.
+    pub bytes: u64,
 }
 
 /// What a server answers.

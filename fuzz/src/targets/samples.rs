@@ -217,6 +217,7 @@ pub fn responses() -> Vec<Response> {
         handle: HANDLE,
         mode,
         content,
+        bytes: content.map_or(0, |_| 9),
     };
     let version = ContentVersion {
         run: u64::MAX,

@@ -18,7 +18,7 @@ pub type Handed = Option<Arc<dyn Descriptor>>;
 /// An open file with the descriptor to hand over.
 pub type OpenResult = Result<(Opened, Handed), Failure>;
 
-pub(super) fn opened(handle: Handle, handed: &Handed, content: Option<ContentVersion>) -> Opened {
+pub(super) fn opened(handle: Handle, handed: &Handed, content: Option<Content>) -> Opened {
     let mode = match handed.is_some() {
         true => OpenMode::Passthrough,
         false => OpenMode::Plain,
@@ -26,32 +26,45 @@ pub(super) fn opened(handle: Handle, handed: &Handed, content: Option<ContentVer
     Opened {
         handle,
         mode,
-        content,
+        content: content.map(|content| content.version),
+        bytes: content.map_or(0, |content| content.bytes),
     }
+}
+
+/// What a file has while nobody writes it.
+#[derive(Clone, Copy)]
+pub(super) struct Content {
+    version: ContentVersion,
+    bytes: u64,
 }
 
 impl Files {
     /// Which content an open file has, its new handle included in the counts. `None` while anybody
     /// has it open for writing or the kernel may write it: what is read then is nobody's content.
-    pub(super) fn content_of(&self, open: &OpenFile) -> Option<ContentVersion> {
+    pub(super) fn content_of(&self, open: &OpenFile) -> Option<Content> {
         if open.passthrough || open.is_written() {
             return None;
         }
         let target = open.target.read();
-        let seen = match &*target {
-            Target::Buffer { file, .. } => {
+        let (seen, bytes) = match &*target {
+            Target::Buffer { file, object, .. } => {
                 let is_suspect = self.integrity.at_rest().is_suspect(file.object);
-                Seen::in_buffer(file).filter(|_| !is_suspect)
+                let stat = object.stat();
+                let stat = stat.inspect_err(|e| tracing::debug!("its length is not known: {e}"));
+                let seen = Seen::in_buffer(file).filter(|_| !is_suspect);
+                (seen?, stat.ok()?.size)
             }
             // Nobody waits for a PFS that hangs to be told this.
-            Target::Pfs { .. } if self.base.health().is_silent() => None,
+            Target::Pfs { .. } if self.base.health().is_silent() => return None,
             Target::Pfs { file, .. } => {
                 let stat = self.ns.pfs().stat_file(file.file());
                 let stat = stat.inspect_err(|e| tracing::debug!("its content is not known: {e}"));
-                stat.ok().map(|stat| Seen::on_pfs(&stat, TimeSpec::now()))
+                let stat = stat.ok()?;
+                (Seen::on_pfs(&stat, TimeSpec::now()), stat.size)
             }
         };
-        self.buffer.contents().version(open.ino, &seen?)
+        let version = self.buffer.contents().version(open.ino, &seen)?;
+        Some(Content { version, bytes })
     }
 }
 

@@ -193,6 +193,7 @@ impl FakeGuest {
                     handle: Handle(ino.0),
                     mode: OpenMode::Passthrough,
                     content: None,
+                    bytes: 0,
                 }),
                 descriptor: peer
                     .local

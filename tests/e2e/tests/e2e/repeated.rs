@@ -34,7 +34,10 @@ fn promise_2_what_nobody_writes_is_read_once_by_each_node() {
     let fleet = Fleet::new(2, "");
     let content = pattern(1, 4 * MIB);
     write_file(&fleet.mnt(1, "f"), content);
-    content.assert_in(&fleet.mnt(2, "f"));
+    // The first time the pages would cost more than they bring.
+    for _ in 0..2 {
+        content.assert_in(&fleet.mnt(2, "f"));
+    }
     let before = sent(&fleet);
     for _ in 0..8 {
         content.assert_in(&fleet.mnt(2, "f"));
