@@ -38,7 +38,7 @@ pub(crate) struct Belief {
     /// For how long names and attributes are believed where nobody else uses the server.
     believed: Duration,
     recalled: Arc<Recalled>,
-    /// Others use the server: the kernel keeps pages only of what is mapped, or read and not written.
+    /// Others use the server: the kernel keeps pages only of what is mapped, or only read.
     direct: bool,
     /// What is told where the server does not come to it.
     pub(crate) known: Known,
@@ -109,8 +109,8 @@ impl Belief {
     }
 
     /// The kernel drops its pages before it sends a write that goes round them. What it has read
-    /// until that was done may be from before: kernels of 2025 drop them once more after that, older
-    /// ones do not. No thread that answers requests may call it.
+    /// until that was done may be from before: kernels of 2025 drop them once more after that,
+    /// older ones do not. No thread that answers requests may call it.
     pub(crate) fn was_written(&self, ino: Ino, offset: u64, len: u64) {
         match self.notices.forget_range(ino, offset, len) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

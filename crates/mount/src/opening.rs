@@ -129,9 +129,9 @@ impl Adapter {
     }
 
     /// Whether the kernel keeps pages of what it reads by this handle. Where others use the server,
-    /// only of what is read and nobody writes: the server recalls pages before a change is answered.
-    /// Not on a node whose kernel has files by itself: it wants one kind. A large file is read round
-    /// the pages the first time, which is faster: most are read once.
+    /// only of what is read and nobody writes: the server recalls pages before it answers a change.
+    /// Not on a node whose kernel has files by itself: it wants one kind. A large file is read
+    /// round the pages the first time, which is faster: most are read once.
     fn keeps_pages(&self, node: INodeNo, writes: Writes, open: &OpenFile) -> bool {
         if !self.belief.is_direct() {
             return true;

@@ -7,8 +7,8 @@
 //!    told each end that the file has grown to, until it closes the handle: a store before the end
 //!    that the kernel knows asks nobody.
 //! 4. Who opens a file of which it keeps pages may map it without a read.
-//! 5. A client has a file by a handle whose pages it keeps, or its kernel reads and writes the file by
-//!    itself, unseen: not one the former and another the latter.
+//! 5. A client has a file by a handle whose pages it keeps, or its kernel reads and writes the file
+//!    by itself, unseen: not one the former and another the latter.
 
 use std::collections::{HashMap, HashSet};
 
