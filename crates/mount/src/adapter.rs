@@ -16,6 +16,7 @@ use fuser::{
     RequestId, TimeOrNow, WriteFlags,
 };
 
+use crate::asker;
 use crate::convert::{cred, errno, ino, maker, set_time, xattr_mode};
 use crate::dirs::Touched;
 use crate::inflight::{Pending, answer_attr, answer_found, answer_totals, finish};
@@ -38,6 +39,10 @@ impl Filesystem for Adapter {
             self.client.accept_descriptors(false);
         }
         Ok(())
+    }
+
+    fn begins(&self, pid: u32) {
+        asker::set(pid);
     }
 
     fn destroy(&mut self) {

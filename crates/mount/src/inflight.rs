@@ -9,13 +9,15 @@
 //! 3. It has a thread of the pool ask once more for what may be known without the PFS: a name,
 //!    attributes.
 //! 4. It answers what is left with an error.
+//! 5. It lets go who has been killed, whatever the request waits for: the kernel lets a program end
+//!    only with the answer.
 //!
 //! For that, the reply of every request under way lies in the slot of its thread, and whoever takes
 //! the reply out answers.
 
 use std::cell::OnceCell;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -28,15 +30,15 @@ use fuser::{
 };
 use parking_lot::{Condvar, Mutex};
 
+use crate::asker;
 use crate::belief::Belief;
 use crate::convert::{attr, errno};
 use crate::forgets::{Began, Forgets};
-use crate::known::Known;
-use crate::pool::Pool;
-use crate::probe::Probe;
 use crate::recalled::{Asked, Recalled};
-use crate::releases::Releases;
-use crate::serving::EndCall;
+
+mod watch;
+
+pub(crate) use watch::{Watched, watch};
 
 /// Readers of the kernel's requests beyond those that serve as a rule. So many may block at once
 /// before nobody is left; each costs its stack.
@@ -129,6 +131,8 @@ answers! {
 struct Slot {
     /// Tick at which the request under way began; 0 for none. Changed with `pending` held.
     since: AtomicU64,
+    /// The thread of a program that waits for the answer; 0 for none.
+    asker: AtomicU32,
     pending: Mutex<Option<Pending>>,
     reads: bool,
 }
@@ -277,6 +281,7 @@ impl InFlightTable {
         *pending = Some(reply);
         let now = self.tick.load(Ordering::Relaxed);
         slot.since.store(now, Ordering::Relaxed);
+        slot.asker.store(asker::get(), Ordering::Relaxed);
         drop(pending);
         Turn {
             in_flight: self,
@@ -288,6 +293,7 @@ impl InFlightTable {
     fn new_slot(&self, reads: bool) -> Arc<Slot> {
         let slot = Arc::new(Slot {
             since: AtomicU64::new(0),
+            asker: AtomicU32::new(0),
             pending: Mutex::new(None),
             reads,
         });
@@ -361,123 +367,27 @@ impl InFlightTable {
         }
         taken
     }
-}
 
-/// What the watchdog looks after.
-pub(crate) struct Watched {
-    pub(crate) in_flight: Arc<InFlightTable>,
-    pub(crate) client: Client,
-    pub(crate) pool: Pool,
-    pub(crate) belief: Arc<Belief>,
-    pub(crate) forgets: Arc<Forgets>,
-    pub(crate) releases: Arc<Releases>,
-    pub(crate) probe: Arc<Probe>,
-    pub(crate) ended: EndCall,
-}
-
-/// The watchdog thread; ends with the mount, which `device` tells.
-pub(crate) fn watch(watched: &Watched) {
-    let in_flight = &watched.in_flight;
-    loop {
-        {
-            let mut parked = in_flight.parked.lock();
-            if !parked.ended {
-                in_flight.nudged.wait_for(&mut parked, TICK);
-            }
-            if parked.ended {
-                return;
-            }
-        }
-        if in_flight.device.get().is_some_and(is_gone) {
-            in_flight.end();
-            // Threads that wait for a server that is gone hold up the end of the session.
-            let call = watched.ended.lock().take();
-            call.into_iter().for_each(|call| call());
-            return watched.releases.end(&watched.client);
-        }
-        watched.releases.look(&watched.client);
-        if watched.forgets.is_waiting() {
-            let (forgets, client) = (watched.forgets.clone(), watched.client.clone());
-            let send = move |_: &mut Vec<u8>| forgets.send(&client);
-            watched.pool.run(Box::new(send));
-        }
-        let now = in_flight.tick.fetch_add(1, Ordering::Relaxed) + 1;
-        if in_flight.look(now) >= ASKED_AGAIN_AFTER_TICKS {
-            let known = &watched.belief.known;
-            let late = |pending: &Pending| may_be_told(known, pending);
-            for pending in in_flight.take(now, ASKED_AGAIN_AFTER_TICKS, late) {
-                tell(&watched.belief, pending);
-            }
-            rescue(watched, now);
-        }
+    /// Takes the replies that nobody but a killed program waits for.
+    fn take_of_the_dying(&self, now: u64) -> Vec<Pending> {
+        let old = |since: u64| since != 0 && now.saturating_sub(since) >= REPLACED_AFTER_TICKS;
+        let slots = self.slots.lock();
+        let waiting = slots.iter().filter_map(|slot| {
+            let since = slot.since.load(Ordering::Relaxed);
+            let asker = slot.asker.load(Ordering::Relaxed);
+            old(since).then(|| (slot.clone(), since, asker))
+        });
+        let mut waiting: Vec<_> = waiting.collect();
+        drop(slots);
+        waiting.retain(|(_, _, asker)| asker::is_dying(*asker));
+        let taken = waiting.iter().filter_map(|(slot, since, asker)| {
+            let mut pending = slot.pending.lock();
+            let is_same = slot.since.load(Ordering::Relaxed) == *since
+                && slot.asker.load(Ordering::Relaxed) == *asker;
+            pending.take_if(|_| is_same)
+        });
+        taken.collect()
     }
-}
-
-/// Whether the mount itself can answer a request that the server has not answered for a while.
-fn may_be_told(known: &Known, pending: &Pending) -> bool {
-    match pending {
-        Pending::Getattr(_, node, _) => known.attr(*node).is_some(),
-        Pending::ReplyStatfs(_) => known.totals().is_some(),
-        _ => false,
-    }
-}
-
-fn tell(belief: &Belief, pending: Pending) {
-    match pending {
-        Pending::Getattr(reply, node, _) => match belief.known.attr(node) {
-            Some(found) => reply.attr(&Duration::ZERO, &attr(&found)),
-            None => reply.error(errno(Errno::EIO)),
-        },
-        Pending::ReplyStatfs(reply) => match belief.known.totals() {
-            Some(totals) => say_totals(reply, &totals),
-            None => reply.error(errno(Errno::EIO)),
-        },
-        other => other.fail(Errno::EIO),
-    }
-}
-
-/// Answers requests that wait for a PFS that does not answer.
-fn rescue(watched: &Watched, now: u64) {
-    let Watched {
-        in_flight, client, ..
-    } = watched;
-    let Some((silent, give_up_after)) = watched.probe.look(client) else {
-        return;
-    };
-    if silent.is_zero() {
-        return;
-    }
-    let again = |pending: &Pending| matches!(pending, Pending::Lookup(..) | Pending::Getattr(..));
-    for pending in in_flight.take(now, ASKED_AGAIN_AFTER_TICKS, again) {
-        ask_again(watched, pending);
-    }
-    if silent >= give_up_after {
-        let ticks = give_up_after.as_millis() / TICK.as_millis();
-        let age = u64::try_from(ticks).unwrap_or(u64::MAX);
-        for pending in in_flight.take(now, age.max(ASKED_AGAIN_AFTER_TICKS), |_| true) {
-            pending.fail(Errno::ETIMEDOUT);
-        }
-    }
-}
-
-/// Serves a request once more. Now that the PFS is known to be silent, the request either needs no
-/// PFS or gets its error in time.
-fn ask_again(watched: &Watched, pending: Pending) {
-    let (in_flight, client) = (watched.in_flight.clone(), watched.client.clone());
-    let (belief, forgets) = (watched.belief.clone(), watched.forgets.clone());
-    watched.pool.run(Box::new(move |_| match pending {
-        Pending::Lookup(reply, parent, name) => {
-            let turn = in_flight.waiting_turn(reply);
-            let made = client.lookup(parent, &name);
-            answer_entry(&client, (&belief, &forgets), made, &turn);
-        }
-        Pending::Getattr(reply, node, fh) => {
-            let turn = in_flight.waiting_turn(reply);
-            let found = client.getattr(node, fh);
-            answer_attr(&belief, found, &turn);
-        }
-        other => other.fail(Errno::EIO),
-    }));
 }
 
 /// Answers with what was found or made. If the watchdog has answered already, drops the reference

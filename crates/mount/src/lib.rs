@@ -1,6 +1,7 @@
 //! The mount: a thin adapter between the kernel's FUSE requests and the client's calls.
 
 mod adapter;
+mod asker;
 mod backing;
 mod belief;
 mod company;

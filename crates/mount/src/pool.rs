@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::asker;
+
 /// Most threads: at most 96 requests wait for their application's turn or for space, and 62 may
 /// block in calls on the PFS.
 const THREADS_MAX: usize = 160;
@@ -31,6 +33,11 @@ impl Pool {
     /// Runs a task on a thread that may wait. If no thread can be started and none is there, it is
     /// run here.
     pub(crate) fn run(&self, task: Task) {
+        let pid = asker::get();
+        let task: Task = Box::new(move |buffer| {
+            asker::set(pid);
+            task(buffer);
+        });
         let mut inner = self.shared.0.lock();
         inner.tasks.push_back(task);
         if inner.idle >= inner.tasks.len() || inner.threads >= THREADS_MAX {

@@ -928,6 +928,10 @@ pub trait Filesystem: Send + Sync + 'static {
     /// answered here.
     fn interrupt(&self, _unique: ll::RequestId) {}
 
+    // FOREBAY(asker)
+    /// A request of this thread of a program (0: of none) is about to be served on this thread.
+    fn begins(&self, _pid: u32) {}
+
     /// Map block index within file to block index within device.
     /// Note: This makes sense only for block device backed filesystems mounted
     /// with the 'blkdev' option

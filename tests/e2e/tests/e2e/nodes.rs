@@ -4,10 +4,12 @@ use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use forebay_testkit::{Fleet, LONG, needs_nodes, pattern, run_bounded, wait_until, write_file};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 const MIB: usize = 1 << 20;
 
@@ -222,6 +224,52 @@ fn promise_8_a_silent_mount_is_fenced_and_comes_back_with_nothing() {
     fleet.signal_mount(1, Signal::CONT);
     assert_eq!(errno(held.write_all_at(b"late", 0)), Some(libc::ESTALE));
     assert_eq!(fs::read(fleet.mnt(1, "f")).expect("read"), b"after");
+}
+
+#[test]
+fn promise_8_who_waits_for_a_server_that_is_away_can_be_killed() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(1, "");
+    let at = |name: &str| fleet.mnt(1, name);
+    fs::write(at("f"), b"content").expect("write");
+    let lines = [
+        format!("cat {}", at("f").display()),
+        format!("exec 3>>{f}; echo more >&3", f = at("g").display()),
+        format!("mkdir {}", at("d").display()),
+        format!("rm {}", at("f").display()),
+        format!("flock -n {} true", at("f").display()),
+        format!("ls -l {}", at("").display()),
+    ];
+    fleet.kill_server();
+    let children = lines.map(|line| {
+        let mut shell = Command::new("sh");
+        let shell = shell
+            .args(["-c", &format!("exec 2>&1; {line}")])
+            .process_group(0);
+        shell.stdout(Stdio::null()).spawn().expect("sh runs")
+    });
+    // Each stands in a call.
+    std::thread::sleep(Duration::from_millis(300));
+    for mut child in children {
+        assert_eq!(child.try_wait().expect("it is ours"), None);
+        // A signal that a program need not act on ends no wait, and one that ends programs does.
+        let group = Pid::from_child(&child);
+        kill_process_group(group, Signal::WINCH).expect("signal");
+        let signals = [Signal::KILL, Signal::TERM];
+        let signal = signals[group.as_raw_nonzero().get() as usize % 2];
+        kill_process_group(group, signal).expect("kill");
+        let ended = || child.try_wait().expect("it is ours").is_some();
+        wait_until("it has ended", ended);
+    }
+    fleet.start_server();
+    let after = || fs::read(fleet.mnt(1, "f"));
+    wait_until("the mount answers", || match after() {
+        Ok(content) => content == b"content",
+        // It was removed all the same.
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    });
 }
 
 #[test]
