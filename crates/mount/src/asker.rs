@@ -1,7 +1,7 @@
 //! Who waits for the answer to a request, and whether it is about to end.
 //!
-//! A program that waits for the answer of a mount acts on no signal. Not even SIGKILL ends it before
-//! the answer: only the mount can let it go.
+//! A program that waits for the answer of a mount acts on no signal. Not even SIGKILL ends it
+//! before the answer: only the mount can let it go.
 
 use std::cell::Cell;
 
