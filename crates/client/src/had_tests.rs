@@ -104,7 +104,7 @@ impl Connection for Session {
                 return Err(Errno::EAGAIN);
             }
             Request::Lock { .. } if run.waits => Response::WouldWait,
-            Request::Recalls { seen } => Response::Recalls {
+            Request::Recalls { seen, .. } => Response::Recalls {
                 last: *seen,
                 recalls: vec![Recall::Granted(*seen)],
             },
@@ -387,7 +387,10 @@ fn what_is_locked_is_had_again_with_its_locks_or_not_at_all() {
     lab.server.lock().waits = true;
     // The grant is told before the answer to who has asked, and after it.
     for (ticket, first) in [(11, 7), (12, 8)] {
-        let grant = Request::Recalls { seen: ticket };
+        let grant = Request::Recalls {
+            seen: ticket,
+            settled: 0,
+        };
         if ticket == 11 {
             lab.ask(grant.clone()).expect("told");
         }

@@ -14,13 +14,16 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Ino};
-use forebay_wire::{Connection, NOT_SENT, Reply, Request, Response};
+use forebay_wire::{Connection, NOT_SENT, Reply, Request, Response, UNSETTLED};
 use parking_lot::{Condvar, Mutex};
 
 use crate::had::{Asks, Had};
 
 /// Pauses between tries to begin anew: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// Between two times that a request is asked which waits for others to come back.
+const UNSETTLED_PAUSE: Duration = Duration::from_millis(20);
 
 /// Called when a session is lost.
 pub type OnLost = Box<dyn Fn() + Send + Sync>;
@@ -194,6 +197,7 @@ impl Shared {
         request: Request,
         call: &mut dyn FnMut(&dyn Connection, Request) -> Result<Reply, Errno>,
     ) -> Result<Reply, Errno> {
+        let mut unsettled_since = None;
         loop {
             let (session, generation) = match self.session_for(&request) {
                 Ok(found) => found,
@@ -219,6 +223,14 @@ impl Shared {
                 }
                 Err(error) => error,
             };
+            if error == UNSETTLED {
+                let since = *unsettled_since.get_or_insert_with(Instant::now);
+                if self.soft.is_some_and(|soft| since.elapsed() >= soft) {
+                    return Err(Errno::EIO);
+                }
+                std::thread::sleep(UNSETTLED_PAUSE);
+                continue;
+            }
             let is_sent = error != NOT_SENT;
             if is_sent && error != Errno::ENOTCONN {
                 self.had.note(asks, generation, &Response::Failed(error));

@@ -14,6 +14,10 @@ impl Had {
         session: u64,
         request: &mut Request,
     ) -> Result<(), Errno> {
+        // Pages that were dropped before it began may have been read anew since.
+        if let Request::Recalls { settled, .. } = request {
+            *settled = u64::from(*settled == session);
+        }
         // There is nothing before the first one.
         if session == 1 {
             return Ok(());

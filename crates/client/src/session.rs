@@ -25,9 +25,10 @@ impl Client {
 
     /// Waits until something is to be forgotten that was shown as firm, and says that all recalls
     /// up to number `seen` have been followed. The number of the last one, and what is to be
-    /// forgotten: nothing, where the wait was cut short.
-    pub fn recalls(&self, seen: u64) -> Result<(u64, Vec<Recall>), Errno> {
-        match self.call(Request::Recalls { seen })? {
+    /// forgotten: nothing, where the wait was cut short. `settled` is the number of a session
+    /// ([`Self::generation`]) since whose beginning all pages of before were dropped; 0 of none.
+    pub fn recalls(&self, seen: u64, settled: u64) -> Result<(u64, Vec<Recall>), Errno> {
+        match self.call(Request::Recalls { seen, settled })? {
             Response::Recalls { last, recalls } => Ok((last, recalls)),
             other => unexpected(other),
         }

@@ -48,6 +48,7 @@ impl Filesystem for Adapter {
     fn destroy(&mut self) {
         self.releases.end(&self.client);
         self.pool.end();
+        self.forgetters.end();
         self.in_flight.end();
         if let Some(call) = self.ended.lock().take() {
             call();
@@ -325,10 +326,7 @@ impl Filesystem for Adapter {
         self.kept.read(ino(node), handle(fh));
         // Who reads round the pages has an owner of locks; pages have none.
         let pages = owner.is_none() && self.belief.is_direct();
-        if pages {
-            self.belief.gives_pages(ino(node));
-        }
-        let file = (handle(fh), request.pid());
+        let file = (ino(node), handle(fh), request.pid());
         self.answer_read(file, (offset, size as usize), pages, reply);
     }
 

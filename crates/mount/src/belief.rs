@@ -51,8 +51,9 @@ pub(crate) struct Belief {
     set_ids: AtomicUsize,
     /// The mount ends: no page is given out any more.
     no_pages: AtomicBool,
-    /// Files of which the kernel may have pages, where others use the server.
-    paged: Mutex<HashSet<Ino>>,
+    /// Files of which the kernel may have pages, where others use the server, and how many reads
+    /// are under way for them.
+    paged: Mutex<HashMap<Ino, u32>>,
     pageds: AtomicUsize,
 }
 
@@ -90,8 +91,20 @@ impl Belief {
     /// The kernel is about to be given pages of a file.
     pub(crate) fn gives_pages(&self, ino: Ino) {
         let mut paged = self.paged.lock();
-        paged.insert(ino);
+        *paged.entry(ino).or_default() += 1;
         self.pageds.store(paged.len(), Ordering::SeqCst);
+    }
+
+    /// It has them, or an error.
+    pub(crate) fn has_given_pages(&self, ino: Ino) {
+        if let Some(reads) = self.paged.lock().get_mut(&ino) {
+            *reads = reads.saturating_sub(1);
+        }
+    }
+
+    /// Whether pages of a file are locked until a read is answered.
+    pub(crate) fn is_being_read(&self, ino: Ino) -> bool {
+        self.paged.lock().get(&ino).is_some_and(|reads| *reads > 0)
     }
 
     /// The kernel has forgotten a file, and looks it up no more.
@@ -105,7 +118,7 @@ impl Belief {
 
     /// Whether the kernel may have pages of a file that was read round them, and written.
     pub(crate) fn has_pages(&self, ino: Ino) -> bool {
-        self.pageds.load(Ordering::SeqCst) > 0 && self.paged.lock().contains(&ino)
+        self.pageds.load(Ordering::SeqCst) > 0 && self.paged.lock().contains_key(&ino)
     }
 
     /// The kernel drops its pages before it sends a write that goes round them. What it has read

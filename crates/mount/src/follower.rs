@@ -5,12 +5,14 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_client::Client;
 use forebay_types::{Errno, Ino, limits};
 use forebay_wire::Recall;
 
+use crate::belief::Belief;
 use crate::forgets::Forgets;
 use crate::inflight::InFlightTable;
 use crate::locks::{self, Locks};
@@ -22,11 +24,16 @@ use crate::recalled::Recalled;
 /// has taken up an answer.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(1));
 
+/// Threads that drop pages when a session is lost: what was stored in pages goes to the server
+/// first, and holds up its thread until that is there again.
+const FORGETTERS: usize = 16;
+
 /// Who follows recalls.
 pub(crate) struct Follower {
     pub(crate) client: Client,
     pub(crate) recalled: Arc<Recalled>,
     pub(crate) notices: Arc<Notices>,
+    pub(crate) belief: Arc<Belief>,
     pub(crate) forgets: Arc<Forgets>,
     pub(crate) in_flight: Arc<InFlightTable>,
     pub(crate) locks: Arc<Locks>,
@@ -39,8 +46,10 @@ impl Follower {
         // What was read before the server told this mount anything is dropped, too.
         let (mut seen, mut generation) = (0, 0);
         let mut is_lost = false;
+        // The last session in which all pages of before were dropped.
+        let mut settled = 0;
         while !self.in_flight.has_ended() {
-            let told = self.client.recalls(seen);
+            let told = self.client.recalls(seen, settled);
             let now = self.client.generation();
             let is_another = std::mem::replace(&mut generation, now) != now;
             let was_lost = std::mem::replace(&mut is_lost, is_of_lost_session(&told));
@@ -51,6 +60,9 @@ impl Follower {
                 };
                 locks::wait_again(&self.locks, lost, (&self.client, &self.pool));
                 self.forget_all();
+                if is_another && !is_lost {
+                    settled = now;
+                }
             }
             match told {
                 // Numbers of another session.
@@ -143,9 +155,28 @@ impl Follower {
             return;
         }
         self.recalled.begin(|| self.forgets.lost());
-        for ino in self.forgets.known() {
-            self.forget_pages(ino);
-        }
+        let known = self.forgets.known();
+        // The kernel waits for a page that is being read, and so for a server that is away: the
+        // other files come first.
+        let (being_read, mut inos): (Vec<Ino>, Vec<Ino>) = known
+            .into_iter()
+            .partition(|ino| self.belief.is_being_read(*ino));
+        inos.extend(being_read);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(ino) = inos.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.forget_pages(*ino);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..FORGETTERS.min(inos.len()) {
+                let thread = std::thread::Builder::new().name("fb-recall".into());
+                if let Err(error) = thread.spawn_scoped(scope, work) {
+                    tracing::debug!("pages are dropped by fewer threads: {error}");
+                }
+            }
+            work();
+        });
     }
 
     /// The kernel believes for [`limits::SHOWN_FOR`] at most, and the server waits that long.

@@ -195,6 +195,7 @@ fn follow_recalls(watched: &Watched, recalled: Arc<Recalled>, locks: Arc<Locks>)
         client: watched.client.clone(),
         recalled,
         notices: watched.belief.notices.clone(),
+        belief: watched.belief.clone(),
         forgets: watched.forgets.clone(),
         in_flight: watched.in_flight.clone(),
         pool: watched.pool.clone(),

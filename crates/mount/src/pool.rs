@@ -14,8 +14,8 @@ const THREADS_MAX: usize = 160;
 
 type Task = Box<dyn FnOnce(&mut Vec<u8>) + Send>;
 
-#[derive(Default)]
 struct Inner {
+    most: usize,
     tasks: VecDeque<Task>,
     threads: usize,
     idle: usize,
@@ -24,12 +24,32 @@ struct Inner {
 
 /// Threads that start when they are needed and stay for reuse. Each has a buffer that its tasks
 /// use.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Pool {
     shared: Arc<(Mutex<Inner>, Condvar)>,
 }
 
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool::of(THREADS_MAX)
+    }
+}
+
 impl Pool {
+    /// So many threads at most.
+    pub(crate) fn of(most: usize) -> Pool {
+        let inner = Inner {
+            most,
+            tasks: VecDeque::new(),
+            threads: 0,
+            idle: 0,
+            ending: false,
+        };
+        Pool {
+            shared: Arc::new((Mutex::new(inner), Condvar::new())),
+        }
+    }
+
     /// Runs a task on a thread that may wait. If no thread can be started and none is there, it is
     /// run here.
     pub(crate) fn run(&self, task: Task) {
@@ -40,7 +60,7 @@ impl Pool {
         });
         let mut inner = self.shared.0.lock();
         inner.tasks.push_back(task);
-        if inner.idle >= inner.tasks.len() || inner.threads >= THREADS_MAX {
+        if inner.idle >= inner.tasks.len() || inner.threads >= inner.most {
             self.shared.1.notify_one();
             return;
         }

@@ -24,10 +24,16 @@ use crate::waiting::Waiting;
 /// What to call when the mount ends.
 pub(crate) type EndCall = Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>;
 
+/// Threads of [`Adapter::forgetters`].
+const FORGETTERS: usize = 4;
+
 pub(crate) struct Adapter {
     pub(crate) client: Client,
     pub(crate) backings: Backings,
     pub(crate) pool: Pool,
+    /// Threads that make the kernel drop pages: these may be locked until reads are answered, which
+    /// threads of the other pool do.
+    pub(crate) forgetters: Pool,
     pub(crate) in_flight: Arc<InFlightTable>,
     pub(crate) belief: Arc<Belief>,
     pub(crate) kept: Kept,
@@ -57,6 +63,7 @@ impl Adapter {
             client,
             backings: Backings::default(),
             pool,
+            forgetters: Pool::of(FORGETTERS),
             in_flight,
             belief,
             kept: Kept::default(),

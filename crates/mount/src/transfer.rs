@@ -14,7 +14,7 @@ use crate::serving::Adapter;
 impl Adapter {
     pub(crate) fn answer_read(
         &self,
-        (handle, thread): (Handle, u32),
+        (node, handle, thread): (Ino, Handle, u32),
         (offset, size): (u64, usize),
         pages: bool,
         reply: ReplyData,
@@ -23,6 +23,10 @@ impl Adapter {
             return reply.error(errno(Errno::ENOTCONN));
         }
         let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
+        let belief = pages.then(|| self.belief.clone());
+        if let Some(belief) = &belief {
+            belief.gives_pages(node);
+        }
         self.pool.run(Box::new(move |buffer| {
             let turn = in_flight.waiting_turn(reply);
             if buffer.len() < size {
@@ -37,6 +41,9 @@ impl Adapter {
                 (Some(reply), Ok(n)) => reply.data(&buffer[..n]),
                 (Some(reply), Err(e)) => reply.error(errno(e)),
                 (None, _) => {}
+            }
+            if let Some(belief) = belief {
+                belief.has_given_pages(node);
             }
         }));
     }
@@ -69,7 +76,7 @@ impl Adapter {
                     return reply.written(n as u32);
                 }
                 let (in_flight, belief) = (self.in_flight.clone(), self.belief.clone());
-                return self.pool.run(Box::new(move |_| {
+                return self.forgetters.run(Box::new(move |_| {
                     let turn = in_flight.waiting_turn(reply);
                     forget(&belief, n);
                     if let Some(reply) = turn.reply::<ReplyWrite>() {
@@ -89,7 +96,7 @@ impl Adapter {
             return;
         };
         let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
-        let belief = self.belief.clone();
+        let (belief, forgetters) = (self.belief.clone(), self.forgetters.clone());
         self.pool.run(Box::new(move |_| {
             let turn = in_flight.waiting_turn(reply);
             let how = WriteHow {
@@ -100,10 +107,13 @@ impl Adapter {
             match (turn.reply::<ReplyWrite>(), written) {
                 (Some(reply), Ok(Progress::Done(n))) => {
                     changed(&belief);
-                    if n > 0 && has_pages(&belief) {
-                        forget(&belief, n);
+                    if n == 0 || !has_pages(&belief) {
+                        return reply.written(n as u32);
                     }
-                    reply.written(n as u32);
+                    forgetters.run(Box::new(move |_| {
+                        forget(&belief, n);
+                        reply.written(n as u32);
+                    }));
                 }
                 (Some(reply), Ok(Progress::WouldWait)) => reply.error(errno(Errno::EAGAIN)),
                 (Some(reply), Err(e)) => reply.error(errno(e)),

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
-use forebay_wire::{Peer, Recall, Reply, Request, Response, Service};
+use forebay_wire::{Peer, Reply, Request, Response, Service, UNSETTLED};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
@@ -145,14 +145,6 @@ impl Session {
         self.common.processes.forget(self.node);
     }
 
-    /// A client that listens again has dropped what it had when it began to.
-    fn note_listening(&self) {
-        self.common.followed.store(true, Ordering::SeqCst);
-        if self.recalls.are_followed() && self.life != 0 {
-            self.common.lives.settle(self.life);
-        }
-    }
-
     /// Files and directories that the client has open.
     pub fn open_handles(&self) -> usize {
         self.handles.load(Ordering::Relaxed)
@@ -238,12 +230,9 @@ impl Session {
         }
     }
 
-    /// The client's kernel may have looked where a file ends long before the file is mapped. The
-    /// client is not waited for: its own request is being answered.
-    fn tell_end(&self, ino: Ino) {
-        if let Some(end) = self.common.end_of(ino) {
-            self.recalls.recall(Recall::Grown { ino, end });
-        }
+    fn note_not_opened(&self, opens: Opens) {
+        self.handles
+            .fetch_sub(usize::from(opens.counted), Ordering::Relaxed);
     }
 
     /// Takes a handle more into account; `ENFILE` if the client has too many.
@@ -304,7 +293,6 @@ impl Session {
                 self.shard(handle.0).lock().files.insert(handle, file);
                 if self.reclaims.load(Ordering::Acquire) {
                     self.common.keepers.reopened(ino, self.node, handle);
-                    self.tell_end(ino);
                 } else {
                     self.common.keepers.opened(ino, self.node, handle);
                 }
@@ -312,10 +300,7 @@ impl Session {
             Response::OpenedDir(handle) => {
                 self.shard(handle.0).lock().dirs.insert(*handle);
             }
-            _ => {
-                self.handles
-                    .fetch_sub(usize::from(opens.counted), Ordering::Relaxed);
-            }
+            _ => self.note_not_opened(opens),
         }
     }
 
@@ -329,6 +314,10 @@ impl Session {
     ) -> Reply {
         let common = &self.common;
         let effect = Effect::of(&request, asked.file, &common.lately);
+        if self.has_to_wait(peer, &request, &effect) {
+            self.note_not_opened(opens);
+            return UNSETTLED.into();
+        }
         let takes_reference = request.takes_reference();
         if let (Request::Fsync { .. }, Some(ino)) = (&request, asked.file) {
             common.await_dropped(ino);
@@ -337,9 +326,6 @@ impl Session {
             // Before the pages are read.
             common.keepers.keeps(*ino, self.node, *handle)
         });
-        if effect.may_change_content() && !self.reclaims.load(Ordering::Acquire) {
-            common.lives.await_settled();
-        }
         // What others have stored in their pages comes before the change, not over it.
         if let Some(ino) = effect.content() {
             common.recall_pages(ino, self.node, effect.patience());
@@ -347,8 +333,8 @@ impl Session {
         let opening = self.begin_open(peer, &request);
         let mut reply = common.server.handle(peer, request, payload, into);
         self.end_open(opening, opens.file, &mut reply);
-        // To a client that means the end of its session; a dead PFS behind FUSE says it, too.
-        if let Response::Failed(errno @ Errno::ENOTCONN) = &mut reply.response {
+        // To a client they mean other things; a dead PFS behind FUSE may say them, too.
+        if let Response::Failed(errno @ (Errno::ENOTCONN | UNSETTLED)) = &mut reply.response {
             *errno = Errno::EIO;
         }
         let written = effect.written(&reply.response);
@@ -503,8 +489,8 @@ impl Guest for Session {
         files.sum::<usize>() as u64
     }
 
-    fn listen(&self, seen: u64, answer: Answer) {
-        self.note_listening();
+    fn listen(&self, seen: u64, settled: bool, answer: Answer) {
+        self.note_listening(settled);
         self.recalls.listen(seen, answer);
     }
 
@@ -561,8 +547,8 @@ impl Service for Session {
                 return self.probe.hide(&*self.common.server, peer, &name);
             }
             // Of a client that asks again and again, in one process.
-            Request::Recalls { seen } => {
-                self.note_listening();
+            Request::Recalls { seen, settled } => {
+                self.note_listening(settled != 0);
                 return self.recalls.follow(seen).into();
             }
             Request::MayReclaim { life, done } => return self.may_reclaim(life, done).into(),

@@ -67,6 +67,7 @@ errnos!(
     EDEADLK,
     ENOLCK,
     ESHUTDOWN,
+    EINPROGRESS,
 );
 
 impl Errno {

@@ -84,6 +84,10 @@ pub trait Service: Send + Sync {
 /// A request was not sent, for the session is over: it may be asked in the next one.
 pub const NOT_SENT: Errno = Errno::ESHUTDOWN;
 
+/// Nothing was done, for clients of before a restart have not dropped their pages yet: it is to be
+/// asked again soon.
+pub const UNSETTLED: Errno = Errno::EINPROGRESS;
+
 /// The asking side.
 pub trait Connection: Send + Sync {
     /// Sends one request and waits for its answer. An answer [`Response::Failed`] becomes `Err`, as

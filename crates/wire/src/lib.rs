@@ -14,7 +14,7 @@ mod request;
 mod seats;
 mod socket;
 
-pub use connection::{Connection, Descriptor, InMemory, NOT_SENT, Peer, Reply, Service};
+pub use connection::{Connection, Descriptor, InMemory, NOT_SENT, Peer, Reply, Service, UNSETTLED};
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use key::{Key, KeyError};
 pub use message::{

@@ -279,8 +279,10 @@ pub enum Request {
     /// Waits until the client is to forget something that it was shown as firm, and says that all
     /// recalls up to number `seen` have been followed. The first one, with 0, says that the client
     /// follows recalls at all. It is answered without any when the link or the session ends.
+    /// `settled` is not 0 once the client has dropped, in this session, all pages of before.
     Recalls {
         seen: u64,
+        settled: u64,
     },
     /// Locks bytes. Where somebody is in the way: `EAGAIN`; with a ticket [`Response::WouldWait`],
     /// and a [`Recall::Granted`] once the lock is there. `EDEADLK` where that would be never;

@@ -200,7 +200,10 @@ pub fn requests() -> Vec<Request> {
             what,
         });
     }
-    all.push(Request::Recalls { seen: 9 });
+    all.push(Request::Recalls {
+        seen: 9,
+        settled: 1,
+    });
     all.extend(locks());
     all.push(Request::ShowProbe);
     all.push(Request::HideProbe {

@@ -107,6 +107,8 @@ pub struct OpenFile {
     pub budget_bytes: AtomicI64,
     /// Held while asking for space.
     pub growing: Mutex<()>,
+    /// Held while the end is set, and from a look at the end to what relies on it.
+    pub end: Mutex<()>,
     /// Space set aside for unseen writing, bytes; 0 without.
     pub lease_bytes: AtomicU64,
     /// The lease is larger than the tier has room for.
@@ -152,6 +154,7 @@ impl OpenFile {
             counts: Mutex::new(Counts::default()),
             budget_bytes: AtomicI64::new(0),
             growing: Mutex::new(()),
+            end: Mutex::new(()),
             lease_bytes: AtomicU64::new(0),
             borrowed: AtomicBool::new(false),
             before: Mutex::new(None),

@@ -216,6 +216,7 @@ impl Files {
         set: &SetAttr,
     ) -> Result<(), Failure> {
         if let Some(size) = set.size {
+            let _end = open.end.lock();
             target.object().set_len(size)?;
             self.note_changed(target)?;
         }

@@ -92,7 +92,7 @@ impl Files {
             self.note_change(open, &target)?;
             let place = (!how.append).then_some(offset);
             let written = match how.write_back {
-                true => store_back(&target, data, offset),
+                true => store_back(open, &target, data, offset),
                 false => write_object(&target, data, place),
             };
             if written.is_err() {
@@ -189,7 +189,13 @@ fn write_object(target: &Target, data: &[u8], place: Option<u64>) -> std::io::Re
 /// Writes what was stored through a mapping: a file does not grow by that. The kernel of another
 /// node may not know yet that the file has become shorter. What is beyond the end goes, as it does
 /// where a page is shared by all.
-fn store_back(target: &Target, data: &[u8], offset: u64) -> std::io::Result<(usize, u64)> {
+fn store_back(
+    open: &OpenFile,
+    target: &Target,
+    data: &[u8],
+    offset: u64,
+) -> std::io::Result<(usize, u64)> {
+    let _end = open.end.lock();
     let left = target.object().stat()?.size.saturating_sub(offset);
     let (mut stored, within) = (0, data.len().min(left as usize));
     while stored < within {

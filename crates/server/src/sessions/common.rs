@@ -19,7 +19,8 @@ use super::recalls::Recalls;
 use super::shown::{BELIEVED_FOR, ShownLately, Viewers};
 use crate::base::processes::Processes;
 
-/// A client that has not dropped its pages for so long is fenced, as one that is silent.
+/// A client that has not dropped its pages for so long is fenced, as one that is silent; or for its
+/// lease, if that is longer: one that is cut off has them until then.
 const FENCED_AFTER: Duration = Duration::from_secs(30);
 
 /// What the sessions of one server have in common.
@@ -99,7 +100,7 @@ impl Common {
 
     /// Has all clients but one drop their pages of a file, and waits until they have.
     pub(super) fn recall_pages(&self, ino: Ino, client: u32, patience: Patience) {
-        let until = Instant::now() + FENCED_AFTER;
+        let until = Instant::now() + self.fenced_after();
         let asked = self.pages.ask(
             ino,
             |_| true,
@@ -114,7 +115,7 @@ impl Common {
     /// Tells all clients but one that have a file mapped where it ends now, if that is new to them,
     /// and has them drop their pages; waits until they have.
     pub(super) fn recall_pages_after(&self, ino: Ino, client: u32, patience: Patience) {
-        let until = Instant::now() + FENCED_AFTER;
+        let until = Instant::now() + self.fenced_after();
         let end = match patience {
             // What is written back grows no file.
             Patience::None => None,
@@ -163,7 +164,14 @@ impl Common {
         self.await_pages(ino, asked, Patience::Full);
     }
 
+    fn fenced_after(&self) -> Duration {
+        FENCED_AFTER.max(self.lives.lease_length())
+    }
+
     fn await_pages(&self, ino: Ino, asked: Vec<Recalled>, patience: Patience) {
+        if asked.is_empty() {
+            return;
+        }
         let short = Instant::now() + BELIEVED_FOR;
         for asked in asked {
             match patience {
@@ -181,6 +189,8 @@ impl Common {
                 }
             }
         }
+        // What was followed is not kept.
+        drop(self.pages.ask(ino, |_| true, Vec::new));
     }
 
     /// All clients but this one.

@@ -150,6 +150,19 @@ impl Keepers {
         self.change(ino, |users| users.passing.keys().any(|one| *one != client))
     }
 
+    /// Files that a client may have mapped; so many at most.
+    pub fn mapped_by(&self, client: u32, most: usize) -> Vec<Ino> {
+        let mut all = Vec::new();
+        for shard in &self.0 {
+            let shard = shard.lock();
+            let of_client = shard
+                .iter()
+                .filter(|(_, users)| users.mapped.contains_key(&client));
+            all.extend(of_client.map(|(ino, _)| *ino).take(most - all.len()));
+        }
+        all
+    }
+
     /// A client has again what it had open before a restart, and may have had mapped.
     pub fn reopened(&self, ino: Ino, client: u32, handle: Handle) {
         let mut shard = self.shard(ino).lock();

@@ -12,10 +12,10 @@
 //!    nobody changes what a file holds.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 
 /// For how long after its start a server lets clients reclaim.
@@ -44,9 +44,9 @@ struct State {
 pub struct Lives {
     boot: String,
     state: Mutex<State>,
-    settled: Condvar,
     /// Somebody may be unsettled.
     unsettled: AtomicBool,
+    lease_ms: AtomicU64,
     put: Put,
 }
 
@@ -73,7 +73,7 @@ impl Lives {
                 before,
                 ..State::default()
             }),
-            settled: Condvar::new(),
+            lease_ms: AtomicU64::new(0),
             put,
         };
         // Of whoever does not come to this run, the next one knows how long that has been.
@@ -97,7 +97,14 @@ impl Lives {
 
     /// Clients have a lease of this length, which their pages do not outlive.
     pub fn lease(&self, lease: Duration) {
+        self.lease_ms
+            .store(lease.as_millis() as u64, Ordering::Relaxed);
         self.state.lock().pages_until = Some(Instant::now() + lease);
+    }
+
+    /// How long that is; zero before it is known.
+    pub fn lease_length(&self) -> Duration {
+        Duration::from_millis(self.lease_ms.load(Ordering::Relaxed))
     }
 
     /// Who lives this life has lived that one before.
@@ -108,38 +115,30 @@ impl Lives {
         }
     }
 
-    /// Who lives this life has dropped its pages of before.
-    pub fn settle(&self, life: u64) {
-        if self.state.lock().unsettled.remove(&life) {
-            self.settled.notify_all();
-        }
+    /// Who lives this life has dropped its pages of before. Whether that was not known.
+    pub fn settle(&self, life: u64) -> bool {
+        self.state.lock().unsettled.remove(&life)
     }
 
-    /// Whether it is known that nobody has pages of before.
-    pub fn are_settled(&self) -> bool {
-        !self.unsettled.load(Ordering::Acquire)
-    }
-
-    /// Waits until nobody has pages of before.
-    pub fn await_settled(&self) {
-        if self.are_settled() {
-            return;
+    /// Whether nobody has pages of before, but who lives this life, if anybody.
+    pub fn are_settled(&self, but: u64) -> bool {
+        if !self.unsettled.load(Ordering::Acquire) {
+            return true;
         }
         let mut state = self.state.lock();
-        let Some(until) = state.pages_until else {
-            return;
-        };
-        while !state.unsettled.is_empty() {
-            if self.settled.wait_until(&mut state, until).timed_out() {
-                state.unsettled.clear();
-            }
+        if state
+            .pages_until
+            .is_none_or(|until| until <= Instant::now())
+        {
+            state.unsettled.clear();
         }
-        self.unsettled.store(false, Ordering::Release);
+        self.unsettled
+            .store(!state.unsettled.is_empty(), Ordering::Release);
+        state.unsettled.iter().all(|life| *life == but)
     }
 
     /// A client has gone, or is fenced.
     pub fn end(&self, life: u64) {
-        self.settle(life);
         let mut state = self.state.lock();
         if !state.stopping && state.alive.remove(&life) {
             self.record(&state);
@@ -283,30 +282,28 @@ mod tests {
         first.begin(1);
         first.begin(2);
         // Nobody has a lease, or nobody was there.
-        run(&kept, "boot").await_settled();
+        assert!(run(&kept, "boot").are_settled(0));
         first.lease(Duration::from_secs(3600));
-        first.await_settled();
-        let second = Arc::new(run(&kept, "boot"));
+        assert!(first.are_settled(0));
+        let second = run(&kept, "boot");
         second.lease(Duration::from_secs(3600));
-        let waits = {
-            let lives = second.clone();
-            std::thread::spawn(move || lives.await_settled())
-        };
         second.begin(3);
         second.follows(3, 1);
         // It has begun twice before it could drop them.
+        second.end(3);
         second.follows(4, 3);
         second.settle(1);
         second.settle(3);
         assert_eq!(second.state.lock().unsettled, HashSet::from([2, 4]));
-        second.end(2);
-        assert!(!waits.is_finished());
+        assert!(!second.are_settled(4) && !second.are_settled(0));
+        second.settle(2);
+        // Who may have pages waits for others only.
+        assert!(second.are_settled(4) && !second.are_settled(0));
         second.settle(4);
-        waits.join().expect("nobody is left");
+        assert!(second.are_settled(0) && !second.unsettled.load(Ordering::Acquire));
         let third = run(&kept, "boot");
-        third.lease(Duration::from_millis(1));
-        third.await_settled();
-        assert!(third.state.lock().unsettled.is_empty());
+        third.lease(Duration::ZERO);
+        assert!(third.are_settled(0));
     }
 
     #[test]

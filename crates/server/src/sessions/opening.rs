@@ -3,11 +3,44 @@
 use std::sync::atomic::Ordering;
 
 use forebay_types::{Errno, Ino};
-use forebay_wire::{OpenMode, Opened, Peer, Reply, Request, Response};
+use forebay_wire::{OpenMode, Opened, Peer, Recall, Reply, Request, Response};
 
 use super::Session;
+use super::effect::Effect;
+
+/// So many files are told their end at once; the client's kernel learns of further ones when it
+/// asks.
+const ENDS_MAX: usize = 1 << 14;
 
 impl Session {
+    /// The client listens; it may have dropped its pages of before.
+    pub(super) fn note_listening(&self, settled: bool) {
+        let common = &self.common;
+        common.followed.store(true, Ordering::SeqCst);
+        if settled && self.life != 0 && common.lives.settle(self.life) {
+            let mapped = common.keepers.mapped_by(self.node, ENDS_MAX);
+            mapped.into_iter().for_each(|ino| self.tell_end(ino));
+        }
+    }
+
+    /// The client's kernel may have looked where a file ends long before the file is mapped. The
+    /// client is not waited for: its own request is being answered.
+    pub(super) fn tell_end(&self, ino: Ino) {
+        if let Some(end) = self.common.end_of(ino) {
+            self.recalls.recall(Recall::Grown { ino, end });
+        }
+    }
+
+    /// Whether a request may change what others have pages of, that they have not dropped yet; or
+    /// would let a kernel have by itself what others will have again. No thread waits for that.
+    pub(super) fn has_to_wait(&self, peer: Peer<'_>, request: &Request, effect: &Effect) -> bool {
+        let opens = matches!(request, Request::Open { .. } | Request::Create { .. });
+        let concerns = effect.may_change_content() || (peer.local && opens);
+        concerns
+            && !self.reclaims.load(Ordering::Acquire)
+            && !self.common.lives.are_settled(self.life)
+    }
+
     /// Before the server opens a file to be read by a client that may keep pages: the file.
     pub(super) fn begin_open(&self, peer: Peer<'_>, request: &Request) -> Option<Ino> {
         match request {
@@ -38,7 +71,7 @@ impl Session {
         let mut keeps = opened.content.is_some();
         // Somebody's kernel may write it by itself since before a restart; and who has it again has
         // perhaps kept pages by it.
-        if !self.common.lives.are_settled() {
+        if !self.common.lives.are_settled(0) {
             keeps = true;
             opened.content = None;
         }

@@ -27,8 +27,8 @@ pub trait Guest: Service {
 
     /// The client has followed all recalls up to number `seen`, and waits for the next ones:
     /// `answer` is to be called once, at any time and from any thread, with
-    /// [`Response::Recalls`]. Must not block.
-    fn listen(&self, _seen: u64, answer: Answer) {
+    /// [`Response::Recalls`]. It may be `settled`: it has no pages from before. Must not block.
+    fn listen(&self, _seen: u64, _settled: bool, answer: Answer) {
         answer(Response::Failed(Errno::ENOSYS));
     }
 

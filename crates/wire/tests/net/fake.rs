@@ -105,7 +105,7 @@ impl Guest for FakeGuest {
         self.0.ended.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn listen(&self, seen: u64, answer: Answer) {
+    fn listen(&self, seen: u64, _: bool, answer: Answer) {
         self.0.listened.lock().push(seen);
         self.1.lock().push(answer);
     }

@@ -11,7 +11,7 @@ use super::fake::*;
 use super::proxy::Proxy;
 
 fn listen(client: &NetConnection, seen: u64) -> Result<Response, Errno> {
-    plain(client, Request::Recalls { seen })
+    plain(client, Request::Recalls { seen, settled: 0 })
 }
 
 fn listening(world: &World) -> usize {

@@ -72,8 +72,8 @@ fn arrived(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
 
 /// The socket is watched again before the request runs, so that others on it can run, too.
 fn take_turn(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
-    if let Request::Recalls { seen } = call.request {
-        listen(core, link, call, seen);
+    if let Request::Recalls { seen, settled } = call.request {
+        listen(core, link, call, (seen, settled != 0));
         return Then::Nothing;
     }
     match core.pool.turn() {
@@ -102,7 +102,7 @@ fn take_turn(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
 
 /// A client waits for recalls: that takes no thread, so that as many as there are may wait, and
 /// what they have followed is known even where all threads wait for that.
-fn listen(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>, seen: u64) {
+fn listen(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>, followed: (u64, bool)) {
     arm(core, link);
     let session = link.session.clone();
     let (core, link) = (core.clone(), link.clone());
@@ -117,7 +117,7 @@ fn listen(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>, seen: u64) {
             act(&core, session, session.finish(&link));
         })
     };
-    session.guest.listen(seen, answer);
+    session.guest.listen(followed.0, followed.1, answer);
     // Whoever has closed it before did not find the listener.
     if link.is_closed() || session.is_ending() {
         session.guest.hush();
