@@ -73,10 +73,11 @@ class Violation(Exception):
 class Register:
     """The values that something may have, since when."""
 
-    __slots__ = ("spans",)
+    __slots__ = ("spans", "cutting", "cut")
 
     def __init__(self, value, tick=0):
         self.spans = [(tick, frozenset([value]))]
+        self.cutting, self.cut = False, -1
 
     def now(self):
         return self.spans[-1][1]
@@ -103,6 +104,10 @@ class Register:
                 break
             seen |= self.spans[at - 1][1]
         return seen
+
+    def was_cut(self, since):
+        """Whether a truncation of it is under way, or ended after then."""
+        return self.cutting or self.cut > since
 
     def unmoved(self, since):
         return self.spans[-1][0] <= since
@@ -177,6 +182,7 @@ class Account:
         """Changes are (register, new value); answered is what `end` is given."""
         self.next_tick()
         for register, value in changes:
+            register.cutting = value is None
             self.put(register, register.now() | {value})
         return changes
 
@@ -184,13 +190,20 @@ class Account:
         """The request was answered: it is done."""
         self.next_tick()
         for register, value in changes:
+            self.cut(register)
             self.put(register, {value})
 
     def undone(self, changes, before):
         """The request was refused, and has changed nothing."""
         self.next_tick()
         for (register, _), values in zip(changes, before):
+            self.cut(register)
             self.put(register, values)
+
+    def cut(self, register):
+        """If it was being cut, that is over."""
+        if register.cutting:
+            register.cutting, register.cut = False, self.tick
 
     # -- looks -------------------------------------------------------------------------------------------------------
 
@@ -221,12 +234,16 @@ class Account:
             if number != file.number or at != place:
                 raise Violation(f"cell {place} of file {file.number} holds cell {at} of file {number}"
                                 f"{file.story.told(f'file {file.number}')}")
+        register = file.cells[place] if place < len(file.cells) else None
+        if value == 0 and None in window and register and register.was_cut(since):
+            # Who reads beside a truncation may find the end of before and what it has cleared, as on other file systems.
+            self.counts["zeros of a truncation under way"] += 1
+            return
         if value not in window:
             fsynced = file.fsynced.get(place)
             lost = f"; {fsynced} was fsynced" if fsynced is not None and fsynced in window else ""
             raise Violation(f"cell {place} of file {file.number} is {told([value])}, and may be {told(window)}{lost}"
                             f"{file.story.told(f'file {file.number}')}")
-        register = file.cells[place] if place < len(file.cells) else None
         if register and not register.sure() and register.unmoved(since) and file.busy is None:
             # Seen once, it must stay so.
             self.next_tick()

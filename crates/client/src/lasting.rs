@@ -10,7 +10,7 @@
 //!    no harm.
 //! 3. Who closes the connection waits for nobody, and nobody waits after that.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Ino};
@@ -24,6 +24,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 
 /// Between two times that a request is asked which waits for others to come back.
 const UNSETTLED_PAUSE: Duration = Duration::from_millis(20);
+
+/// Who waits for a session looks so often whether anybody waits for the answer.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Called when a session is lost.
 pub type OnLost = Box<dyn Fn() + Send + Sync>;
@@ -59,6 +62,8 @@ struct Shared {
     changed: Condvar,
     /// For how long requests wait for a session; `None`: until there is one.
     soft: Option<Duration>,
+    /// See [`Connection::give_up_by`].
+    is_given_up: OnceLock<fn() -> bool>,
 }
 
 /// See the module.
@@ -78,6 +83,7 @@ impl Lasting {
             state: Mutex::default(),
             changed: Condvar::new(),
             soft,
+            is_given_up: OnceLock::new(),
         });
         shared.begin_session()?;
         Ok(Lasting { shared })
@@ -199,6 +205,9 @@ impl Shared {
     ) -> Result<Reply, Errno> {
         let mut unsettled_since = None;
         loop {
+            if self.is_given_up(&request) {
+                return Err(Errno::EINTR);
+            }
             let (session, generation) = match self.session_for(&request) {
                 Ok(found) => found,
                 // With its session the handle has gone.
@@ -250,6 +259,18 @@ impl Shared {
         }
     }
 
+    /// What gives something back is asked for in any case.
+    fn is_given_up(&self, request: &Request) -> bool {
+        let gives_back = closes(request)
+            || is_of_its_session(request)
+            || matches!(request, Request::Unlock { .. } | Request::CancelLock { .. });
+        !gives_back
+            && self
+                .is_given_up
+                .get()
+                .is_some_and(|is_given_up| is_given_up())
+    }
+
     fn is_present(&self, generation: u64) -> bool {
         let state = self.state.lock();
         state.session.is_some() && state.generation == generation
@@ -279,15 +300,14 @@ impl Shared {
             if let Some(session) = &state.session {
                 return Ok((session.clone(), state.generation));
             }
-            let timed_out = match end {
-                Some(end) => self.changed.wait_until(&mut state, end).timed_out(),
-                None => {
-                    self.changed.wait(&mut state);
-                    false
-                }
-            };
-            if timed_out && state.session.is_none() {
+            let look = Instant::now() + LOOK;
+            let until = end.map_or(look, |end| end.min(look));
+            self.changed.wait_until(&mut state, until);
+            if state.session.is_none() && end.is_some_and(|end| end <= Instant::now()) {
                 return Err(Errno::EIO);
+            }
+            if self.is_given_up(request) {
+                return Err(Errno::EINTR);
             }
         }
     }
@@ -420,6 +440,11 @@ impl Connection for Lasting {
         let state = self.shared.state.lock();
         let session = state.session.as_ref();
         session.is_some_and(|session| session.hands_over_descriptors())
+    }
+
+    fn give_up_by(&self, is_given_up: fn() -> bool) {
+        // A mount has one way, so it is set once.
+        let _ = self.shared.is_given_up.set(is_given_up);
     }
 
     fn accept_descriptors(&self, yes: bool) {

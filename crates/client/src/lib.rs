@@ -143,6 +143,11 @@ impl Client {
         self.connection.accept_descriptors(yes);
     }
 
+    /// How a thread knows that nobody waits for what it asks; see [`Connection::give_up_by`].
+    pub fn give_up_by(&self, is_given_up: fn() -> bool) {
+        self.connection.give_up_by(is_given_up);
+    }
+
     fn call(&self, request: Request) -> Result<Response, Errno> {
         Ok(self.connection.call(request, &[], &mut [])?.response)
     }

@@ -1,7 +1,7 @@
 //! Has again, in a new session, what the client has had before.
 
 use forebay_types::{Errno, Handle, Ino};
-use forebay_wire::{Connection, Link, LockOf, NOT_SENT, OpenMode, Request, Response};
+use forebay_wire::{Connection, Link, LockOf, NOT_SENT, OpenMode, Request, Response, UNSETTLED};
 
 use crate::had::{Had, Known, Open};
 
@@ -159,10 +159,11 @@ impl Had {
                 Ok(())
             }
             Err(error) if is_over(error) => Err(error),
-            // It may pass: a PFS that does not answer, a server that is full.
-            Err(error @ (Errno::EIO | Errno::ETIMEDOUT | Errno::ENOMEM | Errno::ENFILE)) => {
-                Err(error)
-            }
+            // It may pass: a PFS that does not answer, a server that is full, others who have not
+            // come back.
+            Err(
+                error @ (Errno::EIO | Errno::ETIMEDOUT | Errno::ENOMEM | Errno::ENFILE | UNSETTLED),
+            ) => Err(error),
             Err(error) => {
                 tracing::debug!("{:?} is not open any more: {error}", open.ino);
                 self.reopened(handle, session, None);

@@ -23,7 +23,7 @@ use crate::inflight::{Pending, answer_attr, answer_found, answer_totals, finish}
 use crate::locks::Wanted;
 use crate::serving::Adapter;
 use crate::serving::handle;
-use crate::transfer::answer_xattr;
+use crate::transfer::{answer_xattr, changed_late};
 use crate::wishes::wish;
 
 impl Filesystem for Adapter {
@@ -83,7 +83,8 @@ impl Filesystem for Adapter {
     fn getattr(&self, _: &Request, node: INodeNo, fh: Option<FileHandle>, reply: ReplyAttr) {
         let (node, fh) = (ino(node), fh.map(handle));
         let turn = self.in_flight.turn(Pending::Getattr(reply, node, fh));
-        answer_attr(&self.belief, self.client.getattr(node, fh), &turn);
+        let found = self.client.getattr(node, fh);
+        let _ = answer_attr(&self.belief, found, &turn);
     }
 
     fn setattr(
@@ -121,17 +122,25 @@ impl Filesystem for Adapter {
         // A change of size may bring a file in from the PFS.
         if size.is_some_and(|size| size > 0) {
             let (in_flight, belief) = (self.in_flight.clone(), self.belief.clone());
+            let forgetters = self.forgetters.clone();
             // A directory has no size to be set, so nothing changes that the mount may know.
             self.pool.run(Box::new(move |_| {
                 let turn = in_flight.waiting_turn(reply);
-                answer_attr(&belief, client.setattr(node, fh, set, who), &turn);
+                let answer = client.setattr(node, fh, set, who);
+                let is_done = answer.is_ok();
+                if !answer_attr(&belief, answer, &turn) && is_done {
+                    changed_late(&forgetters, belief, node);
+                }
             }));
         } else {
             let turn = self.in_flight.turn(reply);
             let touched = [Touched::Attr(node)];
             let ask = || client.setattr(node, fh, set, who);
             let answer = self.forgets.changing(&touched, ask);
-            answer_attr(&self.belief, answer, &turn);
+            let is_done = answer.is_ok();
+            if !answer_attr(&self.belief, answer, &turn) && is_done {
+                changed_late(&self.forgetters, self.belief.clone(), node);
+            }
         }
     }
 
@@ -447,7 +456,7 @@ impl Filesystem for Adapter {
                 finish(Ok(()), &turn);
                 self.releases.add(&self.client, handle(fh));
             }
-            false => finish(self.client.release(handle(fh)), &turn),
+            false => drop(finish(self.client.release(handle(fh)), &turn)),
         }
     }
 

@@ -60,7 +60,7 @@ impl Follower {
                 };
                 locks::wait_again(&self.locks, lost, (&self.client, &self.pool));
                 self.forget_all();
-                if is_another && !is_lost {
+                if is_another {
                     settled = now;
                 }
             }

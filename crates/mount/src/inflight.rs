@@ -17,7 +17,7 @@
 
 use std::cell::OnceCell;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -134,7 +134,15 @@ struct Slot {
     /// The thread of a program that waits for the answer; 0 for none.
     asker: AtomicU32,
     pending: Mutex<Option<Pending>>,
+    /// Nobody waits for the answer any more.
+    given_up: AtomicBool,
     reads: bool,
+}
+
+/// Whether nobody waits any more for the answer to what this thread asks.
+pub(crate) fn is_given_up() -> bool {
+    let is_given_up = |seat: &Seat| seat.slot.given_up.load(Ordering::Acquire);
+    SLOT.with(|held| held.get().is_some_and(is_given_up))
 }
 
 thread_local! {
@@ -199,6 +207,11 @@ impl Turn<'_> {
     pub(crate) fn reply<R: Answer>(&self) -> Option<R> {
         self.slot.pending.lock().take().and_then(R::of)
     }
+
+    /// Whether nobody has answered yet.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.slot.pending.lock().is_some()
+    }
 }
 
 impl Drop for Turn<'_> {
@@ -207,6 +220,7 @@ impl Drop for Turn<'_> {
             let mut pending = self.slot.pending.lock();
             *pending = None;
             self.slot.since.store(0, Ordering::Relaxed);
+            self.slot.given_up.store(false, Ordering::Release);
         }
         if self.slot.reads {
             self.in_flight.park_if_too_many();
@@ -295,6 +309,7 @@ impl InFlightTable {
             since: AtomicU64::new(0),
             asker: AtomicU32::new(0),
             pending: Mutex::new(None),
+            given_up: AtomicBool::new(false),
             reads,
         });
         self.slots.lock().push(slot.clone());
@@ -384,7 +399,9 @@ impl InFlightTable {
             let mut pending = slot.pending.lock();
             let is_same = slot.since.load(Ordering::Relaxed) == *since
                 && slot.asker.load(Ordering::Relaxed) == *asker;
-            pending.take_if(|_| is_same)
+            let taken = pending.take_if(|_| is_same);
+            slot.given_up.fetch_or(taken.is_some(), Ordering::AcqRel);
+            taken
         });
         taken.collect()
     }
@@ -439,16 +456,19 @@ pub(crate) fn answer_found(
     reply.entry_with_ttls(&of_attr, &of_name, &attr(&found), generation);
 }
 
-/// Answers a request for attributes.
-pub(crate) fn answer_attr(belief: &Belief, found: Result<Shown, Errno>, turn: &Turn<'_>) {
-    match (turn.reply::<ReplyAttr>(), found) {
-        (Some(reply), Ok(found)) => {
+/// Answers a request for attributes. Whether the watchdog had not done so already.
+pub(crate) fn answer_attr(belief: &Belief, found: Result<Shown, Errno>, turn: &Turn<'_>) -> bool {
+    let Some(reply) = turn.reply::<ReplyAttr>() else {
+        return false;
+    };
+    match found {
+        Ok(found) => {
             let believed = belief.show(&found, turn.asked);
             reply.attr(&believed.of_attr, &attr(&found));
         }
-        (Some(reply), Err(e)) => reply.error(errno(e)),
-        (None, _) => {}
+        Err(e) => reply.error(errno(e)),
     }
+    true
 }
 
 /// Answers a request for totals.
@@ -476,13 +496,17 @@ fn say_totals(reply: ReplyStatfs, totals: &Statfs) {
     );
 }
 
-/// Answers a request whose reply says only whether it succeeded.
-pub(crate) fn finish(done: Result<(), Errno>, turn: &Turn<'_>) {
-    match (turn.reply::<ReplyEmpty>(), done) {
-        (Some(reply), Ok(())) => reply.ok(),
-        (Some(reply), Err(e)) => reply.error(errno(e)),
-        (None, _) => {}
+/// Answers a request whose reply says only whether it succeeded. Whether the watchdog had not done
+/// so already.
+pub(crate) fn finish(done: Result<(), Errno>, turn: &Turn<'_>) -> bool {
+    let Some(reply) = turn.reply::<ReplyEmpty>() else {
+        return false;
+    };
+    match done {
+        Ok(()) => reply.ok(),
+        Err(e) => reply.error(errno(e)),
     }
+    true
 }
 
 fn is_gone(device: &OwnedFd) -> bool {

@@ -135,6 +135,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
         belief.known.note(&client.getattr(Ino::ROOT, None)?.attr);
         belief.known.note_totals(&client.statfs()?);
     }
+    client.give_up_by(inflight::is_given_up);
     let forgets = Arc::new(Forgets::new(options.company));
     let adapter = serving::Adapter::new(
         client.clone(),

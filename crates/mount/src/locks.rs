@@ -19,6 +19,7 @@ use fuser::{LockOwner, ReplyEmpty, ReplyLock};
 use parking_lot::Mutex;
 
 use crate::convert::errno;
+use crate::inflight::{Turn, finish};
 use crate::pool::Pool;
 use crate::serving::Adapter;
 
@@ -272,7 +273,8 @@ impl Adapter {
         };
         let Some(mode) = mode else {
             let turn = self.in_flight.turn(reply);
-            return crate::inflight::finish(self.client.unlock(lock), &turn);
+            finish(self.client.unlock(lock), &turn);
+            return;
         };
         if lock.class == LockClass::Bytes {
             self.locks.note(wanted.ino, lock.owner);
@@ -280,11 +282,23 @@ impl Adapter {
         let client = self.client.clone();
         let pid = wanted.pid;
         let Some(ticket) = ticket else {
+            // Of a lock that nobody waits for any more nobody knows: it is given back.
+            let end = {
+                let client = client.clone();
+                move |done: Result<(), Errno>, turn: &Turn<'_>| {
+                    if !finish(done, turn)
+                        && done.is_ok()
+                        && let Err(error) = client.unlock(lock)
+                    {
+                        tracing::warn!("a lock of a killed program stays: {error}");
+                    }
+                }
+            };
             let try_it = move || client.lock(lock, mode, pid, None).map(drop);
             let turn = self.in_flight.turn(reply);
             let done = try_it();
             if done != Err(AWAITED) {
-                return crate::inflight::finish(done, &turn);
+                return end(done, &turn);
             }
             let Some(reply) = turn.reply::<ReplyEmpty>() else {
                 return;
@@ -293,11 +307,11 @@ impl Adapter {
             self.pool.run(Box::new(move |_| {
                 let turn = in_flight.waiting_turn(reply);
                 let mut done = done;
-                while done == Err(AWAITED) {
+                while done == Err(AWAITED) && turn.is_waited_for() {
                     std::thread::sleep(PAUSE);
                     done = try_it();
                 }
-                crate::inflight::finish(done, &turn);
+                end(done, &turn);
             }));
             return;
         };
@@ -354,7 +368,7 @@ impl Adapter {
             Err(Errno::ESTALE) => Ok(()),
             unlocked => unlocked,
         };
-        crate::inflight::finish(unlocked, &turn);
+        finish(unlocked, &turn);
     }
 
     /// A program that waits for something was sent a signal.

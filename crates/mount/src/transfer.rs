@@ -1,5 +1,7 @@
 //! Reads, writes and changes of space that the kernel does not do by itself.
 
+use std::sync::Arc;
+
 use forebay_client::Progress;
 use forebay_types::{Errno, Handle, Ino};
 use forebay_wire::WriteHow;
@@ -9,6 +11,7 @@ use crate::belief::Belief;
 use crate::convert::{errno, seek_what, space_change};
 use crate::inflight::{Turn, finish};
 use crate::notices::TO_THE_END;
+use crate::pool::Pool;
 use crate::serving::Adapter;
 
 impl Adapter {
@@ -56,37 +59,18 @@ impl Adapter {
         thread: u32,
         reply: ReplyWrite,
     ) {
-        let changed = move |belief: &Belief| {
-            if how.drop_suid {
-                belief.content_changed(node);
-            }
+        let done = Written {
+            node,
+            offset,
+            how,
+            belief: self.belief.clone(),
+            forgetters: self.forgetters.clone(),
         };
-        // Where it has ended up is not known of an append.
-        let forget = move |belief: &Belief, n: usize| match how.append {
-            true => belief.was_written(node, 0, TO_THE_END),
-            false => belief.was_written(node, offset, n as u64),
-        };
-        let has_pages = move |belief: &Belief| !how.write_back && belief.has_pages(node);
         let turn = self.in_flight.turn(reply);
         let written = self.client.write(handle, offset, data, how, thread);
         let reply = match (turn.reply::<ReplyWrite>(), written) {
-            (Some(reply), Ok(Progress::Done(n))) => {
-                changed(&self.belief);
-                if n == 0 || !has_pages(&self.belief) {
-                    return reply.written(n as u32);
-                }
-                let (in_flight, belief) = (self.in_flight.clone(), self.belief.clone());
-                return self.forgetters.run(Box::new(move |_| {
-                    let turn = in_flight.waiting_turn(reply);
-                    forget(&belief, n);
-                    if let Some(reply) = turn.reply::<ReplyWrite>() {
-                        reply.written(n as u32);
-                    }
-                }));
-            }
-            (Some(reply), Err(e)) => return reply.error(errno(e)),
             (Some(reply), Ok(Progress::WouldWait)) => reply,
-            (None, _) => return,
+            (reply, written) => return done.end(reply, written),
         };
         // There may be no room for the copy now. The turn lets the watchdog see that this thread
         // waits.
@@ -96,7 +80,6 @@ impl Adapter {
             return;
         };
         let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
-        let (belief, forgetters) = (self.belief.clone(), self.forgetters.clone());
         self.pool.run(Box::new(move |_| {
             let turn = in_flight.waiting_turn(reply);
             let how = WriteHow {
@@ -104,21 +87,7 @@ impl Adapter {
                 ..how
             };
             let written = client.write(handle, offset, &data, how, thread);
-            match (turn.reply::<ReplyWrite>(), written) {
-                (Some(reply), Ok(Progress::Done(n))) => {
-                    changed(&belief);
-                    if n == 0 || !has_pages(&belief) {
-                        return reply.written(n as u32);
-                    }
-                    forgetters.run(Box::new(move |_| {
-                        forget(&belief, n);
-                        reply.written(n as u32);
-                    }));
-                }
-                (Some(reply), Ok(Progress::WouldWait)) => reply.error(errno(Errno::EAGAIN)),
-                (Some(reply), Err(e)) => reply.error(errno(e)),
-                (None, _) => {}
-            }
+            done.end(turn.reply::<ReplyWrite>(), written);
         }));
     }
 
@@ -134,14 +103,17 @@ impl Adapter {
             return reply.error(errno(Errno::EOPNOTSUPP));
         };
         let (client, in_flight) = (self.client.clone(), self.in_flight.clone());
-        let belief = self.belief.clone();
+        let (belief, forgetters) = (self.belief.clone(), self.forgetters.clone());
         self.pool.run(Box::new(move |_| {
             let turn = in_flight.waiting_turn(reply);
             let done = client.change_space(handle, change, offset, len, drop_suid, true);
             if drop_suid {
                 belief.content_changed(node);
             }
-            finish(done.map(|_| ()), &turn);
+            let is_done = done.is_ok();
+            if !finish(done.map(|_| ()), &turn) && is_done {
+                changed_late(&forgetters, belief, node);
+            }
         }));
     }
 
@@ -160,6 +132,59 @@ impl Adapter {
             (None, _) => {}
         }
     }
+}
+
+/// A write that was asked for.
+struct Written {
+    node: Ino,
+    offset: u64,
+    how: WriteHow,
+    belief: Arc<Belief>,
+    forgetters: Pool,
+}
+
+impl Written {
+    /// Answers it. Without a reply the watchdog has done so, and the kernel has taken up nothing of
+    /// what was written all the same.
+    fn end(self, reply: Option<ReplyWrite>, written: Result<Progress<usize>, Errno>) {
+        let (n, reply) = match (written, reply) {
+            (Ok(Progress::Done(n)), reply) => {
+                if self.how.drop_suid {
+                    self.belief.content_changed(self.node);
+                }
+                let has_pages = !self.how.write_back && self.belief.has_pages(self.node);
+                match (n > 0 && has_pages, reply) {
+                    (false, Some(reply)) => return reply.written(n as u32),
+                    (false, None) => return,
+                    (true, reply) => (n, reply),
+                }
+            }
+            (Ok(Progress::WouldWait), Some(reply)) => return reply.error(errno(Errno::EAGAIN)),
+            (Err(error), Some(reply)) => return reply.error(errno(error)),
+            (_, None) => return,
+        };
+        let forgetters = self.forgetters.clone();
+        forgetters.run(Box::new(move |_| {
+            match self.how.append {
+                // Where it has ended up is not known.
+                true => self.belief.was_written(self.node, 0, TO_THE_END),
+                false => self.belief.was_written(self.node, self.offset, n as u64),
+            }
+            if let Some(reply) = reply {
+                reply.written(n as u32);
+            }
+        }));
+    }
+}
+
+/// A file was changed after the watchdog had answered: the kernel has taken up nothing of it, and
+/// forgets what it has.
+pub(crate) fn changed_late(forgetters: &Pool, belief: Arc<Belief>, node: Ino) {
+    forgetters.run(Box::new(move |_| {
+        if let Err(error) = belief.write_back(node) {
+            tracing::warn!("the kernel was not told that {node:?} has changed: {error}");
+        }
+    }));
 }
 
 /// A size of 0 asks how large the value is.

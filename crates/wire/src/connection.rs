@@ -125,6 +125,10 @@ pub trait Connection: Send + Sync {
     /// Who asks knows nothing by this id any more.
     fn forgotten(&self, _ino: forebay_types::Ino) {}
 
+    /// `is_given_up` says whether nobody waits any more for what the calling thread asks. What was
+    /// not sent yet then gets `EINTR`, where it may have to wait for long.
+    fn give_up_by(&self, _is_given_up: fn() -> bool) {}
+
     /// Ends it: whoever waits for an answer gets `ENOTCONN`, where anybody may wait for long.
     fn close(&self) {}
 

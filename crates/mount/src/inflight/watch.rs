@@ -137,7 +137,7 @@ fn ask_again(watched: &Watched, pending: Pending) {
         Pending::Getattr(reply, node, fh) => {
             let turn = in_flight.waiting_turn(reply);
             let found = client.getattr(node, fh);
-            answer_attr(&belief, found, &turn);
+            let _ = answer_attr(&belief, found, &turn);
         }
         other => other.fail(Errno::EIO),
     }));

@@ -200,6 +200,12 @@ impl Common {
         others.copied().collect()
     }
 
+    /// Whether the start of the server is so long ago that who waits a short time only goes on.
+    pub(super) fn is_long_since_start(&self) -> bool {
+        self.quiet_until
+            .is_none_or(|until| until + BELIEVED_FOR <= Instant::now())
+    }
+
     /// Waits until nobody believes what an earlier start of the server has shown.
     pub(super) fn await_quiet(&self) {
         if let Some(until) = self.quiet_until {

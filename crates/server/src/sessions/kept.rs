@@ -40,6 +40,8 @@ struct Users {
     mapped: Handles,
     /// Who is about to open it so.
     opening: Viewers,
+    /// Who has it again since a restart, and has not heard of its end since.
+    returned: Viewers,
     /// Whose kernel has it by itself, by these handles.
     passing: Handles,
     /// All who have it mapped have heard of an end at this offset, or beyond. 0: not known.
@@ -62,6 +64,7 @@ impl Users {
     fn forget(&mut self, client: u32) {
         self.keepers.retain(|one| *one != client);
         self.mapped.remove(&client);
+        self.returned.retain(|one| *one != client);
     }
 
     fn is_empty(&self) -> bool {
@@ -94,14 +97,17 @@ impl Keepers {
         changed
     }
 
-    /// A client is about to read pages by this handle. Whether that is the first time.
+    /// A client is about to read pages by this handle. Whether that is the first time, so far as
+    /// this run of the server knows.
     pub fn keeps(&self, ino: Ino, client: u32, handle: Handle) -> bool {
         let mut shard = self.shard(ino).lock();
         let users = shard.entry(ino).or_default();
         if !users.keepers.contains(&client) {
             users.keepers.push(client);
         }
-        users.maps(client, handle)
+        let has_returned = users.returned.contains(&client);
+        users.returned.retain(|one| *one != client);
+        users.maps(client, handle) || has_returned
     }
 
     /// A client has opened a file.
@@ -150,23 +156,14 @@ impl Keepers {
         self.change(ino, |users| users.passing.keys().any(|one| *one != client))
     }
 
-    /// Files that a client may have mapped; so many at most.
-    pub fn mapped_by(&self, client: u32, most: usize) -> Vec<Ino> {
-        let mut all = Vec::new();
-        for shard in &self.0 {
-            let shard = shard.lock();
-            let of_client = shard
-                .iter()
-                .filter(|(_, users)| users.mapped.contains_key(&client));
-            all.extend(of_client.map(|(ino, _)| *ino).take(most - all.len()));
-        }
-        all
-    }
-
     /// A client has again what it had open before a restart, and may have had mapped.
     pub fn reopened(&self, ino: Ino, client: u32, handle: Handle) {
         let mut shard = self.shard(ino).lock();
-        shard.entry(ino).or_default().maps(client, handle);
+        let users = shard.entry(ino).or_default();
+        users.maps(client, handle);
+        if !users.returned.contains(&client) {
+            users.returned.push(client);
+        }
     }
 
     /// A client closes a file.
@@ -294,6 +291,8 @@ mod tests {
         // It has not heard of the last one.
         keepers.reopened(F, 2, Handle(2));
         assert_eq!(told(&keepers, 3, 200), [1, 2]);
+        assert!(keepers.keeps(F, 2, Handle(2)) && !keepers.keeps(F, 2, Handle(2)));
+        keepers.take_others(F, 1);
         keepers.closed(F, 2, Handle(2));
         keepers.forget(1);
         assert!(told(&keepers, 3, 400).is_empty() && is_empty(&keepers));

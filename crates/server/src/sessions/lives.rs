@@ -58,6 +58,8 @@ impl Lives {
     /// Reads what the last run has left. `boot` names the node's start.
     pub fn open(record: Option<&[u8]>, boot: &str, put: Put) -> Lives {
         let now = now_s();
+        // Pages outlive a start of the server's node, too, and the time of grace.
+        let unsettled = record.map(all_in).unwrap_or_default();
         let mut before = record.map(|record| read(record, boot)).unwrap_or_default();
         for until in before.values_mut() {
             if *until == ALIVE {
@@ -67,9 +69,9 @@ impl Lives {
         before.retain(|_, until| *until > now);
         let lives = Lives {
             boot: boot.to_string(),
-            unsettled: AtomicBool::new(!before.is_empty()),
+            unsettled: AtomicBool::new(!unsettled.is_empty()),
             state: Mutex::new(State {
-                unsettled: before.keys().copied().collect(),
+                unsettled: unsettled.into_keys().collect(),
                 before,
                 ..State::default()
             }),
@@ -115,9 +117,9 @@ impl Lives {
         }
     }
 
-    /// Who lives this life has dropped its pages of before. Whether that was not known.
-    pub fn settle(&self, life: u64) -> bool {
-        self.state.lock().unsettled.remove(&life)
+    /// Who lives this life has dropped its pages of before.
+    pub fn settle(&self, life: u64) {
+        self.state.lock().unsettled.remove(&life);
     }
 
     /// Whether nobody has pages of before, but who lives this life, if anybody.
@@ -202,11 +204,20 @@ impl Lives {
     }
 }
 
+/// Of the node's start `boot`.
 fn read(record: &[u8], boot: &str) -> HashMap<u64, u64> {
     let mark = [boot.as_bytes(), b"\n"].concat();
-    let lives = record.strip_prefix(&mark[..]).filter(|_| !boot.is_empty());
+    match !boot.is_empty() && record.starts_with(&mark) {
+        true => all_in(record),
+        false => HashMap::new(),
+    }
+}
+
+/// Of whatever start.
+fn all_in(record: &[u8]) -> HashMap<u64, u64> {
+    let mut parts = record.splitn(2, |byte| *byte == b'\n').skip(1);
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-    let lives = lives.unwrap_or_default().chunks_exact(16);
+    let lives = parts.next().unwrap_or_default().chunks_exact(16);
     lives
         .map(|life| (number(&life[..8]), number(&life[8..])))
         .collect()
@@ -301,7 +312,10 @@ mod tests {
         assert!(second.are_settled(4) && !second.are_settled(0));
         second.settle(4);
         assert!(second.are_settled(0) && !second.unsettled.load(Ordering::Acquire));
-        let third = run(&kept, "boot");
+        // Pages outlive the server's node.
+        let third = run(&kept, "boot-2");
+        third.lease(Duration::from_secs(3600));
+        assert!(!third.may_reclaim(4) && !third.are_settled(0));
         third.lease(Duration::ZERO);
         assert!(third.are_settled(0));
     }

@@ -6,20 +6,15 @@ use forebay_types::{Errno, Ino};
 use forebay_wire::{OpenMode, Opened, Peer, Recall, Reply, Request, Response};
 
 use super::Session;
-use super::effect::Effect;
-
-/// So many files are told their end at once; the client's kernel learns of further ones when it
-/// asks.
-const ENDS_MAX: usize = 1 << 14;
+use super::effect::{Effect, Patience};
 
 impl Session {
     /// The client listens; it may have dropped its pages of before.
     pub(super) fn note_listening(&self, settled: bool) {
         let common = &self.common;
         common.followed.store(true, Ordering::SeqCst);
-        if settled && self.life != 0 && common.lives.settle(self.life) {
-            let mapped = common.keepers.mapped_by(self.node, ENDS_MAX);
-            mapped.into_iter().for_each(|ino| self.tell_end(ino));
+        if settled && self.life != 0 {
+            common.lives.settle(self.life);
         }
     }
 
@@ -36,7 +31,11 @@ impl Session {
     pub(super) fn has_to_wait(&self, peer: Peer<'_>, request: &Request, effect: &Effect) -> bool {
         let opens = matches!(request, Request::Open { .. } | Request::Create { .. });
         let concerns = effect.may_change_content() || (peer.local && opens);
+        // A kernel writes nothing back while it sets a size: two clients that do so could wait for
+        // each other.
+        let is_over = effect.patience() == Patience::Short && self.common.is_long_since_start();
         concerns
+            && !is_over
             && !self.reclaims.load(Ordering::Acquire)
             && !self.common.lives.are_settled(self.life)
     }
