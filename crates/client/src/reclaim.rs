@@ -107,7 +107,7 @@ impl Had {
             }
         }
         if again + stale > 0 {
-            tracing::info!("{again} open files are open again, {stale} are stale");
+            tracing::info!("files that are open again: {again}, stale: {stale}");
         }
     }
 

@@ -370,14 +370,16 @@ impl InFlightTable {
     }
 
     /// Takes the replies of requests that are at least `age` ticks old and that `wanted` accepts.
-    fn take(&self, now: u64, age: u64, wanted: impl Fn(&Pending) -> bool) -> Vec<Pending> {
+    /// With whom they are for.
+    fn take(&self, now: u64, age: u64, wanted: impl Fn(&Pending) -> bool) -> Vec<(Pending, u32)> {
         let mut taken = Vec::new();
         for slot in self.slots.lock().iter() {
             let mut pending = slot.pending.lock();
             let since = slot.since.load(Ordering::Relaxed);
             let old = since != 0 && now.saturating_sub(since) >= age;
             if old && pending.as_ref().is_some_and(&wanted) {
-                taken.extend(pending.take());
+                let asker = slot.asker.load(Ordering::Relaxed);
+                taken.extend(pending.take().map(|pending| (pending, asker)));
             }
         }
         taken

@@ -144,7 +144,7 @@ impl Dial for ToServer {
         let connection = NetConnection::connect(config);
         let connection = connection.map_err(|error| error.to_string())?;
         connection.on_lost(move |why| {
-            tracing::warn!("the session with the server is lost: {why:?}");
+            tracing::warn!("the session with the server is lost: {why}");
             lost();
         });
         Ok(Arc::new(connection))

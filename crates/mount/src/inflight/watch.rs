@@ -11,6 +11,7 @@ use super::{
     ASKED_AGAIN_AFTER_TICKS, InFlightTable, Pending, REPLACED_AFTER_TICKS, TICK, answer_attr,
     answer_entry, is_gone, say_totals,
 };
+use crate::asker;
 use crate::belief::Belief;
 use crate::convert::{attr, errno};
 use crate::forgets::Forgets;
@@ -68,7 +69,7 @@ pub(crate) fn watch(watched: &Watched) {
         if oldest >= ASKED_AGAIN_AFTER_TICKS {
             let known = &watched.belief.known;
             let late = |pending: &Pending| may_be_told(known, pending);
-            for pending in in_flight.take(now, ASKED_AGAIN_AFTER_TICKS, late) {
+            for (pending, _) in in_flight.take(now, ASKED_AGAIN_AFTER_TICKS, late) {
                 tell(&watched.belief, pending);
             }
             rescue(watched, now);
@@ -111,13 +112,13 @@ fn rescue(watched: &Watched, now: u64) {
         return;
     }
     let again = |pending: &Pending| matches!(pending, Pending::Lookup(..) | Pending::Getattr(..));
-    for pending in in_flight.take(now, ASKED_AGAIN_AFTER_TICKS, again) {
-        ask_again(watched, pending);
+    for (pending, asker) in in_flight.take(now, ASKED_AGAIN_AFTER_TICKS, again) {
+        ask_again(watched, pending, asker);
     }
     if silent >= give_up_after {
         let ticks = give_up_after.as_millis() / TICK.as_millis();
         let age = u64::try_from(ticks).unwrap_or(u64::MAX);
-        for pending in in_flight.take(now, age.max(ASKED_AGAIN_AFTER_TICKS), |_| true) {
+        for (pending, _) in in_flight.take(now, age.max(ASKED_AGAIN_AFTER_TICKS), |_| true) {
             pending.fail(Errno::ETIMEDOUT);
         }
     }
@@ -125,9 +126,10 @@ fn rescue(watched: &Watched, now: u64) {
 
 /// Serves a request once more. Now that the PFS is known to be silent, the request either needs no
 /// PFS or gets its error in time.
-fn ask_again(watched: &Watched, pending: Pending) {
+fn ask_again(watched: &Watched, pending: Pending, asker: u32) {
     let (in_flight, client) = (watched.in_flight.clone(), watched.client.clone());
     let (belief, forgets) = (watched.belief.clone(), watched.forgets.clone());
+    asker::set(asker);
     watched.pool.run(Box::new(move |_| match pending {
         Pending::Lookup(reply, parent, name) => {
             let turn = in_flight.waiting_turn(reply);
@@ -141,4 +143,5 @@ fn ask_again(watched: &Watched, pending: Pending) {
         }
         other => other.fail(Errno::EIO),
     }));
+    asker::set(0);
 }

@@ -38,6 +38,17 @@ pub enum Lost {
     Died,
 }
 
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Lost::Restarted { .. } => "the server was started anew",
+            Lost::Forgotten => "the server has fenced this mount, which was silent for too long",
+            Lost::Expired => "nothing was heard of the server for the length of the lease",
+            Lost::Died => "the server on this node has ended",
+        })
+    }
+}
+
 /// The asking end of a session over a network.
 ///
 /// Requests wait while the server is away, and happen once. Once the session is over, those under
@@ -365,7 +376,7 @@ impl Shared {
             status.lost = Some(lost);
             std::mem::take(&mut status.callbacks)
         };
-        tracing::warn!("network: the session is lost: {lost:?}");
+        tracing::warn!("network: the session is lost: {lost}");
         // What was cached is dropped before anybody learns of the end from a failed call.
         for callback in callbacks {
             callback(lost);
