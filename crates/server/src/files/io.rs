@@ -283,6 +283,27 @@ mod tests {
     }
 
     #[test]
+    fn what_is_written_back_makes_no_file_longer() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", b"content");
+        let back = WriteHow {
+            write_back: true,
+            ..WriteHow::WAITING
+        };
+        // A page is written back to the end that its kernel knows.
+        for (offset, bytes) in [(4, &b"ENDED HERE"[..]), (7, b"behind"), (1 << 20, b"far")] {
+            let written = rooms.files.write(handle, offset, bytes, back);
+            assert_eq!(answer(written), Ok(Some(bytes.len())), "at {offset}");
+        }
+        let mut found = [0; 20];
+        let read = rooms.files.read(handle, 0, &mut found);
+        assert_eq!(answer(read), Ok(7));
+        assert_eq!(&found[..7], b"contEND");
+        rooms.files.release(handle).expect("close");
+    }
+
+    #[test]
     fn what_a_device_or_the_store_has_said_reaches_who_answers_the_request() {
         let (lab, flash) = Lab::with_faulty_flash();
         let rooms = lab.rooms();

@@ -289,6 +289,8 @@ mod tests {
             let flags = OpenFlags(libc::O_RDWR as u32);
             let created = rooms.files.create_unnamed(Ino::ROOT, 0o600, flags, me());
             let (attr, opened) = created.expect("create");
+            let written = (rooms.files).write(opened.handle, 0, b"content", WriteHow::WAITING);
+            assert_eq!(answer(written), Ok(Some(7)));
             flash.inject(Operation::Write, When::Nth(1), Effect::Fail(Errno::EIO));
             let how = WriteHow {
                 write_back: true,
