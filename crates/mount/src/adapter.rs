@@ -451,7 +451,9 @@ impl Filesystem for Adapter {
         self.belief.end_writing(handle(fh));
         // Every mount of its own node's server waits, also for a file that it does not write by
         // itself: how a file is served may change while others have it open.
-        match self.belief.is_direct() && !self.client.is_local() {
+        // Somebody may wait for a lock that goes with it.
+        let is_urgent = self.locks.take_handle(handle(fh)) || self.client.is_local();
+        match self.belief.is_direct() && !is_urgent {
             true => {
                 finish(Ok(()), &turn);
                 self.releases.add(&self.client, handle(fh));

@@ -8,7 +8,7 @@
 //! 3. A lock that the server has granted is never answered with an error: the program would not
 //!    give it back.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +27,14 @@ use crate::serving::Adapter;
 const EARLY_MAX: usize = 1024;
 /// Between two tries where the server is not ready yet.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The kernel tells of the last close of a file after close(2) has returned, and a lock that goes
+/// with it is still there for a moment: who finds it looks again after these pauses.
+const CLOSING: [Duration; 4] = [
+    Duration::from_millis(1),
+    Duration::from_millis(2),
+    Duration::from_millis(4),
+    Duration::from_millis(8),
+];
 /// What the server says while it waits for clients of before a restart.
 const AWAITED: Errno = Errno::EBUSY;
 
@@ -54,6 +62,8 @@ struct Wait {
 
 #[derive(Default)]
 struct State {
+    /// By which locks were asked for.
+    handles: HashSet<Handle>,
     /// By the number that the kernel has given to the request.
     waits: HashMap<u64, Wait>,
     /// Requests whose programs were sent a signal, and that have not come to wait.
@@ -81,6 +91,16 @@ impl Locks {
         if !owners.contains(&owner) {
             owners.push(owner);
         }
+    }
+
+    /// Notes that locks may go with a handle.
+    fn note_handle(&self, handle: Handle) {
+        self.0.lock().handles.insert(handle);
+    }
+
+    /// Whether locks may go with a handle, which is closed.
+    pub(crate) fn take_handle(&self, handle: Handle) -> bool {
+        self.0.lock().handles.remove(&handle)
     }
 
     /// Whether an owner may have locks; it has none from here on.
@@ -279,41 +299,11 @@ impl Adapter {
         if lock.class == LockClass::Bytes {
             self.locks.note(wanted.ino, lock.owner);
         }
+        self.locks.note_handle(lock.handle);
         let client = self.client.clone();
         let pid = wanted.pid;
         let Some(ticket) = ticket else {
-            // Of a lock that nobody waits for any more nobody knows: it is given back.
-            let end = {
-                let client = client.clone();
-                move |done: Result<(), Errno>, turn: &Turn<'_>| {
-                    if !finish(done, turn)
-                        && done.is_ok()
-                        && let Err(error) = client.unlock(lock)
-                    {
-                        tracing::warn!("a lock of a killed program stays: {error}");
-                    }
-                }
-            };
-            let try_it = move || client.lock(lock, mode, pid, None).map(drop);
-            let turn = self.in_flight.turn(reply);
-            let done = try_it();
-            if done != Err(AWAITED) {
-                return end(done, &turn);
-            }
-            let Some(reply) = turn.reply::<ReplyEmpty>() else {
-                return;
-            };
-            let in_flight = self.in_flight.clone();
-            self.pool.run(Box::new(move |_| {
-                let turn = in_flight.waiting_turn(reply);
-                let mut done = done;
-                while done == Err(AWAITED) && turn.is_waited_for() {
-                    std::thread::sleep(PAUSE);
-                    done = try_it();
-                }
-                end(done, &turn);
-            }));
-            return;
+            return self.try_lock((lock, mode, pid), reply);
         };
         let owner = (lock.class == LockClass::Bytes).then_some((wanted.ino, lock.owner));
         let ask = Ask { lock, mode, pid };
@@ -344,6 +334,51 @@ impl Adapter {
             (Some(reply), Err(error)) => reply.error(errno(error)),
             (None, _) => {}
         }
+    }
+
+    /// Answers a request for a lock that is not waited for.
+    fn try_lock(&self, (lock, mode, pid): (LockOf, LockMode, u32), reply: ReplyEmpty) {
+        let client = self.client.clone();
+        // Of a lock that nobody waits for any more nobody knows: it is given back.
+        let end = {
+            let client = client.clone();
+            move |done: Result<(), Errno>, turn: &Turn<'_>| {
+                if !finish(done, turn)
+                    && done.is_ok()
+                    && let Err(error) = client.unlock(lock)
+                {
+                    tracing::warn!("a lock of a killed program stays: {error}");
+                }
+            }
+        };
+        let try_it = move || client.lock(lock, mode, pid, None).map(drop);
+        let turn = self.in_flight.turn(reply);
+        let done = try_it();
+        if !matches!(done, Err(AWAITED | Errno::EAGAIN)) {
+            return end(done, &turn);
+        }
+        let Some(reply) = turn.reply::<ReplyEmpty>() else {
+            return;
+        };
+        let in_flight = self.in_flight.clone();
+        self.pool.run(Box::new(move |_| {
+            let turn = in_flight.waiting_turn(reply);
+            let mut done = done;
+            let mut closing = CLOSING.into_iter();
+            while turn.is_waited_for() {
+                let pause = match done {
+                    Err(AWAITED) => Some(PAUSE),
+                    Err(Errno::EAGAIN) => closing.next(),
+                    _ => None,
+                };
+                let Some(pause) = pause else {
+                    break;
+                };
+                std::thread::sleep(pause);
+                done = try_it();
+            }
+            end(done, &turn);
+        }));
     }
 
     /// A process closes a file: its locks of bytes of that file go, as fcntl(2) says.

@@ -23,6 +23,8 @@ pub const GRACE: Duration = Duration::from_secs(90);
 /// On record for a client that is alive; else the time until which it may come, seconds of the
 /// boot-time clock.
 const ALIVE: u64 = u64::MAX;
+/// Added to that time: the client may have pages of before.
+const UNSETTLED: u64 = 1 << 63;
 
 /// Puts the record where the next run finds it.
 pub type Put = Box<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
@@ -59,7 +61,7 @@ impl Lives {
     pub fn open(record: Option<&[u8]>, boot: &str, put: Put) -> Lives {
         let now = now_s();
         // Pages outlive a start of the server's node, too, and the time of grace.
-        let unsettled = record.map(all_in).unwrap_or_default();
+        let unsettled: HashSet<u64> = record.map(unsettled_in).unwrap_or_default();
         let mut before = record.map(|record| read(record, boot)).unwrap_or_default();
         for until in before.values_mut() {
             if *until == ALIVE {
@@ -71,7 +73,7 @@ impl Lives {
             boot: boot.to_string(),
             unsettled: AtomicBool::new(!unsettled.is_empty()),
             state: Mutex::new(State {
-                unsettled: unsettled.into_keys().collect(),
+                unsettled,
                 before,
                 ..State::default()
             }),
@@ -119,7 +121,10 @@ impl Lives {
 
     /// Who lives this life has dropped its pages of before.
     pub fn settle(&self, life: u64) {
-        self.state.lock().unsettled.remove(&life);
+        let mut state = self.state.lock();
+        if state.unsettled.remove(&life) {
+            self.record(&state);
+        }
     }
 
     /// Whether nobody has pages of before, but who lives this life, if anybody.
@@ -133,6 +138,7 @@ impl Lives {
             .is_none_or(|until| until <= Instant::now())
         {
             state.unsettled.clear();
+            self.record(&state);
         }
         self.unsettled
             .store(!state.unsettled.is_empty(), Ordering::Release);
@@ -192,8 +198,14 @@ impl Lives {
         }
         let mut record = [self.boot.as_bytes(), b"\n"].concat();
         let alive = state.alive.iter().map(|life| (*life, ALIVE));
-        let before = state.before.iter().map(|(life, until)| (*life, *until));
-        for (life, until) in alive.chain(before) {
+        let flag = |life: &u64| u64::from(state.unsettled.contains(life)) * UNSETTLED;
+        let before = state.before.iter();
+        let before = before.map(|(life, until)| (*life, until | flag(life)));
+        let is_other =
+            |life: &&u64| !state.before.contains_key(life) && !state.alive.contains(life);
+        let others = state.unsettled.iter().filter(is_other);
+        let others = others.map(|life| (*life, UNSETTLED));
+        for (life, until) in alive.chain(before).chain(others) {
             record.extend(life.to_le_bytes());
             record.extend(until.to_le_bytes());
         }
@@ -204,23 +216,29 @@ impl Lives {
     }
 }
 
-/// Of the node's start `boot`.
+/// Who may come, and until when, of the node's start `boot`.
 fn read(record: &[u8], boot: &str) -> HashMap<u64, u64> {
     let mark = [boot.as_bytes(), b"\n"].concat();
-    match !boot.is_empty() && record.starts_with(&mark) {
-        true => all_in(record),
-        false => HashMap::new(),
-    }
+    let is_known = !boot.is_empty() && record.starts_with(&mark);
+    let known = entries(record).filter(|_| is_known);
+    let until = |until| match until {
+        ALIVE => ALIVE,
+        until => until & !UNSETTLED,
+    };
+    known.map(|(life, at)| (life, until(at))).collect()
 }
 
-/// Of whatever start.
-fn all_in(record: &[u8]) -> HashMap<u64, u64> {
+/// Who may have pages, of whatever start.
+fn unsettled_in(record: &[u8]) -> HashSet<u64> {
+    let unsettled = entries(record).filter(|(_, until)| until & UNSETTLED != 0);
+    unsettled.map(|(life, _)| life).collect()
+}
+
+fn entries(record: &[u8]) -> impl Iterator<Item = (u64, u64)> {
     let mut parts = record.splitn(2, |byte| *byte == b'\n').skip(1);
     let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
     let lives = parts.next().unwrap_or_default().chunks_exact(16);
-    lives
-        .map(|life| (number(&life[..8]), number(&life[8..])))
-        .collect()
+    lives.map(move |life| (number(&life[..8]), number(&life[8..])))
 }
 
 #[cfg(test)]
@@ -293,7 +311,8 @@ mod tests {
         first.begin(1);
         first.begin(2);
         // Nobody has a lease, or nobody was there.
-        assert!(run(&kept, "boot").are_settled(0));
+        let alone = Kept::new(Mutex::new(kept.lock().clone()));
+        assert!(run(&alone, "boot").are_settled(0));
         first.lease(Duration::from_secs(3600));
         assert!(first.are_settled(0));
         let second = run(&kept, "boot");
@@ -313,11 +332,16 @@ mod tests {
         second.settle(4);
         assert!(second.are_settled(0) && !second.unsettled.load(Ordering::Acquire));
         // Pages outlive the server's node.
+        second.begin(5);
         let third = run(&kept, "boot-2");
         third.lease(Duration::from_secs(3600));
         assert!(!third.may_reclaim(4) && !third.are_settled(0));
+        // Who has not come within the lease is not waited for again.
         third.lease(Duration::ZERO);
         assert!(third.are_settled(0));
+        let fourth = run(&kept, "boot-2");
+        fourth.lease(Duration::from_secs(3600));
+        assert!(fourth.are_settled(0));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! Locks of files between nodes, taken by real processes.
 
+use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
 use forebay_testkit::{Fleet, needs_nodes, wait_until};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::Obedient;
@@ -47,6 +48,27 @@ impl Locker {
 
 fn refused() -> String {
     format!("errno {}", libc::EAGAIN)
+}
+
+#[test]
+fn promise_2_a_lock_is_free_once_the_file_is_closed() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let open = |node| {
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        options.open(fleet.mnt(node, "f")).expect("open")
+    };
+    for round in 0..150 {
+        // On another node, and on the same one.
+        let (held, next) = (open(1), open(1 + round % 2));
+        flock(&held, FlockOperation::NonBlockingLockExclusive).expect("free");
+        drop(held);
+        let taken = flock(&next, FlockOperation::NonBlockingLockExclusive);
+        assert_eq!(taken, Ok(()), "round {round}");
+    }
 }
 
 #[test]
