@@ -13,6 +13,7 @@ impl Session {
     pub(super) fn may_reclaim(&self, life: u64, done: bool) -> Response {
         let lives = &self.common.lives;
         lives.follows(self.life, life);
+        self.recalls.returns();
         let may = lives.may_reclaim(life);
         self.reclaims.store(may && !done, Ordering::Release);
         match may {

@@ -67,11 +67,16 @@ impl Session {
             }
             return;
         };
-        let mut keeps = opened.content.is_some();
-        // Somebody's kernel may write it by itself since before a restart; and who has it again has
-        // perhaps kept pages by it.
-        if !self.common.lives.are_settled(0) {
-            keeps = true;
+        let listens = self.recalls.are_followed();
+        let is_settled = self.common.lives.are_settled(0);
+        // Who has it again has perhaps kept pages by it.
+        let keeps = match listens || self.recalls.has_returned() {
+            true => opened.content.is_some() || !is_settled,
+            false => false,
+        };
+        // Somebody's kernel may write it by itself since before a restart. From who does not listen
+        // pages are not recalled.
+        if !is_settled || !listens {
             opened.content = None;
         }
         if let Some(ino) = opening {

@@ -8,6 +8,7 @@
 //! 3. A client that does not follow costs a bounded queue.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use forebay_types::{Errno, limits};
@@ -53,6 +54,7 @@ impl State {
 pub struct Recalls {
     /// What the client calls this life of its own.
     pub life: u64,
+    returned: AtomicBool,
     state: Mutex<State>,
     followed: Condvar,
 }
@@ -64,6 +66,16 @@ impl Recalls {
             life,
             ..Recalls::default()
         }
+    }
+
+    /// The client was there before a restart of the server, or another session: it will listen.
+    pub fn returns(&self) {
+        self.returned.store(true, Ordering::Release);
+    }
+
+    /// Whether it is so.
+    pub fn has_returned(&self) -> bool {
+        self.returned.load(Ordering::Acquire)
     }
 
     /// Whether the client follows recalls.
@@ -139,9 +151,10 @@ impl Recalls {
     pub fn recall(&self, what: Recall) -> u64 {
         let (number, listener) = {
             let mut state = self.state.lock();
-            // Before it listens it is shown nothing firm. After a restart of the server it may have
-            // pages and mappings long before.
-            let counts = state.listens || matches!(what, Recall::Pages(_) | Recall::Grown { .. });
+            // Before it listens it is shown nothing firm. Of before a restart of the server it may
+            // have pages and mappings.
+            let is_of_pages = matches!(what, Recall::Pages(_) | Recall::Grown { .. });
+            let counts = state.listens || (self.has_returned() && is_of_pages);
             if state.ended || !counts {
                 return 0;
             }
@@ -236,6 +249,8 @@ mod tests {
     #[test]
     fn who_does_not_listen_yet_is_waited_for_where_it_may_have_pages() {
         let recalls = Recalls::default();
+        assert_eq!(recalls.recall(Recall::Pages(Ino(7))), 0);
+        recalls.returns();
         let number = recalls.recall(Recall::Pages(Ino(7)));
         let grown = recalls.recall(Recall::Grown {
             ino: Ino(7),
