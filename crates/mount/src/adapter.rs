@@ -57,7 +57,7 @@ impl Filesystem for Adapter {
 
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let (parent, name) = (ino(parent), name.as_bytes());
-        let Some(reply) = self.answer_known(parent, name, reply) else {
+        let Some(reply) = self.answer_known((parent, name), reply) else {
             return;
         };
         let turn = self
@@ -164,12 +164,12 @@ impl Filesystem for Adapter {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        let turn = self.in_flight.turn(reply);
+        let (turn, began) = (self.in_flight.turn(reply), self.client.generation());
         let (client, who) = (&self.client, maker(request, umask));
         let ask = || client.mknod(ino(parent), name.as_bytes(), mode, rdev, who);
-        let touched = [Touched::Attr(ino(parent))];
+        let touched = [Touched::Made(ino(parent), name.as_bytes())];
         let made = self.forgets.changing(&touched, ask);
-        self.entry(made, &turn);
+        self.entry(made, (&turn, began));
     }
 
     fn mkdir(
@@ -182,12 +182,12 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let perm = (mode & 0o7777) as u16;
-        let turn = self.in_flight.turn(reply);
+        let (turn, began) = (self.in_flight.turn(reply), self.client.generation());
         let (client, who) = (&self.client, maker(request, umask));
         let ask = || client.mkdir(ino(parent), name.as_bytes(), perm, who);
-        let touched = [Touched::Attr(ino(parent))];
+        let touched = [Touched::Made(ino(parent), name.as_bytes())];
         let made = self.forgets.changing(&touched, ask);
-        self.entry(made, &turn);
+        self.entry(made, (&turn, began));
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -219,11 +219,11 @@ impl Filesystem for Adapter {
         reply: ReplyEntry,
     ) {
         let target = target.as_os_str().as_bytes();
-        let turn = self.in_flight.turn(reply);
+        let (turn, began) = (self.in_flight.turn(reply), self.client.generation());
         let (parent, name) = (ino(parent), name.as_bytes());
         let ask = || self.client.symlink(parent, name, target, cred(request));
-        let made = self.forgets.changing(&[Touched::Attr(parent)], ask);
-        self.entry(made, &turn);
+        let made = self.forgets.changing(&[Touched::Made(parent, name)], ask);
+        self.entry(made, (&turn, began));
     }
 
     fn rename(
@@ -260,16 +260,16 @@ impl Filesystem for Adapter {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        let turn = self.in_flight.turn(reply);
+        let (turn, began) = (self.in_flight.turn(reply), self.client.generation());
         let (parent, name) = (ino(newparent), newname.as_bytes());
         let ask = || self.client.link(ino(node), parent, name, cred(request));
-        let made = self.forgets.changing(&[Touched::Attr(parent)], ask);
+        let made = self.forgets.changing(&[Touched::Made(parent, name)], ask);
         // The kernel had the file before, and does not tell a late answer from an early one.
         let made = made.map(|shown| forebay_wire::Shown {
             firm: false,
             ..shown
         });
-        self.entry(made, &turn);
+        self.entry(made, (&turn, began));
     }
 
     fn create(
@@ -286,7 +286,7 @@ impl Filesystem for Adapter {
         let turn = self.in_flight.turn(reply);
         let (parent, flags) = (ino(parent), Flags(flags as u32));
         let (began, who) = (self.forgets.begin(&self.client), maker(request, umask));
-        let within = (parent, self.forgets.wants(parent));
+        let within = (parent, self.forgets.makes_in(parent, name.as_bytes()));
         let made = self
             .client
             .create_in(within, name.as_bytes(), perm, flags, who);

@@ -34,13 +34,15 @@ pub(crate) enum Touched<'a> {
     Attr(Ino),
     /// What a name leads to, and the attributes of its directory.
     Name(Ino, &'a [u8]),
+    /// The attributes of a directory, in which a name is made that led nowhere.
+    Made(Ino, &'a [u8]),
 }
 
 impl Touched<'_> {
     /// Whose attributes change.
     fn attr(self) -> Ino {
         match self {
-            Touched::Attr(ino) | Touched::Name(ino, _) => ino,
+            Touched::Attr(ino) | Touched::Name(ino, _) | Touched::Made(ino, _) => ino,
         }
     }
 }
@@ -213,7 +215,7 @@ impl Dirs {
 
     fn touch(&mut self, touched: Touched<'_>) {
         match touched {
-            Touched::Attr(ino) => self.forget_attr(ino),
+            Touched::Attr(ino) | Touched::Made(ino, _) => self.forget_attr(ino),
             Touched::Name(parent, name) => {
                 self.forget_attr(parent);
                 self.note_change((parent, name));

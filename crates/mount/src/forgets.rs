@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 
 use crate::company::Company;
 use crate::dirs::{Dirs, Moment, Touched};
+use crate::wholes::Wholes;
 
 /// So many are dropped at once, without waiting for more.
 const BATCH: usize = 512;
@@ -57,6 +58,8 @@ struct References {
     waiting: Vec<(Ino, u64)>,
     /// Of this session.
     dirs: Dirs,
+    /// Of this session.
+    wholes: Wholes,
 }
 
 impl References {
@@ -69,6 +72,7 @@ impl References {
             *self.before.entry(ino).or_default() += held.kernel;
         }
         self.dirs.clear();
+        self.wholes.clear();
         // The end of its session has dropped them.
         self.waiting.clear();
     }
@@ -107,6 +111,7 @@ impl References {
         if kept == 0 {
             entry.remove();
             self.dirs.forgotten(ino);
+            self.wholes.remove(ino);
         }
         if dropped > 0 {
             self.waiting.push((ino, dropped));
@@ -181,6 +186,32 @@ impl Forgets {
         }
     }
 
+    /// Whether a name certainly leads nowhere. No recall may be followed until that is answered.
+    pub(crate) fn lacks(&self, (parent, name): (Ino, &[u8]), generation: u64) -> bool {
+        if self.at_once {
+            return false;
+        }
+        let mut references = self.references.lock();
+        references.follow(generation);
+        references.generation == generation && references.wholes.lack(parent, name)
+    }
+
+    /// The kernel is about to get a reference of what it has made, by a request that began in that
+    /// generation and has ended in this one. What the answer says is firm for `span`, and no recall
+    /// may be followed meanwhile.
+    pub(crate) fn gives_made(&self, made: &Shown, (began, now): (u64, u64), span: Duration) {
+        if self.at_once {
+            return;
+        }
+        let mut references = self.references.lock();
+        references.gives(made.ino, now);
+        let is_now = (began, references.generation) == (now, now);
+        match made.whole && is_now && !span.is_zero() {
+            true => references.wholes.begin(made.ino, Instant::now() + span),
+            false => references.wholes.remove(made.ino),
+        }
+    }
+
     /// The kernel is about to get a reference of what a name was found to lead to, as the answer to
     /// a request that began then. It is firm for `span`, and no recall may be followed meanwhile.
     /// Whether the kernel may believe its attributes: no change of this mount is after them.
@@ -205,9 +236,15 @@ impl Forgets {
         !is_dir || references.dirs.are_newest(shown.ino, began.moment)
     }
 
-    /// Whether who makes a file in a directory is to ask for the directory's attributes.
-    pub(crate) fn wants(&self, dir: Ino) -> bool {
-        !self.at_once && self.references.lock().dirs.wants(dir)
+    /// A file is about to be made in a directory. Whether the directory's attributes are to be
+    /// asked for, too.
+    pub(crate) fn makes_in(&self, dir: Ino, name: &[u8]) -> bool {
+        if self.at_once {
+            return false;
+        }
+        let mut references = self.references.lock();
+        references.wholes.make(dir, name);
+        references.dirs.wants(dir) || references.wholes.has(dir)
     }
 
     /// A request that began then has made a file in a directory, or has failed. What the answer has
@@ -220,6 +257,9 @@ impl Forgets {
         let is_firm = references.generation == began.generation && !span.is_zero();
         let shown = shown.filter(|shown| shown.firm && is_firm);
         let asked = (began.moment, Instant::now() + span);
+        if shown.is_some_and(|shown| shown.whole && shown.attr.ino == dir) {
+            references.wholes.go_on(dir, asked.1);
+        }
         references
             .dirs
             .made_in(dir, shown.map(|shown| &shown.attr), asked);
@@ -231,8 +271,13 @@ impl Forgets {
             return ask();
         }
         let each = |change: fn(&mut Dirs, Touched<'_>)| {
-            let dirs = &mut self.references.lock().dirs;
-            touched.iter().for_each(|touched| change(dirs, *touched));
+            let references = &mut *self.references.lock();
+            for touched in touched {
+                if let Touched::Name(dir, name) | Touched::Made(dir, name) = *touched {
+                    references.wholes.make(dir, name);
+                }
+                change(&mut references.dirs, *touched);
+            }
         };
         each(Dirs::begin_change);
         let answer = ask();
@@ -242,13 +287,18 @@ impl Forgets {
 
     /// The server recalls these.
     pub(crate) fn recalled(&self, attrs: impl Iterator<Item = Ino>) {
-        let dirs = &mut self.references.lock().dirs;
-        attrs.for_each(|ino| dirs.remove(ino));
+        let references = &mut *self.references.lock();
+        attrs.for_each(|ino| {
+            references.dirs.remove(ino);
+            references.wholes.remove(ino);
+        });
     }
 
     /// The session is lost.
     pub(crate) fn lost(&self) {
-        self.references.lock().dirs.clear();
+        let references = &mut *self.references.lock();
+        references.dirs.clear();
+        references.wholes.clear();
     }
 
     /// Whether the kernel has references, or is about to get some.

@@ -409,10 +409,10 @@ impl InFlightTable {
     }
 }
 
-/// Answers with what was found or made. If the watchdog has answered already, drops the reference
-/// that the kernel would have got.
+/// Answers with what was made by a request that began in that session. If the watchdog has answered
+/// already, drops the reference that the kernel would have got.
 pub(crate) fn answer_entry(
-    client: &Client,
+    (client, began): (&Client, u64),
     (belief, forgets): (&Belief, &Forgets),
     made: Result<Shown, Errno>,
     turn: &Turn<'_>,
@@ -420,8 +420,8 @@ pub(crate) fn answer_entry(
     match (turn.reply::<ReplyEntry>(), made) {
         (Some(reply), Ok(made)) => {
             let believed = belief.show(&made, turn.asked);
-            let generation = client.generation();
-            forgets.gives(made.ino, generation);
+            let sessions = (began, client.generation());
+            forgets.gives_made(&made, sessions, believed.by_mount());
             let name = believed.of_name();
             let generation = fuser::Generation(client.generation_of(made.ino));
             reply.entry_with_ttls(&believed.of_attr, &name, &attr(&made), generation);

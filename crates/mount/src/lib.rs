@@ -25,6 +25,7 @@ mod serving;
 mod transfer;
 mod tree;
 mod waiting;
+mod wholes;
 mod wishes;
 
 use std::ffi::CString;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use crate::backing::Backings;
 use crate::belief::Belief;
-use crate::convert::attr;
+use crate::convert::{attr, errno};
 use crate::forgets::Forgets;
 use crate::inflight::{InFlightTable, Turn, answer_entry};
 use crate::kept::Kept;
@@ -95,24 +95,29 @@ impl Adapter {
         }
     }
 
-    /// Answers with a directory that the mount knows; else the reply is still to be given.
-    pub(crate) fn answer_known(
-        &self,
-        parent: Ino,
-        name: &[u8],
-        reply: ReplyEntry,
-    ) -> Option<ReplyEntry> {
+    /// Answers with a directory that the mount knows, or that there is nothing; else the reply is
+    /// still to be given.
+    pub(crate) fn answer_known(&self, name: (Ino, &[u8]), reply: ReplyEntry) -> Option<ReplyEntry> {
         let generation = self.client.generation();
         let _held = self.belief.hold();
-        let Some((found, span)) = self.forgets.give_known((parent, name), generation) else {
-            return Some(reply);
+        let Some((found, span)) = self.forgets.give_known(name, generation) else {
+            if !self.forgets.lacks(name, generation) {
+                return Some(reply);
+            }
+            reply.error(errno(Errno::ENOENT));
+            return None;
         };
         let generation = Generation(self.client.generation_of(found.ino));
         reply.entry_with_ttls(&span, &Duration::ZERO, &attr(&found), generation);
         None
     }
 
-    pub(crate) fn entry(&self, made: Result<forebay_wire::Shown, Errno>, turn: &Turn<'_>) {
-        answer_entry(&self.client, (&self.belief, &self.forgets), made, turn);
+    pub(crate) fn entry(
+        &self,
+        made: Result<forebay_wire::Shown, Errno>,
+        (turn, began): (&Turn<'_>, u64),
+    ) {
+        let by = (&self.client, began);
+        answer_entry(by, (&self.belief, &self.forgets), made, turn);
     }
 }

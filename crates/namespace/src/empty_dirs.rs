@@ -44,6 +44,11 @@ impl EmptyDirs {
         *self.0.lock() = State::Unknown;
     }
 
+    /// Whether the directory had no name on the PFS when that was last looked at.
+    pub(crate) fn have_held(&self) -> bool {
+        matches!(*self.0.lock(), State::Empty(_))
+    }
+
     /// Whether the directory has no name on the PFS now.
     pub(crate) fn holds(&self, pfs: &PfsTree, dir: &PfsDir) -> bool {
         let known = match &*self.0.lock() {

@@ -118,7 +118,11 @@ impl Server {
                 let look = || rooms.files.getattr(link.parent);
                 let parent = shows_parent.then(look).and_then(|found| {
                     let found = found.map_err(|failure| failure.told("create: its directory"));
-                    found.ok().map(|attr| Box::new(Shown::from(attr)))
+                    let shown = |attr| Shown {
+                        whole: rooms.base.ns().has_all_names(link.parent),
+                        ..Shown::from(attr)
+                    };
+                    found.ok().map(|attr| Box::new(shown(attr)))
                 });
                 Reply {
                     response: Response::Created(attr.into(), opened, parent),
@@ -249,7 +253,11 @@ impl Server {
                 cred,
             } => Response::Attr(ns.mknod(link.parent, &link.name, mode, rdev, &cred)?.into()),
             Request::Mkdir { link, perm, cred } => {
-                Response::Attr(rooms.orders.mkdir(&link, perm, &cred)?.into())
+                let attr = rooms.orders.mkdir(&link, perm, &cred)?;
+                Response::Attr(Shown {
+                    whole: true,
+                    ..attr.into()
+                })
             }
             Request::Symlink { link, target, cred } => {
                 Response::Attr(ns.symlink(link.parent, &link.name, &target, &cred)?.into())

@@ -361,8 +361,9 @@ impl Session {
         }
         // Who is the first to follow recalls was shown nothing firm before.
         if common.followed.load(Ordering::SeqCst) {
-            effect.show(&mut reply.response, self.node, &common.lately);
-            let concerned = effect.changed(&reply.response, &common.lately);
+            let others = effect.show(&mut reply.response, self.node, &common.lately);
+            let mut concerned = effect.changed(&reply.response, self.node, &common.lately);
+            concerned.changed.extend(others);
             if !concerned.changed.is_empty() || concerned.unknown {
                 common.recall(concerned, self.node, effect.patience());
             }
@@ -392,7 +393,7 @@ struct Opens {
 
 fn not_firm(response: &mut Response) {
     match response {
-        Response::Attr(shown) => shown.firm = false,
+        Response::Attr(shown) => (shown.firm, shown.whole) = (false, false),
         Response::Created(shown, _, parent) => {
             shown.firm = false;
             *parent = None;

@@ -355,6 +355,9 @@ pub struct Shown {
     /// Within [`limits::SHOWN_FOR`] of the request the server recalls it before a change by another
     /// client is answered: until then it may be believed. A name may not.
     pub firm: bool,
+    /// Of a directory: it has no name but those that this client has made there since it made the
+    /// directory. It may be believed as long as attributes that are firm, and ends with these.
+    pub whole: bool,
     /// When the file began to be, as the PFS says it, nanoseconds; 0 where that is not known. With
     /// the id it tells a file from another one over restarts of the server. Of a file that was born
     /// here the id alone does.
@@ -374,6 +377,7 @@ impl From<Attr> for Shown {
         Shown {
             attr,
             firm: false,
+            whole: false,
             birth_ns: 0,
         }
     }

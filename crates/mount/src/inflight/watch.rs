@@ -134,7 +134,12 @@ fn ask_again(watched: &Watched, pending: Pending, asker: u32) {
         Pending::Lookup(reply, parent, name) => {
             let turn = in_flight.waiting_turn(reply);
             let made = client.lookup(parent, &name);
-            answer_entry(&client, (&belief, &forgets), made, &turn);
+            answer_entry(
+                (&client, client.generation()),
+                (&belief, &forgets),
+                made,
+                &turn,
+            );
         }
         Pending::Getattr(reply, node, fh) => {
             let turn = in_flight.waiting_turn(reply);

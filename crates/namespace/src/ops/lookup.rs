@@ -269,6 +269,15 @@ impl Namespace {
         attr
     }
 
+    /// Whether all names of a directory are the burst buffer's, as of the last file that was made
+    /// there: the PFS had none.
+    pub fn has_all_names(&self, dir: Ino) -> bool {
+        match self.table.lock().get(dir) {
+            Some(Node::Dir(dir)) => dir.empty_dirs.have_held(),
+            _ => false,
+        }
+    }
+
     /// When what is known by this id began to be, as the PFS says it, nanoseconds: with the id it
     /// tells a file from another one, over restarts. 0 where the PFS does not say, or the id is not
     /// the PFS's own.

@@ -31,6 +31,23 @@ pub struct Effect {
     renames: bool,
     /// It opens a file to write it.
     opens: bool,
+    /// It makes a name in this directory.
+    makes_in: Option<Ino>,
+    /// That of a directory.
+    makes_dir: bool,
+}
+
+/// The directory in which a request makes a name.
+fn makes_in(request: &Request) -> Option<Ino> {
+    match request {
+        Request::Mknod { link, .. }
+        | Request::Mkdir { link, .. }
+        | Request::Symlink { link, .. }
+        | Request::Create { link, .. }
+        | Request::Link { link, .. } => Some(link.parent),
+        Request::Rename { to, .. } => Some(to.parent),
+        _ => None,
+    }
 }
 
 /// How long a request may wait for pages of others, which its own kernel's pages may wait for.
@@ -57,6 +74,7 @@ impl Effect {
     pub fn of(request: &Request, file: Option<Ino>, lately: &ShownLately) -> Effect {
         let mut effect = Effect {
             since: lately.now(),
+            makes_in: makes_in(request),
             ..Effect::default()
         };
         let shows = |link: &Link| Some(lately.key(link));
@@ -71,7 +89,10 @@ impl Effect {
             }
             Request::Mknod { link, .. }
             | Request::Mkdir { link, .. }
-            | Request::Symlink { link, .. } => effect.shows = shows(link),
+            | Request::Symlink { link, .. } => {
+                effect.shows = shows(link);
+                effect.makes_dir = matches!(request, Request::Mkdir { .. });
+            }
             Request::Create { link, flags, .. } => {
                 effect.shows = shows(link);
                 effect.opens = flags.writes();
@@ -123,7 +144,7 @@ impl Effect {
 
     /// Whether it may change what others believe.
     pub fn may_concern(&self) -> bool {
-        self.changes.is_some() || !self.names.is_empty()
+        self.changes.is_some() || !self.names.is_empty() || self.makes_in.is_some()
     }
 
     /// Whether it may change what a file holds, or gives the right to do that unseen. What a kernel
@@ -170,7 +191,7 @@ impl Effect {
     }
 
     /// What an answer changes.
-    pub fn changed(&self, response: &Response, lately: &ShownLately) -> Concerned {
+    pub fn changed(&self, response: &Response, client: u32, lately: &ShownLately) -> Concerned {
         let mut concerned = Concerned {
             changed: Targets::new(),
             unknown: false,
@@ -185,6 +206,8 @@ impl Effect {
         };
         let changed = [self.changes, created].into_iter().flatten();
         concerned.changed.extend(changed);
+        let made_in = self.makes_in.filter(|dir| lately.makes_name(*dir, client));
+        concerned.changed.extend(made_in);
         let mut led = SmallVec::<[Targets; 2]>::new();
         for (name, before) in &self.names {
             // Who looked before the change and notes what it has found from here on finds this.
@@ -204,8 +227,9 @@ impl Effect {
         concerned
     }
 
-    /// Notes what an answer shows to `client`, and says in the answer whether that is firm.
-    pub fn show(&self, response: &mut Response, client: u32, lately: &ShownLately) {
+    /// Notes what an answer shows to `client`, and says in the answer whether that is firm. A
+    /// directory that is made may have the number of one that others believe to know.
+    pub fn show(&self, response: &mut Response, client: u32, lately: &ShownLately) -> Option<Ino> {
         let (shown, parent) = match response {
             Response::Attr(shown) => (shown, None),
             Response::Created(shown, _, parent) => (shown, parent.as_deref_mut()),
@@ -213,10 +237,18 @@ impl Effect {
                 if let Some(name) = self.shows.filter(|_| self.looks) {
                     lately.leads_to(name, None);
                 }
-                return;
+                return None;
             }
-            _ => return,
+            _ => return None,
         };
+        let mut is_others = false;
+        if self.makes_dir {
+            (shown.whole, is_others) = lately.begin_whole(shown.attr.ino, client, self.since);
+        }
+        let mut parent = parent;
+        if let Some(parent) = &mut parent {
+            parent.whole = parent.whole && lately.is_whole(parent.attr.ino, client);
+        }
         for Shown { attr, firm, .. } in std::iter::once(&mut *shown).chain(parent) {
             *firm = lately.show_attr(attr.ino, client, self.since);
         }
@@ -224,5 +256,6 @@ impl Effect {
             lately.leads_to(name, Some(shown.attr.ino));
             shown.firm &= !lately.has_name_changed(name, self.since);
         }
+        is_others.then_some(shown.attr.ino)
     }
 }

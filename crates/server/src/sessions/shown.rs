@@ -6,7 +6,9 @@
 //! 2. A change is on record before anybody is asked to forget. Whoever looked before the change
 //!    and is not asked to forget finds the change on record, and is shown nothing firm.
 //! 3. So it is with names: a change is on record before it is looked where the name has led.
-//! 4. Nothing is firm of a file that a kernel writes by itself: it changes out of the server's
+//! 4. A client that has made a directory knows all its names, until another client makes one there:
+//!    that is on record before it is looked who has made the directory.
+//! 5. Nothing is firm of a file that a kernel writes by itself: it changes out of the server's
 //!    sight.
 
 use std::collections::HashMap;
@@ -94,6 +96,8 @@ pub struct ShownLately {
     attrs: Lately<Ino, Viewers>,
     /// What these names have led to.
     names: Lately<NameKey, Targets>,
+    /// Who knows all names of these directories.
+    wholes: Lately<Ino, u32>,
     /// Files that kernels write by themselves, and how often they are open so.
     written: Mutex<HashMap<Ino, u32>>,
     writers: AtomicUsize,
@@ -108,6 +112,7 @@ impl ShownLately {
             hasher: RandomState::new(),
             attrs: Lately::new(),
             names: Lately::new(),
+            wholes: Lately::new(),
             written: Mutex::default(),
             writers: AtomicUsize::new(0),
         }
@@ -199,6 +204,55 @@ impl ShownLately {
         })
     }
 
+    fn mark_of_names(&self, dir: Ino) -> u64 {
+        self.hasher.hash_one((dir, "names"))
+    }
+
+    /// A client has made a directory after the moment `since`, and is about to be told that it has
+    /// no name. Whether that may be said, and whether another client believes that it knows the
+    /// names of one with this number.
+    pub fn begin_whole(&self, dir: Ino, client: u32, since: u64) -> (bool, bool) {
+        let is_others = self.take_whole(dir, client);
+        self.wholes.with(dir.0, |halves| {
+            halves.young.insert(dir, client);
+        });
+        (!self.has_changed(self.mark_of_names(dir), since), is_others)
+    }
+
+    /// Whether a client still knows all names that the burst buffer has in a directory; if so, it
+    /// does for as long again.
+    pub fn is_whole(&self, dir: Ino, client: u32) -> bool {
+        self.wholes.with(dir.0, |halves| {
+            let known = [&halves.young, &halves.old].map(|half| half.get(&dir).copied());
+            let is_its = known.into_iter().flatten().next() == Some(client);
+            if is_its {
+                halves.young.insert(dir, client);
+            }
+            is_its
+        })
+    }
+
+    /// A client has made a name in a directory. Whether another one has to hear of it, which
+    /// believes that it knows all names there.
+    pub fn makes_name(&self, dir: Ino, client: u32) -> bool {
+        self.note_change(self.mark_of_names(dir));
+        self.take_whole(dir, client)
+    }
+
+    /// Whoever else knows the names of a directory does no more.
+    fn take_whole(&self, dir: Ino, client: u32) -> bool {
+        self.wholes.with(dir.0, |halves| {
+            let mut others = false;
+            for half in [&mut halves.young, &mut halves.old] {
+                if half.get(&dir).is_some_and(|holder| *holder != client) {
+                    half.remove(&dir);
+                    others = true;
+                }
+            }
+            others
+        })
+    }
+
     fn is_written(&self, ino: Ino) -> bool {
         self.writers.load(Ordering::SeqCst) > 0 && self.written.lock().contains_key(&ino)
     }
@@ -264,6 +318,31 @@ mod tests {
         lately.end_writing(F);
         lately.end_writing(F);
         assert!(lately.show_attr(F, 1, lately.now()));
+    }
+
+    #[test]
+    fn who_makes_a_directory_knows_its_names_until_another_makes_one() {
+        let lately = ShownLately::new();
+        let since = lately.now();
+        assert!(!lately.is_whole(F, 1));
+        assert_eq!(lately.begin_whole(F, 1, since), (true, false));
+        assert!(lately.is_whole(F, 1) && !lately.is_whole(F, 2));
+        assert!(!lately.makes_name(F, 1) && lately.is_whole(F, 1));
+        assert!(!lately.makes_name(Ino(8), 2) && lately.is_whole(F, 1));
+        assert!(lately.makes_name(F, 2) && !lately.is_whole(F, 1));
+        assert!(!lately.makes_name(F, 2));
+        // A directory that has the number of one that is gone.
+        assert_eq!(lately.begin_whole(F, 1, lately.now()), (true, false));
+        assert_eq!(lately.begin_whole(F, 2, lately.now()), (true, true));
+        assert!(lately.is_whole(F, 2) && !lately.is_whole(F, 1));
+    }
+
+    #[test]
+    fn a_name_that_is_made_before_the_maker_of_the_directory_is_on_record_is_found() {
+        let lately = ShownLately::new();
+        let since = lately.now();
+        assert!(!lately.makes_name(F, 2));
+        assert_eq!(lately.begin_whole(F, 1, since), (false, false));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_testkit::{Fleet, LONG, needs_nodes, pattern, write_file};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::process::Signal;
 
 const MIB: usize = 1 << 20;
 
@@ -364,6 +365,110 @@ fn promise_2_the_number_of_links_is_right_on_every_node() {
             1,
             "{round}"
         );
+    }
+}
+
+#[test]
+fn promise_2_who_has_made_a_directory_sees_names_that_others_make_there_at_once() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(2, "");
+    let at = |node, path: &str| fleet.mnt(node, path);
+    fs::write(at(2, "other"), b"x").expect("write");
+    for round in 0..60 {
+        let dir = format!("d{round}");
+        let file = |name: &str| format!("{dir}/{name}");
+        fs::create_dir(at(1, &dir)).expect("mkdir");
+        // Up to here the other node knows of no name there.
+        for number in 0..round % 4 {
+            fs::write(at(1, &file(&format!("own{number}"))), b"x").expect("write");
+        }
+        let seen = |name: &str| fs::symlink_metadata(at(1, &file(name))).map(drop);
+        assert_eq!(errno(seen("new")), Some(libc::ENOENT), "round {round}");
+        let new = at(2, &file("new"));
+        match round % 6 {
+            0 => fs::write(&new, b"x").expect("write"),
+            1 => fs::create_dir(&new).expect("mkdir"),
+            2 => std::os::unix::fs::symlink("x", &new).expect("symlink"),
+            3 => fs::hard_link(at(2, "other"), &new).expect("link"),
+            4 => {
+                fs::write(at(2, "from"), b"x").expect("write");
+                fs::rename(at(2, "from"), &new).expect("rename");
+            }
+            _ => rustix::fs::mkfifoat(CWD, &new, rustix::fs::Mode::RUSR).expect("mkfifo"),
+        }
+        seen("new").unwrap_or_else(|error| panic!("round {round}: {error}"));
+        // And what the node itself makes from then on.
+        assert_eq!(errno(seen("later")), Some(libc::ENOENT), "round {round}");
+        fs::rename(at(1, &file("new")), at(1, &file("later"))).expect("rename");
+        seen("later").unwrap_or_else(|error| panic!("round {round}: {error}"));
+        assert_eq!(errno(seen("new")), Some(libc::ENOENT), "round {round}");
+    }
+    // A directory that has the inode number of one that is gone, made by the other node.
+    for round in 0..40 {
+        fs::create_dir(at(1, "e")).expect("mkdir");
+        let seen = fs::metadata(at(1, "e/x"));
+        assert_eq!(errno(seen), Some(libc::ENOENT), "round {round}");
+        fs::remove_dir(at(1 + round % 2, "e")).expect("rmdir");
+        fs::create_dir(at(2, "e")).expect("mkdir");
+        fs::write(at(2, "e/x"), b"x").expect("write");
+        fs::metadata(at(1, "e/x")).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        fs::remove_dir_all(at(2, "e")).expect("remove");
+    }
+}
+
+#[test]
+fn promise_2_who_has_made_a_directory_knows_without_the_server_what_is_not_there() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(1, "");
+    let mut answered = false;
+    for round in 0..20 {
+        let dir = fleet.mnt(1, format!("d{round}"));
+        fs::create_dir(&dir).expect("mkdir");
+        fs::write(dir.join("a"), b"x").expect("write");
+        fs::metadata(&dir).expect("stat");
+        fleet.signal_server(Signal::STOP);
+        let (tell, told) = std::sync::mpsc::channel();
+        let look = std::thread::spawn(move || {
+            let lacks = errno(fs::metadata(dir.join("b"))) == Some(libc::ENOENT);
+            tell.send(lacks).expect("tell");
+        });
+        // On a slow machine the directory is not known any more.
+        let found = told.recv_timeout(Duration::from_millis(300));
+        fleet.signal_server(Signal::CONT);
+        look.join().expect("look");
+        answered |= found == Ok(true);
+    }
+    assert!(answered, "each time the server was asked");
+}
+
+#[test]
+fn promise_2_who_has_made_a_directory_sees_what_an_outsider_makes_there() {
+    if needs_nodes() {
+        return;
+    }
+    let fleet = Fleet::new(1, "");
+    for round in 0..2 {
+        let dir = format!("d{round}");
+        fs::create_dir(fleet.mnt(1, &dir)).expect("mkdir");
+        let begun = Instant::now();
+        let mut number = 0;
+        let mut make = || {
+            number += 1;
+            fs::write(fleet.mnt(1, format!("{dir}/f{number}")), b"").expect("write");
+        };
+        while begun.elapsed() < Duration::from_millis(300) {
+            make();
+        }
+        fs::write(fleet.pfs(format!("{dir}/out")), b"x").expect("write on the PFS");
+        let begun = Instant::now();
+        while fs::metadata(fleet.mnt(1, format!("{dir}/out"))).is_err() {
+            assert!(begun.elapsed() < LONG, "it is not seen");
+            make();
+        }
     }
 }
 
