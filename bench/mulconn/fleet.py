@@ -78,13 +78,13 @@ idle = false
 
 
 def pid_in(file, word):
-    """The process of a pid file, if it is one whose command names `word`."""
+    """The process of a pid file, if it is one whose command names `word`, where one is given."""
     try:
         pid = int(file.read_text(encoding="ascii"))
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except (OSError, ValueError):
         return None
-    return pid if os.fsencode(str(word)) in words else None
+    return pid if word is None or os.fsencode(str(word)) in words else None
 
 
 def end_process(pid, patience_s=5.0):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Measures `forebay server` and `forebay mount` over a network: several sockets, beside iperf3 and GlusterFS, in one run.
+"""Measures `forebay server` and `forebay mount` over a network: several sockets, beside iperf3, GlusterFS and JuiceFS, in one run.
 
-The nodes are network namespaces of this machine. See ../README.md. Needs root, ip(8), iperf3 and, for the comparison, GlusterFS.
+The nodes are network namespaces of this machine. See ../README.md. Needs root, ip(8), iperf3 and, for the comparison, GlusterFS, JuiceFS and Redis.
 """
 
 import argparse
@@ -73,6 +73,7 @@ class Bench:
     def __init__(self, args, base, tier, programs):
         self.args, self.base, self.tier, self.programs = args, base, tier, programs
         self.has_gluster = all(shutil.which(name) for name in ("glusterd", "gluster", "glusterfs"))
+        self.has_juice = all(shutil.which(name) for name in ("juicefs", "redis-server", "redis-cli"))
         self.results = {"series": [], "memory": [], "verdicts": []}
         self.capped = None
 
@@ -106,6 +107,8 @@ def measure(args):
         bench = Bench(args, base, tier, programs)
         if not bench.has_gluster:
             say("GlusterFS is missing (apt-get install glusterfs-server glusterfs-client): measured without it")
+        if "creates" in args.only and not bench.has_juice:
+            say("JuiceFS or Redis is missing (../README.md says where from): creates are measured without it")
         for name in args.only:
             if name == "capped":
                 bench.capped = capped.measure(bench)

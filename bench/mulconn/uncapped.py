@@ -5,6 +5,7 @@ import contextlib
 import iperf
 from fleet import Cluster
 from gluster import Gluster
+from juice import Juice
 from load import fresh, load, rate, remove, warm
 from nodes import nodes
 from report import GIB, MIB, Series
@@ -17,7 +18,7 @@ TIER_BYTES = 4 * GIB
 
 
 @contextlib.contextmanager
-def beside_gluster(bench, name):
+def beside_others(bench, name, with_juice=False):
     """Server and client nodes, and of each system the mounts of the clients."""
     with contextlib.ExitStack() as stack:
         server, *clients = stack.enter_context(nodes(1 + CLIENTS))
@@ -27,6 +28,9 @@ def beside_gluster(bench, name):
         if bench.has_gluster:
             gluster = stack.enter_context(Gluster(server, bench.base / f"gluster-{name}", TIER_BYTES))
             systems["gluster"] = [stack.enter_context(gluster.mount(node, node.name)) for node in clients]
+        if with_juice and bench.has_juice:
+            juice = stack.enter_context(Juice(server, bench.base / f"juice-{name}", TIER_BYTES))
+            systems["juicefs"] = [stack.enter_context(juice.mount(node, node.name)) for node in clients]
         cluster = stack.enter_context(Cluster(bench.args.forebay, server, bench.base / name, TIER_BYTES))
         systems["forebay"] = [stack.enter_context(cluster.mount(node, node.name)) for node in clients]
         yield server, clients, systems
@@ -38,7 +42,7 @@ def bandwidth(bench):
     goals = {("forebay", "gluster"): 1.5, ("forebay", "iperf3"): 0.5}
     series = {(phase, count): Series(f"{phase}, {count} clients x {size // MIB} MiB over veth", "MB/s", 1e-6, goals)
               for phase in ("write", "read") for count in (1, CLIENTS)}
-    with beside_gluster(bench, "bandwidth") as (server, clients, systems):
+    with beside_others(bench, "bandwidth") as (server, clients, systems):
         for turn in bench.turns("bandwidth"):
             streams = {"write": iperf.measure(clients[0], server, IPERF_S), "read": iperf.measure(server, clients[0], IPERF_S)}
             for count in (1, CLIENTS):
@@ -67,8 +71,9 @@ def stream(bench, points, count, size):
 def creates(bench):
     """Empty files, two clients with a directory each."""
     files = bench.args.files
-    series = {"create": Series(f"creates, {CLIENTS} clients x {files:,} empty files", "1000/s", 1e-3, {("forebay", "gluster"): 3.0})}
-    with beside_gluster(bench, "creates") as (_, _, systems):
+    series = {"create": Series(f"creates, {CLIENTS} clients x {files:,} empty files", "1000/s", 1e-3,
+                               {("forebay", "gluster"): 3.0, ("forebay", "juicefs"): 3.0})}
+    with beside_others(bench, "creates", with_juice=True) as (_, _, systems):
         for turn in bench.turns("creates"):
             for name, points in systems.items():
                 folders = [fresh(point, f"by-{at}") for at, point in enumerate(points)]
