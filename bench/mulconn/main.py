@@ -23,7 +23,7 @@ from systems import Failure, Programs, ROOT, say, tier_directory, workspace  # n
 
 from machine import clean_exit_on_signals  # noqa: E402
 
-SECTIONS = ["capped", "bandwidth", "creates", "local"]
+SECTIONS = ["capped", "bandwidth", "again", "creates", "local"]
 WARM_UP_TURNS = 1
 
 

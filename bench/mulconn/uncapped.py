@@ -68,6 +68,27 @@ def stream(bench, points, count, size):
     return {"write": rate(written, "write", "bytes"), "read": rate(read, "read", "bytes")}
 
 
+def again(bench):
+    """What one client has read twice, and nobody writes, read once more: out of the page cache of its node."""
+    size = bench.args.bytes
+    series = Series(f"read again, 1 client, {size // MIB} MiB", "GB/s", 1e-9, {("forebay", "gluster"): 1.0})
+    with beside_others(bench, "again") as (_, _, systems):
+        folders = {name: fresh(points[0], "again") for name, points in systems.items()}
+        with Native(bench.tier / "native") as native:
+            folders = {"native": fresh(native.path, "again"), **folders}
+            for folder in folders.values():
+                load(bench.programs, "write", [folder], procs=1, bytes=size)
+                for _ in range(2):
+                    load(bench.programs, "read", [folder], procs=1, bytes=size)
+            for turn in bench.turns("again"):
+                for name, folder in folders.items():
+                    found = load(bench.programs, "read", [folder], procs=1, bytes=size)
+                    note({"read": series}, turn, name, {"read": rate(found, "read", "bytes")})
+            for folder in folders.values():
+                remove(folder)
+    bench.add(series)
+
+
 def creates(bench):
     """Empty files, two clients with a directory each."""
     files = bench.args.files
