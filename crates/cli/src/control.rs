@@ -13,6 +13,7 @@ use forebay_wire::{FrameError, Request, Response, UnixConnection};
 use crate::exit::{Failure, reason};
 use crate::mounts;
 use crate::show::text::{self, show_path};
+use crate::starter::{STATE_TAKES, Starter};
 use crate::state::{self, SocketPath};
 
 /// Paths in one message take at most this much of it, bytes; the rest is for their lengths and the
@@ -60,17 +61,23 @@ impl Daemon {
         }
         let what = state.display();
         // Without a mount table nothing is known to be left.
+        let starter = Starter::of(state);
         let mounted = mounts::read().is_ok_and(|table| !mounts::of_state(&table, state).is_empty());
         if !mounted && matches!(state::holder(state), Ok(None)) {
             return Err(no_state_folder(state));
         }
         Err(Failure::fatal(match mounted {
             true => format!(
-                "{what}: its burst buffer has died; `forebay up` with the same --state goes on where it \
-                 stopped, `forebay down --state {what}` takes its mount away"
+                "{what}: its burst buffer has died; {starter} goes on where it stopped, `forebay down --state {what}` \
+                 takes its mount away"
             ),
+            false if starter.is_server() => {
+                format!(
+                    "{what}: the server of this state folder is not running; {starter} starts it"
+                )
+            }
             false => format!(
-                "{what}: no burst buffer is running on this state folder; `forebay up` starts one, \
+                "{what}: no burst buffer is running on this state folder; {starter} starts one, \
                  `forebay status` without --state finds one that runs"
             ),
         }))
@@ -114,9 +121,9 @@ impl Daemon {
         let state = self.state.display();
         Failure::fatal(match error {
             AskError::Gone => format!(
-                "{state}: the burst buffer stopped while it was asked; see {}, and `forebay up` \
-                 with the same --state goes on where it stopped",
-                self.state.join(state::LOG).display()
+                "{state}: the burst buffer stopped while it was asked; see {}, and {} goes on where it stopped",
+                self.state.join(state::LOG).display(),
+                Starter::of(&self.state)
             ),
             AskError::Refused(Errno::EPERM | Errno::EACCES) => format!(
                 "{state}: not allowed to {doing}: this burst buffer was started by another user; \
@@ -229,7 +236,7 @@ impl Daemon {
 /// The error for a folder on which no burst buffer was ever started.
 pub fn no_state_folder(folder: &Path) -> Failure {
     Failure::fatal(format!(
-        "{}: not a state folder of forebay; --state takes the folder given to `forebay up`",
+        "{}: not a state folder of forebay; {STATE_TAKES}",
         folder.display()
     ))
 }
@@ -251,9 +258,7 @@ fn connect_reason(error: &io::Error) -> String {
         ErrorKind::PermissionDenied => "the state folder belongs to another user; ask its owner, \
                                         or run this as that user or root"
             .into(),
-        ErrorKind::NotADirectory => {
-            "not a folder; --state takes the one given to `forebay up`".into()
-        }
+        ErrorKind::NotADirectory => format!("not a folder; {STATE_TAKES}"),
         _ => reason(error),
     }
 }

@@ -6,24 +6,26 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use forebay_server::StopSummary;
-use forebay_types::{Errno, format_duration, format_size, parse_duration};
+use forebay_types::{Errno, format_duration, parse_duration};
 use forebay_wire::control::StatusBits;
 use serde_json::{Value, json};
 
-use crate::control::{AskError, Daemon, failure_line, files_and_bytes, no_state_folder};
+use crate::control::{AskError, Daemon, failure_line, files_and_bytes};
+use crate::dead::{in_memory_bytes, not_running};
 use crate::ended::{self, is_drained};
 use crate::exit::{Exit, Explain, Failure};
-use crate::instance::{mount_table, named_state};
+use crate::instance::named_state;
+use crate::mounts;
 use crate::mounts::in_mount;
-use crate::mounts::{self, MountEntry};
 use crate::movement::{NAMED_MAX, name_left};
 use crate::show::json;
 use crate::show::progress::{Amount, Progress};
 use crate::show::text::{files, show_path};
 use crate::signals::Signals;
+use crate::starter::Starter;
 use crate::state::{self, Holder};
-use crate::status::mount_of;
-use crate::{out, up, usage};
+use crate::status::{mount_of, name_of};
+use crate::{out, usage};
 
 /// Time between two looks at the daemon: a short end is seen at once, a long one not disturbed.
 const LOOK_FIRST: Duration = Duration::from_millis(5);
@@ -46,8 +48,10 @@ const NAMING_LIMIT: Duration = Duration::from_secs(10);
     after_help = usage::EXIT_CODES,
     after_long_help = concat!(
         "Without --drain, data that is not yet on the PFS stays in the state folder and the flash\n",
-        "directories; `forebay up` with the same --state goes on with it. Data in memory does not\n",
-        "survive a restart of the machine.\n\n",
+        "directories; the next start with the same state folder goes on with it. Data in memory does\n",
+        "not survive a restart of the machine.\n\n",
+        "The state folder of a cluster's server is the `state` in cluster.toml: `down` stops the server,\n",
+        "and the mounts of all nodes wait until it is started again. A mount alone ends by `umount DIR`.\n\n",
         "With --drain and --timeout: if the time is too short, what is left is named, and the burst\n",
         "buffer goes on running. Without --timeout a drain that fails and moves nothing for two\n",
         "minutes is reported (exit 3), and goes on being tried.\n\n",
@@ -93,24 +97,21 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
     let Some(daemon) = Daemon::try_connect(&state)? else {
         return Err(not_running(&state));
     };
-    if let Ok(point) = std::fs::read_to_string(state.join(state::MOUNT)) {
-        return unmount(args, &state, &daemon, point.trim_end());
+    let starter = Starter::of(&state);
+    if let Starter::Mount(point) = &starter {
+        return unmount(args, &state, &daemon, &point.display().to_string());
     }
     let signals = Signals::count().explain("signals", "")?;
     let fail = |error| daemon.failure(error, "stop it");
     let before = daemon.status().map_err(fail)?;
-    if before.open_files > 0 && !args.drain {
-        out::complain(&format!(
-            "{}: {} open; programs that use them will get errors",
-            mount_of(&before).display(),
-            files(before.open_files)
-        ));
+    if let Some(line) = who_is_cut_off(&before, args.drain) {
+        out::complain(&line);
     }
     let timeout_ms = args.timeout.map_or(0, |t| {
         u64::try_from(t.as_millis()).unwrap_or(u64::MAX).max(1)
     });
     daemon.shutdown(args.drain, timeout_ms).map_err(fail)?;
-    let mut wait = Wait::new(args, &state, before);
+    let mut wait = Wait::new(args, &state, starter, before);
     let end = wait.follow(&daemon, &signals)?;
     let left = wait.report(&daemon, end);
     if args.json {
@@ -128,6 +129,27 @@ pub fn run(args: &DownArgs) -> Result<Exit, Failure> {
         End::Stalled => Exit::Partial,
         End::Interrupted => Exit::Interrupted,
     })
+}
+
+/// Whom the stop will keep from their files, for the person who orders it.
+fn who_is_cut_off(bits: &StatusBits, drain: bool) -> Option<String> {
+    let (name, open) = (name_of(bits), files(bits.open_files));
+    let clients = bits.network.as_ref().map_or(0, |net| net.clients_total);
+    match bits.network {
+        Some(_) if clients > 0 => Some(format!(
+            "{name}: {clients} {} connected, {open} open; their programs wait until the server is started again (on \
+             a soft mount they get errors)",
+            if clients == 1 {
+                "client is"
+            } else {
+                "clients are"
+            }
+        )),
+        None if bits.open_files > 0 && !drain => Some(format!(
+            "{name}: {open} open; programs that use them will get errors"
+        )),
+        _ => None,
+    }
 }
 
 /// A mount of a server that may be elsewhere: nothing is left with it.
@@ -162,6 +184,8 @@ fn unmount(args: &DownArgs, run: &Path, daemon: &Daemon, point: &str) -> Result<
 struct Wait<'a> {
     args: &'a DownArgs,
     state: &'a Path,
+    /// What starts it again.
+    starter: Starter,
     begun: Instant,
     /// The newest status.
     last: StatusBits,
@@ -180,11 +204,12 @@ struct Wait<'a> {
 }
 
 impl<'a> Wait<'a> {
-    fn new(args: &'a DownArgs, state: &'a Path, before: StatusBits) -> Wait<'a> {
+    fn new(args: &'a DownArgs, state: &'a Path, starter: Starter, before: StatusBits) -> Wait<'a> {
         let now = Instant::now();
         Wait {
             args,
             state,
+            starter,
             begun: now,
             most_bytes: before.dirty_bytes,
             errors_shown: before.errors_total,
@@ -329,7 +354,7 @@ impl<'a> Wait<'a> {
     /// Says how the daemon ended; names what is left where that is asked for.
     fn report(&self, daemon: &Daemon, end: End) -> Vec<Vec<u8>> {
         let bits = &self.last;
-        let mount = mount_of(bits).display();
+        let name = name_of(bits);
         let undrained = files_and_bytes(undrained_files(bits), bits.dirty_bytes);
         match end {
             End::Stopped(left) => {
@@ -347,54 +372,65 @@ impl<'a> Wait<'a> {
                 return unflushed;
             }
             End::Died => out::complain(&format!(
-                "{mount}: the burst buffer has died (process {}) before it had stopped; {undrained} were not on the PFS when it \
-                 last answered and stay with {}: `forebay up` with the same --state goes on; the log says more",
+                "{name}: the burst buffer has died (process {}) before it had stopped; {undrained} were not on the PFS when it \
+                 last answered and stay with {}: {} goes on; the log says more",
                 bits.pid,
-                self.state.display()
+                self.state.display(),
+                self.starter
             )),
             End::TimedOut if undrained_files(bits) == 0 || !self.args.drain => {
                 out::complain(&format!(
-                    "{mount}: process {} has not stopped after {}; it goes on stopping: is the mount in use?",
+                    "{name}: process {} has not stopped after {}; it goes on stopping{}",
                     bits.pid,
-                    format_duration(self.begun.elapsed())
+                    format_duration(self.begun.elapsed()),
+                    match self.starter.is_server() {
+                        true => "; its log says more",
+                        false => ": is the mount in use?",
+                    }
                 ))
             }
-            End::TimedOut | End::Stalled => {
-                let why = if end == End::TimedOut {
-                    "timed out"
-                } else {
-                    "the drain fails and moves nothing"
-                };
-                let then = match end {
-                    End::TimedOut => "the burst buffer goes on running and draining",
-                    _ => "the burst buffer goes on trying, and stops when all is drained",
-                };
-                out::complain(&format!(
-                    "{mount}: {why}: {undrained} not yet on the PFS{}; {then}",
-                    match bits.open_files {
-                        0 => String::new(),
-                        open => format!(
-                            ", {} open (what is open for writing drains when it is closed)",
-                            files(open)
-                        ),
-                    }
-                ));
-                let mut left = undrained_paths(daemon);
-                left.extend(bits.holding.iter().cloned());
-                left.truncate(NAMED_MAX);
-                name_left(
-                    mount_of(bits),
-                    &left,
-                    undrained_files(bits).max(left.len() as u64),
-                );
-                return left;
-            }
+            End::TimedOut | End::Stalled => return self.report_failing_drain(daemon, end),
             End::Interrupted => out::complain(&format!(
-                "{mount}: no longer waiting; {undrained} not yet on the PFS; it goes on draining or stopping, \
+                "{name}: no longer waiting; {undrained} not yet on the PFS; it goes on draining or stopping, \
                  see `forebay status`"
             )),
         }
         Vec::new()
+    }
+
+    /// The drain does not end, or not in time: says so, and names what is left.
+    fn report_failing_drain(&self, daemon: &Daemon, end: End) -> Vec<Vec<u8>> {
+        let bits = &self.last;
+        let name = name_of(bits);
+        let undrained = files_and_bytes(undrained_files(bits), bits.dirty_bytes);
+        let why = if end == End::TimedOut {
+            "timed out"
+        } else {
+            "the drain fails and moves nothing"
+        };
+        let then = match end {
+            End::TimedOut => "the burst buffer goes on running and draining",
+            _ => "the burst buffer goes on trying, and stops when all is drained",
+        };
+        out::complain(&format!(
+            "{name}: {why}: {undrained} not yet on the PFS{}; {then}",
+            match bits.open_files {
+                0 => String::new(),
+                open => format!(
+                    ", {} open (what is open for writing drains when it is closed)",
+                    files(open)
+                ),
+            }
+        ));
+        let mut left = undrained_paths(daemon);
+        left.extend(bits.holding.iter().cloned());
+        left.truncate(NAMED_MAX);
+        name_left(
+            mount_of(bits),
+            &left,
+            undrained_files(bits).max(left.len() as u64),
+        );
+        left
     }
 
     /// Names versions that nobody has committed. After a drain all their files are on the PFS, but
@@ -407,9 +443,9 @@ impl<'a> Wait<'a> {
         for version in versions.iter().take(NAMED_MAX) {
             let path = in_mount(mount_of(&self.last), &version.path);
             out::complain(&format!(
-                "not published: {}: the PFS has it under a hidden name; after `forebay up` with the same \
-                 --state, `forebay commit` publishes it",
-                show_path(&path)
+                "not published: {}: the PFS has it under a hidden name; after {}, `forebay commit` publishes it",
+                show_path(&path),
+                self.starter
             ));
         }
         versions.len()
@@ -423,7 +459,7 @@ impl<'a> Wait<'a> {
             (true, false) => "stopped before all was drained".to_string(),
             (false, _) => "stopped".to_string(),
         };
-        ended::farewell(mount_of(&self.last), &how, self.state, left)
+        ended::farewell(name_of(&self.last), &how, self.state, left)
     }
 
     fn to_json(&self, end: End, left: &[Vec<u8>]) -> Value {
@@ -464,30 +500,6 @@ fn is_mounted(state: &Path) -> bool {
     mounts::read().is_ok_and(|table| !mounts::of_state(&table, state).is_empty())
 }
 
-/// Memory tiers below a state folder that hold files.
-fn memory_in_use(state: &Path, table: &[MountEntry]) -> Vec<(PathBuf, u64)> {
-    let memory = table
-        .iter()
-        .filter(|e| e.fs_type == "tmpfs" && e.point.starts_with(state));
-    let used = memory.filter(|entry| has_files(&entry.point));
-    used.map(|e| {
-        (
-            e.point.clone(),
-            up::resources::used_bytes(&e.point).unwrap_or(0),
-        )
-    })
-    .collect()
-}
-
-/// Bytes in memory tiers.
-fn in_memory_bytes(state: &Path) -> u64 {
-    let table = mounts::read().unwrap_or_default();
-    memory_in_use(state, &table)
-        .iter()
-        .map(|(_, bytes)| bytes)
-        .sum()
-}
-
 /// The first undrained files. Best effort: names are worth seconds, not more.
 fn undrained_paths(daemon: &Daemon) -> Vec<Vec<u8>> {
     let begun = Instant::now();
@@ -507,78 +519,6 @@ fn undrained_paths(daemon: &Daemon) -> Vec<Vec<u8>> {
     drop(located);
     paths.truncate(NAMED_MAX);
     paths
-}
-
-/// Unmounts what a dead instance has left mounted, and says so.
-fn not_running(state: &Path) -> Failure {
-    let what = state.display();
-    match state::holder(state) {
-        Ok(Some(Holder::Process(pid))) => {
-            let pid = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
-            return Failure::fatal(format!(
-                "{what}: its instance{pid} is starting or stopping; try again in a moment"
-            ));
-        }
-        Ok(None) => return no_state_folder(state),
-        Ok(Some(Holder::Nobody)) | Err(_) => {}
-    }
-    let mut line = format!("{what}: no burst buffer is running on it");
-    match clean(state) {
-        Ok(notes) => notes
-            .iter()
-            .for_each(|note| line.push_str(&format!("; {note}"))),
-        Err(failure) => return failure,
-    }
-    Failure::fatal(line)
-}
-
-fn clean(state: &Path) -> Result<Vec<String>, Failure> {
-    let mut notes = Vec::new();
-    let _lock = up::lock(state)?;
-    for entry in mounts::of_state(&mount_table()?, state) {
-        let what = entry.point.display();
-        mounts::detach(&entry.point)
-            .explain(format_args!("{what}: cannot take away the dead mount"), "")?;
-        notes.push(format!("its dead mount on {what} was taken away"));
-    }
-    let table = mount_table()?;
-    let kept = memory_in_use(state, &table);
-    for (point, bytes) in &kept {
-        notes.push(format!(
-            "{} of its data are in memory at {}: `forebay up` with the same --state drains what the PFS does not have",
-            format_size(*bytes),
-            point.display()
-        ));
-    }
-    let memory = table
-        .iter()
-        .filter(|e| e.fs_type == "tmpfs" && e.point.starts_with(state));
-    for entry in memory.filter(|entry| kept.iter().all(|(point, _)| *point != entry.point)) {
-        if mounts::detach(&entry.point).is_ok() {
-            notes.push(format!(
-                "its empty memory tier at {} was given back",
-                entry.point.display()
-            ));
-        }
-    }
-    for file in [state::PID, state::SOCKET] {
-        // These files only repeat what the lock says. One that cannot be removed does no harm.
-        let _ = std::fs::remove_file(state.join(file));
-    }
-    Ok(notes)
-}
-
-/// Whether anything but empty directories is below; what cannot be read counts as something.
-fn has_files(folder: &Path) -> bool {
-    let Ok(entries) = std::fs::read_dir(folder) else {
-        return true;
-    };
-    entries.into_iter().any(
-        |entry| match entry.and_then(|e| Ok((e.file_type()?, e.path()))) {
-            Ok((kind, path)) => !kind.is_dir() || has_files(&path),
-            Err(_) => true,
-        },
-    )
 }
 
 #[cfg(test)]
@@ -609,7 +549,7 @@ mod tests {
     #[test]
     fn a_drain_without_a_limit_goes_on_and_one_with_ends() {
         let unlimited = args(true, None);
-        let mut wait = Wait::new(&unlimited, Path::new("/s"), dirty(5));
+        let mut wait = Wait::new(&unlimited, Path::new("/s"), Starter::Up, dirty(5));
         assert_eq!(wait.given_up(), None);
         wait.last.errors_total = 1;
         assert_eq!(wait.given_up(), None);
@@ -617,12 +557,12 @@ mod tests {
         wait.moved = long_ago;
         assert_eq!(wait.given_up(), Some(End::Stalled));
         let limited = args(true, Some(Duration::from_secs(1)));
-        let mut wait = Wait::new(&limited, Path::new("/s"), dirty(5));
+        let mut wait = Wait::new(&limited, Path::new("/s"), Starter::Up, dirty(5));
         assert_eq!(wait.given_up(), None);
         wait.begun = long_ago;
         assert_eq!(wait.given_up(), Some(End::TimedOut));
         let plain = args(false, None);
-        let mut wait = Wait::new(&plain, Path::new("/s"), dirty(5));
+        let mut wait = Wait::new(&plain, Path::new("/s"), Starter::Up, dirty(5));
         assert_eq!(wait.given_up(), None);
         wait.begun = long_ago;
         assert_eq!(wait.given_up(), Some(End::TimedOut));
@@ -631,7 +571,7 @@ mod tests {
     #[test]
     fn failures_fill_a_screen_at_most() {
         let drain = args(true, None);
-        let mut wait = Wait::new(&drain, Path::new("/s"), dirty(5));
+        let mut wait = Wait::new(&drain, Path::new("/s"), Starter::Up, dirty(5));
         let mut lines = Vec::new();
         for round in 1..=10 {
             let mut bits = dirty(5);
@@ -653,7 +593,7 @@ mod tests {
     #[test]
     fn a_conflict_is_no_try_that_failed() {
         let drain = args(true, None);
-        let mut wait = Wait::new(&drain, Path::new("/s"), dirty(5));
+        let mut wait = Wait::new(&drain, Path::new("/s"), Starter::Up, dirty(5));
         let told = |name: &str, errno, reason: &str| PathFailure {
             path: name.into(),
             errno,
@@ -687,7 +627,7 @@ mod tests {
         };
         let none = StopSummary::default();
         let plain = args(false, None);
-        let wait = Wait::new(&plain, Path::new("/var/bb"), dirty(9 << 20));
+        let wait = Wait::new(&plain, Path::new("/var/bb"), Starter::Up, dirty(9 << 20));
         assert_eq!(
             wait.farewell(&left),
             "/bb: stopped; 2 files (4.0 MiB), of them 1.0 MiB in memory (lost if this machine restarts), not yet on the PFS \
@@ -711,7 +651,7 @@ mod tests {
             "{said}"
         );
         let drain = args(true, None);
-        let wait = Wait::new(&drain, Path::new("/var/bb"), dirty(0));
+        let wait = Wait::new(&drain, Path::new("/var/bb"), Starter::Up, dirty(0));
         let farewell = wait.farewell(&left);
         assert!(farewell.starts_with("/bb: stopped before all was drained; 2 files"));
         let said = wait.to_json(End::Died, &[]);
@@ -719,11 +659,45 @@ mod tests {
     }
 
     #[test]
-    fn empty_folders_are_no_files() {
+    fn who_stops_a_server_is_told_of_its_clients() {
+        let mut bits = StatusBits {
+            open_files: 2,
+            ..dirty(0)
+        };
+        let said = |bits: &StatusBits, drain| who_is_cut_off(bits, drain).unwrap_or_default();
+        assert_eq!(
+            said(&bits, false),
+            "/bb: 2 files open; programs that use them will get errors"
+        );
+        assert_eq!(said(&bits, true), "", "they are closed first");
+        (bits.pfs, bits.mount) = (b"/scratch".to_vec(), b"/scratch".to_vec());
+        bits.network = Some(Box::default());
+        assert_eq!(said(&bits, false), "");
+        bits.network.as_mut().expect("a server").clients_total = 3;
+        for drain in [false, true] {
+            let line = said(&bits, drain);
+            let begin =
+                "server of /scratch: 3 clients are connected, 2 files open; their programs wait";
+            assert!(line.starts_with(begin), "{line}");
+        }
+        let server = Starter::Server("forebay server --config /c --id 1".into());
+        let plain = args(false, None);
+        let left = StopSummary {
+            undrained_files: 1,
+            ..StopSummary::default()
+        };
         let folder = tempfile::tempdir().expect("tempdir");
-        std::fs::create_dir_all(folder.path().join("a/b")).expect("mkdir");
-        assert!(!has_files(folder.path()));
-        std::fs::write(folder.path().join("a/b/c"), "").expect("write");
-        assert!(has_files(folder.path()));
+        crate::starter::note(folder.path(), Some("forebay server --config /c --id 1"))
+            .expect("noted");
+        let wait = Wait::new(&plain, folder.path(), server, bits);
+        let line = wait.farewell(&left);
+        assert!(
+            line.starts_with("server of /scratch: stopped; 1 file "),
+            "{line}"
+        );
+        assert!(
+            line.ends_with("`forebay server --config /c --id 1` goes on"),
+            "{line}"
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! The note that a burst buffer leaves in its state folder when it has ended in order. Who waits
 //! for the end and finds no note knows that the daemon died.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -11,6 +12,7 @@ use rustix::fs::OFlags;
 use serde_json::{Value, json};
 
 use crate::control::files_and_bytes;
+use crate::starter::Starter;
 use crate::state;
 
 /// Name of the note in the state folder.
@@ -92,10 +94,9 @@ pub fn is_all_there(left: &StopSummary) -> bool {
 }
 
 /// What is said of a burst buffer that has ended, such as `stopped`.
-pub fn farewell(mount: &Path, how: &str, state: &Path, left: &StopSummary) -> String {
-    let mount = mount.display();
+pub fn farewell(name: impl Display, how: &str, state: &Path, left: &StopSummary) -> String {
     if is_drained(left) {
-        return format!("{mount}: {how}; all data is on the PFS");
+        return format!("{name}: {how}; all data is on the PFS");
     }
     let unflushed = match left.unflushed_files {
         0 => String::new(),
@@ -109,7 +110,7 @@ pub fn farewell(mount: &Path, how: &str, state: &Path, left: &StopSummary) -> St
         ),
     };
     if is_all_there(left) {
-        return format!("{mount}: {how}{unflushed}");
+        return format!("{name}: {how}{unflushed}");
     }
     let memory = match left.in_memory_bytes {
         0 => String::new(),
@@ -119,9 +120,10 @@ pub fn farewell(mount: &Path, how: &str, state: &Path, left: &StopSummary) -> St
         ),
     };
     format!(
-        "{mount}: {how}; {}{memory} not yet on the PFS stay with {}; `forebay up` with the same --state goes on{unflushed}",
+        "{name}: {how}; {}{memory} not yet on the PFS stay with {}; {} goes on{unflushed}",
         files_and_bytes(left.undrained_files, left.undrained_bytes),
-        state.display()
+        state.display(),
+        Starter::of(state)
     )
 }
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::exit::{Explain, Failure};
 use crate::mounts::{self, MountEntry};
+use crate::starter::STATE_TAKES;
 
 /// The state folder that the user named with `--state` or `FOREBAY_STATE`, canonical; if there is
 /// none, that of the only burst buffer mounted here.
@@ -23,9 +24,8 @@ pub fn named_state(named: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
             None => return Ok(None),
         },
     };
-    let todo = "--state takes the folder given to `forebay up`";
     std::fs::canonicalize(&named)
-        .explain(named.display(), todo)
+        .explain(named.display(), STATE_TAKES)
         .map(Some)
 }
 
@@ -43,7 +43,8 @@ fn only(table: &[MountEntry]) -> Result<PathBuf, Failure> {
     }
     match found[..] {
         [] => Err(Failure::fatal(
-            "no burst buffer is mounted here; start one with `forebay up`, or name one with --state",
+            "no burst buffer is mounted here; start one with `forebay up`, or name one with --state (of a server: \
+             the `state` in cluster.toml)",
         )),
         [one] => Ok(one.source.clone()),
         _ => {

@@ -5,6 +5,7 @@
 //! - `exit`: exit codes, errors;
 //! - `control`: talking to a running burst buffer;
 //! - `mounts`, `instance`: finding a running burst buffer;
+//! - `starter`, `dead`: what starts one again, what a dead one leaves;
 //! - `asked`: one on this node, or a cluster's server over the network;
 //! - `paths`: what the user calls a file;
 //! - `show`: tables, bars, progress, JSON.
@@ -14,6 +15,7 @@ mod calibrate;
 mod cluster;
 mod commit;
 mod control;
+mod dead;
 mod down;
 mod ended;
 mod exit;
@@ -36,6 +38,7 @@ mod signals;
 mod simulate;
 mod stage_in;
 mod stage_out;
+mod starter;
 mod state;
 mod status;
 mod top;

@@ -16,6 +16,7 @@ use crate::instance::mount_table;
 use crate::mounts::{self, MountEntry};
 use crate::out;
 use crate::show::text::show_path;
+use crate::starter::Starter;
 
 /// A path that cannot be looked at within this time lies on a file system that does not answer.
 const PATH_LIMIT: Duration = Duration::from_secs(60);
@@ -265,7 +266,11 @@ pub fn need_working_directory(command: &str) -> Result<(), Failure> {
 fn unreachable_path(path: &Path, error: &io::Error) -> Refused {
     let why = match error.raw_os_error() {
         Some(libc::ENOTCONN) => {
-            "its burst buffer is no longer running; `forebay up` with its --state goes on where it stopped".into()
+            let table = mounts::read().unwrap_or_default();
+            let absolute = std::path::absolute(path).unwrap_or_default();
+            let starter = mounts::covering(&table, &absolute)
+                .map_or(Starter::Up, |entry| Starter::of(&entry.source));
+            format!("its burst buffer is no longer running; {starter} goes on where it stopped")
         }
         _ => reason(error),
     };

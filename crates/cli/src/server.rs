@@ -29,7 +29,8 @@ use crate::usage;
         "\n",
         "Nobody gets in without the key (`forebay keygen`). `forebay mount` shows the burst buffer on a node.\n",
         "After a crash or kill -9 the same command finds everything again and finishes what was under way.\n",
-        "`forebay status --state DIR` and `forebay down --state DIR` work on the server's node as with `up`.\n\n",
+        "On its own node `forebay status --state DIR` shows the server, and `forebay down --state DIR` stops it;\n",
+        "DIR is its `state` in the file.\n\n",
         "Examples:\n",
         "  forebay keygen /etc/forebay/bb0.key\n",
         "  forebay server --config /etc/forebay/cluster.toml --id 1 --detach\n\n",
@@ -72,6 +73,7 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
         cluster,
         server,
         key,
+        config,
     };
     start_planned(plan, &front, args.detached, readiness)
 }
@@ -86,11 +88,18 @@ struct Network {
     cluster: Cluster,
     server: Server,
     key: Key,
+    /// Where the cluster's file is.
+    config: PathBuf,
 }
 
 impl Front for Network {
     fn name<'a>(&self, plan: &'a Plan) -> &'a Path {
         &plan.settings.state
+    }
+
+    fn command(&self) -> Option<String> {
+        let (config, id) = (self.config.display(), self.server.id);
+        Some(format!("forebay server --config {config} --id {id}"))
     }
 
     fn announcement(&self, plan: &Plan) -> String {

@@ -102,7 +102,7 @@ fn open_with(
     facts.follow(&settings);
     if settings.ssd.len() + facts.known_ssd.len() > SSDS_MAX {
         return Err(StartError::Failed {
-            what: "--ssd".into(),
+            what: "ssd".into(),
             why: format!("more than {SSDS_MAX} directories"),
         });
     }

@@ -47,7 +47,7 @@ pub enum StartError {
     },
     /// A tier with undrained files was not given.
     #[error(
-        "files that are not on the PFS yet ({count}) are in a tier that was not given; start with the same --dram and --ssd as before"
+        "files that are not on the PFS yet ({count}) are in a tier that was not given; start with the same dram and ssd as before"
     )]
     TierMissing {
         /// How many.

@@ -67,7 +67,8 @@ pub fn mount(args: &MountArgs, readiness: &mut Readiness) -> Result<Exit, Failur
     }
     resources::raise_open_files();
     let (events, heard) = mpsc::channel();
-    watch_signals(&plan, args.detached, &log, events.clone()).explain("mount: signals", "")?;
+    watch_signals(&plan, args.detached, &log, events.clone())
+        .explain("cannot watch signals", "")?;
     watch_panics(events.clone());
     let outcome = serve(&plan, args.detached, &log, (events, &heard), readiness);
     for file in [state::PID, state::SOCKET, state::MOUNT] {

@@ -78,11 +78,19 @@ pub fn mount_of(bits: &StatusBits) -> &Path {
     Path::new(OsStr::from_bytes(&bits.mount))
 }
 
+/// What messages call it: a server shows nothing itself.
+pub fn name_of(bits: &StatusBits) -> String {
+    match bits.mount == bits.pfs {
+        true => format!("server of {}", show_path(&bits.pfs)),
+        false => show_path(&bits.mount),
+    }
+}
+
 /// A server shows nothing itself: its files are called by their names on the PFS.
 fn what_it_shows(bits: &StatusBits) -> String {
     let pfs = show_path(&bits.pfs);
     match bits.mount == bits.pfs {
-        true => format!("server of {pfs}"),
+        true => name_of(bits),
         false => format!("{} in front of {pfs}", show_path(&bits.mount)),
     }
 }

@@ -18,6 +18,11 @@ pub trait Front {
     /// What messages call it.
     fn name<'a>(&self, plan: &'a Plan) -> &'a Path;
 
+    /// The command that starts it again, where that is not `forebay up`.
+    fn command(&self) -> Option<String> {
+        None
+    }
+
     /// The line that says that it is up.
     fn announcement(&self, plan: &Plan) -> String;
 

@@ -11,7 +11,7 @@ use forebay_server::{Settings, SsdSetting};
 use forebay_types::format_duration;
 
 use super::resources;
-use super::settle::Plan;
+use super::settle::{self, Plan};
 use crate::exit::{Explain, Failure, reason};
 use crate::instance::mount_table;
 use crate::mounts::{self, MountEntry};
@@ -45,7 +45,7 @@ pub fn check(plan: &mut Plan) -> Result<Ground, Failure> {
             entry.point.display()
         )));
     }
-    resources::check_space(&settings.ssd)?;
+    resources::check_space(settings)?;
     resources::check_memory(settings, &table)?;
     let mounts = settings.mount.is_some();
     if mounts {
@@ -65,7 +65,7 @@ fn check_pfs(pfs: &Path, limit: Duration) -> Result<PathBuf, Failure> {
     std::thread::Builder::new()
         .name("fb-probe".into())
         .spawn(move || send.send(probe_pfs(&path)))
-        .explain("up: cannot start a thread", "")?;
+        .explain("cannot start a thread", "")?;
     receive.recv_timeout(limit).unwrap_or_else(|_| {
         Err(Failure::fatal(format!(
             "{}: the PFS has not answered for {}; is its server there?",
@@ -77,21 +77,19 @@ fn check_pfs(pfs: &Path, limit: Duration) -> Result<PathBuf, Failure> {
 
 fn probe_pfs(pfs: &Path) -> Result<PathBuf, Failure> {
     let what = format!("{}: the PFS", pfs.display());
-    let real = std::fs::canonicalize(pfs).explain(
-        &what,
-        "--pfs takes an existing directory of the slow file system",
-    )?;
+    let real = std::fs::canonicalize(pfs)
+        .explain(&what, "give an existing directory of the slow file system")?;
     let metadata = std::fs::metadata(&real).explain(&what, "")?;
     if !metadata.is_dir() {
         return Err(Failure::fatal(format!(
-            "{what}: is a file; --pfs takes an existing directory of the slow file system"
+            "{what}: is a file; give an existing directory of the slow file system"
         )));
     }
     std::fs::read_dir(&real)
         .and_then(|mut entries| entries.next().transpose())
         .explain(
             format_args!("{what} cannot be read"),
-            "--pfs takes a directory that you may read",
+            "give a directory that you may read",
         )?;
     let fs = rustix::fs::statvfs(&real).explain(&what, "")?;
     let read_only = fs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY);
@@ -124,9 +122,7 @@ fn check_state(state: &Path) -> Result<PathBuf, Failure> {
     match std::fs::canonicalize(state) {
         Ok(real) => {
             if !std::fs::metadata(&real).explain(&what, "")?.is_dir() {
-                return Err(Failure::fatal(format!(
-                    "{what}: is a file; --state takes a folder"
-                )));
+                return Err(Failure::fatal(format!("{what}: is a file; give a folder")));
             }
             writable(&real).explain(
                 format_args!("{what} cannot be written"),
@@ -155,7 +151,7 @@ fn check_state(state: &Path) -> Result<PathBuf, Failure> {
             Ok(real)
         }
         Err(error) => Err(Failure::fatal(format!(
-            "{what}: {}; --state takes a folder",
+            "{what}: {}; give a folder",
             reason(&error)
         ))),
     }
@@ -198,7 +194,7 @@ pub fn check_mount(
     let metadata = std::fs::metadata(&real).explain(&what, "make an empty directory for it")?;
     if !metadata.is_dir() {
         return Err(Failure::fatal(format!(
-            "{what}: is a file; --mount takes an existing directory"
+            "{what}: is a file; give an existing directory"
         )));
     }
     if !resources::may_mount() && writable(&real).is_err() {
@@ -250,8 +246,9 @@ fn busy(what: &str, entry: &MountEntry) -> Failure {
 }
 
 fn check_ssd(settings: &mut Settings) -> Result<(), Failure> {
+    let called = settle::called(settings, "ssd");
     for ssd in &mut settings.ssd {
-        let what = format!("--ssd {}", ssd.dir.display());
+        let what = format!("{called} {}", ssd.dir.display());
         ssd.dir = match std::fs::canonicalize(&ssd.dir) {
             Ok(real) => real,
             Err(error) => return Err(missing_ssd(&ssd.dir, &what, &error)),
@@ -268,7 +265,7 @@ fn check_ssd(settings: &mut Settings) -> Result<(), Failure> {
     }
     let identity = |path: &Path| std::fs::metadata(path).map(|m| same_key(&m)).ok();
     for (at, ssd) in settings.ssd.iter().enumerate() {
-        let what = format!("--ssd {}", ssd.dir.display());
+        let what = format!("{called} {}", ssd.dir.display());
         let twin = settings.ssd[..at]
             .iter()
             .find(|o| o.dir == ssd.dir || identity(&o.dir) == identity(&ssd.dir));
@@ -344,7 +341,7 @@ fn check_relations(settings: &Settings) -> Result<(), Failure> {
         {
             let what = format!("{}: the mount point", mount.display());
             let what = inside(&what, &name, folder);
-            return refuse(&what, "choose another directory for --mount");
+            return refuse(&what, "choose another directory to mount on");
         }
         let mount = settings.mount.as_ref();
         let places = std::iter::once(("the PFS", &settings.pfs));
@@ -373,7 +370,7 @@ pub fn check_mount_and_pfs(mount: &Path, pfs: &Path) -> Result<(), Failure> {
             "{}: mount point and PFS are the same directory",
             mount.display()
         );
-        return refuse(&what, "choose another directory for --mount");
+        return refuse(&what, "choose another directory to mount on");
     }
     if mount.starts_with(pfs) {
         let what = format!(
@@ -391,7 +388,7 @@ pub fn check_mount_and_pfs(mount: &Path, pfs: &Path) -> Result<(), Failure> {
         );
         return refuse(
             &what,
-            "the mount would hide it: choose another directory for --mount",
+            "the mount would hide it: choose another directory to mount on",
         );
     }
     Ok(())
@@ -445,7 +442,7 @@ pub fn clear_dead_mounts(state: &Path, mount: Option<&Path>) -> Result<(), Failu
     match std::fs::metadata(mount).explain(&what, "")?.is_dir() {
         true => Ok(()),
         false => Err(Failure::fatal(format!(
-            "{what}: is a file; --mount takes an existing directory"
+            "{what}: is a file; give an existing directory"
         ))),
     }
 }

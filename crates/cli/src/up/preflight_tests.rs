@@ -61,7 +61,7 @@ fn the_pfs_must_be_a_directory_that_can_be_read_and_written() {
     );
     assert_refused(
         check(&place.at("none")),
-        "No such file or directory; --pfs takes",
+        "No such file or directory; give an existing",
     );
     assert_refused(check(&place.at("file")), "is a file");
     assert_refused(check(Path::new("/proc/sys")), "/proc/sys: the PFS");
@@ -177,6 +177,17 @@ fn flash_directories_are_there_writable_and_different() {
     assert_refused(check(&["state"]), "make the directory first");
     std::fs::create_dir(place.at("state")).expect("mkdir");
     assert_refused(check(&["state"]), "is the state folder");
+}
+
+#[test]
+fn a_server_is_told_of_the_keys_of_its_file() {
+    let place = Place::new();
+    let mut settings = place.settings("pfs", "mnt", "state");
+    settings.ssd = vec![ssd(place.at("none"))];
+    assert_refused(check_ssd(&mut settings), "--ssd /");
+    settings.mount = None;
+    let refused = check_ssd(&mut settings).expect_err("not there").message;
+    assert!(refused.starts_with("ssd /"), "{refused}");
 }
 
 #[test]

@@ -5,9 +5,10 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use forebay_server::{MachineMemory, Settings, SsdSetting};
+use forebay_server::{MachineMemory, Settings};
 use forebay_types::format_size;
 
+use super::settle;
 use crate::exit::{Explain, Failure, reason};
 use crate::mounts::MountEntry;
 
@@ -89,7 +90,7 @@ pub fn check_allow_other() -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::fatal(
-        "up: --allow-other: only root may, unless /etc/fuse.conf has the line user_allow_other; leave it out or ask for that line",
+        "--allow-other: only root may, unless /etc/fuse.conf has the line user_allow_other; leave it out or ask for that line",
     ))
 }
 
@@ -124,7 +125,7 @@ pub fn borrowed_until_logout(settings: &Settings) -> Option<&'static str> {
     let by_mount = settings.dram_bytes.is_none() || may_mount();
     let is_user = rustix::process::geteuid().as_raw() >= FIRST_USER;
     (!by_mount && is_user && logind_runs(Path::new("/run"))).then_some(
-        "up: the memory tier is in /dev/shm: systemd may remove it, with what is not on the PFS yet, when your last session here \
+        "the memory tier is in /dev/shm: systemd may remove it, with what is not on the PFS yet, when your last session here \
          ends; `loginctl enable-linger` keeps it, or stop with `forebay down --drain` before",
     )
 }
@@ -154,7 +155,8 @@ pub fn check_memory(settings: &Settings, table: &[MountEntry]) -> Result<(), Fai
         return Ok(());
     }
     Err(Failure::fatal(format!(
-        "up: --dram {} is more than the {} of memory available on this machine; choose less",
+        "{} {} is more than the {} of memory available on this machine; choose less",
+        settle::called(settings, "dram"),
         format_size(wanted),
         format_size(available.saturating_add(held))
     )))
@@ -171,9 +173,9 @@ pub fn used_bytes(path: &Path) -> Option<u64> {
 }
 
 /// Each flash directory fits into its file system, and so do several in one file system together.
-pub fn check_space(ssd: &[SsdSetting]) -> Result<(), Failure> {
+pub fn check_space(settings: &Settings) -> Result<(), Failure> {
     let mut sums: Vec<(u64, u64)> = Vec::new();
-    for one in ssd {
+    for one in &settings.ssd {
         let what = one.dir.display();
         let device = std::fs::metadata(&one.dir).explain(&what, "")?.dev();
         let fs = rustix::fs::statvfs(&one.dir).explain(&what, "")?;
@@ -190,7 +192,8 @@ pub fn check_space(ssd: &[SsdSetting]) -> Result<(), Failure> {
                 ""
             };
             return Err(Failure::fatal(format!(
-                "--ssd {what}: {}{together} is more than its file system has ({}); choose less",
+                "{} {what}: {}{together} is more than its file system has ({}); choose less",
+                settle::called(settings, "ssd"),
                 format_size(wanted),
                 format_size(has)
             )));
@@ -211,6 +214,8 @@ pub fn check_writable(folder: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use forebay_server::SsdSetting;
+
     use super::*;
 
     #[test]
@@ -223,19 +228,23 @@ mod tests {
     #[test]
     fn flash_must_fit() {
         let folder = tempfile::tempdir().expect("tempdir");
-        let ssd = |bytes| SsdSetting {
-            dir: folder.path().into(),
-            capacity_bytes: Some(bytes),
+        let check = |sizes: &[u64]| {
+            let mut settings = Settings::new("/p".into(), None, "/s".into());
+            settings.ssd.extend(sizes.iter().map(|&bytes| SsdSetting {
+                dir: folder.path().into(),
+                capacity_bytes: Some(bytes),
+            }));
+            check_space(&settings)
         };
-        check_space(&[ssd(1 << 20)]).expect("a MiB fits");
-        let error = check_space(&[ssd(1 << 60)]).unwrap_err().message;
+        check(&[1 << 20]).expect("a MiB fits");
+        let error = check(&[1 << 60]).unwrap_err().message;
         assert!(
             error.contains("1.0 EiB is more than its file system has"),
             "{error}"
         );
         let fs = rustix::fs::statvfs(folder.path()).expect("statvfs");
         let most = fs.f_blocks * fs.f_frsize;
-        let error = check_space(&[ssd(most), ssd(most)]).unwrap_err().message;
+        let error = check(&[most, most]).unwrap_err().message;
         assert!(
             error.contains("with the other directories there"),
             "{error}"
@@ -258,11 +267,12 @@ mod tests {
     fn memory_must_be_there() {
         let mut settings = Settings::new("/p".into(), None, "/s".into());
         settings.dram_bytes = Some(1 << 60);
+        // A server's settings are keys of a file, `up`'s are flags.
         let error = check_memory(&settings, &[]).unwrap_err().message;
-        assert!(
-            error.starts_with("up: --dram 1.0 EiB is more than the "),
-            "{error}"
-        );
+        assert!(error.starts_with("dram 1.0 EiB is more than"), "{error}");
+        settings.mount = Some("/m".into());
+        let error = check_memory(&settings, &[]).unwrap_err().message;
+        assert!(error.starts_with("--dram 1.0 EiB is more than"), "{error}");
         settings.dram_bytes = Some(1 << 20);
         check_memory(&settings, &[]).expect("a MiB is there");
     }

@@ -18,7 +18,7 @@ use crate::ended::{self, Note};
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::signals::Hangup;
 use crate::state::{self, SocketPath};
-use crate::{mounts, out, signals};
+use crate::{mounts, out, signals, starter};
 
 /// Serves until it is told to stop; the caller holds the lock of the state folder. `announce` is
 /// called when it answers; if that fails, nobody wants it any more.
@@ -34,12 +34,15 @@ pub fn serve(
         tracing::debug!("the process keeps its name: {error}");
     }
     let served = Served::default();
-    watch_signals(plan, detached, log, served.clone()).explain("up: signals", "")?;
+    watch_signals(plan, detached, log, served.clone()).explain("cannot watch signals", "")?;
     let supervisor = Supervisor::start(log.clone(), served.clone(), plan.settings.mount.as_deref())
-        .explain("up: cannot start a thread", "")?;
+        .explain("cannot start a thread", "")?;
     tracing::info!("forebay {} starts", env!("CARGO_PKG_VERSION"));
     tracing::debug!("{:?}", plan.settings);
     let note = Note::begin(&plan.settings.state);
+    if let Err(error) = starter::note(&plan.settings.state, front.command().as_deref()) {
+        tracing::warn!("how to start again is not noted: {}", reason(&error));
+    }
     let instance =
         Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
     // Nobody else sets `served`.
@@ -67,7 +70,12 @@ pub fn serve(
     }
     if outcome.is_ok() {
         let settings = &plan.settings;
-        let line = ended::farewell(front.name(plan), "stopped", &settings.state, &summary);
+        let line = ended::farewell(
+            front.name(plan).display(),
+            "stopped",
+            &settings.state,
+            &summary,
+        );
         tell(detached, &line);
     }
     if instance.broken().is_none()

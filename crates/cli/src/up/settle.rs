@@ -37,6 +37,14 @@ pub struct Plan {
     pub threads: usize,
 }
 
+/// What a person calls a setting: a flag of `up`, or a key of `cluster.toml`.
+pub fn called(settings: &Settings, key: &str) -> String {
+    match settings.mount {
+        Some(_) => format!("--{key}"),
+        None => key.into(),
+    }
+}
+
 /// Fills in defaults and refuses what makes no sense, without looking at the machine. Who may mount
 /// by itself lets other users in unless told otherwise.
 pub fn settle(given: Given, may_mount: bool) -> Result<Plan, Failure> {

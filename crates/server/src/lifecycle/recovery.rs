@@ -373,7 +373,7 @@ impl Lifecycle {
             return self.take_over(file, shadow);
         }
         if self.buffer.tiers().get(residency.tier).is_none() {
-            let reason = "its tier is not among those given at start; start with the same --dram and --ssd to reach it";
+            let reason = "its tier is not among those given at start; start with the same dram and ssd to reach it";
             self.base.report(file.path(), Errno::ENODEV, reason.into());
             return Ok(());
         }

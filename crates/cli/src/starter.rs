@@ -1,0 +1,102 @@
+//! Whose a state folder is, and the command that starts it again: messages name that one.
+
+use std::fmt::{self, Display};
+use std::io::{self, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+use crate::state;
+
+/// Name of the note with the command, in the state folder of a server.
+const NOTE: &str = "forebay.start";
+/// No command is longer, bytes: two paths and a few words.
+const NOTE_BYTES_MAX: u64 = 16 << 10;
+
+/// What `--state` takes.
+pub const STATE_TAKES: &str =
+    "--state takes the folder given to `forebay up`, or of a server the `state` in cluster.toml";
+
+/// Who has started what has this state folder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Starter {
+    /// `forebay up`.
+    Up,
+    /// `forebay server`, with this command.
+    Server(String),
+    /// `forebay mount`, at this directory.
+    Mount(PathBuf),
+}
+
+impl Starter {
+    /// Whose the folder is. Who cannot read that is told of `forebay up`.
+    pub fn of(folder: &Path) -> Starter {
+        if let Ok(point) = std::fs::read_to_string(folder.join(state::MOUNT)) {
+            return Starter::Mount(PathBuf::from(point.trim_end()));
+        }
+        match read(folder) {
+            Ok(command) if !command.is_empty() => Starter::Server(command),
+            _ => Starter::Up,
+        }
+    }
+
+    /// Whether it is a cluster's server.
+    pub fn is_server(&self) -> bool {
+        matches!(self, Starter::Server(_))
+    }
+}
+
+/// The command that goes on where it stopped.
+impl Display for Starter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Starter::Up => write!(f, "`forebay up` with the same --state"),
+            Starter::Server(command) => write!(f, "`{command}`"),
+            Starter::Mount(point) => {
+                write!(f, "`forebay mount --config FILE {}`", point.display())
+            }
+        }
+    }
+}
+
+/// Notes the command of a server in its state folder; `None`: the folder is no server's any more.
+///
+/// # Errors
+/// The file system of the state folder does not take it.
+pub fn note(folder: &Path, command: Option<&str>) -> io::Result<()> {
+    match command {
+        Some(command) => state::write(folder, NOTE, &format!("{command}\n")),
+        None => match std::fs::remove_file(folder.join(NOTE)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        },
+    }
+}
+
+fn read(folder: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let file = state::open(folder, NOTE, OFlags::RDONLY, 0)?;
+    file.take(NOTE_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text.trim_end().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_says_what_starts_it() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let of = || Starter::of(folder.path());
+        assert_eq!(of(), Starter::Up);
+        note(folder.path(), Some("forebay server --config /c --id 1")).expect("noted");
+        assert!(of().is_server());
+        assert_eq!(of().to_string(), "`forebay server --config /c --id 1`");
+        note(folder.path(), None).expect("taken away");
+        note(folder.path(), None).expect("nothing to take away");
+        assert_eq!(of(), Starter::Up);
+        std::fs::write(folder.path().join(state::MOUNT), "/bb\n").expect("write");
+        assert_eq!(of(), Starter::Mount("/bb".into()));
+        assert_eq!(of().to_string(), "`forebay mount --config FILE /bb`");
+    }
+}
