@@ -67,6 +67,10 @@ impl Daemon {
             return Err(no_state_folder(state));
         }
         Err(Failure::fatal(match mounted {
+            true if starter.is_mount() => format!(
+                "{what}: the process of this mount has died; {starter} mounts again, `forebay down --state {what}` takes \
+                 away what it has left"
+            ),
             true => format!(
                 "{what}: its burst buffer has died; {starter} goes on where it stopped, `forebay down --state {what}` \
                  takes its mount away"

@@ -44,6 +44,11 @@ impl Starter {
     pub fn is_server(&self) -> bool {
         matches!(self, Starter::Server(_))
     }
+
+    /// Whether it is a mount of a cluster.
+    pub fn is_mount(&self) -> bool {
+        matches!(self, Starter::Mount(_))
+    }
 }
 
 /// The command that goes on where it stopped.

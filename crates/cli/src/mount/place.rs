@@ -8,16 +8,76 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use crate::exit::{Explain, Failure};
+use crate::state::{self, Lock};
 
-/// The run folder of a mount; made if it is missing. It is found by the mount's source.
-pub fn run_folder(mount: &Path) -> Result<PathBuf, Failure> {
-    let base = base();
-    let todo = "FOREBAY_RUN names another folder for it";
-    make(&base, 0o755).explain(base.display(), todo)?;
-    let folder = base.join(name_of(mount));
-    make(&folder, 0o711).explain(folder.display(), todo)?;
-    // As the mount table will show it.
-    std::fs::canonicalize(&folder).explain(folder.display(), todo)
+/// The run folder of a mount, which is found by the mount's source. Unless the mount comes to be,
+/// what was made for it is taken away.
+pub struct RunFolder {
+    path: PathBuf,
+    /// Directories that this command has made, the lower ones last.
+    made: Vec<PathBuf>,
+}
+
+impl RunFolder {
+    /// The folder of a mount at this directory; made if it is missing.
+    pub fn of(mount: &Path) -> Result<RunFolder, Failure> {
+        RunFolder::below(&base(), mount)
+    }
+
+    fn below(base: &Path, mount: &Path) -> Result<RunFolder, Failure> {
+        let mut folder = RunFolder {
+            path: base.join(name_of(mount)),
+            made: Vec::new(),
+        };
+        let todo = "FOREBAY_RUN names another folder for it";
+        for (dir, mode) in [(base, 0o755), (&folder.path, 0o711)] {
+            if make(dir, mode).explain(dir.display(), todo)? {
+                folder.made.push(dir.to_path_buf());
+            }
+        }
+        // As the mount table will show it.
+        let real = std::fs::canonicalize(&folder.path);
+        folder.path = real.explain(folder.path.display(), todo)?;
+        Ok(folder)
+    }
+
+    /// Where it is, canonical.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The mount is there: its log is for whoever wonders how it ended.
+    pub fn keep(&mut self) {
+        self.made.clear();
+    }
+}
+
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        if self.made.is_empty() {
+            return;
+        }
+        // Another command may have come to mount at the same place, and goes on with the folder.
+        let Ok(lock) = Lock::take(&self.path) else {
+            return;
+        };
+        for name in [
+            state::PID,
+            state::SOCKET,
+            state::MOUNT,
+            state::LOG,
+            state::LOCK,
+        ] {
+            // What is not there needs no removal, and the directory's tells of the rest.
+            let _ = std::fs::remove_file(self.path.join(name));
+        }
+        for dir in self.made.iter().rev() {
+            if let Err(error) = std::fs::remove_dir(dir) {
+                tracing::debug!("{} stays: {error}", dir.display());
+            }
+        }
+        drop(lock);
+    }
 }
 
 fn base() -> PathBuf {
@@ -33,10 +93,11 @@ fn base() -> PathBuf {
     }
 }
 
-fn make(folder: &Path, mode: u32) -> std::io::Result<()> {
+/// Whether it had to be made.
+fn make(folder: &Path, mode: u32) -> std::io::Result<bool> {
     match DirBuilder::new().mode(mode).create(folder) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        made => made,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        made => made.map(|()| true),
     }
 }
 
@@ -65,6 +126,39 @@ fn name_of(mount: &Path) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mount_that_fails_leaves_nothing_behind() {
+        let around = tempfile::tempdir().expect("tempdir");
+        let base = around.path().join("run");
+        let folder = |dir: &str| RunFolder::below(&base, Path::new(dir)).expect("made");
+        let failed = folder("/bb");
+        for name in [state::LOG, state::SOCKET, state::LOCK] {
+            std::fs::write(failed.path().join(name), "").expect("write");
+        }
+        drop(failed);
+        assert!(!base.exists());
+
+        let mut mounted = folder("/bb");
+        mounted.keep();
+        let (log, path) = (
+            mounted.path().join(state::LOG),
+            mounted.path().to_path_buf(),
+        );
+        drop(mounted);
+        std::fs::write(&log, "").expect("write");
+        // What was there before stays, and so does what somebody else has taken.
+        drop(folder("/bb"));
+        assert!(log.exists());
+        let late = folder("/b2");
+        let held = Lock::take(late.path()).expect("free");
+        let taken = late.path().to_path_buf();
+        std::fs::write(taken.join(state::MOUNT), "").expect("write");
+        drop(late);
+        assert!(taken.join(state::MOUNT).exists());
+        drop(held);
+        assert!(path.exists());
+    }
 
     #[test]
     fn every_mount_has_a_name_of_its_own() {

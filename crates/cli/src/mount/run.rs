@@ -12,7 +12,7 @@ use forebay_wire::net::{NetConfig, NetConnection};
 use forebay_wire::{Connection, Key, UnixServer};
 
 use super::MountArgs;
-use super::place::run_folder;
+use super::place::RunFolder;
 use super::relay::Relay;
 use super::samepfs;
 use crate::cluster::address::is_here;
@@ -58,19 +58,31 @@ struct Plan {
 
 /// Mounts, and serves until the mount ends.
 pub fn mount(args: &MountArgs, readiness: &mut Readiness) -> Result<Exit, Failure> {
-    let plan = plan(args)?;
-    let _lock = lock_when_left(&plan.run)?;
+    let config = std::path::absolute(&args.config).explain(args.config.display(), "")?;
+    let cluster = Cluster::load(&config)?;
+    let key = Key::read(&cluster.key).map_err(|e| Failure::fatal(e.to_string()))?;
+    let dir = std::path::absolute(&args.dir).explain(args.dir.display(), "")?;
+    let mut run = RunFolder::of(&dir)?;
+    let mounted = plan(args, (cluster, key), &dir, run.path())
+        .and_then(|plan| mount_planned(&plan, args.detached, readiness));
+    if readiness.is_announced() {
+        run.keep();
+    }
+    mounted
+}
+
+fn mount_planned(plan: &Plan, detached: bool, readiness: &mut Readiness) -> Result<Exit, Failure> {
+    let _lock = lock_when_left(&plan.run, &plan.mount)?;
     preflight::clear_dead_mounts(&plan.run, Some(&plan.mount))?;
-    let log = log::start(args.detached.then_some(plan.run.as_path()))?;
+    let log = log::start(detached.then_some(plan.run.as_path()))?;
     if let Err(error) = rustix::thread::set_name(c"forebay") {
         tracing::debug!("the process keeps its name: {error}");
     }
     resources::raise_open_files();
     let (events, heard) = mpsc::channel();
-    watch_signals(&plan, args.detached, &log, events.clone())
-        .explain("cannot watch signals", "")?;
+    watch_signals(plan, detached, &log, events.clone()).explain("cannot watch signals", "")?;
     watch_panics(events.clone());
-    let outcome = serve(&plan, args.detached, &log, (events, &heard), readiness);
+    let outcome = serve(plan, detached, &log, (events, &heard), readiness);
     for file in [state::PID, state::SOCKET, state::MOUNT] {
         // They only repeat what the lock says.
         let _ = std::fs::remove_file(plan.run.join(file));
@@ -81,22 +93,36 @@ pub fn mount(args: &MountArgs, readiness: &mut Readiness) -> Result<Exit, Failur
 
 /// The lock of a mount's run folder. `umount` returns before the process of the mount has ended, so
 /// whoever mounts again waits for that.
-fn lock_when_left(run: &Path) -> Result<Lock, Failure> {
+fn lock_when_left(run: &Path, point: &Path) -> Result<Lock, Failure> {
     let begun = Instant::now();
-    while let Err(LockError::Held { .. }) = Lock::take(run) {
-        let table = mount_table()?;
-        if !mounts::of_state(&table, run).is_empty() || begun.elapsed() > LEAVING_LIMIT {
-            break;
+    loop {
+        let pid = match Lock::take(run) {
+            Ok(taken) => return Ok(taken),
+            Err(LockError::Held { pid }) => pid,
+            Err(LockError::Io(_)) => return lock(run),
+        };
+        let process = pid.map_or_else(String::new, |pid| format!("process {pid} "));
+        let point = point.display();
+        if !mounts::of_state(&mount_table()?, run).is_empty() {
+            return Err(Failure::fatal(format!(
+                "{point}: is already a Forebay mount: {process}shows a burst buffer there; `umount {point}` ends it"
+            )));
+        }
+        if begun.elapsed() > LEAVING_LIMIT {
+            return Err(Failure::fatal(format!(
+                "{point}: {process}mounts or unmounts a burst buffer there; try again when it has ended"
+            )));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    lock(run)
 }
 
-fn plan(args: &MountArgs) -> Result<Plan, Failure> {
-    let config = std::path::absolute(&args.config).explain(args.config.display(), "")?;
-    let cluster = Cluster::load(&config)?;
-    let key = Key::read(&cluster.key).map_err(|e| Failure::fatal(e.to_string()))?;
+fn plan(
+    args: &MountArgs,
+    (cluster, key): (Cluster, Key),
+    dir: &Path,
+    run: &Path,
+) -> Result<Plan, Failure> {
     let mut settings = cluster.mount.clone();
     if let Some(connections) = args.connections {
         settings.connections = usize::from(connections);
@@ -110,10 +136,8 @@ fn plan(args: &MountArgs) -> Result<Plan, Failure> {
         (_, true) => false,
         _ => settings.allow_other.unwrap_or(may_mount),
     };
-    let mount = std::path::absolute(&args.dir).explain(args.dir.display(), "")?;
-    let run = run_folder(&mount)?;
     let mut ground = preflight::Ground::default();
-    let mount = preflight::check_mount(&mount, &run, &mount_table()?, &mut ground)?;
+    let mount = preflight::check_mount(dir, run, &mount_table()?, &mut ground)?;
     preflight::check_mount_and_pfs(&mount, &cluster.pfs)?;
     resources::check_fuse()?;
     if allow_other {
@@ -127,7 +151,7 @@ fn plan(args: &MountArgs) -> Result<Plan, Failure> {
         settings,
         key,
         mount,
-        run,
+        run: run.to_path_buf(),
         allow_other,
         local: may_mount && !args.no_local,
     })
@@ -324,7 +348,7 @@ mod tests {
             })
         };
         told.recv_timeout(Duration::from_secs(30)).expect("held");
-        let taken = lock_when_left(&run);
+        let taken = lock_when_left(&run, Path::new("/bb"));
         drop(wait);
         leaving.join().expect("no panic");
         assert!(taken.is_ok(), "{:?}", taken.err().map(|f| f.message));

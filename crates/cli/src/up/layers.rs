@@ -22,8 +22,10 @@ const PREFIX: &str = "FOREBAY_";
 /// Stands for the kernel's boot id in a test that cuts the power of its disks.
 pub const BOOT_ID: &str = "FOREBAY_BOOT_ID";
 /// Variables that are read elsewhere: the name of the file, the log filter, and two for tests.
-const OTHER_VARIABLES: [&str; 4] = [
+const OTHER_VARIABLES: [&str; 5] = [
     "FOREBAY_CONFIG",
+    // Of `forebay mount`.
+    "FOREBAY_RUN",
     "FOREBAY_LOG",
     BOOT_ID,
     forebay_types::failpoint::VARIABLE,

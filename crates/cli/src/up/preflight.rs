@@ -15,6 +15,7 @@ use super::settle::{self, Plan};
 use crate::exit::{Explain, Failure, reason};
 use crate::instance::mount_table;
 use crate::mounts::{self, MountEntry};
+use crate::starter::Starter;
 use crate::state::{self, Holder};
 
 /// What the checks found that keeps nothing from starting.
@@ -233,6 +234,15 @@ fn busy(what: &str, entry: &MountEntry) -> Failure {
         ));
     }
     let dead = matches!(state::holder(&entry.source), Ok(Some(Holder::Nobody)));
+    if let Starter::Mount(_) = Starter::of(&entry.source) {
+        let point = entry.point.display();
+        return Failure::fatal(match dead {
+            true => format!(
+                "{what}: busy: a Forebay mount died there; `umount -l {point}` takes away what it has left"
+            ),
+            false => format!("{what}: is already a Forebay mount; `umount {point}` ends it"),
+        });
+    }
     Failure::fatal(match dead {
         true => format!(
             "{what}: busy: the burst buffer with --state {source} died there; go on with that --state, or take its \

@@ -113,6 +113,16 @@ fn the_mount_point_must_be_a_free_directory() {
         check("mnt", &[mounted(mounts::FOREBAY_TYPE, "/other".into())]),
         "forebay down --state /other",
     );
+    std::fs::write(place.at("ssd").join(state::MOUNT), "/bb\n").expect("write");
+    let again = format!(
+        "already a Forebay mount; `umount {}` ends it",
+        place.at("mnt").display()
+    );
+    let shown = mounted(mounts::FOREBAY_TYPE, place.at("ssd"));
+    assert_refused(check("mnt", std::slice::from_ref(&shown)), &again);
+    std::fs::write(place.at("ssd").join(state::LOCK), "1").expect("write");
+    let left = format!("umount -l {}", place.at("mnt").display());
+    assert_refused(check("mnt", &[shown]), &left);
     let own = mounted(mounts::FOREBAY_TYPE, place.at("state"));
     check("mnt", &[own]).expect("left by a dead instance of the same state");
 }
