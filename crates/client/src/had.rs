@@ -337,8 +337,8 @@ impl Had {
         may.then(|| open.clone())
     }
 
-    /// Open files that may be had again; what may not is given up.
-    pub(crate) fn opens(&self) -> Vec<(Handle, Open)> {
+    /// Open files that may be had again; what may not is given up, and named.
+    pub(crate) fn opens(&self) -> (Vec<(Handle, Open)>, Vec<Ino>) {
         let mut state = self.0.lock();
         let State {
             opens,
@@ -346,14 +346,17 @@ impl Had {
             floor,
             ..
         } = &mut *state;
+        let mut given_up = Vec::new();
         opens.retain(|handle, open| {
             let stays = !open.barred && open.session >= *floor;
             if !stays {
                 locked.close(open.ino, *handle);
+                given_up.push(open.ino);
             }
             stays
         });
-        state.opens.iter().map(|(h, o)| (*h, o.clone())).collect()
+        let stay = state.opens.iter().map(|(h, o)| (*h, o.clone()));
+        (stay.collect(), given_up)
     }
 
     /// A file is open again, in this session by this number; `None` gives it up. False if the

@@ -13,6 +13,8 @@ use forebay_wire::{
 };
 use parking_lot::Mutex;
 
+use crate::had::{Asks, Had};
+use crate::stale::Stale;
 use crate::{Dial, Lasting, OnLost};
 
 const DIR: Ino = Ino(20);
@@ -469,4 +471,53 @@ fn an_open_directory_is_told_by_its_own_number() {
         matches!(asked.last(), Some(Request::ReadDir { handle, .. }) if *handle == dir),
         "{asked:?}"
     );
+}
+
+#[test]
+fn what_is_stale_is_named_by_its_last_path() {
+    let had = Had::default();
+    had.begins(1, false);
+    let look = |parent, name: &str, ino| {
+        let link = Link {
+            parent,
+            name: name.into(),
+        };
+        let response = Response::Attr(shown(ino, 5));
+        had.note(Asks::of(&Request::Lookup(link)), 1, &response);
+    };
+    let open = |ino, number, mode| {
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let opened = Opened {
+            handle: Handle(number),
+            mode,
+            content: None,
+            bytes: 0,
+        };
+        let request = Request::Open {
+            ino,
+            flags,
+            cred: WHO,
+        };
+        had.note(Asks::of(&request), 1, &Response::Opened(opened));
+    };
+    look(Ino::ROOT, "dir", DIR);
+    look(DIR, "an\nold", OLD);
+    open(OLD, 1, OpenMode::Passthrough);
+    open(BORN, 2, OpenMode::Plain);
+    had.begins(2, true);
+    let (again, given_up) = had.opens();
+    assert_eq!(again.len(), 1);
+    assert_eq!(given_up, [OLD], "the kernel's own");
+    let mut stale = Stale::default();
+    assert!(stale.lines().is_empty());
+    stale.add(&had, OLD);
+    stale.add(&had, BORN);
+    let nameless = format!("a file without a name (inode {})", BORN.0);
+    let expected = ["/dir/an\\nold", &nameless]
+        .map(|name| format!("stale after the server's restart: {name}"));
+    assert_eq!(stale.lines(), expected);
+    (0..20).for_each(|_| stale.add(&had, OLD));
+    let lines = stale.lines();
+    assert_eq!((lines.len(), stale.count()), (11, 22));
+    assert!(lines[10].ends_with(": 12 more"), "{lines:?}");
 }

@@ -15,6 +15,7 @@ mod pieces;
 mod reclaim;
 mod seats;
 mod session;
+mod stale;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

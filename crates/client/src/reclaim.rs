@@ -4,6 +4,7 @@ use forebay_types::{Errno, Handle, Ino};
 use forebay_wire::{Connection, Link, LockOf, NOT_SENT, OpenMode, Request, Response, UNSETTLED};
 
 use crate::had::{Had, Known, Open};
+use crate::stale::Stale;
 
 impl Had {
     /// Makes a request of the caller one of this session. `ESTALE` where the session does not have
@@ -90,24 +91,32 @@ impl Had {
     /// Opens again what is open, as a new session begins. What cannot be, is stale from here on;
     /// what cannot be now, is tried again when it is asked for.
     pub(crate) fn reclaim(&self, connection: &dyn Connection, session: u64) {
-        let (mut again, mut stale) = (0, 0);
-        for (handle, open) in self.opens() {
+        let (mut again, mut stale) = (0, Stale::default());
+        let (opens, given_up) = self.opens();
+        given_up.into_iter().for_each(|ino| stale.add(self, ino));
+        for (handle, open) in opens {
             match self.reopen(connection, session, (handle, &open)) {
                 Ok(_) => again += 1,
                 Err(error) if is_over(error) => return,
-                Err(Errno::ESTALE) => stale += 1,
+                Err(Errno::ESTALE) => stale.add(self, open.ino),
                 Err(error) if self.locks_of(open.ino, handle).is_empty() => {
                     tracing::warn!("{:?} cannot be opened again yet: {error}", open.ino);
                 }
                 // Others may have its locks as soon as this client has come back.
                 Err(_) => {
                     self.reopened(handle, session, None);
-                    stale += 1;
+                    stale.add(self, open.ino);
                 }
             }
         }
-        if again + stale > 0 {
-            tracing::info!("files that are open again: {again}, stale: {stale}");
+        if again + stale.count() > 0 {
+            tracing::info!(
+                "files that are open again: {again}, stale: {}",
+                stale.count()
+            );
+        }
+        for line in stale.lines() {
+            tracing::warn!("{line}");
         }
     }
 
