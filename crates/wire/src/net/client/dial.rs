@@ -531,6 +531,8 @@ mod tests {
             refused,
             Some(ConnectError::Forgotten { epoch: 1, .. })
         ));
+        // So does every client after a restart of the server.
+        assert_eq!(hand.server.status().refused, [], "it is no trouble");
         let session = Some(hand.dialed.attached.session);
         let refused = Hand::dial(&hand.server, session, LINKS_MAX + 1).err();
         assert!(matches!(refused, Some(ConnectError::Broken { .. })));

@@ -143,18 +143,19 @@ fn session_for(
 }
 
 fn refuse(core: &Arc<Core>, mut admitted: Admitted, who: &str, why: Refusal) {
-    let (reason, what) = match why {
-        Refusal::UnknownSession => (
-            RefusedFor::UnknownSession,
-            "its session is over".to_string(),
-        ),
-        Refusal::TooMany => (RefusedFor::TooMany, "too many links".to_string()),
-        Refusal::Host(errno) => (RefusedFor::Host, errno.to_string()),
-        Refusal::Clear => (RefusedFor::Clear, "it sends data in the clear".to_string()),
-        Refusal::Protocol => (RefusedFor::Damaged, "an attach that is wrong".to_string()),
-        Refusal::Stopping => (RefusedFor::Host, "the server stops".to_string()),
+    // What every restart brings is not counted: the client begins anew, or finds the next server.
+    let trouble = match why {
+        Refusal::UnknownSession => Err("its session is over, and it is to begin another"),
+        Refusal::Stopping => Err("the server stops"),
+        Refusal::TooMany => Ok((RefusedFor::TooMany, "too many links".to_string())),
+        Refusal::Host(errno) => Ok((RefusedFor::Host, errno.to_string())),
+        Refusal::Clear => Ok((RefusedFor::Clear, "it sends data in the clear".to_string())),
+        Refusal::Protocol => Ok((RefusedFor::Damaged, "an attach that is wrong".to_string())),
     };
-    core.refusals.count(reason, who, what);
+    match trouble {
+        Ok((reason, what)) => core.refusals.count(reason, who, what),
+        Err(usual) => tracing::debug!("network: {who}: {usual}"),
+    }
     let epoch = core.host.epoch();
     let refused = ToClient::<Response>::Refused { why, epoch };
     let mut frame = Vec::new();

@@ -1,5 +1,6 @@
 //! Peers that were not let in, or were thrown out: counted by reason, and logged so that nobody can
-//! fill the log: the first of each reason, then a summary each minute.
+//! fill the log: the first of each reason, then a summary each minute. A client of before a restart,
+//! whose session is over, is no trouble: it begins a new one at once, and is not counted.
 
 use std::fmt;
 
@@ -24,8 +25,6 @@ pub enum RefusedFor {
     Silence,
     /// There are too many peers.
     TooMany,
-    /// Its session is over, or never was.
-    UnknownSession,
     /// It does not encrypt data where that is asked for.
     Clear,
     /// The host of sessions did not want it.
@@ -36,14 +35,13 @@ pub enum RefusedFor {
     Late,
 }
 
-const ALL: [RefusedFor; 11] = [
+const ALL: [RefusedFor; 10] = [
     RefusedFor::NotForebay,
     RefusedFor::Version,
     RefusedFor::Cluster,
     RefusedFor::Key,
     RefusedFor::Silence,
     RefusedFor::TooMany,
-    RefusedFor::UnknownSession,
     RefusedFor::Clear,
     RefusedFor::Host,
     RefusedFor::Damaged,
@@ -60,7 +58,6 @@ impl RefusedFor {
             RefusedFor::Key => "key",
             RefusedFor::Silence => "silence",
             RefusedFor::TooMany => "too-many",
-            RefusedFor::UnknownSession => "unknown-session",
             RefusedFor::Clear => "clear",
             RefusedFor::Host => "host",
             RefusedFor::Damaged => "damaged",
