@@ -12,7 +12,7 @@ use forebay_wire::{FrameError, Request, Response, UnixConnection};
 
 use crate::exit::{Failure, reason};
 use crate::mounts;
-use crate::show::text::{self, show_path};
+use crate::show::text;
 use crate::starter::{STATE_TAKES, Starter};
 use crate::state::{self, SocketPath};
 
@@ -288,10 +288,10 @@ pub fn batches(paths: &[Vec<u8>]) -> Vec<&[Vec<u8>]> {
 
 /// One line for a path that failed.
 pub fn failure_line(mount: &Path, failure: &PathFailure) -> String {
-    let path = mounts::in_mount(mount, &failure.path);
+    let path = mounts::shown(mount, &failure.path);
     match failure.reason.is_empty() {
-        true => format!("{}: {}", show_path(&path), failure.errno),
-        false => format!("{}: {}", show_path(&path), failure.reason),
+        true => format!("{path}: {}", failure.errno),
+        false => format!("{path}: {}", failure.reason),
     }
 }
 

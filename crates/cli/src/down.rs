@@ -16,7 +16,7 @@ use crate::ended::{self, is_drained};
 use crate::exit::{Exit, Explain, Failure};
 use crate::instance::named_state;
 use crate::mounts;
-use crate::mounts::in_mount;
+use crate::mounts::{in_mount, shown};
 use crate::movement::{NAMED_MAX, name_left};
 use crate::show::json;
 use crate::show::progress::{Amount, Progress};
@@ -366,7 +366,11 @@ impl<'a> Wait<'a> {
                 }
                 let unflushed = ended::unflushed(self.state, bits.pid);
                 for path in &unflushed {
-                    let path = show_path(&in_mount(mount_of(bits), path));
+                    // Where very many are lost, the names of the last are not kept.
+                    let path = match path.is_empty() {
+                        true => "a file of which no name is known".into(),
+                        false => shown(mount_of(bits), path),
+                    };
                     out::complain(&format!("may be lost: {path}"));
                 }
                 return unflushed;

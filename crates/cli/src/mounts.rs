@@ -6,6 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::show::text::show_path;
+
 /// File-system type of a burst buffer's mount.
 pub const FOREBAY_TYPE: &str = "fuse.forebay";
 
@@ -134,6 +136,16 @@ pub fn trim_slash(mut path: Vec<u8>) -> Vec<u8> {
     path
 }
 
+/// A path as a line of text. What has no name in the mount has one in brackets, as `(PFS)` or
+/// `(unlinked object 7)`: no path leads there.
+pub fn shown(mount: &Path, relative: &[u8]) -> String {
+    let is_bracketed = relative.starts_with(b"(") && relative.ends_with(b")");
+    match is_bracketed && !relative.contains(&b'/') {
+        true => show_path(relative),
+        false => show_path(&in_mount(mount, relative)),
+    }
+}
+
 /// A path as users see it.
 pub fn in_mount(mount: &Path, relative: &[u8]) -> Vec<u8> {
     let mut path = mount.as_os_str().as_bytes().to_vec();
@@ -204,5 +216,9 @@ broken line
     fn users_see_paths_below_the_mount() {
         assert_eq!(in_mount(Path::new("/bb"), b"a/b"), b"/bb/a/b");
         assert_eq!(in_mount(Path::new("/bb"), b""), b"/bb");
+        let shown = |path: &[u8]| shown(Path::new("/bb"), path);
+        assert_eq!(shown(b"a/\n"), "/bb/a/\\x0a");
+        assert_eq!(shown(b"(unlinked object 7)"), "(unlinked object 7)");
+        assert_eq!(shown(b"(a)/b"), "/bb/(a)/b");
     }
 }

@@ -67,6 +67,19 @@ impl Conflicts {
         (log.total, log.entries.iter().cloned().collect())
     }
 
+    /// How many there have been since the state was made.
+    pub fn total(&self) -> u64 {
+        self.log.lock().total
+    }
+
+    /// That of a path, among those that came after the first `total`.
+    pub fn since(&self, total: u64, path: &[u8]) -> Option<ConflictEntry> {
+        let log = self.log.lock();
+        let new = usize::try_from(log.total.saturating_sub(total)).unwrap_or(usize::MAX);
+        let mut latest = log.entries.iter().rev().take(new);
+        latest.find(|entry| entry.path == path).cloned()
+    }
+
     fn add(&self, ns: &Namespace, entry: ConflictEntry) {
         let mut log = self.log.lock();
         log.total += 1;

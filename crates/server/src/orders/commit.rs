@@ -168,13 +168,55 @@ fn follow(orders: &Orders, version: &mut Pending, figures: Option<&Figures>) -> 
     }
     let since = *version.written.get_or_insert_with(Instant::now);
     match since.elapsed() > CLOSE_GRACE {
-        true => Outcome::Failed(
-            version.path.clone(),
-            Failure::new(
-                Errno::ETXTBSY,
-                "files in it are open for writing; it is published when they are closed",
-            ),
-        ),
+        true => Outcome::Failed(version.path.clone(), held_up(figures)),
         false => Outcome::Pending,
+    }
+}
+
+/// Why a version is not published yet, for whoever has to close files.
+fn held_up(figures: &Figures) -> Failure {
+    let open = match (&figures.written_path, figures.written) {
+        (None, _) => "files in it are open for writing".into(),
+        (Some(path), 1) => format!("{} is open for writing", shown(path)),
+        (Some(path), many) => {
+            format!("{} and {} more are open for writing", shown(path), many - 1)
+        }
+    };
+    let reason = format!("{open}; it is published when all are closed");
+    Failure::new(Errno::ETXTBSY, reason)
+}
+
+/// A path of which no byte breaks a line.
+fn shown(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).escape_debug().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_that_holds_a_version_up_is_named() {
+        let said = |written, path: Option<&[u8]>| {
+            let figures = Figures {
+                written,
+                written_path: path.map(<[u8]>::to_vec),
+                ..Figures::default()
+            };
+            held_up(&figures).to_string()
+        };
+        let then = "; it is published when all are closed";
+        assert_eq!(
+            said(1, Some(b"v/a\nb")),
+            format!("v/a\\nb is open for writing{then}")
+        );
+        assert_eq!(
+            said(3, Some(b"v/f")),
+            format!("v/f and 2 more are open for writing{then}")
+        );
+        assert_eq!(
+            said(2, None),
+            format!("files in it are open for writing{then}")
+        );
     }
 }

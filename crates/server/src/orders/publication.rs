@@ -25,6 +25,8 @@ pub struct Figures {
     pub files: u64,
     /// Open for writing.
     pub written: u64,
+    /// The path of one of them, where it is known.
+    pub written_path: Option<Vec<u8>>,
     /// Not whole on the PFS, with their bytes.
     pub undrained: Vec<(Arc<File>, u64)>,
     /// One of them, to ask which version it is.

@@ -11,7 +11,7 @@ use forebay_client::Client;
 use forebay_server::{Instance, Settings, SsdSetting};
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, Process};
 use forebay_wire::control::{
-    Control, ControlResponse, JobProgress, Movement, StatusBits, WhereEntry,
+    Control, ControlResponse, JobProgress, Movement, PathFailure, StatusBits, WhereEntry,
 };
 use forebay_wire::{Connection, InMemory, Request, Response, WriteHow};
 
@@ -167,6 +167,15 @@ impl Running {
                 return all;
             }
         }
+    }
+
+    /// Stages out all there is: nothing fails but what an outsider has changed meanwhile.
+    pub fn stage_out_past_outsiders(&self) {
+        let job = self.move_files(Movement::StageOut, b"");
+        let is_conflict = |failure: &PathFailure| {
+            failure.errno == Errno::EEXIST && failure.reason.contains(".forebay-conflict-")
+        };
+        assert!(job.failures.iter().all(is_conflict), "{job:?}");
     }
 
     /// Orders a movement and waits for its end.

@@ -6,7 +6,6 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use forebay_types::{Ino, OpenFlags};
-use forebay_wire::control::Movement;
 
 use crate::common::{Running, Scratch, me, settings};
 use crate::tree::{Tree, conflicts, holds, snapshot};
@@ -164,10 +163,7 @@ fn a_second_name_that_an_outsider_replaced_or_removed_stays_so() {
         .iter()
         .filter(drained)
         .for_each(|case| case.make(&server, OLDER));
-    let stage_out = || {
-        let job = server.move_files(Movement::StageOut, b"");
-        assert_eq!(job.failed, 0, "{job:?}");
-    };
+    let stage_out = || server.stage_out_past_outsiders();
     stage_out();
     for case in &cases {
         match case.new {

@@ -110,8 +110,15 @@ fn promise_1_a_conflict_keeps_both_versions_and_is_reported() {
     // Changed here, and by an outsider there.
     write_file(&cluster.mnt("f"), pattern(11, 80_000));
     write_file(&cluster.pfs("f"), pattern(12, 90_000));
-    cluster.on_path(&["stage-out", "--wait"], "f");
+    let staged = cluster.on_path(&["stage-out", "--wait"], "f");
     let conflict = conflict_name(&cluster, "f");
+    assert_eq!(staged.code, 3);
+    let line = staged.stderr.lines().find(|line| line.contains("/mnt/f: "));
+    assert!(
+        line.is_some_and(|line| line.contains(&conflict)),
+        "{}",
+        staged.stderr
+    );
     pattern(12, 90_000).assert_in(&cluster.pfs("f"));
     pattern(11, 80_000).assert_in(&cluster.pfs(&conflict));
     settle_for_revalidation();
@@ -166,7 +173,8 @@ fn promise_1_a_hard_link_replaced_or_removed_on_the_pfs_stays_so() {
         fs::remove_file(cluster.pfs(&second)).expect("remove");
     }
     write_file(&cluster.pfs("replaced-too"), pattern(25, 70_000));
-    cluster.drain("");
+    let staged = cluster.on_path(&["stage-out", "--wait"], "");
+    assert_eq!(staged.code, 3, "{}", staged.stderr);
     let conflict = conflict_name(&cluster, "replaced-too");
     let expected = ["removed", "replaced", "replaced-too", &conflict];
     assert_eq!(listing(&cluster.pfs("")), expected);

@@ -45,6 +45,7 @@ pub fn start(
 
 fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker: &Asker) {
     let sight = Sight::new(orders, asker);
+    let conflicts_before = orders.base.conflicts().total();
     let mut work = Work::default();
     let mut cut = false;
     let walked: &[Vec<u8>] = match movement {
@@ -96,7 +97,7 @@ fn run(orders: &Orders, job: &Job, movement: Movement, paths: &[Vec<u8>], asker:
     job.progress.lock().counting = false;
     match movement {
         Movement::StageOut => {
-            stage_out(orders, job, work.moves);
+            stage_out(orders, job, work.moves, conflicts_before);
             inplace::wait(orders, job, work.flushes);
         }
         _ => one_by_one(orders, job, movement, work.moves),
@@ -206,14 +207,15 @@ fn one_by_one(orders: &Orders, job: &Job, movement: Movement, work: Vec<Visited>
             _ => orders.plan.engine().enter_staging(job.id),
         };
         let done = match (movement, &visited.file) {
-            (Movement::Release, Some(file)) => release(orders, file, &moved),
-            (Movement::Prefetch, Some(file)) => orders.files.prefetch(file, &moved).map(|_| ()),
-            (_, None) => stage_in(orders, &visited, &moved),
-            _ => Ok(()),
+            (Movement::Release, Some(file)) => release(orders, job, file, &moved),
+            (Movement::Prefetch, Some(file)) => orders.files.prefetch(file, &moved).map(|_| true),
+            (_, None) => stage_in(orders, &visited, &moved).map(|()| true),
+            _ => Ok(true),
         };
         drop(turn);
         match done {
-            Ok(()) => job.progress.lock().files_done += 1,
+            Ok(true) => job.progress.lock().files_done += 1,
+            Ok(false) => left(job, visited.path()),
             Err(failure) => fail_file(job, visited.path(), &failure),
         }
     }
@@ -265,7 +267,17 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 /// Between two tries.
 const RELEASE_PAUSE: Duration = Duration::from_millis(5);
 
-fn release(orders: &Orders, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(), Failure> {
+/// How long one try waits for who is just opening or closing the file. It is short, for in between
+/// is looked whether the release is still wanted.
+const RELEASE_TRY: Duration = Duration::from_millis(100);
+
+/// Whether it has left; false if the job was cancelled before.
+fn release(
+    orders: &Orders,
+    job: &Job,
+    file: &Arc<File>,
+    freed: &dyn Fn(u64),
+) -> Result<bool, Failure> {
     let bytes = file.lock().meta.size;
     let begun = Instant::now();
     loop {
@@ -275,16 +287,23 @@ fn release(orders: &Orders, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(),
                 "not on the PFS yet; run 'forebay stage-out --wait' first",
             ));
         }
-        if orders.buffer.evict(file).is_some() {
-            freed(bytes);
-            orders.buffer.wake_collector();
-            return Ok(());
+        let claim = orders.buffer.opens().claim_within(file.ino, RELEASE_TRY);
+        if let Some(claim) = &claim {
+            if claim.is_open() {
+                return Err(Failure::new(Errno::EBUSY, "open; close it first"));
+            }
+            if orders.buffer.evict_unopened(file).is_some() {
+                freed(bytes);
+                orders.buffer.wake_collector();
+                return Ok(true);
+            }
         }
-        if orders.buffer.opens().by_ino(file.ino).is_some() {
-            return Err(Failure::new(Errno::EBUSY, "open; close it first"));
-        }
+        drop(claim);
         if file.lock().is_unlinked() {
-            return Ok(());
+            return Ok(true);
+        }
+        if job.cancelled.load(Ordering::Acquire) {
+            return Ok(false);
         }
         if begun.elapsed() >= RELEASE_PATIENCE || orders.base.is_ending() {
             return Err(Failure::new(Errno::EBUSY, "changed meanwhile"));
@@ -293,8 +312,18 @@ fn release(orders: &Orders, file: &Arc<File>, freed: &dyn Fn(u64)) -> Result<(),
     }
 }
 
+/// What of a file that is on the PFS now is not as was ordered: a store was lost, or somebody has
+/// changed the file there meanwhile.
+fn shortfall(orders: &Orders, visited: &Visited, conflicts_before: u64) -> Option<Failure> {
+    stores::lost(orders, visited).or_else(|| {
+        let conflicts = orders.base.conflicts();
+        let parted = conflicts.since(conflicts_before, &visited.path())?;
+        Some(Failure::new(Errno::EEXIST, parted.reason))
+    })
+}
+
 /// Queues all and waits for each. Demotion has its own workers and batches.
-fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>) {
+fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>, conflicts_before: u64) {
     let files: Vec<Arc<File>> = work.iter().filter_map(|v| v.file.clone()).collect();
     for file in &files {
         // An earlier failure is tried again, and only what happens now counts.
@@ -316,7 +345,7 @@ fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>) {
             }
             Outcome::Done(bytes) => {
                 job.bytes_done.fetch_add(bytes, Ordering::Relaxed);
-                match stores::lost(orders, visited) {
+                match shortfall(orders, visited, conflicts_before) {
                     Some(failure) => fail_file(job, visited.path(), &failure),
                     None => job.progress.lock().files_done += 1,
                 }
@@ -533,15 +562,79 @@ mod tests {
         rooms.files.release(handle).expect("close");
         drain(rooms);
         let file = rooms.buffer.files().pop().expect("file");
+        let me = asker(rustix::process::geteuid().as_raw());
+        let jobs = [(); 2].map(|()| rooms.orders.jobs.add(&me).expect("a job"));
         std::thread::scope(|scope| {
             let claim = rooms.buffer.opens().claim(file.ino);
-            let releasing = scope.spawn(|| release(&rooms.orders, &file, &|_| ()));
-            // One try of an eviction waits less.
-            std::thread::sleep(Duration::from_millis(2500));
+            let start = |job| {
+                let file = &file;
+                scope.spawn(move || release(&rooms.orders, job, file, &|_| ()))
+            };
+            let [patient, cancelled] = jobs.each_ref().map(|job| start(&**job));
+            // One try waits less.
+            std::thread::sleep(Duration::from_millis(500));
+            // Who has stopped waiting is let go at once.
+            jobs[1].cancelled.store(true, Ordering::Release);
+            let begun = Instant::now();
+            let let_go = cancelled.join().expect("release");
+            assert_eq!(let_go.map_err(|failure| failure.to_string()), Ok(false));
+            assert!(begun.elapsed() < Duration::from_secs(1));
             drop(claim);
-            let released = releasing.join().expect("release");
-            assert_eq!(released.map_err(|failure| failure.to_string()), Ok(()));
+            let released = patient.join().expect("release");
+            assert_eq!(released.map_err(|failure| failure.to_string()), Ok(true));
         });
         assert!(file.lock().is_unlinked(), "it has left");
+    }
+
+    #[test]
+    fn a_stage_out_names_what_somebody_has_changed_on_the_pfs() {
+        let lab = Lab::new();
+        let rooms = lab.rooms();
+        for name in [&b"f"[..], b"g"] {
+            let handle = create(rooms, name, b"content");
+            rooms.files.release(handle).expect("close");
+        }
+        let theirs = rooms.base.settings().pfs.join("f");
+        std::fs::write(theirs, "theirs").expect("write");
+        let me = asker(rustix::process::geteuid().as_raw());
+        let job = rooms.orders.jobs.add(&me).expect("a job");
+        std::thread::scope(|scope| {
+            let paths = [Vec::new()];
+            let (job, me) = (&job, &me);
+            let staging =
+                scope.spawn(move || run(&rooms.orders, job, Movement::StageOut, &paths, me));
+            while !staging.is_finished() {
+                let is_counted = !job.progress.lock().counting;
+                match is_counted && !rooms.buffer.queue().waiting().is_empty() {
+                    true => drain(rooms),
+                    false => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        });
+        let progress = job.progress_now();
+        assert_eq!(
+            (progress.files_total, progress.failed),
+            (2, 1),
+            "{progress:?}"
+        );
+        let failure = &progress.failures[0];
+        assert_eq!(
+            (&failure.path[..], failure.errno),
+            (&b"f"[..], Errno::EEXIST)
+        );
+        assert!(
+            failure.reason.contains("f.forebay-conflict-"),
+            "{failure:?}"
+        );
+        // It is told once: there is nothing to do for the next one.
+        let again = rooms.orders.jobs.add(&me).expect("a job");
+        run(
+            &rooms.orders,
+            &again,
+            Movement::StageOut,
+            &[Vec::new()],
+            &me,
+        );
+        assert_eq!(again.progress_now().failed, 0);
     }
 }

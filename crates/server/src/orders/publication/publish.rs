@@ -106,9 +106,12 @@ impl Orders {
             if !open.is_written() {
                 return;
             }
-            let version = match open.target.try_read().as_deref() {
+            let (version, path) = match open.target.try_read().as_deref() {
                 Some(Target::Buffer { .. }) => return,
-                Some(Target::Pfs { node, .. }) => self.ns.version_of(&node.parent),
+                Some(Target::Pfs { node, .. }) => {
+                    let path = node.parent.path_of(&node.name);
+                    (self.ns.version_of(&node.parent), path)
+                }
                 // It is just being moved, and could be any.
                 None => {
                     let all = versions.values_mut();
@@ -117,6 +120,7 @@ impl Orders {
             };
             if let Some((_, figures)) = version.and_then(|v| versions.get_mut(&v.key)) {
                 figures.written += 1;
+                figures.written_path = Some(path);
             }
         });
     }
@@ -128,7 +132,10 @@ impl Orders {
             Some(claim) => claim.open().is_some_and(|open| open.is_written()),
             None => true,
         };
-        figures.written += u64::from(written);
+        if written {
+            figures.written += 1;
+            figures.written_path.get_or_insert_with(|| file.path());
+        }
         if dirty {
             let bytes = self.buffer.ledger().used_bytes(file.object);
             figures.undrained.push((file.clone(), bytes));

@@ -1,6 +1,6 @@
 //! Peers that were not let in, or were thrown out: counted by reason, and logged so that nobody can
-//! fill the log: the first of each reason, then a summary each minute. A client of before a restart,
-//! whose session is over, is no trouble: it begins a new one at once, and is not counted.
+//! fill the log: the first of each reason, then a summary each minute. A client of before a restart
+//! is no trouble: its session is over, it begins a new one at once, and it is not counted.
 
 use std::fmt;
 
