@@ -253,7 +253,7 @@ impl Shared {
                 return Err(Errno::ENOTCONN);
             }
             // Whether it has happened is not known.
-            if is_sent && !may_be_asked_again(&request) {
+            if is_sent && !request.may_be_asked_again() {
                 return Err(Errno::EIO);
             }
         }
@@ -373,18 +373,6 @@ fn closes(request: &Request) -> bool {
 /// Whether a request is of no use in another session: it counts what this one has given and told.
 fn is_of_its_session(request: &Request) -> bool {
     matches!(request, Request::Forget(_) | Request::Recalls { .. })
-}
-
-/// Whether a request whose answer was lost with its session may be asked once more in the next. It
-/// may have happened: then the second time is a write, or an open, that has taken longer. What
-/// changes names would find its own work in the way, and an append would append twice.
-fn may_be_asked_again(request: &Request) -> bool {
-    match request {
-        Request::Write { how, .. } => !how.append,
-        Request::Open { .. } | Request::Setattr { .. } | Request::Space { .. } => true,
-        Request::Create { flags, .. } => !flags.exclusive(),
-        other => !other.changes(),
-    }
 }
 
 impl Connection for Lasting {

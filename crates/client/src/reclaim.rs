@@ -25,11 +25,9 @@ impl Had {
         }
         if let Request::ReleaseMany(handles) = request {
             // Those that are not open again are closed.
-            let numbers = handles.iter();
-            let numbers = numbers.filter_map(|handle| self.number(*handle, session));
-            *handles = numbers.collect();
+            handles.retain(|handle| self.number(*handle, session).is_some());
         }
-        if let Some(handle) = request.handle_mut() {
+        for handle in request.handles_mut() {
             *handle = match self.number(*handle, session) {
                 Some(number) => number,
                 None => self.reopen_late(connection, session, *handle)?,

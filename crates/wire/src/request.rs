@@ -2,7 +2,66 @@
 
 use forebay_types::{Cred, Handle, Ino};
 
-use crate::message::Request;
+use crate::message::{LockOf, Request};
+
+/// The handles of a request, borrowed as the request is: `one` makes a slice of a handle, `all` of
+/// one that need not be there.
+macro_rules! handles_of {
+    ($request:expr, $one:path, $all:ident) => {
+        match $request {
+            Request::Release { handle }
+            | Request::Read { handle, .. }
+            | Request::Write { handle, .. }
+            | Request::Fsync { handle, .. }
+            | Request::Space { handle, .. }
+            | Request::Seek { handle, .. }
+            | Request::ReadDir { handle, .. }
+            | Request::CloseDir { handle } => $one(handle),
+            Request::ReleaseMany(handles) => handles,
+            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => handle.$all(),
+            Request::Lock {
+                lock: LockOf { handle, .. },
+                ..
+            }
+            | Request::Unlock {
+                lock: LockOf { handle, .. },
+            }
+            | Request::TestLock {
+                lock: LockOf { handle, .. },
+                ..
+            } => $one(handle),
+            Request::Lookup(_)
+            | Request::Forget(_)
+            | Request::Readlink { .. }
+            | Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::Rmdir { .. }
+            | Request::Rename { .. }
+            | Request::OpenDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::GetXattr { .. }
+            | Request::SetXattr { .. }
+            | Request::ListXattr { .. }
+            | Request::RemoveXattr { .. }
+            | Request::Create { .. }
+            | Request::CreateUnnamed { .. }
+            | Request::Open { .. }
+            | Request::FsyncDir { .. }
+            | Request::Introduce { .. }
+            | Request::Recalls { .. }
+            | Request::CancelLock { .. }
+            | Request::MayReclaim { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
+            | Request::Control(_)
+            | Request::ControlFor { .. } => Default::default(),
+        }
+    };
+}
 
 impl Request {
     /// What it is called in a log.
@@ -105,69 +164,12 @@ impl Request {
 
     /// The open files and directories that it is about.
     pub fn handles(&self) -> &[Handle] {
-        match self {
-            Request::Release { handle }
-            | Request::Read { handle, .. }
-            | Request::Write { handle, .. }
-            | Request::Fsync { handle, .. }
-            | Request::Space { handle, .. }
-            | Request::Seek { handle, .. }
-            | Request::ReadDir { handle, .. }
-            | Request::CloseDir { handle } => std::slice::from_ref(handle),
-            Request::ReleaseMany(handles) => handles,
-            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => handle.as_slice(),
-            Request::Lock { lock, .. }
-            | Request::Unlock { lock }
-            | Request::TestLock { lock, .. } => std::slice::from_ref(&lock.handle),
-            Request::Lookup(_)
-            | Request::Forget(_)
-            | Request::Readlink { .. }
-            | Request::Mknod { .. }
-            | Request::Mkdir { .. }
-            | Request::Symlink { .. }
-            | Request::Link { .. }
-            | Request::Unlink { .. }
-            | Request::Rmdir { .. }
-            | Request::Rename { .. }
-            | Request::OpenDir { .. }
-            | Request::Statfs
-            | Request::PfsHealth
-            | Request::GetXattr { .. }
-            | Request::SetXattr { .. }
-            | Request::ListXattr { .. }
-            | Request::RemoveXattr { .. }
-            | Request::Create { .. }
-            | Request::CreateUnnamed { .. }
-            | Request::Open { .. }
-            | Request::FsyncDir { .. }
-            | Request::Introduce { .. }
-            | Request::Recalls { .. }
-            | Request::CancelLock { .. }
-            | Request::MayReclaim { .. }
-            | Request::ShowProbe
-            | Request::HideProbe { .. }
-            | Request::Control(_)
-            | Request::ControlFor { .. } => &[],
-        }
+        handles_of!(self, std::slice::from_ref, as_slice)
     }
 
     /// The same, to be changed.
-    pub fn handle_mut(&mut self) -> Option<&mut Handle> {
-        match self {
-            Request::Release { handle }
-            | Request::Read { handle, .. }
-            | Request::Write { handle, .. }
-            | Request::Fsync { handle, .. }
-            | Request::Space { handle, .. }
-            | Request::Seek { handle, .. }
-            | Request::ReadDir { handle, .. }
-            | Request::CloseDir { handle } => Some(handle),
-            Request::Getattr { handle, .. } | Request::Setattr { handle, .. } => handle.as_mut(),
-            Request::Lock { lock, .. }
-            | Request::Unlock { lock }
-            | Request::TestLock { lock, .. } => Some(&mut lock.handle),
-            _ => None,
-        }
+    pub fn handles_mut(&mut self) -> &mut [Handle] {
+        handles_of!(self, std::slice::from_mut, as_mut_slice)
     }
 
     /// What it names by id: who asks has a reference on each.
@@ -345,6 +347,18 @@ impl Request {
         }
     }
 
+    /// Whether a request whose answer was lost with its session may be asked once more in the next.
+    /// It may have happened: then the second time is a write, or an open, that has taken longer.
+    /// What changes names would find its own work in the way, and an append would append twice.
+    pub fn may_be_asked_again(&self) -> bool {
+        match self {
+            Request::Write { how, .. } => !how.append,
+            Request::Open { .. } | Request::Setattr { .. } | Request::Space { .. } => true,
+            Request::Create { flags, .. } => !flags.exclusive(),
+            other => !other.changes(),
+        }
+    }
+
     /// Whether it may wait long for what does not come by itself: space, a flush, somebody's turn.
     pub fn may_take_long(&self) -> bool {
         match self {
@@ -355,6 +369,37 @@ impl Request {
             // Others wait for it: it is not to wait for a slot behind them.
             Request::Recalls { .. } => false,
             _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_can_be_changed_wherever_they_are() {
+        let [one, two] = [Handle(1), Handle(2)];
+        let ino = Ino::ROOT;
+        let cases: [(Request, &[Handle]); 5] = [
+            (Request::Release { handle: one }, &[one]),
+            (Request::ReleaseMany(vec![one, two]), &[one, two]),
+            (Request::Getattr { ino, handle: None }, &[]),
+            (
+                Request::Getattr {
+                    ino,
+                    handle: Some(two),
+                },
+                &[two],
+            ),
+            (Request::Statfs, &[]),
+        ];
+        for (mut request, handles) in cases {
+            assert_eq!(request.handles(), handles);
+            let changed = request.handles_mut();
+            changed.iter_mut().for_each(|handle| handle.0 += 10);
+            let expected: Vec<Handle> = handles.iter().map(|h| Handle(h.0 + 10)).collect();
+            assert_eq!(request.handles(), expected);
         }
     }
 }
