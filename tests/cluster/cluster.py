@@ -11,7 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench" / "mulconn"), str(ROOT / "scripts")]
 
-from machine import MIB, Failure, Network, run, unmount_below  # noqa: E402
+from loopext4 import loop_ext4, say  # noqa: E402, F401
+from machine import MIB, Failure, Network  # noqa: E402
 from nodes import nodes  # noqa: E402
 
 PORT = 7070
@@ -19,12 +20,6 @@ PATIENCE_S = 60.0
 # Sparse: they take what is written.
 PFS_BYTES = 8192 * MIB
 FLASH_BYTES = 2048 * MIB
-START = time.monotonic()
-
-
-def say(text):
-    """A progress line; results go to standard output."""
-    print(f"[{time.monotonic() - START:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 class Cluster(Network):
@@ -75,22 +70,6 @@ def is_zombie(pid):
     except OSError:
         return True
     return stat.rpartition(")")[2].split()[0] == "Z"
-
-
-@contextlib.contextmanager
-def loop_ext4(base, name, size_bytes):
-    image, point = base / f"{name}.img", base / name
-    with open(image, "wb") as file:
-        file.truncate(size_bytes)
-    point.mkdir()
-    run(["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard", image])
-    run(["mount", "-t", "ext4", "-o", "loop", image, point])
-    try:
-        (point / "lost+found").rmdir()
-        yield point
-    finally:
-        unmount_below(point)
-        image.unlink()
 
 
 @contextlib.contextmanager

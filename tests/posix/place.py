@@ -10,20 +10,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from machine import GIB, Failure, Forebay, Network, run, unmount_below  # noqa: E402
+from loopext4 import loop_ext4, say  # noqa: E402, F401
+from machine import GIB, Failure, Forebay, Network  # noqa: E402
 
 # Sparse: they take what is written.
 PFS_BYTES = 16 * GIB
 FLASH_BYTES = 48 * GIB
 # With less available, a file of which nothing is known would not get the kernel's passthrough.
 FLASH_FOR_PASSTHROUGH = "40GiB"
-
-START = time.monotonic()
-
-
-def say(text):
-    """A progress line; results go to standard output."""
-    print(f"[{time.monotonic() - START:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 class Place:
@@ -53,22 +47,6 @@ def options_of(way, flash):
         return ["--ssd", f"{flash}:{FLASH_FOR_PASSTHROUGH}"]
     # Small enough that what the suites write has to move; and each fsync demotes a file while it is open.
     return ["--no-passthrough", "--dram", "96MiB", "--ssd", f"{flash}:256MiB", "--durability", "pfs"]
-
-
-@contextlib.contextmanager
-def loop_ext4(base, name, size_bytes):
-    image, point = base / f"{name}.img", base / name
-    with open(image, "wb") as file:
-        file.truncate(size_bytes)
-    point.mkdir()
-    run(["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard", image])
-    run(["mount", "-t", "ext4", "-o", "loop", image, point])
-    try:
-        (point / "lost+found").rmdir()
-        yield point
-    finally:
-        unmount_below(point)
-        image.unlink()
 
 
 def network(binary, base, pfs, flash):
