@@ -467,14 +467,6 @@ impl Request {
     /// Refuses what no honest client sends: bad names and lengths over the limits. Servers call
     /// this before they act on a request that came over a socket.
     pub fn check(&self) -> Result<(), Errno> {
-        let link = |l: &Link| check_name(&l.name).map_err(|e: NameError| Errno::from(e));
-        let xattr_name = |name: &[u8]| {
-            if name.is_empty() || name.len() > limits::XATTR_NAME_BYTES_MAX || name.contains(&0) {
-                Err(Errno::ERANGE)
-            } else {
-                Ok(())
-            }
-        };
         match self {
             Request::Lookup(l)
             | Request::Mknod { link: l, .. }
@@ -482,26 +474,22 @@ impl Request {
             | Request::Link { link: l, .. }
             | Request::Unlink { link: l, .. }
             | Request::Rmdir { link: l, .. }
-            | Request::Create { link: l, .. } => link(l),
+            | Request::Create { link: l, .. } => check_link(l),
             Request::Symlink {
                 link: l, target, ..
             } => {
-                link(l)?;
-                if target.is_empty() || target.contains(&0) {
-                    return Err(Errno::EINVAL);
-                }
-                if target.len() > limits::SYMLINK_BYTES_MAX {
-                    return Err(Errno::ENAMETOOLONG);
-                }
-                Ok(())
+                check_link(l)?;
+                check_target(target)
             }
             Request::Rename { from, to, .. } => {
-                link(from)?;
-                link(to)
+                check_link(from)?;
+                check_link(to)
             }
-            Request::GetXattr { name, .. } | Request::RemoveXattr { name, .. } => xattr_name(name),
+            Request::GetXattr { name, .. } | Request::RemoveXattr { name, .. } => {
+                check_xattr_name(name)
+            }
             Request::SetXattr { name, value, .. } => {
-                xattr_name(name)?;
+                check_xattr_name(name)?;
                 if value.len() > limits::XATTR_VALUE_BYTES_MAX {
                     return Err(Errno::E2BIG);
                 }
@@ -538,6 +526,28 @@ impl Request {
             },
             _ => Ok(()),
         }
+    }
+}
+
+fn check_link(link: &Link) -> Result<(), Errno> {
+    check_name(&link.name).map_err(|error: NameError| Errno::from(error))
+}
+
+/// Of a symbolic link.
+fn check_target(target: &[u8]) -> Result<(), Errno> {
+    if target.is_empty() || target.contains(&0) {
+        return Err(Errno::EINVAL);
+    }
+    match target.len() > limits::SYMLINK_BYTES_MAX {
+        true => Err(Errno::ENAMETOOLONG),
+        false => Ok(()),
+    }
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<(), Errno> {
+    match name.is_empty() || name.len() > limits::XATTR_NAME_BYTES_MAX || name.contains(&0) {
+        true => Err(Errno::ERANGE),
+        false => Ok(()),
     }
 }
 

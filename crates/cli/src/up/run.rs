@@ -40,9 +40,7 @@ pub fn serve(
     tracing::info!("forebay {} starts", env!("CARGO_PKG_VERSION"));
     tracing::debug!("{:?}", plan.settings);
     let note = Note::begin(&plan.settings.state);
-    if let Err(error) = starter::note(&plan.settings.state, front.command().as_deref()) {
-        tracing::warn!("how to start again is not noted: {}", reason(&error));
-    }
+    note_command(&plan.settings.state, front);
     let instance =
         Instance::start(plan.settings.clone()).map_err(|e| Failure::fatal(e.to_string()))?;
     // Nobody else sets `served`.
@@ -93,6 +91,13 @@ pub fn serve(
             front.name(plan).display()
         ))),
         (outcome, _) => outcome.map(|()| Exit::Complete),
+    }
+}
+
+/// For messages of commands that find the state folder.
+fn note_command(state: &Path, front: &dyn Front) {
+    if let Err(error) = starter::note(state, front.command().as_deref()) {
+        tracing::warn!("how to start again is not noted: {}", reason(&error));
     }
 }
 
