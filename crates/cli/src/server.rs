@@ -135,6 +135,9 @@ impl Front for Network {
             ..NetServerConfig::new(&self.cluster.name, self.key.clone())
         };
         instance.sessions().lease(self.cluster.lease);
+        if self.cluster.squash_root {
+            instance.squash_root();
+        }
         let server = NetServer::start(config, instance.sessions().clone()).explain(
             format_args!("server {}: cannot listen", self.server.id),
             "is another server running at this address?",

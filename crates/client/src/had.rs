@@ -25,10 +25,20 @@ const FIRST_SUBSTITUTE: u64 = 1 << 61;
 
 type Place = (Ino, Arc<[u8]>);
 
+/// A part of the way to an id.
+pub(crate) struct Step {
+    pub(crate) ino: Ino,
+    pub(crate) name: Arc<[u8]>,
+    /// Who has found it by that name.
+    pub(crate) uid: u32,
+}
+
 #[derive(Clone)]
 struct Node {
     /// The name by which it was found last.
     place: Option<Place>,
+    /// Who has found it so; root only where nobody else has, for a server may squash root.
+    uid: u32,
     birth_ns: u64,
     /// The session in which it was found first.
     since: u64,
@@ -73,8 +83,8 @@ pub(crate) struct Had(Mutex<State>);
 /// What of a request matters for what its answer gives.
 pub(crate) enum Asks {
     Nothing,
-    /// A name that is looked up or made.
-    Name(Place),
+    /// A name that is looked up or made, and by whom.
+    Name(Place, u32),
     /// The same, and the file is opened.
     Create(Option<Place>, OpenFlags, Cred),
     Open(Ino, OpenFlags, Cred),
@@ -103,11 +113,11 @@ impl Asks {
     /// Of a request as the caller has made it.
     pub(crate) fn of(request: &Request) -> Asks {
         match request {
-            Request::Lookup(link)
-            | Request::Mknod { link, .. }
-            | Request::Mkdir { link, .. }
-            | Request::Symlink { link, .. }
-            | Request::Link { link, .. } => Asks::Name(place(link)),
+            Request::Lookup { link, uid } => Asks::Name(place(link), *uid),
+            Request::Mknod { link, cred, .. }
+            | Request::Mkdir { link, cred, .. }
+            | Request::Symlink { link, cred, .. }
+            | Request::Link { link, cred, .. } => Asks::Name(place(link), cred.uid),
             Request::Create {
                 link, flags, cred, ..
             } => Asks::Create(Some(place(link)), *flags, *cred),
@@ -158,13 +168,14 @@ impl State {
     }
 
     /// Notes that something was found or made.
-    fn found(&mut self, shown: &Shown, place: Option<Place>, session: u64) {
+    fn found(&mut self, shown: &Shown, (place, uid): (Option<Place>, u32), session: u64) {
         let ino = shown.attr.ino;
         if ino == Ino::ROOT {
             return;
         }
         let fresh = Node {
             place: None,
+            uid,
             birth_ns: shown.birth_ns,
             since: session,
             found: session,
@@ -191,6 +202,9 @@ impl State {
             return;
         };
         node.found = session;
+        if uid != 0 {
+            node.uid = uid;
+        }
         if shown.birth_ns != 0 {
             node.birth_ns = shown.birth_ns;
         }
@@ -241,12 +255,12 @@ impl Had {
         let failed = matches!(response, Response::Failed(_));
         match (asks, response) {
             (Asks::Nothing, _) => {}
-            (Asks::Name(place), Response::Attr(shown)) => {
-                self.0.lock().found(shown, Some(place), session);
+            (Asks::Name(place, uid), Response::Attr(shown)) => {
+                self.0.lock().found(shown, (Some(place), uid), session);
             }
             (Asks::Create(place, flags, cred), Response::Created(shown, opened, _)) => {
                 let mut state = self.0.lock();
-                state.found(shown, place, session);
+                state.found(shown, (place, cred.uid), session);
                 state.opened((shown.attr.ino, flags, cred), session, opened);
             }
             (Asks::Open(ino, flags, cred), Response::Opened(opened)) => {
@@ -392,7 +406,7 @@ impl Had {
     }
 
     /// Where an id is, from what this session knows downwards: `None` where that is not known.
-    pub(crate) fn path(&self, ino: Ino, session: u64) -> Option<(Ino, Vec<Place>)> {
+    pub(crate) fn path(&self, ino: Ino, session: u64) -> Option<(Ino, Vec<Step>)> {
         let state = self.0.lock();
         let (mut at, mut path) = (ino, Vec::new());
         loop {
@@ -408,9 +422,10 @@ impl Had {
             if path.len() > forebay_types::limits::PATH_BYTES_MAX {
                 return None;
             }
-            let place = state.nodes.get(&at)?.place.clone()?;
-            let parent = place.0;
-            path.push((at, place.1));
+            let node = state.nodes.get(&at)?;
+            let (parent, name) = node.place.clone()?;
+            let (ino, uid) = (at, node.uid);
+            path.push(Step { ino, name, uid });
             at = parent;
         }
     }

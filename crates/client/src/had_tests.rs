@@ -74,7 +74,7 @@ impl Connection for Session {
             return Err(Errno::ENOTCONN);
         }
         let response = match &request {
-            Request::Lookup(link) => {
+            Request::Lookup { link, .. } => {
                 let mut names = run.names.iter();
                 let found = names.find(|((parent, name), _)| {
                     *parent == link.parent && name.as_bytes() == link.name
@@ -171,10 +171,9 @@ impl Lab {
     }
 
     fn look(&self, parent: Ino, name: &str) -> Result<Response, Errno> {
-        self.ask(Request::Lookup(Link {
-            parent,
-            name: name.into(),
-        }))
+        let name = name.into();
+        let link = Link { parent, name };
+        self.ask(Request::Lookup { link, uid: 0 })
     }
 
     fn open(&self, ino: Ino) -> Handle {
@@ -435,7 +434,7 @@ fn a_directory_that_somebody_stands_in_is_found_again_and_given_back_at_the_end(
     assert!(lab.look(DIR, "old").is_ok());
     let lookups = lab.asked();
     let above = lookups.iter().filter(|request| match request {
-        Request::Lookup(link) => link.parent == Ino::ROOT,
+        Request::Lookup { link, .. } => link.parent == Ino::ROOT,
         _ => false,
     });
     assert_eq!(above.count(), 1, "once");
@@ -448,7 +447,7 @@ fn a_directory_that_somebody_stands_in_is_found_again_and_given_back_at_the_end(
 #[test]
 fn an_open_directory_is_told_by_its_own_number() {
     let mut lab = Lab::new();
-    let opened = lab.ask(Request::OpenDir { ino: DIR });
+    let opened = lab.ask(Request::OpenDir { ino: DIR, uid: 0 });
     let Ok(Response::OpenedDir(dir)) = opened else {
         panic!("{opened:?}");
     };
@@ -483,7 +482,7 @@ fn what_is_stale_is_named_by_its_last_path() {
             name: name.into(),
         };
         let response = Response::Attr(shown(ino, 5));
-        had.note(Asks::of(&Request::Lookup(link)), 1, &response);
+        had.note(Asks::of(&Request::Lookup { link, uid: 0 }), 1, &response);
     };
     let open = |ino, number, mode| {
         let flags = OpenFlags(libc::O_RDWR as u32);

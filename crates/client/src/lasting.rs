@@ -527,10 +527,11 @@ mod tests {
     }
 
     fn look() -> Request {
-        Request::Lookup(Link {
+        let link = Link {
             parent: Ino::ROOT,
             name: b"a".to_vec(),
-        })
+        };
+        Request::Lookup { link, uid: 0 }
     }
 
     #[test]

@@ -174,9 +174,10 @@ impl Client {
         }
     }
 
-    /// Resolves a name and takes a reference on what it finds.
-    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Shown, Errno> {
-        self.attr(Request::Lookup(link(parent, name)))
+    /// Resolves a name for a user, and takes a reference on what it finds.
+    pub fn lookup(&self, parent: Ino, name: &[u8], uid: u32) -> Result<Shown, Errno> {
+        let link = link(parent, name);
+        self.attr(Request::Lookup { link, uid })
     }
 
     /// Drops references. Cannot fail: a reference that is not dropped costs memory only.
@@ -293,9 +294,9 @@ impl Client {
         })
     }
 
-    /// Opens a directory.
-    pub fn open_dir(&self, ino: Ino) -> Result<Handle, Errno> {
-        match self.call(Request::OpenDir { ino })? {
+    /// Opens a directory for a user.
+    pub fn open_dir(&self, ino: Ino, uid: u32) -> Result<Handle, Errno> {
+        match self.call(Request::OpenDir { ino, uid })? {
             Response::OpenedDir(handle) => Ok(handle),
             other => unexpected(other),
         }
@@ -342,11 +343,12 @@ impl Client {
         }
     }
 
-    /// One extended attribute.
-    pub fn get_xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
+    /// One extended attribute, for a user.
+    pub fn get_xattr(&self, ino: Ino, name: &[u8], uid: u32) -> Result<Vec<u8>, Errno> {
         self.bytes(Request::GetXattr {
             ino,
             name: name.to_vec(),
+            uid,
         })
     }
 

@@ -49,11 +49,15 @@ impl Had {
         let (mut parent, path) = self.path(ino, session).ok_or(Errno::ESTALE)?;
         let mut passed = Vec::new();
         let mut outcome = Ok(());
-        for (known, name) in path {
-            let lookup = Request::Lookup(Link {
-                parent,
-                name: name.to_vec(),
-            });
+        for step in path {
+            let known = step.ino;
+            let lookup = Request::Lookup {
+                link: Link {
+                    parent,
+                    name: step.name.to_vec(),
+                },
+                uid: step.uid,
+            };
             let shown = match connection.call(lookup, &[], &mut []) {
                 Ok(reply) => match reply.response {
                     Response::Attr(shown) => Ok(shown),

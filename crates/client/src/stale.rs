@@ -48,11 +48,11 @@ fn name(had: &Had, ino: Ino) -> String {
         return format!("a file without a name (inode {})", ino.0);
     };
     let mut path = String::new();
-    for (_, name) in &places {
+    for step in &places {
         // No name may break a line of the log.
         path.push_str(&format!(
             "/{}",
-            String::from_utf8_lossy(name).escape_debug()
+            String::from_utf8_lossy(&step.name).escape_debug()
         ));
     }
     path

@@ -55,16 +55,16 @@ impl Filesystem for Adapter {
         }
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (parent, name) = (ino(parent), name.as_bytes());
-        let Some(reply) = self.answer_known((parent, name), reply) else {
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let (parent, name, uid) = (ino(parent), name.as_bytes(), request.uid());
+        let Some(reply) = self.answer_known((parent, name), uid, reply) else {
             return;
         };
         let turn = self
             .in_flight
-            .turn(Pending::Lookup(reply, parent, name.into()));
+            .turn(Pending::Lookup(reply, parent, name.into(), uid));
         let began = self.forgets.begin(&self.client);
-        let found = self.client.lookup(parent, name);
+        let found = self.client.lookup(parent, name, uid);
         let (by, to) = ((&self.client, began), (&*self.belief, &*self.forgets));
         answer_found(by, to, ((parent, name), found), &turn);
     }
@@ -470,8 +470,8 @@ impl Filesystem for Adapter {
         }));
     }
 
-    fn opendir(&self, _: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.answer_opened_dir(ino(node), reply);
+    fn opendir(&self, request: &Request, node: INodeNo, _: OpenFlags, reply: ReplyOpen) {
+        self.answer_opened_dir(ino(node), request.uid(), reply);
     }
 
     fn readdir(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: u64, reply: ReplyDirectory) {
@@ -518,9 +518,17 @@ impl Filesystem for Adapter {
         finish(done, &turn);
     }
 
-    fn getxattr(&self, _: &Request, node: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(
+        &self,
+        request: &Request,
+        node: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
         let turn = self.in_flight.turn(reply);
-        let found = self.client.get_xattr(ino(node), name.as_bytes());
+        let (node, name) = (ino(node), name.as_bytes());
+        let found = self.client.get_xattr(node, name, request.uid());
         answer_xattr(found, size, &turn);
     }
 

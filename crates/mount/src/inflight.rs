@@ -56,7 +56,7 @@ macro_rules! replies {
         pub(crate) enum Pending {
             $($name($name),)*
             /// A name that may be known without the PFS.
-            Lookup(ReplyEntry, Ino, Box<[u8]>),
+            Lookup(ReplyEntry, Ino, Box<[u8]>, u32),
             /// An id whose attributes may be known without the PFS.
             Getattr(ReplyAttr, Ino, Option<Handle>),
         }

@@ -72,6 +72,9 @@ pub struct MountOptions {
     pub passthrough: bool,
     /// Who else uses the server.
     pub company: Company,
+    /// The server does as nobody what root of this node asks for: what other users have looked up
+    /// is no answer for root.
+    pub root_squashed: bool,
 }
 
 /// A mount in service. Dropping it unmounts.
@@ -140,7 +143,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     let forgets = Arc::new(Forgets::new(options.company));
     let adapter = serving::Adapter::new(
         client.clone(),
-        options.passthrough,
+        options,
         forgets.clone(),
         in_flight.clone(),
         pool.clone(),

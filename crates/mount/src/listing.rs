@@ -10,9 +10,9 @@ use crate::convert::{errno, kind};
 use crate::serving::Adapter;
 
 impl Adapter {
-    pub(crate) fn answer_opened_dir(&self, node: Ino, reply: ReplyOpen) {
+    pub(crate) fn answer_opened_dir(&self, node: Ino, uid: u32, reply: ReplyOpen) {
         let turn = self.in_flight.turn(reply);
-        let opened = self.client.open_dir(node);
+        let opened = self.client.open_dir(node, uid);
         match (turn.reply::<ReplyOpen>(), opened) {
             (Some(reply), Ok(dir)) => reply.opened(FileHandle(dir.0), FopenFlags::empty()),
             (Some(reply), Err(e)) => reply.error(errno(e)),

@@ -10,6 +10,7 @@ use forebay_types::{Errno, Handle, Ino};
 use fuser::{FileHandle, Generation, ReplyEntry};
 use parking_lot::Mutex;
 
+use crate::MountOptions;
 use crate::backing::Backings;
 use crate::belief::Belief;
 use crate::convert::{attr, errno};
@@ -39,6 +40,8 @@ pub(crate) struct Adapter {
     pub(crate) kept: Kept,
     pub(crate) waiting: Arc<Waiting>,
     pub(crate) passthrough: AtomicBool,
+    /// Root gets no answer from memory: see [`MountOptions::root_squashed`].
+    pub(crate) root_squashed: bool,
     pub(crate) forgets: Arc<Forgets>,
     pub(crate) locks: Arc<Locks>,
     pub(crate) releases: Arc<Releases>,
@@ -52,7 +55,7 @@ pub(crate) fn handle(fh: FileHandle) -> Handle {
 impl Adapter {
     pub(crate) fn new(
         client: Client,
-        passthrough: bool,
+        options: &MountOptions,
         forgets: Arc<Forgets>,
         in_flight: Arc<InFlightTable>,
         pool: Pool,
@@ -68,7 +71,8 @@ impl Adapter {
             belief,
             kept: Kept::default(),
             waiting: Arc::default(),
-            passthrough: AtomicBool::new(passthrough),
+            passthrough: AtomicBool::new(options.passthrough),
+            root_squashed: options.root_squashed,
             forgets,
             locks,
             releases: Arc::default(),
@@ -96,8 +100,16 @@ impl Adapter {
     }
 
     /// Answers with a directory that the mount knows, or that there is nothing; else the reply is
-    /// still to be given.
-    pub(crate) fn answer_known(&self, name: (Ino, &[u8]), reply: ReplyEntry) -> Option<ReplyEntry> {
+    /// still to be given. What root may look up where root is squashed, only the server knows.
+    pub(crate) fn answer_known(
+        &self,
+        name: (Ino, &[u8]),
+        uid: u32,
+        reply: ReplyEntry,
+    ) -> Option<ReplyEntry> {
+        if self.root_squashed && uid == 0 {
+            return Some(reply);
+        }
         let generation = self.client.generation();
         let _held = self.belief.hold();
         let Some((found, span)) = self.forgets.give_known(name, generation) else {

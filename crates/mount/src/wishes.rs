@@ -37,7 +37,7 @@ pub(crate) fn wish(client: &Client, config: &mut KernelConfig, direct: bool) -> 
     }
     // The kernel checks access control lists where the PFS has them. Then Forebay applies the
     // umask.
-    let lists = client.get_xattr(Ino::ROOT, b"system.posix_acl_access");
+    let lists = client.get_xattr(Ino::ROOT, b"system.posix_acl_access", 0);
     if lists != Err(Errno::EOPNOTSUPP) {
         let wish = InitFlags::FUSE_POSIX_ACL | InitFlags::FUSE_DONT_MASK;
         if let Err(missing) = config.add_capabilities(wish) {

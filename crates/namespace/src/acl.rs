@@ -33,6 +33,20 @@ struct Entry {
     id: u32,
 }
 
+/// Permissions, one of which has to hold all that is wanted.
+pub struct Allowed(Vec<u16>);
+
+impl Allowed {
+    fn one(perm: u16) -> Allowed {
+        Allowed(vec![perm])
+    }
+
+    /// Whether this may be done: read 4, write 2, execute 1, and sums of these.
+    pub fn holds(&self, wanted: u16) -> bool {
+        self.0.iter().any(|perm| perm & wanted == wanted)
+    }
+}
+
 /// A valid list: each of the three classes of the mode has its entry, and where somebody is named
 /// there is a mask.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +103,51 @@ impl Acl {
     /// It says no more than a mode does.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
+    }
+
+    /// What the list lets a user do who is in these groups; as acl(5) has it.
+    pub fn allows(&self, object: (u32, u32), uid: u32, is_in: impl Fn(u32) -> bool) -> Allowed {
+        let (owner, group) = object;
+        let mask = self.entry(MASK).map_or(7, |mask| mask.perm);
+        let found = |tag, id| {
+            let mut named = self.0.iter().filter(move |entry| entry.tag == tag);
+            named.find(|entry| entry.id == id).map(|entry| entry.perm)
+        };
+        if uid == owner {
+            return Allowed::one(self.entry(USER_OBJ).map_or(0, |entry| entry.perm));
+        }
+        if let Some(perm) = found(USER, uid) {
+            return Allowed::one(perm & mask);
+        }
+        let groups = self.0.iter().filter(|entry| match entry.tag {
+            GROUP_OBJ => is_in(group),
+            GROUP => is_in(entry.id),
+            _ => false,
+        });
+        let groups: Vec<u16> = groups.map(|entry| entry.perm & mask).collect();
+        match groups.is_empty() {
+            true => Allowed::one(self.entry(OTHER).map_or(0, |entry| entry.perm)),
+            false => Allowed(groups),
+        }
+    }
+
+    /// Whether the list of something that is root's lets some other user do this, who is in no
+    /// group of root's.
+    pub fn allows_some(&self, group: u32, wanted: u16) -> bool {
+        let mask = self.entry(MASK).map_or(7, |mask| mask.perm);
+        self.0.iter().any(|entry| {
+            let allowed = match entry.tag {
+                USER | GROUP if entry.id != 0 => entry.perm & mask,
+                GROUP_OBJ if group != 0 => entry.perm & mask,
+                OTHER => entry.perm,
+                _ => 0,
+            };
+            allowed & wanted == wanted
+        })
+    }
+
+    fn entry(&self, tag: u16) -> Option<&Entry> {
+        self.0.iter().find(|entry| entry.tag == tag)
     }
 
     /// The entry that the group bits of a mode stand for.

@@ -24,6 +24,7 @@ mod placement;
 mod publish;
 mod record;
 mod residency;
+mod rights;
 mod stability;
 mod sync;
 mod table;
@@ -34,7 +35,7 @@ mod times;
 mod tree;
 mod unsettled;
 
-pub use acl::{ACCESS as ACCESS_LIST, without_set_id};
+pub use acl::{ACCESS as ACCESS_LIST, Acl, without_set_id};
 pub use check::RecordTrouble;
 pub use conflict::{Conflict, ConflictKind};
 pub use error::{NsError, in_record, of_object, on_pfs};
@@ -51,6 +52,7 @@ pub use record::{
 };
 
 pub use residency::Arrival;
+pub use rights::{Deed, NOBODY, Rights, Who};
 pub use table::{Node, PlainNode};
 pub use tree::state::ctime_after;
 pub use tree::{Dir, File, FileFacts, FileState, Hidden, Name, Place};

@@ -180,6 +180,11 @@ impl Instance {
         &self.sessions
     }
 
+    /// From here on, whatever root of a client's node asks for over the network is done as nobody.
+    pub fn squash_root(&self) {
+        self.sessions.squash_root(self.rooms.clone());
+    }
+
     /// Takes a look at the network server by which clients come, for `status`. The first is kept.
     pub fn show_clients_of(&self, network: NetView) {
         if self.rooms.network.set(network).is_err() {

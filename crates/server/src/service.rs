@@ -222,7 +222,7 @@ impl Server {
         let rooms = &self.rooms;
         let ns = &rooms.base.ns();
         Ok(match request {
-            Request::Lookup(link) => {
+            Request::Lookup { link, .. } => {
                 let found = ns.lookup(link.parent, &link.name)?;
                 let birth_ns = ns.birth_of(found.attr.ino);
                 let attr = rooms.files.live_attr(found.attr, found.file.as_ref())?;
@@ -273,7 +273,7 @@ impl Server {
                     give_up_after_ms: ms(rooms.base.health().give_up_after()),
                 }
             }
-            Request::OpenDir { ino } => {
+            Request::OpenDir { ino, .. } => {
                 ns.check_dir(ino)?;
                 Response::OpenedDir(rooms.buffer.opens().add_dir(ino))
             }
@@ -327,7 +327,7 @@ impl Server {
                 mode,
                 cred,
             } => self.rename(&from, &to, mode, &cred)?,
-            Request::GetXattr { ino, name } => {
+            Request::GetXattr { ino, name, .. } => {
                 return Ok(Response::Bytes(ns.get_xattr(ino, &name)?));
             }
             Request::SetXattr {

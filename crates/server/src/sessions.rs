@@ -8,7 +8,9 @@
 //!    earlier one may be another file's by now.
 //! 4. When a session has ended, nothing of it is left: files and directories are closed, references
 //!    are dropped, and requests under way have been answered before.
-//! 5. A change is answered when all other clients have forgotten what they had been shown of it.
+//! 5. Where root is squashed, what a client over the network may not do is refused before anything
+//!    else is looked at: see [`squash`].
+//! 6. A change is answered when all other clients have forgotten what they had been shown of it.
 
 mod command;
 mod common;
@@ -22,10 +24,11 @@ mod pending;
 mod probe;
 mod recalls;
 mod shown;
+mod squash;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, limits};
@@ -44,6 +47,8 @@ use pending::Pending;
 use probe::Probe;
 use recalls::Recalls;
 use shown::{BELIEVED_FOR, ShownLately};
+use squash::Squash;
+pub use squash::Tree;
 
 /// Locks are spread over so many shards by handle or id.
 const SHARDS: usize = 16;
@@ -59,6 +64,8 @@ struct Shard {
 /// An open file of a client.
 struct File {
     ino: Ino,
+    /// It is open for writing.
+    writes: bool,
     /// The client's kernel writes it by itself.
     written: bool,
     /// Locks were asked for through it.
@@ -74,6 +81,8 @@ pub struct Session {
     /// It has again what it had before a restart.
     reclaims: AtomicBool,
     common: Arc<Common>,
+    /// Root of the client's node is nobody.
+    squash: Option<Squash>,
     recalls: Arc<Recalls>,
     shards: [Mutex<Shard>; SHARDS],
     handles: AtomicUsize,
@@ -85,7 +94,7 @@ pub struct Session {
 
 impl Session {
     /// A client that has nothing yet.
-    fn begin(common: Arc<Common>, node: u32, life: u64) -> Session {
+    fn begin(common: Arc<Common>, node: u32, life: u64, squash: Option<Squash>) -> Session {
         common.lives.begin(life);
         let recalls = Arc::new(Recalls::of(life));
         common.clients.write().insert(node, recalls.clone());
@@ -94,6 +103,7 @@ impl Session {
             life,
             reclaims: AtomicBool::new(false),
             common,
+            squash,
             recalls,
             shards: std::array::from_fn(|_| Mutex::default()),
             handles: AtomicUsize::new(0),
@@ -172,6 +182,19 @@ impl Session {
             true => Ok(()),
             false => Err(Errno::ESTALE),
         }
+    }
+
+    /// Where root is squashed: the request as it may be answered.
+    fn admit(&self, request: Request) -> Result<Request, Errno> {
+        let Some(squash) = &self.squash else {
+            return Ok(request);
+        };
+        let writes = |handle: Handle, ino: Ino| {
+            let shard = self.shard(handle.0).lock();
+            let file = shard.files.get(&handle);
+            file.is_some_and(|file| file.ino == ino && file.writes)
+        };
+        squash.admit(request, writes)
     }
 
     /// Looks whether the client has the handle that it names; what it closes is not the client's
@@ -286,6 +309,7 @@ impl Session {
                 let ino = shown.or(opens.file).unwrap_or(Ino::ROOT);
                 let file = File {
                     ino,
+                    writes: opens.writes,
                     written,
                     locked: false,
                 };
@@ -389,6 +413,8 @@ struct Opens {
     /// A handle was taken into account.
     counted: bool,
     file: Option<Ino>,
+    /// For writing.
+    writes: bool,
 }
 
 fn not_firm(response: &mut Response) {
@@ -405,6 +431,8 @@ fn not_firm(response: &mut Response) {
 /// All clients of one server.
 pub struct Sessions {
     common: Arc<Common>,
+    /// Who comes over the network has no root.
+    squash: OnceLock<Squash>,
     epoch: u32,
     last_node: AtomicU32,
 }
@@ -434,6 +462,7 @@ impl Sessions {
                 followed: AtomicBool::new(false),
                 quiet_until,
             }),
+            squash: OnceLock::new(),
             epoch,
             last_node: AtomicU32::new(0),
         }
@@ -454,8 +483,20 @@ impl Sessions {
         self.common.lives.stop();
     }
 
-    /// A client comes, that calls this life of its own so.
+    /// From here on, whatever root of a client's node asks for over the network is done as nobody,
+    /// by the rights that this tree gives. It is said once.
+    pub fn squash_root(&self, tree: Arc<dyn Tree>) {
+        if self.squash.set(Squash::by(tree)).is_err() {
+            tracing::debug!("root is squashed already");
+        }
+    }
+
+    /// A client comes, that calls this life of its own so. Root of its node is root.
     pub fn begin(&self, life: u64) -> Arc<Session> {
+        self.begin_as(life, None)
+    }
+
+    fn begin_as(&self, life: u64, squash: Option<Squash>) -> Arc<Session> {
         let mut node = 0;
         while node == 0 {
             node = self
@@ -463,7 +504,8 @@ impl Sessions {
                 .fetch_add(1, Ordering::Relaxed)
                 .wrapping_add(1);
         }
-        Arc::new(Session::begin(self.common.clone(), node, life))
+        let common = self.common.clone();
+        Arc::new(Session::begin(common, node, life, squash))
     }
 }
 
@@ -473,9 +515,12 @@ impl Host for Sessions {
     }
 
     fn begin(&self, facts: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {
+        // Root of the server's own node owns what the server has. Which node that is, the socket
+        // tells, not the client.
+        let squash = self.squash.get().filter(|_| !facts.local).cloned();
         Ok(match facts.command {
-            true => Arc::new(Command::of(self.common.server.clone())),
-            false => Sessions::begin(self, facts.life),
+            true => Arc::new(Command::of(self.common.server.clone(), squash.is_some())),
+            false => self.begin_as(facts.life, squash),
         })
     }
 }
@@ -524,16 +569,27 @@ impl Service for Session {
         if let Err(errno) = self.check_nodes(&request) {
             return errno.into();
         }
+        let request = match self.admit(request) {
+            Ok(request) => request,
+            Err(errno) => return errno.into(),
+        };
         let asked = match self.check_handle(&request) {
             Ok(asked) => asked,
             Err(errno) => return errno.into(),
         };
-        let file = match &request {
-            Request::Open { ino, .. } => Some(*ino),
-            _ => None,
+        let (file, writes) = match &request {
+            Request::Open { ino, flags, .. } => (Some(*ino), flags.writes()),
+            Request::Create { flags, .. } | Request::CreateUnnamed { flags, .. } => {
+                (None, flags.writes())
+            }
+            _ => (None, false),
         };
         let opens = match self.reserve_handle(&request) {
-            Ok(counted) => Opens { counted, file },
+            Ok(counted) => Opens {
+                counted,
+                file,
+                writes,
+            },
             Err(errno) => return errno.into(),
         };
         let mut request = match request {
@@ -606,7 +662,7 @@ mod tests {
                 go.recv_timeout(Duration::from_secs(30)).expect("go");
             }
             let response = match &request {
-                Request::Lookup(_) => Response::Attr(attr(7).into()),
+                Request::Lookup { .. } => Response::Attr(attr(7).into()),
                 Request::Open { .. } => {
                     let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed) as u64);
                     Response::Opened(Opened {
@@ -658,7 +714,7 @@ mod tests {
             parent: Ino::ROOT,
             name: b"f".to_vec(),
         };
-        ask(session, Request::Lookup(link)).expect("lookup");
+        ask(session, Request::Lookup { link, uid: 0 }).expect("lookup");
     }
 
     /// Finds it, and opens it.
@@ -695,7 +751,13 @@ mod tests {
         let sessions = Sessions::new(server.clone(), Arc::default(), 1, Lives::none());
         let (one, other) = (sessions.begin(0), sessions.begin(0));
         let (closed, left) = (open(&one), open(&one));
-        let Ok(Response::OpenedDir(dir)) = ask(&one, Request::OpenDir { ino: Ino::ROOT }) else {
+        let Ok(Response::OpenedDir(dir)) = ask(
+            &one,
+            Request::OpenDir {
+                ino: Ino::ROOT,
+                uid: 0,
+            },
+        ) else {
             panic!("opendir");
         };
         let others = open(&other);

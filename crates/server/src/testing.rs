@@ -85,7 +85,7 @@ impl Store for FailingStore {
 /// Directories, a rooms on them, and its store.
 pub struct Lab {
     dir: tempfile::TempDir,
-    rooms: Rooms,
+    rooms: Arc<Rooms>,
     /// The store of its records.
     pub store: Arc<FailingStore>,
 }
@@ -124,6 +124,7 @@ impl Lab {
         });
         let rooms = open_on(settings, Box::new(store.clone()), wrap);
         let rooms = rooms.unwrap_or_else(|error| panic!("start: {error}"));
+        let rooms = Arc::new(rooms);
         Lab { dir, rooms, store }
     }
 
@@ -163,6 +164,11 @@ impl Lab {
     /// The rooms.
     pub fn rooms(&self) -> &Rooms {
         &self.rooms
+    }
+
+    /// The same, for a server of them.
+    pub fn shared_rooms(&self) -> Arc<Rooms> {
+        self.rooms.clone()
     }
 
     /// A path on the PFS.

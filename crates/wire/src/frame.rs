@@ -15,7 +15,7 @@ use forebay_types::limits;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Version of the messages. Both sides must have the same: who changes a message raises it.
-pub const PROTOCOL_VERSION: u32 = 12;
+pub const PROTOCOL_VERSION: u32 = 13;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"fby1");
 const HELLO: [u8; 4] = *b"FBAY";
@@ -272,7 +272,7 @@ mod tests {
 
         #[test]
         fn names_survive_the_way(name in proptest::collection::vec(any::<u8>(), 0..255)) {
-            let request = Request::Lookup(Link { parent: Ino(3), name });
+            let request = Request::Lookup { link: Link { parent: Ino(3), name }, uid: 7 };
             let mut bytes = Vec::new();
             write_frame(&mut bytes, &request, &[]).expect("vec");
             let back = read_frame::<Request>(&mut &bytes[..], &mut []).expect("frame").expect("one");

@@ -112,8 +112,12 @@ pub struct LockHolder {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the fields are named after those of the system calls
 pub enum Request {
-    /// Resolves a name and takes one reference on what it finds.
-    Lookup(Link),
+    /// Resolves a name and takes one reference on what it finds. `uid` is who asks, as in each
+    /// request that has no [`Cred`]: it counts where the server looks at rights.
+    Lookup {
+        link: Link,
+        uid: u32,
+    },
     /// Drops references taken by `Lookup`, `Create`, `CreateUnnamed`, `Mkdir`, `Mknod`, `Symlink`,
     /// `Link`.
     Forget(Vec<(Ino, u64)>),
@@ -171,6 +175,7 @@ pub enum Request {
     /// Takes a snapshot of a directory's entries.
     OpenDir {
         ino: Ino,
+        uid: u32,
     },
     /// Entries of that snapshot from position `offset` on.
     ReadDir {
@@ -186,6 +191,7 @@ pub enum Request {
     GetXattr {
         ino: Ino,
         name: Vec<u8>,
+        uid: u32,
     },
     SetXattr {
         ino: Ino,
@@ -468,7 +474,7 @@ impl Request {
     /// this before they act on a request that came over a socket.
     pub fn check(&self) -> Result<(), Errno> {
         match self {
-            Request::Lookup(l)
+            Request::Lookup { link: l, .. }
             | Request::Mknod { link: l, .. }
             | Request::Mkdir { link: l, .. }
             | Request::Link { link: l, .. }

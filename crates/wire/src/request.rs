@@ -30,7 +30,7 @@ macro_rules! handles_of {
                 lock: LockOf { handle, .. },
                 ..
             } => $one(handle),
-            Request::Lookup(_)
+            Request::Lookup { .. }
             | Request::Forget(_)
             | Request::Readlink { .. }
             | Request::Mknod { .. }
@@ -67,7 +67,7 @@ impl Request {
     /// What it is called in a log.
     pub fn name(&self) -> &'static str {
         match self {
-            Request::Lookup(_) => "lookup",
+            Request::Lookup { .. } => "lookup",
             Request::Forget(_) => "forget",
             Request::Getattr { .. } => "getattr",
             Request::Setattr { .. } => "setattr",
@@ -131,7 +131,7 @@ impl Request {
             | Request::Space { .. } => true,
             // By O_TRUNC, and by a right to write through the kernel.
             Request::Open { flags, .. } => flags.writes(),
-            Request::Lookup(_)
+            Request::Lookup { .. }
             | Request::Forget(_)
             | Request::Getattr { .. }
             | Request::Readlink { .. }
@@ -175,7 +175,7 @@ impl Request {
     /// What it names by id: who asks has a reference on each.
     pub fn nodes(&self) -> [Option<Ino>; 2] {
         match self {
-            Request::Lookup(link)
+            Request::Lookup { link, .. }
             | Request::Mknod { link, .. }
             | Request::Mkdir { link, .. }
             | Request::Symlink { link, .. }
@@ -188,7 +188,7 @@ impl Request {
             Request::Getattr { ino, .. }
             | Request::Setattr { ino, .. }
             | Request::Readlink { ino }
-            | Request::OpenDir { ino }
+            | Request::OpenDir { ino, .. }
             | Request::GetXattr { ino, .. }
             | Request::SetXattr { ino, .. }
             | Request::ListXattr { ino, .. }
@@ -238,7 +238,7 @@ impl Request {
             | Request::Create { cred, .. }
             | Request::CreateUnnamed { cred, .. }
             | Request::Open { cred, .. } => Some(cred),
-            Request::Lookup(_)
+            Request::Lookup { .. }
             | Request::Forget(_)
             | Request::Getattr { .. }
             | Request::Readlink { .. }
@@ -274,7 +274,7 @@ impl Request {
     pub fn takes_reference(&self) -> bool {
         matches!(
             self,
-            Request::Lookup(_)
+            Request::Lookup { .. }
                 | Request::Mknod { .. }
                 | Request::Mkdir { .. }
                 | Request::Symlink { .. }
@@ -312,7 +312,7 @@ impl Request {
             Request::Recalls { .. } => true,
             // They take a reference or a handle that the client has to give back: two times taken
             // and once given back is a leak.
-            Request::Lookup(_)
+            Request::Lookup { .. }
             | Request::OpenDir { .. }
             | Request::Open { .. }
             | Request::Create { .. }

@@ -85,10 +85,13 @@ fn seeds() -> Vec<Vec<u8>> {
         (Request::Statfs, &b""[..]),
         (Request::Control(Control::Status), b""),
         (
-            Request::Lookup(Link {
-                parent: Ino(1),
-                name: b"name".to_vec(),
-            }),
+            Request::Lookup {
+                link: Link {
+                    parent: Ino(1),
+                    name: b"name".to_vec(),
+                },
+                uid: 1000,
+            },
             b"",
         ),
         (

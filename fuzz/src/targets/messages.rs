@@ -109,7 +109,7 @@ fn within_limits(request: &Request) {
         assert!(!name.contains(&b'/') && !name.contains(&0) && name != b"." && name != b"..");
     };
     match request {
-        Request::Lookup(link)
+        Request::Lookup { link, .. }
         | Request::Mknod { link, .. }
         | Request::Mkdir { link, .. }
         | Request::Symlink { link, .. }

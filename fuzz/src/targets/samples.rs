@@ -71,7 +71,10 @@ pub fn requests() -> Vec<Request> {
     let flags = OpenFlags(libc::O_RDWR as u32);
     let name = b"user.forebay.app".to_vec();
     let mut all = vec![
-        Request::Lookup(link(b"rank-0")),
+        Request::Lookup {
+            link: link(b"rank-0"),
+            uid: 1000,
+        },
         Request::Forget(vec![(ino, 3), (Ino::ROOT, 1)]),
         Request::Getattr {
             ino,
@@ -113,7 +116,7 @@ pub fn requests() -> Vec<Request> {
             link: link(b"ckpt-000120"),
             cred,
         },
-        Request::OpenDir { ino },
+        Request::OpenDir { ino, uid: 1000 },
         Request::ReadDir { handle, offset: 17 },
         Request::CloseDir { handle },
         Request::Statfs,
@@ -121,6 +124,7 @@ pub fn requests() -> Vec<Request> {
         Request::GetXattr {
             ino,
             name: name.clone(),
+            uid: 1000,
         },
         Request::ListXattr { ino, cred },
         Request::RemoveXattr {

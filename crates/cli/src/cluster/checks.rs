@@ -46,6 +46,7 @@ pub struct Common {
     pub store: Store,
     pub replicas: usize,
     pub encrypt: bool,
+    pub squash_root: bool,
     pub lease: Duration,
     pub connection_rate: Option<u64>,
 }
@@ -98,11 +99,6 @@ impl<'a> Checks<'a> {
             }
             None => LEASE_DEFAULT,
         };
-        if let Some(squash) = section.squash_root.as_ref()
-            && squash.get_ref().0
-        {
-            return Err(self.at(squash.span(), Problem::SquashNotYet));
-        }
         Ok(Common {
             name: self.name(&section.name, "name of a cluster")?,
             pfs: self.absolute(&section.pfs, "pfs")?,
@@ -110,6 +106,7 @@ impl<'a> Checks<'a> {
             store: self.store(section.store.as_ref())?,
             replicas: self.replicas(section.replicas.as_ref())?,
             encrypt: section.encrypt.as_ref().is_some_and(|given| given.0),
+            squash_root: section.squash_root.as_ref().is_some_and(|given| given.0),
             lease,
             connection_rate: self.rate(section.connection_rate.as_ref())?,
         })

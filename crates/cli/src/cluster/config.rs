@@ -36,6 +36,9 @@ pub struct Cluster {
     /// Data is encrypted; a server takes it from another machine in no other way. Default: false;
     /// data is sent in the clear then, with checksums, and only messages are sealed.
     pub encrypt: bool,
+    /// What root of a client's node asks for over TCP is done as nobody (uid and gid 65534).
+    /// Default: false; root of every node is root of the mount.
+    pub squash_root: bool,
     /// A client that is silent for so long is fenced: 1 s to 1 h. Default: 30 s.
     pub lease: Duration,
     /// Most bytes per second over one TCP connection, in each direction: at least 1 MB/s. Tests
@@ -145,6 +148,7 @@ impl Cluster {
             store: common.store,
             replicas: common.replicas,
             encrypt: common.encrypt,
+            squash_root: common.squash_root,
             lease: common.lease,
             connection_rate: common.connection_rate,
             servers,

@@ -61,10 +61,6 @@ pub enum Problem {
     Replicas(usize),
     #[error("replicas = {0} is not in this version; use 1")]
     ReplicasNotYet(usize),
-    #[error(
-        "squash_root = true is not in this version; root of a node that has the key is root of the mount"
-    )]
-    SquashNotYet,
     #[error("several servers are not in this version; leave one [[server]]")]
     ServersNotYet,
     #[error(

@@ -43,7 +43,7 @@ pub struct Section {
     pub store: Option<Spanned<String>>,
     pub replicas: Option<Spanned<Count>>,
     pub encrypt: Option<Switch>,
-    pub squash_root: Option<Spanned<Switch>>,
+    pub squash_root: Option<Switch>,
     pub lease: Option<Spanned<Span>>,
     pub connection_rate: Option<Spanned<Rate>>,
 }

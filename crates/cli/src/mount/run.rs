@@ -223,6 +223,7 @@ fn serve(
         threads: plan.settings.threads(descriptors),
         passthrough: descriptors,
         company: Company::Shared,
+        root_squashed: plan.cluster.squash_root && !descriptors,
     };
     let client = Client::of_another_node(lasting.clone(), plan.settings.distribution);
     let what = format!("{}: cannot mount", plan.mount.display());

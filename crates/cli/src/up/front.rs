@@ -75,6 +75,7 @@ impl Front for MountHere {
             threads: plan.threads,
             passthrough: settings.passthrough,
             company: Company::Alone,
+            root_squashed: false,
         };
         let what = format!("{}: cannot mount", point.display());
         let mounted = forebay_mount::mount(client, &options).explain(what, "")?;

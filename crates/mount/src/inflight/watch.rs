@@ -131,9 +131,9 @@ fn ask_again(watched: &Watched, pending: Pending, asker: u32) {
     let (belief, forgets) = (watched.belief.clone(), watched.forgets.clone());
     asker::set(asker);
     watched.pool.run(Box::new(move |_| match pending {
-        Pending::Lookup(reply, parent, name) => {
+        Pending::Lookup(reply, parent, name, uid) => {
             let turn = in_flight.waiting_turn(reply);
-            let made = client.lookup(parent, &name);
+            let made = client.lookup(parent, &name, uid);
             answer_entry(
                 (&client, client.generation()),
                 (&belief, &forgets),

@@ -6,20 +6,32 @@ use forebay_types::Errno;
 use forebay_wire::net::Guest;
 use forebay_wire::{Peer, Reply, Request, Service};
 
+use super::squash::squash_control;
+
 /// See the module.
-pub struct Command(Arc<dyn Service>);
+pub struct Command {
+    server: Arc<dyn Service>,
+    /// Root is nobody.
+    squashed: bool,
+}
 
 impl Command {
-    /// `server` answers it.
-    pub fn of(server: Arc<dyn Service>) -> Command {
-        Command(server)
+    /// `server` answers it; where it is `squashed`, root as nobody.
+    pub fn of(server: Arc<dyn Service>, squashed: bool) -> Command {
+        Command { server, squashed }
     }
 }
 
 impl Service for Command {
     fn handle(&self, peer: Peer<'_>, request: Request, payload: &[u8], into: &mut [u8]) -> Reply {
         match request {
-            Request::ControlFor { .. } => self.0.handle(peer, request, payload, into),
+            Request::ControlFor { .. } => {
+                let request = match self.squashed {
+                    true => squash_control(request),
+                    false => request,
+                };
+                self.server.handle(peer, request, payload, into)
+            }
             _ => Errno::EPERM.into(),
         }
     }
@@ -47,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_command_may_ask_what_commands_ask_and_nothing_else() {
-        let command = Command::of(Arc::new(Answers));
+        let command = Command::of(Arc::new(Answers), false);
         let peer = Peer {
             uid: 0,
             gid: 0,
@@ -71,7 +83,7 @@ mod tests {
         // What would be answered without a user's name is not for who comes from elsewhere.
         for request in [
             Request::Getattr { ino, handle },
-            Request::OpenDir { ino },
+            Request::OpenDir { ino, uid: 0 },
             Request::Control(control),
         ] {
             assert_eq!(ask(request), refused);

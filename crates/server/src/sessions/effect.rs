@@ -83,7 +83,7 @@ impl Effect {
             (name, lately.targets(name))
         };
         match request {
-            Request::Lookup(link) => {
+            Request::Lookup { link, .. } => {
                 effect.shows = shows(link);
                 effect.looks = true;
             }

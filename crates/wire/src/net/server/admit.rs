@@ -111,7 +111,12 @@ fn session_for(
     }
     if let Some(id) = attach.join {
         let known = core.session(id);
-        let known = known.filter(|session| session.client == attach.client && !session.is_ending());
+        // What a session may do hangs on where it came from: none takes a link from elsewhere.
+        let known = known.filter(|session| {
+            session.client == attach.client
+                && session.facts.local == facts.local
+                && !session.is_ending()
+        });
         return known.ok_or(Refusal::UnknownSession);
     }
     // The answer to its first attach got lost: it does not know of that session.
