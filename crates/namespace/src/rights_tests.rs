@@ -11,6 +11,7 @@ struct Caller {
 }
 
 type Entries = Vec<(u16, u16, u32)>;
+type Outcome = Result<(), Errno>;
 
 /// A file as the model has it, and as the rules have it.
 #[derive(Clone, Debug)]
@@ -175,7 +176,8 @@ fn model_set(
             let (old, new) = (object.perm >> bit & 1, perm >> bit & 1);
             old == new || (old == 1 && bit >= 10)
         });
-        if !is_owner && !(drops_set_id && writes) {
+        let may = is_owner || (drops_set_id && writes);
+        if !may {
             return Err(Errno::EPERM);
         }
     }
@@ -313,7 +315,7 @@ fn on_one(
     who: Who,
     callers: &[Caller],
     (thing, flags, name): (&Thing, i32, &str),
-) -> Vec<(Result<(), Errno>, Vec<Result<(), Errno>>)> {
+) -> Vec<(Outcome, Vec<Outcome>)> {
     let rights = &thing.rights;
     let access = |wanted| {
         let one = |caller: &Caller| match model_access(caller, thing, wanted) {
@@ -365,7 +367,7 @@ proptest! {
         (has_written, other_dir, exchange) in (any::<bool>(), any::<bool>(), any::<bool>()),
     ) {
         let caller = nobody();
-        for (ruled, model) in on_one(Who::Nobody, &[caller.clone()], (&one, flags, name)) {
+        for (ruled, model) in on_one(Who::Nobody, std::slice::from_ref(&caller), (&one, flags, name)) {
             prop_assert_eq!(ruled, model[0]);
         }
         let set_by_rule = Who::Nobody.may_set(&one.rights, &set, has_written);

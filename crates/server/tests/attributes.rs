@@ -87,7 +87,7 @@ fn a_size_that_was_written_is_shown_while_the_file_is_being_closed() {
     settings.demotion.idle = false;
     let server = Running::start(&settings, false);
     let ino = server.put(b"f", b"").ino;
-    server.client.lookup(Ino::ROOT, b"f").expect("lookup");
+    server.client.lookup(Ino::ROOT, b"f", 0).expect("lookup");
     let written = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -156,7 +156,7 @@ fn named_list(other: u16) -> Vec<u8> {
 
 /// Whether the temporary directory's file system has access control lists.
 fn has_acls(server: &Running) -> bool {
-    server.client.get_xattr(Ino::ROOT, ACCESS) != Err(Errno::EOPNOTSUPP)
+    server.client.get_xattr(Ino::ROOT, ACCESS, 0) != Err(Errno::EOPNOTSUPP)
 }
 
 const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -183,19 +183,19 @@ fn an_access_list_follows_the_mode_the_mode_the_list_and_the_drain_both() {
         ..SetAttr::default()
     };
     client.setattr(made.ino, None, mode, me()).expect("chmod");
-    let list = client.get_xattr(made.ino, ACCESS).expect("list");
+    let list = client.get_xattr(made.ino, ACCESS, 0).expect("list");
     // The mask is the group's bits of the mode.
     assert_eq!((list[4 + 3 * 8 + 2], list[4 + 4 * 8 + 2]), (0, 4));
     client.release(handle).expect("close");
     server.wait_clean(&|_| false);
     let on_pfs = std::fs::metadata(scratch.pfs().join("f")).expect("metadata");
     assert_eq!(on_pfs.mode() & 0o7777, 0o604);
-    assert_eq!(client.get_xattr(made.ino, ACCESS), Ok(list.clone()));
+    assert_eq!(client.get_xattr(made.ino, ACCESS, 0), Ok(list.clone()));
     // Rewritten, it keeps its list; made minimal, it has none.
     let flags = OpenFlags(libc::O_RDWR as u32);
     let open = client.open(made.ino, flags, me()).expect("open");
     server.write(open.opened.handle, 0, b"new").expect("write");
-    assert_eq!(client.get_xattr(made.ino, ACCESS), Ok(list));
+    assert_eq!(client.get_xattr(made.ino, ACCESS, 0), Ok(list));
     let minimal = [
         &named_list(0)[..12],
         &named_list(0)[20..28],
@@ -203,11 +203,11 @@ fn an_access_list_follows_the_mode_the_mode_the_list_and_the_drain_both() {
     ]
     .concat();
     assert_eq!(set(ACCESS, &minimal), Ok(()));
-    assert_eq!(client.get_xattr(made.ino, ACCESS), Err(Errno::ENODATA));
+    assert_eq!(client.get_xattr(made.ino, ACCESS, 0), Err(Errno::ENODATA));
     assert_eq!(now(&server, b"f").perm, 0o644);
     client.release(open.opened.handle).expect("close");
     server.wait_clean(&|_| false);
-    assert_eq!(client.get_xattr(made.ino, ACCESS), Err(Errno::ENODATA));
+    assert_eq!(client.get_xattr(made.ino, ACCESS, 0), Err(Errno::ENODATA));
     server.instance.stop();
 }
 
@@ -238,9 +238,9 @@ fn new_files_get_the_default_list_of_their_directory_or_else_the_umask() {
         .expect("default list");
     let listed = create(dir.ino, b"listed");
     assert_eq!(listed.perm, 0o664);
-    assert_eq!(client.get_xattr(listed.ino, ACCESS), Ok(named_list(4)));
+    assert_eq!(client.get_xattr(listed.ino, ACCESS, 0), Ok(named_list(4)));
     let below = client.mkdir(dir.ino, b"below", 0o777, who).expect("mkdir");
-    assert_eq!(client.get_xattr(below.ino, DEFAULT), Ok(named_list(4)));
+    assert_eq!(client.get_xattr(below.ino, DEFAULT, 0), Ok(named_list(4)));
     assert_eq!(create(below.ino, b"deep").perm, 0o664);
     // A file without a list that moves in gets none, on the PFS neither.
     create(Ino::ROOT, b"moved");
@@ -251,7 +251,7 @@ fn new_files_get_the_default_list_of_their_directory_or_else_the_umask() {
     server.wait_clean(&|_| false);
     let moved = server.find(b"d/moved").expect("find");
     assert_eq!(
-        (client.get_xattr(moved.ino, ACCESS), moved.perm),
+        (client.get_xattr(moved.ino, ACCESS, 0), moved.perm),
         (Err(Errno::ENODATA), 0o640)
     );
     let mode = |name: &str| {
@@ -267,7 +267,7 @@ fn new_files_get_the_default_list_of_their_directory_or_else_the_umask() {
         [mode("d/listed"), mode("d/below/deep"), mode("d/moved")],
         [0o664, 0o664, 0o640]
     );
-    assert_eq!(client.get_xattr(listed.ino, ACCESS), Ok(named_list(4)));
+    assert_eq!(client.get_xattr(listed.ino, ACCESS, 0), Ok(named_list(4)));
     server.instance.stop();
 }
 
@@ -288,7 +288,9 @@ fn set_id_bits_go_with_a_truncation_or_a_write_of_a_file_on_the_pfs_too() {
     }
     let other = Cred { uid: 12345, ..me() };
     for name in names {
-        let attr = client.lookup(Ino::ROOT, name.as_bytes()).expect("lookup");
+        let attr = client
+            .lookup(Ino::ROOT, name.as_bytes(), 0)
+            .expect("lookup");
         assert_eq!(attr.perm, 0o6755, "{name}");
         if name == "cut" {
             let size = SetAttr {

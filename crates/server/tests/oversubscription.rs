@@ -85,7 +85,9 @@ fn write_as(running: &Running, cred: Cred, name: &str, data: &[u8]) {
 
 fn read_as(running: &Running, cred: Cred, name: &str) {
     let client = &running.client;
-    let attr = client.lookup(Ino::ROOT, name.as_bytes()).expect("lookup");
+    let attr = client
+        .lookup(Ino::ROOT, name.as_bytes(), 0)
+        .expect("lookup");
     let flags = OpenFlags(libc::O_RDONLY as u32);
     let open = client.open(attr.ino, flags, cred).expect("open");
     client.release(open.opened.handle).expect("close");
@@ -147,7 +149,7 @@ fn the_first_read_by_a_new_run_is_a_restart_and_nothing_else_is() {
     );
     running
         .client
-        .lookup(Ino::ROOT, b"ckpt-1.dat")
+        .lookup(Ino::ROOT, b"ckpt-1.dat", 0)
         .expect("stat is no read");
     assert_eq!(running.status().restarts_total, 0);
     let new_run = Process::start();

@@ -36,7 +36,7 @@ impl Node {
     }
 
     fn open(&self, name: &[u8]) -> OpenFile {
-        let found = self.client.lookup(Ino::ROOT, name).expect("lookup");
+        let found = self.client.lookup(Ino::ROOT, name, 0).expect("lookup");
         self.client
             .open(found.ino, RDWR, me())
             .unwrap_or_else(|e| panic!("open: {e:?}"))

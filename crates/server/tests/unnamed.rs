@@ -187,7 +187,7 @@ fn what_a_stop_finds_without_a_name_is_gone_after_the_next_start() {
     assert!(errors.is_empty(), "{errors:?}");
     let on_pfs = again
         .client
-        .open_dir(Ino::ROOT)
+        .open_dir(Ino::ROOT, 0)
         .and_then(|dir| again.client.read_dir(dir, 0));
     let names: Vec<_> = on_pfs
         .expect("entries")

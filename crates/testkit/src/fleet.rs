@@ -41,6 +41,7 @@ pub struct Fleet {
     server: Running,
     mounts: Vec<Running>,
     nodes: Nodes,
+    cluster: String,
     base: PathBuf,
     _folder: TempDir,
 }
@@ -50,6 +51,12 @@ impl Fleet {
     /// file, behind the server's section.
     #[track_caller]
     pub fn new(mounts: usize, config: &str) -> Fleet {
+        Fleet::of_cluster(mounts, "", config)
+    }
+
+    /// The same; `cluster` is added to the section `[cluster]`.
+    #[track_caller]
+    pub fn of_cluster(mounts: usize, cluster: &str, config: &str) -> Fleet {
         let folder = TempDir::with_prefix("forebay-fleet-").expect("temporary folder");
         let base = std::fs::canonicalize(folder.path()).expect("canonical");
         for name in ["pfs", "run"] {
@@ -59,6 +66,7 @@ impl Fleet {
             server: Running(None),
             mounts: (0..=mounts).map(|_| Running(None)).collect(),
             nodes: Nodes::new(mounts + 1),
+            cluster: cluster.to_string(),
             base,
             _folder: folder,
         };
@@ -78,12 +86,12 @@ impl Fleet {
 
     /// Writes a cluster's file with this name for the cluster.
     pub fn write_config(&self, file: &str, name: &str, config: &str) -> PathBuf {
-        let base = self.base.display();
+        let (base, cluster) = (self.base.display(), &self.cluster);
         let address = self.nodes[0].socket_address(PORT);
         let path = self.base.join(file);
         let text = format!(
             "[cluster]\nname = \"{name}\"\npfs = \"{base}/pfs\"\nkey = \"{base}/key\"\nlease = \"5s\"\n\
-             [[server]]\nid = 1\nroles = [\"metadata\", \"data\"]\naddresses = [\"{address}\"]\n\
+             {cluster}\n[[server]]\nid = 1\nroles = [\"metadata\", \"data\"]\naddresses = [\"{address}\"]\n\
              state = \"{base}/state\"\ndram = \"128MiB\"\n{config}\n"
         );
         std::fs::write(&path, text).expect("configuration");

@@ -125,28 +125,11 @@ impl Squash {
                 let dir = &self.rights(who, *ino)?;
                 who.may(&Deed::List { dir })
             }
-            Request::Mknod {
-                link,
-                mode,
-                rdev,
-                cred,
-            } => {
-                let kind = FileKind::from_mode(*mode).ok_or(Errno::EINVAL)?;
-                self.check_make(cred, link.parent, kind, *rdev)
-            }
-            Request::Mkdir { link, cred, .. } => {
-                self.check_make(cred, link.parent, FileKind::Directory, 0)
-            }
-            Request::Symlink { link, cred, .. } => {
-                self.check_make(cred, link.parent, FileKind::Symlink, 0)
-            }
-            // What is there already, a create in nobody's name does not open.
-            Request::Create { link, cred, .. } => {
-                self.check_make(cred, link.parent, FileKind::Regular, 0)
-            }
-            Request::CreateUnnamed { parent, cred, .. } => {
-                self.check_make(cred, *parent, FileKind::Regular, 0)
-            }
+            Request::Mknod { .. }
+            | Request::Mkdir { .. }
+            | Request::Symlink { .. }
+            | Request::Create { .. }
+            | Request::CreateUnnamed { .. } => self.check_make(request),
             Request::Link { .. }
             | Request::Unlink { .. }
             | Request::Rmdir { .. }
@@ -196,7 +179,24 @@ impl Squash {
         }
     }
 
-    fn check_make(&self, cred: &Cred, parent: Ino, kind: FileKind, rdev: u32) -> Result<(), Errno> {
+    /// Requests that make something. What is there already, a create in nobody's name does not open.
+    fn check_make(&self, request: &Request) -> Result<(), Errno> {
+        let (parent, kind, rdev, cred) = match request {
+            Request::Mknod {
+                link,
+                mode,
+                rdev,
+                cred,
+            } => {
+                let kind = FileKind::from_mode(*mode).ok_or(Errno::EINVAL)?;
+                (link.parent, kind, *rdev, cred)
+            }
+            Request::Mkdir { link, cred, .. } => (link.parent, FileKind::Directory, 0, cred),
+            Request::Symlink { link, cred, .. } => (link.parent, FileKind::Symlink, 0, cred),
+            Request::Create { link, cred, .. } => (link.parent, FileKind::Regular, 0, cred),
+            Request::CreateUnnamed { parent, cred, .. } => (*parent, FileKind::Regular, 0, cred),
+            _ => return Err(Errno::ENOSYS),
+        };
         let who = Who::of(cred.uid);
         let dir = &self.rights(who, parent)?;
         who.may(&Deed::Make { dir, kind, rdev })
@@ -242,7 +242,7 @@ impl Squash {
                     exchange: *mode == RenameMode::Exchange,
                 })
             }
-            _ => Ok(()),
+            _ => Err(Errno::ENOSYS),
         }
     }
 
@@ -265,7 +265,7 @@ impl Squash {
                 let file = &self.rights(who, *ino)?;
                 who.may(&Deed::RemoveXattr { file, name })
             }
-            _ => Ok(()),
+            _ => Err(Errno::ENOSYS),
         }
     }
 

@@ -457,9 +457,8 @@ fn is_refusal(response: &Response) -> bool {
 fn nothing_of_another_users_private_files_is_shown_to_root_or_changed_by_it() {
     let case = Case::new();
     let before = case.state();
-    let is_root = rustix::process::geteuid().is_root();
     // Whoever lies about the user gets no more of what is root's.
-    let users = [0, 1000].into_iter().filter(|uid| *uid == 0 || is_root);
+    let users = [0, 1000].into_iter().filter(|uid| *uid == 0 || is_root());
     for uid in users {
         let mut kinds = HashSet::new();
         for request in case.requests(uid) {
@@ -513,39 +512,51 @@ fn a_client_on_the_servers_own_socket_has_root_and_one_from_the_network_has_not(
     elsewhere.end();
 }
 
-#[test]
-fn what_root_makes_is_nobodys_and_nobody_keeps_set_id_bits() {
-    if !rustix::process::geteuid().is_root() {
-        // Nobody else can give files away.
-        return;
-    }
-    let case = Case::new();
+/// A directory for everybody, of root's group, which it gives to what is made in it.
+fn for_all(case: &Case) -> Ino {
     let all = case.lab.pfs("all");
     std::fs::create_dir(&all).expect("mkdir");
     std::fs::set_permissions(&all, PermissionsExt::from_mode(0o3777)).expect("chmod");
-    let dir = case.found(&link(Ino::ROOT, "all"));
+    case.found(&link(Ino::ROOT, "all"))
+}
+
+fn create(case: &Case, link: Link, perm: u16, uid: u32) -> (Attr, Handle) {
     let created = case.ask(Request::Create {
-        link: link(dir, "f"),
-        perm: 0o6775,
+        link,
+        perm,
         flags: OpenFlags(libc::O_RDWR as u32),
-        cred: cred(0),
+        cred: cred(uid),
         shows_parent: false,
     });
-    let Response::Created(shown, opened, _) = created else {
-        panic!("{created:?}");
-    };
-    // The directory gives its group, root's.
-    let attr = shown.attr;
+    match created {
+        Response::Created(shown, opened, _) => (shown.attr, opened.handle),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Nobody else can give files away.
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+#[test]
+fn what_root_makes_is_nobodys_and_nobody_keeps_set_id_bits() {
+    if !is_root() {
+        return;
+    }
+    let case = Case::new();
+    let dir = for_all(&case);
+    let (attr, handle) = create(&case, link(dir, "f"), 0o6775, 0);
     assert_eq!((attr.uid, attr.gid, attr.perm), (NOBODY, 0, 0o4775));
     let how = WriteHow::WAITING;
     let write = Request::Write {
-        handle: opened.handle,
+        handle,
         offset: 0,
         how,
     };
     assert_eq!(case.ask(write), Response::Moved(1));
-    let rights = case.lab.rooms().attr(attr.ino).expect("there");
-    assert_eq!(rights.perm, 0o775);
+    let now = case.lab.rooms().attr(attr.ino).expect("there");
+    assert_eq!(now.perm, 0o775);
     let made = case.ask(Request::Mkdir {
         link: link(dir, "d"),
         perm: 0o755,
@@ -555,47 +566,52 @@ fn what_root_makes_is_nobodys_and_nobody_keeps_set_id_bits() {
         matches!(made, Response::Attr(shown) if shown.attr.uid == NOBODY),
         "{made:?}"
     );
-    // By the open file its size may be set when its mode no longer says so.
-    let set = |handle, set| Request::Setattr {
-        ino: attr.ino,
-        handle,
-        set,
+    create(&case, link(dir, "theirs"), 0o666, 1000);
+    let unlink = |name| Request::Unlink {
+        link: link(dir, name),
         cred: cred(0),
+    };
+    // The directory is sticky.
+    let refused = Response::Failed(Errno::EPERM);
+    assert_eq!(case.ask(unlink("theirs")), refused);
+    assert_eq!(case.ask(unlink("f")), Response::Done);
+}
+
+#[test]
+fn a_file_that_is_open_for_writing_is_cut_whatever_its_mode_says_by_then() {
+    if !is_root() {
+        return;
+    }
+    let case = Case::new();
+    let dir = for_all(&case);
+    let (attr, handle) = create(&case, link(dir, "f"), 0o600, 0);
+    let (other, _) = create(&case, link(dir, "g"), 0o600, 0);
+    let set = |ino, handle, set| {
+        case.ask(Request::Setattr {
+            ino,
+            handle,
+            set,
+            cred: cred(0),
+        })
     };
     let none = SetAttr {
         perm: Some(0),
         ..SetAttr::default()
     };
-    assert!(matches!(case.ask(set(None, none)), Response::Attr(_)));
     let cut = SetAttr {
         size: Some(0),
         mtime: Some(SetTime::Now),
         ..SetAttr::default()
     };
+    for ino in [attr.ino, other.ino] {
+        assert!(matches!(set(ino, None, none), Response::Attr(_)));
+    }
     let refused = Response::Failed(Errno::EACCES);
-    assert_eq!(case.ask(set(None, cut)), refused);
-    let cut = case.ask(set(Some(opened.handle), cut));
-    assert!(matches!(cut, Response::Attr(_)), "{cut:?}");
-    // Another user's file in a sticky directory stays.
-    let victim = Cred {
-        gid: 1000,
-        ..cred(1000)
-    };
-    let (flags, shows_parent) = (OpenFlags(libc::O_RDWR as u32), false);
-    let create = Request::Create {
-        link: link(dir, "theirs"),
-        perm: 0o666,
-        flags,
-        cred: victim,
-        shows_parent,
-    };
-    assert!(matches!(case.ask(create), Response::Created(..)));
-    let unlink = |name| Request::Unlink {
-        link: link(dir, name),
-        cred: cred(0),
-    };
-    assert_eq!(case.ask(unlink("theirs")), Response::Failed(Errno::EPERM));
-    assert_eq!(case.ask(unlink("f")), Response::Done);
+    assert_eq!(set(attr.ino, None, cut), refused);
+    // By a handle of another file.
+    assert_eq!(set(other.ino, Some(handle), cut), refused);
+    let done = set(attr.ino, Some(handle), cut);
+    assert!(matches!(done, Response::Attr(_)), "{done:?}");
 }
 
 #[test]

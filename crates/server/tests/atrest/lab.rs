@@ -139,7 +139,7 @@ impl Lab {
 
     /// A file that the client remembers.
     pub fn known(&self, name: &[u8]) -> Ino {
-        let found = self.server.client.lookup(Ino::ROOT, name);
+        let found = self.server.client.lookup(Ino::ROOT, name, 0);
         found.expect("lookup").ino
     }
 

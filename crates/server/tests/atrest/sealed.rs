@@ -121,7 +121,7 @@ type Change = (&'static str, fn(&Running), &'static [u8]);
 fn open(server: &Running, flags: i32) -> OpenFile {
     let ino = server
         .client
-        .lookup(Ino::ROOT, b"dirty")
+        .lookup(Ino::ROOT, b"dirty", 0)
         .expect("lookup")
         .ino;
     let flags = OpenFlags(flags as u32);
@@ -131,7 +131,7 @@ fn open(server: &Running, flags: i32) -> OpenFile {
 fn set(server: &Running, set: SetAttr) {
     let ino = server
         .client
-        .lookup(Ino::ROOT, b"dirty")
+        .lookup(Ino::ROOT, b"dirty", 0)
         .expect("lookup")
         .ino;
     server

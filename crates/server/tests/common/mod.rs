@@ -274,7 +274,7 @@ impl Running {
         let mut held = Vec::new();
         let mut result = Ok(());
         for part in path.split(|&b| b == b'/').filter(|p| !p.is_empty()) {
-            match self.client.lookup(found.ino, part) {
+            match self.client.lookup(found.ino, part, 0) {
                 Ok(attr) => found = attr,
                 Err(errno) => {
                     result = Err(errno);
@@ -322,7 +322,7 @@ impl Running {
             Some(at) => (self.find(&path[..at])?.ino, &path[at + 1..]),
             None => (Ino::ROOT, path),
         };
-        let attr = self.client.lookup(dir, name)?;
+        let attr = self.client.lookup(dir, name, 0)?;
         let flags = OpenFlags(libc::O_RDONLY as u32);
         let handle = self.client.open(attr.ino, flags, me())?.opened.handle;
         let data = self.read(handle, 0, attr.size as usize);

@@ -284,13 +284,16 @@ pub fn shown(server: &Running) -> Tree {
     while let Some((base, dir)) = dirs.pop() {
         for (name, kind) in list(server, dir) {
             let path = join(&base, &name);
-            let attr = server.client.lookup(dir, name.as_bytes()).expect("lookup");
+            let attr = server
+                .client
+                .lookup(dir, name.as_bytes(), 0)
+                .expect("lookup");
             if kind == FileKind::Directory {
                 tree.insert(path.clone(), Entry::Dir);
                 dirs.push((path, attr.ino));
                 continue;
             }
-            let attribute = match server.client.get_xattr(attr.ino, ATTRIBUTE.as_bytes()) {
+            let attribute = match server.client.get_xattr(attr.ino, ATTRIBUTE.as_bytes(), 0) {
                 Ok(value) => Some(value[0]),
                 Err(Errno::ENODATA | Errno::EOPNOTSUPP) => None,
                 Err(other) => panic!("{path}: {other:?}"),
@@ -304,7 +307,7 @@ pub fn shown(server: &Running) -> Tree {
 
 fn list(server: &Running, dir: Ino) -> Vec<(String, FileKind)> {
     let client = &server.client;
-    let handle = client.open_dir(dir).expect("opendir");
+    let handle = client.open_dir(dir, 0).expect("opendir");
     let mut all: Vec<forebay_types::Dirent> = Vec::new();
     loop {
         let next = all.last().map_or(0, |entry| entry.next);

@@ -78,7 +78,7 @@ fn write(server: &Running, op: &Op, path: &str, version: u8, len: usize) -> Resu
     let client = &server.client;
     let (dir, name) = place(server, path)?;
     let flags = OpenFlags(libc::O_RDWR as u32);
-    let (open_ino, open) = match client.lookup(dir, name) {
+    let (open_ino, open) = match client.lookup(dir, name, 0) {
         Ok(attr) => {
             let size = Some(0);
             let set = SetAttr {
@@ -133,7 +133,7 @@ fn act(server: &Running, pfs: &Path, op: &Op) -> Result<(), Errno> {
     let at = |path| place(server, path);
     let look = |path: &str| {
         let (dir, name) = place(server, path)?;
-        client.lookup(dir, name).map(|attr| attr.ino)
+        client.lookup(dir, name, 0).map(|attr| attr.ino)
     };
     match *op {
         Op::Write(path, version, len)

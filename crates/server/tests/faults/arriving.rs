@@ -98,7 +98,7 @@ fn the_first_write_of_a_file_on_the_pfs_succeeds_whatever_happens_to_it_meanwhil
         let name = format!("f{round}").into_bytes();
         let path = scratch.pfs().join(format!("f{round}"));
         fs::write(&path, vec![b'-'; size as usize]).expect("write");
-        let attr = server.client.lookup(Ino::ROOT, &name).expect("lookup");
+        let attr = server.client.lookup(Ino::ROOT, &name, 0).expect("lookup");
         let flags = OpenFlags(libc::O_RDWR as u32);
         let open = server.client.open(attr.ino, flags, me()).expect("open");
         let pauses = [pause(), pause()];

@@ -56,7 +56,10 @@ fn a_dirty_file_that_an_outsider_changed_is_kept_beside() {
         let job = server.move_files(Movement::StageOut, b"f");
         assert_eq!(job.failed, 0, "{job:?}");
         let attr = server.find(b"f").expect("lookup");
-        let attr = server.client.lookup(Ino::ROOT, b"f").unwrap_or(attr.into());
+        let attr = server
+            .client
+            .lookup(Ino::ROOT, b"f", 0)
+            .unwrap_or(attr.into());
         let flags = OpenFlags(libc::O_RDWR as u32);
         let open = server.client.open(attr.ino, flags, me()).expect("open");
         server

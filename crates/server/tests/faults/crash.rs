@@ -141,14 +141,14 @@ fn act(server: &Running, op: &Op) -> Result<(), Errno> {
     match op {
         Op::Unlink(name) => client.unlink(Ino::ROOT, name.as_bytes(), me()),
         Op::Rename(from, to) => {
-            client.lookup(Ino::ROOT, from.as_bytes())?;
+            client.lookup(Ino::ROOT, from.as_bytes(), 0)?;
             let (from, to) = ((Ino::ROOT, from.as_bytes()), (Ino::ROOT, to.as_bytes()));
             client.rename(from, to, RenameMode::Replace, me())
         }
         Op::Write(name, version) => {
             let data = content(*version);
             let flags = OpenFlags(libc::O_RDWR as u32);
-            let open = match client.lookup(Ino::ROOT, name.as_bytes()) {
+            let open = match client.lookup(Ino::ROOT, name.as_bytes(), 0) {
                 Ok(attr) => {
                     let set = SetAttr {
                         size: Some(0),

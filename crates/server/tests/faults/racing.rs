@@ -26,7 +26,7 @@ const ROUNDS: u64 = 60;
 
 /// Writes version `v` over the whole file, in several steps.
 fn write_version(server: &Running, v: u8) {
-    let attr = server.client.lookup(Ino::ROOT, b"f").expect("lookup");
+    let attr = server.client.lookup(Ino::ROOT, b"f", 0).expect("lookup");
     let flags = OpenFlags(libc::O_RDWR as u32);
     let open = server.client.open(attr.ino, flags, me()).expect("open");
     for block in 0..BLOCKS {
@@ -95,7 +95,7 @@ fn an_fsync_that_means_the_pfs_covers_what_the_kernel_wrote_before_it() {
     settings.demotion.idle_after = Duration::from_millis(1);
     let server = Running::start(&settings, true);
     server.put(b"f", &[0; BLOCK * WRITERS]);
-    let attr = server.client.lookup(Ino::ROOT, b"f").expect("lookup");
+    let attr = server.client.lookup(Ino::ROOT, b"f", 0).expect("lookup");
     let published = scratch.pfs().join("f");
     // Each has a block of its own, so that each knows what must be there after its own fsync.
     std::thread::scope(|scope| {
@@ -387,7 +387,7 @@ fn a_truncation_beside_an_open_leaves_the_file_written() {
     let name = b"f-2";
     for round in 0..400_u64 {
         server.drain();
-        let attr = server.client.lookup(Ino::ROOT, name).expect("lookup");
+        let attr = server.client.lookup(Ino::ROOT, name, 0).expect("lookup");
         let read = OpenFlags(libc::O_RDONLY as u32);
         let reader = server.client.open(attr.ino, read, me()).expect("open");
         let size = 4000 + round % 90;
@@ -433,14 +433,18 @@ fn a_name_that_comes_and_goes_takes_no_other_name_with_it_for_who_looks() {
     let server = Running::start(&settings, false);
     server.put(b"f", b"content");
     server.wait_clean(&|_| false);
-    let ino = server.client.lookup(Ino::ROOT, b"f").expect("lookup").ino;
+    let ino = server
+        .client
+        .lookup(Ino::ROOT, b"f", 0)
+        .expect("lookup")
+        .ino;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Other nodes look at a name while it is made and removed: one kernel would not.
         for _ in 0..3 {
             scope.spawn(|| {
                 while !done.load(Ordering::Acquire) {
-                    if let Ok(found) = server.client.lookup(Ino::ROOT, b"g") {
+                    if let Ok(found) = server.client.lookup(Ino::ROOT, b"g", 0) {
                         server.client.forget(vec![(found.ino, 1)]);
                     }
                 }
@@ -477,7 +481,7 @@ fn who_looks_at_a_new_name_never_finds_the_older_version_that_has_it_on_the_pfs(
             scope.spawn(|| {
                 while !done.load(Ordering::Acquire) {
                     let least = least.load(Ordering::Acquire);
-                    if let Ok(found) = server.client.lookup(Ino::ROOT, b"g") {
+                    if let Ok(found) = server.client.lookup(Ino::ROOT, b"g", 0) {
                         server.client.forget(vec![(found.ino, 1)]);
                         assert!(found.size >= least, "{} of {least}", found.size);
                     }

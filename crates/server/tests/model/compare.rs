@@ -16,7 +16,7 @@ use crate::world::{World, mode_of, show};
 impl World {
     fn list(&self, dir: Ino) -> Vec<Dirent> {
         let client = &self.server().client;
-        let handle = client.open_dir(dir).expect("opendir");
+        let handle = client.open_dir(dir, 0).expect("opendir");
         let mut all = Vec::new();
         loop {
             let next = all.last().map_or(0, |entry: &Dirent| entry.next);
@@ -88,7 +88,7 @@ impl World {
         let names = client.list_xattr(ino, me()).expect("listxattr");
         let mut found = BTreeMap::new();
         for name in names.split(|&b| b == 0).filter(|n| n.starts_with(b"user.")) {
-            let value = client.get_xattr(ino, name).expect("getxattr");
+            let value = client.get_xattr(ino, name, 0).expect("getxattr");
             found.insert(name.to_vec(), value);
         }
         let path = place.path();

@@ -254,7 +254,7 @@ impl World {
         if want.is_ok() {
             let xattrs = &mut self.tree.get_mut(id).xattrs;
             xattrs.insert(name.to_vec(), value.clone());
-            assert_eq!(client.get_xattr(ino, name), Ok(value), "getxattr");
+            assert_eq!(client.get_xattr(ino, name, 0), Ok(value), "getxattr");
         }
         self.check("setxattr", got, want);
     }

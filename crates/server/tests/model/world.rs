@@ -263,7 +263,7 @@ impl World {
     pub fn walk(&mut self, path: &[Vec<u8>]) -> Ino {
         let mut at = Ino::ROOT;
         for part in path {
-            let found = self.server().client.lookup(at, part);
+            let found = self.server().client.lookup(at, part, 0);
             let found = found.unwrap_or_else(|e| panic!("lookup of {}: {e:?}", show(path)));
             assert_eq!(found.kind, FileKind::Directory, "{}", show(path));
             self.held.push((found.ino, 1));
@@ -275,7 +275,7 @@ impl World {
     /// Looks a name up, and compares what is found with the reference.
     pub fn look(&mut self, place: &Place) -> (Ino, Option<Attr>) {
         let dir = self.walk(&place.dir_path);
-        let found = self.server().client.lookup(dir, &place.name);
+        let found = self.server().client.lookup(dir, &place.name, 0);
         let expected = self.tree.at(place);
         match (found, expected) {
             (Ok(attr), Some(id)) => {

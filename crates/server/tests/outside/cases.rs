@@ -204,7 +204,7 @@ impl Case {
             assert_eq!(job.failed, 0, "{job:?}");
         }
         let ino = *self.ino.get_or_insert_with(|| {
-            let found = server.client.lookup(self.dir_ino, b"f");
+            let found = server.client.lookup(self.dir_ino, b"f", 0);
             found.expect("lookup").ino
         });
         let flags = match self.state {
@@ -294,7 +294,7 @@ impl Case {
     fn act(&self, server: &Running) -> Result<(), Errno> {
         let client = &server.client;
         let (dir, old) = (self.dir_ino, self.ino.expect("prepared"));
-        let look = || client.lookup(dir, b"f").map(|attr| attr.ino);
+        let look = || client.lookup(dir, b"f", 0).map(|attr| attr.ino);
         let append = |ino: Ino| {
             let handle = self.open(server, ino, RW)?;
             let size = client.getattr(ino, Some(handle)).map_or(0, |a| a.size);
@@ -309,7 +309,7 @@ impl Case {
             client.setattr(ino, None, set, me()).map(|_| ())
         };
         let rename = |from: &[u8], to: &[u8], mode| {
-            client.lookup(dir, from)?;
+            client.lookup(dir, from, 0)?;
             client.rename((dir, from), (dir, to), mode, me())
         };
         match self.then {

@@ -153,7 +153,7 @@ fn run(what: Act, staged: bool, linked: bool) {
                 let job = server.move_files(Movement::StageIn, b"f");
                 assert_eq!(job.failed, 0, "{job:?}");
             }
-            let found = server.client.lookup(Ino::ROOT, b"f").expect("lookup");
+            let found = server.client.lookup(Ino::ROOT, b"f", 0).expect("lookup");
             swapper.go_on();
             for _ in 0..TRIES {
                 tries += 1;

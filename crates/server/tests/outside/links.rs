@@ -75,7 +75,7 @@ impl Case {
     }
 
     fn rewrite(&self, server: &Running) {
-        let found = server.client.lookup(self.ino(server), b"f");
+        let found = server.client.lookup(self.ino(server), b"f", 0);
         let open = server.client.open(found.expect("lookup").ino, RW, me());
         let handle = open.expect("open").opened.handle;
         server.write(handle, 0, OURS).expect("write");

@@ -37,6 +37,7 @@ mod repeated;
 mod rights;
 mod sentences;
 mod space;
+mod squash;
 mod stopping;
 mod thin_flash;
 mod twin;

@@ -12,13 +12,13 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use crate::common::Obedient;
 
 /// A file that is mapped to be read and stored into.
-struct Mapping {
+pub struct Mapping {
     at: *mut u8,
     len: usize,
 }
 
 impl Mapping {
-    fn new(file: &File, len: usize) -> Mapping {
+    pub fn new(file: &File, len: usize) -> Mapping {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let null = std::ptr::null_mut();
         // SAFETY: a new mapping, at a place that the kernel chooses.
@@ -27,13 +27,13 @@ impl Mapping {
         Mapping { at, len }
     }
 
-    fn load(&self, index: usize) -> u8 {
+    pub fn load(&self, index: usize) -> u8 {
         assert!(index < self.len);
         // SAFETY: within the mapping, which lives.
         unsafe { self.at.add(index).read_volatile() }
     }
 
-    fn store(&self, index: usize, byte: u8) {
+    pub fn store(&self, index: usize, byte: u8) {
         assert!(index < self.len);
         // SAFETY: within the mapping, which lives.
         unsafe { self.at.add(index).write_volatile(byte) }
