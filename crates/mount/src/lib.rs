@@ -143,7 +143,7 @@ pub fn mount(client: Client, options: &MountOptions) -> io::Result<Mounted> {
     let forgets = Arc::new(Forgets::new(options.company));
     let adapter = serving::Adapter::new(
         client.clone(),
-        options,
+        (options.passthrough, options.root_squashed),
         forgets.clone(),
         in_flight.clone(),
         pool.clone(),

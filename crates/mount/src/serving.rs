@@ -10,7 +10,6 @@ use forebay_types::{Errno, Handle, Ino};
 use fuser::{FileHandle, Generation, ReplyEntry};
 use parking_lot::Mutex;
 
-use crate::MountOptions;
 use crate::backing::Backings;
 use crate::belief::Belief;
 use crate::convert::{attr, errno};
@@ -40,7 +39,7 @@ pub(crate) struct Adapter {
     pub(crate) kept: Kept,
     pub(crate) waiting: Arc<Waiting>,
     pub(crate) passthrough: AtomicBool,
-    /// Root gets no answer from memory: see [`MountOptions::root_squashed`].
+    /// Root gets no answer from memory: the server does as nobody what root asks for.
     pub(crate) root_squashed: bool,
     pub(crate) forgets: Arc<Forgets>,
     pub(crate) locks: Arc<Locks>,
@@ -55,7 +54,7 @@ pub(crate) fn handle(fh: FileHandle) -> Handle {
 impl Adapter {
     pub(crate) fn new(
         client: Client,
-        options: &MountOptions,
+        (passthrough, root_squashed): (bool, bool),
         forgets: Arc<Forgets>,
         in_flight: Arc<InFlightTable>,
         pool: Pool,
@@ -71,8 +70,8 @@ impl Adapter {
             belief,
             kept: Kept::default(),
             waiting: Arc::default(),
-            passthrough: AtomicBool::new(options.passthrough),
-            root_squashed: options.root_squashed,
+            passthrough: AtomicBool::new(passthrough),
+            root_squashed,
             forgets,
             locks,
             releases: Arc::default(),

@@ -43,6 +43,7 @@ use effect::Effect;
 use kept::Keepers;
 use lives::Lives;
 use locks::LockTable;
+use opening::Opens;
 use pending::Pending;
 use probe::Probe;
 use recalls::Recalls;
@@ -253,28 +254,6 @@ impl Session {
         }
     }
 
-    fn note_not_opened(&self, opens: Opens) {
-        self.handles
-            .fetch_sub(usize::from(opens.counted), Ordering::Relaxed);
-    }
-
-    /// Takes a handle more into account; `ENFILE` if the client has too many.
-    fn reserve_handle(&self, request: &Request) -> Result<bool, Errno> {
-        let opens = matches!(
-            request,
-            Request::Open { .. }
-                | Request::OpenDir { .. }
-                | Request::Create { .. }
-                | Request::CreateUnnamed { .. }
-        );
-        if opens && self.handles.fetch_add(1, Ordering::Relaxed) >= limits::HANDLES_PER_SESSION_MAX
-        {
-            self.handles.fetch_sub(1, Ordering::Relaxed);
-            return Err(Errno::ENFILE);
-        }
-        Ok(opens)
-    }
-
     /// Of what the client wants to drop, what the client has. It is not the client's any more.
     fn held(&self, nodes: Vec<(Ino, u64)>) -> Vec<(Ino, u64)> {
         let mut held = nodes;
@@ -405,16 +384,6 @@ struct Asked {
     file: Option<Ino>,
     /// The request closes it.
     closed: Option<(Handle, File)>,
-}
-
-/// Of a request that opens something.
-#[derive(Clone, Copy)]
-struct Opens {
-    /// A handle was taken into account.
-    counted: bool,
-    file: Option<Ino>,
-    /// For writing.
-    writes: bool,
 }
 
 fn not_firm(response: &mut Response) {
@@ -577,19 +546,8 @@ impl Service for Session {
             Ok(asked) => asked,
             Err(errno) => return errno.into(),
         };
-        let (file, writes) = match &request {
-            Request::Open { ino, flags, .. } => (Some(*ino), flags.writes()),
-            Request::Create { flags, .. } | Request::CreateUnnamed { flags, .. } => {
-                (None, flags.writes())
-            }
-            _ => (None, false),
-        };
         let opens = match self.reserve_handle(&request) {
-            Ok(counted) => Opens {
-                counted,
-                file,
-                writes,
-            },
+            Ok(opens) => opens,
             Err(errno) => return errno.into(),
         };
         let mut request = match request {

@@ -2,13 +2,59 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_types::{Errno, Ino};
+use forebay_types::{Errno, Ino, limits};
 use forebay_wire::{OpenMode, Opened, Peer, Recall, Reply, Request, Response};
 
 use super::Session;
 use super::effect::{Effect, Patience};
 
+/// Of a request that opens something.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Opens {
+    /// A handle was taken into account.
+    counted: bool,
+    /// What it opens, where the request says.
+    pub(super) file: Option<Ino>,
+    /// For writing.
+    pub(super) writes: bool,
+}
+
+impl Opens {
+    fn of(request: &Request) -> Opens {
+        let (file, writes) = match request {
+            Request::Open { ino, flags, .. } => (Some(*ino), flags.writes()),
+            Request::Create { flags, .. } | Request::CreateUnnamed { flags, .. } => {
+                (None, flags.writes())
+            }
+            Request::OpenDir { .. } => (None, false),
+            _ => return Opens::default(),
+        };
+        Opens {
+            counted: true,
+            file,
+            writes,
+        }
+    }
+}
+
 impl Session {
+    pub(super) fn note_not_opened(&self, opens: Opens) {
+        self.handles
+            .fetch_sub(usize::from(opens.counted), Ordering::Relaxed);
+    }
+
+    /// Takes a handle more into account; `ENFILE` if the client has too many.
+    pub(super) fn reserve_handle(&self, request: &Request) -> Result<Opens, Errno> {
+        let opens = Opens::of(request);
+        if opens.counted
+            && self.handles.fetch_add(1, Ordering::Relaxed) >= limits::HANDLES_PER_SESSION_MAX
+        {
+            self.handles.fetch_sub(1, Ordering::Relaxed);
+            return Err(Errno::ENFILE);
+        }
+        Ok(opens)
+    }
+
     /// The client listens; it may have dropped its pages of before.
     pub(super) fn note_listening(&self, settled: bool) {
         let common = &self.common;

@@ -179,7 +179,7 @@ impl Squash {
         }
     }
 
-    /// Requests that make something. What is there already, a create in nobody's name does not open.
+    /// Requests that make something. What is there already, no create opens in nobody's name.
     fn check_make(&self, request: &Request) -> Result<(), Errno> {
         let (parent, kind, rdev, cred) = match request {
             Request::Mknod {
@@ -283,6 +283,9 @@ impl Squash {
     /// What is made may get the group of its directory.
     fn mode_of_new(&self, who: Option<Who>, parent: Ino, perm: u16) -> Result<u16, Errno> {
         let who = who.ok_or(Errno::EPERM)?;
+        if who.without_foreign_group(perm, 0) == perm {
+            return Ok(perm);
+        }
         let attr = self.0.attr(parent)?;
         Ok(who.without_foreign_group(perm, attr.gid))
     }
