@@ -190,12 +190,11 @@ impl Session {
         let Some(squash) = &self.squash else {
             return Ok(request);
         };
-        let writes = |handle: Handle, ino: Ino| {
+        let opened = |handle: Handle| {
             let shard = self.shard(handle.0).lock();
-            let file = shard.files.get(&handle);
-            file.is_some_and(|file| file.ino == ino && file.writes)
+            shard.files.get(&handle).map(|file| (file.ino, file.writes))
         };
-        squash.admit(request, writes)
+        squash.admit(request, opened)
     }
 
     /// Looks whether the client has the handle that it names; what it closes is not the client's

@@ -70,12 +70,12 @@ impl Squash {
         Squash(tree)
     }
 
-    /// The request as it is to be answered, if it may be. `writes` tells whether a handle of the
-    /// client is open for writing that file.
+    /// The request as it is to be answered, if it may be. `opened` tells which file a handle of the
+    /// client is open on, and whether for writing.
     pub fn admit(
         &self,
         request: Request,
-        writes: impl Fn(Handle, Ino) -> bool,
+        opened: impl Fn(Handle) -> Option<(Ino, bool)>,
     ) -> Result<Request, Errno> {
         self.check(&request)?;
         let mut request = request;
@@ -84,7 +84,7 @@ impl Squash {
             Request::Setattr {
                 ino, handle, set, ..
             } => {
-                let has_written = handle.is_some_and(|handle| writes(handle, *ino));
+                let has_written = handle.is_some_and(|handle| opened(handle) == Some((*ino, true)));
                 *set = self.admit_set(who, *ino, set, has_written)?;
             }
             Request::Create { link, perm, .. } => {
@@ -97,8 +97,15 @@ impl Squash {
                 let perm = self.mode_of_new(who, link.parent, (*mode & 0o7777) as u16)?;
                 *mode = *mode & !0o7777 | u32::from(perm);
             }
-            // Root's kernel keeps the bits that nobody's would take away.
-            Request::Write { how, .. } => how.drop_suid |= !how.write_back,
+            // Root's kernel keeps the bits that nobody's would take away. What is stored through a
+            // mapping leaves them, as on local file systems, where they are not root's.
+            Request::Write { handle, how, .. } => {
+                let runs_as_root =
+                    |(ino, _)| self.0.attr(ino).map(|attr| attr.uid == 0 || attr.gid == 0);
+                let is_roots =
+                    || opened(*handle).is_some_and(|file| runs_as_root(file) != Ok(false));
+                how.drop_suid |= !how.write_back || is_roots();
+            }
             Request::Space { drop_suid, .. } => *drop_suid = true,
             // Nobody is in a group of root's.
             Request::Introduce { processes, .. } => processes

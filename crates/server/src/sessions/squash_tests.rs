@@ -279,6 +279,50 @@ fn what_root_makes_is_nobodys_and_nobody_keeps_set_id_bits() {
 }
 
 #[test]
+fn a_program_that_runs_as_root_does_so_no_more_once_it_is_written_in_any_way() {
+    if !is_root() {
+        return;
+    }
+    let case = Case::new();
+    let rooms = case.lab.rooms();
+    for (uid, bits) in [(0, 0o4000), (1000, 0)] {
+        for write_back in [true, false] {
+            let name = format!("{uid}-{write_back}");
+            let handle = create_in(rooms, case.shown, name.as_bytes(), b"program");
+            rooms.files.release(handle).expect("close");
+            let ino = case.found(&link(case.shown, &name));
+            let set = SetAttr {
+                perm: Some(0o4666),
+                uid: Some(uid),
+                gid: Some(uid),
+                ..SetAttr::default()
+            };
+            rooms.files.setattr(ino, None, &set, me()).expect("chmod");
+            let flags = OpenFlags(libc::O_RDWR as u32);
+            let cred = cred(1001);
+            let opened = case.ask(Request::Open { ino, flags, cred });
+            let Response::Opened(opened) = opened else {
+                panic!("{opened:?}");
+            };
+            let how = WriteHow {
+                write_back,
+                ..WriteHow::WAITING
+            };
+            let write = Request::Write {
+                handle: opened.handle,
+                offset: 0,
+                how,
+            };
+            assert_eq!(case.ask(write), Response::Moved(1), "{name}");
+            let perm = rooms.attr(ino).expect("there").perm;
+            // What is stored through a mapping leaves the bits of others.
+            let left = if write_back { 0o4000 - bits } else { 0 };
+            assert_eq!(perm, 0o666 | left, "{name}");
+        }
+    }
+}
+
+#[test]
 fn a_file_that_is_open_for_writing_is_cut_whatever_its_mode_says_by_then() {
     if !is_root() {
         return;
