@@ -262,7 +262,9 @@ fn the_cluster_section() {
         with("replicas = 2"),
         "line 3: replicas = 2 is not in this version; use 1"
     );
-    assert!(with("squash_root = 1").starts_with("line 3: "));
+    assert!(
+        with("squash_root = \"maybe\"").starts_with("line 3: 'maybe' is neither true nor false")
+    );
     assert!(with("replicas = 0").starts_with("line 3: replicas is 0"));
     assert!(with("replicas = -1").starts_with("line 3: '-1' is not a number"));
     assert_eq!(

@@ -398,16 +398,28 @@ mod tests {
             join: Option<super::super::super::packet::SessionId>,
             link: u16,
         ) -> Result<Dialed, ConnectError> {
+            let to = Server::Tcp(server.addresses()[0]);
+            Hand::dial_to(&to, join, link)
+        }
+
+        fn dial_to(
+            to: &Server,
+            join: Option<super::super::super::packet::SessionId>,
+            link: u16,
+        ) -> Result<Dialed, ConnectError> {
             let config = NetConfig::new("hand", crate::Key::from_bytes([3; 32]));
             let attach = Attach {
                 client: [9; 16],
                 join,
                 link,
                 encrypt: false,
-                facts: config.facts.clone(),
+                // No honest client says where it is.
+                facts: ClientFacts {
+                    local: true,
+                    ..config.facts.clone()
+                },
             };
-            let to = Server::Tcp(server.addresses()[0]);
-            dial(&config, &to, attach, &Patient)
+            dial(&config, to, attach, &Patient)
         }
 
         fn send(&self, request: &Request, slot: u16, number: u64) {
@@ -482,6 +494,27 @@ mod tests {
         assert_eq!(hand.says(&Request::Statfs, 0, 2), 3);
         assert_eq!(hand.says(&Request::Statfs, 0, 2), 4, "looks again");
         assert_eq!(hand.counter.0.load(Ordering::SeqCst), 4);
+    }
+
+    #[test]
+    fn a_session_is_where_its_first_socket_is_and_takes_no_link_from_elsewhere() {
+        let folder = tempfile::tempdir().expect("folder");
+        let path = folder.path().join("net.sock");
+        let mut config = NetServerConfig::new("hand", crate::Key::from_bytes([3; 32]));
+        config.tcp = vec!["127.0.0.1:0".parse().expect("address")];
+        config.unix = Some(path.clone());
+        let server = NetServer::start(config, Arc::new(House(Arc::default())));
+        let server = server.expect("start");
+        let unix = Server::Unix(path);
+        let tcp = Server::Tcp(server.addresses()[0]);
+        for (own, other, is_local) in [(&unix, &tcp, true), (&tcp, &unix, false)] {
+            let dialed = Hand::dial_to(own, None, 0).expect("dial");
+            let session = Some(dialed.attached.session);
+            assert_eq!(server.status().sessions[0].facts.local, is_local);
+            assert!(Hand::dial_to(other, session, 1).is_err());
+            let further = Hand::dial_to(own, session, 1).expect("a further link");
+            assert_eq!(further.attached.session, dialed.attached.session);
+        }
     }
 
     #[test]
