@@ -458,3 +458,32 @@ fn a_file_gets_another_name_by_its_owner_or_who_may_read_and_write_it() {
     };
     assert_eq!(Who::Nobody.may(&refused), Err(Errno::EACCES));
 }
+
+#[test]
+fn a_directory_that_may_not_be_written_keeps_its_parent() {
+    let rights = |kind, perm, uid| Rights {
+        kind,
+        perm,
+        uid,
+        gid: 1000,
+        list: None,
+    };
+    let all = rights(FileKind::Directory, 0o777, 1000);
+    let theirs = rights(FileKind::Directory, 0o755, 1000);
+    let file = rights(FileKind::Regular, 0o644, 1000);
+    let rename = |file, replaced, other_dir, exchange| {
+        Who::Nobody.may(&Deed::Rename {
+            from: &all,
+            file: Some(file),
+            to: &all,
+            replaced: Some(replaced),
+            other_dir,
+            exchange,
+        })
+    };
+    assert_eq!(rename(&theirs, &file, true, false), Err(Errno::EACCES));
+    assert_eq!(rename(&file, &theirs, true, true), Err(Errno::EACCES));
+    // It goes, or stays where it is.
+    assert_eq!(rename(&file, &theirs, true, false), Ok(()));
+    assert_eq!(rename(&theirs, &theirs, false, true), Ok(()));
+}
