@@ -447,3 +447,59 @@ fn keygen_makes_one_key_and_says_where() {
     assert_refused(&forebay(&["keygen", nowhere]), "No such file or directory");
     assert_refused(&forebay(&["keygen"]), "<FILE>");
 }
+
+/// A cluster on this machine: its file, with these tiers. Nobody listens at its address.
+fn cluster_file(at: &dyn Fn(&str) -> String, tiers: &str) -> String {
+    let key = at("key");
+    if !Path::new(&key).exists() {
+        assert_eq!(forebay(&["keygen", &key]).status.code(), Some(0));
+    }
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = free.local_addr().expect("bound");
+    let (pfs, state, file) = (at("pfs"), at("state"), at("cluster.toml"));
+    let text = format!(
+        "[cluster]\nname = \"bb0\"\npfs = \"{pfs}\"\nkey = \"{key}\"\n[[server]]\nid = 1\n\
+         roles = [\"metadata\", \"data\"]\naddresses = [\"{address}\"]\nstate = \"{state}\"\n{tiers}\n"
+    );
+    std::fs::write(&file, text).expect("write");
+    file
+}
+
+#[test]
+fn a_server_is_refused_in_the_words_of_its_file() {
+    let (folder, at) = ground();
+    for (tiers, part) in [
+        (format!("ssd = [\"{}\"]", at("none")), ": No such file or"),
+        (
+            format!("ssd = [\"{}\"]", at("file")),
+            "is a file; give a directory",
+        ),
+        ("dram = \"900PiB\"".into(), "dram 900.0 PiB is more than"),
+        (String::new(), "has neither dram nor ssd"),
+    ] {
+        let file = cluster_file(&at, &tiers);
+        let refused = forebay(&["server", "--config", &file, "--id", "1"]);
+        assert_refused(&refused, part);
+        let said = stderr(&refused);
+        let of_up = ["--ssd", "--dram", "up:", "forebay up"];
+        assert!(!of_up.iter().any(|word| said.contains(word)), "{said}");
+        assert!(!folder.path().join("state").exists(), "{tiers}");
+    }
+}
+
+#[test]
+fn a_mount_that_fails_leaves_its_run_folder_as_it_was() {
+    let (folder, at) = ground();
+    let file = cluster_file(&at, "dram = \"64MiB\"");
+    let run = folder.path().join("run");
+    for dir in ["none", "file", "mnt"] {
+        for detach in [&[][..], &["--detach"]] {
+            let dir = at(dir);
+            let mut mount = Command::new(env!("CARGO_BIN_EXE_forebay"));
+            mount.args(["mount", "--config", &file, &dir]).args(detach);
+            let refused = mount.env("FOREBAY_RUN", &run).output().expect("runs");
+            assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+            assert!(!run.exists(), "{dir} {detach:?}: {}", stderr(&refused));
+        }
+    }
+}
