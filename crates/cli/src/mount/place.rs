@@ -30,10 +30,20 @@ impl RunFolder {
             made: Vec::new(),
         };
         let todo = "FOREBAY_RUN names another folder for it";
-        for (dir, mode) in [(base, 0o755), (&folder.path, 0o711)] {
-            if make(dir, mode).explain(dir.display(), todo)? {
-                folder.made.push(dir.to_path_buf());
-            }
+        if make(base, 0o755).explain(base.display(), todo)? {
+            folder.made.push(base.to_path_buf());
+        }
+        let mut made = make(&folder.path, 0o711);
+        // Another mount, which has failed, may have taken away the base that it had made.
+        if made
+            .as_ref()
+            .is_err_and(|e| e.kind() == ErrorKind::NotFound)
+        {
+            make(base, 0o755).explain(base.display(), todo)?;
+            made = make(&folder.path, 0o711);
+        }
+        if made.explain(folder.path.display(), todo)? {
+            folder.made.push(folder.path.clone());
         }
         // As the mount table will show it.
         let real = std::fs::canonicalize(&folder.path);
