@@ -6,9 +6,11 @@
 //! 1. The caller goes on with the handle that a file was opened by first. No run of a server gives
 //!    the number of an earlier one.
 //! 2. An id leads to the file that it led to before, or nowhere: in a later session it is used only
-//!    once the name by which it was known has led to the same file again.
-//! 3. What the kernel reads and writes by itself, and what has no name, is not had again. What was
-//!    locked is had again with its locks, or not at all.
+//!    once the name by which it was known has led to the same file again, or the server has it
+//!    without a name.
+//! 3. What the kernel reads and writes by itself is not had again. What was locked is had again
+//!    with its locks, or not at all.
+//! 4. What has no name is had again where it is open: the server knows which lives had it so.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -71,6 +73,8 @@ struct State {
     locked: Locked,
     /// What was had in this session, and not before, may be had in the present one.
     floor: u64,
+    /// The life in which that was had.
+    life: Option<u64>,
     /// The present one, from its beginning on, and what was closed while it began.
     present: u64,
     closed: Vec<Handle>,
@@ -239,15 +243,16 @@ impl State {
 }
 
 impl Had {
-    /// The present session begins. With `again`, what was had in the last one may be had again.
-    pub(crate) fn begins(&self, session: u64, again: bool) {
+    /// The present session begins. What was had in the life `again` may be had again.
+    pub(crate) fn begins(&self, session: u64, again: Option<u64>) {
         let mut state = self.0.lock();
         state.locked.begins();
         state.present = session;
         state.closed.clear();
-        if !again || state.floor == 0 {
+        if again.is_none() || state.floor == 0 {
             state.floor = session;
         }
+        state.life = again;
     }
 
     /// Notes what an answer of this session has given.
@@ -446,6 +451,29 @@ impl Had {
         node.found = session;
         node.held = session;
         (true, true)
+    }
+
+    /// The life in which a file was opened that is open still, and may be had again.
+    pub(crate) fn life_of_open(&self, ino: Ino) -> Option<u64> {
+        let state = self.0.lock();
+        let mut opens = state.opens.values();
+        let is_open = opens.any(|open| open.ino == ino && !open.barred);
+        state.life.filter(|_| is_open)
+    }
+
+    /// The server has found an id of before without a name. Whether this client is to keep the
+    /// reference that this has taken.
+    pub(crate) fn found_nameless(&self, ino: Ino, session: u64) -> bool {
+        let mut state = self.0.lock();
+        let Some(node) = state.nodes.get_mut(&ino) else {
+            return false;
+        };
+        if node.found == session {
+            return false;
+        }
+        node.found = session;
+        node.held = session;
+        true
     }
 
     /// The session in which what goes by this id was found first.

@@ -33,6 +33,8 @@ struct Run {
     names: HashMap<(Ino, &'static str), (Ino, u64)>,
     may_reclaim: bool,
     passthrough: bool,
+    /// A file that has no name, and the life that had it open.
+    nameless: Option<(Ino, u64)>,
     /// Locks are waited for.
     waits: bool,
     first: u64,
@@ -96,6 +98,10 @@ impl Connection for Session {
                 })
             }
             Request::MayReclaim { .. } if !run.may_reclaim => return Err(Errno::ESTALE),
+            Request::FindNameless { ino, life } => match run.nameless {
+                Some(kept) if kept == (*ino, *life) => Response::Attr(shown(*ino, 0)),
+                _ => return Err(Errno::ESTALE),
+            },
             Request::Write { handle, .. } if !(run.first + 1..=run.next).contains(&handle.0) => {
                 return Err(Errno::ESTALE);
             }
@@ -123,11 +129,16 @@ impl Connection for Session {
 
 /// Each dial is to the run that the test has put there.
 #[derive(Clone, Default)]
-struct Runs(Arc<Mutex<Option<Server>>>, Arc<Mutex<Vec<OnLost>>>);
+struct Runs(
+    Arc<Mutex<Option<Server>>>,
+    Arc<Mutex<Vec<OnLost>>>,
+    Arc<Mutex<Vec<u64>>>,
+);
 
 impl Dial for Runs {
-    fn dial(&self, _: u64, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
+    fn dial(&self, life: u64, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
         let server = self.0.lock().clone().ok_or("nobody there")?;
+        self.2.lock().push(life);
         self.1.lock().push(lost);
         Ok(Arc::new(Session(server)))
     }
@@ -205,6 +216,16 @@ impl Lab {
         may_reclaim: bool,
         between: impl FnOnce(&Lab),
     ) {
+        self.restart_with(names, may_reclaim, None, between);
+    }
+
+    fn restart_with(
+        &mut self,
+        names: HashMap<(Ino, &'static str), (Ino, u64)>,
+        may_reclaim: bool,
+        nameless: Option<(Ino, u64)>,
+        between: impl FnOnce(&Lab),
+    ) {
         let next = {
             let mut run = self.server.lock();
             run.gone = true;
@@ -217,6 +238,7 @@ impl Lab {
         self.server = Arc::new(Mutex::new(Run {
             names,
             may_reclaim,
+            nameless,
             // No run gives a number that an earlier one has given.
             first: next,
             next,
@@ -475,7 +497,7 @@ fn an_open_directory_is_told_by_its_own_number() {
 #[test]
 fn what_is_stale_is_named_by_its_last_path() {
     let had = Had::default();
-    had.begins(1, false);
+    had.begins(1, None);
     let look = |parent, name: &str, ino| {
         let link = Link {
             parent,
@@ -503,7 +525,7 @@ fn what_is_stale_is_named_by_its_last_path() {
     look(DIR, "an\nold", OLD);
     open(OLD, 1, OpenMode::Passthrough);
     open(BORN, 2, OpenMode::Plain);
-    had.begins(2, true);
+    had.begins(2, Some(7));
     let (again, given_up) = had.opens();
     assert_eq!(again.len(), 1);
     assert_eq!(given_up, [OLD], "the kernel's own");
@@ -519,4 +541,39 @@ fn what_is_stale_is_named_by_its_last_path() {
     let lines = stale.lines();
     assert_eq!((lines.len(), stale.count()), (11, 22));
     assert!(lines[10].ends_with(": 12 more"), "{lines:?}");
+}
+
+#[test]
+fn what_is_open_and_has_lost_its_name_is_asked_for_by_the_life_that_had_it() {
+    let mut lab = Lab::new();
+    let (old, born) = (lab.open(OLD), lab.open(BORN));
+    let unlink = Request::Unlink {
+        link: Link {
+            parent: DIR,
+            name: b"born".to_vec(),
+        },
+        cred: WHO,
+    };
+    lab.ask(unlink).expect("unlink");
+    // The other one another node has unlinked.
+    let gone = || {
+        let mut names = names();
+        names.retain(|(_, name), _| *name == "dir");
+        names
+    };
+    for _ in 0..2 {
+        let life = lab.runs.2.lock().last().copied().expect("a life");
+        lab.restart_with(gone(), true, Some((BORN, life)), |_| ());
+        let asked = lab.asked();
+        let asked = asked.into_iter().filter_map(|request| match request {
+            Request::FindNameless { ino, life } => Some((ino, life)),
+            _ => None,
+        });
+        assert!(asked.eq([(BORN, life)]), "only what there was is answered");
+        assert_eq!(lab.write(born), Ok(Response::Moved(1)));
+        assert_eq!(lab.write(old), Err(Errno::ESTALE));
+        assert_eq!(lab.lasting.generation_of(BORN), 1);
+    }
+    lab.restart_with(gone(), false, None, |_| ());
+    assert_eq!(lab.write(born), Err(Errno::ESTALE));
 }

@@ -141,7 +141,8 @@ impl Shared {
             .first()
             .map(|life| reclaim(*life, false))
             .transpose()?;
-        self.had.begins(generation, may == Some(true));
+        let had = before.first().filter(|_| may == Some(true));
+        self.had.begins(generation, had.copied());
         self.had.reclaim(&*session, generation);
         for life in before {
             reclaim(life, true)?;

@@ -39,13 +39,45 @@ impl Had {
         Ok(())
     }
 
-    /// Looks for what was known before by this id, by the name that it had.
+    /// Looks for what was known before by this id: by the name that it had; or by the id, if it is
+    /// open and has lost its name.
     fn find(&self, connection: &dyn Connection, session: u64, ino: Ino) -> Result<(), Errno> {
         match self.knows(ino, session) {
             Known::Yes => return Ok(()),
             Known::No => return Err(Errno::ESTALE),
             Known::Before => {}
         }
+        match self.find_by_name(connection, session, ino) {
+            Err(Errno::ESTALE) => self.find_nameless(connection, session, ino),
+            found => found,
+        }
+    }
+
+    fn find_nameless(
+        &self,
+        connection: &dyn Connection,
+        session: u64,
+        ino: Ino,
+    ) -> Result<(), Errno> {
+        let life = self.life_of_open(ino).ok_or(Errno::ESTALE)?;
+        let request = Request::FindNameless { ino, life };
+        match connection.call(request, &[], &mut [])?.response {
+            Response::Attr(shown) if shown.attr.ino == ino => {}
+            _ => return Err(Errno::EPROTO),
+        }
+        if !self.found_nameless(ino, session) {
+            // Another thread was faster, or nobody knows the file any more.
+            drop(connection.call(Request::Forget(vec![(ino, 1)]), &[], &mut []));
+        }
+        Ok(())
+    }
+
+    fn find_by_name(
+        &self,
+        connection: &dyn Connection,
+        session: u64,
+        ino: Ino,
+    ) -> Result<(), Errno> {
         let (mut parent, path) = self.path(ino, session).ok_or(Errno::ESTALE)?;
         let mut passed = Vec::new();
         let mut outcome = Ok(());

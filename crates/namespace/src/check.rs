@@ -9,7 +9,9 @@ use forebay_types::ObjectId;
 
 use crate::error::on_pfs;
 use crate::log::Batch;
-use crate::record::{self, DirKey, DirRecord, FileRecord, SumsRecord, UnpublishedRecord};
+use crate::record::{
+    self, DirKey, DirRecord, FileRecord, NamelessRecord, SumsRecord, UnpublishedRecord,
+};
 use crate::tree::Dir;
 use crate::{File, Garbage, Namespace, NsError};
 
@@ -66,6 +68,13 @@ impl Namespace {
         self.store
             .scan(record::SUMS_PREFIX, None, &mut |key, value| {
                 if record::decode::<SumsRecord>(value).is_err() {
+                    troubles.push(unreadable(key, value));
+                }
+                true
+            })?;
+        self.store
+            .scan(record::NAMELESS_PREFIX, None, &mut |key, value| {
+                if record::decode::<NamelessRecord>(value).is_err() {
                     troubles.push(unreadable(key, value));
                 }
                 true

@@ -15,6 +15,7 @@ mod empty_dirs;
 mod error;
 mod known;
 mod log;
+mod nameless;
 mod namespace;
 mod node;
 mod ops;

@@ -15,8 +15,9 @@ use crate::conflict::Conflict;
 use crate::devices::Devices;
 use crate::error::on_pfs;
 use crate::log::{Batch, Log};
+use crate::nameless::Holders;
 use crate::owed::OwedTimes;
-use crate::record::{self, DirKey, DirRecord, FileRecord, Intent};
+use crate::record::{self, DirKey, DirRecord, FileRecord, Intent, NamelessRecord};
 use crate::table::{Node, Table};
 use crate::tree::Dir;
 use crate::tree::handles::Handles;
@@ -55,6 +56,9 @@ struct Unrecorded {
 pub struct Loaded {
     /// All files in the burst buffer.
     pub files: Vec<Arc<File>>,
+    /// Files without a name that clients had open. Their objects may be to be removed, once nobody
+    /// comes for them.
+    pub nameless: Vec<Arc<File>>,
     /// Objects to be removed.
     pub garbage: Vec<Garbage>,
     /// Changes to be finished by [`Namespace::settle_change`] before anything else.
@@ -98,6 +102,7 @@ pub struct Namespace {
     /// Changes of names that are done, and not recorded.
     unrecorded: Mutex<Vec<Unrecorded>>,
     pub(crate) owed_times: OwedTimes,
+    pub(crate) holders: Holders,
 }
 
 impl Namespace {
@@ -151,6 +156,7 @@ impl Namespace {
             saving: Mutex::new(()),
             unrecorded: Mutex::default(),
             owed_times: OwedTimes::default(),
+            holders: Holders::default(),
         };
         let loaded = namespace.load()?;
         // What was read may be what a killed process left to the kernel.
@@ -189,7 +195,8 @@ impl Namespace {
                 }
                 true
             })?;
-        let garbage = self.recorded_garbage()?;
+        let mut garbage = self.recorded_garbage()?;
+        let nameless = self.load_nameless(&dir_records, &mut garbage, &mut unreadable)?;
         let mut changes = Vec::new();
         self.store
             .scan(record::INTENT_PREFIX, None, &mut |key, value| {
@@ -205,6 +212,7 @@ impl Namespace {
             })?;
         Ok(Loaded {
             files,
+            nameless,
             garbage,
             changes,
             lost,
@@ -220,6 +228,13 @@ impl Namespace {
             .scan(record::FILE_PREFIX, None, &mut |_, value| {
                 if let Ok(file) = record::decode::<FileRecord>(value) {
                     self.table.lock().reserve(file.ino);
+                }
+                true
+            })?;
+        self.store
+            .scan(record::NAMELESS_PREFIX, None, &mut |_, value| {
+                if let Ok(kept) = record::decode::<NamelessRecord>(value) {
+                    self.table.lock().reserve(kept.file.ino);
                 }
                 true
             })?;

@@ -4,6 +4,7 @@
 //! f/<object, 8 bytes>            a file in the burst buffer: FileRecord
 //! d/<directory, 24 bytes>        where a directory with such files is: DirRecord
 //! k/<object, 8 bytes>            checksums of the blocks of a large content: SumsRecord
+//! n/<object, 8 bytes>            a file without a name that clients have open: NamelessRecord
 //! g/<object, 8 bytes>            an object that nobody names and that is to be removed: its tiers
 //! u/<directory, 24 bytes>        a version that is not published yet: UnpublishedRecord
 //! r/<sequence, 8 bytes>          a change of names under way on the PFS: Intent
@@ -428,6 +429,17 @@ pub struct FileRecord {
     pub temporary: Option<Temporary>,
 }
 
+/// A file that has no name, and that clients have open who may come back after a restart.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamelessRecord {
+    /// Lives of the clients.
+    pub lives: Vec<u64>,
+    /// It was made without a name in this directory, and may get one.
+    pub unnamed: Option<DirKey>,
+    /// The file; it has no names.
+    pub file: FileRecord,
+}
+
 /// Where a directory is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirRecord {
@@ -529,6 +541,7 @@ pub(crate) const UNPUBLISHED_PREFIX: &[u8] = b"u/";
 pub(crate) const FILE_PREFIX: &[u8] = b"f/";
 pub(crate) const DIR_PREFIX: &[u8] = b"d/";
 pub(crate) const SUMS_PREFIX: &[u8] = b"k/";
+pub(crate) const NAMELESS_PREFIX: &[u8] = b"n/";
 pub(crate) const GARBAGE_PREFIX: &[u8] = b"g/";
 pub(crate) const INTENT_PREFIX: &[u8] = b"r/";
 pub(crate) const NEXT_OBJECT_KEY: &[u8] = b"c/next-object";
@@ -551,6 +564,10 @@ pub(crate) fn unpublished_key(dir: DirKey) -> Vec<u8> {
 
 pub(crate) fn sums_key(object: ObjectId) -> Vec<u8> {
     key(SUMS_PREFIX, &object.0.to_be_bytes())
+}
+
+pub(crate) fn nameless_key(object: ObjectId) -> Vec<u8> {
+    key(NAMELESS_PREFIX, &object.0.to_be_bytes())
 }
 
 pub(crate) fn garbage_key(object: ObjectId) -> Vec<u8> {

@@ -21,6 +21,7 @@ pub fn read_record(key: &[u8], value: &[u8]) -> Option<Result<(), NsError>> {
         record::FILE_PREFIX => again::<FileRecord>(value),
         record::DIR_PREFIX => again::<DirRecord>(value),
         record::SUMS_PREFIX => again::<SumsRecord>(value),
+        record::NAMELESS_PREFIX => again::<NamelessRecord>(value),
         record::GARBAGE_PREFIX => again::<[Option<TierId>; 2]>(value),
         record::UNPUBLISHED_PREFIX => again::<UnpublishedRecord>(value),
         record::INTENT_PREFIX => again::<Intent>(value),
@@ -88,6 +89,10 @@ pub fn records(root: DirKey) -> Vec<(Vec<u8>, Vec<u8>)> {
             written(record::encode(&file(dir))),
         ),
         (record::sums_key(object), written(record::encode(&sums))),
+        (
+            record::nameless_key(other),
+            written(record::encode(&nameless(dir))),
+        ),
         (
             record::garbage_key(other),
             written(record::encode(&[Some(TierId(0)), None])),
@@ -168,6 +173,18 @@ fn file(dir: DirKey) -> FileRecord {
             place: (dir, b"latest".to_vec()),
             older: Some(published),
         }],
+    }
+}
+
+fn nameless(dir: DirKey) -> NamelessRecord {
+    NamelessRecord {
+        lives: vec![7, u64::MAX],
+        unnamed: Some(dir),
+        file: FileRecord {
+            ino: Ino(Ino::FIRST_BORN + 2),
+            names: Vec::new(),
+            ..file(dir)
+        },
     }
 }
 

@@ -122,7 +122,7 @@ pub struct File {
 /// by. Both change by transitions alone, which keep the invariants:
 ///
 /// 1. `names` is empty exactly when the file is unlinked, or `unnamed`; then the store has no
-///    record of it.
+///    record of it but that of a file without a name (`nameless.rs`).
 /// 2. Every `(dir, name)` in `names` maps to this file in that directory's children, and no other
 ///    child maps to it.
 /// 3. `residency.clean` implies `residency.published` and not `residency.writing`.

@@ -103,12 +103,15 @@ impl Instance {
         // Modes come from clients, who have applied their own.
         rustix::process::umask(rustix::fs::Mode::empty());
         let rooms = Arc::new(open_rooms(settings, OpenMode::Serve)?);
+        let lives = lives(&rooms)?;
+        rooms.base.ns().await_lives(lives.awaited());
         let instance = Arc::new(Instance {
             sessions: Arc::new(Sessions::new(
                 Arc::new(Server::new(rooms.clone())),
                 rooms.base.processes().clone(),
                 rooms.base.epoch(),
-                lives(&rooms)?,
+                lives,
+                rooms.base.ns().clone(),
             )),
             rooms: rooms.clone(),
             threads: Mutex::default(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use forebay_types::{Cred, Dirent, Errno, Handle, limits};
+use forebay_types::{Cred, Dirent, Errno, Handle, RenameMode, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
 use forebay_wire::{Peer, Reply, Request, Response, Service, Shown};
 
@@ -238,6 +238,10 @@ impl Server {
                 rooms.files.note_forgotten(&nodes);
                 Response::Done
             }
+            Request::FindNameless { ino, life } => {
+                let (attr, file) = ns.find_nameless(ino, life)?;
+                Response::Attr(rooms.files.live_attr(attr, Some(&file))?.into())
+            }
             Request::Getattr { ino, .. } => Response::Attr(rooms.files.getattr(ino)?.into()),
             Request::Setattr {
                 ino,
@@ -312,6 +316,7 @@ impl Server {
         let ns = &rooms.base.ns();
         match request {
             Request::Unlink { link, .. } => {
+                rooms.files.keep_for_clients(&link);
                 let had = rooms.files.had(&link);
                 if let Some(file) = ns.unlink(link.parent, &link.name)? {
                     rooms.files.lost_name(&file, &had);
@@ -373,13 +378,15 @@ impl Server {
         &self,
         from: &forebay_wire::Link,
         to: &forebay_wire::Link,
-        mode: forebay_types::RenameMode,
+        mode: RenameMode,
         _cred: &Cred,
     ) -> Result<(), Failure> {
         let rooms = &self.rooms;
         rooms.files.stabilise_for_rename(from, to)?;
-        if mode == forebay_types::RenameMode::Exchange {
-            rooms.files.stabilise_for_rename(to, from)?;
+        match mode {
+            RenameMode::Exchange => rooms.files.stabilise_for_rename(to, from)?,
+            RenameMode::Replace => rooms.files.keep_for_clients(to),
+            RenameMode::NoReplace => {}
         }
         let had = (rooms.files.had(from), rooms.files.had(to));
         let renamed = rooms

@@ -15,6 +15,7 @@
 mod command;
 mod common;
 mod effect;
+mod holding;
 mod kept;
 pub(crate) mod lives;
 mod locking;
@@ -27,19 +28,20 @@ mod shown;
 mod squash;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
-use forebay_wire::{Peer, Reply, Request, Response, Service, UNSETTLED};
+use forebay_wire::{OpenMode, Peer, Reply, Request, Response, Service, UNSETTLED};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
 use command::Command;
 use common::Common;
 use effect::Effect;
+use holding::Holding;
 use kept::Keepers;
 use lives::Lives;
 use locks::LockTable;
@@ -71,6 +73,8 @@ struct File {
     written: bool,
     /// Locks were asked for through it.
     locked: bool,
+    /// The client may have it again after a restart of the server.
+    held: bool,
 }
 
 /// A client's part of a server. It answers the client's requests, and knows what the client has.
@@ -81,6 +85,8 @@ pub struct Session {
     life: u64,
     /// It has again what it had before a restart.
     reclaims: AtomicBool,
+    /// The earlier life that it had that in.
+    life_before: AtomicU64,
     common: Arc<Common>,
     /// Root of the client's node is nobody.
     squash: Option<Squash>,
@@ -103,6 +109,7 @@ impl Session {
             node,
             life,
             reclaims: AtomicBool::new(false),
+            life_before: AtomicU64::new(0),
             common,
             squash,
             recalls,
@@ -138,7 +145,9 @@ impl Session {
             }
             for (handle, file) in files {
                 self.undo(Request::Release { handle });
-                self.note_closed(&file);
+                // What the client may have again when the next server starts is kept for that.
+                let held = file.held && !self.common.lives.are_kept();
+                self.note_closed(&File { held, ..file });
             }
             for handle in dirs {
                 self.undo(Request::CloseDir { handle });
@@ -251,6 +260,9 @@ impl Session {
         if file.written {
             self.common.lately.end_writing(file.ino);
         }
+        if file.held {
+            self.common.holding.let_go(file.ino, self.life);
+        }
     }
 
     /// Of what the client wants to drop, what the client has. It is not the client's any more.
@@ -285,11 +297,17 @@ impl Session {
         match response {
             Response::Opened(opened) | Response::Created(_, opened, _) => {
                 let ino = shown.or(opens.file).unwrap_or(Ino::ROOT);
+                // What the kernel has by itself is not had again.
+                let held = self.life != 0 && opened.mode != OpenMode::Passthrough;
+                if held {
+                    self.common.holding.hold(ino, self.life);
+                }
                 let file = File {
                     ino,
                     writes: opens.writes,
                     written,
                     locked: false,
+                    held,
                 };
                 let handle = opened.handle;
                 self.shard(handle.0).lock().files.insert(handle, file);
@@ -412,6 +430,7 @@ impl Sessions {
         processes: Arc<Processes>,
         epoch: u32,
         lives: Lives,
+        holding: Arc<dyn Holding>,
     ) -> Sessions {
         // Before the first start there was nothing to be shown.
         let quiet_until = (epoch > 1).then(|| Instant::now() + BELIEVED_FOR);
@@ -423,6 +442,7 @@ impl Sessions {
                 keepers: Keepers::default(),
                 locks: LockTable::default(),
                 lives,
+                holding,
                 open_at_the_end: Mutex::default(),
                 attrs: Pending::default(),
                 pages: Pending::default(),
@@ -565,6 +585,9 @@ impl Service for Session {
                 self.note_listening(settled != 0);
                 return self.recalls.follow(seen).into();
             }
+            Request::FindNameless { life, .. } if !self.has_again(life) => {
+                return Errno::ESTALE.into();
+            }
             Request::MayReclaim { life, done } => return self.may_reclaim(life, done).into(),
             Request::Lock { .. }
             | Request::Unlock { .. }
@@ -585,9 +608,18 @@ mod tests {
     use std::time::Duration;
 
     use forebay_types::{Attr, Cred, FileKind, OpenFlags, Process, TimeSpec};
-    use forebay_wire::{Introduction, Link, OpenMode, Opened};
+    use forebay_wire::{Introduction, Link, Opened};
 
     use super::*;
+
+    /// No file is known by name or without.
+    struct Nothing;
+
+    impl Holding for Nothing {
+        fn hold(&self, _: Ino, _: u64) {}
+        fn let_go(&self, _: Ino, _: u64) {}
+        fn end_wait_for(&self, _: u64) {}
+    }
 
     /// Answers what is asked for, and tells what was asked.
     struct Recorder {
@@ -705,7 +737,13 @@ mod tests {
     #[test]
     fn what_a_client_has_is_closed_and_dropped_at_the_end_and_only_that() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default(), 1, Lives::none());
+        let sessions = Sessions::new(
+            server.clone(),
+            Arc::default(),
+            1,
+            Lives::none(),
+            Arc::new(Nothing),
+        );
         let (one, other) = (sessions.begin(0), sessions.begin(0));
         let (closed, left) = (open(&one), open(&one));
         let Ok(Response::OpenedDir(dir)) = ask(
@@ -744,7 +782,13 @@ mod tests {
     #[test]
     fn a_handle_is_its_owners_and_of_its_kind() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default(), 1, Lives::none());
+        let sessions = Sessions::new(
+            server.clone(),
+            Arc::default(),
+            1,
+            Lives::none(),
+            Arc::new(Nothing),
+        );
         let (one, other) = (sessions.begin(0), sessions.begin(0));
         let handle = open(&one);
         server.asked();
@@ -772,7 +816,13 @@ mod tests {
     #[test]
     fn several_files_are_closed_each_for_itself() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default(), 1, Lives::none());
+        let sessions = Sessions::new(
+            server.clone(),
+            Arc::default(),
+            1,
+            Lives::none(),
+            Arc::new(Nothing),
+        );
         let (one, other) = (sessions.begin(0), sessions.begin(0));
         let (first, last, others) = (open(&one), open(&one), open(&other));
         server.asked();
@@ -788,8 +838,14 @@ mod tests {
 
     #[test]
     fn what_a_dead_pfs_says_does_not_look_like_the_end_of_the_session() {
-        let session =
-            Sessions::new(Arc::new(Recorder::new()), Arc::default(), 1, Lives::none()).begin(0);
+        let session = Sessions::new(
+            Arc::new(Recorder::new()),
+            Arc::default(),
+            1,
+            Lives::none(),
+            Arc::new(Nothing),
+        )
+        .begin(0);
         assert_eq!(ask(&session, Request::Statfs), Err(Errno::EIO));
         let handle = open(&session);
         session.end();
@@ -804,7 +860,14 @@ mod tests {
             gate: Some((begun, Mutex::new(gate))),
             ..Recorder::new()
         });
-        let session = Sessions::new(server.clone(), Arc::default(), 1, Lives::none()).begin(0);
+        let session = Sessions::new(
+            server.clone(),
+            Arc::default(),
+            1,
+            Lives::none(),
+            Arc::new(Nothing),
+        )
+        .begin(0);
         let handle = open(&session);
         server.asked();
         let reader = {
@@ -834,7 +897,13 @@ mod tests {
     #[test]
     fn a_process_is_one_of_its_clients_node_whatever_the_client_says() {
         let server = Arc::new(Recorder::new());
-        let sessions = Sessions::new(server.clone(), Arc::default(), 1, Lives::none());
+        let sessions = Sessions::new(
+            server.clone(),
+            Arc::default(),
+            1,
+            Lives::none(),
+            Arc::new(Nothing),
+        );
         let (one, other) = (sessions.begin(0), sessions.begin(0));
         let request = |node| Request::Unlink {
             link: Link {

@@ -322,6 +322,12 @@ pub enum Request {
         life: u64,
         done: bool,
     },
+    /// Finds a file again that has no name, and that the client had open in this earlier life, of
+    /// which it has again what it had; [`Response::Attr`]. `ESTALE` for any other.
+    FindNameless {
+        ino: Ino,
+        life: u64,
+    },
     /// Makes a file on the PFS, hidden in the tree, by which a node can tell whether it sees the
     /// same PFS. It is there until [`Request::HideProbe`], another one, or the end of the session.
     ShowProbe,

@@ -55,6 +55,7 @@ macro_rules! handles_of {
             | Request::Recalls { .. }
             | Request::CancelLock { .. }
             | Request::MayReclaim { .. }
+            | Request::FindNameless { .. }
             | Request::ShowProbe
             | Request::HideProbe { .. }
             | Request::Control(_)
@@ -106,6 +107,7 @@ impl Request {
             Request::TestLock { .. } => "look for a lock",
             Request::CancelLock { .. } => "end of a wait for a lock",
             Request::MayReclaim { .. } => "reclaim",
+            Request::FindNameless { .. } => "look for a file without a name",
             Request::ShowProbe => "probe of the PFS",
             Request::HideProbe { .. } => "end of a probe of the PFS",
             Request::Control(control) | Request::ControlFor { control, .. } => control.name(),
@@ -155,6 +157,7 @@ impl Request {
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
             | Request::MayReclaim { .. }
+            | Request::FindNameless { .. }
             | Request::ShowProbe
             | Request::HideProbe { .. }
             | Request::Control(_)
@@ -214,6 +217,7 @@ impl Request {
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
             | Request::MayReclaim { .. }
+            | Request::FindNameless { .. }
             | Request::ShowProbe
             | Request::HideProbe { .. }
             | Request::Control(_)
@@ -263,6 +267,7 @@ impl Request {
             | Request::TestLock { .. }
             | Request::CancelLock { .. }
             | Request::MayReclaim { .. }
+            | Request::FindNameless { .. }
             | Request::ShowProbe
             | Request::HideProbe { .. }
             | Request::Control(_)
@@ -281,6 +286,7 @@ impl Request {
                 | Request::Link { .. }
                 | Request::Create { .. }
                 | Request::CreateUnnamed { .. }
+                | Request::FindNameless { .. }
         )
     }
 
@@ -313,6 +319,7 @@ impl Request {
             // They take a reference or a handle that the client has to give back: two times taken
             // and once given back is a leak.
             Request::Lookup { .. }
+            | Request::FindNameless { .. }
             | Request::OpenDir { .. }
             | Request::Open { .. }
             | Request::Create { .. }

@@ -396,7 +396,7 @@ fn lock() -> LockOf {
     }
 }
 
-fn locks() -> [Request; 5] {
+fn locks() -> [Request; 6] {
     let (lock, mode) = (lock(), LockMode::Exclusive);
     [
         Request::Lock {
@@ -412,6 +412,10 @@ fn locks() -> [Request; 5] {
         Request::MayReclaim {
             life: 12,
             done: true,
+        },
+        Request::FindNameless {
+            ino: Ino(13),
+            life: 12,
         },
     ]
 }

@@ -128,14 +128,19 @@ impl Namespace {
         for object in objects {
             batch.delete(record::garbage_key(*object));
         }
-        Ok(self.store.commit(batch, Durability::Buffered)?)
+        self.drop_nameless(&mut batch, objects);
+        self.store.commit(batch, Durability::Buffered)?;
+        objects
+            .iter()
+            .for_each(|object| self.holders.forget(*object));
+        Ok(())
     }
 
     pub(crate) fn commit(&self, batch: Batch) -> Result<(), NsError> {
         Ok(self.store.commit(batch, Durability::Buffered)?)
     }
 
-    /// Writes a file's record; nothing for an unlinked one.
+    /// Writes a file's record; that of an unlinked one, if a client has it open that may come back.
     pub fn save(
         &self,
         file: &File,
@@ -143,7 +148,7 @@ impl Namespace {
         durability: Durability,
     ) -> Result<(), NsError> {
         if state.is_unlinked() {
-            return Ok(());
+            return self.save_nameless(file, state, durability);
         }
         let mut batch = Batch::new();
         self.put_file(&mut batch, file, state)?;
@@ -245,6 +250,9 @@ impl Namespace {
             match state.is_unlinked() {
                 true => {
                     let dropped = self.drop_file(&mut batch, &file, &state)?;
+                    if !state.is_evicted() {
+                        self.put_nameless(&mut batch, &file, &state)?;
+                    }
                     // One that may still get a name is in use.
                     garbage.extend(state.unnamed.is_none().then_some(dropped));
                 }

@@ -109,6 +109,7 @@ impl Namespace {
             return Err(error);
         }
         failpoint::hit(failpoint::Point::LinkRecord);
+        self.holders.forget(file.object);
         children.insert(shared, file.clone());
         dir.note_present(name);
         let attr = state.attr(file.ino);

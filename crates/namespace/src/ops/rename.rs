@@ -335,6 +335,7 @@ impl Namespace {
             return Ok(None);
         }
         let garbage = self.drop_file(batch, old, &state)?;
+        self.put_nameless(batch, old, &state)?;
         // From here on nobody writes a record of it again.
         state.unlink();
         Ok(Some(garbage))

@@ -75,6 +75,7 @@ impl Namespace {
             None
         } else {
             let garbage = self.drop_file(&mut begun.batch, file, &state)?;
+            self.put_nameless(&mut begun.batch, file, &state)?;
             state.unlink();
             Some(garbage)
         };

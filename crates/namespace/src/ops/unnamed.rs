@@ -2,8 +2,8 @@
 //! elsewhere by a link, or none.
 //!
 //! Until then they are treated like an unlinked file that somebody has open: nothing is on record,
-//! and nothing is drained. A crash takes them: the identity beside the object says that nobody can
-//! ask for it. So the object has to be told the first name too, by which a file whose record is
+//! and nothing is drained. A crash takes them, unless a client may come back for them
+//! (`nameless`): the identity beside the object says that nobody else can ask for it. So the object has to be told the first name too, by which a file whose record is
 //! damaged later is found. Meanwhile the object is on record as garbage. A crash therefore leaves
 //! the file with its name and its whole record, or nothing.
 
@@ -86,6 +86,7 @@ impl Namespace {
         carry(dir, name)?;
         failpoint::hit(failpoint::Point::LinkCarried);
         batch.delete(key);
+        self.drop_nameless(batch, &[file.object]);
         Ok(true)
     }
 

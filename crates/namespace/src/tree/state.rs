@@ -50,6 +50,26 @@ impl FileState {
         state
     }
 
+    /// Of a file without a name that an earlier run has left on record; one that was made without a
+    /// name in the directory `unnamed` may get one.
+    pub(crate) fn nameless(unnamed: Option<Arc<Dir>>, record: FileRecord) -> FileState {
+        let residency = Residency {
+            // With its name the PFS has lost what it had.
+            published: None,
+            clean: false,
+            // What was written by requests the object knows.
+            writing: !record.residency.clean,
+            crc: None,
+            ..record.residency
+        };
+        // Whether it was fsynced is not on record.
+        let owes_fsync = unnamed.is_some();
+        let names = (Vec::new(), unnamed);
+        let mut state = FileState::new(names, record.meta, record.xattrs, residency);
+        state.facts.owes_fsync = owes_fsync;
+        state
+    }
+
     /// The invariants that can be told from the state alone. Those that a damaged record breaks are
     /// for the check of the records to find, so they are asserted where a transition relies on
     /// them.

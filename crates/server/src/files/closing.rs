@@ -201,7 +201,8 @@ impl Files {
         let files: Vec<_> = self.buffer.files();
         for file in files {
             let tier = file.tier();
-            if self.buffer.tiers().kind(tier) != TierKind::Dram || file.lock().is_unlinked() {
+            let is_gone = file.lock().is_unlinked() && !self.ns.is_held(file.object);
+            if self.buffer.tiers().kind(tier) != TierKind::Dram || is_gone {
                 continue;
             }
             let is_clean = !file.lock().is_dirty();

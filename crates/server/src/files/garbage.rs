@@ -36,8 +36,9 @@ impl Files {
         for garbage in found {
             let file = self.buffer.file(garbage.object);
             self.buffer.queue().forget(garbage.object);
-            if let Some(file) = &file
-                && self.buffer.opens().may_hold(file.ino, garbage.object)
+            let may_hold = |ino| self.buffer.opens().may_hold(ino, garbage.object);
+            if file.as_ref().is_some_and(|file| may_hold(file.ino))
+                || self.ns.is_held(garbage.object)
             {
                 // The last close, or a later round, collects it.
                 self.buffer.ledger().set_nameless(garbage.object, true);

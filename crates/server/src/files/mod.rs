@@ -17,6 +17,7 @@ pub(crate) mod making;
 pub(crate) mod mover;
 pub(crate) mod open;
 pub(crate) mod pages;
+pub(crate) mod parting;
 pub(crate) mod setid;
 pub(crate) mod space;
 pub(crate) mod stable;

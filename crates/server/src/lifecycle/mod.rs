@@ -6,6 +6,7 @@ pub(crate) mod boot;
 pub(crate) mod discard;
 pub(crate) mod facts;
 pub(crate) mod monitor;
+pub(crate) mod nameless;
 pub(crate) mod orphans;
 pub(crate) mod pfsmark;
 pub(crate) mod probe;

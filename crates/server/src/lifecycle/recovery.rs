@@ -17,7 +17,7 @@ use crate::starterror::{StartError, failed};
 /// Objects by tier.
 pub(crate) type Inventory = Vec<(TierId, HashSet<ObjectId>)>;
 /// Objects that belong to something on record.
-type Claimed = HashSet<(TierId, ObjectId)>;
+pub(crate) type Claimed = HashSet<(TierId, ObjectId)>;
 
 /// What is said of a file that may be on the PFS as it was last fsynced: see [`may_be_on_the_pfs`].
 const OPEN_FOR_WRITING: &str = "was open for writing: what was not yet flushed by fsync, if anything, is lost with the node's power";
@@ -82,6 +82,7 @@ impl Lifecycle {
             let reason = "its directory is not known; run 'forebay fsck'".to_string();
             self.base.report(path, Errno::ENOENT, reason);
         }
+        self.recover_nameless(loaded.nameless, inventory, &mut claimed);
         // What was replaced or given up just now is garbage too, and no orphan.
         let garbage: Vec<_> = self
             .ns
@@ -169,7 +170,7 @@ impl Lifecycle {
     }
 
     /// A copy on flash that an fsync has left is in the books again.
-    fn book_found_shadow(&self, file: &File, tier: TierId) {
+    pub(super) fn book_found_shadow(&self, file: &File, tier: TierId) {
         let found = self
             .buffer
             .tiers()

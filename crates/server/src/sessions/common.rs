@@ -11,6 +11,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::OWN;
 use super::effect::{Concerned, Patience};
+use super::holding::Holding;
 use super::kept::Keepers;
 use super::lives::Lives;
 use super::locks::LockTable;
@@ -31,6 +32,7 @@ pub(super) struct Common {
     pub(super) keepers: Keepers,
     pub(super) locks: LockTable,
     pub(super) lives: Lives,
+    pub(super) holding: Arc<dyn Holding>,
     /// What clients had open when the server stopped in order.
     pub(super) open_at_the_end: Mutex<HashSet<Ino>>,
     /// Attributes and pages that others have been asked to forget.

@@ -180,6 +180,14 @@ impl Lives {
         }
     }
 
+    /// Who may come, and for how long from now on.
+    pub fn awaited(&self) -> Vec<(u64, Duration)> {
+        let (state, now) = (self.state.lock(), now_s());
+        let left = |until: u64| Duration::from_secs(until.saturating_sub(now));
+        let before = state.before.iter();
+        before.map(|(life, until)| (*life, left(*until))).collect()
+    }
+
     /// Whether somebody may still come who had something before this start.
     pub fn are_awaited(&self) -> bool {
         let mut state = self.state.lock();

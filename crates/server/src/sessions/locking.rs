@@ -15,13 +15,24 @@ impl Session {
         lives.follows(self.life, life);
         self.recalls.returns();
         let may = lives.may_reclaim(life);
+        if !done {
+            self.life_before.store(life, Ordering::Release);
+        }
         self.reclaims.store(may && !done, Ordering::Release);
         match may {
-            true if done => lives.reclaimed(life),
+            true if done => {
+                lives.reclaimed(life);
+                self.common.holding.end_wait_for(life);
+            }
             true => {}
             false => return Response::Failed(Errno::ESTALE),
         }
         Response::Done
+    }
+
+    /// Whether the client is having again what it had in an earlier life.
+    pub(super) fn has_again(&self, life: u64) -> bool {
+        self.reclaims.load(Ordering::Acquire) && self.life_before.load(Ordering::Acquire) == life
     }
 
     /// `file` is what the request's handle is open on.

@@ -9,7 +9,7 @@ use forebay_wire::{LockOf, Request, SeekWhat, SpaceChange, WriteHow};
 use super::{Case, cred, link};
 
 /// Kinds of requests: as many as [`fate`] names.
-pub const KINDS: usize = 43;
+pub const KINDS: usize = 44;
 /// No handle of the client's.
 const OTHERS: Handle = Handle(1 << 40);
 
@@ -53,6 +53,8 @@ pub fn fate(request: &Request) -> Fate {
         | Request::Lock { .. }
         | Request::Unlock { .. }
         | Request::TestLock { .. } => Fate::Refused,
+        // Nor of a life that is not the client's.
+        Request::FindNameless { .. } => Fate::Refused,
         Request::Getattr { .. } => Fate::Harmless("what stat(2) shows who has found the file"),
         Request::Readlink { .. } => Fate::Harmless("a link has no rights of its own"),
         Request::ListXattr { .. } => Fate::Harmless("names, as listxattr(2) shows them"),
@@ -261,6 +263,7 @@ impl Case {
                 life: 1,
                 done: false,
             },
+            Request::FindNameless { ino: file, life: 1 },
             Request::ShowProbe,
             Request::HideProbe {
                 name: b"probe".to_vec(),

@@ -65,7 +65,8 @@ impl Case {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("chmod");
         }
         let server = Arc::new(Server::new(lab.shared_rooms()));
-        let sessions = Sessions::new(server, Arc::default(), 1, Lives::none());
+        let holding = lab.shared_rooms().base.ns().clone();
+        let sessions = Sessions::new(server, Arc::default(), 1, Lives::none(), holding);
         sessions.squash_root(lab.shared_rooms());
         let session = Host::begin(&sessions, &facts(false)).expect("a session");
         let mut case = Case {

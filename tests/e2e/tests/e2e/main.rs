@@ -22,6 +22,7 @@ mod inner;
 mod kept;
 mod locks;
 mod mappings;
+mod nameless;
 mod nodes;
 mod one_tree;
 mod oversubscription;

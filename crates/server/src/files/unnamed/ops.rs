@@ -182,13 +182,19 @@ impl Files {
         }
     }
 
+    /// A start has found one that may still get a name.
+    pub fn take_unnamed_over(&self, file: Arc<File>) {
+        self.unnamed.files.lock().insert(file.ino, file);
+    }
+
     /// Gives up files without a name that nobody can give one any more. A server that ends is not
     /// told by the kernel.
     pub fn let_go_unnamed(&self) {
         let files: Vec<_> = self.unnamed.files.lock().values().cloned().collect();
         for file in files {
             let known = !self.base.is_ending() && self.ns.node(file.ino).is_ok();
-            if !known && !self.buffer.opens().is_open_now(file.ino) {
+            let in_use = self.buffer.opens().is_open_now(file.ino) || self.ns.is_held(file.object);
+            if !known && !in_use {
                 self.ns.let_go_unnamed(&file);
             }
             if file.lock().unnamed.is_none() {

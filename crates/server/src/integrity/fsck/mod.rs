@@ -114,6 +114,14 @@ impl Integrity {
             };
             self.buffer.arrive(file.object, tier, bytes, dirty);
         }
+        for file in loaded.nameless {
+            let residency = file.lock().residency;
+            self.buffer
+                .enter(&file, &self.catalog.rules().identify(&file.path()));
+            let bytes = file.lock().meta.allocated_bytes;
+            self.buffer.arrive(file.object, residency.tier, bytes, true);
+            self.buffer.ledger().set_nameless(file.object, true);
+        }
         for (object, record) in &loaded.lost {
             self.buffer.book_stranded(*object, record);
         }

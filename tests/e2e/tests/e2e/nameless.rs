@@ -1,0 +1,197 @@
+//! Files that are unlinked and open, over restarts of the server.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use forebay_testkit::{Fleet, needs_nodes, pattern, wait_until};
+
+const MIB: usize = 1 << 20;
+
+fn create(path: &Path) -> File {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path);
+    file.expect("create")
+}
+
+/// Objects in the memory tier, and what its file system has allocated, bytes.
+fn objects(fleet: &Fleet) -> usize {
+    fn count(dir: &Path) -> usize {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        let one = |entry: fs::DirEntry| match entry.path().is_dir() {
+            true => count(&entry.path()),
+            false => 1,
+        };
+        entries.map(one).sum()
+    }
+    count(&fleet.base().join("state/dram/objects"))
+}
+
+fn again(fleet: &mut Fleet, in_order: bool) {
+    match in_order {
+        true => fleet.stop_server(),
+        false => fleet.kill_server(),
+    }
+    fleet.start_server();
+}
+
+#[test]
+fn promise_8_an_unlinked_file_that_is_open_outlives_restarts_of_the_server() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    let own = create(&fleet.mnt(1, "own"));
+    pattern(1, 3 * MIB).write(&own);
+    fs::remove_file(fleet.mnt(1, "own")).expect("unlink");
+    let others = create(&fleet.mnt(1, "others"));
+    pattern(2, MIB).write(&others);
+    fs::remove_file(fleet.mnt(2, "others")).expect("the other node unlinks it");
+    let replaced = create(&fleet.mnt(1, "replaced"));
+    pattern(3, MIB).write(&replaced);
+    drop(create(&fleet.mnt(2, "next")));
+    fs::rename(fleet.mnt(2, "next"), fleet.mnt(2, "replaced")).expect("rename");
+    fs::write(fleet.pfs("drained"), pattern(4, MIB).bytes()).expect("write");
+    let drained = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(fleet.mnt(1, "drained"));
+    let drained = drained.expect("open");
+    fs::remove_file(fleet.mnt(2, "drained")).expect("unlink");
+    assert!(!fleet.pfs("drained").exists());
+    // Its name is another file's by now.
+    drop(create(&fleet.mnt(2, "own")));
+    assert_eq!(fleet.status()["files"], 6);
+    for (n, in_order) in [false, true, false].into_iter().enumerate() {
+        again(&mut fleet, in_order);
+        let files = [
+            (&own, 1, 3 * MIB),
+            (&others, 2, MIB),
+            (&replaced, 3, MIB),
+            (&drained, 4, MIB),
+        ];
+        for (file, seed, len) in files {
+            let meta = file.metadata().expect("fstat");
+            let extra = (n * MIB) as u64;
+            assert_eq!((meta.nlink(), meta.len()), (0, len as u64 + extra));
+            let mut content = vec![0; len];
+            file.read_exact_at(&mut content, 0).expect("read");
+            assert!(content == pattern(seed, len).bytes(), "{seed}: other bytes");
+            let mut added = vec![0; MIB];
+            for m in 0..n {
+                let at = (len + m * MIB) as u64;
+                file.read_exact_at(&mut added, at).expect("read");
+                assert!(added == vec![m as u8; MIB], "what was added is there");
+            }
+            let more = vec![n as u8; MIB];
+            file.write_all_at(&more, len as u64 + extra).expect("write");
+        }
+        // Nothing of them is to be drained, and who looks for them finds nothing.
+        assert_eq!(fleet.status()["open_files"], 4);
+        assert!(fs::metadata(fleet.mnt(2, "others")).is_err());
+    }
+    own.set_len(10).expect("truncate");
+    assert_eq!(own.metadata().expect("fstat").len(), 10);
+    own.sync_all().expect("fsync");
+    drop((own, others, replaced, drained));
+    for name in ["own", "replaced"] {
+        fs::remove_file(fleet.mnt(2, name)).expect("unlink");
+    }
+    wait_until("their space is given back", || {
+        objects(&fleet) == 0 && fleet.status()["files"] == 0
+    });
+}
+
+/// A program that stops where it says so.
+struct Steps(Child, BufReader<std::process::ChildStdout>);
+
+impl Steps {
+    fn run(script: &str, dir: PathBuf) -> Steps {
+        let head = "import fcntl, mmap, os, sys, tempfile\n\
+            def step(what):\n    print(what, flush=True)\n    assert sys.stdin.readline() == 'go\\n'\n";
+        let mut child = Command::new("python3")
+            .args(["-c", &format!("{head}{script}")])
+            .arg(dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 runs");
+        let said = BufReader::new(child.stdout.take().expect("a pipe"));
+        Steps(child, said)
+    }
+
+    #[track_caller]
+    fn says(&mut self, what: &str) {
+        let mut line = String::new();
+        self.1.read_line(&mut line).expect("it speaks");
+        assert_eq!(line.trim_end(), what);
+    }
+
+    fn go(&mut self) {
+        let mut stdin = self.0.stdin.as_ref().expect("a pipe");
+        stdin.write_all(b"go\n").expect("it listens");
+    }
+
+    #[track_caller]
+    fn ends(mut self) {
+        assert!(self.0.wait().expect("it ends").success());
+    }
+}
+
+#[test]
+fn promise_8_temporary_files_of_programs_outlive_a_restart_of_the_server() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    let script = "
+d = sys.argv[1]
+made = tempfile.TemporaryFile(dir=d)
+made.write(b'x' * 300000); made.flush()
+linked = os.open(d, os.O_TMPFILE | os.O_RDWR, 0o600)
+os.write(linked, b'y' * 300000)
+fd = os.open(d + '/mapped', os.O_RDWR | os.O_CREAT, 0o600)
+os.ftruncate(fd, 8192)
+m = mmap.mmap(fd, 8192)
+os.unlink(d + '/mapped')
+m[0:5] = b'first'
+fcntl.lockf(fd, fcntl.LOCK_EX)
+m[4096:4101] = b'dirty'
+step('open')
+assert os.fstat(fd).st_nlink == 0, os.fstat(fd)
+assert m[0:5] == b'first' and m[4096:4101] == b'dirty'
+m.flush()
+assert os.pread(fd, 5, 0) == b'first' and os.pread(fd, 5, 4096) == b'dirty'
+m[0:5] = b'again'
+m.flush()
+assert os.pread(fd, 5, 0) == b'again'
+made.seek(0)
+assert made.read() == b'x' * 300000
+made.write(b'more'); made.flush()
+assert os.fstat(made.fileno()).st_size == 300004
+os.link('/proc/self/fd/%d' % linked, d + '/named', src_dir_fd=os.open('/', os.O_RDONLY))
+assert os.fstat(linked).st_nlink == 1
+os.write(linked, b'more')
+m.close(); os.close(fd); made.close(); os.close(linked)
+step('closed')
+";
+    for in_order in [false, true] {
+        let mut program = Steps::run(script, fleet.mnt(1, ""));
+        program.says("open");
+        again(&mut fleet, in_order);
+        program.go();
+        program.says("closed");
+        wait_until("what has no name is gone", || objects(&fleet) == 1);
+        let named = fs::read(fleet.mnt(2, "named")).expect("read");
+        assert!(named == [vec![b'y'; 300_000], b"more".to_vec()].concat());
+        program.go();
+        program.ends();
+        fs::remove_file(fleet.mnt(2, "named")).expect("unlink");
+        wait_until("so is what had one", || objects(&fleet) == 0);
+    }
+}
