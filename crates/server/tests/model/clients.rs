@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_server::{Instance, Session};
 use forebay_types::{Errno, Handle, Ino};
@@ -9,6 +10,9 @@ use forebay_wire::{Connection, InMemory, Reply, Request, Response};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
+
+/// Number of the next client.
+static LIVES: AtomicU64 = AtomicU64::new(1);
 
 /// One client.
 struct Client {
@@ -24,7 +28,9 @@ struct Client {
 
 impl Client {
     fn new(instance: &Instance, descriptors: bool) -> Client {
-        let session = instance.sessions().begin(0);
+        // One that could come back after a restart: what it has open outlives its names on record.
+        let life = LIVES.fetch_add(1, Ordering::Relaxed);
+        let session = instance.sessions().begin(life);
         let way = InMemory::mount(session.clone());
         way.accept_descriptors(descriptors);
         Client {

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use forebay_testkit::{Fleet, needs_nodes, pattern, wait_until};
 
@@ -194,4 +195,96 @@ step('closed')
         fs::remove_file(fleet.mnt(2, "named")).expect("unlink");
         wait_until("so is what had one", || objects(&fleet) == 0);
     }
+}
+
+/// Makes files, takes their names away, writes, cuts and reads what it has open, until it is told to
+/// stop. A change of names may get `EIO` where the server ends; nothing else may go wrong.
+const CHURN: &str = "
+import errno, random, threading
+stop, wrong = threading.Event(), []
+def make(r, path):
+    kind = r.choice(['unnamed', 'unlinked', 'replaced'])
+    if kind == 'unnamed':
+        return os.open(sys.argv[1], os.O_TMPFILE | os.O_RDWR, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        if kind == 'unlinked':
+            os.unlink(path)
+        else:
+            os.close(os.open(path + '.new', os.O_WRONLY | os.O_CREAT, 0o600))
+            os.rename(path + '.new', path)
+    except OSError as e:
+        if e.errno not in (errno.EIO, errno.ENOENT): raise
+    return fd
+def use(r, fd, data):
+    op = r.random()
+    if op < 0.4:
+        at, more = r.randrange(len(data) + 1), os.urandom(r.randrange(1, 9000))
+        os.pwrite(fd, more, at)
+        data[at:at + len(more)] = more
+    elif op < 0.5:
+        cut = r.randrange(len(data) + 1)
+        os.ftruncate(fd, cut)
+        del data[cut:]
+    else:
+        assert os.fstat(fd).st_size == len(data), 'its size'
+        assert os.pread(fd, len(data) + 1, 0) == bytes(data), 'its content'
+        if op > 0.8:
+            os.close(fd)
+            return True
+def churn(n):
+    r, held, made = random.Random(), [], 0
+    while held or not stop.is_set():
+        try:
+            if not stop.is_set() and len(held) < 6 and r.random() < 0.3:
+                made += 1
+                held.append((make(r, '%s/%d-%d-%d' % (sys.argv[1], os.getpid(), n, made)), bytearray()))
+            elif held:
+                at = r.randrange(len(held))
+                if use(r, *held[at]): held.pop(at)
+        except OSError as e:
+            if e.errno not in (errno.EIO, errno.EEXIST) or e.filename is None:
+                wrong.append(repr(e)); return
+        except AssertionError as e:
+            wrong.append(repr(e)); return
+threads = [threading.Thread(target=churn, args=(n,)) for n in range(3)]
+for thread in threads: thread.start()
+step('begun')
+stop.set()
+for thread in threads: thread.join()
+assert not wrong, wrong
+step('closed')
+";
+
+#[test]
+fn promise_8_files_without_a_name_are_whole_whenever_the_server_ends() {
+    if needs_nodes() {
+        return;
+    }
+    let mut fleet = Fleet::new(2, "");
+    let mut programs = [1, 2].map(|node| Steps::run(CHURN, fleet.mnt(node, "")));
+    programs
+        .iter_mut()
+        .for_each(|program| program.says("begun"));
+    for (ms, in_order) in [(700, false), (1400, false), (900, true), (1100, false)] {
+        std::thread::sleep(Duration::from_millis(ms));
+        again(&mut fleet, in_order);
+        // What has a name may be let go by a stop in order before it is open again.
+        for node in [1, 2] {
+            fs::write(fleet.mnt(node, "again"), b"").expect("it is served again");
+        }
+    }
+    for mut program in programs {
+        program.go();
+        program.says("closed");
+        program.go();
+        program.ends();
+    }
+    for entry in fs::read_dir(fleet.mnt(1, "")).expect("list") {
+        fs::remove_file(entry.expect("entry").path()).expect("unlink");
+    }
+    wait_until("their space is given back", || {
+        objects(&fleet) == 0 && fleet.status()["files"] == 0
+    });
+    assert_eq!(fleet.status()["errors"], serde_json::json!([]));
 }
