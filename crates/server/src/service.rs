@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_types::{Cred, Dirent, Errno, Handle, RenameMode, limits};
 use forebay_wire::control::{Control, ControlResponse, JobProgress};
-use forebay_wire::{Peer, Reply, Request, Response, Service, Shown};
+use forebay_wire::{Link, Peer, Reply, Request, Response, Service, Shown};
 
 use crate::base::failure::Failure;
 use crate::base::life::StopOrder;
@@ -218,19 +218,23 @@ impl Server {
         Ok(answer)
     }
 
+    fn look_up(&self, link: &Link) -> Result<Shown, Failure> {
+        let ns = self.rooms.base.ns();
+        let found = ns.lookup(link.parent, &link.name)?;
+        let birth_ns = ns.birth_of(found.attr.ino);
+        let files = &self.rooms.files;
+        let attr = files.live_attr(found.attr, found.file.as_ref())?;
+        Ok(Shown {
+            birth_ns,
+            ..attr.into()
+        })
+    }
+
     fn answer_node(&self, request: Request) -> Result<Response, Failure> {
         let rooms = &self.rooms;
         let ns = &rooms.base.ns();
         Ok(match request {
-            Request::Lookup { link, .. } => {
-                let found = ns.lookup(link.parent, &link.name)?;
-                let birth_ns = ns.birth_of(found.attr.ino);
-                let attr = rooms.files.live_attr(found.attr, found.file.as_ref())?;
-                Response::Attr(Shown {
-                    birth_ns,
-                    ..attr.into()
-                })
-            }
+            Request::Lookup { link, .. } => Response::Attr(self.look_up(&link)?),
             Request::Forget(nodes) => {
                 nodes
                     .iter()

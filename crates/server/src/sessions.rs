@@ -40,7 +40,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::base::processes::Processes;
 use command::Command;
 use common::Common;
-use effect::Effect;
+use effect::{Effect, not_firm};
 use holding::Holding;
 use kept::Keepers;
 use lives::Lives;
@@ -401,17 +401,6 @@ struct Asked {
     file: Option<Ino>,
     /// The request closes it.
     closed: Option<(Handle, File)>,
-}
-
-fn not_firm(response: &mut Response) {
-    match response {
-        Response::Attr(shown) => (shown.firm, shown.whole) = (false, false),
-        Response::Created(shown, _, parent) => {
-            shown.firm = false;
-            *parent = None;
-        }
-        _ => {}
-    }
 }
 
 /// All clients of one server.

@@ -3,9 +3,10 @@
 //!
 //! Until then they are treated like an unlinked file that somebody has open: nothing is on record,
 //! and nothing is drained. A crash takes them, unless a client may come back for them
-//! (`nameless`): the identity beside the object says that nobody else can ask for it. So the object has to be told the first name too, by which a file whose record is
-//! damaged later is found. Meanwhile the object is on record as garbage. A crash therefore leaves
-//! the file with its name and its whole record, or nothing.
+//! (`nameless`): the identity beside the object says that nobody else can ask for it. So the object
+//! has to be told the first name too, by which a file whose record is damaged later is found.
+//! Meanwhile the object is on record as garbage. A crash therefore leaves the file with its name and
+//! its whole record, or nothing.
 
 use std::sync::Arc;
 

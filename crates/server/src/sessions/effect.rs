@@ -50,6 +50,18 @@ fn makes_in(request: &Request) -> Option<Ino> {
     }
 }
 
+/// To a client that does not listen nothing may be said that it may believe.
+pub fn not_firm(response: &mut Response) {
+    match response {
+        Response::Attr(shown) => (shown.firm, shown.whole) = (false, false),
+        Response::Created(shown, _, parent) => {
+            shown.firm = false;
+            *parent = None;
+        }
+        _ => {}
+    }
+}
+
 /// How long a request may wait for pages of others, which its own kernel's pages may wait for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Patience {

@@ -197,8 +197,8 @@ step('closed')
     }
 }
 
-/// Makes files, takes their names away, writes, cuts and reads what it has open, until it is told to
-/// stop. A change of names may get `EIO` where the server ends; nothing else may go wrong.
+/// Makes files, takes their names away, writes, cuts and reads what it has open, until it is told
+/// to stop. A change of names may get `EIO` where the server ends; nothing else may go wrong.
 const CHURN: &str = "
 import errno, random, threading
 stop, wrong = threading.Event(), []
