@@ -577,6 +577,8 @@ impl Service for Session {
             Request::FindNameless { life, .. } if !self.has_again(life) => {
                 return Errno::ESTALE.into();
             }
+            // A client vouches for a program's user; of its own it orders nothing.
+            Request::Control(_) => return Errno::EPERM.into(),
             Request::MayReclaim { life, done } => return self.may_reclaim(life, done).into(),
             Request::Lock { .. }
             | Request::Unlock { .. }
@@ -597,6 +599,7 @@ mod tests {
     use std::time::Duration;
 
     use forebay_types::{Attr, Cred, FileKind, OpenFlags, Process, TimeSpec};
+    use forebay_wire::control::Control;
     use forebay_wire::{Introduction, Link, Opened};
 
     use super::*;
@@ -766,6 +769,24 @@ mod tests {
         assert_eq!(ask(&one, read(left)), Err(Errno::ENOTCONN));
         assert_eq!(ask(&other, read(others)), Ok(Response::Moved(0)));
         assert_eq!((one.open_handles(), other.open_handles()), (0, 1));
+    }
+
+    #[test]
+    fn a_client_orders_nothing_in_its_own_name() {
+        let server = Arc::new(Recorder::new());
+        let (common, lives, nothing) = (Arc::default(), Lives::none(), Arc::new(Nothing));
+        let sessions = Sessions::new(server.clone(), common, 1, lives, nothing);
+        let client = sessions.begin(0);
+        for control in [
+            Control::Status,
+            Control::Shutdown {
+                drain: false,
+                timeout_ms: 0,
+            },
+        ] {
+            assert_eq!(ask(&client, Request::Control(control)), Err(Errno::EPERM));
+        }
+        assert!(server.asked.lock().is_empty());
     }
 
     #[test]

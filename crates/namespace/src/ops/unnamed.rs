@@ -5,8 +5,8 @@
 //! and nothing is drained. A crash takes them, unless a client may come back for them
 //! (`nameless`): the identity beside the object says that nobody else can ask for it. So the object
 //! has to be told the first name too, by which a file whose record is damaged later is found.
-//! Meanwhile the object is on record as garbage. A crash therefore leaves the file with its name and
-//! its whole record, or nothing.
+//! Meanwhile the object is on record as garbage. A crash therefore leaves the file with its name
+//! and its whole record, or nothing.
 
 use std::sync::Arc;
 
