@@ -414,8 +414,16 @@ fn promise_13_a_file_exchanged_for_ones_own_on_the_pfs_is_neither_changed_nor_re
         secret.assert_in(&roots);
         let marks = listxattr(&roots, &mut [0; 100][..]);
         assert_eq!(marks.expect("attributes"), 0, "{home}");
-        // What was changed in the buffer is drained to where it belongs, or beside what is there.
-        cluster.drain(home);
+        // What was changed in the buffer is drained to where it belongs, or beside what is there,
+        // and is named then.
+        let drained = cluster.on_path(&["stage-out", "--wait"], home);
+        let is_conflict = drained.stderr.contains("mine.forebay-conflict-");
+        assert_eq!(
+            drained.code,
+            if is_conflict { 3 } else { 0 },
+            "{}",
+            drained.stderr
+        );
         for name in listing(&cluster.pfs(home)) {
             let path = cluster.pfs(home).join(&name);
             let is_roots = fs::metadata(&path).expect("stat").uid() == 0;
