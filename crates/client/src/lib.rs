@@ -62,18 +62,25 @@ fn link(parent: Ino, name: &[u8]) -> Link {
 fn read_on(
     connection: &dyn Connection,
     link: usize,
-    (handle, offset, pages): (Handle, u64, bool),
+    (handle, offset, pages): (Handle, u64, Option<&AtomicU64>),
     into: &mut [u8],
 ) -> Result<usize, Errno> {
     let request = Request::Read {
         handle,
         offset,
         len: into.len() as u32,
-        pages,
+        pages: pages.is_some(),
     };
-    match connection.call_on(link, request, &[], into)?.response {
-        Response::Moved(bytes) => Ok(bytes as usize),
-        other => unexpected(other),
+    match (
+        connection.call_on(link, request, &[], into)?.response,
+        pages,
+    ) {
+        (Response::Moved(bytes), _) => Ok(bytes as usize),
+        (Response::Paged { bytes, end }, Some(ends)) => {
+            ends.fetch_max(end, Ordering::Relaxed);
+            Ok(bytes as usize)
+        }
+        (other, _) => unexpected(other),
     }
 }
 
@@ -395,23 +402,27 @@ impl Client {
         into: &mut [u8],
         thread: u32,
     ) -> Result<usize, Errno> {
-        self.read_as((handle, offset, false), into, thread)
+        self.read_as((handle, offset, None), into, thread)
     }
 
-    /// The same, of what is kept until the server recalls it.
+    /// The same, of what is kept until the server recalls it; and where the file ends, the first
+    /// time that it is asked for by this handle: later ends are recalled.
     pub fn read_pages(
         &self,
         handle: Handle,
         offset: u64,
         into: &mut [u8],
         thread: u32,
-    ) -> Result<usize, Errno> {
-        self.read_as((handle, offset, true), into, thread)
+    ) -> Result<(usize, Option<u64>), Errno> {
+        let ends = Arc::new(AtomicU64::new(0));
+        let bytes = self.read_as((handle, offset, Some(ends.clone())), into, thread)?;
+        let end = ends.load(Ordering::Relaxed);
+        Ok((bytes, (end > 0).then_some(end)))
     }
 
     fn read_as(
         &self,
-        (handle, offset, pages): (Handle, u64, bool),
+        (handle, offset, pages): (Handle, u64, Option<Arc<AtomicU64>>),
         into: &mut [u8],
         thread: u32,
     ) -> Result<usize, Errno> {
@@ -419,7 +430,8 @@ impl Client {
         // Few bytes, or one link: nothing is to be gained, and nothing is counted.
         if parts(self.distribution, links, into.len(), 1) == 1 || self.is_local() {
             let link = self.link_for(Moves::Read, thread);
-            return read_on(&*self.connection, link, (handle, offset, pages), into);
+            let from = (handle, offset, pages.as_deref());
+            return read_on(&*self.connection, link, from, into);
         }
         let (under_way, reads) = self.pieces.enter();
         let parts = parts(self.distribution, links, into.len(), reads);
@@ -434,7 +446,7 @@ impl Client {
                 nth,
             };
             let link = choose(distribution, links, asked);
-            let from = (handle, offset + at as u64, pages);
+            let from = (handle, offset + at as u64, pages.as_deref());
             read_on(&*connection, link, from, into)
         };
         let outcome = match parts {

@@ -11,6 +11,7 @@ use forebay_wire::Shown;
 use parking_lot::Mutex;
 
 use crate::company::Company;
+use crate::growing;
 use crate::known::Known;
 use crate::notices::Notices;
 use crate::recalled::{Asked, Firm, Recalled};
@@ -93,6 +94,17 @@ impl Belief {
         let mut paged = self.paged.lock();
         *paged.entry(ino).or_default() += 1;
         self.pageds.store(paged.len(), Ordering::SeqCst);
+    }
+
+    /// The kernel is about to get pages of a file that ends there, and perhaps takes the file for
+    /// shorter.
+    pub(crate) fn grow_before_pages(&self, ino: Ino, end: u64) {
+        match growing::grow_beside_a_read(&self.notices, ino, end) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!("the kernel was not told where {ino:?} ends: {error}");
+            }
+            _ => {}
+        }
     }
 
     /// It has them, or an error.

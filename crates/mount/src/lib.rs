@@ -9,6 +9,7 @@ mod convert;
 mod dirs;
 mod follower;
 mod forgets;
+mod growing;
 mod inflight;
 mod kept;
 mod known;

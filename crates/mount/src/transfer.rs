@@ -36,9 +36,19 @@ impl Adapter {
                 buffer.resize(size, 0);
             }
             let into = &mut buffer[..size];
-            let read = match pages {
-                true => client.read_pages(handle, offset, into, thread),
-                false => client.read(handle, offset, into, thread),
+            let read = match &belief {
+                Some(belief) => {
+                    client
+                        .read_pages(handle, offset, into, thread)
+                        .map(|(bytes, end)| {
+                            // A store that finds the page asks nobody where the file ends.
+                            if let Some(end) = end {
+                                belief.grow_before_pages(node, end);
+                            }
+                            bytes
+                        })
+                }
+                None => client.read(handle, offset, into, thread),
             };
             match (turn.reply::<ReplyData>(), read) {
                 (Some(reply), Ok(n)) => reply.data(&buffer[..n]),

@@ -377,7 +377,7 @@ impl Session {
             common.recall_pages_after(ino, self.node, effect.patience());
         }
         if let Some((ino, _)) = maps {
-            self.tell_end(ino);
+            self.tell_end(ino, &mut reply.response);
         }
         // Who is the first to follow recalls was shown nothing firm before.
         if common.followed.load(Ordering::SeqCst) {
@@ -643,7 +643,7 @@ mod tests {
                 go.recv_timeout(Duration::from_secs(30)).expect("go");
             }
             let response = match &request {
-                Request::Lookup { .. } => Response::Attr(attr(7).into()),
+                Request::Lookup { .. } | Request::Getattr { .. } => Response::Attr(attr(7).into()),
                 Request::Open { .. } => {
                     let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed) as u64);
                     Response::Opened(Opened {
@@ -675,7 +675,7 @@ mod tests {
             uid: 0,
             gid: 0,
             rdev: 0,
-            size: 0,
+            size: 9,
             blocks: 0,
             atime: at,
             mtime: at,
@@ -769,6 +769,25 @@ mod tests {
         assert_eq!(ask(&one, read(left)), Err(Errno::ENOTCONN));
         assert_eq!(ask(&other, read(others)), Ok(Response::Moved(0)));
         assert_eq!((one.open_handles(), other.open_handles()), (0, 1));
+    }
+
+    #[test]
+    fn the_first_pages_by_a_handle_come_with_the_end_of_the_file() {
+        let server = Arc::new(Recorder::new());
+        let (common, lives, nothing) = (Arc::default(), Lives::none(), Arc::new(Nothing));
+        let sessions = Sessions::new(server, common, 1, lives, nothing);
+        let client = sessions.begin(0);
+        let handle = open(&client);
+        let pages = || Request::Read {
+            handle,
+            offset: 0,
+            len: 0,
+            pages: true,
+        };
+        assert_eq!(ask(&client, read(handle)), Ok(Response::Moved(0)));
+        let first = Response::Paged { bytes: 0, end: 9 };
+        assert_eq!(ask(&client, pages()), Ok(first));
+        assert_eq!(ask(&client, pages()), Ok(Response::Moved(0)));
     }
 
     #[test]

@@ -384,6 +384,16 @@ impl std::ops::Deref for Shown {
     }
 }
 
+impl Response {
+    /// How many bytes lie beside it, where the request has room for some.
+    pub fn bytes_beside(&self) -> Option<u32> {
+        match self {
+            Response::Moved(bytes) | Response::Paged { bytes, .. } => Some(*bytes),
+            _ => None,
+        }
+    }
+}
+
 impl From<Attr> for Shown {
     fn from(attr: Attr) -> Shown {
         Shown {
@@ -449,6 +459,14 @@ pub enum Response {
     Bytes(Vec<u8>),
     /// So many bytes were written; of a read, lie beside the reply.
     Moved(u32),
+    /// Pages were read by a handle for the first time: so many bytes lie beside the reply, and the
+    /// file ends there. From here on the client is told each end that the file has grown to.
+    Paged {
+        /// Bytes that lie beside the reply.
+        bytes: u32,
+        /// Where the file ended after that.
+        end: u64,
+    },
     /// Position.
     Position(u64),
     /// File system totals.

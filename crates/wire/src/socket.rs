@@ -190,8 +190,8 @@ fn serve(mut stream: UnixStream, who: &Caller, service: &dyn Service) -> Result<
             }
             Err(errno) => errno.into(),
         };
-        let data = match reply.response {
-            Response::Moved(n) if !into.is_empty() => &into[..n as usize],
+        let data = match reply.response.bytes_beside() {
+            Some(n) if !into.is_empty() => &into[..n as usize],
             _ => &[],
         };
         frame::write_frame(&mut stream, &reply.response, data)?;

@@ -251,6 +251,10 @@ pub fn responses() -> Vec<Response> {
         Response::Entries(vec![entry(b".", 1), entry(b"..", 2), entry(b"run7", 3)]),
         Response::Bytes(b"value".to_vec()),
         Response::Moved(1 << 20),
+        Response::Paged {
+            bytes: 4096,
+            end: 1 << 40,
+        },
         Response::Position(u64::MAX),
         Response::Statfs(Statfs::default()),
         Response::PfsHealth {

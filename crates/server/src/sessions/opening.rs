@@ -65,10 +65,15 @@ impl Session {
     }
 
     /// The client's kernel may have looked where a file ends long before the file is mapped. The
-    /// client is not waited for: its own request is being answered.
-    pub(super) fn tell_end(&self, ino: Ino) {
-        if let Some(end) = self.common.end_of(ino) {
-            self.recalls.recall(Recall::Grown { ino, end });
+    /// client is not waited for: its own request is being answered, and the answer says where. It
+    /// may get lost, and the request come once more: then the recall says it, a moment later.
+    pub(super) fn tell_end(&self, ino: Ino, response: &mut Response) {
+        let Some(end) = self.common.end_of(ino) else {
+            return;
+        };
+        self.recalls.recall(Recall::Grown { ino, end });
+        if let Response::Moved(bytes) = *response {
+            *response = Response::Paged { bytes, end };
         }
     }
 

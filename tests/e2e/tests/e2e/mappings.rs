@@ -218,7 +218,7 @@ fn promise_2_a_file_that_is_mapped_anew_reaches_to_its_end() {
     let fleet = Fleet::new(2, "");
     fs::write(fleet.mnt(1, "f"), [b'o'; 100]).expect("write");
     let other = open(fleet.mnt(2, "f"));
-    for round in 1..=20usize {
+    for round in 1..=39usize {
         let file = open(fleet.mnt(1, "f"));
         let mapping = Mapping::new(&file, PAGE);
         let end = 100 * (round + 1);
@@ -228,10 +228,7 @@ fn promise_2_a_file_that_is_mapped_anew_reaches_to_its_end() {
         other
             .write_all_at(&[b'n'; 100], end as u64 - 100)
             .expect("write");
-        if round % 2 == 1 {
-            // It opened the file before that, and maps what it has not read yet.
-            assert_eq!(file.metadata().expect("stat").len(), end as u64);
-        }
+        // In odd rounds it opened the file before that, and the store is what reads the page.
         store_at_the_end(&mapping, (&other, end), round as u8);
     }
 }

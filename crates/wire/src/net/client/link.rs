@@ -415,8 +415,8 @@ impl Link {
         let Some(call) = call else {
             return Err(NetError::Protocol("a reply that nobody waits for"));
         };
-        let moved = match response {
-            Response::Moved(count) if call.room > 0 => count as usize,
+        let moved = match response.bytes_beside() {
+            Some(count) if call.room > 0 => count as usize,
             _ => 0,
         };
         if length > call.room || length != moved {

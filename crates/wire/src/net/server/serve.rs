@@ -143,12 +143,12 @@ pub(crate) fn run(core: &Arc<Core>, link: &Arc<Link>, call: Call) {
         false => Some(reply.response.clone()),
     };
     session.slots.finish(call.ticket, remembered);
-    let frame = match reply.response {
-        Response::Moved(count) if count as usize <= call.room && call.room > 0 => {
+    let frame = match reply.response.bytes_beside() {
+        Some(count) if count as usize <= call.room && call.room > 0 => {
             into.shorten(count as usize);
             reply_of(link, &call, reply, Some(into))
         }
-        Response::Moved(_) if call.room > 0 => {
+        Some(_) if call.room > 0 => {
             tracing::error!("network: {} moved more than asked for", call.request.name());
             reply_of(link, &call, Errno::EIO.into(), None)
         }
