@@ -33,6 +33,10 @@ struct Run {
     names: HashMap<(Ino, &'static str), (Ino, u64)>,
     may_reclaim: bool,
     passthrough: bool,
+    /// The only life that may, if there is one only.
+    only: Option<u64>,
+    /// It ends when a client has had all again, and before that hears of it.
+    ends_at_done: bool,
     /// A file that has no name, and the life that had it open.
     nameless: Option<(Ino, u64)>,
     /// Locks are waited for.
@@ -97,7 +101,15 @@ impl Connection for Session {
                     bytes: 0,
                 })
             }
-            Request::MayReclaim { .. } if !run.may_reclaim => return Err(Errno::ESTALE),
+            Request::MayReclaim { life, .. }
+                if !run.may_reclaim || run.only.is_some_and(|only| only != *life) =>
+            {
+                return Err(Errno::ESTALE);
+            }
+            Request::MayReclaim { done: true, .. } if run.ends_at_done => {
+                run.gone = true;
+                return Err(Errno::ENOTCONN);
+            }
             Request::FindNameless { ino, life } => match run.nameless {
                 Some(kept) if kept == (*ino, *life) => Response::Attr(shown(*ino, 0)),
                 _ => return Err(Errno::ESTALE),
@@ -576,4 +588,42 @@ fn what_is_open_and_has_lost_its_name_is_asked_for_by_the_life_that_had_it() {
     }
     lab.restart_with(gone(), false, None, |_| ());
     assert_eq!(lab.write(born), Err(Errno::ESTALE));
+}
+
+#[test]
+fn who_does_not_hear_that_all_is_had_again_has_it_in_the_next_run_by_the_newer_life() {
+    let lab = Lab::new();
+    let born = lab.open(BORN);
+    lab.server.lock().gone = true;
+    let ends = Arc::new(Mutex::new(Run {
+        may_reclaim: true,
+        names: names(),
+        ends_at_done: true,
+        ..Run::default()
+    }));
+    *lab.runs.0.lock() = Some(ends.clone());
+    lab.runs.1.lock().pop().expect("a session")();
+    let begun = std::time::Instant::now();
+    let wait = || {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it takes long");
+        std::thread::yield_now();
+    };
+    while !ends.lock().gone {
+        wait();
+    }
+    // The server did hear of it, and awaits the newer life only.
+    let newer = lab.runs.2.lock()[1];
+    let run = Arc::new(Mutex::new(Run {
+        may_reclaim: true,
+        only: Some(newer),
+        nameless: Some((BORN, newer)),
+        first: 100,
+        next: 100,
+        ..Run::default()
+    }));
+    *lab.runs.0.lock() = Some(run.clone());
+    while run.lock().next == 100 {
+        wait();
+    }
+    assert_eq!(lab.write(born), Ok(Response::Moved(1)));
 }

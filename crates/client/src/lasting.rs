@@ -49,6 +49,9 @@ struct State {
     /// Of the last session that there was, and of those that were begun since: the server waits for
     /// each of them to come back.
     lives: Vec<u64>,
+    /// Those of them in which all was had that there is, oldest first: the answer that one is not
+    /// awaited any more may have got lost.
+    had_in: Vec<u64>,
     /// A thread begins the next one.
     dialing: bool,
     descriptors: Option<bool>,
@@ -111,10 +114,10 @@ impl Drop for Lasting {
 
 impl Shared {
     fn begin_session(self: &Arc<Shared>) -> Result<(), String> {
-        let (generation, before) = {
+        let (generation, before, had_in) = {
             let mut state = self.state.lock();
             state.tries = state.tries.max(state.generation) + 1;
-            (state.tries, state.lives.clone())
+            (state.tries, state.lives.clone(), state.had_in.clone())
         };
         let lost = {
             let shared = Arc::downgrade(self);
@@ -136,19 +139,20 @@ impl Shared {
                 Err(Errno::ESTALE) => Ok(false),
                 Err(error) => Err(format!("what was open cannot be had again yet: {error}")),
             };
-        // What there is was had in the first: the others came to nothing.
-        let may = before
-            .first()
-            .map(|life| reclaim(*life, false))
-            .transpose()?;
-        let had = before.first().filter(|_| may == Some(true));
-        self.had.begins(generation, had.copied());
+        let mut again = None;
+        for had in had_in {
+            if again.is_none() && reclaim(had, false)? {
+                again = Some(had);
+            }
+        }
+        self.had.begins(generation, again);
         self.had.reclaim(&*session, generation);
+        self.state.lock().had_in.push(life);
         for life in before {
             reclaim(life, true)?;
         }
-        self.state.lock().lives = vec![life];
         let mut state = self.state.lock();
+        (state.lives, state.had_in) = (vec![life], vec![life]);
         if state.closed {
             return Err("closed meanwhile".into());
         }

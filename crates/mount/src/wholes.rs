@@ -13,7 +13,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_types::{Ino, limits};
 
@@ -22,6 +22,9 @@ use forebay_types::{Ino, limits};
 const NAMES_MAX: usize = 1 << 20;
 /// Most directories. When there are more, those go that are not known any more.
 const DIRS_MAX: usize = 4096;
+/// The server says no more that a directory's names are known when it has not said so for this
+/// long: each time that it is asked costs it a look at the directory.
+const GO_ON_WITHIN: Duration = Duration::from_secs(2);
 
 struct Whole {
     until: Instant,
@@ -52,9 +55,11 @@ impl Wholes {
         self.dirs.insert(dir, Whole { until, names });
     }
 
-    /// Whether all names of a directory have been known up to now, or were a moment ago.
+    /// Whether all names of a directory are known, or were a moment ago: the server may say that
+    /// they still are.
     pub(crate) fn has(&self, dir: Ino) -> bool {
-        self.dirs.contains_key(&dir)
+        let whole = self.dirs.get(&dir);
+        whole.is_some_and(|whole| whole.until + GO_ON_WITHIN > Instant::now())
     }
 
     /// The server says that they still are.
@@ -66,6 +71,9 @@ impl Wholes {
 
     /// The server is about to be asked to make a name.
     pub(crate) fn make(&mut self, dir: Ino, name: &[u8]) {
+        if !self.has(dir) {
+            return self.remove(dir);
+        }
         let Some(whole) = self.dirs.get_mut(&dir) else {
             return;
         };
@@ -148,6 +156,21 @@ mod tests {
         wholes.go_on(D, Instant::now());
         assert!(wholes.lack(D, b"b"));
         wholes.remove(D);
+        wholes.go_on(D, soon());
+        assert!(!wholes.lack(D, b"b"));
+    }
+
+    #[test]
+    fn what_the_server_says_no_more_is_not_asked_for_and_not_kept() {
+        let mut wholes = Wholes::default();
+        wholes.begin(D, soon());
+        wholes.make(D, b"a");
+        let long_ago = Instant::now() - GO_ON_WITHIN;
+        wholes.dirs.get_mut(&D).expect("it is there").until = long_ago;
+        assert!(!wholes.has(D));
+        wholes.make(D, b"b");
+        assert!(wholes.dirs.is_empty() && wholes.names == 0);
+        // Nothing that comes late makes up for the name that was not noted.
         wholes.go_on(D, soon());
         assert!(!wholes.lack(D, b"b"));
     }
