@@ -1,6 +1,7 @@
 """A server and mounts of it, each on a node with a network of its own, on one machine."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -12,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench" / "mulconn"), str(ROOT / "scripts")]
 
 from loopext4 import loop_ext4, say  # noqa: E402, F401
-from machine import MIB, Failure, Network  # noqa: E402
+from machine import MIB, Failure, Network, run  # noqa: E402
 from nodes import nodes  # noqa: E402
 
 PORT = 7070
@@ -57,6 +58,11 @@ class Cluster(Network):
             if time.monotonic() > deadline:
                 raise Failure("the server does not end by SIGKILL")
             time.sleep(0.01)
+
+    def knows(self, pid):
+        """Whether the server still has a client of this process."""
+        status = json.loads(run([self.binary, "status", "--state", self.state, "--json"]).stdout)
+        return any(client["pid"] == pid for client in status["network"]["clients"])
 
     def keep_logs(self, folder):
         """What a person wants to see of a failed run."""

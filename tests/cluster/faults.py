@@ -5,7 +5,7 @@ import os
 import signal
 import time
 
-from machine import run
+from machine import Failure, run
 
 FAULTS = ("links", "reset", "stop", "kill", "fence", "client")
 # A client's session lives on: longest time without a word, against a lease of 8 s.
@@ -13,6 +13,8 @@ WITHIN_LEASE_S = 3.0
 BEYOND_LEASE_S = (9.0, 14.0)
 # After the fault: the client finds out that its session is gone, and begins anew.
 AFTERWARDS_S = 5.0
+# A dead client: its lease, and what it had asked for.
+FORGETS_WITHIN_S = 60.0
 HISTORY = 30
 
 
@@ -139,6 +141,8 @@ class Faults:
         self.under_way = True
         excuses = self.excused([client], "its mount was killed")
         pid = self.cluster.mount_pid(mount)
+        with self.lock:
+            self.planner.dead[client] = []
         os.kill(pid, signal.SIGKILL)
         with self.lock:
             # What they did in the bare directory below would be seen by nobody.
@@ -147,7 +151,14 @@ class Faults:
         self.campaign.wait(self.random.uniform(0.0, 3.0))
         run(["umount", "-l", mount])
         self.cluster.show(mount)
+        # What it had asked for the server may still do.
+        deadline = time.monotonic() + FORGETS_WITHIN_S
+        while self.cluster.knows(pid):
+            if time.monotonic() > deadline:
+                raise Failure(f"the server still has client {client}, which is dead")
+            self.campaign.wait(0.3)
         with self.lock:
+            self.planner.buried(client)
             self.planner.resting.discard(client)
         self.all_back()
         self.campaign.wait(AFTERWARDS_S)

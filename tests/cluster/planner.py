@@ -53,6 +53,7 @@ class Planner:
         self.programs, self.excuses, self.violations = {}, [], []
         self.mode = "run"  # or "rest", "audit", "end"
         self.resting = set()  # clients without a mount
+        self.dead = {}  # what was asked by mounts that were killed, and may still happen
         self.audits = 0
         self.operations, self.unknown, self.refused = collections.Counter(), collections.Counter(), collections.Counter()
         self.tickets = self.versions = self.file_numbers = self.slots = self.generation = 0
@@ -146,8 +147,10 @@ class Planner:
         program = self.programs[number]
         ticket, program.ticket = program.ticket, None
         self.account.looks.pop(ticket.number, None)
-        for one in ticket.locked:
-            one.busy = None
+        if "errno" in outcome and program.client in self.dead:
+            self.dead[program.client].append(ticket)
+        else:
+            self.free(ticket)
         try:
             if "ok" in outcome:
                 self.answered(ticket, outcome["ok"])
@@ -156,6 +159,15 @@ class Planner:
         except Violation as violation:
             self.violations.append(f"program {number} on client {program.client}, {ticket.plan}, begun at {ticket.since}, "
                                    f"now {self.account.tick}: {violation}")
+
+    def free(self, ticket):
+        for one in ticket.locked:
+            one.busy = None
+
+    def buried(self, client):
+        """The server has ended all that its mount had asked for."""
+        for ticket in self.dead.pop(client):
+            self.free(ticket)
 
     def answered(self, ticket, told):
         self.operations[ticket.plan["do"]] += 1
