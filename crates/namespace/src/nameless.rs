@@ -3,12 +3,12 @@
 //!
 //! Each run of a server knows a client by a number, its life. Invariants:
 //!
-//! 1. Such a file has a record, which names the lives that have it open. It comes with the change
-//!    that takes the last name, or before the open is answered, and goes after the objects.
+//! 1. Such a file has a record, which names the lives that have it open. It comes before the PFS or
+//!    the records lose the last name, or before the open is answered, and goes after the objects.
 //! 2. The objects are kept while a life has the file open, or one of before may come for it.
 //! 3. Only who had the file open before is let near it after a restart.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -45,6 +45,8 @@ struct Nameless {
 #[derive(Default)]
 struct State {
     files: HashMap<ObjectId, Nameless>,
+    /// Those that had their name still on record when the last run ended.
+    losing: Vec<Arc<File>>,
     /// Lives of earlier runs that may come, and until when. `None`: that is not known yet.
     awaited: Option<HashMap<u64, Instant>>,
 }
@@ -122,7 +124,7 @@ impl Holders {
     }
 
     /// Whether it is on record as a file without a name.
-    fn knows(&self, object: ObjectId) -> bool {
+    pub(crate) fn knows(&self, object: ObjectId) -> bool {
         self.state.lock().files.contains_key(&object)
     }
 
@@ -132,6 +134,23 @@ impl Holders {
         let object = file.object;
         let fresh = Nameless { file, before };
         state.files.entry(object).or_insert(fresh);
+    }
+
+    /// It had its name still on record.
+    fn keep_losing(&self, file: &Arc<File>, before: Vec<u64>) {
+        self.keep(file, before);
+        self.state.lock().losing.push(file.clone());
+    }
+
+    pub(crate) fn take_losing(&self) -> Vec<Arc<File>> {
+        std::mem::take(&mut self.state.lock().losing)
+    }
+
+    /// This is what a file without a name goes by from here on.
+    pub(crate) fn stand_for(&self, file: &Arc<File>) {
+        if let Some(nameless) = self.state.lock().files.get_mut(&file.object) {
+            nameless.file = file.clone();
+        }
     }
 
     pub(crate) fn forget(&self, object: ObjectId) {
@@ -302,38 +321,64 @@ impl Namespace {
         }
     }
 
-    /// Files without a name that an earlier run has left on record. What has not had a name yet is
-    /// on record in another way, as long as it may get one: that is no garbage.
-    pub(crate) fn load_nameless(
+    /// Files without a name that an earlier run has left on record.
+    pub(crate) fn recorded_nameless(
         &self,
-        dirs: &HashMap<DirKey, DirRecord>,
-        garbage: &mut Vec<Garbage>,
         unreadable: &mut Vec<Vec<u8>>,
-    ) -> Result<Vec<Arc<File>>, NsError> {
-        let mut files = Vec::new();
+    ) -> Result<HashMap<ObjectId, NamelessRecord>, NsError> {
+        let mut kept = HashMap::new();
         self.store
             .scan(record::NAMELESS_PREFIX, None, &mut |key, value| {
-                match (
-                    record::object_of_key(key),
-                    record::decode::<NamelessRecord>(value),
-                ) {
-                    (Some(object), Ok(kept)) => {
-                        let dir = kept.unnamed.and_then(|dir| self.load_dir(dir, dirs, 0));
-                        let ino = kept.file.ino;
-                        self.table.lock().reserve(ino);
-                        let has_name_to_come = dir.is_some();
-                        let state = FileState::nameless(dir, kept.file);
-                        let file = Arc::new(File::new(object, ino, state));
-                        self.holders.keep(&file, kept.lives);
-                        files.push((file, has_name_to_come));
-                    }
+                match (record::object_of_key(key), record::decode(value)) {
+                    (Some(object), Ok(record)) => drop(kept.insert(object, record)),
                     _ => unreadable.push(key.to_vec()),
                 }
                 true
             })?;
-        let unnamed = |of: ObjectId| files.iter().any(|(file, yes)| *yes && file.object == of);
-        garbage.retain(|one| !unnamed(one.object));
-        Ok(files.into_iter().map(|(file, _)| file).collect())
+        Ok(kept)
+    }
+
+    /// Those of them that have a name on record, too, were about to lose it:
+    /// [`Self::settle_nameless`].
+    pub(crate) fn keep_losing(
+        &self,
+        named: &[Arc<File>],
+        kept: &mut HashMap<ObjectId, NamelessRecord>,
+    ) {
+        if kept.is_empty() {
+            return;
+        }
+        for file in named {
+            if let Some(record) = kept.remove(&file.object) {
+                self.holders.keep_losing(file, record.lives);
+            }
+        }
+    }
+
+    /// The others. What has not had a name yet is on record in another way, as long as it may get
+    /// one: that is no garbage.
+    pub(crate) fn load_nameless(
+        &self,
+        kept: HashMap<ObjectId, NamelessRecord>,
+        dirs: &HashMap<DirKey, DirRecord>,
+        garbage: &mut Vec<Garbage>,
+    ) -> Vec<Arc<File>> {
+        let mut unnamed = HashSet::new();
+        let mut files = Vec::with_capacity(kept.len());
+        for (object, kept) in kept {
+            let dir = kept.unnamed.and_then(|dir| self.load_dir(dir, dirs, 0));
+            if dir.is_some() {
+                unnamed.insert(object);
+            }
+            let ino = kept.file.ino;
+            self.table.lock().reserve(ino);
+            let state = FileState::nameless(dir, kept.file);
+            let file = Arc::new(File::new(object, ino, state));
+            self.holders.keep(&file, kept.lives);
+            files.push(file);
+        }
+        garbage.retain(|one| !unnamed.contains(&one.object));
+        files
     }
 }
 

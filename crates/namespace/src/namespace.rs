@@ -196,7 +196,12 @@ impl Namespace {
                 true
             })?;
         let mut garbage = self.recorded_garbage()?;
-        let nameless = self.load_nameless(&dir_records, &mut garbage, &mut unreadable)?;
+        let mut kept = self.recorded_nameless(&mut unreadable)?;
+        // What cannot be said of them cannot be said of their names.
+        lost.iter()
+            .for_each(|(object, _)| drop(kept.remove(object)));
+        self.keep_losing(&files, &mut kept);
+        let nameless = self.load_nameless(kept, &dir_records, &mut garbage);
         let mut changes = Vec::new();
         self.store
             .scan(record::INTENT_PREFIX, None, &mut |key, value| {

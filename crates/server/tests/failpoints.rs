@@ -9,6 +9,8 @@
 #![cfg(debug_assertions)]
 
 mod common;
+#[path = "failpoints/holders.rs"]
+mod holders;
 #[path = "failpoints/model.rs"]
 mod model;
 #[path = "failpoints/outsider.rs"]

@@ -209,8 +209,9 @@ impl Namespace {
             return Ok(false);
         }
         let now = file.lock().residency.published;
-        if let Ok(stat) = self.pfs.stat_now(handle, name)
-            && now.is_some_and(|published| published.is(&stat))
+        let found = self.pfs.stat_now(handle, name);
+        if let Ok(stat) = &found
+            && now.is_some_and(|published| published.is(stat))
         {
             return Ok(true);
         }
@@ -228,9 +229,18 @@ impl Namespace {
             self.commit(batch)?;
         } else {
             let garbage = self.drop_file(&mut batch, file, &state)?;
+            // An unlink of ours that was cut off, of what clients had open.
+            let is_lost = self.holders.knows(file.object)
+                && found.is_err_and(|error| error.raw_os_error() == Some(libc::ENOENT));
+            if is_lost {
+                self.put_nameless(&mut batch, file, &state)?;
+            }
             self.commit(batch)?;
-            // What is published may have another name there.
-            state.leave();
+            match is_lost {
+                true => drop(state.unlink()),
+                // What is published may have another name there.
+                false => state.leave(),
+            }
             self.add_garbage(garbage);
         }
         children.remove(name);

@@ -14,6 +14,7 @@ pub(crate) mod rename;
 pub(crate) mod setattr;
 pub(crate) mod settle;
 mod settle_links;
+mod settle_nameless;
 mod times;
 pub(crate) mod unlink;
 pub(crate) mod unnamed;

@@ -366,6 +366,9 @@ impl Namespace {
         if needs_intent {
             let mut batch = Batch::new();
             self.put_dirs(&mut batch, &to.dir)?;
+            if let Some(old) = &to.file {
+                self.begin_nameless(&mut batch, old)?;
+            }
             let synced = self.must_be_synced(&[from.file.as_ref(), to.file.as_ref()])?;
             let intent = Intent::Rename(intent);
             sequence = Some(self.begin_change_of_names(batch, &intent, synced)?);
@@ -388,6 +391,9 @@ impl Namespace {
             let moved = self.is_moved(from, to);
             if let (Ok(false), Some(sequence)) = (&moved, sequence) {
                 self.take_intent_back(sequence)?;
+                if let Some(old) = &to.file {
+                    self.keeps_its_name(old);
+                }
             }
             if !matches!(moved, Ok(true)) {
                 return Err(on_pfs("rename")(error));

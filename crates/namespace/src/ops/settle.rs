@@ -141,6 +141,10 @@ fn settle_replaced(
         dir.lock().remove(&*intent.to.1);
         return Ok(());
     }
+    if let Some(file) = &file {
+        // The lives that had it open are on record since the intent is.
+        ns.put_nameless(batch, file, &file.lock())?;
+    }
     let shadow = old.residency.shadow.map(|(tier, _)| tier);
     let tiers = [Some(old.residency.tier), shadow];
     batch.delete(record::file_key(object));

@@ -124,6 +124,14 @@ impl Namespace {
             return Ok(begun);
         };
         let synced = self.must_be_synced(&[Some(file)])?;
+        if !several && !was_dirty {
+            // A start would find a copy of what the PFS does not have. What is dirty has its name
+            // on record, and keeps that.
+            let mut early = Batch::new();
+            if self.begin_nameless(&mut early, file)? {
+                self.commit(early)?;
+            }
+        }
         if synced && !several && !was_dirty {
             self.sync()?;
         }
@@ -145,6 +153,9 @@ impl Namespace {
             Err(error) => {
                 if let Some(sequence) = begun.sequence {
                     self.take_intent_back(sequence)?;
+                }
+                if !several && !was_dirty && self.is_there(dir, name, published) {
+                    self.keeps_its_name(file);
                 }
                 return Err(error);
             }

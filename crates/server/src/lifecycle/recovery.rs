@@ -52,6 +52,7 @@ impl Lifecycle {
         for pending in std::mem::take(&mut loaded.changes) {
             self.ns.settle_change(pending)?;
         }
+        loaded.nameless.extend(self.ns.settle_nameless()?);
         let inventory = self.inventory()?;
         let mut claimed = Claimed::new();
         for file in std::mem::take(&mut loaded.files) {

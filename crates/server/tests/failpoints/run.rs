@@ -475,7 +475,7 @@ fn run(case: &Case) -> Result<(), String> {
     }
 }
 
-fn each_object(tier: &Path, visit: &mut dyn FnMut(&Path)) {
+pub fn each_object(tier: &Path, visit: &mut dyn FnMut(&Path)) {
     let mut dirs = vec![tier.join("objects")];
     while let Some(at) = dirs.pop() {
         for entry in fs::read_dir(at).expect("read_dir") {

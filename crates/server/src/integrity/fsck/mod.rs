@@ -135,6 +135,7 @@ impl Integrity {
         for pending in loaded.changes.drain(..) {
             self.ns.settle_change(pending)?;
         }
+        loaded.nameless.extend(self.ns.settle_nameless()?);
         for file in loaded.files.iter().filter(|f| !f.lock().is_unlinked()) {
             self.ns.settle_demotion(file)?;
         }
