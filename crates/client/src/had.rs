@@ -473,7 +473,19 @@ impl Had {
         }
         node.found = session;
         node.held = session;
+        if let Some(place) = node.place.take()
+            && state.names.get(&place) == Some(&ino)
+        {
+            state.names.remove(&place);
+        }
         true
+    }
+
+    /// Whether an id may stand for a file without a name, so far as this session knows.
+    pub(crate) fn may_lack_name(&self, ino: Ino, session: u64) -> bool {
+        let state = self.0.lock();
+        let node = state.nodes.get(&ino);
+        node.is_none_or(|node| node.found != session || node.place.is_none())
     }
 
     /// The session in which what goes by this id was found first.

@@ -17,6 +17,9 @@ use crate::had::{Asks, Had};
 use crate::stale::Stale;
 use crate::{Dial, Lasting, OnLost};
 
+#[path = "had_nameless_tests.rs"]
+mod nameless;
+
 const DIR: Ino = Ino(20);
 const OLD: Ino = Ino(30);
 const BORN: Ino = Ino(Ino::FIRST_BORN + 1);
@@ -39,6 +42,8 @@ struct Run {
     ends_at_done: bool,
     /// A file that has no name, and the life that had it open.
     nameless: Option<(Ino, u64)>,
+    /// So many requests for it fail for now, and so many opens.
+    failing: [u32; 2],
     /// Locks are waited for.
     waits: bool,
     first: u64,
@@ -87,6 +92,14 @@ impl Connection for Session {
                 });
                 let (ino, birth) = *found.ok_or(Errno::ENOENT)?.1;
                 Response::Attr(shown(ino, birth))
+            }
+            Request::FindNameless { .. } if run.failing[0] > 0 => {
+                run.failing[0] -= 1;
+                return Err(Errno::EIO);
+            }
+            Request::Open { ino: BORN, .. } if run.failing[1] > 0 => {
+                run.failing[1] -= 1;
+                return Err(Errno::ENFILE);
             }
             Request::Open { .. } => {
                 run.next += 1;
@@ -238,6 +251,17 @@ impl Lab {
         nameless: Option<(Ino, u64)>,
         between: impl FnOnce(&Lab),
     ) {
+        self.restart_failing(names, may_reclaim, nameless, [0; 2], between);
+    }
+
+    fn restart_failing(
+        &mut self,
+        names: HashMap<(Ino, &'static str), (Ino, u64)>,
+        may_reclaim: bool,
+        nameless: Option<(Ino, u64)>,
+        failing: [u32; 2],
+        between: impl FnOnce(&Lab),
+    ) {
         let next = {
             let mut run = self.server.lock();
             run.gone = true;
@@ -251,6 +275,7 @@ impl Lab {
             names,
             may_reclaim,
             nameless,
+            failing,
             // No run gives a number that an earlier one has given.
             first: next,
             next,
@@ -553,41 +578,6 @@ fn what_is_stale_is_named_by_its_last_path() {
     let lines = stale.lines();
     assert_eq!((lines.len(), stale.count()), (11, 22));
     assert!(lines[10].ends_with(": 12 more"), "{lines:?}");
-}
-
-#[test]
-fn what_is_open_and_has_lost_its_name_is_asked_for_by_the_life_that_had_it() {
-    let mut lab = Lab::new();
-    let (old, born) = (lab.open(OLD), lab.open(BORN));
-    let unlink = Request::Unlink {
-        link: Link {
-            parent: DIR,
-            name: b"born".to_vec(),
-        },
-        cred: WHO,
-    };
-    lab.ask(unlink).expect("unlink");
-    // The other one another node has unlinked.
-    let gone = || {
-        let mut names = names();
-        names.retain(|(_, name), _| *name == "dir");
-        names
-    };
-    for _ in 0..2 {
-        let life = lab.runs.2.lock().last().copied().expect("a life");
-        lab.restart_with(gone(), true, Some((BORN, life)), |_| ());
-        let asked = lab.asked();
-        let asked = asked.into_iter().filter_map(|request| match request {
-            Request::FindNameless { ino, life } => Some((ino, life)),
-            _ => None,
-        });
-        assert!(asked.eq([(BORN, life)]), "only what there was is answered");
-        assert_eq!(lab.write(born), Ok(Response::Moved(1)));
-        assert_eq!(lab.write(old), Err(Errno::ESTALE));
-        assert_eq!(lab.lasting.generation_of(BORN), 1);
-    }
-    lab.restart_with(gone(), false, None, |_| ());
-    assert_eq!(lab.write(born), Err(Errno::ESTALE));
 }
 
 #[test]

@@ -1,10 +1,16 @@
 //! Has again, in a new session, what the client has had before.
 
+use std::time::{Duration, Instant};
+
 use forebay_types::{Errno, Handle, Ino};
 use forebay_wire::{Connection, Link, LockOf, NOT_SENT, OpenMode, Request, Response, UNSETTLED};
 
 use crate::had::{Had, Known, Open};
 use crate::stale::Stale;
+
+/// Opening files without a name is tried again for so long in all, with such pauses.
+const NAMELESS_WAIT: Duration = Duration::from_secs(5);
+const NAMELESS_PAUSE: Duration = Duration::from_millis(100);
 
 impl Had {
     /// Makes a request of the caller one of this session. `ESTALE` where the session does not have
@@ -128,9 +134,19 @@ impl Had {
         let (mut again, mut stale) = (0, Stale::default());
         let (opens, given_up) = self.opens();
         given_up.into_iter().for_each(|ino| stale.add(self, ino));
+        let mut failed = Vec::new();
         for (handle, open) in opens {
             match self.reopen(connection, session, (handle, &open)) {
-                Ok(_) => again += 1,
+                Ok(()) => again += 1,
+                Err(error) if is_over(error) => return,
+                Err(Errno::ESTALE) => stale.add(self, open.ino),
+                Err(error) => failed.push((handle, open, error)),
+            }
+        }
+        let until = Instant::now() + NAMELESS_WAIT;
+        for (handle, open, error) in failed {
+            match self.try_until(connection, session, (handle, &open), error, until) {
+                Ok(()) => again += 1,
                 Err(error) if is_over(error) => return,
                 Err(Errno::ESTALE) => stale.add(self, open.ino),
                 Err(error) if self.locks_of(open.ino, handle).is_empty() => {
@@ -152,6 +168,29 @@ impl Had {
         for line in stale.lines() {
             tracing::warn!("{line}");
         }
+    }
+
+    /// Opening it has failed with an error that may pass. What has no name is tried again: once
+    /// this client has come back, the server keeps it no longer.
+    fn try_until(
+        &self,
+        connection: &dyn Connection,
+        session: u64,
+        (handle, open): (Handle, &Open),
+        mut error: Errno,
+        until: Instant,
+    ) -> Result<(), Errno> {
+        while self.may_lack_name(open.ino, session)
+            && self.open_of_before(handle, session).is_some()
+            && Instant::now() < until
+        {
+            std::thread::sleep(NAMELESS_PAUSE);
+            match self.reopen(connection, session, (handle, open)) {
+                Err(again) if may_pass(again) => error = again,
+                done => return done,
+            }
+        }
+        Err(error)
     }
 
     fn reopen_late(
@@ -202,11 +241,7 @@ impl Had {
                 Ok(())
             }
             Err(error) if is_over(error) => Err(error),
-            // It may pass: a PFS that does not answer, a server that is full, others who have not
-            // come back.
-            Err(
-                error @ (Errno::EIO | Errno::ETIMEDOUT | Errno::ENOMEM | Errno::ENFILE | UNSETTLED),
-            ) => Err(error),
+            Err(error) if may_pass(error) => Err(error),
             Err(error) => {
                 tracing::debug!("{:?} is not open any more: {error}", open.ino);
                 self.reopened(handle, session, None);
@@ -242,6 +277,14 @@ impl Had {
 /// Whether the session is over.
 fn is_over(error: Errno) -> bool {
     error == Errno::ENOTCONN || error == NOT_SENT
+}
+
+/// A PFS that does not answer, a server that is full, others who have not come back.
+fn may_pass(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::EIO | Errno::ETIMEDOUT | Errno::ENOMEM | Errno::ENFILE | UNSETTLED
+    )
 }
 
 fn close(connection: &dyn Connection, handle: Handle) {
