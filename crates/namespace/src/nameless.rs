@@ -10,7 +10,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_kv::Durability;
@@ -20,11 +19,14 @@ use parking_lot::Mutex;
 use crate::log::Batch;
 use crate::record::{self, DirKey, DirRecord, NamelessRecord};
 use crate::table::Node;
-use crate::tree::{File, FileState};
+use crate::tree::{Dir, File, FileState};
 use crate::{Garbage, Namespace, NsError};
 
 /// Locks are spread over so many shards by id.
 const SHARDS: usize = 16;
+
+/// Of more files that were on the PFS only, none is looked for by its name: the PFS is quicker.
+const PLAIN_LOOK_MAX: usize = 1024;
 
 /// An open file.
 #[derive(Default)]
@@ -62,8 +64,8 @@ impl State {
 #[derive(Default)]
 pub(crate) struct Holders {
     open: [Mutex<HashMap<Ino, Open>>; SHARDS],
-    /// Those that were on the PFS only.
-    plain: AtomicUsize,
+    /// Those that were on the PFS only. Taken after the lock of a shard.
+    plain: Mutex<HashSet<Ino>>,
     state: Mutex<State>,
 }
 
@@ -91,8 +93,9 @@ impl Holders {
         }
         lives.retain(|(_, count)| *count > 0);
         if lives.is_empty() {
-            self.plain
-                .fetch_sub(usize::from(*is_plain), Ordering::Relaxed);
+            if *is_plain {
+                self.plain.lock().remove(&ino);
+            }
             open.remove(&ino);
         }
     }
@@ -102,7 +105,7 @@ impl Holders {
         if let Some(open) = self.open(ino).lock().get_mut(&ino)
             && !std::mem::replace(&mut open.is_plain, true)
         {
-            self.plain.fetch_add(1, Ordering::Relaxed);
+            self.plain.lock().insert(ino);
         }
     }
 
@@ -194,9 +197,27 @@ impl Namespace {
         self.holders.remove(ino, life);
     }
 
-    /// Whether a client has a file open that was on the PFS only.
-    pub fn has_plain_open(&self) -> bool {
-        self.holders.plain.load(Ordering::Relaxed) > 0
+    /// Whether a client may have the file of this name open, which was on the PFS only. It is asked
+    /// before every loss of a name, and does not ask the PFS.
+    pub fn may_be_open_plain(&self, dir: &Arc<Dir>, name: &[u8]) -> bool {
+        if self.holders.plain.lock().is_empty() {
+            return false;
+        }
+        if let Some(file) = dir.child(name) {
+            return self.holders.plain.lock().contains(&file.ino);
+        }
+        let plain: Vec<Ino> = {
+            let plain = self.holders.plain.lock();
+            if plain.len() > PLAIN_LOOK_MAX {
+                return true;
+            }
+            plain.iter().copied().collect()
+        };
+        let table = self.table.lock();
+        plain.iter().any(|ino| match table.get(*ino) {
+            Some(Node::Plain(node)) => Arc::ptr_eq(&node.parent, dir) && *node.name == *name,
+            _ => false,
+        })
     }
 
     /// Whether a client has this file open that may come back.
@@ -532,6 +553,35 @@ mod tests {
             .iter()
             .for_each(|file| ns.lose_nameless(file));
         assert_eq!(is_held(&ns), [false, false], "there is nothing of them");
+    }
+
+    #[test]
+    fn what_is_only_on_the_pfs_and_open_is_known_by_the_name_that_it_has() {
+        let lab = Lab::new();
+        let (ns, _) = lab.open();
+        for name in ["a", "b"] {
+            std::fs::write(lab.top.path().join(name), name).expect("write");
+        }
+        let [a, _] = [b"a", b"b"].map(|name| {
+            let found = ns.lookup(Ino::ROOT, name).expect("lookup");
+            found.attr.ino
+        });
+        let names = [b"a", b"b", b"c"];
+        let open = |ns: &Namespace| names.map(|name| ns.may_be_open_plain(ns.root(), name));
+        assert_eq!(open(&ns), [false; 3]);
+        for life in [3, 3, 4] {
+            ns.hold(a, life).expect("hold");
+        }
+        assert_eq!(open(&ns), [true, false, false]);
+        let replace = forebay_types::RenameMode::Replace;
+        let renamed = ns.rename(Ino::ROOT, b"a", Ino::ROOT, b"c", replace);
+        renamed.expect("rename");
+        assert_eq!(open(&ns), [false, false, true]);
+        for life in [3, 4, 3] {
+            assert_eq!(open(&ns), [false, false, true]);
+            ns.let_go(a, life);
+        }
+        assert_eq!(open(&ns), [false; 3]);
     }
 
     #[test]

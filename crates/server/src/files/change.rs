@@ -166,26 +166,32 @@ impl Files {
     /// one file only if they are changed where they are; of what cannot be replaced there the PFS
     /// says what may be done to it.
     pub(super) fn way_in(&self, stat: &forebay_tiers::PfsStat, truncates: bool) -> FirstChange {
-        if stat.nlink > 1 || stat.keeps_its_place() {
-            return FirstChange::InPlaceOnPfs;
-        }
-        let limits = ChangeLimits::default();
-        let choose = || {
-            first_change(
-                stat.size,
-                truncates,
-                &self.buffer.ledger().spaces(),
-                &limits,
-            )
-        };
-        match choose() {
-            FirstChange::InPlaceOnPfs if stat.size <= limits.max_stage_in_bytes => {
+        let is_small = stat.size <= ChangeLimits::default().max_stage_in_bytes;
+        match self.way_into_room(stat, truncates) {
+            FirstChange::InPlaceOnPfs if is_small && !must_stay(stat) => {
                 self.evict_somewhere(stat.size + stat.size / 4);
-                choose()
+                self.way_into_room(stat, truncates)
             }
             way => way,
         }
     }
+
+    /// The same, and no other file leaves for it.
+    pub(super) fn way_into_room(
+        &self,
+        stat: &forebay_tiers::PfsStat,
+        truncates: bool,
+    ) -> FirstChange {
+        if must_stay(stat) {
+            return FirstChange::InPlaceOnPfs;
+        }
+        let spaces = self.buffer.ledger().spaces();
+        first_change(stat.size, truncates, &spaces, &ChangeLimits::default())
+    }
+}
+
+fn must_stay(stat: &forebay_tiers::PfsStat) -> bool {
+    stat.nlink > 1 || stat.keeps_its_place()
 }
 
 /// What was found by a name a moment ago is gone: the name is to be looked for anew.

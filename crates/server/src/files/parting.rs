@@ -14,9 +14,6 @@ impl Files {
     /// To be asked before a name is taken away or given to another file. What is large, or finds no
     /// room, stays where it is, and does not outlive a restart.
     pub fn keep_for_clients(&self, link: &Link) {
-        if !self.ns.has_plain_open() {
-            return;
-        }
         if let Err(failure) = self.bring_in_open(link) {
             let name = link.name.escape_ascii();
             tracing::debug!("{name}: would not outlive a restart without a name: {failure}");
@@ -27,6 +24,9 @@ impl Files {
         let Node::Dir(dir) = self.ns.node(link.parent)? else {
             return Ok(());
         };
+        if !self.ns.may_be_open_plain(&dir, &link.name) {
+            return Ok(());
+        }
         let found = self.ns.lookup_in(&dir, &link.name, false)?;
         let attr = &found.attr;
         let is_last = attr.kind == FileKind::Regular && attr.nlink == 1;
@@ -51,7 +51,8 @@ impl Files {
             Some(file) => file,
             None => {
                 let stat = self.ns.pfs().stat_file(file.file())?;
-                if self.way_in(&stat, false) == FirstChange::InPlaceOnPfs {
+                // Nobody's copy goes for a file that is about to be deleted.
+                if self.way_into_room(&stat, false) == FirstChange::InPlaceOnPfs {
                     return Ok(());
                 }
                 let (file, ..) = self.bring_in(&dir, &link.name, Some(node.id), false, &|_| ())?;
@@ -61,5 +62,43 @@ impl Files {
         let now = self.open_arrived(arrived)?;
         open.put(&mut target, now);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_types::{Ino, OpenFlags};
+    use forebay_wire::Link;
+
+    use crate::testing::{Lab, create, drain};
+
+    #[test]
+    fn what_is_about_to_go_drives_nothing_out_of_the_buffer() {
+        let lab = Lab::with(|settings| settings.ssd[0].capacity_bytes = Some(32 << 20));
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"clean", &vec![7; 20 << 20]);
+        rooms.files.release(handle).expect("close");
+        drain(rooms);
+        let ns = rooms.base.ns();
+        let flags = OpenFlags(libc::O_RDONLY as u32);
+        let keep = |name: &str, bytes: usize| {
+            std::fs::write(lab.pfs(name), vec![8; bytes]).expect("write");
+            let found = ns.lookup(Ino::ROOT, name.as_bytes()).expect("lookup");
+            let ino = found.attr.ino;
+            let (opened, _) = rooms.files.open(ino, flags, false).expect("open");
+            ns.hold(ino, 3).expect("hold");
+            rooms.files.keep_for_clients(&Link {
+                parent: Ino::ROOT,
+                name: name.as_bytes().to_vec(),
+            });
+            ns.let_go(ino, 3);
+            rooms.files.release(opened.handle).expect("close");
+            ns.root().child(name.as_bytes()).is_some()
+        };
+        assert_eq!(
+            [keep("large", 20 << 20), keep("small", 1 << 20)],
+            [false, true]
+        );
+        assert!(ns.root().child(b"clean").is_some());
     }
 }
