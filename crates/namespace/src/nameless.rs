@@ -8,6 +8,7 @@
 //! 2. The objects are kept while a life has the file open, or one of before may come for it.
 //! 3. Only who had the file open before is let near it after a restart.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,6 +48,8 @@ struct Nameless {
 #[derive(Default)]
 struct State {
     files: HashMap<ObjectId, Nameless>,
+    /// The same by what clients know them by. An id may have been another file's before.
+    by_ino: HashMap<Ino, Vec<ObjectId>>,
     /// Those that had their name still on record when the last run ended.
     losing: Vec<Arc<File>>,
     /// Lives of earlier runs that may come, and until when. `None`: that is not known yet.
@@ -135,8 +138,11 @@ impl Holders {
         let mut state = self.state.lock();
         let file = file.clone();
         let object = file.object;
-        let fresh = Nameless { file, before };
-        state.files.entry(object).or_insert(fresh);
+        if let Entry::Vacant(vacant) = state.files.entry(object) {
+            let ino = file.ino;
+            vacant.insert(Nameless { file, before });
+            state.by_ino.entry(ino).or_default().push(object);
+        }
     }
 
     /// It had its name still on record.
@@ -157,7 +163,16 @@ impl Holders {
     }
 
     pub(crate) fn forget(&self, object: ObjectId) {
-        self.state.lock().files.remove(&object);
+        let mut state = self.state.lock();
+        let Some(nameless) = state.files.remove(&object) else {
+            return;
+        };
+        if let Entry::Occupied(mut same) = state.by_ino.entry(nameless.file.ino) {
+            same.get_mut().retain(|one| *one != object);
+            if same.get().is_empty() {
+                same.remove();
+            }
+        }
     }
 }
 
@@ -268,12 +283,11 @@ impl Namespace {
     pub fn find_nameless(&self, ino: Ino, life: u64) -> Result<(Attr, Arc<File>), NsError> {
         let found = {
             let (state, now) = (self.holders.state.lock(), Instant::now());
-            let mut files = state.files.values();
-            files
-                .find(|one| {
-                    one.file.ino == ino && one.before.contains(&life) && state.is_awaited(life, now)
-                })
-                .map(|one| one.file.clone())
+            let objects = state.by_ino.get(&ino).into_iter().flatten();
+            let mut files = objects.filter_map(|object| state.files.get(object));
+            let is_its = |one: &&Nameless| one.before.contains(&life);
+            let found = files.find(is_its).filter(|_| state.is_awaited(life, now));
+            found.map(|one| one.file.clone())
         };
         let file = found.ok_or(Errno::ESTALE)?;
         let mut table = self.table.lock();
