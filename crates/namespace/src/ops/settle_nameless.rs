@@ -26,6 +26,9 @@ impl Namespace {
 
     /// It has not lost its name after all.
     pub(crate) fn keeps_its_name(&self, file: &File) {
+        if !self.holders.knows(file.object) {
+            return;
+        }
         let mut batch = Batch::new();
         self.drop_nameless(&mut batch, &[file.object]);
         match self.commit(batch) {
