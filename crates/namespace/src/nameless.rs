@@ -69,6 +69,9 @@ pub(crate) struct Holders {
     open: [Mutex<HashMap<Ino, Open>>; SHARDS],
     /// Those that were on the PFS only. Taken after the lock of a shard.
     plain: Mutex<HashSet<Ino>>,
+    /// Those of them that had several links when one of their names went: the next one to go may be
+    /// another than the one that is known.
+    linked: Mutex<HashSet<Ino>>,
     state: Mutex<State>,
 }
 
@@ -98,6 +101,7 @@ impl Holders {
         if lives.is_empty() {
             if *is_plain {
                 self.plain.lock().remove(&ino);
+                self.linked.lock().remove(&ino);
             }
             open.remove(&ino);
         }
@@ -221,6 +225,9 @@ impl Namespace {
         if let Some(file) = dir.child(name) {
             return self.holders.plain.lock().contains(&file.ino);
         }
+        if !self.holders.linked.lock().is_empty() {
+            return true;
+        }
         let plain: Vec<Ino> = {
             let plain = self.holders.plain.lock();
             if plain.len() > PLAIN_LOOK_MAX {
@@ -233,6 +240,14 @@ impl Namespace {
             Some(Node::Plain(node)) => Arc::ptr_eq(&node.parent, dir) && *node.name == *name,
             _ => false,
         })
+    }
+
+    /// One of the links of a file that a client has open is about to go.
+    pub fn note_links(&self, ino: Ino) {
+        let open = self.holders.open(ino).lock();
+        if open.get(&ino).is_some_and(|open| open.is_plain) {
+            self.holders.linked.lock().insert(ino);
+        }
     }
 
     /// Whether a client has this file open that may come back.
@@ -576,7 +591,7 @@ mod tests {
         for name in ["a", "b"] {
             std::fs::write(lab.top.path().join(name), name).expect("write");
         }
-        let [a, _] = [b"a", b"b"].map(|name| {
+        let [a, b] = [b"a", b"b"].map(|name| {
             let found = ns.lookup(Ino::ROOT, name).expect("lookup");
             found.attr.ino
         });
@@ -591,6 +606,12 @@ mod tests {
         let renamed = ns.rename(Ino::ROOT, b"a", Ino::ROOT, b"c", replace);
         renamed.expect("rename");
         assert_eq!(open(&ns), [false, false, true]);
+        ns.note_links(b);
+        assert_eq!(open(&ns), [false, false, true], "nobody has it open");
+        ns.hold(b, 5).expect("hold");
+        ns.note_links(b);
+        assert_eq!(open(&ns), [true; 3], "its other name is not known");
+        ns.let_go(b, 5);
         for life in [3, 4, 3] {
             assert_eq!(open(&ns), [false, false, true]);
             ns.let_go(a, life);

@@ -264,11 +264,13 @@ fn what_was_made_without_a_name_gets_its_first_after_a_restart() {
 fn what_is_only_on_the_pfs_comes_in_before_it_loses_its_last_name() {
     let scratch = Scratch::new();
     let settings = settings(scratch.path(), 64 << 20);
-    for name in ["unlinked", "replaced", "linked", "written"] {
+    for name in ["unlinked", "replaced", "linked", "written", "both"] {
         std::fs::write(scratch.pfs().join(name), vec![7; LEN]).expect("write");
     }
-    let second = scratch.pfs().join("second");
-    std::fs::hard_link(scratch.pfs().join("linked"), second).expect("link");
+    for (name, second) in [("linked", "second"), ("both", "of-both")] {
+        let [name, second] = [name, second].map(|name| scratch.pfs().join(name));
+        std::fs::hard_link(name, second).expect("link");
+    }
     let running = Running::start(&settings, false);
     let (one, other) = (Node::new(&running, 11), Node::new(&running, 21));
     let open = |name: &str| {
@@ -279,10 +281,15 @@ fn what_is_only_on_the_pfs_comes_in_before_it_loses_its_last_name() {
     let (unlinked, handle) = open("unlinked");
     let (replaced, _) = open("replaced");
     let (linked, _) = open("linked");
+    let (both, _) = open("both");
+    let found = one.client.lookup(Ino::ROOT, b"of-both", 0);
+    assert_eq!(found.expect("lookup").ino, both);
     assert_eq!(objects(&scratch), 0);
     let unlink = |name: &[u8]| other.client.unlink(Ino::ROOT, name, me()).expect("unlink");
     unlink(b"unlinked");
     unlink(b"linked");
+    unlink(b"of-both");
+    unlink(b"both");
     other.create(b"new");
     let mode = forebay_types::RenameMode::Replace;
     other
@@ -300,14 +307,14 @@ fn what_is_only_on_the_pfs_comes_in_before_it_loses_its_last_name() {
         Err(Errno::ESTALE),
         "it has a name left"
     );
-    let contents = [unlinked, replaced].map(|ino| {
+    let contents = [unlinked, replaced, both].map(|ino| {
         let found = again.find(ino, 11).expect("it is there");
         assert_eq!((found.nlink, found.size), (0, LEN as u64));
         again.read(&again.open(ino))
     });
     again.reclaim(11, true).expect("it has all that it had");
     let changed = [b"change".to_vec(), vec![7; LEN - 6]].concat();
-    assert!(contents == [changed, vec![7; LEN]]);
+    assert!(contents == [changed, vec![7; LEN], vec![7; LEN]]);
     again.session.end();
     let other = Node::again(&running, 22, 21);
     other.reclaim(21, true).expect("it has all that it had");

@@ -29,8 +29,11 @@ impl Files {
         }
         let found = self.ns.lookup_in(&dir, &link.name, false)?;
         let attr = &found.attr;
-        let is_last = attr.kind == FileKind::Regular && attr.nlink == 1;
-        if !is_last || !self.ns.is_open_by_client(attr.ino) {
+        if attr.kind != FileKind::Regular || !self.ns.is_open_by_client(attr.ino) {
+            return Ok(());
+        }
+        if attr.nlink > 1 {
+            self.ns.note_links(attr.ino);
             return Ok(());
         }
         let Some(open) = self.buffer.opens().by_ino(attr.ino) else {
