@@ -26,6 +26,7 @@ mod probe;
 mod recalls;
 mod shown;
 mod squash;
+mod turns;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -52,6 +53,7 @@ use recalls::Recalls;
 use shown::{BELIEVED_FOR, ShownLately};
 use squash::Squash;
 pub use squash::Tree;
+use turns::{Turn, Turns};
 
 /// Locks are spread over so many shards by handle or id.
 const SHARDS: usize = 16;
@@ -330,7 +332,7 @@ impl Session {
         peer: Peer<'_>,
         request: Request,
         (payload, into): (&[u8], &mut [u8]),
-        (asked, opens): (Asked, Opens),
+        (asked, opens, turn): (Asked, Opens, Option<Turn<'_>>),
     ) -> Reply {
         let common = &self.common;
         let effect = Effect::of(&request, asked.file, &common.lately);
@@ -352,6 +354,7 @@ impl Session {
         }
         let opening = self.begin_open(peer, &request);
         let mut reply = common.server.handle(peer, request, payload, into);
+        drop(turn);
         self.end_open(opening, opens.file, &mut reply);
         // To a client they mean other things; a dead PFS behind FUSE may say them, too.
         if let Response::Failed(errno @ (Errno::ENOTCONN | UNSETTLED)) = &mut reply.response {
@@ -435,6 +438,7 @@ impl Sessions {
                 open_at_the_end: Mutex::default(),
                 attrs: Pending::default(),
                 pages: Pending::default(),
+                turns: Turns::default(),
                 clients: RwLock::default(),
                 followed: AtomicBool::new(false),
                 quiet_until,
@@ -546,6 +550,7 @@ impl Service for Session {
         if let Err(errno) = self.check_nodes(&request) {
             return errno.into();
         }
+        let turn = self.common.turns.of(&request);
         let request = match self.admit(request) {
             Ok(request) => request,
             Err(errno) => return errno.into(),
@@ -589,7 +594,7 @@ impl Service for Session {
         if let Some(cred) = request.cred_mut() {
             cred.process.node = self.node;
         }
-        self.answer(peer, request, (payload, into), (asked, opens))
+        self.answer(peer, request, (payload, into), (asked, opens, turn))
     }
 }
 

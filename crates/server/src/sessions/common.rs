@@ -18,6 +18,7 @@ use super::locks::LockTable;
 use super::pending::{Asked as Recalled, Pending};
 use super::recalls::Recalls;
 use super::shown::{BELIEVED_FOR, ShownLately, Viewers};
+use super::turns::Turns;
 use crate::base::processes::Processes;
 
 /// A client that has not dropped its pages for so long is fenced, as one that is silent; or for its
@@ -38,6 +39,8 @@ pub(super) struct Common {
     /// Attributes and pages that others have been asked to forget.
     pub(super) attrs: Pending,
     pub(super) pages: Pending,
+    /// Who changes whose a file is.
+    pub(super) turns: Turns,
     pub(super) clients: RwLock<HashMap<u32, Arc<Recalls>>>,
     /// Some client follows recalls, or did.
     pub(super) followed: AtomicBool,
