@@ -494,9 +494,12 @@ pub enum Response {
 }
 
 impl Request {
-    /// Refuses what no honest client sends: bad names and lengths over the limits. Servers call
-    /// this before they act on a request that came over a socket.
+    /// Refuses what no honest client sends: bad names and ids, and lengths over the limits. Servers
+    /// call this before they act on a request that came over a socket.
     pub fn check(&self) -> Result<(), Errno> {
+        if !self.names_somebody() {
+            return Err(Errno::EINVAL);
+        }
         match self {
             Request::Lookup { link: l, .. }
             | Request::Mknod { link: l, .. }

@@ -64,6 +64,58 @@ macro_rules! handles_of {
     };
 }
 
+/// In whose name a request is asked, by reference or to be changed.
+macro_rules! cred_of {
+    ($request:expr) => {
+        match $request {
+            Request::Setattr { cred, .. }
+            | Request::Mknod { cred, .. }
+            | Request::Mkdir { cred, .. }
+            | Request::Symlink { cred, .. }
+            | Request::Link { cred, .. }
+            | Request::Unlink { cred, .. }
+            | Request::Rmdir { cred, .. }
+            | Request::Rename { cred, .. }
+            | Request::SetXattr { cred, .. }
+            | Request::ListXattr { cred, .. }
+            | Request::RemoveXattr { cred, .. }
+            | Request::Create { cred, .. }
+            | Request::CreateUnnamed { cred, .. }
+            | Request::Open { cred, .. } => Some(cred),
+            Request::Lookup { .. }
+            | Request::Forget(_)
+            | Request::Getattr { .. }
+            | Request::Readlink { .. }
+            | Request::OpenDir { .. }
+            | Request::ReadDir { .. }
+            | Request::CloseDir { .. }
+            | Request::Statfs
+            | Request::PfsHealth
+            | Request::GetXattr { .. }
+            | Request::Release { .. }
+            | Request::ReleaseMany(_)
+            | Request::Read { .. }
+            | Request::Write { .. }
+            | Request::Fsync { .. }
+            | Request::FsyncDir { .. }
+            | Request::Space { .. }
+            | Request::Seek { .. }
+            | Request::Introduce { .. }
+            | Request::Recalls { .. }
+            | Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::TestLock { .. }
+            | Request::CancelLock { .. }
+            | Request::MayReclaim { .. }
+            | Request::FindNameless { .. }
+            | Request::ShowProbe
+            | Request::HideProbe { .. }
+            | Request::Control(_)
+            | Request::ControlFor { .. } => None,
+        }
+    };
+}
+
 impl Request {
     /// What it is called in a log.
     pub fn name(&self) -> &'static str {
@@ -226,53 +278,32 @@ impl Request {
     }
 
     /// In whose name it is asked, where that matters.
+    pub fn cred(&self) -> Option<&Cred> {
+        cred_of!(self)
+    }
+
+    /// The same, to be changed.
     pub fn cred_mut(&mut self) -> Option<&mut Cred> {
-        match self {
-            Request::Setattr { cred, .. }
-            | Request::Mknod { cred, .. }
-            | Request::Mkdir { cred, .. }
-            | Request::Symlink { cred, .. }
-            | Request::Link { cred, .. }
-            | Request::Unlink { cred, .. }
-            | Request::Rmdir { cred, .. }
-            | Request::Rename { cred, .. }
-            | Request::SetXattr { cred, .. }
-            | Request::ListXattr { cred, .. }
-            | Request::RemoveXattr { cred, .. }
-            | Request::Create { cred, .. }
-            | Request::CreateUnnamed { cred, .. }
-            | Request::Open { cred, .. } => Some(cred),
-            Request::Lookup { .. }
-            | Request::Forget(_)
-            | Request::Getattr { .. }
-            | Request::Readlink { .. }
-            | Request::OpenDir { .. }
-            | Request::ReadDir { .. }
-            | Request::CloseDir { .. }
-            | Request::Statfs
-            | Request::PfsHealth
-            | Request::GetXattr { .. }
-            | Request::Release { .. }
-            | Request::ReleaseMany(_)
-            | Request::Read { .. }
-            | Request::Write { .. }
-            | Request::Fsync { .. }
-            | Request::FsyncDir { .. }
-            | Request::Space { .. }
-            | Request::Seek { .. }
-            | Request::Introduce { .. }
-            | Request::Recalls { .. }
-            | Request::Lock { .. }
-            | Request::Unlock { .. }
-            | Request::TestLock { .. }
-            | Request::CancelLock { .. }
-            | Request::MayReclaim { .. }
-            | Request::FindNameless { .. }
-            | Request::ShowProbe
-            | Request::HideProbe { .. }
-            | Request::Control(_)
-            | Request::ControlFor { .. } => None,
-        }
+        cred_of!(self)
+    }
+
+    /// Whether the users and groups that it names can be some: all ones means none.
+    pub(crate) fn names_somebody(&self) -> bool {
+        let is_one = |id: &u32| *id != u32::MAX;
+        let of_cred = self
+            .cred()
+            .is_none_or(|cred| is_one(&cred.uid) && is_one(&cred.gid));
+        let of_itself = match self {
+            Request::Setattr { set, .. } => set.uid.iter().chain(&set.gid).all(is_one),
+            Request::Introduce { processes, .. } => processes
+                .iter()
+                .all(|process| process.groups.iter().all(is_one)),
+            Request::ControlFor {
+                uid, gid, groups, ..
+            } => is_one(uid) && is_one(gid) && groups.iter().all(is_one),
+            _ => true,
+        };
+        of_cred && of_itself
     }
 
     /// Whether who asks has one reference more on what the answer shows, until a [`Self::Forget`].
@@ -382,7 +413,71 @@ impl Request {
 
 #[cfg(test)]
 mod tests {
+    use forebay_types::{Errno, Ino, Process, SetAttr};
+
     use super::*;
+    use crate::control::Control;
+    use crate::message::Introduction;
+
+    #[test]
+    fn nobody_is_named_by_all_ones() {
+        let none = u32::MAX;
+        let set = |(uid, gid), (to_uid, to_gid)| Request::Setattr {
+            ino: Ino::ROOT,
+            handle: None,
+            set: SetAttr {
+                uid: to_uid,
+                gid: to_gid,
+                ..SetAttr::default()
+            },
+            cred: Cred {
+                uid,
+                gid,
+                process: Process::here(7),
+                umask: 0,
+            },
+        };
+        let command = |uid, gid, group| Request::ControlFor {
+            uid,
+            gid,
+            groups: vec![5, group],
+            control: Control::Status,
+        };
+        let told = |group| Request::Introduce {
+            processes: vec![Introduction {
+                pid: 7,
+                age_ms: 0,
+                family: 7,
+                groups: vec![5, group],
+                job: None,
+                job_nodes: None,
+            }],
+            ended: Vec::new(),
+        };
+        let highest = none - 1;
+        let good = [
+            set((0, 0), (None, None)),
+            set((highest, highest), (Some(highest), Some(highest))),
+            command(highest, highest, highest),
+            told(highest),
+        ];
+        for request in good {
+            assert_eq!(request.check(), Ok(()), "{request:?}");
+        }
+        let bad = [
+            set((none, 0), (None, None)),
+            set((0, none), (None, None)),
+            set((0, 0), (Some(none), None)),
+            set((0, 0), (None, Some(none))),
+            command(none, 0, 0),
+            command(0, none, 0),
+            command(0, 0, none),
+            told(none),
+        ];
+        for request in bad {
+            assert_eq!(request.check(), Err(Errno::EINVAL), "{request:?}");
+        }
+    }
 
     #[test]
     fn handles_can_be_changed_wherever_they_are() {
