@@ -272,6 +272,82 @@ fn new_files_get_the_default_list_of_their_directory_or_else_the_umask() {
 }
 
 #[test]
+fn what_a_program_may_do_besides_its_caller_goes_with_any_change_of_it() {
+    const NAME: &[u8] = b"security.capability";
+    // As setcap(8) stores `cap_setuid+ep`.
+    const VALUE: [u8; 20] = [1, 0, 0, 2, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let scratch = Scratch::new();
+    let server = Running::start(&settings(scratch.path(), 64 << 20), false);
+    let client = &server.client;
+    let (attr, handle) = server.create(b"f").expect("create");
+    let ino = attr.ino;
+    let how = WriteHow::WAITING;
+    let changes: [(&str, &dyn Fn()); 5] = [
+        ("a write", &|| {
+            client.write(handle, 0, b"new", how, 0).expect("write");
+        }),
+        ("fallocate", &|| {
+            let change = forebay_wire::SpaceChange::ZeroRange;
+            let done = client.change_space(handle, change, 0, 2, false, true);
+            done.expect("fallocate");
+        }),
+        ("a truncation", &|| {
+            let size = SetAttr {
+                size: Some(2),
+                ..SetAttr::default()
+            };
+            set(&server, ino, size);
+        }),
+        ("chown", &|| {
+            let gid = SetAttr {
+                gid: Some(attr.gid),
+                ..SetAttr::default()
+            };
+            set(&server, ino, gid);
+        }),
+        ("a write after the close", &|| {
+            client.release(handle).expect("close");
+            let flags = OpenFlags(libc::O_WRONLY as u32);
+            let open = client.open(ino, flags, me()).expect("open");
+            let handle = open.opened.handle;
+            client.write(handle, 0, b"new", how, 0).expect("write");
+            client.release(handle).expect("close");
+        }),
+    ];
+    for (what, change) in changes {
+        let done = client.set_xattr(ino, NAME, &VALUE, XattrMode::Set, me());
+        assert_eq!(done, Ok(()), "{what}");
+        assert_eq!(client.get_xattr(ino, NAME, 0), Ok(VALUE.to_vec()), "{what}");
+        change();
+        assert_eq!(
+            client.get_xattr(ino, NAME, 0),
+            Err(Errno::ENODATA),
+            "{what}"
+        );
+    }
+    server.instance.stop();
+}
+
+#[test]
+fn what_is_stored_through_a_mapping_leaves_what_a_program_may_do() {
+    let scratch = Scratch::new();
+    let server = Running::start(&settings(scratch.path(), 64 << 20), false);
+    let client = &server.client;
+    let (attr, handle) = server.create(b"f").expect("create");
+    let (ino, name) = (attr.ino, &b"security.capability"[..]);
+    let done = client.set_xattr(ino, name, b"any", XattrMode::Set, me());
+    assert_eq!(done, Ok(()));
+    let how = WriteHow {
+        write_back: true,
+        ..WriteHow::WAITING
+    };
+    client.write(handle, 0, b"new", how, 0).expect("write");
+    client.release(handle).expect("close");
+    assert_eq!(client.get_xattr(ino, name, 0), Ok(b"any".to_vec()));
+    server.instance.stop();
+}
+
+#[test]
 fn set_id_bits_go_with_a_truncation_or_a_write_of_a_file_on_the_pfs_too() {
     let scratch = Scratch::new();
     let server = Running::start(&settings(scratch.path(), 64 << 20), false);

@@ -32,6 +32,9 @@ enum Change<'a> {
 /// On the root of the PFS: which PFS it is. Not to be seen or changed through the mount.
 pub const PFS_MARK: &[u8] = b"user.forebay.pfs";
 
+/// What a program may do besides its caller.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
+
 fn supported(name: &[u8]) -> Result<(), Errno> {
     if name == PFS_MARK {
         return Err(Errno::EPERM);
@@ -170,6 +173,24 @@ impl Namespace {
                 false => self.remove_xattr(ino, name),
             },
         }
+    }
+
+    /// What a program may do besides its caller does not survive a change of its content. The PFS
+    /// sees to that itself of what is there.
+    pub fn drop_capability(&self, file: &Arc<File>) -> Result<(), NsError> {
+        let has_one = {
+            let state = file.lock();
+            state.is_dirty() && state.xattrs.iter().any(|(name, _)| name == CAPABILITY)
+        };
+        if !has_one {
+            return Ok(());
+        }
+        // One that is clean by now loses it when it changes: it is not kept.
+        let edited = self.edit_xattrs(file, &|state| {
+            state.remove_xattr(CAPABILITY);
+            Ok(())
+        });
+        edited.map(drop)
     }
 
     /// The access control list that an attribute of a file in the burst buffer is, if it is one.

@@ -8,6 +8,7 @@ use forebay_types::{Attr, Errno, FileKind, Generation, Ino, SetAttr, SetTime, Ti
 
 use super::{Dir, FileFacts, FileState, Place};
 use crate::acl::{self, without_set_id};
+use crate::ops::xattr::CAPABILITY;
 use crate::record::{FileRecord, Looks, Meta, Published, Residency, Temporary, Unplaced, Xattrs};
 
 impl FileState {
@@ -356,6 +357,7 @@ impl FileState {
         if set.uid.is_some() || set.gid.is_some() {
             // chown(2) of anything but a directory, whoever does it.
             meta.perm = without_set_id(meta.perm);
+            xattrs.retain(|(name, _)| name != CAPABILITY);
         }
         if let Some(perm) = set.perm {
             meta.perm = perm;

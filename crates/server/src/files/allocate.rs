@@ -45,6 +45,7 @@ impl Files {
         if drop_suid {
             self.clear_set_id(open.ino)?;
         }
+        self.drop_capability(open)?;
         let takes_space = matches!(change, SpaceChange::Allocate | SpaceChange::Reserve);
         if takes_space {
             self.check_pfs_has(open, len)?;

@@ -143,6 +143,9 @@ impl Files {
 
     /// `ENOENT` if it has left the burst buffer.
     pub(super) fn setattr_object(&self, file: &Arc<File>, set: &SetAttr) -> Result<(), Failure> {
+        if set.size.is_some() {
+            self.ns.drop_capability(file)?;
+        }
         let set = &file.lock().as_taken(set);
         let times = set.atime.is_some() || set.mtime.is_some();
         if set.size.is_none() && !times {

@@ -83,6 +83,10 @@ impl Files {
         if how.drop_suid {
             self.clear_set_id(open.ino)?;
         }
+        // What is stored through a mapping takes none away.
+        if how.drop_suid || !how.write_back {
+            self.drop_capability(open)?;
+        }
         loop {
             if self.admit(open, data.len() as u64, may_wait)? == Room::WouldWait {
                 return Ok(None);

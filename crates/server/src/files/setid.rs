@@ -5,6 +5,7 @@ use forebay_namespace::without_set_id;
 use forebay_types::{Cred, Errno, Ino, SetAttr};
 
 use crate::base::failure::Failure;
+use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
 
 /// The bit that lets a program run as its group.
@@ -15,6 +16,15 @@ impl Files {
     pub fn clear_set_id(&self, ino: Ino) -> Result<(), Failure> {
         let perm = self.getattr(ino)?.perm;
         self.keep_of_mode(ino, perm, without_set_id(perm))
+    }
+
+    /// Nor does what a program may do besides its caller, whoever changes it.
+    pub fn drop_capability(&self, open: &OpenFile) -> Result<(), Failure> {
+        let file = match &*open.target.read() {
+            Target::Buffer { file, .. } => file.clone(),
+            Target::Pfs { .. } => return Ok(()),
+        };
+        Ok(self.ns.drop_capability(&file)?)
     }
 
     /// The group's does not survive an access control list set by somebody who is not in the group.
