@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use forebay_types::{Errno, Handle, Ino, limits};
+use forebay_types::{Errno, Handle, Ino, OpenFlags, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
 use forebay_wire::{OpenMode, Peer, Reply, Request, Response, Service, UNSETTLED};
 use parking_lot::{Mutex, RwLock};
@@ -69,8 +69,8 @@ struct Shard {
 /// An open file of a client.
 struct File {
     ino: Ino,
-    /// It is open for writing.
-    writes: bool,
+    /// As it was opened.
+    flags: OpenFlags,
     /// The client's kernel writes it by itself.
     written: bool,
     /// Locks were asked for through it.
@@ -203,7 +203,7 @@ impl Session {
         };
         let opened = |handle: Handle| {
             let shard = self.shard(handle.0).lock();
-            shard.files.get(&handle).map(|file| (file.ino, file.writes))
+            shard.files.get(&handle).map(|f| (f.ino, f.flags.writes()))
         };
         squash.admit(request, opened)
     }
@@ -306,7 +306,7 @@ impl Session {
                 }
                 let file = File {
                     ino,
-                    writes: opens.writes,
+                    flags: opens.flags,
                     written,
                     locked: false,
                     held,

@@ -11,8 +11,8 @@ use common::{PATIENCE, Running, Scratch, kernels_own, me, settings};
 use forebay_client::{Client, OpenFile, Progress};
 use forebay_server::Session;
 use forebay_testkit::needs_root;
-use forebay_types::{Attr, Errno, Ino, OpenFlags};
-use forebay_wire::{Connection, InMemory, OpenMode, Request, Response, WriteHow};
+use forebay_types::{Attr, ByteRange, Errno, Ino, LockClass, LockMode, OpenFlags};
+use forebay_wire::{Connection, InMemory, LockOf, OpenMode, Request, Response, WriteHow};
 
 const RDWR: OpenFlags = OpenFlags(libc::O_RDWR as u32);
 
@@ -91,6 +91,57 @@ fn what_a_client_had_open_goes_with_it_and_what_others_have_stays() {
         running.read_all(b"shared").expect("read"),
         b"from one, from another!"
     );
+    running.drain();
+}
+
+#[test]
+fn who_has_a_file_open_for_reading_only_keeps_no_writer_out() {
+    let scratch = Scratch::new();
+    let running = Running::start(&settings(scratch.path(), 64 << 20), false);
+    let node = Node::new(&running, false);
+    let (attr, made) = node.create(b"f");
+    node.client.release(made.opened.handle).expect("close");
+    let connection = InMemory::mount(node.session.clone());
+    let ask = |access: i32, class, mode| {
+        let flags = OpenFlags(access as u32);
+        let open = node.client.open(attr.ino, flags, me()).expect("open");
+        let lock = LockOf {
+            handle: open.opened.handle,
+            class,
+            owner: 7,
+            range: ByteRange::ALL,
+        };
+        let request = Request::Lock {
+            lock,
+            mode,
+            pid: 7,
+            ticket: None,
+            again: false,
+        };
+        let done = connection.call(request, &[], &mut []);
+        node.client.release(lock.handle).expect("close");
+        done.map(|reply| reply.response)
+    };
+    let (shared, exclusive) = (LockMode::Shared, LockMode::Exclusive);
+    let cases = [
+        (libc::O_RDONLY, shared, true),
+        (libc::O_RDONLY, exclusive, false),
+        (libc::O_WRONLY, shared, false),
+        (libc::O_WRONLY, exclusive, true),
+        (libc::O_RDWR, shared, true),
+        (libc::O_RDWR, exclusive, true),
+    ];
+    for (access, mode, may) in cases {
+        let expected = match may {
+            true => Ok(Response::Done),
+            false => Err(Errno::EBADF),
+        };
+        let done = ask(access, LockClass::Bytes, mode);
+        assert_eq!(done, expected, "{access} {mode:?}");
+        // flock(2) looks at no access.
+        let done = ask(access, LockClass::Whole, mode);
+        assert_eq!(done, Ok(Response::Done), "{access} {mode:?}");
+    }
     running.drain();
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_types::{Errno, Ino};
+use forebay_types::{Errno, Ino, LockClass, LockMode};
 use forebay_wire::{Request, Response};
 
 use super::Session;
@@ -83,8 +83,16 @@ impl Session {
         let (locks, handle) = (&self.common.locks, ask.lock.handle);
         let still_open = |mark: bool| {
             let mut shard = self.shard(handle.0).lock();
-            let file = shard.files.get_mut(&handle);
-            file.map(|file| file.locked |= mark).ok_or(Errno::ESTALE)
+            let file = shard.files.get_mut(&handle).ok_or(Errno::ESTALE)?;
+            // As fcntl(2) of an honest client's kernel has it: who may only read keeps no writer
+            // out.
+            let is_for_it = match (ask.lock.class, ask.mode) {
+                (LockClass::Bytes, LockMode::Exclusive) => file.flags.writes(),
+                (LockClass::Bytes, LockMode::Shared) => file.flags.reads(),
+                (LockClass::Whole, _) => true,
+            };
+            file.locked |= mark && is_for_it;
+            is_for_it.then_some(()).ok_or(Errno::EBADF)
         };
         still_open(true)?;
         let is_granted = locks.lock(ino, (&self.recalls, self.node), ask)?;

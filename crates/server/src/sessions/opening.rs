@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_types::{Errno, Ino, limits};
+use forebay_types::{Errno, Ino, OpenFlags, limits};
 use forebay_wire::{OpenMode, Opened, Peer, Recall, Reply, Request, Response};
 
 use super::Session;
@@ -15,24 +15,22 @@ pub(super) struct Opens {
     counted: bool,
     /// What it opens, where the request says.
     pub(super) file: Option<Ino>,
-    /// For writing.
-    pub(super) writes: bool,
+    /// For reading, for writing, or for both.
+    pub(super) flags: OpenFlags,
 }
 
 impl Opens {
     fn of(request: &Request) -> Opens {
-        let (file, writes) = match request {
-            Request::Open { ino, flags, .. } => (Some(*ino), flags.writes()),
-            Request::Create { flags, .. } | Request::CreateUnnamed { flags, .. } => {
-                (None, flags.writes())
-            }
-            Request::OpenDir { .. } => (None, false),
+        let (file, flags) = match request {
+            Request::Open { ino, flags, .. } => (Some(*ino), *flags),
+            Request::Create { flags, .. } | Request::CreateUnnamed { flags, .. } => (None, *flags),
+            Request::OpenDir { .. } => (None, OpenFlags::default()),
             _ => return Opens::default(),
         };
         Opens {
             counted: true,
             file,
-            writes,
+            flags,
         }
     }
 }
