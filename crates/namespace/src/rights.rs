@@ -197,6 +197,10 @@ impl Who {
     fn may_open(self, file: &Rights, flags: OpenFlags) -> Result<(), Errno> {
         let access = flags.0 as i32 & libc::O_ACCMODE;
         let executes = access == libc::O_RDONLY && flags.0 & OPENED_TO_EXECUTE != 0;
+        // No kernel asks so: what is executed is a file, and stays what it is.
+        if executes && (file.kind != FileKind::Regular || flags.truncates()) {
+            return Err(Errno::EACCES);
+        }
         let mut wanted = match access {
             libc::O_RDONLY if executes => EXECUTE,
             libc::O_RDONLY => READ,

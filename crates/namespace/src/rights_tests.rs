@@ -93,6 +93,10 @@ fn model_remove(caller: &Caller, dir: &Thing, victim: Option<&Thing>) -> Result<
 }
 
 fn model_open(caller: &Caller, file: &Thing, flags: i32) -> Result<(), Errno> {
+    let executes = flags & (libc::O_ACCMODE | 0x20) == libc::O_RDONLY | 0x20;
+    if executes && (file.rights.kind != FileKind::Regular || flags & libc::O_TRUNC != 0) {
+        return Err(Errno::EACCES);
+    }
     let mut wanted = match flags & libc::O_ACCMODE {
         libc::O_WRONLY => 2,
         libc::O_RDWR => 6,
