@@ -120,8 +120,9 @@ fn session_for(
         return known.ok_or(Refusal::UnknownSession);
     }
     // The answer to its first attach got lost: it does not know of that session.
+    // Nobody says by a number over the network that a session of the server's own node is over.
     for old in core.sessions() {
-        if old.client == attach.client {
+        if old.client == attach.client && old.facts.local == facts.local {
             act(core, &old, old.end());
         }
     }
