@@ -93,7 +93,8 @@ fn clean(state: &Path) -> Result<Vec<String>, Failure> {
             ));
         }
     }
-    for file in [state::PID, state::SOCKET, state::MOUNT] {
+    // Where it was mounted stays: by that the next command knows what the folder is.
+    for file in [state::PID, state::SOCKET] {
         // These files only repeat what the lock says. One that cannot be removed does no harm.
         let _ = std::fs::remove_file(state.join(file));
     }
@@ -116,6 +117,19 @@ fn has_files(folder: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_folder_of_a_dead_mount_is_still_one_of_a_mount() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let state = folder.path();
+        std::fs::write(state.join(state::MOUNT), "/bb\n").expect("write");
+        std::fs::write(state.join(state::PID), "1\n").expect("write");
+        for _ in 0..2 {
+            assert!(clean(state).is_ok());
+            assert!(Starter::of(state).is_mount());
+        }
+        assert!(!state.join(state::PID).exists());
+    }
 
     #[test]
     fn empty_folders_are_no_files() {
