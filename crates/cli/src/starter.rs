@@ -31,10 +31,10 @@ pub enum Starter {
 impl Starter {
     /// Whose the folder is. Who cannot read that is told of `forebay up`.
     pub fn of(folder: &Path) -> Starter {
-        if let Ok(point) = std::fs::read_to_string(folder.join(state::MOUNT)) {
-            return Starter::Mount(PathBuf::from(point.trim_end()));
+        if let Ok(point) = read(folder, state::MOUNT) {
+            return Starter::Mount(PathBuf::from(point));
         }
-        match read(folder) {
+        match read(folder, NOTE) {
             Ok(command) if !command.is_empty() => Starter::Server(command),
             _ => Starter::Up,
         }
@@ -78,11 +78,16 @@ pub fn note(folder: &Path, command: Option<&str>) -> io::Result<()> {
     }
 }
 
-fn read(folder: &Path) -> io::Result<String> {
+/// What stands in a note. The folder may be anybody's: nothing of it is trusted.
+fn read(folder: &Path, name: &str) -> io::Result<String> {
     let mut text = String::new();
-    let file = state::open(folder, NOTE, OFlags::RDONLY, 0)?;
+    let file = state::open(folder, name, OFlags::RDONLY, 0)?;
     file.take(NOTE_BYTES_MAX).read_to_string(&mut text)?;
-    Ok(text.trim_end().to_string())
+    let text = text.trim_end();
+    match text.chars().any(char::is_control) {
+        true => Err(ErrorKind::InvalidData.into()),
+        false => Ok(text.to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -103,5 +108,30 @@ mod tests {
         std::fs::write(folder.path().join(state::MOUNT), "/bb\n").expect("write");
         assert_eq!(of(), Starter::Mount("/bb".into()));
         assert_eq!(of().to_string(), "`forebay mount --config FILE /bb`");
+    }
+
+    #[test]
+    fn a_note_that_is_none_is_not_read() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let note = folder.path().join(state::MOUNT);
+        let of = || Starter::of(folder.path());
+        let elsewhere = folder.path().join("elsewhere");
+        std::fs::write(&elsewhere, "/bb\n").expect("write");
+        std::os::unix::fs::symlink(&elsewhere, &note).expect("symlink");
+        assert_eq!(of(), Starter::Up);
+        std::fs::remove_file(&note).expect("remove");
+        // Nobody writes into it.
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        let kind = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &note, kind, mode, 0).expect("mkfifo");
+        assert_eq!(of(), Starter::Up);
+        std::fs::remove_file(&note).expect("remove");
+        std::fs::write(&note, "/b\x1b[2Jb\n").expect("write");
+        assert_eq!(of(), Starter::Up);
+        std::fs::write(&note, "x".repeat(1 << 20)).expect("write");
+        let Starter::Mount(point) = of() else {
+            panic!("no mount");
+        };
+        assert_eq!(point.as_os_str().len() as u64, NOTE_BYTES_MAX);
     }
 }
