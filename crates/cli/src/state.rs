@@ -52,11 +52,14 @@ impl Lock {
     /// dead or dying.
     pub fn take(state: &Path) -> Result<Lock, LockError> {
         let flags = OFlags::RDWR | OFlags::CREATE;
-        let mut file = open(state, LOCK, flags, 0o600).map_err(LockError::Io)?;
         let begun = Instant::now();
+        let mut file;
         loop {
+            file = open(state, LOCK, flags, 0o600).map_err(LockError::Io)?;
             match file.try_lock() {
-                Ok(()) => break,
+                // Who held it may have taken it away: then others would take another one.
+                Ok(()) if is_there(state, &file) => break,
+                Ok(()) => {}
                 Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
                 Err(TryLockError::WouldBlock) => {
                     let pid = read_pid(&mut file);
@@ -70,6 +73,17 @@ impl Lock {
         }
         write_pid(&mut file).map_err(LockError::Io)?;
         Ok(Lock { _file: file })
+    }
+}
+
+/// Whether the lock file of a folder is this one.
+fn is_there(state: &Path, file: &File) -> bool {
+    let same = |there: std::fs::Metadata, held: std::fs::Metadata| {
+        (there.dev(), there.ino()) == (held.dev(), held.ino())
+    };
+    match (std::fs::symlink_metadata(state.join(LOCK)), file.metadata()) {
+        (Ok(there), Ok(held)) => same(there, held),
+        _ => false,
     }
 }
 
@@ -249,6 +263,29 @@ mod tests {
             assert!(begun.elapsed() < Duration::from_secs(10), "it is not free");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    #[test]
+    fn nobody_holds_a_lock_that_was_taken_away() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let held = Lock::take(folder.path()).expect("free");
+        let path = folder.path().join(LOCK);
+        let (begun, has_begun) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| {
+                // As one that dies: it is waited for.
+                std::fs::write(&path, "").expect("no process in it");
+                begun.send(()).expect("somebody listens");
+                Lock::take(folder.path())
+            });
+            has_begun.recv().expect("begun");
+            std::thread::sleep(Duration::from_millis(100));
+            std::fs::remove_file(&path).expect("taken away");
+            drop(held);
+            let lock = second.join().expect("no panic").expect("taken");
+            assert!(path.exists(), "the lock of nothing is held");
+            drop(lock);
+        });
     }
 
     #[test]

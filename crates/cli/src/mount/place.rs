@@ -111,6 +111,14 @@ fn make(folder: &Path, mode: u32) -> std::io::Result<bool> {
     }
 }
 
+/// Makes a run folder anew that another command, which has failed to mount there, has taken away.
+pub fn make_again(run: &Path) -> std::io::Result<()> {
+    if let Some(base) = run.parent() {
+        make(base, 0o755)?;
+    }
+    make(run, 0o711).map(drop)
+}
+
 /// One name for a path: `/` becomes `-`, and what would be mistaken for that is escaped.
 fn name_of(mount: &Path) -> OsString {
     let mut name = Vec::new();

@@ -1,6 +1,6 @@
 //! The life of a mount: connect, mount, serve, unmount.
 
-use std::io::IsTerminal;
+use std::io::{ErrorKind::NotFound, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -12,7 +12,7 @@ use forebay_wire::net::{NetConfig, NetConnection};
 use forebay_wire::{Connection, Key, UnixServer};
 
 use super::MountArgs;
-use super::place::RunFolder;
+use super::place::{RunFolder, make_again};
 use super::relay::Relay;
 use super::samepfs;
 use crate::cluster::address::is_here;
@@ -95,10 +95,16 @@ fn mount_planned(plan: &Plan, detached: bool, readiness: &mut Readiness) -> Resu
 /// whoever mounts again waits for that.
 fn lock_when_left(run: &Path, point: &Path) -> Result<Lock, Failure> {
     let begun = Instant::now();
+    let mut is_made_again = false;
     loop {
         let pid = match Lock::take(run) {
             Ok(taken) => return Ok(taken),
             Err(LockError::Held { pid }) => pid,
+            Err(LockError::Io(error)) if error.kind() == NotFound && !is_made_again => {
+                is_made_again = true;
+                make_again(run).explain(run.display(), "")?;
+                continue;
+            }
             Err(LockError::Io(_)) => return lock(run),
         };
         let process = pid.map_or_else(String::new, |pid| format!("process {pid} "));
@@ -331,6 +337,16 @@ fn watch_panics(events: Sender<Event>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_mounts_beside_one_that_fails_has_a_folder_all_the_same() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = folder.path().canonicalize().expect("canonical");
+        let run = run.join("base").join("bb");
+        let taken = lock_when_left(&run, Path::new("/bb"));
+        assert!(taken.is_ok(), "{:?}", taken.err().map(|f| f.message));
+        assert!(run.join(state::LOCK).exists());
+    }
 
     #[test]
     fn who_mounts_again_waits_for_the_process_that_leaves() {
