@@ -22,6 +22,8 @@ mod nameless;
 
 const DIR: Ino = Ino(20);
 const OLD: Ino = Ino(30);
+/// A name in a directory that nobody may search.
+const CLOSED: Ino = Ino(40);
 const BORN: Ino = Ino(Ino::FIRST_BORN + 1);
 const WHO: Cred = Cred {
     uid: 7,
@@ -91,6 +93,9 @@ impl Connection for Session {
                     *parent == link.parent && name.as_bytes() == link.name
                 });
                 let (ino, birth) = *found.ok_or(Errno::ENOENT)?.1;
+                if ino == CLOSED {
+                    return Err(Errno::EACCES);
+                }
                 Response::Attr(shown(ino, birth))
             }
             Request::FindNameless { .. } if run.failing[0] > 0 => {
@@ -578,6 +583,16 @@ fn what_is_stale_is_named_by_its_last_path() {
     let lines = stale.lines();
     assert_eq!((lines.len(), stale.count()), (11, 22));
     assert!(lines[10].ends_with(": 12 more"), "{lines:?}");
+}
+
+#[test]
+fn what_is_open_without_a_name_is_found_where_the_way_to_it_is_closed_by_now() {
+    let mut lab = Lab::new();
+    let born = lab.open(BORN);
+    let closed = HashMap::from([((Ino::ROOT, "dir"), (CLOSED, 1))]);
+    let life = lab.runs.2.lock().last().copied().expect("a life");
+    lab.restart_with(closed, true, Some((BORN, life)), |_| ());
+    assert_eq!(lab.write(born), Ok(Response::Moved(1)));
 }
 
 #[test]

@@ -55,6 +55,11 @@ impl Had {
         }
         match self.find_by_name(connection, session, ino) {
             Err(Errno::ESTALE) => self.find_nameless(connection, session, ino),
+            // Who has it open may have found it by a way that is closed to them now.
+            Err(error @ (Errno::EACCES | Errno::EPERM)) if self.life_of_open(ino).is_some() => {
+                let found = self.find_nameless(connection, session, ino);
+                found.map_err(|_| error)
+            }
             found => found,
         }
     }
