@@ -63,3 +63,51 @@ fn what_has_its_name_is_opened_later_and_the_client_does_not_wait_for_it() {
     assert_eq!(lab.write(born), Ok(Response::Moved(1)));
     assert!(opens(lab.asked()));
 }
+
+#[test]
+fn what_is_open_without_a_name_is_found_where_the_way_to_it_is_closed_by_now() {
+    let mut lab = Lab::new();
+    let born = lab.open(BORN);
+    let closed = HashMap::from([((Ino::ROOT, "dir"), (CLOSED, 1))]);
+    let life = lab.runs.2.lock().last().copied().expect("a life");
+    lab.restart_with(closed, true, Some((BORN, life)), |_| ());
+    assert_eq!(lab.write(born), Ok(Response::Moved(1)));
+}
+
+#[test]
+fn who_does_not_hear_that_all_is_had_again_has_it_in_the_next_run_by_the_newer_life() {
+    let lab = Lab::new();
+    let born = lab.open(BORN);
+    lab.server.lock().gone = true;
+    let ends = Arc::new(Mutex::new(Run {
+        may_reclaim: true,
+        names: names(),
+        ends_at_done: true,
+        ..Run::default()
+    }));
+    *lab.runs.0.lock() = Some(ends.clone());
+    lab.runs.1.lock().pop().expect("a session")();
+    let begun = std::time::Instant::now();
+    let wait = || {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it takes long");
+        std::thread::yield_now();
+    };
+    while !ends.lock().gone {
+        wait();
+    }
+    // The server did hear of it, and awaits the newer life only.
+    let newer = lab.runs.2.lock()[1];
+    let run = Arc::new(Mutex::new(Run {
+        may_reclaim: true,
+        only: Some(newer),
+        nameless: Some((BORN, newer)),
+        first: 100,
+        next: 100,
+        ..Run::default()
+    }));
+    *lab.runs.0.lock() = Some(run.clone());
+    while run.lock().next == 100 {
+        wait();
+    }
+    assert_eq!(lab.write(born), Ok(Response::Moved(1)));
+}
