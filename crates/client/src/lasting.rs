@@ -146,7 +146,9 @@ impl Shared {
             }
         }
         self.had.begins(generation, again);
-        self.had.reclaim(&*session, generation);
+        if !self.had.reclaim(&*session, generation) {
+            return Err("it was lost before all was had again".into());
+        }
         self.state.lock().had_in.push(life);
         for life in before {
             reclaim(life, true)?;

@@ -57,8 +57,10 @@ impl Had {
             Err(Errno::ESTALE) => self.find_nameless(connection, session, ino),
             // Who has it open may have found it by a way that is closed to them now.
             Err(error @ (Errno::EACCES | Errno::EPERM)) if self.life_of_open(ino).is_some() => {
-                let found = self.find_nameless(connection, session, ino);
-                found.map_err(|_| error)
+                match self.find_nameless(connection, session, ino) {
+                    Err(Errno::ESTALE) => Err(error),
+                    found => found,
+                }
             }
             found => found,
         }
@@ -135,7 +137,8 @@ impl Had {
 
     /// Opens again what is open, as a new session begins. What cannot be, is stale from here on;
     /// what cannot be now, is tried again when it is asked for.
-    pub(crate) fn reclaim(&self, connection: &dyn Connection, session: u64) {
+    /// Whether the session has lived to the end of that.
+    pub(crate) fn reclaim(&self, connection: &dyn Connection, session: u64) -> bool {
         let (mut again, mut stale) = (0, Stale::default());
         let (opens, given_up) = self.opens();
         given_up.into_iter().for_each(|ino| stale.add(self, ino));
@@ -143,7 +146,7 @@ impl Had {
         for (handle, open) in opens {
             match self.reopen(connection, session, (handle, &open)) {
                 Ok(()) => again += 1,
-                Err(error) if is_over(error) => return,
+                Err(error) if is_over(error) => return false,
                 Err(Errno::ESTALE) => stale.add(self, open.ino),
                 Err(error) => failed.push((handle, open, error)),
             }
@@ -152,7 +155,7 @@ impl Had {
         for (handle, open, error) in failed {
             match self.try_until(connection, session, (handle, &open), error, until) {
                 Ok(()) => again += 1,
-                Err(error) if is_over(error) => return,
+                Err(error) if is_over(error) => return false,
                 Err(Errno::ESTALE) => stale.add(self, open.ino),
                 Err(error) if self.locks_of(open.ino, handle).is_empty() => {
                     tracing::warn!("{:?} cannot be opened again yet: {error}", open.ino);
@@ -173,6 +176,7 @@ impl Had {
         for line in stale.lines() {
             tracing::warn!("{line}");
         }
+        true
     }
 
     /// Opening it has failed with an error that may pass. What has no name is tried again: once

@@ -60,16 +60,30 @@ fn await_told(
     Ok(())
 }
 
-/// Whether a thread of this process waits in the kernel so that no signal wakes it. Between the end
-/// and the page there is nothing else that it could wait for.
+/// Whether a thread of this process waits in the kernel, within the call by which the notice is
+/// written: between the end and the page there is nothing else that the call could wait for.
 fn waits_for_page(thread: Pid) -> io::Result<bool> {
-    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
-    match std::fs::read(path) {
-        Ok(stat) => Ok(is_uninterruptible(&stat)),
+    let of_thread = |name: &str| {
+        std::fs::read(format!(
+            "/proc/self/task/{}/{name}",
+            thread.as_raw_nonzero()
+        ))
+    };
+    let waits = match of_thread("syscall") {
+        Ok(call) => Ok(is_writing(&call)),
+        // Some kernels do not say that.
+        Err(_) => of_thread("stat").map(|stat| is_uninterruptible(&stat)),
+    };
+    match waits {
         // It has ended, and says so.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
+        waits => waits,
     }
+}
+
+/// By a line of proc(5): of a thread that does not run, the number of its call.
+fn is_writing(call: &[u8]) -> bool {
+    call.starts_with(format!("{} ", libc::SYS_writev).as_bytes())
 }
 
 /// By a line of proc(5): the state comes after the name, which may hold anything.
@@ -108,6 +122,24 @@ mod tests {
         assert!(await_told(&told, || Ok(false)).is_err());
         drop(tell);
         await_told(&told, || Ok(false)).expect("the thread is gone");
+    }
+
+    #[test]
+    fn a_thread_that_waits_in_another_call_waits_for_no_page() {
+        assert!(is_writing(b"20 0x3 0x7f 0x2 0x0 0x0 0x0 0x7f 0x7f"));
+        assert!(!is_writing(b"202 0x3 0x7f 0x2 0x0 0x0 0x0 0x7f 0x7f"));
+        assert!(!is_writing(b"running"));
+        let (say, said) = channel();
+        let (end, ended) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            say.send(gettid()).expect("heard");
+            ended.recv().expect("the end");
+        });
+        let waiting = said.recv().expect("its number");
+        assert!(!waits_for_page(waiting).expect("it is there"));
+        end.send(()).expect("heard");
+        thread.join().expect("ended");
+        assert!(!waits_for_page(waiting).expect("it is gone"));
     }
 
     #[test]

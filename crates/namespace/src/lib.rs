@@ -41,7 +41,7 @@ pub use check::RecordTrouble;
 pub use conflict::{Conflict, ConflictKind};
 pub use error::{NsError, in_record, of_object, on_pfs};
 pub use namespace::{Garbage, Loaded, Namespace, PendingChange};
-pub use ops::create::{Adopted, NewFile};
+pub use ops::create::{Adopted, Free, NewFile};
 pub use ops::lookup::{Found, Resolved};
 pub use ops::setattr::AttrPlan;
 pub use ops::unnamed::FirstName;

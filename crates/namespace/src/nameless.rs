@@ -480,7 +480,8 @@ mod tests {
         }
 
         fn create(&mut self, ns: &Namespace, name: &[u8]) -> Arc<File> {
-            let made = ns.create(ns.root(), name, 0, &self.new_file());
+            let free = crate::Free::now(ns.root(), name, 0);
+            let made = ns.create(ns.root(), name, free, &self.new_file());
             made.expect("create").1
         }
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_kv::Store;
 use forebay_kv::failing::{Failing, Outcome};
 use forebay_kv::memory::Memory;
-use forebay_namespace::{Arrival, File, Namespace, NewFile, NsError};
+use forebay_namespace::{Arrival, File, Free, Namespace, NewFile, NsError};
 use forebay_tiers::{PfsTree, Sums};
 use forebay_types::{Cred, Errno, Ino, ObjectId, Process, RenameMode, TierId, TimeSpec};
 
@@ -373,8 +373,9 @@ fn a_file_that_cannot_be_recorded_with_its_list_is_not_made() {
         writing: false,
         born: TimeSpec::now(),
     };
+    let free = Free::now(&dir, b"f", 0);
     lab.fail(1);
-    let made = lab.ns.create(&dir, b"f", 0, &new).map(drop);
+    let made = lab.ns.create(&dir, b"f", free, &new).map(drop);
     lab.refused(made);
     let free = lab.ns.check_free(Ino::ROOT, b"f", &cred());
     assert!(free.is_ok(), "its name is taken by nobody");

@@ -318,7 +318,9 @@ impl Instance {
         if rooms.base.life().is_broken() {
             return self.leave_as_it_is();
         }
-        rooms.files.leave_memory(&self.sessions.open_at_the_end());
+        let (open, is_more) = self.sessions.open_at_the_end();
+        let kept = |ino| is_more || open.contains(&ino);
+        rooms.files.leave_memory(kept);
         rooms.files.flush_undrained();
         if !rooms.base.health().is_silent() {
             rooms.base.ns().put_owed_times(Duration::ZERO);

@@ -258,15 +258,6 @@ impl Session {
         outcome.into()
     }
 
-    fn note_closed(&self, file: &File) {
-        if file.written {
-            self.common.lately.end_writing(file.ino);
-        }
-        if file.held {
-            self.common.holding.let_go(file.ino, self.life);
-        }
-    }
-
     /// Of what the client wants to drop, what the client has. It is not the client's any more.
     fn held(&self, nodes: Vec<(Ino, u64)>) -> Vec<(Ino, u64)> {
         let mut held = nodes;
@@ -379,8 +370,8 @@ impl Session {
         if let Some(ino) = effect.changed_content(&reply.response) {
             common.recall_pages_after(ino, self.node, effect.patience());
         }
-        if let Some((ino, _)) = maps {
-            self.tell_end(ino, &mut reply.response);
+        if let Some(maps) = maps {
+            self.tell_end(maps, &mut reply.response);
         }
         // Who is the first to follow recalls was shown nothing firm before.
         if common.followed.load(Ordering::SeqCst) {
@@ -449,9 +440,11 @@ impl Sessions {
         }
     }
 
-    /// What clients had open when the server stopped in order.
-    pub fn open_at_the_end(&self) -> HashSet<Ino> {
-        self.common.open_at_the_end.lock().clone()
+    /// What clients had open when the server stopped in order; and whether others, who have not
+    /// come back since an earlier stop, may have more.
+    pub fn open_at_the_end(&self) -> (HashSet<Ino>, bool) {
+        let open = self.common.open_at_the_end.lock().clone();
+        (open, self.common.lives.are_awaited())
     }
 
     /// Clients are fenced that are silent for so long.
@@ -705,10 +698,14 @@ mod tests {
 
     /// Finds it, and opens it.
     fn open(session: &Session) -> Handle {
+        open_for(session, libc::O_RDONLY)
+    }
+
+    fn open_for(session: &Session, flags: i32) -> Handle {
         look(session);
         let request = Request::Open {
             ino: Ino(7),
-            flags: OpenFlags(0),
+            flags: OpenFlags(flags as u32),
             cred: Cred {
                 uid: 0,
                 gid: 0,
@@ -782,17 +779,20 @@ mod tests {
         let (common, lives, nothing) = (Arc::default(), Lives::none(), Arc::new(Nothing));
         let sessions = Sessions::new(server, common, 1, lives, nothing);
         let client = sessions.begin(0);
-        let handle = open(&client);
-        let pages = || Request::Read {
+        let pages = |handle| Request::Read {
             handle,
             offset: 0,
             len: 0,
             pages: true,
         };
+        let handle = open_for(&client, libc::O_RDWR);
         assert_eq!(ask(&client, read(handle)), Ok(Response::Moved(0)));
         let first = Response::Paged { bytes: 0, end: 9 };
-        assert_eq!(ask(&client, pages()), Ok(first));
-        assert_eq!(ask(&client, pages()), Ok(Response::Moved(0)));
+        assert_eq!(ask(&client, pages(handle)), Ok(first));
+        assert_eq!(ask(&client, pages(handle)), Ok(Response::Moved(0)));
+        // Who only reads stores nothing behind the end.
+        let handle = open(&client);
+        assert_eq!(ask(&client, pages(handle)), Ok(Response::Moved(0)));
     }
 
     #[test]

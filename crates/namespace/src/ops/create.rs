@@ -33,6 +33,25 @@ pub struct NewFile {
     pub born: TimeSpec,
 }
 
+/// A name that was found free for a new file.
+#[derive(Clone, Copy, Debug)]
+pub struct Free {
+    /// The group that the file gets.
+    pub gid: u32,
+    /// Changes of the name before it was found free.
+    changes: u32,
+}
+
+impl Free {
+    /// It is free in this directory, so far as is known now.
+    pub fn now(dir: &Dir, name: &[u8], gid: u32) -> Free {
+        Free {
+            gid,
+            changes: dir.changes_of(name),
+        }
+    }
+}
+
 /// What came of taking over an object that no record names.
 pub enum Adopted {
     /// It is a file again.
@@ -82,18 +101,19 @@ pub(crate) fn born(
 
 impl Namespace {
     /// Fails with `EEXIST` if the name is taken in the burst buffer or on the PFS, and otherwise
-    /// answers with the group that a new file in this directory gets.
+    /// answers with what a new file of this name needs.
     pub fn check_free(
         &self,
         parent: Ino,
         name: &[u8],
         cred: &Cred,
-    ) -> Result<(Arc<Dir>, u32), NsError> {
+    ) -> Result<(Arc<Dir>, Free), NsError> {
         check_name(name)?;
         let dir = self.dir(parent)?;
         if PfsTree::is_temporary(name) {
             return Err(Errno::EPERM.into());
         }
+        let free = Free::now(&dir, name, 0);
         if dir.child(name).is_some() || dir.unpublished_child(name).is_some() {
             return Err(Errno::EEXIST.into());
         }
@@ -106,7 +126,7 @@ impl Namespace {
             }
         }
         let gid = self.group_of_new(&dir, &handle, cred)?;
-        Ok((dir, gid))
+        Ok((dir, Free { gid, ..free }))
     }
 
     /// The group that a new file in this directory gets; `EPERM` where the PFS takes none.
@@ -168,14 +188,14 @@ impl Namespace {
         &self,
         dir: &Arc<Dir>,
         name: &[u8],
-        gid: u32,
+        free: Free,
         new: &NewFile,
     ) -> Result<(Attr, Arc<File>), NsError> {
         let name = Name::from(name);
-        let file = born(new, gid, vec![(dir.clone(), name.clone())], None);
+        let file = born(new, free.gid, vec![(dir.clone(), name.clone())], None);
         self.persist_dirs(dir)?;
         failpoint::hit(failpoint::Point::CreateDirs);
-        self.insert_new(dir, &name, &file)?;
+        self.insert_new(dir, (&name, free), &file)?;
         failpoint::hit(failpoint::Point::CreateNamed);
         // The object carries the same facts, and a start without this record adopts it by them.
         let mut state = file.lock();
@@ -213,8 +233,20 @@ impl Namespace {
         }
     }
 
-    fn insert_new(&self, dir: &Arc<Dir>, name: &Name, file: &Arc<File>) -> Result<(), NsError> {
+    fn insert_new(
+        &self,
+        dir: &Arc<Dir>,
+        (name, free): (&Name, Free),
+        file: &Arc<File>,
+    ) -> Result<(), NsError> {
         let _order = dir.order(&self.pfs)?;
+        // Another client may have made a directory, or something else that is on the PFS at once.
+        if dir.changes_of(name) != free.changes
+            && !dir.is_removed()
+            && self.stat_if_there(&self.open_dir(dir)?, name)?.is_some()
+        {
+            return Err(Errno::EEXIST.into());
+        }
         let mut children = dir.lock();
         if dir.is_removed() {
             return Err(Errno::ENOENT.into());
@@ -278,7 +310,8 @@ impl Namespace {
             writing: true,
             born: TimeSpec::now(),
         };
-        let (_, file) = self.create(&dir, &identity.name, identity.gid, &new)?;
+        let free = Free::now(&dir, &identity.name, identity.gid);
+        let (_, file) = self.create(&dir, &identity.name, free, &new)?;
         // The kernel knows nothing of it yet.
         self.forget(file.ino, 1);
         Ok(Adopted::File(file))

@@ -34,14 +34,18 @@ impl Namespace {
                     drop(orders);
                     return self.link(ino, parent, name);
                 }
+                if dir.is_removed() {
+                    return Err(Errno::ENOENT.into());
+                }
                 if dir.is_taken(name) {
                     return Err(Errno::EEXIST.into());
                 }
+                dir.note_change(name);
                 let to = self.open_dir(&dir)?;
                 let node = self.plain_node(&plain)?;
-                self.pfs
-                    .link_node(&node, &to, name)
-                    .map_err(on_pfs("link"))?;
+                let linked = self.pfs.link_node(&node, &to, name);
+                dir.note_change(name);
+                linked.map_err(on_pfs("link"))?;
                 dir.empty_dirs.end();
                 dir.note_present(name);
                 drop(orders);
@@ -71,6 +75,9 @@ impl Namespace {
         let _order = dir.order(&self.pfs)?;
         let _naming = file.naming(&self.pfs)?;
         self.settle_held(file)?;
+        if dir.is_removed() {
+            return Err(Errno::ENOENT.into());
+        }
         if dir.is_taken(name) {
             return Err(Errno::EEXIST.into());
         }

@@ -66,7 +66,7 @@ impl Namespace {
         let mut rounds = 0;
         loop {
             let changes = dir.changes_of(name);
-            let found = self.lookup_once(dir, name, remember);
+            let found = self.lookup_once(dir, (name, changes), remember);
             rounds += 1;
             let found = match found {
                 Ok(found) => found,
@@ -100,7 +100,13 @@ impl Namespace {
         Ok(dir.changes_of(name) != changes || dir.child(name).is_some())
     }
 
-    fn lookup_once(&self, dir: &Arc<Dir>, name: &[u8], remember: bool) -> Result<Found, NsError> {
+    /// The name has changed so often before.
+    fn lookup_once(
+        &self,
+        dir: &Arc<Dir>,
+        (name, changes): (&[u8], u32),
+        remember: bool,
+    ) -> Result<Found, NsError> {
         while let Some(file) = dir.child(name) {
             if !self.still_valid(dir, name, &file)? {
                 break;
@@ -135,7 +141,7 @@ impl Namespace {
         }
         let handle = self.open_dir(dir)?;
         if dir.empty_dirs.holds(&self.pfs, &handle) {
-            dir.note_absent(name);
+            dir.note_absent(name, changes);
             return Err(Errno::ENOENT.into());
         }
         let stat = self
@@ -143,7 +149,7 @@ impl Namespace {
             .stat(&handle, name)
             .inspect_err(|e| {
                 if e.raw_os_error() == Some(libc::ENOENT) {
-                    dir.note_absent(name);
+                    dir.note_absent(name, changes);
                 }
             })
             .map_err(on_pfs("stat"))?;

@@ -64,7 +64,11 @@ impl Namespace {
                 return Err(Errno::EEXIST.into());
             }
             let has_default_acl = self.default_acl(&dir, &handle)?.is_some();
-            make(&self.pfs, &handle, has_default_acl).map_err(on_pfs("make a node"))?;
+            // Who has found the name free before, and makes a file of it, looks once more.
+            dir.note_change(name);
+            let made = make(&self.pfs, &handle, has_default_acl);
+            dir.note_change(name);
+            made.map_err(on_pfs("make a node"))?;
             self.touch(&dir);
             dir.empty_dirs.end();
             dir.note_present(name);

@@ -18,12 +18,15 @@ use crate::error::on_pfs;
 use crate::log::Batch;
 use crate::ops::ends::{End, Locked};
 use crate::ops::parting::parting;
+use crate::ops::unlink::CALM_AGAIN;
 use crate::record::{self, Intent, Published, RenameIntent};
 use crate::tree::Dir;
 use crate::{File, Namespace, NsError};
 
 /// A rename looks at the PFS, and begins anew where that has changed meanwhile.
 const RENAME_TRIES: usize = 4;
+/// Something is being made or removed in the directory that is to be replaced.
+const BUSY_BELOW: Errno = Errno::EINPROGRESS;
 
 impl Namespace {
     /// Renames. Answers with the burst-buffer file that was replaced, if one was.
@@ -35,12 +38,17 @@ impl Namespace {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<Option<Arc<File>>, NsError> {
-        let mut looked = false;
-        for _ in 1..RENAME_TRIES {
-            match self.rename_once((parent, name), (new_parent, new_name), mode, true) {
-                Err(error) if error.refusal() == Some(Errno::EAGAIN) => {}
+        let (mut looked, mut tries) = (false, 1);
+        loop {
+            let recheck = tries < RENAME_TRIES;
+            match self.rename_once((parent, name), (new_parent, new_name), mode, recheck) {
+                // Waiting for that with the orders held could be waiting for who waits for them.
+                Err(error) if error.refusal() == Some(BUSY_BELOW) => {
+                    std::thread::sleep(CALM_AGAIN);
+                }
+                Err(error) if error.refusal() == Some(Errno::EAGAIN) && recheck => tries += 1,
                 Err(error) if error.refusal() == Some(Errno::ENOTEMPTY) && !looked => {
-                    looked = true;
+                    (looked, tries) = (true, tries + 1);
                     if !self.forget_removed(&self.dir(new_parent)?, new_name)? {
                         return Err(error);
                     }
@@ -48,7 +56,6 @@ impl Namespace {
                 done => return done,
             }
         }
-        self.rename_once((parent, name), (new_parent, new_name), mode, false)
     }
 
     /// With `recheck`, `EAGAIN` if the file was published after the PFS was looked at.
@@ -75,6 +82,9 @@ impl Namespace {
             }
         }
         let orders = self.orders(&from_dir, &to_dir)?;
+        if to_dir.is_removed() {
+            return Err(Errno::ENOENT.into());
+        }
         let files = (from_dir.child(name), to_dir.child(new_name));
         let moving = match mode {
             RenameMode::Exchange => files.0.as_ref().or(files.1.as_ref()),
@@ -346,6 +356,12 @@ impl Namespace {
         let Some(stat) = &from.stat else {
             return Err(Errno::ENOENT.into());
         };
+        let (replaced, replaced_open) = self.hold_replaced_dir(to)?.unzip();
+        // Held until it is gone, so that nothing is made in it meanwhile.
+        let _below = match &replaced {
+            Some(dir) => Some(self.order_of_replaced(dir, from, to)?),
+            None => None,
+        };
         let moved_dir = (from.file.is_none() && from.is_dir())
             .then(|| self.intern_dir(stat.id, &from.dir, &from.name));
         let dir_key = moved_dir
@@ -380,7 +396,6 @@ impl Namespace {
             self.pfs
                 .rename(old.0, old.1, new.0, new.1, RenameMode::Replace)
         };
-        let replaced = self.hold_replaced_dir(to)?;
         let _changing = [from, to].map(|end| end.dir.change_name(&end.name));
         let renamed = match to.is_dir() {
             true => self.without_temporaries(&to.handle, &to.name, &rename),
@@ -399,7 +414,7 @@ impl Namespace {
                 return Err(on_pfs("rename")(error));
             }
         }
-        if let Some((dir, open)) = replaced {
+        if let (Some(dir), Some(open)) = (&replaced, replaced_open) {
             dir.keep_removed(open);
         }
         failpoint::hit(failpoint::Point::RenamePfs);
@@ -417,6 +432,23 @@ impl Namespace {
         };
         let open = self.hold_for_its_users(&dir, &to.handle, &to.name)?;
         Ok(Some((dir, open)))
+    }
+
+    /// The right to change names in an empty directory that is about to be replaced.
+    fn order_of_replaced<'a>(
+        &self,
+        dir: &'a Arc<Dir>,
+        from: &End,
+        to: &End,
+    ) -> Result<MutexGuard<'a, ()>, NsError> {
+        if [&from.dir, &to.dir].iter().any(|end| Arc::ptr_eq(end, dir)) {
+            return Err(Errno::ENOTEMPTY.into());
+        }
+        let order = dir.order_now().ok_or(BUSY_BELOW)?;
+        match dir.has_children() {
+            true => Err(Errno::ENOTEMPTY.into()),
+            false => Ok(order),
+        }
     }
 
     /// After an error: whether the PFS has done it all the same, as where a request was sent twice.

@@ -19,7 +19,7 @@ use crate::{File, Namespace, NsError};
 /// A demotion that has begun makes one temporary file, and gives up when it finds it gone.
 const TEMPORARIES_TRIES: usize = 16;
 /// A directory in which names are changing is looked at again after this time.
-const CALM_AGAIN: Duration = Duration::from_millis(1);
+pub(crate) const CALM_AGAIN: Duration = Duration::from_millis(1);
 
 /// An unlink that the PFS has seen, and the records have not.
 struct Begun {

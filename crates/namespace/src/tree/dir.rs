@@ -36,6 +36,8 @@ impl Drop for NameChange<'_> {
         if let Some(at) = names.iter().position(|one| *one == self.name) {
             names.swap_remove(at);
         }
+        drop(names);
+        self.dir.note_change(&self.name);
     }
 }
 
@@ -131,6 +133,12 @@ impl Dir {
             dir: self,
             name: name.clone(),
         }
+    }
+
+    /// The PFS is about to get a name that it did not have, by who has the right to change names
+    /// here.
+    pub(crate) fn note_change(&self, name: &[u8]) {
+        self.mark(name).fetch_add(1, Ordering::AcqRel);
     }
 
     fn mark(&self, name: &[u8]) -> &AtomicU32 {
@@ -244,9 +252,13 @@ impl Dir {
         }
     }
 
-    /// The PFS has just said that it has no such name.
-    pub(crate) fn note_absent(&self, name: &[u8]) {
+    /// The PFS has just said that it has no such name, which had changed so often before.
+    pub(crate) fn note_absent(&self, name: &[u8], changes: u32) {
         *self.absent.lock() = Some((Instant::now(), name.into()));
+        // It may have got one meanwhile, and said so before this.
+        if self.changes_of(name) != changes {
+            self.note_present(name);
+        }
     }
 
     /// Whether it said so a moment ago: the kernel looks a name up before it creates it.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_kv::memory::Memory;
 use forebay_namespace::{
-    Arrival, AttrPlan, Demotion, Dir, File, Found, Loaded, Namespace, NewFile, Node, NsError,
+    Arrival, AttrPlan, Demotion, Dir, File, Found, Free, Loaded, Namespace, NewFile, Node, NsError,
 };
 use forebay_tiers::{ObjectStat, PfsTree, Sums};
 use forebay_types::{
@@ -185,13 +185,19 @@ impl World {
             assert_eq!(errno(free), Err(Errno::EEXIST), "{path}");
             return;
         }
-        let (dir, gid) = free.unwrap_or_else(|error| panic!("{path} is free: {error}"));
-        self.create_at(&dir, gid, &path);
+        let (dir, free) = free.unwrap_or_else(|error| panic!("{path} is free: {error}"));
+        self.create_free(&dir, free, &path);
     }
 
+    /// Its name is free.
     pub fn create_at(&mut self, dir: &Arc<Dir>, gid: u32, path: &str) -> Arc<File> {
+        let free = Free::now(dir, name(path).as_bytes(), gid);
+        self.create_free(dir, free, path)
+    }
+
+    fn create_free(&mut self, dir: &Arc<Dir>, free: Free, path: &str) -> Arc<File> {
         let new = self.new_file(0o640);
-        let created = self.ns.create(dir, name(path).as_bytes(), gid, &new);
+        let created = self.ns.create(dir, name(path).as_bytes(), free, &new);
         let (_, file) = created.expect("created");
         let content = self.content();
         self.put(&file, content.clone());

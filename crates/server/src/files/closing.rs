@@ -1,7 +1,6 @@
 //! Closes, also those that cannot be finished when they happen, and what a stop does for what is
 //! undrained.
 
-use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -195,9 +194,10 @@ impl Files {
     }
 
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in
-    /// memory: after a stop nothing depends on the node staying up. Clean copies of `kept` stay: by
-    /// another id they would be other files to clients that have them open over the restart.
-    pub fn leave_memory(&self, kept: &HashSet<Ino>) {
+    /// memory: after a stop nothing depends on the node staying up. Clean copies stay of what is
+    /// `kept`: by another id they would be other files to clients that have them open over the
+    /// restart.
+    pub fn leave_memory(&self, kept: impl Fn(Ino) -> bool) {
         let files: Vec<_> = self.buffer.files();
         for file in files {
             let tier = file.tier();
@@ -206,7 +206,7 @@ impl Files {
                 continue;
             }
             let is_clean = !file.lock().is_dirty();
-            let stays = is_clean && kept.contains(&file.ino);
+            let stays = is_clean && kept(file.ino);
             if stays || (is_clean && self.buffer.evict(&file).is_some()) {
                 continue;
             }
@@ -409,7 +409,7 @@ mod tests {
         std::thread::scope(|scope| {
             let fsync = scope.spawn(|| rooms.files.fsync(handle, false));
             wait_for_write(&flash, before);
-            rooms.files.leave_memory(&Default::default());
+            rooms.files.leave_memory(|_| false);
             // By a program on a mount that was taken away under it.
             let written = rooms.files.write(handle, 0, &NEW, WriteHow::WAITING);
             assert_eq!(answer(written), Ok(Some(NEW.len())));
@@ -447,7 +447,7 @@ mod tests {
             .setattr(file.ino, Some(opened.handle), &set, me())
             .expect("truncate");
         assert!(file.lock().residency.writing);
-        rooms.files.leave_memory(&Default::default());
+        rooms.files.leave_memory(|_| false);
         assert_eq!(file.tier(), FLASH, "our own descriptor is no program");
         let (size, writing) = {
             let state = file.lock();

@@ -77,7 +77,7 @@ impl Files {
         cred: Cred,
         local: bool,
     ) -> Result<(Attr, Opened, Handed), Failure> {
-        let (dir, gid) = self.ns.check_free(link.parent, &link.name, &cred)?;
+        let (dir, free) = self.ns.check_free(link.parent, &link.name, &cred)?;
         // It may take its time: the first one that finds no room makes the overflow, on a busy PFS.
         let _request = self.buffer.activity().begin();
         let (xattrs, perm) = self.ns.mode_of_new(&dir, perm, &cred)?;
@@ -91,7 +91,7 @@ impl Files {
             name: &link.name,
             perm,
             uid: cred.uid,
-            gid,
+            gid: free.gid,
         };
         let carried = self.identity_of_new(&dir, fresh);
         let shared = local
@@ -124,7 +124,7 @@ impl Files {
             writing: lease.is_some(),
             born: born_at(&*object),
         };
-        let created = self.ns.create(&dir, &link.name, gid, &new);
+        let created = self.ns.create(&dir, &link.name, free, &new);
         let (attr, file) = created.inspect_err(|_| undo())?;
         self.buffer.enter(&file, &identity);
         self.catalog.apps().opened_for_write(object_id);

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use forebay_types::{Errno, Ino, OpenFlags, limits};
+use forebay_types::{Errno, Handle, Ino, OpenFlags, limits};
 use forebay_wire::{OpenMode, Opened, Peer, Recall, Reply, Request, Response};
 
-use super::Session;
 use super::effect::{Effect, Patience};
+use super::{File, Session};
 
 /// Of a request that opens something.
 #[derive(Clone, Copy, Default)]
@@ -62,16 +62,31 @@ impl Session {
         }
     }
 
+    pub(super) fn note_closed(&self, file: &File) {
+        if file.written {
+            self.common.lately.end_writing(file.ino);
+        }
+        if file.held {
+            self.common.holding.let_go(file.ino, self.life);
+        }
+    }
+
     /// The client's kernel may have looked where a file ends long before the file is mapped. The
     /// client is not waited for: its own request is being answered, and the answer says where. It
-    /// may get lost, and the request come once more: then the recall says it, a moment later.
-    pub(super) fn tell_end(&self, ino: Ino, response: &mut Response) {
+    /// may get lost, and the request come once more: then the recall says it, a moment later. Who
+    /// only reads loses nothing by that, and is not held up.
+    pub(super) fn tell_end(&self, (ino, handle): (Ino, Handle), response: &mut Response) {
         let Some(end) = self.common.end_of(ino) else {
             return;
         };
         self.recalls.recall(Recall::Grown { ino, end });
-        if let Response::Moved(bytes) = *response {
-            *response = Response::Paged { bytes, end };
+        let shard = self.shard(handle.0).lock();
+        let may_store = shard
+            .files
+            .get(&handle)
+            .is_some_and(|file| file.flags.writes());
+        if let (true, Response::Moved(bytes)) = (may_store, &*response) {
+            *response = Response::Paged { bytes: *bytes, end };
         }
     }
 

@@ -23,12 +23,20 @@ pub struct Turn<'a> {
 impl Turns {
     /// Waits for the turn of a request, if it needs one.
     pub fn of(&self, request: &Request) -> Option<Turn<'_>> {
-        let Request::Setattr { ino, set, .. } = request else {
-            return None;
+        let ino = match request {
+            Request::Setattr { ino, set, .. }
+                if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() =>
+            {
+                ino
+            }
+            // An access control list says more than the mode, and changes it.
+            Request::SetXattr { ino, name, .. } | Request::RemoveXattr { ino, name, .. }
+                if name.starts_with(b"system.") =>
+            {
+                ino
+            }
+            _ => return None,
         };
-        if set.perm.is_none() && set.uid.is_none() && set.gid.is_none() {
-            return None;
-        }
         let mut taken = self.taken.lock();
         while !taken.insert(*ino) {
             self.given_back.wait(&mut taken);

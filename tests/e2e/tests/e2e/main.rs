@@ -33,6 +33,7 @@ mod posix_names;
 mod posix_rules;
 mod posix_unnamed;
 mod posix_users;
+mod racing;
 mod random;
 mod repeated;
 mod rights;
