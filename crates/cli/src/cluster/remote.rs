@@ -102,7 +102,7 @@ impl Remote {
 }
 
 /// What to do about it, where the error does not say so itself.
-fn todo(error: &ConnectError) -> &'static str {
+pub fn todo(error: &ConnectError) -> &'static str {
     match error {
         ConnectError::Unreachable { .. } | ConnectError::Silent { .. } => {
             "; is `forebay server` running there?"

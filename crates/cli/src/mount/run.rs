@@ -17,6 +17,7 @@ use super::relay::Relay;
 use super::samepfs;
 use crate::cluster::address::is_here;
 use crate::cluster::config::{Cluster, MountSettings};
+use crate::cluster::remote::todo;
 use crate::exit::{Exit, Explain, Failure, reason};
 use crate::instance::mount_table;
 use crate::server::socket_for_mounts;
@@ -145,6 +146,9 @@ fn plan(
     let mut ground = preflight::Ground::default();
     let mount = preflight::check_mount(dir, run, &mount_table()?, &mut ground)?;
     preflight::check_mount_and_pfs(&mount, &cluster.pfs)?;
+    for server in &cluster.servers {
+        preflight::check_mount_and_state(&mount, &server.state)?;
+    }
     resources::check_fuse()?;
     if allow_other {
         resources::check_allow_other()?;
@@ -173,7 +177,7 @@ impl Dial for ToServer {
         let mut config = self.config.clone();
         config.facts.life = life;
         let connection = NetConnection::connect(config);
-        let connection = connection.map_err(|error| error.to_string())?;
+        let connection = connection.map_err(|error| format!("{error}{}", todo(&error)))?;
         connection.on_lost(move |why| {
             tracing::warn!("the session with the server is lost: {why}");
             lost();

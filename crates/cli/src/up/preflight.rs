@@ -404,6 +404,23 @@ pub fn check_mount_and_pfs(mount: &Path, pfs: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A mount must not hide the state of a server of this node.
+pub fn check_mount_and_state(mount: &Path, state: &Path) -> Result<(), Failure> {
+    // On other nodes there is none.
+    let Ok(state) = std::fs::canonicalize(state) else {
+        return Ok(());
+    };
+    if !mount.starts_with(&state) && !state.starts_with(mount) {
+        return Ok(());
+    }
+    let what = format!(
+        "{}: the mount would hide what is in {}, the state folder of a server",
+        mount.display(),
+        state.display()
+    );
+    refuse(&what, "choose another directory to mount on")
+}
+
 /// Makes the state folder if it is missing, for its owner only; whether it was missing.
 pub fn make_state(state: &Path) -> Result<bool, Failure> {
     match DirBuilder::new().mode(0o711).create(state) {

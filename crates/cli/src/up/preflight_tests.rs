@@ -216,3 +216,19 @@ fn a_state_folder_made_in_vain_is_taken_away() {
     unmake_state(&state);
     assert!(!state.exists());
 }
+
+#[test]
+fn a_mount_hides_no_state_folder() {
+    let place = Place::new();
+    let check =
+        |mount: &str, state: &str| check_mount_and_state(&place.at(mount), &place.at(state));
+    for (mount, state) in [
+        ("pfs/sub", "pfs/sub"),
+        ("pfs/sub", "pfs"),
+        ("pfs", "pfs/sub"),
+    ] {
+        assert_refused(check(mount, state), "choose another directory");
+    }
+    check("mnt", "ssd").expect("apart");
+    check("mnt", "not-on-this-node").expect("elsewhere");
+}
