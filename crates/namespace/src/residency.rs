@@ -350,6 +350,8 @@ impl Namespace {
         for (dir, name) in &names {
             let at = dirs.iter().position(|d| Arc::ptr_eq(d, dir));
             at.and_then(|at| children[at].remove(name));
+            // Who found the name free before the file came, and makes another, looks once more.
+            dir.note_change(name);
         }
         self.leave(file, first, name, published);
         drop(state);

@@ -74,8 +74,8 @@ pub struct Dir {
     changed: [AtomicU32; NAME_MARKS],
     /// What the PFS last said of the directory itself, and when.
     seen: Mutex<Option<(Instant, PfsStat)>>,
-    /// The name last found missing on the PFS, and when.
-    absent: Mutex<Option<(Instant, Name)>>,
+    /// The name last found missing on the PFS, when, and how often it had changed before.
+    absent: Mutex<Option<(Instant, Name, u32)>>,
     /// Whether the PFS has any name here.
     pub(crate) empty_dirs: EmptyDirs,
     /// The store has this directory's record, and so its parents'.

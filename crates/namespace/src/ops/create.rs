@@ -118,7 +118,7 @@ impl Namespace {
             return Err(Errno::EEXIST.into());
         }
         let handle = self.open_dir(&dir)?;
-        if !dir.is_absent(name) && !dir.empty_dirs.holds(&self.pfs, &handle) {
+        if !dir.is_absent(name, free.changes) && !dir.empty_dirs.holds(&self.pfs, &handle) {
             match self.pfs.stat(&handle, name) {
                 Ok(_) => return Err(Errno::EEXIST.into()),
                 Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}

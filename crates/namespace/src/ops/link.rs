@@ -44,9 +44,9 @@ impl Namespace {
                 let to = self.open_dir(&dir)?;
                 let node = self.plain_node(&plain)?;
                 let linked = self.pfs.link_node(&node, &to, name);
+                dir.empty_dirs.end();
                 dir.note_change(name);
                 linked.map_err(on_pfs("link"))?;
-                dir.empty_dirs.end();
                 dir.note_present(name);
                 drop(orders);
                 let stat = self.pfs.stat_now(&to, name).map_err(on_pfs("stat"))?;

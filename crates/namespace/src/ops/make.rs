@@ -67,10 +67,10 @@ impl Namespace {
             // Who has found the name free before, and makes a file of it, looks once more.
             dir.note_change(name);
             let made = make(&self.pfs, &handle, has_default_acl);
+            dir.empty_dirs.end();
             dir.note_change(name);
             made.map_err(on_pfs("make a node"))?;
             self.touch(&dir);
-            dir.empty_dirs.end();
             dir.note_present(name);
         }
         let stat = self.pfs.stat_now(&handle, name).map_err(on_pfs("stat"))?;

@@ -85,6 +85,11 @@ impl Namespace {
         if to_dir.is_removed() {
             return Err(Errno::ENOENT.into());
         }
+        let versions = [ends.0, ends.1].map(|(dir, name)| dir.unpublished_child(name));
+        if versions.iter().any(Option::is_some) {
+            // It was made after that was looked at.
+            return Err(Errno::EAGAIN.into());
+        }
         let files = (from_dir.child(name), to_dir.child(new_name));
         let moving = match mode {
             RenameMode::Exchange => files.0.as_ref().or(files.1.as_ref()),
@@ -423,12 +428,10 @@ impl Namespace {
 
     /// A directory in use that a rename is about to replace.
     fn hold_replaced_dir(&self, to: &End) -> Result<Option<(Arc<Dir>, PfsDir)>, NsError> {
-        let known = match &to.stat {
-            Some(stat) if to.is_dir() => self.known_dir(self.dir_key(stat)),
-            _ => None,
-        };
-        let Some(dir) = known else {
-            return Ok(None);
+        let dir = match &to.stat {
+            // Who looks it up from here on finds the same.
+            Some(stat) if to.is_dir() => self.intern_dir(stat.id, &to.dir, &to.name),
+            _ => return Ok(None),
         };
         let open = self.hold_for_its_users(&dir, &to.handle, &to.name)?;
         Ok(Some((dir, open)))

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_kv::Durability;
 use forebay_tiers::{PfsDir, PfsTree};
-use forebay_types::{Errno, Ino, ObjectId, check_name, failpoint};
+use forebay_types::{Errno, FileKind, Ino, ObjectId, check_name, failpoint};
 
 use crate::error::on_pfs;
 use crate::log::Batch;
@@ -281,7 +281,11 @@ impl Namespace {
             .pfs
             .stat_now(&handle, name_below)
             .map_err(on_pfs("stat"))?;
-        let known = self.known_dir(self.dir_key(&stat));
+        let known = match &version {
+            // Who looks it up from here on finds the same.
+            None if stat.kind() == FileKind::Directory => Some(self.intern_dir(stat.id, dir, name)),
+            _ => self.known_dir(self.dir_key(&stat)),
+        };
         // Held until it is gone, so that no file is created in it meanwhile.
         let below = known.as_ref().map(|child| child.order_now());
         if matches!(below, Some(None)) {

@@ -537,6 +537,7 @@ impl Namespace {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<(), NsError> {
+        let changes = parent.changes_of(new_name);
         match self.lookup_in(parent, new_name, false) {
             Ok(_) if mode == RenameMode::NoReplace => return Err(Errno::EEXIST.into()),
             Ok(found) if found.attr.kind != FileKind::Directory => {
@@ -547,6 +548,9 @@ impl Namespace {
             Err(error) => return Err(error),
         }
         let order = parent.order(&self.pfs)?;
+        if parent.changes_of(new_name) != changes {
+            return Err(Errno::EAGAIN.into());
+        }
         if parent.is_taken(new_name) {
             return Err(Errno::EEXIST.into());
         }

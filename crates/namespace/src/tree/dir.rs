@@ -247,26 +247,23 @@ impl Dir {
     /// The name is taken after all.
     pub(crate) fn note_present(&self, name: &[u8]) {
         let mut absent = self.absent.lock();
-        if absent.as_ref().is_some_and(|(_, n)| **n == *name) {
+        if absent.as_ref().is_some_and(|(_, n, _)| **n == *name) {
             *absent = None;
         }
     }
 
     /// The PFS has just said that it has no such name, which had changed so often before.
     pub(crate) fn note_absent(&self, name: &[u8], changes: u32) {
-        *self.absent.lock() = Some((Instant::now(), name.into()));
-        // It may have got one meanwhile, and said so before this.
-        if self.changes_of(name) != changes {
-            self.note_present(name);
-        }
+        *self.absent.lock() = Some((Instant::now(), name.into(), changes));
     }
 
-    /// Whether it said so a moment ago: the kernel looks a name up before it creates it.
-    pub(crate) fn is_absent(&self, name: &[u8]) -> bool {
+    /// Whether it said so a moment ago, of a name that has changed so often: the kernel looks a
+    /// name up before it creates it.
+    pub(crate) fn is_absent(&self, name: &[u8], changes: u32) -> bool {
         self.absent
             .lock()
             .as_ref()
-            .is_some_and(|(at, n)| at.elapsed() < ABSENT_TTL && **n == *name)
+            .is_some_and(|(at, n, c)| at.elapsed() < ABSENT_TTL && **n == *name && *c == changes)
     }
 
     pub(crate) fn learn(&self, stat: &PfsStat) {
