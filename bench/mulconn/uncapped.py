@@ -71,10 +71,10 @@ def stream(bench, points, count, size):
 def again(bench):
     """What one client has read twice, and nobody writes, read once more: out of the page cache of its node."""
     size = bench.args.bytes
-    series = Series(f"read again, 1 client, {size // MIB} MiB", "GB/s", 1e-9, {("forebay", "gluster"): 1.0})
+    series = Series(f"read again, 1 client, {size // MIB} MiB", "GB/s", 1e-9)
     with beside_others(bench, "again") as (_, _, systems):
         folders = {name: fresh(points[0], "again") for name, points in systems.items()}
-        with Native(bench.tier / "native") as native:
+        with Native(bench.tier / "native-again") as native:
             folders = {"native": fresh(native.path, "again"), **folders}
             for folder in folders.values():
                 load(bench.programs, "write", [folder], procs=1, bytes=size)
