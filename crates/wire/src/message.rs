@@ -459,8 +459,9 @@ pub enum Response {
     Bytes(Vec<u8>),
     /// So many bytes were written; of a read, lie beside the reply.
     Moved(u32),
-    /// Pages were read by a handle for the first time: so many bytes lie beside the reply, and the
-    /// file ends there. From here on the client is told each end that the file has grown to.
+    /// Pages were read for the first time by a handle that may write: so many bytes lie beside the
+    /// reply, and the file ends there. From here on the client is told each end that the file has
+    /// grown to.
     Paged {
         /// Bytes that lie beside the reply.
         bytes: u32,
