@@ -22,6 +22,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use forebay_client::Client;
+use forebay_policy::readers;
 use forebay_types::{Errno, Handle, Ino, Statfs};
 use forebay_wire::Shown;
 use fuser::{
@@ -178,8 +179,12 @@ pub(crate) struct InFlightTable {
     slots: Mutex<Vec<Arc<Slot>>>,
     /// Counts the watchdog's looks, from 1.
     tick: AtomicU64,
-    /// Readers that serve while none blocks.
+    /// Readers that serve at most while none blocks.
     readers: usize,
+    /// Readers that serve a request.
+    busy: AtomicUsize,
+    /// The most of them at once since the watchdog's last look.
+    busy_most: AtomicUsize,
     /// Readers that may serve now.
     allowed: AtomicUsize,
     /// Readers that are not parked.
@@ -223,6 +228,7 @@ impl Drop for Turn<'_> {
             self.slot.given_up.store(false, Ordering::Release);
         }
         if self.slot.reads {
+            self.in_flight.busy.fetch_sub(1, Ordering::AcqRel);
             self.in_flight.park_if_too_many();
         }
     }
@@ -240,6 +246,8 @@ impl InFlightTable {
             slots: Mutex::default(),
             tick: AtomicU64::new(1),
             readers,
+            busy: AtomicUsize::new(0),
+            busy_most: AtomicUsize::new(0),
             allowed: AtomicUsize::new(readers),
             running: AtomicUsize::new(readers + SPARES),
             parked: Mutex::default(),
@@ -297,6 +305,9 @@ impl InFlightTable {
         slot.since.store(now, Ordering::Relaxed);
         slot.asker.store(asker::get(), Ordering::Relaxed);
         drop(pending);
+        if reads {
+            self.one_more_is_busy();
+        }
         Turn {
             in_flight: self,
             slot,
@@ -314,6 +325,23 @@ impl InFlightTable {
         });
         self.slots.lock().push(slot.clone());
         slot
+    }
+
+    fn one_more_is_busy(&self) {
+        let busy = self.busy.fetch_add(1, Ordering::AcqRel) + 1;
+        if busy > self.busy_most.load(Ordering::Relaxed) {
+            self.busy_most.fetch_max(busy, Ordering::Relaxed);
+        }
+        let allowed = self.allowed.load(Ordering::Acquire);
+        if readers::is_one_more_needed(busy, allowed, self.readers) {
+            let _parked = self.parked.lock();
+            // The watchdog may have allowed others meanwhile; then that is as good.
+            let (then, now) = (Ordering::AcqRel, Ordering::Relaxed);
+            let _ = self
+                .allowed
+                .compare_exchange(allowed, allowed + 1, then, now);
+            self.unparked.notify_one();
+        }
     }
 
     /// A reader that has answered waits here while enough others serve.
@@ -361,11 +389,18 @@ impl InFlightTable {
             oldest = oldest.max(age);
             blocked += usize::from(slot.reads && age >= REPLACED_AFTER_TICKS);
         }
-        let allowed = (self.readers + blocked).min(self.readers + SPARES);
-        if self.allowed.swap(allowed, Ordering::AcqRel) < allowed {
-            let _parked = self.parked.lock();
+        let parked = self.parked.lock();
+        let busy_most = self
+            .busy_most
+            .swap(self.busy.load(Ordering::Acquire), Ordering::AcqRel);
+        let before = self.allowed.load(Ordering::Acquire);
+        let there_are = (self.readers, SPARES);
+        let allowed = readers::allowed(before, busy_most, blocked, there_are);
+        self.allowed.store(allowed, Ordering::Release);
+        if before < allowed {
             self.unparked.notify_all();
         }
+        drop(parked);
         oldest
     }
 

@@ -28,6 +28,8 @@
 //! | When does a version become visible? | [`publication`] |
 //! | What is done about damage? | [`repair`] |
 //! | When are objects at rest looked at, and how closely? | [`scrub`] |
+//! | Which connection carries a request? | [`links`] |
+//! | How many threads wait for the kernel's requests? | [`readers`] |
 //! | Who may lock which bytes, and who waits for whom? | [`locks`] |
 //! | How likely is an application to fail next? | [`mtbf`] |
 
@@ -46,6 +48,7 @@ pub mod placement;
 pub mod plan;
 pub mod publication;
 pub mod queue;
+pub mod readers;
 pub mod repair;
 pub mod samepfs;
 pub mod schedule;

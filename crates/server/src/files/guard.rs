@@ -39,9 +39,10 @@ pub struct GuardPost {
 }
 
 impl GuardPost {
-    /// A lease was granted.
-    pub fn wake(&self) {
-        if self.asleep.load(Ordering::SeqCst)
+    /// A file may have been opened that is written unseen.
+    pub fn watches(&self, open: &OpenFile) {
+        if open.lease_bytes.load(Ordering::Acquire) > 0
+            && self.asleep.swap(false, Ordering::SeqCst)
             && let Some(thread) = self.thread.get()
         {
             thread.unpark();

@@ -197,7 +197,7 @@ impl Files {
             .store(predicted.unwrap_or(0), Ordering::Release);
         let claim = self.buffer.opens().claim(ino);
         let handle = self.buffer.opens().add(&claim, &open, flags);
-        self.guard.wake();
+        self.guard.watches(&open);
         // Who creates a file is about to write it.
         (opened(handle, &descriptor, None), descriptor)
     }
@@ -283,7 +283,7 @@ impl Files {
         let open = Arc::new(open);
         let handle = self.buffer.opens().add(&claim, &open, flags);
         let content = self.content_of(&open);
-        self.guard.wake();
+        self.guard.watches(&open);
         Ok((opened(handle, &descriptor, content), descriptor))
     }
 
@@ -458,7 +458,7 @@ impl Files {
                 };
                 self.integrity.hold_open(file, *tier, &held);
                 *open.before.lock() = self.begin_unseen(file, &**object)?;
-                self.guard.wake();
+                self.guard.watches(open);
             }
         }
         let handed = match (&*target, open.passthrough && local) {

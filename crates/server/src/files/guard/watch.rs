@@ -35,7 +35,10 @@ pub fn run(files: &Arc<Files>) {
         if guard.look(files) == 0 {
             std::thread::park_timeout(SLEEP);
         }
-        files.guard.asleep.store(false, Ordering::SeqCst);
+        if !files.guard.asleep.swap(false, Ordering::SeqCst) {
+            // Others are likely to follow: of a thousand creates each would wake the guard.
+            idle_looks = 0;
+        }
     }
 }
 

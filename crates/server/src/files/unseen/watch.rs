@@ -99,7 +99,7 @@ impl Files {
         self.unseen
             .keep(self.buffer.opens().add(&claim, &open, flags));
         drop(claim);
-        self.guard.wake();
+        self.guard.watches(&open);
         tracing::warn!(
             "{}: a program that opened it in an earlier run can still write it; it is drained when that program closes it or ends",
             file.path().escape_ascii()
