@@ -414,17 +414,10 @@ impl Connection for Lasting {
         found.unwrap_or_else(|| self.generation())
     }
 
-    fn forgotten(&self, ino: Ino) {
-        let (session, generation) = {
-            let state = self.shared.state.lock();
-            (state.session.clone(), state.generation)
-        };
-        if self.shared.had.forget(ino, generation)
-            && let Some(session) = session
-        {
-            // A reference that is not dropped costs memory until the session ends.
-            drop(session.call(Request::Forget(vec![(ino, 1)]), &[], &mut []));
-        }
+    fn forgotten(&self, ino: Ino) -> Option<u64> {
+        let generation = self.shared.state.lock().generation;
+        let has_one = self.shared.had.forget(ino, generation);
+        has_one.then_some(generation)
     }
 
     fn close(&self) {

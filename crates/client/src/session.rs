@@ -13,8 +13,8 @@ impl Client {
     }
 
     /// The kernel has no reference on this id any more.
-    pub fn forgotten(&self, ino: Ino) {
-        self.connection.forgotten(ino);
+    pub fn forgotten(&self, ino: Ino) -> Option<u64> {
+        self.connection.forgotten(ino)
     }
 
     /// Counts the sessions with the server: files of another one are stale, unless it was a restart

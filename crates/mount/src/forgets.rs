@@ -56,6 +56,8 @@ struct References {
     before: Counts,
     /// Of this session, and to be dropped.
     waiting: Vec<(Ino, u64)>,
+    /// Somebody sends those that wait, until none do.
+    are_sent: bool,
     /// Of this session.
     dirs: Dirs,
     /// Of this session.
@@ -314,13 +316,16 @@ impl Forgets {
         all.copied().chain([Ino::ROOT]).collect()
     }
 
-    /// The kernel has dropped some references.
-    pub(crate) fn add(&self, client: &Client, nodes: impl Iterator<Item = (Ino, u64)>) {
+    /// The kernel has dropped some references. Whether so many wait that they are to be sent: by
+    /// another thread, for a reader that waits for the server reads nothing.
+    #[must_use]
+    pub(crate) fn add(&self, client: &Client, nodes: impl Iterator<Item = (Ino, u64)>) -> bool {
         if self.at_once {
-            return client.forget(nodes.collect());
+            client.forget(nodes.collect());
+            return false;
         }
         let mut gone = Vec::new();
-        let full = {
+        {
             let mut references = self.references.lock();
             references.follow(client.generation());
             for (ino, count) in nodes {
@@ -328,28 +333,46 @@ impl Forgets {
                     gone.push(ino);
                 }
             }
-            references.waiting.len() >= BATCH
-        };
-        gone.into_iter().for_each(|ino| client.forgotten(ino));
-        if full {
-            self.send(client);
         }
+        let of_client = gone.into_iter().filter_map(|ino| {
+            let generation = client.forgotten(ino)?;
+            Some((ino, generation))
+        });
+        let of_client: Vec<_> = of_client.collect();
+        let mut references = self.references.lock();
+        for (ino, generation) in of_client {
+            references.follow(generation);
+            if references.generation == generation {
+                references.waiting.push((ino, 1));
+            }
+        }
+        references.waiting.len() >= BATCH && !references.are_sent
     }
 
-    /// Whether some wait to be sent.
+    /// Whether some wait that nobody sends.
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.references.lock().waiting.is_empty()
+        let references = self.references.lock();
+        !references.waiting.is_empty() && !references.are_sent
     }
 
-    /// Sends those that wait.
+    /// Sends those that wait, unless somebody does already.
     pub(crate) fn send(&self, client: &Client) {
-        let waiting = {
-            let mut references = self.references.lock();
+        let mut references = self.references.lock();
+        if std::mem::replace(&mut references.are_sent, true) {
+            return;
+        }
+        loop {
             references.follow(client.generation());
-            std::mem::take(&mut references.waiting)
-        };
-        for batch in waiting.chunks(limits::FORGETS_PER_MESSAGE_MAX) {
-            client.forget(batch.to_vec());
+            let waiting = std::mem::take(&mut references.waiting);
+            if waiting.is_empty() {
+                references.are_sent = false;
+                return;
+            }
+            drop(references);
+            for batch in waiting.chunks(limits::FORGETS_PER_MESSAGE_MAX) {
+                client.forget(batch.to_vec());
+            }
+            references = self.references.lock();
         }
     }
 }
@@ -366,6 +389,8 @@ mod tests {
     use super::*;
 
     const FILE: Ino = Ino(7);
+    /// The client has a reference of its own of it.
+    const HAD: Ino = Ino(1000);
     const NAME: (Ino, &[u8]) = (Ino(2), b"d");
 
     /// Notes what it is told to drop.
@@ -388,6 +413,10 @@ mod tests {
 
         fn hands_over_descriptors(&self) -> bool {
             false
+        }
+
+        fn forgotten(&self, ino: Ino) -> Option<u64> {
+            (ino == HAD).then(|| self.generation())
         }
     }
 
@@ -419,8 +448,8 @@ mod tests {
 
         /// The kernel drops so many; what the server is told.
         fn drop(&self, count: u64) -> Vec<(Ino, u64)> {
-            self.forgets
-                .add(&self.client, std::iter::once((FILE, count)));
+            let dropped = std::iter::once((FILE, count));
+            assert!(!self.forgets.add(&self.client, dropped), "one is not many");
             self.forgets.send(&self.client);
             std::mem::take(&mut *self.server.dropped.lock())
         }
@@ -454,10 +483,35 @@ mod tests {
     }
 
     #[test]
+    fn many_are_sent_by_one_and_what_the_client_had_goes_with_them() {
+        let lab = Lab::new();
+        let many = |first: u64| (first..first + BATCH as u64).map(Ino);
+        for ino in many(1000).chain(many(5000)) {
+            lab.forgets.gives(ino, 1);
+        }
+        let drop = |first| {
+            lab.forgets
+                .add(&lab.client, many(first).map(|ino| (ino, 1)))
+        };
+        assert!(drop(1000));
+        // Somebody sends them, and has not come to the end.
+        lab.forgets.references.lock().are_sent = true;
+        assert!(!drop(5000) && !lab.forgets.is_waiting());
+        lab.forgets.send(&lab.client);
+        assert_eq!(lab.server.dropped.lock().len(), 0, "the other one does");
+        lab.forgets.references.lock().are_sent = false;
+        lab.forgets.send(&lab.client);
+        let dropped = std::mem::take(&mut *lab.server.dropped.lock());
+        assert_eq!(dropped.len(), 2 * BATCH + 1);
+        assert_eq!(dropped.iter().filter(|(ino, _)| *ino == HAD).count(), 2);
+        assert!(!lab.forgets.is_waiting());
+    }
+
+    #[test]
     fn what_was_to_be_dropped_in_an_earlier_session_is_not_sent() {
         let lab = Lab::new();
         lab.give(1);
-        lab.forgets.add(&lab.client, std::iter::once((FILE, 1)));
+        assert!(!lab.forgets.add(&lab.client, std::iter::once((FILE, 1))));
         assert!(lab.forgets.is_waiting());
         lab.begin_session();
         lab.give(1);

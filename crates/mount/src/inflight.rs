@@ -29,7 +29,7 @@ use fuser::{
     ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLock,
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
 };
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::asker;
 use crate::belief::Belief;
@@ -137,7 +137,8 @@ struct Slot {
     pending: Mutex<Option<Pending>>,
     /// Nobody waits for the answer any more.
     given_up: AtomicBool,
-    reads: bool,
+    /// The thread reads requests.
+    reads: AtomicBool,
 }
 
 /// Whether nobody waits any more for the answer to what this thread asks.
@@ -158,7 +159,7 @@ struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if self.slot.reads
+        if self.slot.reads.load(Ordering::Relaxed)
             && let Some(in_flight) = self.in_flight.upgrade()
         {
             in_flight.reader_ended();
@@ -203,6 +204,8 @@ pub(crate) struct InFlightTable {
 pub(crate) struct Turn<'a> {
     in_flight: &'a InFlightTable,
     slot: Arc<Slot>,
+    /// It is that of a thread that reads requests.
+    reads: bool,
     /// When it began.
     pub(crate) asked: Asked,
 }
@@ -211,6 +214,14 @@ impl Turn<'_> {
     /// The reply, unless the watchdog has answered already.
     pub(crate) fn reply<R: Answer>(&self) -> Option<R> {
         self.slot.pending.lock().take().and_then(R::of)
+    }
+
+    /// The request goes on with a reply that was taken out.
+    pub(crate) fn goes_on(&self, reply: impl Into<Pending>) {
+        let mut pending = self.slot.pending.lock();
+        *pending = Some(reply.into());
+        let now = self.in_flight.tick.load(Ordering::Relaxed);
+        self.slot.since.store(now, Ordering::Relaxed);
     }
 
     /// Whether nobody has answered yet.
@@ -227,8 +238,8 @@ impl Drop for Turn<'_> {
             self.slot.since.store(0, Ordering::Relaxed);
             self.slot.given_up.store(false, Ordering::Release);
         }
-        if self.slot.reads {
-            self.in_flight.busy.fetch_sub(1, Ordering::AcqRel);
+        if self.reads {
+            self.in_flight.busy.fetch_sub(1, Ordering::SeqCst);
             self.in_flight.park_if_too_many();
         }
     }
@@ -306,11 +317,13 @@ impl InFlightTable {
         slot.asker.store(asker::get(), Ordering::Relaxed);
         drop(pending);
         if reads {
+            slot.reads.store(true, Ordering::Relaxed);
             self.one_more_is_busy();
         }
         Turn {
             in_flight: self,
             slot,
+            reads,
             asked: self.recalled.asked(),
         }
     }
@@ -321,25 +334,36 @@ impl InFlightTable {
             asker: AtomicU32::new(0),
             pending: Mutex::new(None),
             given_up: AtomicBool::new(false),
-            reads,
+            reads: AtomicBool::new(reads),
         });
         self.slots.lock().push(slot.clone());
         slot
     }
 
     fn one_more_is_busy(&self) {
-        let busy = self.busy.fetch_add(1, Ordering::AcqRel) + 1;
+        let busy = self.busy.fetch_add(1, Ordering::SeqCst) + 1;
         if busy > self.busy_most.load(Ordering::Relaxed) {
             self.busy_most.fetch_max(busy, Ordering::Relaxed);
         }
-        let allowed = self.allowed.load(Ordering::Acquire);
+        let allowed = self.allowed.load(Ordering::SeqCst);
         if readers::is_one_more_needed(busy, allowed, self.readers) {
-            let _parked = self.parked.lock();
-            // The watchdog may have allowed others meanwhile; then that is as good.
-            let (then, now) = (Ordering::AcqRel, Ordering::Relaxed);
-            let _ = self
-                .allowed
-                .compare_exchange(allowed, allowed + 1, then, now);
+            self.allow_one_more_than_busy(&self.parked.lock());
+        }
+    }
+
+    /// Others may have become busy, or been allowed, before the lock was had.
+    fn allow_one_more_than_busy(&self, _held: &MutexGuard<'_, Parked>) {
+        let allowed = self.allowed.load(Ordering::SeqCst);
+        let busy = self.busy.load(Ordering::SeqCst);
+        if readers::is_one_more_needed(busy, allowed, self.readers) {
+            self.allow(allowed, (busy + 1).min(self.readers));
+        }
+    }
+
+    /// With `parked` held. As many are woken as may come in.
+    fn allow(&self, before: usize, now: usize) {
+        self.allowed.store(now, Ordering::SeqCst);
+        for _ in before..now {
             self.unparked.notify_one();
         }
     }
@@ -387,19 +411,19 @@ impl InFlightTable {
                 now.saturating_sub(since)
             };
             oldest = oldest.max(age);
-            blocked += usize::from(slot.reads && age >= REPLACED_AFTER_TICKS);
+            let reads = slot.reads.load(Ordering::Relaxed);
+            blocked += usize::from(reads && age >= REPLACED_AFTER_TICKS);
         }
         let parked = self.parked.lock();
         let busy_most = self
             .busy_most
-            .swap(self.busy.load(Ordering::Acquire), Ordering::AcqRel);
-        let before = self.allowed.load(Ordering::Acquire);
+            .swap(self.busy.load(Ordering::SeqCst), Ordering::AcqRel);
+        let before = self.allowed.load(Ordering::SeqCst);
         let there_are = (self.readers, SPARES);
-        let allowed = readers::allowed(before, busy_most, blocked, there_are);
-        self.allowed.store(allowed, Ordering::Release);
-        if before < allowed {
-            self.unparked.notify_all();
-        }
+        let now_allowed = readers::allowed(before, busy_most, blocked, there_are);
+        self.allow(before, now_allowed);
+        // Who became busy meanwhile may have seen the number of before.
+        self.allow_one_more_than_busy(&parked);
         drop(parked);
         oldest
     }
@@ -587,6 +611,40 @@ mod tests {
         drop(kernels);
         serve("with-the-mount", true);
         assert!(heard.try_recv().is_err(), "nothing else was told");
+    }
+
+    #[test]
+    fn before_the_last_reader_serves_another_one_is_let_in() {
+        const READERS: usize = 5;
+        let in_flight = InFlightTable::new(READERS, Arc::default());
+        in_flight.running.store(READERS, Ordering::Release);
+        for tick in 1..=READERS as u64 {
+            in_flight.look(tick);
+        }
+        let parks = |_| {
+            let in_flight = in_flight.clone();
+            std::thread::spawn(move || in_flight.park_if_too_many())
+        };
+        let mut parked: Vec<_> = (0..3).map(parks).collect();
+        let runs = |count| {
+            while in_flight.running.load(Ordering::Acquire) != count {
+                std::thread::yield_now();
+            }
+        };
+        runs(2);
+        in_flight.one_more_is_busy();
+        assert_eq!(in_flight.allowed.load(Ordering::SeqCst), 2);
+        for busy in 2..=READERS {
+            in_flight.one_more_is_busy();
+            runs((busy + 1).min(READERS));
+        }
+        parked.drain(..).for_each(|one| one.join().expect("let in"));
+        assert_eq!(in_flight.allowed.load(Ordering::SeqCst), READERS);
+        // All answer at once, and are missed one at a time.
+        in_flight.busy.store(0, Ordering::SeqCst);
+        in_flight.look(9);
+        in_flight.look(10);
+        assert_eq!(in_flight.allowed.load(Ordering::SeqCst), READERS - 1);
     }
 
     #[test]

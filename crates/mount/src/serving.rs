@@ -88,7 +88,10 @@ impl Adapter {
             self.belief.forgotten(*node);
             self.kept.forgotten(*node);
         }
-        self.forgets.add(&self.client, nodes.iter().copied());
+        if self.forgets.add(&self.client, nodes.iter().copied()) {
+            let (forgets, client) = (self.forgets.clone(), self.client.clone());
+            self.pool.run(Box::new(move |_| forgets.send(&client)));
+        }
         for (node, _) in nodes {
             // A lookup may have been answered meanwhile that the kernel has not taken up.
             if !self.forgets.are_owed(*node) {

@@ -84,7 +84,7 @@ impl Adapter {
         };
         // There may be no room for the copy now. The turn lets the watchdog see that this thread
         // waits.
-        let turn = self.in_flight.turn(reply);
+        turn.goes_on(reply);
         let data = self.waiting.copy(data);
         let Some(reply) = turn.reply::<ReplyWrite>() else {
             return;

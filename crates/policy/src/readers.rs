@@ -23,13 +23,14 @@ pub fn allowed(
     blocked: usize,
     (most, spares): (usize, usize),
 ) -> usize {
-    let moving = busy_most.saturating_sub(blocked) + 1;
-    let usual = moving.clamp(READERS_MIN.min(most), most);
-    let slowly = before.saturating_sub(1).min(most + spares);
+    let usual = match blocked {
+        0 => (busy_most + 1).clamp(READERS_MIN.min(most), most),
+        // Many others may come to block the same way.
+        _ => most,
+    };
     // Of those that blocked and do so no more none is needed: they come back.
-    (usual + blocked)
-        .min(most + spares)
-        .max(slowly.min(most + blocked))
+    let slowly = before.saturating_sub(1).min(most + blocked);
+    (usual + blocked).max(slowly).min(most + spares)
 }
 
 #[cfg(test)]
@@ -51,7 +52,10 @@ mod tests {
             let found = allowed(before, busy, blocked, (most, spares));
             prop_assert!(found <= most + spares, "there are no more");
             prop_assert!(found <= most + blocked, "as a rule {most} serve");
-            let wanted = (busy - blocked + 1).min(most) + blocked;
+            let wanted = match blocked {
+                0 => (busy + 1).min(most),
+                _ => most + blocked,
+            };
             prop_assert!(found >= wanted.min(most + spares), "{found} of {wanted}");
         }
 

@@ -122,8 +122,11 @@ pub trait Connection: Send + Sync {
         self.generation()
     }
 
-    /// Who asks knows nothing by this id any more.
-    fn forgotten(&self, _ino: forebay_types::Ino) {}
+    /// Who asks knows nothing by this id any more. The session in which the connection has a
+    /// reference of its own of it, for who asks to drop with others ([`crate::Request::Forget`]).
+    fn forgotten(&self, _ino: forebay_types::Ino) -> Option<u64> {
+        None
+    }
 
     /// `is_given_up` says whether nobody waits any more for what the calling thread asks. What was
     /// not sent yet then gets `EINTR`, where it may have to wait for long.
