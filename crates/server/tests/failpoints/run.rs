@@ -242,19 +242,33 @@ fn chmod(server: &Running, ino: Ino, perm: u16) -> Result<(), Errno> {
 }
 
 fn moved(server: &Running, movement: Movement, path: &str) -> Result<(), Errno> {
-    server.move_files(movement, path.as_bytes());
+    let job = server.move_files(movement, path.as_bytes());
+    // Of a child in which the point was not hit, the log is shown.
+    eprintln!("{movement:?} {path:?}: {job:?}");
     Ok(())
 }
 
+/// Drains a file while its mode changes, until the point ends the process. A drain that comes
+/// through, because the other thread did not run meanwhile, is begun again.
 fn drain_racing(server: &Running, path: &str, ino: Ino) -> Result<(), Errno> {
+    let started = Instant::now();
     std::thread::scope(|scope| {
-        scope.spawn(|| server.move_files(Movement::StageOut, path.as_bytes()));
-        let started = Instant::now();
+        let drains = scope.spawn(|| {
+            while started.elapsed() < PATIENCE {
+                moved(server, Movement::StageOut, path)?;
+                let first = server.read_all(path.as_bytes())?[..1].to_vec();
+                let flags = OpenFlags(libc::O_RDWR as u32);
+                let handle = server.client.open(ino, flags, me())?.opened.handle;
+                server.write(handle, 0, &first)?;
+                server.client.release(handle)?;
+            }
+            Ok(())
+        });
         while started.elapsed() < PATIENCE {
             chmod(server, ino, 0o600)?;
             chmod(server, ino, 0o640)?;
         }
-        Ok(())
+        drains.join().expect("no panic")
     })
 }
 
@@ -298,7 +312,8 @@ fn child_is_killed_at_a_point() {
     }
     // What happens behind the operations gets its time.
     std::thread::sleep(Duration::from_secs(15));
-    panic!("{NOT_HIT}");
+    let (errors, files) = (server.status().errors, server.residency(b""));
+    panic!("{NOT_HIT}: {errors:?} {files:?}");
 }
 
 /// Runs a child, which must be killed; `start`: it is armed before it starts, and does nothing.
