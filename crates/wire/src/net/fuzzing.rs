@@ -116,6 +116,7 @@ fn name_of_reply(message: &FromServer) -> &'static str {
         ToClient::Attached(_) => "attached",
         ToClient::Refused { .. } => "refused",
         ToClient::Pong(_) => "pong",
+        ToClient::Stopping => "stopping",
         ToClient::Reply { .. } => "reply",
     }
 }
@@ -150,7 +151,7 @@ pub fn samples() -> Result<[Vec<Vec<u8>>; 2], postcard::Error> {
             how: WriteHow::WAITING,
         }),
     ];
-    let to_client: [FromServer; 4] = [
+    let to_client: [FromServer; 5] = [
         ToClient::Attached(Attached {
             session: SessionId([2; 16]),
             epoch: 5,
@@ -163,6 +164,7 @@ pub fn samples() -> Result<[Vec<Vec<u8>>; 2], postcard::Error> {
             epoch: 6,
         },
         ToClient::Pong(77),
+        ToClient::Stopping,
         ToClient::Reply {
             ticket,
             crc: 1,

@@ -13,7 +13,7 @@ use crate::frame::PROTOCOL_VERSION;
 
 const MAGIC: [u8; 4] = *b"FBYN";
 /// Version of the handshake and of the frames. Who changes these raises it.
-pub(crate) const TRANSPORT_VERSION: u32 = 2;
+pub(crate) const TRANSPORT_VERSION: u32 = 3;
 /// Longest name of a cluster, bytes.
 pub const CLUSTER_NAME_BYTES_MAX: usize = 64;
 /// Length of a hello, bytes.

@@ -140,6 +140,9 @@ pub(crate) enum ToClient<R> {
         epoch: u64,
     },
     Pong(u64),
+    /// The server stops in order. What came over this link and has no reply yet has not run, and
+    /// will not.
+    Stopping,
     Reply {
         ticket: Ticket,
         crc: u32,

@@ -8,3 +8,4 @@ mod once;
 mod order;
 mod proxy;
 mod recalls;
+mod stops;

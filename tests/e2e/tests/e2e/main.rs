@@ -36,6 +36,7 @@ mod posix_users;
 mod racing;
 mod random;
 mod repeated;
+mod restarts;
 mod rights;
 mod sentences;
 mod space;

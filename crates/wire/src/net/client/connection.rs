@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, limits};
 use parking_lot::{Condvar, Mutex};
@@ -20,6 +20,8 @@ use crate::{Connection, NOT_SENT, Reply, Request, Response};
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// Longest.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// For how long what one link of a Unix socket has heard may be on its way over the others.
+const LAST_WORDS: Duration = Duration::from_millis(250);
 
 /// Why a session is over although nobody closed it. All that was cached, and every handle, is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -340,7 +342,11 @@ impl Shared {
                 ..
             }) => Err(errno),
             Ok(reply) => Ok(reply),
-            Err(Unanswered::Ended) => Err(Errno::ENOTCONN),
+            Err(Unanswered::Ended { sent: true }) => Err(Errno::ENOTCONN),
+            Err(Unanswered::Ended { sent: false }) => Err(match self.status.lock().lost {
+                Some(_) => NOT_SENT,
+                None => Errno::ENOTCONN,
+            }),
             Err(Unanswered::Away) => Err(Errno::EIO),
             Err(Unanswered::Unsendable(errno)) => Err(errno),
         }
@@ -411,7 +417,10 @@ fn keep(shared: &Shared, index: usize) {
                 was_up = true;
                 link.look_after(shared.lease / 4, shared.lease / 2);
             }
-            Seen::Down if is_unix && was_up => return shared.lose(Lost::Died),
+            Seen::Down if is_unix && was_up => {
+                await_last_words(shared);
+                return shared.lose(Lost::Died);
+            }
             Seen::Down => match connect_link(shared, index, attempts) {
                 Ok(()) => attempts = 0,
                 Err(ConnectError::Forgotten { epoch, .. }) => {
@@ -430,6 +439,15 @@ fn keep(shared: &Shared, index: usize) {
                 }
             },
         }
+    }
+}
+
+/// What a server that stops says over one link, or the end of its process, the other links hear in
+/// the same moment: who waits there for a reply is to learn whether the request has run.
+fn await_last_words(shared: &Shared) {
+    let until = Instant::now() + LAST_WORDS;
+    while shared.links.iter().any(Link::is_waited_on) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

@@ -56,6 +56,8 @@ struct State {
 /// A request under way.
 struct Call {
     number: u64,
+    /// Of the socket over which it was sent.
+    incarnation: u64,
     sent_ms: u64,
     room: usize,
     /// Its caller waits, and would read.
@@ -67,6 +69,17 @@ enum Outcome {
     Whole(Answer, Vec<u8>),
     /// So much data follows, with this checksum: its caller reads on.
     Data(Answer, usize, u32, Box<Reader>),
+    /// The server has not run it, and will not.
+    NotRun,
+}
+
+/// What came of waiting for a reply.
+enum Awaited {
+    Reply(Answer),
+    /// The socket broke before it came.
+    Broken,
+    /// See [`Outcome::NotRun`].
+    NotRun,
 }
 
 struct Answer {
@@ -88,8 +101,8 @@ enum Led {
 /// Why a request got no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unanswered {
-    /// The session has ended.
-    Ended,
+    /// The session has ended. What was `sent` may have run.
+    Ended { sent: bool },
     /// The server was away for too long; whether it has run the request is not known.
     Away,
     /// It cannot be sent at all.
@@ -147,6 +160,11 @@ impl Link {
         }
     }
 
+    /// Whether it is up, and somebody waits for a reply.
+    pub fn is_waited_on(&self) -> bool {
+        self.state.lock().wire.is_some() && self.busy.load(Ordering::Relaxed) > 0
+    }
+
     pub fn status(&self) -> LinkState {
         let state = self.state.lock();
         let (bytes_in, bytes_out) = match &state.wire {
@@ -202,9 +220,11 @@ impl Link {
             payload,
         };
         self.busy.fetch_add(1, Ordering::Relaxed);
+        let mut sent = false;
         let result = loop {
             let (wire, incarnation) = match self.register(&outgoing, soft) {
                 Ok(up) => up,
+                Err(Unanswered::Ended { .. }) => break Err(Unanswered::Ended { sent }),
                 Err(why) => break Err(why),
             };
             match wire.send_call(&outgoing) {
@@ -214,13 +234,16 @@ impl Link {
                     tracing::error!("network: {}: {error}", request.name());
                     break Err(Unanswered::Unsendable(Errno::EPROTO));
                 }
+                // Of what has not gone out as a whole nothing is run.
                 Err(error) => {
                     self.broke(incarnation, &error);
                     continue;
                 }
             }
-            if let Some(answer) = self.await_reply(ticket, incarnation, into) {
-                break Ok(reply_of(answer));
+            match self.await_reply(ticket, incarnation, into) {
+                Awaited::Reply(answer) => break Ok(reply_of(answer)),
+                Awaited::Broken => sent = true,
+                Awaited::NotRun => {}
             }
         };
         self.busy.fetch_sub(1, Ordering::Relaxed);
@@ -243,11 +266,12 @@ impl Link {
         let mut state = self.state.lock();
         loop {
             if state.ended {
-                return Err(Unanswered::Ended);
+                return Err(Unanswered::Ended { sent: false });
             }
             if let Some(wire) = state.wire.clone() {
                 state.calls[usize::from(call.ticket.slot)] = Some(Call {
                     number: call.ticket.number,
+                    incarnation: state.incarnation,
                     sent_ms: clock::now_ms(),
                     room: call.room,
                     waits: false,
@@ -267,8 +291,7 @@ impl Link {
         }
     }
 
-    /// The reply, or `None` when the socket broke before it came.
-    fn await_reply(&self, ticket: Ticket, incarnation: u64, into: &mut [u8]) -> Option<Answer> {
+    fn await_reply(&self, ticket: Ticket, incarnation: u64, into: &mut [u8]) -> Awaited {
         let slot = usize::from(ticket.slot);
         let mut state = self.state.lock();
         loop {
@@ -279,7 +302,11 @@ impl Link {
                 Some(Outcome::Whole(answer, data)) => {
                     state.calls[slot] = None;
                     into[..data.len()].copy_from_slice(&data);
-                    return Some(answer);
+                    return Awaited::Reply(answer);
+                }
+                Some(Outcome::NotRun) => {
+                    state.calls[slot] = None;
+                    return Awaited::NotRun;
                 }
                 Some(Outcome::Data(answer, length, crc, mut reader)) => {
                     drop(state);
@@ -290,7 +317,7 @@ impl Link {
             }
             if state.incarnation != incarnation || state.wire.is_none() {
                 state.calls[slot] = None;
-                return None;
+                return Awaited::Broken;
             }
             if let Some(reader) = state.reader.take() {
                 drop(state);
@@ -320,16 +347,16 @@ impl Link {
         answer: Answer,
         reader: Box<Reader>,
         read: Result<(), NetError>,
-    ) -> Option<Answer> {
+    ) -> Awaited {
         if let Err(error) = read {
             self.broke(incarnation, &error);
             self.state.lock().calls[slot] = None;
-            return None;
+            return Awaited::Broken;
         }
         let mut state = self.state.lock();
         state.calls[slot] = None;
         self.hand_on(state, incarnation, reader);
-        Some(answer)
+        Awaited::Reply(answer)
     }
 
     /// Puts the reading end back, and wakes one who waits for a reply.
@@ -365,6 +392,10 @@ impl Link {
                 ToClient::Pong(sent_ms) if length == 0 => {
                     reader.wire.answered(sent_ms.min(clock::now_ms()));
                     continue;
+                }
+                ToClient::Stopping if length == 0 => {
+                    self.stopped(&reader);
+                    return Led::Broken(NetError::Closed);
                 }
                 _ => return Led::Broken(NetError::Protocol("no reply")),
             };
@@ -427,6 +458,21 @@ impl Link {
             response,
             descriptor,
         })
+    }
+
+    /// What has no reply over this socket has not run.
+    fn stopped(&self, reader: &Reader) {
+        let mut state = self.state.lock();
+        if !matches!(&state.wire, Some(wire) if Arc::ptr_eq(wire, &reader.wire)) {
+            return;
+        }
+        let incarnation = state.incarnation;
+        let under_way = state.calls.iter_mut().flatten();
+        // One that came over an earlier socket may have run.
+        let under_way = under_way.filter(|call| call.incarnation == incarnation);
+        for call in under_way.filter(|call| call.outcome.is_none()) {
+            call.outcome = Some(Outcome::NotRun);
+        }
     }
 
     fn deliver(&self, ticket: Ticket, outcome: Outcome) {

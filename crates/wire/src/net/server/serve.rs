@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use forebay_types::Errno;
 
@@ -15,6 +16,13 @@ use super::refusals::RefusedFor;
 use super::session::{After, Session};
 use super::slots::Turn;
 use crate::{Peer, Reply, Request, Response};
+
+/// For how long a server that stops waits for what runs.
+const STOP_SETTLES: Duration = Duration::from_secs(2);
+/// For how long it waits for clients to hang up. One that asks for nothing looks a second later.
+const STOP_HANGS_UP: Duration = Duration::from_millis(250);
+/// Between two looks at that.
+const STOP_LOOK: Duration = Duration::from_millis(2);
 
 /// What a thread does after it has looked at a link.
 pub(crate) enum Then {
@@ -50,7 +58,12 @@ pub(crate) fn receive(core: &Arc<Core>, link: &Arc<Link>) -> Then {
 /// A request is whole. It may have run before.
 fn arrived(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
     let session = &link.session;
-    if !session.begin(link) {
+    let listens = matches!(call.request, Request::Recalls { .. });
+    if !session.begin(link, listens) {
+        if session.is_stopping() {
+            // It is read and not run: what lies unread in a socket takes what was sent with it.
+            arm(core, link);
+        }
         return Then::Nothing;
     }
     let repeatable = call.request.is_repeatable();
@@ -66,7 +79,7 @@ fn arrived(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
     if let Some(error) = refused {
         close(core, link, &error);
     }
-    act(core, session, session.finish(link));
+    act(core, session, session.finish(link, listens));
     Then::Nothing
 }
 
@@ -114,7 +127,7 @@ fn listen(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>, followed: (u64, b
             if let Err(error) = link.send(reply_of(&link, &call, response.into(), None)) {
                 close(&core, &link, &error);
             }
-            act(&core, session, session.finish(&link));
+            act(&core, session, session.finish(&link, true));
         })
     };
     session.guest.listen(followed.0, followed.1, answer);
@@ -157,7 +170,32 @@ pub(crate) fn run(core: &Arc<Core>, link: &Arc<Link>, call: Call) {
     if let Err(error) = link.send(frame) {
         close(core, link, &error);
     }
-    act(core, session, session.finish(link));
+    act(core, session, session.finish(link, false));
+}
+
+/// Tells the clients of a server that stops what has not run ([`ToClient::Stopping`]), once nothing
+/// of them runs any more. Who has something running for long is told nothing.
+pub(crate) fn stop(core: &Arc<Core>, sessions: &[Arc<Session>]) {
+    let wait_until = |limit: Duration, is_so: &dyn Fn(&Arc<Session>) -> bool| {
+        let until = Instant::now() + limit;
+        while !sessions.iter().all(is_so) && Instant::now() < until {
+            std::thread::sleep(STOP_LOOK);
+        }
+    };
+    sessions.iter().for_each(|session| session.stop());
+    // One may wait for another one's client to follow a recall: so all settle before any ends.
+    wait_until(STOP_SETTLES, &|session| session.has_settled());
+    for session in sessions.iter().filter(|session| session.has_settled()) {
+        for link in session.links() {
+            if let Err(error) = link.send(Frame::of(ToClient::Stopping)) {
+                close(core, &link, &error);
+            }
+        }
+    }
+    // What a client sends meanwhile is read: unread, it would take away what was sent to it.
+    wait_until(STOP_HANGS_UP, &|session| {
+        session.links().is_empty() || !session.has_settled()
+    });
 }
 
 fn handle(session: &Session, link: &Link, call: &Call, into: &mut [u8]) -> Reply {
@@ -217,7 +255,8 @@ pub(crate) fn close(core: &Arc<Core>, link: &Arc<Link>, why: &NetError) {
         tracing::debug!("network: link {} of {}: {why}", link.number, who(session));
     }
     act(core, session, session.closed(link));
-    if link.stream.is_unix() || session.facts.command {
+    // A client that is told that the server stops hangs up one link after the other.
+    if !session.is_stopping() && (link.stream.is_unix() || session.facts.command) {
         act(core, session, session.end());
     }
 }

@@ -4,8 +4,11 @@
 //!
 //! 1. A link is let in only when nothing runs any more that came over the link before it with
 //!    the same number.
-//! 2. After the end has begun nothing new runs.
-//! 3. The guest is told of the end once, when nothing runs any more.
+//! 2. After the end has begun nothing new runs. Where the server stops in order, nothing but the
+//!    following of recalls does, for what still runs may wait for that.
+//! 3. A client is told that the server stops when nothing of its session runs any more: what it has
+//!    no reply for by then has not run, and will not.
+//! 4. The guest is told of the end once, when nothing runs any more.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -38,6 +41,10 @@ pub(crate) struct Session {
 struct State {
     seats: HashMap<u16, Seat>,
     running: usize,
+    /// Those of them that wait for recalls, and change nothing.
+    listening: usize,
+    /// The server stops in order.
+    stopping: bool,
     ending: bool,
     ended: bool,
 }
@@ -110,7 +117,7 @@ impl Session {
     /// A new socket for a link's number. `None` when the session ends.
     pub fn seat(&self, link: &Arc<Link>) -> Option<After> {
         let mut state = self.state.lock();
-        if state.ending {
+        if state.ending || state.stopping {
             return None;
         }
         let mut after = After::default();
@@ -131,10 +138,11 @@ impl Session {
         Some(after)
     }
 
-    /// A request that came over a link is about to run; false if it may not.
-    pub fn begin(&self, link: &Arc<Link>) -> bool {
+    /// A request that came over a link is about to run; false if it may not. One that `listens`
+    /// waits for recalls.
+    pub fn begin(&self, link: &Arc<Link>, listens: bool) -> bool {
         let mut state = self.state.lock();
-        if state.ending {
+        if state.ending || (state.stopping && !listens) {
             return false;
         }
         let seat = state.seats.get_mut(&link.number);
@@ -143,15 +151,17 @@ impl Session {
         };
         seat.running += 1;
         state.running += 1;
+        state.listening += usize::from(listens);
         self.requests.fetch_add(1, Ordering::Relaxed);
         true
     }
 
     /// It has run.
-    pub fn finish(&self, link: &Arc<Link>) -> After {
+    pub fn finish(&self, link: &Arc<Link>, listened: bool) -> After {
         let mut state = self.state.lock();
         let mut after = After::default();
         state.running -= 1;
+        state.listening -= usize::from(listened);
         if let Some(seat) = state.seats.get_mut(&link.number) {
             seat.running -= 1;
             after.attach = seat.move_up();
@@ -186,6 +196,22 @@ impl Session {
             }
         }
         after
+    }
+
+    /// The server stops in order: from now on nothing runs but what has begun.
+    pub fn stop(&self) {
+        self.state.lock().stopping = true;
+    }
+
+    /// Whether the server stops in order, and what comes is not to be run.
+    pub fn is_stopping(&self) -> bool {
+        self.state.lock().stopping
+    }
+
+    /// After [`Session::stop`]: whether all that had begun has its reply, or is on its way to it.
+    pub fn has_settled(&self) -> bool {
+        let state = self.state.lock();
+        state.running == state.listening
     }
 
     /// The session is over: nothing new runs.

@@ -13,7 +13,7 @@ use super::super::hello::CLUSTER_NAME_BYTES_MAX;
 use super::super::host::Host;
 use super::core::{Core, Settings};
 use super::door::{self, Bell, Listeners};
-use super::serve::act;
+use super::serve::{act, stop};
 use super::status::{self, NetStatus, NetView};
 use super::worker;
 use crate::Key;
@@ -140,6 +140,7 @@ impl Drop for NetServer {
             // If it has died the panic hook has told of it.
             drop(door.join());
         }
+        stop(&self.core, &sessions);
         for session in sessions {
             act(&self.core, &session, session.end());
         }
