@@ -8,15 +8,19 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+
+use rustix::io::FdFlags;
 
 use crate::exit::{Exit, Explain, Failure};
 use crate::out;
 
 /// Starts the child with this command line and waits until it says that it is ready or has failed.
 pub fn spawn(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
+    keep_from_child().explain("descriptors of the caller", "")?;
     let mut child = Command::new("/proc/self/exe")
         .arg0("forebay")
         .args(args)
@@ -51,6 +55,21 @@ pub fn spawn(args: impl Iterator<Item = OsString>) -> Result<Exit, Failure> {
             )))
         }
     }
+}
+
+/// What the caller has open, above standard error, is not the child's: it would be open for as long
+/// as the child runs. A file of the burst buffer among it would never be drained.
+fn keep_from_child() -> io::Result<()> {
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let name = entry?.file_name();
+        let number: Option<RawFd> = name.to_str().and_then(|name| name.parse().ok());
+        if let Some(number) = number.filter(|number| *number > libc::STDERR_FILENO) {
+            // SAFETY: nothing here closes descriptors, and there is no other thread.
+            let fd = unsafe { BorrowedFd::borrow_raw(number) };
+            rustix::io::fcntl_setfd(fd, FdFlags::CLOEXEC)?;
+        }
+    }
+    Ok(())
 }
 
 /// Runs `serve` here, or in a process of its own where `detach` was given. `detached` is what that

@@ -247,6 +247,29 @@ fn promise_8_a_detached_one_is_stopped_the_same_way() {
 }
 
 #[test]
+fn promise_8_what_the_caller_has_open_a_detached_one_has_not() {
+    let cluster = Cluster::builder().eager().prepare();
+    let log = cluster.base().join("callers-log");
+    let mut caller = std::process::Command::new("sh");
+    caller
+        .args(["-c", "exec 9>>\"$0\" && exec \"$@\""])
+        .arg(&log)
+        .arg(forebay_testkit::bare_command().get_program())
+        .args(cluster.up_args())
+        .arg("--detach");
+    forebay_testkit::run_bounded(&mut caller, forebay_testkit::LONG).ok();
+    let pid = fs::read_to_string(cluster.state().join("forebay.pid")).expect("pid");
+    let open = format!("/proc/{}/fd", pid.trim());
+    let open: Vec<_> = fs::read_dir(open)
+        .expect("descriptors")
+        .filter_map(|entry| fs::read_link(entry.expect("entry").path()).ok())
+        .collect();
+    assert!(log.exists() && open.len() > 3, "{open:?}");
+    assert!(!open.contains(&log), "{open:?}");
+    cluster.on_state(&["down"]).ok();
+}
+
+#[test]
 fn promise_8_data_whose_directory_is_gone_is_undrained_until_fsck_puts_it_on_the_pfs() {
     let mut cluster = Cluster::builder().dram("").ssd("64MiB").lazy().up();
     fs::create_dir_all(cluster.mnt("kept/gone")).expect("mkdir");
