@@ -325,10 +325,15 @@ fn shortfall(orders: &Orders, visited: &Visited, conflicts_before: u64) -> Optio
 /// Queues all and waits for each. Demotion has its own workers and batches.
 fn stage_out(orders: &Orders, job: &Job, work: Vec<Visited>, conflicts_before: u64) {
     let files: Vec<Arc<File>> = work.iter().filter_map(|v| v.file.clone()).collect();
+    let mut asked_for = HashSet::new();
     for file in &files {
-        // An earlier failure is tried again, and only what happens now counts.
-        file.lock().forget_error();
-        orders.buffer.queue().add_urgent(file.object);
+        // One of several names: asked for once more, it would be drained once more when the job has
+        // ended, with what is written by then.
+        if asked_for.insert(file.object) {
+            // An earlier failure is tried again, and only what happens now counts.
+            file.lock().forget_error();
+            orders.buffer.queue().add_urgent(file.object);
+        }
     }
     let mut seen = Seen::default();
     let mut pending: Vec<(Arc<File>, Visited)> = files.into_iter().zip(work).collect();
