@@ -388,6 +388,16 @@ impl Connection for Lasting {
         self.shared.ask(request, &mut call)
     }
 
+    fn call_in(&self, generation: u64, request: Request) -> Result<Reply, Errno> {
+        let session = {
+            let state = self.shared.state.lock();
+            let is_it = state.generation == generation;
+            state.session.clone().filter(|_| is_it)
+        };
+        let session = session.ok_or(Errno::ENOTCONN)?;
+        session.call(request, &[], &mut [])
+    }
+
     fn links(&self) -> usize {
         let state = self.shared.state.lock();
         state.session.as_ref().map_or(1, |session| session.links())

@@ -192,6 +192,12 @@ impl Client {
         drop(self.call(Request::Forget(nodes)));
     }
 
+    /// The same, of references that this session has given; another one has given none of them.
+    pub fn forget_in(&self, generation: u64, nodes: Vec<(Ino, u64)>) {
+        let forget = Request::Forget(nodes);
+        drop(self.connection.call_in(generation, forget));
+    }
+
     /// Attributes.
     pub fn getattr(&self, ino: Ino, handle: Option<Handle>) -> Result<Shown, Errno> {
         self.attr(Request::Getattr { ino, handle })

@@ -56,7 +56,7 @@ struct References {
     before: Counts,
     /// Of this session, and to be dropped.
     waiting: Vec<(Ino, u64)>,
-    /// Somebody sends those that wait, until none do.
+    /// Somebody sends those that wait, or is to, until none do.
     are_sent: bool,
     /// Of this session.
     dirs: Dirs,
@@ -77,6 +77,11 @@ impl References {
         self.wholes.clear();
         // The end of its session has dropped them.
         self.waiting.clear();
+    }
+
+    /// Whether nobody was to send those that wait; the caller is to.
+    fn claim(&mut self) -> bool {
+        !std::mem::replace(&mut self.are_sent, true)
     }
 
     fn gives(&mut self, ino: Ino, generation: u64) -> bool {
@@ -346,23 +351,22 @@ impl Forgets {
                 references.waiting.push((ino, 1));
             }
         }
-        references.waiting.len() >= BATCH && !references.are_sent
+        references.waiting.len() >= BATCH && references.claim()
     }
 
-    /// Whether some wait that nobody sends.
-    pub(crate) fn is_waiting(&self) -> bool {
-        let references = self.references.lock();
-        !references.waiting.is_empty() && !references.are_sent
+    /// Whether some wait that nobody is to send: who asks is to.
+    #[must_use]
+    pub(crate) fn are_to_be_sent(&self) -> bool {
+        let mut references = self.references.lock();
+        !references.waiting.is_empty() && references.claim()
     }
 
-    /// Sends those that wait, unless somebody does already.
+    /// Sends those that wait, by the one who is to.
     pub(crate) fn send(&self, client: &Client) {
         let mut references = self.references.lock();
-        if std::mem::replace(&mut references.are_sent, true) {
-            return;
-        }
         loop {
             references.follow(client.generation());
+            let generation = references.generation;
             let waiting = std::mem::take(&mut references.waiting);
             if waiting.is_empty() {
                 references.are_sent = false;
@@ -370,7 +374,7 @@ impl Forgets {
             }
             drop(references);
             for batch in waiting.chunks(limits::FORGETS_PER_MESSAGE_MAX) {
-                client.forget(batch.to_vec());
+                client.forget_in(generation, batch.to_vec());
             }
             references = self.references.lock();
         }
@@ -494,17 +498,13 @@ mod tests {
                 .add(&lab.client, many(first).map(|ino| (ino, 1)))
         };
         assert!(drop(1000));
-        // Somebody sends them, and has not come to the end.
-        lab.forgets.references.lock().are_sent = true;
-        assert!(!drop(5000) && !lab.forgets.is_waiting());
-        lab.forgets.send(&lab.client);
-        assert_eq!(lab.server.dropped.lock().len(), 0, "the other one does");
-        lab.forgets.references.lock().are_sent = false;
+        // Somebody is to send them, and has not come to the end.
+        assert!(!drop(5000) && !lab.forgets.are_to_be_sent());
         lab.forgets.send(&lab.client);
         let dropped = std::mem::take(&mut *lab.server.dropped.lock());
         assert_eq!(dropped.len(), 2 * BATCH + 1);
         assert_eq!(dropped.iter().filter(|(ino, _)| *ino == HAD).count(), 2);
-        assert!(!lab.forgets.is_waiting());
+        assert!(!lab.forgets.are_to_be_sent());
     }
 
     #[test]
@@ -512,10 +512,10 @@ mod tests {
         let lab = Lab::new();
         lab.give(1);
         assert!(!lab.forgets.add(&lab.client, std::iter::once((FILE, 1))));
-        assert!(lab.forgets.is_waiting());
+        assert!(!lab.forgets.references.lock().waiting.is_empty());
         lab.begin_session();
         lab.give(1);
-        assert!(!lab.forgets.is_waiting());
+        assert!(lab.forgets.references.lock().waiting.is_empty());
         assert_eq!(lab.drop(1), [(FILE, 1)]);
     }
 

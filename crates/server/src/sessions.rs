@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use forebay_types::{Errno, Handle, Ino, OpenFlags, limits};
 use forebay_wire::net::{Answer, ClientFacts, Guest, Host};
-use forebay_wire::{OpenMode, Peer, Reply, Request, Response, Service, UNSETTLED};
+use forebay_wire::{NOT_SENT, OpenMode, Peer, Reply, Request, Response, Service, UNSETTLED};
 use parking_lot::{Mutex, RwLock};
 
 use crate::base::processes::Processes;
@@ -348,7 +348,9 @@ impl Session {
         drop(turn);
         self.end_open(opening, opens.file, &mut reply);
         // To a client they mean other things; a dead PFS behind FUSE may say them, too.
-        if let Response::Failed(errno @ (Errno::ENOTCONN | UNSETTLED)) = &mut reply.response {
+        if let Response::Failed(errno @ (Errno::ENOTCONN | NOT_SENT | UNSETTLED)) =
+            &mut reply.response
+        {
             *errno = Errno::EIO;
         }
         let written = effect.written(&reply.response);

@@ -94,6 +94,15 @@ pub trait Connection: Send + Sync {
     /// does a broken connection (`ENOTCONN`; [`NOT_SENT`] where nothing has been sent).
     fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno>;
 
+    /// The same without data, if this is still the session that is called so
+    /// ([`Connection::generation`]); else `ENOTCONN`.
+    fn call_in(&self, generation: u64, request: Request) -> Result<Reply, Errno> {
+        match self.generation() == generation {
+            true => self.call(request, &[], &mut []),
+            false => Err(Errno::ENOTCONN),
+        }
+    }
+
     /// How many links to the server there are, at least 1; see [`Connection::call_on`].
     fn links(&self) -> usize {
         1

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_types::Errno;
 use forebay_wire::control::{Control, ControlResponse, StatusBits};
 use forebay_wire::net::{ClientFacts, ConnectError, NetConfig, NetConnection};
-use forebay_wire::{Connection, Key, Request, Response};
+use forebay_wire::{Connection, Key, NOT_SENT, Request, Response};
 
 use super::config::Cluster;
 use crate::control::AskError;
@@ -74,7 +74,7 @@ impl Remote {
         let reply = match asked.map_err(|error| AskError::Protocol(error.to_string()))? {
             Some(Ok(reply)) => reply,
             // The session is over, or nobody answers.
-            Some(Err(Errno::ENOTCONN | Errno::ESTALE | Errno::EIO)) | None => {
+            Some(Err(Errno::ENOTCONN | NOT_SENT | Errno::ESTALE | Errno::EIO)) | None => {
                 return Err(AskError::Gone);
             }
             Some(Err(errno)) => return Err(AskError::Refused(errno)),

@@ -54,7 +54,7 @@ pub(crate) fn watch(watched: &Watched) {
             return watched.releases.end(&watched.client);
         }
         watched.releases.look(&watched.client);
-        if watched.forgets.is_waiting() {
+        if watched.forgets.are_to_be_sent() {
             let (forgets, client) = (watched.forgets.clone(), watched.client.clone());
             let send = move |_: &mut Vec<u8>| forgets.send(&client);
             watched.pool.run(Box::new(send));

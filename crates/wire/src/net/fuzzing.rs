@@ -116,6 +116,7 @@ fn name_of_reply(message: &FromServer) -> &'static str {
         ToClient::Attached(_) => "attached",
         ToClient::Refused { .. } => "refused",
         ToClient::Pong(_) => "pong",
+        ToClient::NotRun(_) => "not run",
         ToClient::Stopping => "stopping",
         ToClient::Reply { .. } => "reply",
     }
@@ -151,7 +152,7 @@ pub fn samples() -> Result<[Vec<Vec<u8>>; 2], postcard::Error> {
             how: WriteHow::WAITING,
         }),
     ];
-    let to_client: [FromServer; 5] = [
+    let to_client: [FromServer; 6] = [
         ToClient::Attached(Attached {
             session: SessionId([2; 16]),
             epoch: 5,
@@ -164,6 +165,7 @@ pub fn samples() -> Result<[Vec<Vec<u8>>; 2], postcard::Error> {
             epoch: 6,
         },
         ToClient::Pong(77),
+        ToClient::NotRun(ticket),
         ToClient::Stopping,
         ToClient::Reply {
             ticket,

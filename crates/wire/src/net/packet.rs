@@ -140,8 +140,10 @@ pub(crate) enum ToClient<R> {
         epoch: u64,
     },
     Pong(u64),
-    /// The server stops in order. What came over this link and has no reply yet has not run, and
-    /// will not.
+    /// The server stops in order: this request has not run, and will not, nor will any that comes
+    /// over this link later.
+    NotRun(Ticket),
+    /// The same. What came over this link and has no reply yet has not run, and will not.
     Stopping,
     Reply {
         ticket: Ticket,

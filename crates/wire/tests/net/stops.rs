@@ -106,3 +106,37 @@ fn what_has_no_reply_when_a_server_stops_has_not_run() {
     let all = ROUNDS as u64 * CLIENTS * CALLERS;
     assert_eq!(not_run.into_inner(), all, "each caller learns of it once");
 }
+
+#[test]
+fn one_request_that_runs_for_long_harms_no_other() {
+    let world = Arc::new(World::default());
+    let server = serve(config(), &world);
+    let address = server.addresses()[0];
+    let next = Arc::new(World {
+        epoch: 9,
+        ..World::default()
+    });
+    let client = connect(client_of(&server));
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| plain(&client, counted_behind(1)));
+        until("it runs", || world.running.load(Ordering::SeqCst) == 1);
+        let dropping = scope.spawn(move || drop(server));
+        // From some moment on nothing begins.
+        let others = scope.spawn(|| {
+            let answers = (2..).map(|what| (what, plain(&client, count(what))));
+            let mut answers = answers.skip_while(|(_, answer)| *answer == Ok(Response::Done));
+            answers.next().expect("one is the last")
+        });
+        std::thread::sleep(Duration::from_secs(3));
+        world.open(1);
+        dropping.join().expect("drop");
+        let mut settings = config();
+        settings.tcp = vec![address];
+        let again = serve(settings, &next);
+        let (what, answer) = others.join().expect("others");
+        assert_eq!((answer, world.times(what)), (Err(NOT_SENT), 0));
+        let slow = slow.join().expect("slow");
+        assert_eq!(slow, Err(forebay_types::Errno::ENOTCONN), "it may have run");
+        drop(again);
+    });
+}

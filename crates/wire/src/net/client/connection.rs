@@ -340,7 +340,11 @@ impl Shared {
             Ok(Reply {
                 response: Response::Failed(errno),
                 ..
-            }) => Err(errno),
+            }) => Err(match errno {
+                // Only this side knows that.
+                NOT_SENT => Errno::EIO,
+                errno => errno,
+            }),
             Ok(reply) => Ok(reply),
             Err(Unanswered::Ended { sent: true }) => Err(Errno::ENOTCONN),
             Err(Unanswered::Ended { sent: false }) => Err(match self.status.lock().lost {

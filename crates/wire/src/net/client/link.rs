@@ -18,6 +18,7 @@ use super::super::clock;
 use super::super::framing::NetError;
 use super::super::packet::{Ticket, ToClient};
 use super::super::stream::Wait;
+use super::calls::{Answer, Awaited, Call, Calls, Outcome};
 use super::wire::{Outgoing, Reader, Wire};
 use crate::{Descriptor, Reply, Request, Response};
 
@@ -42,8 +43,10 @@ struct State {
     incarnation: u64,
     /// Here while nobody reads.
     reader: Option<Box<Reader>>,
-    calls: Box<[Option<Call>]>,
+    calls: Calls,
     down_since: Instant,
+    /// The server runs nothing more that comes over this socket.
+    stopping: bool,
     ended: bool,
     /// Slots of requests that nobody waits for any more and that the server may still run.
     abandoned: Vec<u16>,
@@ -51,40 +54,6 @@ struct State {
     confirmed_ms: u64,
     bytes_in: u64,
     bytes_out: u64,
-}
-
-/// A request under way.
-struct Call {
-    number: u64,
-    /// Of the socket over which it was sent.
-    incarnation: u64,
-    sent_ms: u64,
-    room: usize,
-    /// Its caller waits, and would read.
-    waits: bool,
-    outcome: Option<Outcome>,
-}
-
-enum Outcome {
-    Whole(Answer, Vec<u8>),
-    /// So much data follows, with this checksum: its caller reads on.
-    Data(Answer, usize, u32, Box<Reader>),
-    /// The server has not run it, and will not.
-    NotRun,
-}
-
-/// What came of waiting for a reply.
-enum Awaited {
-    Reply(Answer),
-    /// The socket broke before it came.
-    Broken,
-    /// See [`Outcome::NotRun`].
-    NotRun,
-}
-
-struct Answer {
-    response: Response,
-    descriptor: Option<OwnedFd>,
 }
 
 /// What came of reading.
@@ -129,6 +98,12 @@ pub(crate) enum Seen {
     Ended,
 }
 
+impl State {
+    fn is_of(&self, reader: &Reader) -> bool {
+        matches!(&self.wire, Some(wire) if Arc::ptr_eq(wire, &reader.wire))
+    }
+}
+
 impl Link {
     pub fn new(number: u16, slots: u16) -> Link {
         Link {
@@ -137,8 +112,9 @@ impl Link {
                 wire: None,
                 incarnation: 0,
                 reader: None,
-                calls: (0..slots).map(|_| None).collect(),
+                calls: Calls::new(slots),
                 down_since: Instant::now(),
+                stopping: false,
                 ended: false,
                 abandoned: Vec::new(),
                 confirmed_ms: 0,
@@ -199,6 +175,7 @@ impl Link {
         state.wire = Some(wire);
         state.reader = Some(reader);
         state.incarnation += 1;
+        state.stopping = false;
         self.up.notify_all();
         std::mem::take(&mut state.abandoned)
     }
@@ -268,7 +245,7 @@ impl Link {
             if state.ended {
                 return Err(Unanswered::Ended { sent: false });
             }
-            if let Some(wire) = state.wire.clone() {
+            if let Some(wire) = state.wire.clone().filter(|_| !state.stopping) {
                 state.calls[usize::from(call.ticket.slot)] = Some(Call {
                     number: call.ticket.number,
                     incarnation: state.incarnation,
@@ -282,7 +259,11 @@ impl Link {
             match soft {
                 None => self.up.wait(&mut state),
                 Some(limit) => {
-                    let until = state.down_since + limit;
+                    let since = match state.wire {
+                        Some(_) => Instant::now(),
+                        None => state.down_since,
+                    };
+                    let until = since + limit;
                     if self.up.wait_until(&mut state, until).timed_out() && state.wire.is_none() {
                         return Err(Unanswered::Away);
                     }
@@ -393,6 +374,13 @@ impl Link {
                     reader.wire.answered(sent_ms.min(clock::now_ms()));
                     continue;
                 }
+                ToClient::NotRun(ticket) if length == 0 => {
+                    self.not_run(&reader, ticket);
+                    match &own {
+                        Some((slot, _)) if *slot == ticket.slot => return Led::Idle(reader),
+                        _ => continue,
+                    }
+                }
                 ToClient::Stopping if length == 0 => {
                     self.stopped(&reader);
                     return Led::Broken(NetError::Closed);
@@ -460,18 +448,29 @@ impl Link {
         })
     }
 
-    /// What has no reply over this socket has not run.
+    /// The server stops, and has not run this one.
+    fn not_run(&self, reader: &Reader, ticket: Ticket) {
+        let mut state = self.state.lock();
+        if state.is_of(reader) {
+            state.stopping = true;
+            let incarnation = state.incarnation;
+            state.calls.not_run(incarnation, |slot, call| {
+                slot == ticket.slot && call.number == ticket.number
+            });
+            if let Some(wake) = self.wake.get(usize::from(ticket.slot)) {
+                wake.notify_one();
+            }
+        }
+    }
+
+    /// What has no reply over this socket has not run. Nothing is sent over it between this and the
+    /// end of the socket.
     fn stopped(&self, reader: &Reader) {
         let mut state = self.state.lock();
-        if !matches!(&state.wire, Some(wire) if Arc::ptr_eq(wire, &reader.wire)) {
-            return;
-        }
-        let incarnation = state.incarnation;
-        let under_way = state.calls.iter_mut().flatten();
-        // One that came over an earlier socket may have run.
-        let under_way = under_way.filter(|call| call.incarnation == incarnation);
-        for call in under_way.filter(|call| call.outcome.is_none()) {
-            call.outcome = Some(Outcome::NotRun);
+        if state.is_of(reader) {
+            let incarnation = state.incarnation;
+            state.calls.not_run(incarnation, |_, _| true);
+            self.disconnect(&mut state);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The asking side: a session over one or more links.
 
+mod calls;
 mod config;
 mod connection;
 mod dial;

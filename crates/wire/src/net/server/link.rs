@@ -188,6 +188,13 @@ impl Link {
         self.output.lock().stalled_ms
     }
 
+    /// Whether all that was to be sent is on its way, or the client has taken nothing for so long.
+    pub fn has_sent(&self, stalled_for: Duration) -> bool {
+        let output = self.output.lock();
+        let stalls = |since_ms| clock::since(since_ms) > stalled_for;
+        !output.writing || output.stalled_ms.is_some_and(stalls)
+    }
+
     /// Begins to watch the socket.
     pub fn watch(&self) -> io::Result<()> {
         self.poller.add(&self.stream, About::Input(self.id))?;

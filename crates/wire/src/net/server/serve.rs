@@ -13,12 +13,14 @@ use super::core::Core;
 use super::link::{Arrived, Call, Frame, Link};
 use super::pool::Turn as ThreadTurn;
 use super::refusals::RefusedFor;
-use super::session::{After, Session};
+use super::session::{self, After, Begins, Session};
 use super::slots::Turn;
 use crate::{Peer, Reply, Request, Response};
 
 /// For how long a server that stops waits for what runs.
 const STOP_SETTLES: Duration = Duration::from_secs(2);
+/// A client that takes nothing for so long is not waited for.
+const STOP_STALLS: Duration = Duration::from_millis(500);
 /// For how long it waits for clients to hang up. One that asks for nothing looks a second later.
 const STOP_HANGS_UP: Duration = Duration::from_millis(250);
 /// Between two looks at that.
@@ -58,15 +60,20 @@ pub(crate) fn receive(core: &Arc<Core>, link: &Arc<Link>) -> Then {
 /// A request is whole. It may have run before.
 fn arrived(core: &Arc<Core>, link: &Arc<Link>, call: Box<Call>) -> Then {
     let session = &link.session;
-    let listens = matches!(call.request, Request::Recalls { .. });
-    if !session.begin(link, listens) {
-        if session.is_stopping() {
-            // It is read and not run: what lies unread in a socket takes what was sent with it.
-            arm(core, link);
+    match session.begin(link, &call.request) {
+        Begins::Now => {}
+        Begins::NotRun => {
+            let told = link.send(Frame::of(ToClient::NotRun(call.ticket)));
+            // What lies unread in a socket takes away what was sent to the other end.
+            if let Err(error) = told.and_then(|()| Ok(link.arm()?)) {
+                close(core, link, &error);
+            }
+            return Then::Nothing;
         }
-        return Then::Nothing;
+        Begins::Never => return Then::Nothing,
     }
     let repeatable = call.request.is_repeatable();
+    let listens = session::listens(&call.request);
     let refused = match session.slots.begin(call.ticket, repeatable) {
         Turn::Run => return take_turn(core, link, call),
         Turn::Answered(response) => {
@@ -173,8 +180,9 @@ pub(crate) fn run(core: &Arc<Core>, link: &Arc<Link>, call: Call) {
     act(core, session, session.finish(link, false));
 }
 
-/// Tells the clients of a server that stops what has not run ([`ToClient::Stopping`]), once nothing
-/// of them runs any more. Who has something running for long is told nothing.
+/// Stops in order: lets nothing begin, waits for what runs, and tells the clients what has not run
+/// ([`ToClient::NotRun`], [`ToClient::Stopping`]). Who has something running for long is told of
+/// single requests only.
 pub(crate) fn stop(core: &Arc<Core>, sessions: &[Arc<Session>]) {
     let wait_until = |limit: Duration, is_so: &dyn Fn(&Arc<Session>) -> bool| {
         let until = Instant::now() + limit;
@@ -183,19 +191,39 @@ pub(crate) fn stop(core: &Arc<Core>, sessions: &[Arc<Session>]) {
         }
     };
     sessions.iter().for_each(|session| session.stop());
-    // One may wait for another one's client to follow a recall: so all settle before any ends.
+    // One may wait for another one's client to follow a recall: so all settle before any is told.
     wait_until(STOP_SETTLES, &|session| session.has_settled());
-    for session in sessions.iter().filter(|session| session.has_settled()) {
+    for session in sessions.iter().filter(|session| session.may_be_told()) {
         for link in session.links() {
             if let Err(error) = link.send(Frame::of(ToClient::Stopping)) {
                 close(core, &link, &error);
             }
         }
     }
+    wait_until(STOP_SETTLES, &|session| {
+        session
+            .links()
+            .iter()
+            .all(|link| link.has_sent(STOP_STALLS))
+    });
     // What a client sends meanwhile is read: unread, it would take away what was sent to it.
     wait_until(STOP_HANGS_UP, &|session| {
         session.links().is_empty() || !session.has_settled()
     });
+}
+
+/// Ends all sessions. Only when no client can be answered any more is anybody let go who waits for
+/// another client: to the program it would look as if that one had followed.
+pub(crate) fn end_all(core: &Arc<Core>, sessions: Vec<Arc<Session>>) {
+    let ended: Vec<_> = sessions.iter().map(|session| session.end()).collect();
+    for link in ended.iter().flat_map(|after| &after.close) {
+        if link.close() {
+            core.remove_link(link.id);
+        }
+    }
+    for (session, after) in sessions.iter().zip(ended) {
+        act(core, session, after);
+    }
 }
 
 fn handle(session: &Session, link: &Link, call: &Call, into: &mut [u8]) -> Reply {

@@ -4,10 +4,12 @@
 //!
 //! 1. A link is let in only when nothing runs any more that came over the link before it with
 //!    the same number.
-//! 2. After the end has begun nothing new runs. Where the server stops in order, nothing but the
-//!    following of recalls does, for what still runs may wait for that.
-//! 3. A client is told that the server stops when nothing of its session runs any more: what it has
-//!    no reply for by then has not run, and will not.
+//! 2. After the end has begun nothing new runs. Where the server stops in order, nothing does but
+//!    what another one may wait for, which runs already: that recalls are followed, and for that
+//!    pages written back and read.
+//! 3. A client is told that the server stops when nothing of its session runs any more, and
+//!    nothing but the following of recalls begins after that: what it has no reply for by then has
+//!    not run, and will not.
 //! 4. The guest is told of the end once, when nothing runs any more.
 
 use std::collections::HashMap;
@@ -21,6 +23,7 @@ use super::super::host::Guest;
 use super::super::packet::{ClientFacts, SessionId, random_bytes};
 use super::link::Link;
 use super::slots::Slots;
+use crate::Request;
 
 pub(crate) struct Session {
     pub id: SessionId,
@@ -45,6 +48,8 @@ struct State {
     listening: usize,
     /// The server stops in order.
     stopping: bool,
+    /// The client is told so.
+    told: bool,
     ending: bool,
     ended: bool,
 }
@@ -57,6 +62,30 @@ struct Seat {
     running: usize,
     /// Who gets the number next.
     next: Option<Arc<Link>>,
+}
+
+/// Whether a request runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begins {
+    Now,
+    /// The server stops: the client asks the next one.
+    NotRun,
+    /// Its link is gone.
+    Never,
+}
+
+/// Whether a request waits for recalls, and changes nothing.
+pub(crate) fn listens(request: &Request) -> bool {
+    matches!(request, Request::Recalls { .. })
+}
+
+/// Whether a kernel that is to drop pages may wait for this one first.
+fn is_of_pages(request: &Request) -> bool {
+    match request {
+        Request::Read { pages, .. } => *pages,
+        Request::Write { how, .. } => how.write_back,
+        _ => false,
+    }
 }
 
 /// What follows from a change; the caller does it, with no lock held.
@@ -138,22 +167,25 @@ impl Session {
         Some(after)
     }
 
-    /// A request that came over a link is about to run; false if it may not. One that `listens`
-    /// waits for recalls.
-    pub fn begin(&self, link: &Arc<Link>, listens: bool) -> bool {
+    /// A request that came over a link is about to run, if it may.
+    pub fn begin(&self, link: &Arc<Link>, request: &Request) -> Begins {
+        let listens = listens(request);
         let mut state = self.state.lock();
-        if state.ending || (state.stopping && !listens) {
-            return false;
-        }
+        let may_run = !state.stopping || listens || (is_of_pages(request) && !state.told);
+        let is_ending = state.ending;
         let seat = state.seats.get_mut(&link.number);
-        let Some(seat) = seat.filter(|seat| seat.open && Arc::ptr_eq(&seat.link, link)) else {
-            return false;
+        let seat = seat.filter(|seat| seat.open && Arc::ptr_eq(&seat.link, link) && !is_ending);
+        let Some(seat) = seat else {
+            return Begins::Never;
         };
+        if !may_run {
+            return Begins::NotRun;
+        }
         seat.running += 1;
         state.running += 1;
         state.listening += usize::from(listens);
         self.requests.fetch_add(1, Ordering::Relaxed);
-        true
+        Begins::Now
     }
 
     /// It has run.
@@ -203,7 +235,7 @@ impl Session {
         self.state.lock().stopping = true;
     }
 
-    /// Whether the server stops in order, and what comes is not to be run.
+    /// Whether the server stops in order.
     pub fn is_stopping(&self) -> bool {
         self.state.lock().stopping
     }
@@ -212,6 +244,13 @@ impl Session {
     pub fn has_settled(&self) -> bool {
         let state = self.state.lock();
         state.running == state.listening
+    }
+
+    /// The same; if so, nothing begins any more but the following of recalls.
+    pub fn may_be_told(&self) -> bool {
+        let mut state = self.state.lock();
+        state.told |= state.running == state.listening;
+        state.told
     }
 
     /// The session is over: nothing new runs.

@@ -13,7 +13,7 @@ use super::super::hello::CLUSTER_NAME_BYTES_MAX;
 use super::super::host::Host;
 use super::core::{Core, Settings};
 use super::door::{self, Bell, Listeners};
-use super::serve::{act, stop};
+use super::serve::{end_all, stop};
 use super::status::{self, NetStatus, NetView};
 use super::worker;
 use crate::Key;
@@ -141,9 +141,7 @@ impl Drop for NetServer {
             drop(door.join());
         }
         stop(&self.core, &sessions);
-        for session in sessions {
-            act(&self.core, &session, session.end());
-        }
+        end_all(&self.core, sessions);
         self.core.await_no_session();
         loop {
             let threads = self.core.pool.stop();
