@@ -11,8 +11,11 @@
 //! 3. What the kernel reads and writes by itself is not had again. What was locked is had again
 //!    with its locks, or not at all.
 //! 4. What has no name is had again where it is open: the server knows which lives had it so.
+//! 5. An id is known until the caller has dropped what every answer has given of it. An answer may
+//!    come while the caller drops what it had before, and be taken up after that.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use forebay_types::{Cred, Handle, Ino, OpenFlags};
@@ -49,6 +52,8 @@ struct Node {
     /// The session in which this client has one reference more than the caller has taken; 0 for
     /// none.
     held: u64,
+    /// So many answers have given the caller a reference, of any session, that are not dropped.
+    answers: u64,
     /// It is not to be had again.
     barred: bool,
 }
@@ -184,10 +189,12 @@ impl State {
             since: session,
             found: session,
             held: 0,
+            answers: 0,
             barred: false,
         };
         let floor = self.floor;
         let node = self.nodes.entry(ino).or_insert_with(|| fresh.clone());
+        node.answers += 1;
         // An answer of an earlier session that comes late.
         if node.found > session {
             return;
@@ -196,7 +203,8 @@ impl State {
         if node.found != session && (is_of_before || !is_same(ino, node.birth_ns, shown)) {
             // Another file that goes by the same number, or one that the kernel must take for
             // another: what was open of the one before is gone.
-            *node = fresh;
+            let answers = node.answers;
+            *node = Node { answers, ..fresh };
             let opens = self.opens.values_mut().filter(|open| open.ino == ino);
             opens
                 .filter(|open| open.session != session)
@@ -493,13 +501,19 @@ impl Had {
         self.0.lock().nodes.get(&ino).map(|node| node.since)
     }
 
-    /// The caller knows nothing by this id any more. Whether this client had a reference of its
-    /// own.
-    pub(crate) fn forget(&self, ino: Ino, session: u64) -> bool {
+    /// The caller has dropped what so many answers have given by this id. Whether it knows nothing
+    /// by it any more, and this client had a reference of its own.
+    pub(crate) fn forget(&self, (ino, answers): (Ino, u64), session: u64) -> bool {
         let mut state = self.0.lock();
-        let Some(node) = state.nodes.remove(&ino) else {
+        let Entry::Occupied(mut known) = state.nodes.entry(ino) else {
             return false;
         };
+        let left = known.get().answers.saturating_sub(answers);
+        known.get_mut().answers = left;
+        if left > 0 {
+            return false;
+        }
+        let node = known.remove();
         if let Some(place) = node.place
             && state.names.get(&place) == Some(&ino)
         {

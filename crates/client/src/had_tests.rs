@@ -19,6 +19,8 @@ use crate::{Dial, Lasting, OnLost};
 
 #[path = "had_nameless_tests.rs"]
 mod nameless;
+#[path = "had_references_tests.rs"]
+mod references;
 
 const DIR: Ino = Ino(20);
 const OLD: Ino = Ino(30);
@@ -487,24 +489,6 @@ fn what_is_locked_is_had_again_with_its_locks_or_not_at_all() {
     lab.restart(names, true, |_| ());
     assert_eq!(lab.write(given_back), Ok(Response::Moved(1)));
     assert_eq!(lab.write(granted), Err(Errno::ESTALE));
-}
-
-#[test]
-fn a_directory_that_somebody_stands_in_is_found_again_and_given_back_at_the_end() {
-    let mut lab = Lab::new();
-    lab.restart(names(), true, |_| ());
-    lab.asked();
-    assert!(lab.look(DIR, "born").is_ok());
-    assert!(lab.look(DIR, "old").is_ok());
-    let lookups = lab.asked();
-    let above = lookups.iter().filter(|request| match request {
-        Request::Lookup { link, .. } => link.parent == Ino::ROOT,
-        _ => false,
-    });
-    assert_eq!(above.count(), 1, "once");
-    let own = [DIR, OLD].map(|ino| lab.lasting.forgotten(ino));
-    assert_eq!(own, [Some(lab.lasting.generation()), None]);
-    assert_eq!(lab.asked(), [], "whoever drops others drops it with them");
 }
 
 #[test]

@@ -424,9 +424,9 @@ impl Connection for Lasting {
         found.unwrap_or_else(|| self.generation())
     }
 
-    fn forgotten(&self, ino: Ino) -> Option<u64> {
+    fn forgotten(&self, ino: Ino, answers: u64) -> Option<u64> {
         let generation = self.shared.state.lock().generation;
-        let has_one = self.shared.had.forget(ino, generation);
+        let has_one = self.shared.had.forget((ino, answers), generation);
         has_one.then_some(generation)
     }
 

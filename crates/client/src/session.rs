@@ -12,9 +12,17 @@ impl Client {
         self.connection.generation_of(ino)
     }
 
-    /// The kernel has no reference on this id any more.
-    pub fn forgotten(&self, ino: Ino) -> Option<u64> {
-        self.connection.forgotten(ino)
+    /// The kernel has no reference on this id any more of those that so many answers have given.
+    /// The session in which the client has one of its own to be dropped, if no other answer has
+    /// given one since.
+    pub fn forgotten(&self, ino: Ino, answers: u64) -> Option<u64> {
+        self.connection.forgotten(ino, answers)
+    }
+
+    /// Drops the reference that an answer has given: nobody waits for the answer any more.
+    pub fn give_back(&self, ino: Ino) {
+        let own = self.forgotten(ino, 1);
+        self.forget(vec![(ino, 1 + u64::from(own.is_some()))]);
     }
 
     /// Counts the sessions with the server: files of another one are stale, unless it was a restart

@@ -9,6 +9,8 @@
 //! 2. Once the kernel has dropped all that it was given under a number, the session is told to drop
 //!    all that it has given, and not before: while the kernel has one, the session keeps one.
 //! 3. The mount gives a reference only of what the session has given one of, under the same lock.
+//! 4. The client is told of each answer once that the kernel has nothing of any more. One that has
+//!    come and that the kernel has not been given yet does not count: the client still knows it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -54,6 +56,8 @@ struct References {
     now: HashMap<Ino, Held>,
     /// Of all earlier ones.
     before: Counts,
+    /// By how many answers the kernel was given what it has, of any session.
+    answers: Counts,
     /// Of this session, and to be dropped.
     waiting: Vec<(Ino, u64)>,
     /// Somebody sends those that wait, or is to, until none do.
@@ -86,7 +90,9 @@ impl References {
 
     fn gives(&mut self, ino: Ino, generation: u64) -> bool {
         self.follow(generation);
-        let is_new = !self.now.contains_key(&ino) && !self.before.contains_key(&ino);
+        let answers = self.answers.entry(ino).or_default();
+        *answers += 1;
+        let is_new = *answers == 1;
         match generation == self.generation {
             true => {
                 let held = self.now.entry(ino).or_default();
@@ -101,11 +107,11 @@ impl References {
     /// Those of earlier sessions come first: a reference that is dropped too late costs memory, one
     /// that is dropped too early a file that is in use.
     ///
-    /// Whether the kernel has none any more, of any session.
-    fn drops(&mut self, ino: Ino, count: u64) -> bool {
+    /// If the kernel has none any more, of any session: how many answers have given those.
+    fn drops(&mut self, ino: Ino, count: u64) -> Option<u64> {
         let rest = count - take(&mut self.before, ino, count);
         let Entry::Occupied(mut entry) = self.now.entry(ino) else {
-            return !self.before.contains_key(&ino);
+            return self.take_answers(ino);
         };
         let held = entry.get_mut();
         held.kernel = held.kernel.saturating_sub(rest);
@@ -123,7 +129,12 @@ impl References {
         if dropped > 0 {
             self.waiting.push((ino, dropped));
         }
-        !self.now.contains_key(&ino) && !self.before.contains_key(&ino)
+        self.take_answers(ino)
+    }
+
+    fn take_answers(&mut self, ino: Ino) -> Option<u64> {
+        let has_some = self.now.contains_key(&ino) || self.before.contains_key(&ino);
+        (!has_some).then(|| self.answers.remove(&ino))?
     }
 
     /// A directory that is known by this name, with one reference more for the kernel.
@@ -310,14 +321,13 @@ impl Forgets {
 
     /// Whether the kernel has references, or is about to get some.
     pub(crate) fn are_owed(&self, ino: Ino) -> bool {
-        let references = self.references.lock();
-        references.now.contains_key(&ino) || references.before.contains_key(&ino)
+        self.references.lock().answers.contains_key(&ino)
     }
 
     /// All that the kernel has references of.
     pub(crate) fn known(&self) -> Vec<Ino> {
         let references = self.references.lock();
-        let all = references.now.keys().chain(references.before.keys());
+        let all = references.answers.keys();
         all.copied().chain([Ino::ROOT]).collect()
     }
 
@@ -334,13 +344,11 @@ impl Forgets {
             let mut references = self.references.lock();
             references.follow(client.generation());
             for (ino, count) in nodes {
-                if references.drops(ino, count) {
-                    gone.push(ino);
-                }
+                gone.extend(references.drops(ino, count).map(|answers| (ino, answers)));
             }
         }
-        let of_client = gone.into_iter().filter_map(|ino| {
-            let generation = client.forgotten(ino)?;
+        let of_client = gone.into_iter().filter_map(|(ino, answers)| {
+            let generation = client.forgotten(ino, answers)?;
             Some((ino, generation))
         });
         let of_client: Vec<_> = of_client.collect();
@@ -386,6 +394,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    use forebay_client::{Dial, Lasting, OnLost};
     use forebay_policy::links::Distribution;
     use forebay_types::{Errno, TimeSpec};
     use forebay_wire::{Connection, Reply, Request, Response};
@@ -419,7 +428,7 @@ mod tests {
             false
         }
 
-        fn forgotten(&self, ino: Ino) -> Option<u64> {
+        fn forgotten(&self, ino: Ino, _: u64) -> Option<u64> {
             (ino == HAD).then(|| self.generation())
         }
     }
@@ -529,11 +538,9 @@ mod tests {
         assert_eq!(lab.drop(1), [(FILE, 1)]);
     }
 
-    /// The server answers a look with the directory, firm.
-    fn find(lab: &Lab) -> bool {
-        let began = lab.forgets.begin(&lab.client);
+    fn directory() -> Attr {
         let at = TimeSpec::default();
-        let attr = Attr {
+        Attr {
             ino: FILE,
             kind: FileKind::Directory,
             perm: 0o755,
@@ -546,10 +553,15 @@ mod tests {
             atime: at,
             mtime: at,
             ctime: at,
-        };
+        }
+    }
+
+    /// The server answers a look with the directory, firm.
+    fn find(lab: &Lab) -> bool {
+        let began = lab.forgets.begin(&lab.client);
         let of = (began, lab.client.generation());
         lab.forgets
-            .gives_found(NAME, &attr, of, limits::SHOWN_FOR * 60)
+            .gives_found(NAME, &directory(), of, limits::SHOWN_FOR * 60)
     }
 
     fn is_known(lab: &Lab) -> bool {
@@ -608,5 +620,58 @@ mod tests {
         let believed = lab.forgets.changing(&touched, || find(&lab));
         assert!(!believed && !is_known(&lab));
         assert!(find(&lab) && is_known(&lab));
+    }
+
+    /// A server that knows one directory, and each client that comes back.
+    struct Known;
+
+    impl Connection for Known {
+        fn call(&self, request: Request, _: &[u8], _: &mut [u8]) -> Result<Reply, Errno> {
+            let response = match request {
+                Request::Lookup { .. } | Request::Getattr { .. } => {
+                    Response::Attr(directory().into())
+                }
+                _ => Response::Done,
+            };
+            Ok(response.into())
+        }
+
+        fn hands_over_descriptors(&self) -> bool {
+            false
+        }
+    }
+
+    struct Dials(Arc<Mutex<Vec<OnLost>>>);
+
+    impl Dial for Dials {
+        fn dial(&self, _: u64, lost: OnLost) -> Result<Arc<dyn Connection>, String> {
+            self.0.lock().push(lost);
+            Ok(Arc::new(Known))
+        }
+    }
+
+    #[test]
+    fn what_is_found_while_the_kernel_forgets_it_is_known_after_a_restart_of_the_server() {
+        let losses = Arc::new(Mutex::new(Vec::new()));
+        let lasting = Lasting::begin(Box::new(Dials(losses.clone())), None).expect("there");
+        let client = Client::of_another_node(Arc::new(lasting), Distribution::default());
+        losses.lock().pop().expect("a session")();
+        let forgets = Forgets::new(Company::Shared);
+        let find = || {
+            let found = client.lookup(Ino::ROOT, b"d", 0);
+            found.expect("found").attr.ino
+        };
+        let gives = |ino| forgets.gives(ino, client.generation());
+        let is_there = || client.getattr(FILE, None).is_ok();
+        gives(find());
+        assert!(
+            client.generation() > 1,
+            "of the first session nothing was had before"
+        );
+        // The kernel has forgotten it and asks for it anew; the answer comes before its word.
+        let found = find();
+        assert!(!forgets.add(&client, std::iter::once((FILE, 1))));
+        gives(found);
+        assert!(is_there());
     }
 }

@@ -486,7 +486,7 @@ pub(crate) fn answer_entry(
             reply.entry_with_ttls(&believed.of_attr, &name, &attr(&made), generation);
         }
         (Some(reply), Err(e)) => reply.error(errno(e)),
-        (None, Ok(made)) => client.forget(vec![(made.ino, 1)]),
+        (None, Ok(made)) => client.give_back(made.ino),
         (None, Err(_)) => {}
     }
 }
@@ -502,7 +502,7 @@ pub(crate) fn answer_found(
     let (reply, found) = match (turn.reply::<ReplyEntry>(), found) {
         (Some(reply), Ok(found)) => (reply, found),
         (Some(reply), Err(e)) => return reply.error(errno(e)),
-        (None, Ok(found)) => return client.forget(vec![(found.ino, 1)]),
+        (None, Ok(found)) => return client.give_back(found.ino),
         (None, Err(_)) => return,
     };
     let believed = belief.show(&found, turn.asked);

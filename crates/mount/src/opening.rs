@@ -69,7 +69,7 @@ impl Adapter {
             (Some(reply), Ok(made)) => (reply, made),
             (Some(reply), Err(e)) => return reply.error(errno(e)),
             (None, Ok((found, open))) => {
-                self.client.forget(vec![(found.ino, 1)]);
+                self.client.give_back(found.ino);
                 return self.nobody_wants(open.opened.handle);
             }
             (None, Err(_)) => return,

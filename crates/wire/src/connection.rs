@@ -131,9 +131,11 @@ pub trait Connection: Send + Sync {
         self.generation()
     }
 
-    /// Who asks knows nothing by this id any more. The session in which the connection has a
-    /// reference of its own of it, for who asks to drop with others ([`crate::Request::Forget`]).
-    fn forgotten(&self, _ino: forebay_types::Ino) -> Option<u64> {
+    /// Who asks knows nothing by this id any more that so many answers have given. Unless others
+    /// have been given since, which who asks may not have taken up yet: the session in which the
+    /// connection has a reference of its own of it, for who asks to drop with others
+    /// ([`crate::Request::Forget`]).
+    fn forgotten(&self, _ino: forebay_types::Ino, _answers: u64) -> Option<u64> {
         None
     }
 
