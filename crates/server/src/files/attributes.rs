@@ -219,9 +219,18 @@ impl Files {
         set: &SetAttr,
     ) -> Result<(), Failure> {
         if let Some(size) = set.size {
-            let _end = open.end.lock();
-            target.object().set_len(size)?;
-            self.note_changed(target)?;
+            loop {
+                let end = open.end.lock();
+                if is_marked(target) {
+                    target.object().set_len(size)?;
+                    self.note_changed(target)?;
+                    break;
+                }
+                // Another change, or the last close, has taken size and mark into the record since
+                // this one was noted.
+                drop(end);
+                self.note_change(open, target)?;
+            }
         }
         if set.atime.is_some() || set.mtime.is_some() {
             open.touched.store(true, Ordering::Release);
@@ -256,10 +265,12 @@ impl Files {
     /// somebody reads).
     pub(super) fn absorb_change(&self, file: &Arc<File>) -> Result<(), Failure> {
         let claim = self.buffer.opens().claim(file.ino);
-        if claim.open().is_some_and(|open| open.is_written()) {
+        let open = claim.open();
+        if open.as_ref().is_some_and(|open| open.is_written()) {
             // The close of who writes it takes that in.
             return Ok(());
         }
+        let _end = open.as_ref().map(|open| open.end.lock());
         let object = self.buffer.tiers().open_object(file.tier(), file.object)?;
         self.record_object(file, &*object)
     }
@@ -359,6 +370,17 @@ fn set_on_pfs(file: &FileObject, set: &SetAttr) -> std::io::Result<()> {
     Ok(())
 }
 
+/// Whether the record of a file says that only the object knows the size.
+fn is_marked(target: &Target) -> bool {
+    match target {
+        Target::Buffer { file, .. } => {
+            let state = file.lock();
+            state.is_dirty() && state.residency.writing
+        }
+        Target::Pfs { .. } => true,
+    }
+}
+
 fn change_object(object: &dyn Object, set: &SetAttr) -> Result<(), Failure> {
     if let Some(size) = set.size {
         object.set_len(size)?;
@@ -377,6 +399,7 @@ mod tests {
     use std::time::Duration;
 
     use forebay_namespace::File;
+    use forebay_tiers::testing::{Effect, Operation, When};
     use forebay_types::{Errno, Ino, OpenFlags, SetAttr};
 
     use crate::integrity::atrest::Purpose;
@@ -404,6 +427,32 @@ mod tests {
             settings.wait_for_space = Duration::ZERO;
         });
         [Lab::new(), small]
+    }
+
+    #[test]
+    fn what_is_being_cut_is_recorded_as_cut_or_as_under_change() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let writer = create(rooms, b"f", &[7; BYTES]);
+        let found = rooms.base.ns().lookup(Ino::ROOT, b"f").expect("found");
+        let file = found.file.expect("in the burst buffer");
+        let slow = Effect::Delay(Duration::from_millis(500));
+        let slow = flash.inject(Operation::SetLen, When::Nth(1), slow);
+        std::thread::scope(|scope| {
+            let cuts = scope.spawn(|| rooms.files.setattr_object(&file, &cut()));
+            while flash.fired(slow) == 0 {
+                std::thread::yield_now();
+            }
+            rooms.files.release(writer).expect("close");
+            {
+                let state = file.lock();
+                let known = state.residency.writing || state.meta.size == 10;
+                assert!(known, "a kill now would leave it damaged");
+            }
+            cuts.join().expect("no panic").expect("cut");
+        });
+        let state = file.lock();
+        assert_eq!((state.meta.size, state.residency.writing), (10, false));
     }
 
     fn cut() -> SetAttr {

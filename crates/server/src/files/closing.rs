@@ -90,6 +90,8 @@ impl Files {
         file: &Arc<File>,
         object: &dyn Object,
     ) -> Result<(), Failure> {
+        // Who sets the end of the file at the moment does so under the mark that this takes away.
+        let _end = open.end.lock();
         let stat = match object.stat() {
             Ok(stat) => stat,
             Err(error) => return Err(self.close_later(open, file, error)),

@@ -141,9 +141,8 @@ impl Files {
         }
         let target = open.target.read().clone();
         let absorbed = match target {
-            Target::Buffer { file, .. } if file.lock().residency.writing => {
-                self.absorb_change(&file)
-            }
+            // Its mark may have gone with the close, before the change was made.
+            Target::Buffer { file, .. } if file.lock().is_dirty() => self.absorb_change(&file),
             _ => Ok(()),
         };
         both("record a file", changed, absorbed).map(|(value, ())| value)
