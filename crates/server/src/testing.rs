@@ -208,6 +208,12 @@ pub fn answer<T>(done: Result<T, Failure>) -> Result<T, Errno> {
     done.map_err(|failure| failure.errno())
 }
 
+/// The size that a file has on record, and whether only its object knows it.
+pub fn recorded(file: &forebay_namespace::File) -> (u64, bool) {
+    let state = file.lock();
+    (state.meta.size, state.residency.writing)
+}
+
 /// Who runs the test.
 pub fn me() -> Cred {
     Cred {

@@ -78,6 +78,8 @@ pub enum Effect {
     Short(usize),
     /// Waits, then does as asked.
     Delay(Duration),
+    /// Looks, then waits ([`Operation::Stat`]): what it answers is of before.
+    Late(Duration),
     /// Flips bit `n % (8 × bytes)` of what was read or is written.
     FlipBit(u64),
 }
@@ -114,6 +116,7 @@ struct Shared {
 struct Verdict {
     short: Option<usize>,
     flip: Option<u64>,
+    late: Option<Duration>,
 }
 
 impl Shared {
@@ -142,6 +145,7 @@ impl Shared {
                 Effect::Fail(errno) => failure = failure.or(Some(errno)),
                 Effect::Short(bytes) => verdict.short = Some(bytes),
                 Effect::Delay(time) => delay += time,
+                Effect::Late(time) => verdict.late = Some(time),
                 Effect::FlipBit(bit) => verdict.flip = Some(bit),
             }
         }
@@ -449,9 +453,13 @@ impl Object for FaultyObject {
     }
 
     fn stat(&self) -> io::Result<ObjectStat> {
-        self.shared.call(Operation::Stat)?;
+        let verdict = self.shared.call(Operation::Stat)?;
         self.refuse_dead()?;
-        self.inner.stat()
+        let stat = self.inner.stat();
+        if let Some(late) = verdict.late {
+            std::thread::sleep(late);
+        }
+        stat
     }
 
     fn set_times(&self, atime: Option<SetTime>, mtime: Option<SetTime>) -> io::Result<()> {

@@ -465,7 +465,7 @@ mod tests {
     use forebay_wire::WriteHow;
 
     use crate::rooms::Rooms;
-    use crate::testing::{FLASH, Lab, answer, create, drain, me};
+    use crate::testing::{FLASH, Lab, answer, create, drain, me, recorded};
 
     /// Longer than what does not wait takes.
     const LATE: Duration = Duration::from_millis(500);
@@ -672,5 +672,34 @@ mod tests {
         rooms.files.release(reader.handle).expect("close");
         assert!(!file.lock().residency.writing);
         assert_eq!(file.lock().meta.size, 100);
+    }
+
+    #[test]
+    fn what_is_flushed_for_a_name_while_it_is_closed_has_the_size_that_it_was_closed_with() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[1; 39]);
+        let file = rooms.buffer.files().pop().expect("file");
+        // The look for the record; the one before it asks whether the object is there.
+        flash.inject(Operation::Stat, When::Nth(2), Effect::Late(LATE));
+        let looks = flash.calls(Operation::Stat);
+        std::thread::scope(|scope| {
+            let flush = scope.spawn(|| answer(rooms.files.make_stable(&file)));
+            while flash.calls(Operation::Stat) < looks + 2 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::thread::sleep(LATE / 10);
+            let written = rooms.files.write(handle, 39, &[2; 27], WriteHow::WAITING);
+            assert_eq!(answer(written), Ok(Some(27)));
+            rooms.files.release(handle).expect("close");
+            assert_eq!(flush.join().expect("thread"), Ok(()));
+        });
+        assert_eq!(recorded(&file), (66, false));
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let opened = answer(rooms.files.open(file.ino, flags, false));
+        let (opened, _) = opened.expect("nothing is wrong with it");
+        rooms.files.release(opened.handle).expect("close");
+        drain(rooms);
+        assert!(!file.lock().is_dirty(), "{:?}", rooms.base.errors().all());
     }
 }

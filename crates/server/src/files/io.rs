@@ -228,7 +228,7 @@ mod tests {
 
     use crate::buffer::opens::Target;
     use crate::rooms::Rooms;
-    use crate::testing::{Lab, answer, create, drain, me};
+    use crate::testing::{Lab, answer, create, drain, me, recorded};
 
     /// As an fsync does that means the PFS.
     fn flush_to_pfs(rooms: &Rooms, object: ObjectId) {
@@ -501,5 +501,108 @@ mod tests {
         assert!(!file.lock().residency.writing);
         drain(rooms);
         assert_eq!(lab.on_pfs("f"), b"CONTENT");
+    }
+
+    #[test]
+    fn what_was_noted_before_the_last_close_and_written_after_it_is_on_record() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[1; 39]);
+        let file = rooms.buffer.files().pop().expect("file");
+        let late = std::time::Duration::from_millis(500);
+        flash.inject(Operation::Write, When::Nth(1), Effect::Delay(late));
+        let before = flash.calls(Operation::Write);
+        std::thread::scope(|scope| {
+            let write =
+                scope.spawn(|| answer(rooms.files.write(handle, 39, &[2; 27], WriteHow::WAITING)));
+            while flash.calls(Operation::Write) == before {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            rooms.files.release(handle).expect("close");
+            assert_eq!(write.join().expect("thread"), Ok(Some(27)));
+        });
+        assert_eq!(recorded(&file), (66, false));
+        drain(rooms);
+        assert!(!file.lock().is_dirty(), "{:?}", rooms.base.errors().all());
+    }
+
+    /// Creates `f` while another client finds it and opens it to read, before the creator has it
+    /// open. Somebody joins and keeps it open; both others close it. The file, and the handle.
+    fn hold_beside_an_early_reader(rooms: &Arc<Rooms>) -> (Arc<File>, forebay_types::Handle) {
+        use forebay_types::failpoint::{self, Point};
+        let early = rooms.clone();
+        let (tell, told) = std::sync::mpsc::channel();
+        failpoint::meanwhile(Point::CreateNamed, move || {
+            // On a thread of its own: it may have to wait for the creator.
+            std::thread::spawn(move || {
+                let found = early.base.ns().lookup(Ino::ROOT, b"f").expect("there");
+                let flags = OpenFlags(libc::O_RDONLY as u32);
+                let opened = answer(early.files.open(found.attr.ino, flags, false));
+                tell.send(opened.expect("open").0.handle).expect("told");
+            });
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        });
+        let creator = create(rooms, b"f", &[1; 39]);
+        let reader = told.recv().expect("opened");
+        let file = rooms.buffer.files().pop().expect("file");
+        let holder = open(rooms, &file).expect("open");
+        rooms.files.release(creator).expect("close");
+        rooms.files.release(reader).expect("close");
+        (file, holder)
+    }
+
+    fn open(rooms: &Rooms, file: &File) -> Result<forebay_types::Handle, Errno> {
+        let flags = OpenFlags(libc::O_RDWR as u32);
+        let opened = answer(rooms.files.open(file.ino, flags, false));
+        opened.map(|(opened, _)| opened.handle)
+    }
+
+    #[test]
+    fn who_keeps_a_new_file_open_that_was_opened_before_its_creator_had_it_goes_where_it_goes() {
+        let (lab, _) = Lab::with_memory();
+        let rooms = lab.shared_rooms();
+        let (file, holder) = hold_beside_an_early_reader(&rooms);
+        let close_written = |at: u64, bytes: &[u8]| {
+            let other = open(&rooms, &file).expect("open");
+            let written = rooms.files.write(other, at, bytes, WriteHow::WAITING);
+            assert_eq!(answer(written), Ok(Some(bytes.len())));
+            rooms.files.release(other).expect("close");
+        };
+        close_written(0, &[3; 39]);
+        // As before a rename: to the table nobody has it open, so it moves to flash.
+        rooms.files.make_stable(&file).expect("stable");
+        close_written(39, &[2; 27]);
+        rooms.files.release(holder).expect("close");
+        let (shown, state) = (open(&rooms, &file), recorded(&file));
+        assert!(shown.is_ok(), "{shown:?}, record: {state:?}");
+        assert_eq!(state.0, 66);
+        rooms.files.release(shown.expect("open")).expect("close");
+    }
+
+    #[test]
+    fn who_opens_a_new_file_before_its_creator_has_it_open_takes_nothing_from_it() {
+        let lab = Lab::new();
+        let rooms = lab.shared_rooms();
+        // It stays open, whoever else closes it.
+        let (file, holder) = hold_beside_an_early_reader(&rooms);
+        let is_open = rooms.buffer.opens().by_ino(file.ino).is_some();
+        // Another writer's close comes between what the holder notes and what it writes.
+        let other = open(&rooms, &file).expect("open");
+        let written = rooms.files.write(other, 0, &[3; 39], WriteHow::WAITING);
+        assert_eq!(answer(written), Ok(Some(39)));
+        let (held, _) = rooms.buffer.opens().file(holder).expect("open");
+        let target = rooms.files.target(&held).expect("target");
+        rooms.files.note_change(&held, &target).expect("noted");
+        rooms.files.release(other).expect("close");
+        target.object().write_at(&[2; 27], 39).expect("write");
+        rooms.files.note_changed(&target).expect("noted");
+        drop(target);
+        let shown = open(&rooms, &file);
+        let state = recorded(&file);
+        assert!(
+            shown.is_ok(),
+            "{shown:?}, open before: {is_open}, record: {state:?}"
+        );
+        assert!(is_open, "the table has lost it");
     }
 }
