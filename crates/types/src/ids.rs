@@ -17,6 +17,11 @@ impl Ino {
     /// First id of files born in the burst buffer.
     pub const FIRST_BORN: u64 = 1 << 62;
 
+    /// Of a file that is created in the burst buffer, as this object.
+    pub fn of_new(object: ObjectId) -> Ino {
+        Ino(Ino::FIRST_BORN | object.0)
+    }
+
     /// Whether the file was created in, or brought into, the burst buffer under an id of its own.
     pub fn is_born_here(self) -> bool {
         self.0 >= Self::FIRST_BORN

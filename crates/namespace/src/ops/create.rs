@@ -95,7 +95,7 @@ pub(crate) fn born(
     };
     let names = (names, unnamed);
     let state = FileState::new(names, meta, new.xattrs.clone(), residency);
-    let ino = Ino(Ino::FIRST_BORN | new.object.0);
+    let ino = Ino::of_new(new.object);
     Arc::new(File::new(new.object, ino, state))
 }
 

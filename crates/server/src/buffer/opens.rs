@@ -285,6 +285,11 @@ pub struct Claim<'a> {
 }
 
 impl Claim<'_> {
+    /// Of what it is.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
     /// The file, if it is open.
     pub fn open(&self) -> Option<Arc<OpenFile>> {
         self.shard.by_ino.lock().open.get(&self.ino).cloned()
@@ -433,7 +438,11 @@ impl OpenTable {
             counts.storers += u32::from(flags.can_store());
         }
         let mut by_ino = claim.shard.by_ino.lock();
-        by_ino.open.insert(file.ino, file.clone());
+        let before = by_ino.open.insert(file.ino, file.clone());
+        debug_assert!(
+            before.is_none_or(|b| Arc::ptr_eq(&b, file)),
+            "a file is open once"
+        );
         drop(by_ino);
         self.files.fetch_add(1, Ordering::Relaxed);
         self.insert(Entry::File(file.clone(), flags))

@@ -46,7 +46,8 @@ impl Files {
         {
             let mut state = file.lock();
             let copied = state.safe == Some(state.generation()) || state.residency.clean;
-            if !state.demoting && !copied {
+            // A close may have called it written to its end since the change was noted.
+            if !state.demoting && !copied && state.residency.writing {
                 return Ok(());
             }
             if state.is_dirty() && state.residency.writing {

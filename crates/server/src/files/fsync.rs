@@ -140,7 +140,10 @@ impl Files {
         if on_flash && state.is_dirty() {
             state.note_flushed(generation, stat.size);
         }
-        state.take_live_stat(&stat);
+        // Once nobody writes it, the record has what its close has found; this look may be older.
+        if state.residency.writing {
+            state.take_live_stat(&stat);
+        }
         self.ns.save(file, &state, KvDurability::Synced)?;
         failpoint::hit(failpoint::Point::FsyncRecord);
         Ok(())
@@ -275,10 +278,12 @@ impl Files {
     /// goes.
     pub fn settle_shadow(&self, file: &Arc<File>) -> Result<(), Failure> {
         let _copying = file.copying();
-        if self.buffer.opens().by_ino(file.ino).is_some() {
+        let claim = self.buffer.opens().claim(file.ino);
+        if claim.is_open() {
             // Somebody has opened it meanwhile: their close sees to it.
             return Ok(());
         }
+        // With the claim held, nobody is in the middle of a truncation, which counts no further.
         let (tier, shadow, generation, clean) = {
             let state = file.lock();
             (
@@ -288,6 +293,7 @@ impl Files {
                 state.residency.clean,
             )
         };
+        drop(claim);
         let Some((flash, _)) = shadow else {
             return Ok(());
         };

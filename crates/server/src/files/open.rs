@@ -124,13 +124,16 @@ impl Files {
             writing: lease.is_some(),
             born: born_at(&*object),
         };
+        // From its name on others find it: they wait, and join who creates it.
+        let claim = self.buffer.opens().claim(Ino::of_new(object_id));
         let created = self.ns.create(&dir, &link.name, free, &new);
         let (attr, file) = created.inspect_err(|_| undo())?;
         self.buffer.enter(&file, &identity);
         self.catalog.apps().opened_for_write(object_id);
         let target = Target::Buffer { file, object, tier };
         let known = (identity.series_hash(), foreseen.bytes);
-        let (opened, descriptor) = self.open_created(attr.ino, target, lease, known, flags);
+        let (opened, descriptor) = self.open_created(&claim, target, lease, known, flags);
+        drop(claim);
         if !flags.writes() {
             // No writer's close will say that it is to be drained.
             self.buffer.queue().add(object_id);
@@ -179,7 +182,7 @@ impl Files {
 
     pub(crate) fn open_created(
         &self,
-        ino: Ino,
+        claim: &Claim<'_>,
         target: Target,
         lease: Option<u64>,
         (series, predicted): (u64, Option<u64>),
@@ -189,14 +192,17 @@ impl Files {
         if descriptor.is_some() {
             self.hold_open(&target);
         }
-        let open = Arc::new(self.buffer.opens().make(ino, target, descriptor.is_some()));
+        let open = Arc::new(
+            self.buffer
+                .opens()
+                .make(claim.ino(), target, descriptor.is_some()),
+        );
         open.lease_bytes
             .store(lease.unwrap_or(0), Ordering::Release);
         open.series.store(series, Ordering::Release);
         open.predicted_bytes
             .store(predicted.unwrap_or(0), Ordering::Release);
-        let claim = self.buffer.opens().claim(ino);
-        let handle = self.buffer.opens().add(&claim, &open, flags);
+        let handle = self.buffer.opens().add(claim, &open, flags);
         self.guard.watches(&open);
         // Who creates a file is about to write it.
         (opened(handle, &descriptor, None), descriptor)

@@ -62,7 +62,9 @@ impl Files {
             object,
             tier,
         };
-        let (opened, _) = self.open_created(ino, target, None, (0, None), flags);
+        let claim = self.buffer.opens().claim(ino);
+        let (opened, _) = self.open_created(&claim, target, None, (0, None), flags);
+        drop(claim);
         self.unnamed.files.lock().insert(ino, file);
         Ok((attr, opened))
     }
