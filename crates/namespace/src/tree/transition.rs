@@ -132,9 +132,28 @@ impl FileState {
         self.debug_check();
     }
 
-    /// Nothing is left of what was. Whether there was something.
-    pub fn forget_flushed(&mut self) -> bool {
-        self.facts.residency.flushed.take().is_some()
+    /// The object is about to be cut: of what was flushed no more is left than `size`. Whether
+    /// that is less than was on record.
+    pub fn cut_flushed(&mut self, size: u64) -> bool {
+        let flushed = &mut self.facts.residency.flushed;
+        match flushed.as_mut().filter(|flushed| flushed.bytes > size) {
+            Some(flushed) => {
+                flushed.bytes = size;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Whether the record says that only the object knows the size.
+    pub fn is_written(&self) -> bool {
+        self.is_dirty() && self.residency.writing
+    }
+
+    /// A change of what is closed is under way: until that is recorded, only the object knows the
+    /// size.
+    pub fn stay_written(&mut self) {
+        self.facts.residency.writing = self.is_dirty();
     }
 
     /// What was written may not have reached its device. A copy under way may be of what is left.

@@ -3,6 +3,7 @@
 pub(crate) mod activity;
 pub(crate) mod blocks;
 pub(crate) mod books;
+pub(crate) mod changes;
 pub(crate) mod contents;
 pub(crate) mod copies;
 pub(crate) mod evict;

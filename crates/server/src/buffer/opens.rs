@@ -11,6 +11,7 @@ use forebay_types::{Dirent, Errno, Generation, Handle, Ino, ObjectId, OpenFlags,
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::buffer::blocks::Blocks;
+use crate::buffer::changes::Changes;
 
 /// Locks are spread over so many shards by id.
 pub const SHARDS: usize = 64;
@@ -109,6 +110,10 @@ pub struct OpenFile {
     pub growing: Mutex<()>,
     /// Held while the end is set, and from a look at the end to what relies on it.
     pub end: Mutex<()>,
+    /// How often its end was set. Changed while `end` is held.
+    pub cuts: AtomicU64,
+    /// While one is under way, a close does not say how large the file is.
+    pub changes: Changes,
     /// Space set aside for unseen writing, bytes; 0 without.
     pub lease_bytes: AtomicU64,
     /// The lease is larger than the tier has room for.
@@ -155,6 +160,8 @@ impl OpenFile {
             budget_bytes: AtomicI64::new(0),
             growing: Mutex::new(()),
             end: Mutex::new(()),
+            cuts: AtomicU64::new(0),
+            changes: Changes::default(),
             lease_bytes: AtomicU64::new(0),
             borrowed: AtomicBool::new(false),
             before: Mutex::new(None),
@@ -439,11 +446,12 @@ impl OpenTable {
         }
         let mut by_ino = claim.shard.by_ino.lock();
         let before = by_ino.open.insert(file.ino, file.clone());
-        debug_assert!(
-            before.is_none_or(|b| Arc::ptr_eq(&b, file)),
-            "a file is open once"
-        );
         drop(by_ino);
+        if !before.is_none_or(|before| Arc::ptr_eq(&before, file)) {
+            // Who holds the other may write where nobody looks.
+            tracing::error!("file {} is open twice", file.ino.0);
+            debug_assert!(false, "a file is open once");
+        }
         self.files.fetch_add(1, Ordering::Relaxed);
         self.insert(Entry::File(file.clone(), flags))
     }

@@ -6,14 +6,17 @@ use forebay_namespace::File;
 
 use crate::base::failure::Failure;
 use crate::buffer::Buffer;
+use crate::buffer::opens::Claim;
 
 impl Buffer {
-    /// Finishes a close that failed, if there was one. The caller has claimed the file, and nobody
-    /// writes it.
-    pub fn finish_close(&self, file: &Arc<File>) -> Result<(), Failure> {
+    /// Finishes a close that failed, if there was one, of a file that nobody has open for writing.
+    pub fn finish_close(&self, claim: &Claim<'_>, file: &Arc<File>) -> Result<(), Failure> {
         if !self.unclosed.lock().contains(&file.object) {
             return Ok(());
         }
+        // Who cuts a file that others read is not counted as one that writes it.
+        let open = claim.open();
+        let _end = open.as_ref().map(|open| open.end.lock());
         let tier = file.tier();
         let stat = self.tiers.open_object(tier, file.object)?.stat()?;
         let mut state = file.lock();

@@ -25,7 +25,9 @@ impl Files {
         if !flags.writes() {
             return Err(Errno::EBADF.into());
         }
+        let under_way = open.changes.begin();
         let changed = self.change_space_of(&open, change, (offset, len), drop_suid, may_wait);
+        drop(under_way);
         self.absorb_late(&open, changed)
     }
 

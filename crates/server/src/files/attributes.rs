@@ -199,7 +199,6 @@ impl Files {
                 open.mark_verified();
             }
             self.note_change(open, &target)?;
-            self.forget_flushed(file, size);
         }
         let changed = self.apply(open, &target, set);
         if changed.is_ok() && set.size == Some(0) {
@@ -222,6 +221,10 @@ impl Files {
             loop {
                 let end = open.end.lock();
                 if is_marked(target) {
+                    if let Target::Buffer { file, .. } = target {
+                        self.cut_flushed(file, size)?;
+                    }
+                    open.cuts.fetch_add(1, Ordering::AcqRel);
                     target.object().set_len(size)?;
                     self.note_changed(target)?;
                     break;
@@ -248,7 +251,7 @@ impl Files {
         if let Some(size) = set.size {
             // Until it is recorded, only the object knows the size.
             self.begin_change(file)?;
-            self.forget_flushed(file, size);
+            self.cut_flushed(file, size)?;
             self.buffer.activity().note();
         }
         let changed = change_object(object, set);
@@ -373,10 +376,7 @@ fn set_on_pfs(file: &FileObject, set: &SetAttr) -> std::io::Result<()> {
 /// Whether the record of a file says that only the object knows the size.
 fn is_marked(target: &Target) -> bool {
     match target {
-        Target::Buffer { file, .. } => {
-            let state = file.lock();
-            state.is_dirty() && state.residency.writing
-        }
+        Target::Buffer { file, .. } => file.lock().is_written(),
         Target::Pfs { .. } => true,
     }
 }

@@ -29,7 +29,7 @@ impl Files {
         {
             let mut state = file.lock();
             // Only then the record says that the object knows the size.
-            if state.is_dirty() && state.residency.writing {
+            if state.is_written() {
                 state.changed();
                 return Ok(());
             }
@@ -50,7 +50,7 @@ impl Files {
             if !state.demoting && !copied && state.residency.writing {
                 return Ok(());
             }
-            if state.is_dirty() && state.residency.writing {
+            if state.is_written() {
                 state.changed();
                 return Ok(());
             }

@@ -120,6 +120,10 @@ impl Files {
             let mut state = file.lock();
             // What the kernel wrote is a change whatever was taken for known of it meanwhile.
             state.close(&stat, open.passthrough);
+            if open.changes.are_under_way() {
+                // The object may be longer in a moment, and who changes it takes that in.
+                state.stay_written();
+            }
             // Until then the record says that the object knows the size, which is as good.
             self.ns.save_later(file, &mut state);
             let dirty = self.buffer.book_held(file, &state, stat.allocated_bytes);
@@ -184,14 +188,13 @@ impl Files {
         failure
     }
 
-    /// Nothing is left of what an fsync had promised of a file that is cut to nothing: what is
-    /// written to it from here on must not be taken for that.
-    pub fn forget_flushed(&self, file: &Arc<File>, size: u64) {
+    /// What an fsync has promised of a file that is about to be cut goes with what is cut off: else
+    /// a start after a power cut would miss it. So that is on record before the cut can be.
+    pub fn cut_flushed(&self, file: &Arc<File>, size: u64) -> Result<(), Failure> {
         let mut state = file.lock();
-        // Of a file in memory flash keeps it until the next fsync.
-        let here = self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram;
-        if size == 0 && here && state.forget_flushed() {
-            self.ns.save_later(file, &mut state);
+        match state.cut_flushed(size) {
+            true => Ok(self.ns.save(file, &state, KvDurability::Synced)?),
+            false => Ok(()),
         }
     }
 

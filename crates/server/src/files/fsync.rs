@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::File;
@@ -15,6 +16,20 @@ use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
 use crate::files::mover::{Move, refuse_primary};
+
+/// Who waits for the PFS may have a file for ever, and others wait for a copy of it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a flush of an open file makes stable.
+#[derive(Clone, Copy)]
+struct Flush {
+    /// The content, or a later one.
+    generation: Generation,
+    /// At least so many bytes, if it is not cut meanwhile.
+    bytes: u64,
+    /// How often it had been cut when the flush began.
+    cuts: u64,
+}
 
 impl Files {
     /// Makes what was written so far as durable as the file's level says.
@@ -45,12 +60,12 @@ impl Files {
                 self.plan.engine().end_turn(application, TurnEnd::Flushing);
             }
         }
-        let generation = self.buffer.generation(&file);
+        let flush = self.begin_flush(&open, &file, &*object)?;
         if let Some(level) = self.begin_fsync_unnamed(&file) {
-            return self.fsync_to(level, (&open, &file), object, (tier, generation), data_only);
+            return self.fsync_to(level, (&open, &file), object, (tier, flush), data_only);
         }
         let level = self.catalog.durability_of_file(&file);
-        self.fsync_to(level, (&open, &file), object, (tier, generation), data_only)?;
+        self.fsync_to(level, (&open, &file), object, (tier, flush), data_only)?;
         file.lock().pay_fsync();
         Ok(())
     }
@@ -60,14 +75,14 @@ impl Files {
         level: Durability,
         (open, file): (&OpenFile, &Arc<File>),
         object: Arc<dyn Object>,
-        (tier, generation): (TierId, Generation),
+        (tier, flush): (TierId, Flush),
         data_only: bool,
     ) -> Result<(), Failure> {
         match level {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
                 self.integrity.flush(file, tier, &*object, data_only)?;
-                self.flush_to_pfs(open, file, &*object, generation)
+                self.flush_to_pfs(open, file, &*object, flush)
             }
             Durability::Ssd | Durability::Replica => {
                 let object = match self.buffer.tiers().kind(tier) {
@@ -77,7 +92,7 @@ impl Files {
                         object
                     }
                 };
-                self.promise(open, file, &*object, generation)
+                self.promise(open, file, &*object, flush)
             }
         }
     }
@@ -90,10 +105,10 @@ impl Files {
         open: &OpenFile,
         file: &Arc<File>,
         object: &dyn Object,
-        generation: Generation,
+        flush: Flush,
     ) -> Result<(), Failure> {
         if !object.stat()?.is_removed {
-            return self.save_live(file, object, generation);
+            return self.save_live(open, file, object, flush);
         }
         let (nameless, unlinked) = {
             let state = file.lock();
@@ -113,7 +128,7 @@ impl Files {
             "{}: fsync goes to the PFS: {reason}",
             file.path().escape_ascii()
         );
-        self.flush_to_pfs(open, file, object, generation)
+        self.flush_to_pfs(open, file, object, flush)
     }
 
     /// An error of a demotion reaches the next fsync of the file, once.
@@ -124,12 +139,47 @@ impl Files {
         unreported.map_or(Ok(()), |errno| Err(errno.into()))
     }
 
-    /// Writes down what was flushed: at least the content of `generation`.
+    /// Asks what an object holds, right before it is flushed.
+    fn begin_flush(
+        &self,
+        open: &OpenFile,
+        file: &File,
+        object: &dyn Object,
+    ) -> Result<Flush, Failure> {
+        let _end = open.end.lock();
+        Ok(Flush {
+            generation: self.buffer.generation(file),
+            bytes: object.stat()?.size,
+            cuts: open.cuts.load(Ordering::Acquire),
+        })
+    }
+
+    /// Writes down what was flushed of a file that is open. Nobody sets its end meanwhile: what is
+    /// cut off is not promised after that.
     fn save_live(
+        &self,
+        open: &OpenFile,
+        file: &File,
+        object: &dyn Object,
+        flush: Flush,
+    ) -> Result<(), Failure> {
+        let _end = open.end.lock();
+        // It was cut meanwhile, and what it has grown to since may be on no device.
+        let bytes = match open.cuts.load(Ordering::Acquire) == flush.cuts {
+            true => flush.bytes,
+            false => 0,
+        };
+        self.save_flushed(file, object, flush.generation, bytes)
+    }
+
+    /// Writes down what was flushed: at least so many bytes, as `generation` had them. The caller
+    /// sees to it that nobody cuts it.
+    fn save_flushed(
         &self,
         file: &File,
         object: &dyn Object,
         generation: Generation,
+        bytes: u64,
     ) -> Result<(), Failure> {
         let stat = object.stat()?;
         let mut state = file.lock();
@@ -137,8 +187,11 @@ impl Files {
             Some((_, of)) => of >= generation,
             None => self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram,
         };
-        if on_flash && state.is_dirty() {
-            state.note_flushed(generation, stat.size);
+        // Another fsync may have put a later content there, and said so.
+        let known = state.residency.flushed;
+        let is_news = known.is_none_or(|known| known.generation <= generation);
+        if on_flash && is_news && state.is_dirty() {
+            state.note_flushed(generation, bytes.min(stat.size));
         }
         // Once nobody writes it, the record has what its close has found; this look may be older.
         if state.residency.writing {
@@ -176,9 +229,9 @@ impl Files {
         open: &OpenFile,
         file: &Arc<File>,
         object: &dyn Object,
-        generation: Generation,
+        flush: Flush,
     ) -> Result<(), Failure> {
-        self.save_live(file, object, generation)?;
+        self.save_live(open, file, object, flush)?;
         self.demote_written(open, file, object)
     }
 
@@ -189,7 +242,8 @@ impl Files {
         file: &Arc<File>,
         object: &dyn Object,
     ) -> Result<(), Failure> {
-        let generation = self.buffer.generation(file);
+        let flush = self.begin_flush(open, file, object)?;
+        let generation = flush.generation;
         {
             let state = file.lock();
             if state.is_unlinked() && state.unnamed.is_none() {
@@ -205,7 +259,7 @@ impl Files {
         let size = object.stat()?.allocated_bytes;
         let Some(flash) = self.book_shadow(file, known.map(|(tier, _)| tier), size) else {
             // No flash has room: the PFS is the next stable place.
-            return self.flush_to_pfs(open, file, object, generation);
+            return self.flush_to_pfs(open, file, object, flush);
         };
         match self.copy_shadow(file, object, flash) {
             // It had less than its tier was promised, or somebody has removed its directory: the
@@ -218,7 +272,7 @@ impl Files {
                 if known.is_none() {
                     self.buffer.drop_shadow(file, flash);
                 }
-                return self.flush_to_pfs(open, file, object, generation);
+                return self.flush_to_pfs(open, file, object, flush);
             }
             done => done?,
         }
@@ -278,7 +332,9 @@ impl Files {
     /// goes.
     pub fn settle_shadow(&self, file: &Arc<File>) -> Result<(), Failure> {
         let _copying = file.copying();
-        let claim = self.buffer.opens().claim(file.ino);
+        let Some(claim) = self.buffer.opens().claim_within(file.ino, PATIENCE) else {
+            return Ok(());
+        };
         if claim.is_open() {
             // Somebody has opened it meanwhile: their close sees to it.
             return Ok(());
@@ -338,7 +394,7 @@ impl Files {
                 Target::Pfs { node, file, .. } => self.sync_in_place(&node, &file, false),
                 Target::Buffer { file, object, tier } => {
                     open.fsynced.store(true, Ordering::Release);
-                    let generation = self.buffer.generation(&file);
+                    let flush = self.begin_flush(&open, &file, &*object)?;
                     let object = match self.buffer.tiers().kind(tier) {
                         TierKind::Dram => self.flush_to_flash(&open, &file)?,
                         _ => {
@@ -346,7 +402,7 @@ impl Files {
                             object
                         }
                     };
-                    self.promise(&open, &file, &*object, generation)
+                    self.promise(&open, &file, &*object, flush)
                 }
             };
         }
@@ -362,7 +418,8 @@ impl Files {
         let generation = self.buffer.generation(file);
         if self.buffer.tiers().kind(tier) != TierKind::Dram {
             self.integrity.flush(file, tier, &*object, false)?;
-            return self.save_live(file, &*object, generation);
+            let bytes = object.stat()?.size;
+            return self.save_flushed(file, &*object, generation, bytes);
         }
         let Some(flash) = self.buffer.flash_for(object.stat()?.allocated_bytes) else {
             drop((claim, copying));
@@ -678,6 +735,48 @@ mod tests {
         rooms.files.release(reader.handle).expect("close");
         assert!(!file.lock().residency.writing);
         assert_eq!(file.lock().meta.size, 100);
+    }
+
+    #[test]
+    fn an_fsync_beside_a_cut_promises_no_more_than_is_left() {
+        let (lab, flash) = Lab::with_faulty_flash();
+        let rooms = lab.rooms();
+        let handle = create(rooms, b"f", &[1; 39]);
+        let file = rooms.buffer.files().pop().expect("file");
+        let promised = || file.lock().residency.flushed.map(|flushed| flushed.bytes);
+        let slow = flash.inject(Operation::Sync, When::Nth(1), Effect::Delay(LATE));
+        std::thread::scope(|scope| {
+            let flush = scope.spawn(|| answer(rooms.files.fsync(handle, false)));
+            while flash.fired(slow) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            cut(rooms, file.ino, 10);
+            let written = rooms.files.write(handle, 10, &[2; 56], WriteHow::WAITING);
+            assert_eq!(answer(written), Ok(Some(56)));
+            assert_eq!(flush.join().expect("thread"), Ok(()));
+        });
+        assert!(promised() <= Some(10), "{:?}", promised());
+        assert_eq!(fsync(rooms, handle), Ok(()));
+        assert_eq!(promised(), Some(66));
+        // Not by what grows it.
+        for (size, left) in [(80, 66), (20, 20)] {
+            cut(rooms, file.ino, size);
+            assert_eq!(promised(), Some(left));
+        }
+        rooms.files.release(handle).expect("close");
+        cut(rooms, file.ino, 7);
+        assert_eq!(promised(), Some(7));
+        cut(rooms, file.ino, 0);
+        assert_eq!(promised(), Some(0));
+    }
+
+    fn cut(rooms: &Rooms, ino: forebay_types::Ino, size: u64) {
+        let set = SetAttr {
+            size: Some(size),
+            ..SetAttr::default()
+        };
+        let done = rooms.files.setattr(ino, None, &set, me());
+        assert_eq!(answer(done.map(|attr| attr.size)), Ok(size));
     }
 
     #[test]

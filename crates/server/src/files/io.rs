@@ -46,7 +46,9 @@ impl Files {
         if offset.saturating_add(data.len() as u64) > limits::FILE_BYTES_MAX {
             return Err(Errno::EFBIG.into());
         }
+        let change = open.changes.begin();
         let written = self.write_to(&open, (offset, data), how);
+        drop(change);
         let written = self.absorb_late(&open, written);
         match &written {
             Err(failure) if how.write_back => self.store_is_lost(&open, failure),
@@ -519,6 +521,11 @@ mod tests {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
             rooms.files.release(handle).expect("close");
+            {
+                let state = file.lock();
+                let known = state.is_written() || state.meta.size == 66;
+                assert!(known, "a kill now would leave it damaged");
+            }
             assert_eq!(write.join().expect("thread"), Ok(Some(27)));
         });
         assert_eq!(recorded(&file), (66, false));

@@ -129,6 +129,43 @@ fn promise_3_a_copy_that_was_changed_is_not_called_drained() {
     assert!(errors.contains("/f\""), "{errors}");
 }
 
+/// Cut while open, closed, and by an open; in memory, on flash, and without a flush of the device.
+#[test]
+fn promise_3_what_was_fsynced_and_cut_since_is_what_it_was_or_what_it_was_cut_to() {
+    if needs_root() {
+        return;
+    }
+    for (dram, flushed) in [("", true), ("", false), ("64MiB", true)] {
+        let mut cluster = disks(dram);
+        for name in ["open", "closed", "emptied"] {
+            fsynced(&cluster, name, pattern(2150, LEN));
+        }
+        let options = File::options().write(true).clone();
+        let file = options.open(cluster.mnt("open")).expect("open");
+        file.set_len(100).expect("cut");
+        drop(file);
+        crate::random::truncate_path(&cluster.mnt("closed"), 200).expect("cut");
+        let mut options = options;
+        drop(options.truncate(true).open(cluster.mnt("emptied")));
+        if flushed {
+            let flash = File::open(cluster.ssd()).expect("open");
+            rustix::fs::syncfs(&flash).expect("syncfs");
+        }
+        cut_and_start(&mut cluster);
+        let whole = pattern(2150, LEN).bytes();
+        for (name, cut) in [("open", 100), ("closed", 200), ("emptied", 0)] {
+            let found = fs::read(cluster.mnt(name)).expect("not damaged");
+            let is_one = found == whole || found == whole[..cut];
+            assert!(is_one, "{name}: {} bytes, {dram:?}, {flushed}", found.len());
+        }
+        cluster.drain("");
+        assert_eq!(
+            listing(&cluster.pfs("")),
+            ["closed", "emptied", "open", "safe"]
+        );
+    }
+}
+
 #[test]
 fn promise_3_what_was_never_fsynced_and_is_torn_is_lost_as_in_memory() {
     if needs_root() {

@@ -229,7 +229,7 @@ impl Twin {
     }
 }
 
-fn truncate_path(path: &std::path::Path, len: usize) -> io::Result<()> {
+pub fn truncate_path(path: &std::path::Path, len: usize) -> io::Result<()> {
     let path = std::ffi::CString::new(path.as_os_str().as_encoded_bytes())?;
     // SAFETY: the path is a valid string that ends with NUL.
     match unsafe { libc::truncate(path.as_ptr(), len as libc::off_t) } {

@@ -181,7 +181,7 @@ fn begin(drain: &Drain, object: ObjectId) -> Option<Demotion> {
     };
     let claim = drain.buffer.opens().claim(file.ino);
     let written = claim.open().is_some_and(|open| open.is_written());
-    if !written && let Err(failure) = drain.buffer.finish_close(&file) {
+    if !written && let Err(failure) = drain.buffer.finish_close(&claim, &file) {
         drop(claim);
         let errno = failure.errno();
         let reason = failure.about("its object does not answer").to_string();
