@@ -185,6 +185,8 @@ pub struct FileFacts {
     pub drain_open: u32,
     /// The last generation that is on the PFS, of a file that was open for writing then.
     pub safe: Option<Generation>,
+    /// How often it was cut since it is known here: what was flushed of it before may be gone.
+    pub cuts: u32,
 }
 
 impl Deref for FileState {

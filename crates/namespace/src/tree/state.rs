@@ -32,6 +32,7 @@ impl FileState {
                 error: None,
                 drain_open: 0,
                 safe: None,
+                cuts: 0,
             },
             unplaced: Vec::new(),
             unsettled: false,

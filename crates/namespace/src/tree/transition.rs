@@ -85,8 +85,12 @@ impl FileState {
         }
     }
 
-    /// Nobody writes it, and every change has been counted: the object is this.
+    /// Nobody writes it: the object is this.
     pub fn end_writing(&mut self, stat: &ObjectStat) {
+        if self.residency.writing {
+            // The change was counted when it began; a flush since then may have been without it.
+            self.changed();
+        }
         self.facts.residency.writing = false;
         self.take_stat(stat);
     }
@@ -119,6 +123,7 @@ impl FileState {
 
     /// The object says it by now.
     pub fn finish_close(&mut self, stat: &ObjectStat) {
+        self.changed();
         self.facts.residency.writing = false;
         self.take_closed_stat(stat);
     }
@@ -132,17 +137,32 @@ impl FileState {
         self.debug_check();
     }
 
-    /// The object is about to be cut: of what was flushed no more is left than `size`. Whether
-    /// that is less than was on record.
-    pub fn cut_flushed(&mut self, size: u64) -> bool {
-        let flushed = &mut self.facts.residency.flushed;
-        match flushed.as_mut().filter(|flushed| flushed.bytes > size) {
-            Some(flushed) => {
-                flushed.bytes = size;
-                true
-            }
-            None => false,
-        }
+    /// The object is about to be cut: of what was flushed no more is left than `size`. What was on
+    /// record, if that is more.
+    pub fn cut(&mut self, size: u64) -> Option<Flushed> {
+        self.facts.cuts = self.facts.cuts.wrapping_add(1);
+        let more = self.residency.flushed.filter(|was| was.bytes > size)?;
+        self.restore_flushed(Some(Flushed {
+            bytes: size,
+            ..more
+        }));
+        Some(more)
+    }
+
+    /// What was flushed could not be put on record: this is what is there.
+    pub fn restore_flushed(&mut self, flushed: Option<Flushed>) {
+        self.facts.residency.flushed = flushed;
+        self.debug_check();
+    }
+
+    /// At least so many bytes of this generation were put on stable storage, and none of them was
+    /// cut off since. An older promise holds as far as it goes.
+    pub fn add_flushed(&mut self, generation: Generation, bytes: u64) {
+        let known = self
+            .residency
+            .flushed
+            .unwrap_or(Flushed { generation, bytes });
+        self.note_flushed(generation.max(known.generation), bytes.max(known.bytes));
     }
 
     /// Whether the record says that only the object knows the size.

@@ -110,8 +110,6 @@ pub struct OpenFile {
     pub growing: Mutex<()>,
     /// Held while the end is set, and from a look at the end to what relies on it.
     pub end: Mutex<()>,
-    /// How often its end was set. Changed while `end` is held.
-    pub cuts: AtomicU64,
     /// While one is under way, a close does not say how large the file is.
     pub changes: Changes,
     /// Space set aside for unseen writing, bytes; 0 without.
@@ -160,7 +158,6 @@ impl OpenFile {
             budget_bytes: AtomicI64::new(0),
             growing: Mutex::new(()),
             end: Mutex::new(()),
-            cuts: AtomicU64::new(0),
             changes: Changes::default(),
             lease_bytes: AtomicU64::new(0),
             borrowed: AtomicBool::new(false),

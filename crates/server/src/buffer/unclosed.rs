@@ -21,6 +21,12 @@ impl Buffer {
         let stat = self.tiers.open_object(tier, file.object)?.stat()?;
         let mut state = file.lock();
         state.finish_close(&stat);
+        if open
+            .as_ref()
+            .is_some_and(|open| open.changes.are_under_way())
+        {
+            state.stay_written();
+        }
         self.ns.save_later(file, &mut state);
         self.book_held(file, &state, stat.allocated_bytes);
         drop(state);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use forebay_kv::Durability as KvDurability;
 use forebay_namespace::{AttrPlan, File, Node, on_pfs};
 use forebay_policy::placement::FirstChange;
-use forebay_tiers::{FileObject, Object};
+use forebay_tiers::{FileObject, Object, ObjectStat};
 use forebay_types::{
     Attr, Cred, Errno, Handle, Ino, OpenFlags, SetAttr, SetTime, failpoint, limits,
 };
@@ -221,10 +221,9 @@ impl Files {
             loop {
                 let end = open.end.lock();
                 if is_marked(target) {
-                    if let Target::Buffer { file, .. } = target {
-                        self.cut_flushed(file, size)?;
+                    if let Target::Buffer { file, object, .. } = target {
+                        self.note_cut(file, &**object, size)?;
                     }
-                    open.cuts.fetch_add(1, Ordering::AcqRel);
                     target.object().set_len(size)?;
                     self.note_changed(target)?;
                     break;
@@ -251,7 +250,7 @@ impl Files {
         if let Some(size) = set.size {
             // Until it is recorded, only the object knows the size.
             self.begin_change(file)?;
-            self.cut_flushed(file, size)?;
+            self.note_cut(file, object, size)?;
             self.buffer.activity().note();
         }
         let changed = change_object(object, set);
@@ -274,25 +273,49 @@ impl Files {
             return Ok(());
         }
         let _end = open.as_ref().map(|open| open.end.lock());
-        let object = self.buffer.tiers().open_object(file.tier(), file.object)?;
-        self.record_object(file, &*object)
+        // Who is not counted as a writer any more may still be writing, and takes that in.
+        let goes_on = || {
+            open.as_ref()
+                .is_some_and(|open| open.changes.are_under_way())
+        };
+        let opened = self.buffer.tiers().open_object(file.tier(), file.object);
+        let stat = match opened.and_then(|object| object.stat()) {
+            Ok(stat) => stat,
+            Err(error) => {
+                let failure = error.into();
+                self.leave_unclosed(file, &failure);
+                return Err(failure);
+            }
+        };
+        self.take_in(file, &stat, &goes_on)
     }
 
     /// Takes size and times of an object into its record. The caller has claimed the file, and
     /// nobody writes it.
     pub fn record_object(&self, file: &Arc<File>, object: &dyn Object) -> Result<(), Failure> {
-        let stat = object.stat()?;
-        let (dirty, unlinked) = {
+        self.take_in(file, &object.stat()?, &|| false)
+    }
+
+    fn take_in(
+        &self,
+        file: &Arc<File>,
+        stat: &ObjectStat,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<(), Failure> {
+        let (dirty, unlinked, saved) = {
             let mut state = file.lock();
-            state.end_writing(&stat);
-            self.ns.save(file, &state, KvDurability::Buffered)?;
+            state.end_writing(stat);
+            if goes_on() {
+                state.stay_written();
+            }
+            let saved = self.ns.save(file, &state, KvDurability::Buffered);
             let dirty = self.buffer.book_held(file, &state, stat.allocated_bytes);
-            (dirty, state.is_unlinked())
+            (dirty, state.is_unlinked(), saved)
         };
         if dirty && !unlinked {
             self.buffer.queue().add(file.object);
         }
-        Ok(())
+        Ok(saved?)
     }
 
     pub(super) fn truncate_pfs(

@@ -179,23 +179,34 @@ impl Files {
             state.fail_close(errno);
             self.ns.save_later(file, &mut state);
         }
+        self.leave_unclosed(file, &failure);
+        failure
+    }
+
+    /// The object does not say what it has become: its drain asks again.
+    pub fn leave_unclosed(&self, file: &Arc<File>, failure: &Failure) {
         self.buffer.unclosed().lock().insert(file.object);
         let reason = format!(
             "its close could not look at its object: {failure}; it is kept and tried again"
         );
-        self.base.report(file.path(), errno, reason);
+        self.base.report(file.path(), failure.errno(), reason);
         self.buffer.queue().add(file.object);
-        failure
     }
 
-    /// What an fsync has promised of a file that is about to be cut goes with what is cut off: else
-    /// a start after a power cut would miss it. So that is on record before the cut can be.
-    pub fn cut_flushed(&self, file: &Arc<File>, size: u64) -> Result<(), Failure> {
-        let mut state = file.lock();
-        match state.cut_flushed(size) {
-            true => Ok(self.ns.save(file, &state, KvDurability::Synced)?),
-            false => Ok(()),
+    /// A file is about to be cut. What an fsync has promised goes with what is cut off, or a start
+    /// after a power cut would miss it. So that is on record before the cut can be.
+    pub fn note_cut(&self, file: &Arc<File>, object: &dyn Object, to: u64) -> Result<(), Failure> {
+        if to >= object.stat()?.size {
+            return Ok(());
         }
+        let mut state = file.lock();
+        if let Some(before) = state.cut(to)
+            && let Err(error) = self.ns.save(file, &state, KvDurability::Synced)
+        {
+            state.restore_flushed(Some(before));
+            return Err(error.into());
+        }
+        Ok(())
     }
 
     /// Moves what is only in memory to flash, where there is room, and drops clean copies in
@@ -341,9 +352,10 @@ impl Files {
     fn flush_one(&self, file: &Arc<File>, tier: TierId) -> Result<(), Failure> {
         let object = self.buffer.tiers().open_object(tier, file.object)?;
         let generation = self.buffer.generation(file);
+        // Who has it open from the kernel may write it meanwhile.
+        let bytes = object.stat()?.size;
         // Whatever this says, the next start does not hear it.
         self.integrity.flush(file, tier, &*object, false)?;
-        let bytes = object.stat()?.size;
         let mut state = file.lock();
         if state.is_dirty() {
             state.note_flushed(generation, bytes);

@@ -28,7 +28,7 @@ struct Flush {
     /// At least so many bytes, if it is not cut meanwhile.
     bytes: u64,
     /// How often it had been cut when the flush began.
-    cuts: u64,
+    cuts: u32,
 }
 
 impl Files {
@@ -60,12 +60,11 @@ impl Files {
                 self.plan.engine().end_turn(application, TurnEnd::Flushing);
             }
         }
-        let flush = self.begin_flush(&open, &file, &*object)?;
         if let Some(level) = self.begin_fsync_unnamed(&file) {
-            return self.fsync_to(level, (&open, &file), object, (tier, flush), data_only);
+            return self.fsync_to(level, (&open, &file), object, tier, data_only);
         }
         let level = self.catalog.durability_of_file(&file);
-        self.fsync_to(level, (&open, &file), object, (tier, flush), data_only)?;
+        self.fsync_to(level, (&open, &file), object, tier, data_only)?;
         file.lock().pay_fsync();
         Ok(())
     }
@@ -75,9 +74,13 @@ impl Files {
         level: Durability,
         (open, file): (&OpenFile, &Arc<File>),
         object: Arc<dyn Object>,
-        (tier, flush): (TierId, Flush),
+        tier: TierId,
         data_only: bool,
     ) -> Result<(), Failure> {
+        if level == Durability::Memory {
+            return Ok(());
+        }
+        let flush = self.begin_flush(file, &*object)?;
         match level {
             Durability::Memory => Ok(()),
             Durability::Pfs => {
@@ -108,7 +111,7 @@ impl Files {
         flush: Flush,
     ) -> Result<(), Failure> {
         if !object.stat()?.is_removed {
-            return self.save_live(open, file, object, flush);
+            return self.save_live(file, object, flush);
         }
         let (nameless, unlinked) = {
             let state = file.lock();
@@ -140,64 +143,45 @@ impl Files {
     }
 
     /// Asks what an object holds, right before it is flushed.
-    fn begin_flush(
-        &self,
-        open: &OpenFile,
-        file: &File,
-        object: &dyn Object,
-    ) -> Result<Flush, Failure> {
-        let _end = open.end.lock();
+    fn begin_flush(&self, file: &File, object: &dyn Object) -> Result<Flush, Failure> {
+        let (generation, cuts) = {
+            let state = file.lock();
+            (state.generation(), state.cuts)
+        };
+        // After that: what is cut from here on is counted.
+        let bytes = object.stat()?.size;
         Ok(Flush {
-            generation: self.buffer.generation(file),
-            bytes: object.stat()?.size,
-            cuts: open.cuts.load(Ordering::Acquire),
+            generation,
+            bytes,
+            cuts,
         })
     }
 
-    /// Writes down what was flushed of a file that is open. Nobody sets its end meanwhile: what is
-    /// cut off is not promised after that.
-    fn save_live(
-        &self,
-        open: &OpenFile,
-        file: &File,
-        object: &dyn Object,
-        flush: Flush,
-    ) -> Result<(), Failure> {
-        let _end = open.end.lock();
-        // It was cut meanwhile, and what it has grown to since may be on no device.
-        let bytes = match open.cuts.load(Ordering::Acquire) == flush.cuts {
-            true => flush.bytes,
-            false => 0,
-        };
-        self.save_flushed(file, object, flush.generation, bytes)
-    }
-
-    /// Writes down what was flushed: at least so many bytes, as `generation` had them. The caller
-    /// sees to it that nobody cuts it.
-    fn save_flushed(
-        &self,
-        file: &File,
-        object: &dyn Object,
-        generation: Generation,
-        bytes: u64,
-    ) -> Result<(), Failure> {
+    /// Writes down what was flushed.
+    fn save_live(&self, file: &File, object: &dyn Object, flush: Flush) -> Result<(), Failure> {
         let stat = object.stat()?;
         let mut state = file.lock();
         let on_flash = match state.residency.shadow {
-            Some((_, of)) => of >= generation,
+            Some((_, of)) => of >= flush.generation,
             None => self.buffer.tiers().kind(state.residency.tier) != TierKind::Dram,
         };
-        // Another fsync may have put a later content there, and said so.
-        let known = state.residency.flushed;
-        let is_news = known.is_none_or(|known| known.generation <= generation);
-        if on_flash && is_news && state.is_dirty() {
-            state.note_flushed(generation, bytes.min(stat.size));
+        let before = state.residency.flushed;
+        if on_flash && state.is_dirty() {
+            // If it was cut meanwhile, what it has grown to since may be on no device.
+            let bytes = match state.cuts == flush.cuts {
+                true => flush.bytes,
+                false => 0,
+            };
+            state.add_flushed(flush.generation, bytes);
         }
         // Once nobody writes it, the record has what its close has found; this look may be older.
         if state.residency.writing {
             state.take_live_stat(&stat);
         }
-        self.ns.save(file, &state, KvDurability::Synced)?;
+        if let Err(error) = self.ns.save(file, &state, KvDurability::Synced) {
+            state.restore_flushed(before);
+            return Err(error.into());
+        }
         failpoint::hit(failpoint::Point::FsyncRecord);
         Ok(())
     }
@@ -231,7 +215,7 @@ impl Files {
         object: &dyn Object,
         flush: Flush,
     ) -> Result<(), Failure> {
-        self.save_live(open, file, object, flush)?;
+        self.save_live(file, object, flush)?;
         self.demote_written(open, file, object)
     }
 
@@ -242,7 +226,7 @@ impl Files {
         file: &Arc<File>,
         object: &dyn Object,
     ) -> Result<(), Failure> {
-        let flush = self.begin_flush(open, file, object)?;
+        let flush = self.begin_flush(file, object)?;
         let generation = flush.generation;
         {
             let state = file.lock();
@@ -394,7 +378,7 @@ impl Files {
                 Target::Pfs { node, file, .. } => self.sync_in_place(&node, &file, false),
                 Target::Buffer { file, object, tier } => {
                     open.fsynced.store(true, Ordering::Release);
-                    let flush = self.begin_flush(&open, &file, &*object)?;
+                    let flush = self.begin_flush(&file, &*object)?;
                     let object = match self.buffer.tiers().kind(tier) {
                         TierKind::Dram => self.flush_to_flash(&open, &file)?,
                         _ => {
@@ -415,11 +399,10 @@ impl Files {
         }
         // With the claim held, it is neither opened nor evicted meanwhile.
         let object = self.buffer.tiers().open_object(tier, file.object)?;
-        let generation = self.buffer.generation(file);
+        let flush = self.begin_flush(file, &*object)?;
         if self.buffer.tiers().kind(tier) != TierKind::Dram {
             self.integrity.flush(file, tier, &*object, false)?;
-            let bytes = object.stat()?.size;
-            return self.save_flushed(file, &*object, generation, bytes);
+            return self.save_live(file, &*object, flush);
         }
         let Some(flash) = self.buffer.flash_for(object.stat()?.allocated_bytes) else {
             drop((claim, copying));
@@ -429,7 +412,7 @@ impl Files {
             file,
             source: &*object,
             to: flash,
-            generation: Some(generation),
+            generation: Some(flush.generation),
             is_exclusive: false,
         };
         let moved = self.move_object(&wanted, || Some(()), drop);
@@ -768,6 +751,36 @@ mod tests {
         assert_eq!(promised(), Some(7));
         cut(rooms, file.ino, 0);
         assert_eq!(promised(), Some(0));
+    }
+
+    #[test]
+    fn a_cut_beside_a_copy_to_flash_is_flushed_by_the_next_fsync() {
+        let (lab, flash) = Lab::with_memory();
+        let rooms = lab.rooms();
+        let writer = create(rooms, b"f", &[1; 39]);
+        let file = rooms.buffer.files().pop().expect("file");
+        rooms.files.release(writer).expect("close");
+        let reader = rooms
+            .files
+            .open(file.ino, OpenFlags(libc::O_RDONLY as u32), false);
+        let reader = reader.expect("open").0.handle;
+        // It is noted, and then waits for whoever looks at the end.
+        let (open, _) = rooms.buffer.opens().file(reader).expect("open");
+        let end = open.end.lock();
+        let before = rooms.buffer.generation(&file);
+        std::thread::scope(|scope| {
+            let cut = scope.spawn(|| cut(rooms, file.ino, 10));
+            while rooms.buffer.generation(&file) == before {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(answer(rooms.files.fsync(reader, false)), Ok(()));
+            drop(end);
+            cut.join().expect("thread");
+        });
+        assert_eq!(answer(rooms.files.fsync(reader, false)), Ok(()));
+        let copy = forebay_tiers::Tier::open(&*flash, file.object).expect("the copy on flash");
+        assert_eq!(copy.stat().expect("stat").size, 10);
+        rooms.files.release(reader).expect("close");
     }
 
     fn cut(rooms: &Rooms, ino: forebay_types::Ino, size: u64) {

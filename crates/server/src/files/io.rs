@@ -138,7 +138,8 @@ impl Files {
         open: &OpenFile,
         changed: Result<T, Failure>,
     ) -> Result<T, Failure> {
-        if open.is_written() {
+        if open.is_written() || open.changes.are_under_way() {
+            // The close takes it in, or who is done last.
             return changed;
         }
         let target = open.target.read().clone();
