@@ -64,6 +64,9 @@ pub enum IdentityError {
     /// Unknown flag bits.
     #[error("identity flags {0:#04x} are unknown")]
     Flags(u8),
+    /// A data server cannot decode it.
+    #[error("the data server cannot decode the identity; its log says why")]
+    Elsewhere,
     /// A path or name longer than the limit.
     #[error("the identity's path or name is too long")]
     TooLong,

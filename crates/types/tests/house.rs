@@ -15,7 +15,7 @@ use workspace::{Package, code_of, packages, root, rust_files};
 const FLOORS: [&[&str]; 6] = [
     &["cli"],
     &["mount", "server", "twin"],
-    &["client", "namespace"],
+    &["client", "holder", "namespace"],
     &["tiers"],
     &["policy", "wire", "kv"],
     &["types"],

@@ -10,18 +10,24 @@ mod frame;
 mod key;
 mod message;
 pub mod net;
+mod object;
 mod request;
 mod seats;
 mod socket;
+mod space;
 
 pub use connection::{Connection, Descriptor, InMemory, NOT_SENT, Peer, Reply, Service, UNSETTLED};
 pub use frame::{FrameError, PROTOCOL_VERSION};
 pub use key::{Key, KeyError};
 pub use message::{
     ContentVersion, Introduction, Link, LockHolder, LockOf, OpenMode, Opened, Recall, Request,
-    Response, SeekWhat, Shown, SpaceChange, WriteHow,
+    Response, Shown, WriteHow,
+};
+pub use object::{
+    ObjectCall, ObjectFacts, ObjectKey, ObjectReply, ObjectRequest, ObjectTier, ObjectUse,
 };
 pub use socket::{UnixConnection, UnixServer};
+pub use space::{SeekWhat, SpaceChange};
 
 /// How a frame is read and written, for the fuzzer: both ends of a connection have it inside.
 #[doc(hidden)]

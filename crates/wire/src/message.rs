@@ -7,30 +7,8 @@ use forebay_types::{
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Control, ControlResponse};
-
-/// The modes of fallocate(2) that Forebay serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SpaceChange {
-    /// Allocates and extends the file (mode 0).
-    Allocate,
-    /// Allocates without extending (`KEEP_SIZE`).
-    Reserve,
-    /// `PUNCH_HOLE | KEEP_SIZE`.
-    PunchHole,
-    /// `ZERO_RANGE`.
-    ZeroRange,
-    /// `ZERO_RANGE | KEEP_SIZE`.
-    ZeroRangeKeepSize,
-}
-
-/// What lseek(2) looks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SeekWhat {
-    /// `SEEK_DATA`.
-    Data,
-    /// `SEEK_HOLE`.
-    Hole,
-}
+use crate::object::{ObjectCall, ObjectReply};
+use crate::space::{SeekWhat, SpaceChange};
 
 /// A name to be resolved in a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -338,6 +316,8 @@ pub enum Request {
     /// Closes several files, each for itself: what goes wrong with one keeps no other open. The
     /// answer tells the first error.
     ReleaseMany(Vec<Handle>),
+    /// From a metadata server to a data server.
+    Object(ObjectCall),
 }
 
 /// How the mount may serve an open file.
@@ -492,6 +472,8 @@ pub enum Response {
     /// A file at the top of the PFS, and what is in it.
     #[allow(missing_docs)]
     Probe { name: Vec<u8>, content: Vec<u8> },
+    /// Answer to [`Request::Object`].
+    Object(ObjectReply),
 }
 
 impl Request {
@@ -551,6 +533,7 @@ impl Request {
             }
             Request::Introduce { processes, ended } => check_introduction(processes, ended),
             Request::HideProbe { name } => check_name(name).map_err(Errno::from),
+            Request::Object(call) => call.check(),
             Request::Control(control) => control.check(),
             Request::ControlFor {
                 groups, control, ..

@@ -58,6 +58,7 @@ macro_rules! handles_of {
             | Request::FindNameless { .. }
             | Request::ShowProbe
             | Request::HideProbe { .. }
+            | Request::Object(_)
             | Request::Control(_)
             | Request::ControlFor { .. } => Default::default(),
         }
@@ -110,6 +111,7 @@ macro_rules! cred_of {
             | Request::FindNameless { .. }
             | Request::ShowProbe
             | Request::HideProbe { .. }
+            | Request::Object(_)
             | Request::Control(_)
             | Request::ControlFor { .. } => None,
         }
@@ -123,6 +125,7 @@ impl Request {
             Request::Lookup { .. } => "lookup",
             Request::Forget(_) => "forget",
             Request::Getattr { .. } => "getattr",
+            Request::Object(_) => "object",
             Request::Setattr { .. } => "setattr",
             Request::Readlink { .. } => "readlink",
             Request::Mknod { .. } => "mknod",
@@ -212,6 +215,7 @@ impl Request {
             | Request::FindNameless { .. }
             | Request::ShowProbe
             | Request::HideProbe { .. }
+            | Request::Object(_)
             | Request::Control(_)
             | Request::ControlFor { .. } => false,
         }
@@ -272,6 +276,7 @@ impl Request {
             | Request::FindNameless { .. }
             | Request::ShowProbe
             | Request::HideProbe { .. }
+            | Request::Object(_)
             | Request::Control(_)
             | Request::ControlFor { .. } => [None, None],
         }
@@ -382,6 +387,7 @@ impl Request {
             Request::Fsync { .. } | Request::FsyncDir { .. } => false,
             // The second time makes another file, or finds none.
             Request::ShowProbe | Request::HideProbe { .. } => false,
+            Request::Object(call) => call.is_repeatable(),
         }
     }
 
@@ -393,6 +399,8 @@ impl Request {
             Request::Write { how, .. } => !how.append,
             Request::Open { .. } | Request::Setattr { .. } | Request::Space { .. } => true,
             Request::Create { flags, .. } => !flags.exclusive(),
+            // What was open there is not any more.
+            Request::Object(_) => false,
             other => !other.changes(),
         }
     }

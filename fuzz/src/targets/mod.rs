@@ -4,6 +4,7 @@ mod config;
 mod frames;
 mod messages;
 mod network;
+mod objects;
 mod paths;
 mod records;
 mod samples;

@@ -15,6 +15,8 @@ use forebay_wire::{
     SeekWhat, SpaceChange, WriteHow,
 };
 
+use super::objects;
+
 const TIME: TimeSpec = TimeSpec {
     sec: 1_700_000_000,
     nsec: 999_999_999,
@@ -214,6 +216,7 @@ pub fn requests() -> Vec<Request> {
         name: b".forebay-abababab-8000000000000007-12.part".to_vec(),
     });
     all.push(Request::ReleaseMany(vec![handle, HANDLE]));
+    all.extend(objects::calls().into_iter().map(Request::Object));
     all.extend(controls().into_iter().map(Request::Control));
     all
 }
@@ -280,6 +283,7 @@ pub fn responses() -> Vec<Response> {
             content: vec![7; 32],
         },
     ];
+    all.extend(objects::replies().into_iter().map(Response::Object));
     all.extend(control_responses().into_iter().map(Response::Control));
     all
 }

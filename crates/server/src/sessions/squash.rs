@@ -183,6 +183,8 @@ impl Squash {
             | Request::FindNameless { .. }
             | Request::ShowProbe
             | Request::HideProbe { .. } => Ok(()),
+            // Who serves clients has no objects for them.
+            Request::Object(_) => Err(Errno::EPERM),
             // Each order looks at the rights of the user whom it names.
             Request::ControlFor { .. } => Ok(()),
         }

@@ -4,12 +4,12 @@ use forebay_types::{
     ByteRange, Handle, Ino, LockClass, LockMode, OpenFlags, RenameMode, SetAttr, SetTime, XattrMode,
 };
 use forebay_wire::control::Control;
-use forebay_wire::{LockOf, Request, SeekWhat, SpaceChange, WriteHow};
+use forebay_wire::{LockOf, ObjectCall, Request, SeekWhat, SpaceChange, WriteHow};
 
 use super::{Case, cred, link};
 
 /// Kinds of requests: as many as [`fate`] names.
-pub const KINDS: usize = 44;
+pub const KINDS: usize = 45;
 /// No handle of the client's.
 const OTHERS: Handle = Handle(1 << 40);
 
@@ -64,6 +64,7 @@ pub fn fate(request: &Request) -> Fate {
         Request::Introduce { .. } | Request::Recalls { .. } => Fate::Harmless("the client itself"),
         Request::CancelLock { .. } | Request::MayReclaim { .. } => Fate::Harmless("its own waits"),
         Request::ShowProbe | Request::HideProbe { .. } => Fate::Harmless("a file of the server's"),
+        Request::Object(_) => Fate::Refused,
         Request::ControlFor { .. } => Fate::Harmless("what a user may see is looked at elsewhere"),
     }
 }
@@ -270,6 +271,7 @@ impl Case {
             },
             Request::Release { handle },
             Request::ReleaseMany(vec![handle]),
+            Request::Object(ObjectCall::Tiers),
             Request::Read {
                 handle,
                 offset: 0,

@@ -1,0 +1,58 @@
+//! What `tiers` and `wire` call the same thing.
+
+use forebay_tiers::{Allocate, ObjectStat, Seek};
+use forebay_wire::{ObjectFacts, SeekWhat, SpaceChange};
+
+pub(crate) fn facts(stat: &ObjectStat) -> ObjectFacts {
+    ObjectFacts {
+        size: stat.size,
+        allocated_bytes: stat.allocated_bytes,
+        atime: stat.atime,
+        mtime: stat.mtime,
+        is_removed: stat.is_removed,
+    }
+}
+
+pub(crate) fn stat(facts: &ObjectFacts) -> ObjectStat {
+    ObjectStat {
+        size: facts.size,
+        allocated_bytes: facts.allocated_bytes,
+        atime: facts.atime,
+        mtime: facts.mtime,
+        is_removed: facts.is_removed,
+    }
+}
+
+pub(crate) fn change(mode: Allocate) -> SpaceChange {
+    match mode {
+        Allocate::Reserve => SpaceChange::Reserve,
+        Allocate::Extend => SpaceChange::Allocate,
+        Allocate::PunchHole => SpaceChange::PunchHole,
+        Allocate::ZeroRange => SpaceChange::ZeroRange,
+        Allocate::ZeroRangeKeepSize => SpaceChange::ZeroRangeKeepSize,
+    }
+}
+
+pub(crate) fn allocation(change: SpaceChange) -> Allocate {
+    match change {
+        SpaceChange::Reserve => Allocate::Reserve,
+        SpaceChange::Allocate => Allocate::Extend,
+        SpaceChange::PunchHole => Allocate::PunchHole,
+        SpaceChange::ZeroRange => Allocate::ZeroRange,
+        SpaceChange::ZeroRangeKeepSize => Allocate::ZeroRangeKeepSize,
+    }
+}
+
+pub(crate) fn what(seek: Seek) -> SeekWhat {
+    match seek {
+        Seek::Data => SeekWhat::Data,
+        Seek::Hole => SeekWhat::Hole,
+    }
+}
+
+pub(crate) fn seek(what: SeekWhat) -> Seek {
+    match what {
+        SeekWhat::Data => Seek::Data,
+        SeekWhat::Hole => Seek::Hole,
+    }
+}

@@ -1,0 +1,278 @@
+//! One object on another node.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_tiers::{Allocate, Identity, Object, ObjectStat, Seek};
+use forebay_types::{Errno, SetTime, limits};
+use forebay_wire::{
+    NOT_SENT, ObjectCall, ObjectKey, ObjectReply, ObjectRequest, ObjectUse, Response,
+};
+use parking_lot::Mutex;
+
+use crate::convert;
+use crate::remote::{Held, Way, odd};
+
+/// Sessions that may end under one request before it fails.
+const TRIES: u32 = 3;
+
+/// An object of a data server.
+///
+/// Invariants:
+/// 1. Over the end of a session it is opened anew by its id. The data server begins a session only
+///    when nothing of the one before is under way, so what is asked again does not meet itself.
+/// 2. What was written and not flushed when its node stopped is lost: every further call fails with
+///    `EIO`, whatever the tier has by then.
+pub struct RemoteObject {
+    way: Arc<Way>,
+    key: ObjectKey,
+    how: ObjectUse,
+    held: Mutex<Held>,
+    /// Changes that were asked for, and those of them that a flush has come after.
+    changes: AtomicU64,
+    flushed: AtomicU64,
+    is_lost: AtomicBool,
+}
+
+impl RemoteObject {
+    pub(crate) fn new(way: Arc<Way>, key: ObjectKey, how: ObjectUse, held: Held) -> RemoteObject {
+        RemoteObject {
+            way,
+            key,
+            how,
+            held: Mutex::new(held),
+            changes: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            is_lost: AtomicBool::new(false),
+        }
+    }
+
+    /// What is open, in the session that there is now.
+    fn held(&self) -> io::Result<Held> {
+        if self.is_lost.load(Ordering::Acquire) {
+            return Err(Errno::EIO.into());
+        }
+        let session = self.way.session()?;
+        let mut held = self.held.lock();
+        if held.session != session {
+            self.open_again(&mut held)?;
+        }
+        Ok(held.clone())
+    }
+
+    fn open_again(&self, held: &mut Held) -> io::Result<()> {
+        let now = match self.way.open(self.key, self.how) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                self.lose("is not there any more");
+                return Err(Errno::EIO.into());
+            }
+            opened => opened?,
+        };
+        let restarted = now.session.boot != held.session.boot;
+        if restarted && self.is_unflushed() {
+            self.way.close(&now);
+            self.lose("was written and not flushed when its node stopped");
+            return Err(Errno::EIO.into());
+        }
+        *held = now;
+        Ok(())
+    }
+
+    fn lose(&self, why: &str) {
+        if !self.is_lost.swap(true, Ordering::AcqRel) {
+            tracing::error!("object {} on another node {why}", self.key.object);
+        }
+    }
+
+    fn on(&self, request: &ObjectRequest, payload: &[u8], into: &mut [u8]) -> io::Result<Response> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let held = self.held()?;
+            let call = ObjectCall::On(held.handle, request.clone());
+            match self.way.call(call, payload, into) {
+                Ok(reply) => return Ok(reply.response),
+                Err(errno) if tries < TRIES && may_ask_again(request, errno) => {
+                    if errno == Errno::EBADF {
+                        self.forget(&held);
+                    }
+                }
+                // Whether it was appended is not known.
+                Err(errno) if is_lost(errno) => return Err(Errno::EIO.into()),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// The data server does not know the handle: it was started anew in the midst of the session.
+    fn forget(&self, unknown: &Held) {
+        let mut held = self.held.lock();
+        if held.handle == unknown.handle {
+            held.session.generation = u64::MAX;
+        }
+    }
+
+    fn ask(&self, request: &ObjectRequest) -> io::Result<ObjectReply> {
+        match self.on(request, &[], &mut [])? {
+            Response::Object(reply) => Ok(reply),
+            _ => Err(odd()),
+        }
+    }
+
+    fn order(&self, request: &ObjectRequest) -> io::Result<()> {
+        match self.on(request, &[], &mut [])? {
+            Response::Done => Ok(()),
+            _ => Err(odd()),
+        }
+    }
+
+    fn moved(response: &Response, most: usize) -> io::Result<usize> {
+        match response {
+            Response::Moved(bytes) if *bytes as usize <= most => Ok(*bytes as usize),
+            _ => Err(odd()),
+        }
+    }
+
+    fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn is_unflushed(&self) -> bool {
+        self.flushed.load(Ordering::Acquire) < self.changes.load(Ordering::Acquire)
+    }
+}
+
+fn is_lost(errno: Errno) -> bool {
+    errno == Errno::ENOTCONN || errno == NOT_SENT
+}
+
+fn may_ask_again(request: &ObjectRequest, errno: Errno) -> bool {
+    match errno {
+        // Nothing was done.
+        Errno::EBADF | NOT_SENT => true,
+        Errno::ENOTCONN => !matches!(request, ObjectRequest::Append),
+        _ => false,
+    }
+}
+
+impl Drop for RemoteObject {
+    fn drop(&mut self) {
+        self.way.close(self.held.get_mut());
+    }
+}
+
+impl Object for RemoteObject {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            let end = buf.len().min(done + limits::IO_BYTES_MAX);
+            let part = &mut buf[done..end];
+            let request = ObjectRequest::Read {
+                offset: offset + done as u64,
+                len: part.len() as u32,
+            };
+            let most = part.len();
+            let count = Self::moved(&self.on(&request, &[], part)?, most)?;
+            done += count;
+            if count < most {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize> {
+        self.note_change();
+        let mut done = 0;
+        for part in data.chunks(limits::IO_BYTES_MAX) {
+            let request = ObjectRequest::Write {
+                offset: offset + done as u64,
+            };
+            let count = match self.on(&request, part, &mut []) {
+                Ok(response) => Self::moved(&response, part.len())?,
+                // It comes back with the next call.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            done += count;
+            if count < part.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
+        self.note_change();
+        // As much as goes at once: more would not be together.
+        let part = &data[..data.len().min(limits::IO_BYTES_MAX)];
+        match self.on(&ObjectRequest::Append, part, &mut [])? {
+            Response::Object(ObjectReply::Appended { bytes, end })
+                if bytes as usize <= part.len() =>
+            {
+                Ok((bytes as usize, end))
+            }
+            _ => Err(odd()),
+        }
+    }
+
+    fn set_len(&self, size: u64) -> io::Result<()> {
+        self.note_change();
+        self.order(&ObjectRequest::SetLen { size })
+    }
+
+    fn allocate(&self, mode: Allocate, offset: u64, len: u64) -> io::Result<()> {
+        self.note_change();
+        self.order(&ObjectRequest::Allocate {
+            change: convert::change(mode),
+            offset,
+            len,
+        })
+    }
+
+    fn seek(&self, from: u64, what: Seek) -> io::Result<Option<u64>> {
+        let what = convert::what(what);
+        match self.ask(&ObjectRequest::Seek { from, what })? {
+            ObjectReply::Found(at) => Ok(at),
+            _ => Err(odd()),
+        }
+    }
+
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        // What is written from here on may not be flushed by this.
+        let before = self.changes.load(Ordering::Acquire);
+        self.order(&ObjectRequest::Sync { data_only })?;
+        self.flushed.fetch_max(before, Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn stat(&self) -> io::Result<ObjectStat> {
+        match self.ask(&ObjectRequest::Stat)? {
+            ObjectReply::Stat(facts) => Ok(convert::stat(&facts)),
+            _ => Err(odd()),
+        }
+    }
+
+    fn set_times(&self, atime: Option<SetTime>, mtime: Option<SetTime>) -> io::Result<()> {
+        self.order(&ObjectRequest::SetTimes { atime, mtime })
+    }
+
+    fn set_identity(&self, identity: &Identity) -> io::Result<()> {
+        self.order(&ObjectRequest::SetIdentity(identity.encode()))
+    }
+
+    fn has_writers(&self) -> io::Result<bool> {
+        // Whom nobody needs any more would count.
+        self.way.send_closes();
+        match self.ask(&ObjectRequest::HasWriters)? {
+            ObjectReply::Truth(truth) => Ok(truth),
+            _ => Err(odd()),
+        }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

@@ -1,0 +1,352 @@
+//! A metadata server's side: tiers whose objects are on another node.
+
+use std::io;
+use std::sync::Arc;
+
+use forebay_tiers::{Identity, IdentityError, Object, Space, Tier, TierKind};
+use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
+use forebay_wire::{
+    Connection, ObjectCall, ObjectKey, ObjectReply, ObjectTier, ObjectUse, Reply, Request, Response,
+};
+use parking_lot::Mutex;
+
+use crate::object::RemoteObject;
+
+/// As many closed handles wait for the next call at most.
+const CLOSES_MAX: usize = 64;
+
+/// Another answer than the question has.
+pub(crate) fn odd() -> io::Error {
+    io::Error::from_raw_os_error(libc::EPROTO)
+}
+
+/// Which session, and which start of the node at its other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Session {
+    pub generation: u64,
+    pub boot: Arc<str>,
+}
+
+/// What is open there, and in which session.
+#[derive(Clone, Debug)]
+pub(crate) struct Held {
+    pub handle: Handle,
+    pub session: Session,
+}
+
+/// The way to one data server, shared by its tiers and their objects.
+pub(crate) struct Way {
+    connection: Arc<dyn Connection>,
+    session: Mutex<Option<Session>>,
+    /// Handles that nobody needs any more: they travel together.
+    closes: Mutex<Vec<Handle>>,
+}
+
+impl Way {
+    pub fn call(&self, call: ObjectCall, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        self.connection.call(Request::Object(call), payload, into)
+    }
+
+    pub fn ask(&self, call: ObjectCall) -> io::Result<ObjectReply> {
+        match self.call(call, &[], &mut [])?.response {
+            Response::Object(reply) => Ok(reply),
+            _ => Err(odd()),
+        }
+    }
+
+    pub fn order(&self, call: ObjectCall) -> io::Result<()> {
+        match self.call(call, &[], &mut [])?.response {
+            Response::Done => Ok(()),
+            _ => Err(odd()),
+        }
+    }
+
+    /// The session that calls go to now, and what is at its other end.
+    pub fn session(&self) -> io::Result<Session> {
+        let generation = self.connection.generation();
+        let known = self.session.lock().clone();
+        match known.filter(|known| known.generation == generation) {
+            Some(known) => Ok(known),
+            None => Ok(self.introduce()?.0),
+        }
+    }
+
+    /// Asks who is there.
+    fn introduce(&self) -> io::Result<(Session, Vec<ObjectTier>)> {
+        loop {
+            let before = self.connection.generation();
+            let ObjectReply::Tiers { boot, tiers } = self.ask(ObjectCall::Tiers)? else {
+                return Err(odd());
+            };
+            // Else it may have answered in the one before, or in the one after.
+            let generation = self.connection.generation();
+            if before == generation {
+                let boot = boot.into();
+                let session = Session { generation, boot };
+                *self.session.lock() = Some(session.clone());
+                return Ok((session, tiers));
+            }
+        }
+    }
+
+    pub fn open(&self, key: ObjectKey, how: ObjectUse) -> io::Result<Held> {
+        self.opened(ObjectCall::Open { key, how })
+    }
+
+    fn opened(&self, call: ObjectCall) -> io::Result<Held> {
+        let session = self.session()?;
+        self.send_closes();
+        match self.ask(call)? {
+            ObjectReply::Opened(handle) => Ok(Held { handle, session }),
+            _ => Err(odd()),
+        }
+    }
+
+    /// Nobody uses a handle any more.
+    pub fn close(&self, held: &Held) {
+        if held.session.generation != self.connection.generation() {
+            // It has gone with its session.
+            return;
+        }
+        let mut closes = self.closes.lock();
+        closes.push(held.handle);
+        let due = closes.len() >= CLOSES_MAX;
+        drop(closes);
+        if due {
+            self.send_closes();
+        }
+    }
+
+    /// A close that is lost was one of a session that is over.
+    pub fn send_closes(&self) {
+        let closes = std::mem::take(&mut *self.closes.lock());
+        for some in closes.chunks(limits::RELEASES_PER_MESSAGE_MAX) {
+            if let Err(error) = self.order(ObjectCall::Close(some.to_vec())) {
+                tracing::debug!("closing {} objects elsewhere: {error}", some.len());
+            }
+        }
+    }
+}
+
+/// All tiers of one data server.
+pub struct RemoteTiers {
+    way: Arc<Way>,
+}
+
+impl RemoteTiers {
+    /// At the other end of a connection.
+    pub fn new(connection: Arc<dyn Connection>) -> RemoteTiers {
+        RemoteTiers {
+            way: Arc::new(Way {
+                connection,
+                session: Mutex::default(),
+                closes: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Asks which tiers there are.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn find(&self) -> io::Result<Vec<RemoteTier>> {
+        let (_, tiers) = self.way.introduce()?;
+        let numbered = tiers.into_iter().zip(0u8..);
+        let tiers = numbered.map(|(facts, id)| RemoteTier {
+            way: self.way.clone(),
+            id: TierId(id),
+            facts,
+        });
+        Ok(tiers.collect())
+    }
+
+    /// How the kernel of the node calls the start of it that is there now: what memory held in
+    /// another one is gone.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub fn boot(&self) -> io::Result<String> {
+        Ok(self.way.session()?.boot.to_string())
+    }
+}
+
+/// A tier of a data server.
+pub struct RemoteTier {
+    way: Arc<Way>,
+    id: TierId,
+    facts: ObjectTier,
+}
+
+impl RemoteTier {
+    fn key(&self, object: ObjectId) -> ObjectKey {
+        let tier = self.id;
+        ObjectKey { tier, object }
+    }
+
+    fn make(
+        &self,
+        id: ObjectId,
+        identity: &Identity,
+        how: ObjectUse,
+    ) -> io::Result<Arc<dyn Object>> {
+        let key = self.key(id);
+        let call = ObjectCall::Create {
+            key,
+            identity: identity.encode(),
+            how,
+        };
+        let held = match self.way.opened(call) {
+            // It may have been made in the session that has ended. An id is never given twice, so
+            // what is there is this.
+            Err(error) if is_lost(&error) => match self.way.open(key, how) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                    self.way.opened(ObjectCall::Create {
+                        key,
+                        identity: identity.encode(),
+                        how,
+                    })?
+                }
+                opened => opened?,
+            },
+            made => made?,
+        };
+        Ok(self.object(key, how, held))
+    }
+
+    fn find(&self, id: ObjectId, how: ObjectUse) -> io::Result<Arc<dyn Object>> {
+        let key = self.key(id);
+        let held = match self.way.open(key, how) {
+            Err(error) if is_lost(&error) => self.way.open(key, how)?,
+            opened => opened?,
+        };
+        Ok(self.object(key, how, held))
+    }
+
+    fn object(&self, key: ObjectKey, how: ObjectUse, held: Held) -> Arc<dyn Object> {
+        Arc::new(RemoteObject::new(self.way.clone(), key, how, held))
+    }
+}
+
+/// Whether the session ended before the answer.
+pub(crate) fn is_lost(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ESHUTDOWN))
+}
+
+impl Tier for RemoteTier {
+    fn name(&self) -> &str {
+        &self.facts.name
+    }
+
+    fn kind(&self) -> TierKind {
+        match self.facts.is_memory {
+            true => TierKind::Dram,
+            false => TierKind::Ssd,
+        }
+    }
+
+    fn capacity_bytes(&self) -> u64 {
+        self.facts.capacity_bytes
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        match self.way.ask(ObjectCall::Space(self.id))? {
+            ObjectReply::Space {
+                total_bytes,
+                free_bytes,
+            } => Ok(Space {
+                total_bytes,
+                free_bytes,
+            }),
+            _ => Err(odd()),
+        }
+    }
+
+    fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {
+        self.make(id, identity, ObjectUse::Write)
+    }
+
+    fn create_shared(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {
+        self.make(id, identity, ObjectUse::Share)
+    }
+
+    fn open(&self, id: ObjectId) -> io::Result<Arc<dyn Object>> {
+        self.find(id, ObjectUse::Write)
+    }
+
+    fn open_shared(&self, id: ObjectId) -> io::Result<Arc<dyn Object>> {
+        self.find(id, ObjectUse::Share)
+    }
+
+    fn tells_writers(&self) -> bool {
+        self.facts.tells_writers
+    }
+
+    fn remove(&self, id: ObjectId) -> io::Result<()> {
+        // Else the object would keep its space for as long as nothing else is opened.
+        self.way.send_closes();
+        let key = self.key(id);
+        match self.way.order(ObjectCall::Remove(key)) {
+            Err(error) if is_lost(&error) => match self.way.order(ObjectCall::Remove(key)) {
+                // It was removed in the session that has ended, or was not there: either way it
+                // is not.
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+                done => done,
+            },
+            done => done,
+        }
+    }
+
+    fn quarantine(&self, id: ObjectId) -> io::Result<String> {
+        match self.way.ask(ObjectCall::Quarantine(self.key(id)))? {
+            ObjectReply::Place(place) => Ok(place),
+            _ => Err(odd()),
+        }
+    }
+
+    fn give_back(&self) -> io::Result<()> {
+        self.way.order(ObjectCall::GiveBack(self.id))
+    }
+
+    fn identity(&self, id: ObjectId) -> io::Result<Option<Identity>> {
+        match self.way.ask(ObjectCall::Identity(self.key(id)))? {
+            ObjectReply::Identity(None) => Ok(None),
+            ObjectReply::Identity(Some(bytes)) => Ok(Some(Identity::decode(&bytes)?)),
+            ObjectReply::IdentityDamaged => Err(IdentityError::Elsewhere.into()),
+            _ => Err(odd()),
+        }
+    }
+
+    fn list(&self, visit: &mut dyn FnMut(ObjectId)) -> io::Result<()> {
+        let mut room = vec![0; limits::IO_BYTES_MAX];
+        let mut after = None;
+        loop {
+            let tier = self.id;
+            let call = ObjectCall::List { tier, after };
+            let Response::Moved(bytes) = self.way.call(call, &[], &mut room)?.response else {
+                return Err(odd());
+            };
+            let (ids, rest) = room
+                .get(..bytes as usize)
+                .ok_or_else(odd)?
+                .as_chunks::<{ size_of::<u64>() }>();
+            if !rest.is_empty() {
+                return Err(odd());
+            }
+            let Some(last) = ids.last() else {
+                return Ok(());
+            };
+            let last = ObjectId(u64::from_le_bytes(*last));
+            if after.is_some_and(|after| last <= after) {
+                return Err(odd());
+            }
+            for id in ids {
+                visit(ObjectId(u64::from_le_bytes(*id)));
+            }
+            after = Some(last);
+        }
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.way.order(ObjectCall::SyncAll(self.id))
+    }
+}

@@ -1,0 +1,265 @@
+//! Tiers at a distance: what every tier must do, and what the end of a session does to them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_holder::{DataService, RemoteTier, RemoteTiers};
+use forebay_tiers::{DirTier, Object, Tier, TierKind, conformance};
+use forebay_types::{Errno, ObjectId};
+use forebay_wire::{Connection, ObjectCall, Peer, Reply, Request, Response, Service};
+use parking_lot::{Mutex, RwLock};
+
+/// A connection whose sessions end when a test says so.
+struct Breaking {
+    service: RwLock<Arc<DataService>>,
+    generation: AtomicU64,
+    /// The session ends after the next call was done, and before its answer.
+    loses_answer: AtomicBool,
+    calls: Mutex<Vec<Request>>,
+}
+
+impl Breaking {
+    fn new(service: DataService) -> Arc<Breaking> {
+        Arc::new(Breaking {
+            service: RwLock::new(Arc::new(service)),
+            generation: AtomicU64::new(1),
+            loses_answer: AtomicBool::new(false),
+            calls: Mutex::default(),
+        })
+    }
+
+    /// What was open is closed; the next session is of this service.
+    fn begin(&self, service: DataService) {
+        *self.service.write() = Arc::new(service);
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn open_objects(&self) -> usize {
+        self.service.read().open_objects()
+    }
+}
+
+impl Connection for Breaking {
+    fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
+        let service = self.service.read().clone();
+        let peer = Peer {
+            uid: 0,
+            gid: 0,
+            groups: &[],
+            local: false,
+            mount: false,
+            socket: None,
+        };
+        self.calls.lock().push(request.clone());
+        let reply = service.handle(peer, request, payload, into);
+        if self.loses_answer.swap(false, Ordering::AcqRel) {
+            self.begin(service.again());
+            return Err(Errno::ENOTCONN);
+        }
+        match reply.response {
+            Response::Failed(errno) => Err(errno),
+            _ => Ok(reply),
+        }
+    }
+
+    fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn hands_over_descriptors(&self) -> bool {
+        false
+    }
+}
+
+fn flash(dir: &Path) -> Arc<dyn Tier> {
+    let tier = DirTier::open("ssd", TierKind::Ssd, dir, None, [7; 16]);
+    Arc::new(tier.expect("a tier"))
+}
+
+fn served(dir: &Path) -> (Arc<Breaking>, RemoteTier) {
+    let service = DataService::new(vec![flash(dir)], "boot 1".into());
+    let connection = Breaking::new(service);
+    let mut tiers = RemoteTiers::new(connection.clone()).find().expect("tiers");
+    (connection, tiers.remove(0))
+}
+
+fn restart(connection: &Breaking, dir: &Path, boot: &str) {
+    connection.begin(DataService::new(vec![flash(dir)], boot.into()));
+}
+
+fn create(tier: &RemoteTier, id: u64) -> Arc<dyn Object> {
+    tier.create(ObjectId(id), &conformance::identity(id))
+        .expect("create")
+}
+
+fn read(object: &dyn Object) -> Vec<u8> {
+    let mut content = vec![0; 100];
+    let count = object.read_at(&mut content, 0).expect("read");
+    content.truncate(count);
+    content
+}
+
+fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
+    result.err().map(|error| Errno::of(&error))
+}
+
+/// Keeps its directory for as long as it lives.
+struct Kept(RemoteTier, #[allow(dead_code)] tempfile::TempDir);
+
+macro_rules! to_inner {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
+        $(fn $name(&self, $($arg: $type),*) -> $out { self.0.$name($($arg),*) })*
+    };
+}
+
+impl Tier for Kept {
+    to_inner! {
+        name() -> &str;
+        kind() -> TierKind;
+        capacity_bytes() -> u64;
+        space() -> std::io::Result<forebay_tiers::Space>;
+        create(id: ObjectId, identity: &forebay_tiers::Identity) -> std::io::Result<Arc<dyn Object>>;
+        create_shared(id: ObjectId, identity: &forebay_tiers::Identity) -> std::io::Result<Arc<dyn Object>>;
+        open(id: ObjectId) -> std::io::Result<Arc<dyn Object>>;
+        open_shared(id: ObjectId) -> std::io::Result<Arc<dyn Object>>;
+        tells_writers() -> bool;
+        remove(id: ObjectId) -> std::io::Result<()>;
+        quarantine(id: ObjectId) -> std::io::Result<String>;
+        identity(id: ObjectId) -> std::io::Result<Option<forebay_tiers::Identity>>;
+        list(visit: &mut dyn FnMut(ObjectId)) -> std::io::Result<()>;
+        sync_all() -> std::io::Result<()>;
+    }
+}
+
+#[test]
+fn a_tier_at_a_distance_is_a_tier() {
+    conformance::all(&|| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (_, tier) = served(dir.path());
+        Arc::new(Kept(tier, dir))
+    });
+}
+
+#[test]
+fn more_ids_than_one_answer_has_room_for_are_listed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = served(dir.path());
+    let mut listed = Vec::new();
+    for id in 1..=300 {
+        drop(create(&tier, id * 7));
+    }
+    tier.list(&mut |id| listed.push(id.0)).expect("list");
+    assert_eq!(listed, (1..=300).map(|id| id * 7).collect::<Vec<_>>());
+    // In small answers.
+    let service = connection.service.read().clone();
+    let (mut after, mut found) = (None, Vec::new());
+    loop {
+        let mut room = [0; 100];
+        let tier = forebay_types::TierId(0);
+        let request = Request::Object(ObjectCall::List { tier, after });
+        let Ok(Reply {
+            response: Response::Moved(bytes),
+            ..
+        }) = connection.call(request, &[], &mut room)
+        else {
+            panic!("no list");
+        };
+        let ids = room[..bytes as usize].chunks_exact(8);
+        found.extend(ids.map(|id| u64::from_le_bytes(id.try_into().expect("8 bytes"))));
+        if bytes == 0 {
+            break;
+        }
+        after = found.last().map(|id| ObjectId(*id));
+    }
+    assert_eq!(found, listed);
+    drop(service);
+}
+
+#[test]
+fn what_is_open_goes_on_over_the_end_of_a_session() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = served(dir.path());
+    let object = create(&tier, 1);
+    object.write_at(b"one", 0).expect("write");
+    restart(&connection, dir.path(), "boot 1");
+    assert_eq!(read(&*object), b"one");
+    connection.loses_answer.store(true, Ordering::Release);
+    assert_eq!(object.write_at(b"two", 3).expect("asked again"), 3);
+    connection.loses_answer.store(true, Ordering::Release);
+    object.sync(false).expect("asked again");
+    assert_eq!(read(&*object), b"onetwo");
+    drop(object);
+    assert_eq!(connection.open_objects(), 1, "closed with the next call");
+    drop(tier.open(ObjectId(1)).expect("open"));
+    tier.remove(ObjectId(1)).expect("remove");
+    assert_eq!(connection.open_objects(), 0);
+}
+
+#[test]
+fn what_was_appended_or_made_or_removed_happens_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = served(dir.path());
+    connection.loses_answer.store(true, Ordering::Release);
+    let object = create(&tier, 1);
+    connection.loses_answer.store(true, Ordering::Release);
+    // It has happened, and nobody knows that.
+    assert_eq!(errno(object.append(b"x")), Some(Errno::EIO));
+    assert_eq!(read(&*object), b"x");
+    connection.loses_answer.store(true, Ordering::Release);
+    tier.remove(ObjectId(1)).expect("removed once");
+    assert_eq!(errno(tier.open(ObjectId(1))), Some(Errno::ENOENT));
+    assert_eq!(errno(tier.remove(ObjectId(1))), Some(Errno::ENOENT));
+}
+
+#[test]
+fn what_was_not_flushed_when_its_node_stopped_is_lost_and_says_so() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = served(dir.path());
+    let (flushed, unflushed, clean) = (create(&tier, 1), create(&tier, 2), create(&tier, 3));
+    for object in [&flushed, &unflushed] {
+        object.write_at(b"some", 0).expect("write");
+    }
+    flushed.sync(true).expect("sync");
+    restart(&connection, dir.path(), "boot 2");
+    assert_eq!(read(&*flushed), b"some");
+    assert_eq!(read(&*clean), b"");
+    // Not even an fsync that finds nothing to do.
+    for _ in 0..2 {
+        assert_eq!(errno(unflushed.sync(false)), Some(Errno::EIO));
+    }
+    assert_eq!(errno(unflushed.stat()), Some(Errno::EIO));
+    // Who opens it now sees what there is.
+    assert!(tier.open(ObjectId(2)).expect("open").sync(false).is_ok());
+}
+
+#[test]
+fn what_is_gone_when_its_server_comes_back_is_not_taken_for_another() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = served(dir.path());
+    let object = create(&tier, 1);
+    object.write_at(b"some", 0).expect("write");
+    object.sync(false).expect("sync");
+    flash(dir.path()).remove(ObjectId(1)).expect("remove");
+    restart(&connection, dir.path(), "boot 1");
+    let mut bytes = [0; 4];
+    assert_eq!(errno(object.read_at(&mut bytes, 0)), Some(Errno::EIO));
+    create(&tier, 1);
+    assert_eq!(errno(object.read_at(&mut bytes, 0)), Some(Errno::EIO));
+}
+
+#[test]
+fn a_handle_of_before_is_nobodys() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (connection, tier) = served(dir.path());
+    let (first, second) = (create(&tier, 1), create(&tier, 2));
+    first.write_at(b"1", 0).expect("write");
+    second.write_at(b"2", 0).expect("write");
+    // The data server was started anew, and the connection has not heard of it.
+    *connection.service.write() =
+        Arc::new(DataService::new(vec![flash(dir.path())], "boot 1".into()));
+    let other = tier.open(ObjectId(2)).expect("open");
+    assert_eq!(read(&*first), b"1");
+    assert_eq!(read(&*second), b"2");
+    assert_eq!(read(&*other), b"2");
+}

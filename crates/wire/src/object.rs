@@ -1,0 +1,224 @@
+//! What a metadata server asks of a data server: bytes, by object.
+//!
+//! A data server knows objects by tier and id, not by name. What is open there has a handle, which
+//! ends with the session.
+
+use forebay_types::{Errno, Handle, ObjectId, SetTime, TierId, TimeSpec, limits};
+use serde::{Deserialize, Serialize};
+
+use crate::space::{SeekWhat, SpaceChange};
+
+/// An object of a tier. The tier has the data server's own number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ObjectKey {
+    /// Which tier, from 0 in the order of the configuration.
+    pub tier: TierId,
+    /// Which object.
+    pub object: ObjectId,
+}
+
+/// How an object is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ObjectUse {
+    /// To write it by requests.
+    Write,
+    /// To read it, or to hand it to a kernel that writes it by itself.
+    Share,
+}
+
+/// What is done to an object that is open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // the fields are named after those of the system calls
+pub enum ObjectRequest {
+    /// Data comes back beside the reply; [`crate::Response::Moved`].
+    Read {
+        offset: u64,
+        len: u32,
+    },
+    /// Data travels beside the request; [`crate::Response::Moved`].
+    Write {
+        offset: u64,
+    },
+    /// The same at the end, wherever that is; [`ObjectReply::Appended`].
+    Append,
+    SetLen {
+        size: u64,
+    },
+    Allocate {
+        change: SpaceChange,
+        offset: u64,
+        len: u64,
+    },
+    /// [`ObjectReply::Found`].
+    Seek {
+        from: u64,
+        what: SeekWhat,
+    },
+    Sync {
+        data_only: bool,
+    },
+    /// [`ObjectReply::Stat`].
+    Stat,
+    SetTimes {
+        atime: Option<SetTime>,
+        mtime: Option<SetTime>,
+    },
+    /// Replaces the identity beside the data, as `tiers` encodes it.
+    SetIdentity(Vec<u8>),
+    /// Whether anybody has it open for writing; [`ObjectReply::Truth`].
+    HasWriters,
+}
+
+/// What a metadata server asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ObjectCall {
+    /// Which tiers there are; [`ObjectReply::Tiers`].
+    Tiers,
+    /// Physical space below a tier; [`ObjectReply::Space`].
+    Space(TierId),
+    /// Makes an empty object and opens it; [`ObjectReply::Opened`].
+    Create {
+        /// Which.
+        key: ObjectKey,
+        /// Its identity, as `tiers` encodes it.
+        identity: Vec<u8>,
+        /// Who will write it.
+        how: ObjectUse,
+    },
+    /// Opens one; [`ObjectReply::Opened`].
+    Open {
+        /// Which.
+        key: ObjectKey,
+        /// Who writes it.
+        how: ObjectUse,
+    },
+    /// Closes what is open. A handle that is not known is closed already.
+    Close(Vec<Handle>),
+    /// Removes one.
+    Remove(ObjectKey),
+    /// Takes one that is not to be trusted out of its tier; [`ObjectReply::Place`].
+    Quarantine(ObjectKey),
+    /// The identity beside one; [`ObjectReply::Identity`].
+    Identity(ObjectKey),
+    /// Ids in ascending order, strictly after `after`, as many as lie beside one reply: 8 bytes
+    /// each, little-endian; none at the end. [`crate::Response::Moved`].
+    List {
+        /// Of which tier.
+        tier: TierId,
+        /// `None`: from the first.
+        after: Option<ObjectId>,
+    },
+    /// Names of a tier reach stable storage.
+    SyncAll(TierId),
+    /// Takes back what opening the tier has made.
+    GiveBack(TierId),
+    /// Does something to what is open.
+    On(Handle, ObjectRequest),
+}
+
+/// A tier of a data server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectTier {
+    /// Its name on that server.
+    pub name: String,
+    /// Memory, not flash.
+    pub is_memory: bool,
+    /// What it may hold, bytes.
+    pub capacity_bytes: u64,
+    /// Whether [`ObjectRequest::HasWriters`] works there.
+    pub tells_writers: bool,
+}
+
+/// What is known of an object without reading it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // as in `tiers::ObjectStat`
+pub struct ObjectFacts {
+    pub size: u64,
+    pub allocated_bytes: u64,
+    pub atime: TimeSpec,
+    pub mtime: TimeSpec,
+    pub is_removed: bool,
+}
+
+/// What a data server answers, beside [`crate::Response::Done`], `Failed` and `Moved`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // each is told at what it answers
+pub enum ObjectReply {
+    Tiers {
+        /// How the kernel of that node calls this start of the node.
+        boot: String,
+        tiers: Vec<ObjectTier>,
+    },
+    Space {
+        total_bytes: u64,
+        free_bytes: u64,
+    },
+    Opened(Handle),
+    Place(String),
+    /// As `tiers` encodes it.
+    Identity(Option<Vec<u8>>),
+    /// There is one, which cannot be decoded.
+    IdentityDamaged,
+    Found(Option<u64>),
+    Stat(ObjectFacts),
+    Truth(bool),
+    Appended {
+        bytes: u32,
+        end: u64,
+    },
+}
+
+impl ObjectCall {
+    /// See [`crate::Request::is_repeatable`].
+    pub(crate) fn is_repeatable(&self) -> bool {
+        match self {
+            ObjectCall::Tiers
+            | ObjectCall::Space(_)
+            | ObjectCall::Identity(_)
+            | ObjectCall::List { .. }
+            | ObjectCall::Close(_) => true,
+            ObjectCall::On(_, request) => matches!(
+                request,
+                ObjectRequest::Read { .. }
+                    | ObjectRequest::Seek { .. }
+                    | ObjectRequest::Stat
+                    | ObjectRequest::HasWriters
+            ),
+            ObjectCall::Create { .. }
+            | ObjectCall::Open { .. }
+            | ObjectCall::Remove(_)
+            | ObjectCall::Quarantine(_)
+            | ObjectCall::SyncAll(_)
+            | ObjectCall::GiveBack(_) => false,
+        }
+    }
+
+    /// Refuses lengths over the limits.
+    pub(crate) fn check(&self) -> Result<(), Errno> {
+        let ends = |offset: u64, len: u64| match offset.checked_add(len) {
+            Some(end) if end <= limits::FILE_BYTES_MAX => Ok(()),
+            _ => Err(Errno::EFBIG),
+        };
+        match self {
+            ObjectCall::Create { identity, .. }
+            | ObjectCall::On(_, ObjectRequest::SetIdentity(identity))
+                if identity.len() > limits::XATTR_VALUE_BYTES_MAX =>
+            {
+                Err(Errno::E2BIG)
+            }
+            ObjectCall::Close(handles) if handles.len() > limits::RELEASES_PER_MESSAGE_MAX => {
+                Err(Errno::E2BIG)
+            }
+            ObjectCall::On(_, request) => match request {
+                ObjectRequest::Read { len, .. } if *len as usize > limits::IO_BYTES_MAX => {
+                    Err(Errno::EINVAL)
+                }
+                ObjectRequest::Write { offset } => ends(*offset, 0),
+                ObjectRequest::SetLen { size } => ends(*size, 0),
+                ObjectRequest::Allocate { offset, len, .. } => ends(*offset, *len),
+                _ => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! The same of what a metadata server asks of a data server.
+
+use forebay_types::{Handle, ObjectId, SetTime, TierId, TimeSpec};
+use forebay_wire::{
+    ObjectCall, ObjectFacts, ObjectKey, ObjectReply, ObjectRequest, ObjectTier, ObjectUse,
+    SeekWhat, SpaceChange,
+};
+
+const TIER: TierId = TierId(2);
+const KEY: ObjectKey = ObjectKey {
+    tier: TIER,
+    object: ObjectId(77),
+};
+const HANDLE: Handle = Handle(1_700_000_000_000_000_000);
+const TIME: TimeSpec = TimeSpec {
+    sec: 1_700_000_000,
+    nsec: 999_999_999,
+};
+
+/// Calls.
+pub fn calls() -> Vec<ObjectCall> {
+    let identity = vec![1; 90];
+    let mut all = vec![
+        ObjectCall::Tiers,
+        ObjectCall::Space(TIER),
+        ObjectCall::Close(vec![HANDLE, Handle(3)]),
+        ObjectCall::Remove(KEY),
+        ObjectCall::Quarantine(KEY),
+        ObjectCall::Identity(KEY),
+        ObjectCall::List {
+            tier: TIER,
+            after: Some(ObjectId(5)),
+        },
+        ObjectCall::SyncAll(TIER),
+        ObjectCall::GiveBack(TIER),
+    ];
+    for how in [ObjectUse::Write, ObjectUse::Share] {
+        all.push(ObjectCall::Open { key: KEY, how });
+        let identity = identity.clone();
+        all.push(ObjectCall::Create {
+            key: KEY,
+            identity,
+            how,
+        });
+    }
+    let mut requests = vec![
+        ObjectRequest::Read {
+            offset: 1 << 40,
+            len: 1 << 20,
+        },
+        ObjectRequest::Write { offset: 1 << 40 },
+        ObjectRequest::Append,
+        ObjectRequest::SetLen { size: 1 << 33 },
+        ObjectRequest::Sync { data_only: true },
+        ObjectRequest::Stat,
+        ObjectRequest::SetTimes {
+            atime: Some(SetTime::Now),
+            mtime: Some(SetTime::At(TIME)),
+        },
+        ObjectRequest::SetIdentity(identity),
+        ObjectRequest::HasWriters,
+    ];
+    use SpaceChange::{Allocate, PunchHole, Reserve, ZeroRange, ZeroRangeKeepSize};
+    for change in [Allocate, Reserve, PunchHole, ZeroRange, ZeroRangeKeepSize] {
+        requests.push(ObjectRequest::Allocate {
+            change,
+            offset: 4096,
+            len: 1 << 30,
+        });
+    }
+    for what in [SeekWhat::Data, SeekWhat::Hole] {
+        requests.push(ObjectRequest::Seek { from: 12, what });
+    }
+    let on = |request| ObjectCall::On(HANDLE, request);
+    all.extend(requests.into_iter().map(on));
+    all
+}
+
+/// Answers to them.
+pub fn replies() -> Vec<ObjectReply> {
+    vec![
+        ObjectReply::Tiers {
+            boot: "5a3c".into(),
+            tiers: vec![ObjectTier {
+                name: "dram".into(),
+                is_memory: true,
+                capacity_bytes: 1 << 36,
+                tells_writers: true,
+            }],
+        },
+        ObjectReply::Space {
+            total_bytes: 1 << 40,
+            free_bytes: 1 << 39,
+        },
+        ObjectReply::Opened(HANDLE),
+        ObjectReply::Place("/flash/lost+found/77".into()),
+        ObjectReply::Identity(Some(vec![1; 90])),
+        ObjectReply::IdentityDamaged,
+        ObjectReply::Found(Some(4096)),
+        ObjectReply::Stat(ObjectFacts {
+            size: 1 << 33,
+            allocated_bytes: 1 << 30,
+            atime: TIME,
+            mtime: TIME,
+            is_removed: true,
+        }),
+        ObjectReply::Truth(true),
+        ObjectReply::Appended {
+            bytes: 1 << 20,
+            end: 1 << 33,
+        },
+    ]
+}
