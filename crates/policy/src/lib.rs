@@ -19,6 +19,9 @@
 //! | Is it the PFS that the state was made for? | [`samepfs`] |
 //! | Where does a new file go, and how much space is set aside? | [`placement`] |
 //! | Where does a file go on when its tier is full? | [`spill`] |
+//! | Which node holds a new file? | [`holders`] |
+//! | Where does a file go on when its node is full? | [`handover`] |
+//! | How do files leave a node that is being emptied? | [`emptying`] |
 //! | How much will be written? | [`forecast`] |
 //! | When has a bandwidth been measured? | [`calibration`] |
 //! | Who does I/O now? | [`schedule`], [`share`] |
@@ -36,9 +39,12 @@
 pub mod calibration;
 pub mod demotion;
 pub mod durability;
+pub mod emptying;
 pub mod engine;
 pub mod forecast;
+pub mod handover;
 pub mod health;
+pub mod holders;
 pub mod job;
 pub mod links;
 pub mod locks;
