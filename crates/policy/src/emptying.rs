@@ -61,9 +61,9 @@ impl LeavingRates {
 }
 
 /// Files and what is done with them, in the order in which to begin. `files` are in victim order;
-/// `holders` may have the node itself, which takes none. A file for which clean copies would have to
-/// be evicted elsewhere is drained instead. Where a move turns out to be impossible, the caller asks
-/// again.
+/// `holders` may have the node itself, which takes none. A file for which clean copies would have
+/// to be evicted elsewhere is drained instead. Where a move turns out to be impossible, the caller
+/// asks again.
 pub fn leave(
     node: HolderId,
     files: &[Leaving],

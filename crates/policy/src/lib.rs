@@ -22,10 +22,14 @@
 //! | Which node holds a new file? | [`holders`] |
 //! | Where does a file go on when its node is full? | [`handover`] |
 //! | How do files leave a node that is being emptied? | [`emptying`] |
+//! | Where is a second copy, and when do two servers have a file? | [`replicas`] |
+//! | Which lost copies are made again first, and how fast? | [`rereplication`] |
+//! | Which drained versions are copied for restarts, and where is one read? | [`replicators`] |
 //! | How much will be written? | [`forecast`] |
 //! | When has a bandwidth been measured? | [`calibration`] |
 //! | Who does I/O now? | [`schedule`], [`share`] |
 //! | When, and how fast, is data demoted? | [`plan`], [`engine`], [`trigger`], [`throttle`] |
+//! | How is a rate divided among nodes? | [`fairshare`] |
 //! | What is demoted and evicted first, and what never comes in? | [`demotion`], one at a time among many: [`queue`], [`victims`] |
 //! | When is what was changed in place flushed? | [`writeback`] |
 //! | When does a version become visible? | [`publication`] |
@@ -41,6 +45,7 @@ pub mod demotion;
 pub mod durability;
 pub mod emptying;
 pub mod engine;
+pub mod fairshare;
 pub mod forecast;
 pub mod handover;
 pub mod health;
@@ -56,6 +61,9 @@ pub mod publication;
 pub mod queue;
 pub mod readers;
 pub mod repair;
+pub mod replicas;
+pub mod replicators;
+pub mod rereplication;
 pub mod samepfs;
 pub mod schedule;
 pub mod scrub;

@@ -1,0 +1,221 @@
+//! Which drained checkpoint versions are copied to other nodes, and where a restart reads them
+//! (BBOS, replicators: demoted files are copied to other storage nodes of the replication group
+//! over a separate slow network).
+//!
+//! Such a copy is clean: it promises nothing, costs nothing but space that is free, and saves a
+//! restart elsewhere the way to the PFS. So it comes after everything else. It is of the newest
+//! complete version of an application, those likely to fail next first (lowest MTBF, as the victim
+//! order of BBOS keeps them longest), and it goes when a newer version is there.
+
+use crate::holders::{HolderId, Rack, load_class, weight};
+use std::collections::HashMap;
+
+/// The part of a complete, drained checkpoint version that one holder has: each rank writes on its
+/// own node.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DrainedVersion {
+    /// The caller's number for the application.
+    pub application: u64,
+    /// Its number.
+    pub version: u64,
+    /// Size of the part.
+    pub bytes: u64,
+    /// Whose part it is.
+    pub holder: HolderId,
+    /// MTBF of the application, seconds.
+    pub mtbf_s: f64,
+    /// Copies of this part that other nodes have already.
+    pub copies: usize,
+}
+
+/// A node of the replication group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GroupNode {
+    /// Which.
+    pub holder: HolderId,
+    /// Where it stands.
+    pub rack: Rack,
+    /// It answers and is not being emptied.
+    pub takes_files: bool,
+    /// What it may spend on such copies, at most what is free there.
+    pub bound_bytes: u64,
+    /// What it has spent.
+    pub spent_bytes: u64,
+}
+
+/// A copy for restarts, on a node of the group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RestartCopy {
+    /// Application.
+    pub application: u64,
+    /// Version.
+    pub version: u64,
+    /// Whose part of it.
+    pub from: HolderId,
+    /// On which node the copy is.
+    pub holder: HolderId,
+    /// What it occupies.
+    pub bytes: u64,
+}
+
+/// What the links between nodes are needed for, least urgent first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum LinkUse {
+    /// Nothing.
+    Idle,
+    /// Copies for restarts.
+    Replicators,
+    /// Moves off a node that is emptied, second copies, drains, or what programs do.
+    Urgent,
+}
+
+/// What the replicators do next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Replication {
+    /// A copy goes: a newer version is drained.
+    Discard(RestartCopy),
+    /// A version is copied.
+    Copy {
+        /// Application.
+        application: u64,
+        /// Version.
+        version: u64,
+        /// From here.
+        from: HolderId,
+        /// To this node.
+        to: HolderId,
+    },
+    /// Nothing now.
+    Rest,
+}
+
+/// Decides that. `wanted_copies`: how many nodes beside the holder are to have its part of each
+/// newest version; 0 turns replicators off.
+///
+/// Copies of older versions go first, whatever the links do, for that moves no bytes. A version
+/// that fits nowhere is passed over for one that does.
+pub fn next(
+    versions: &[DrainedVersion],
+    copies: &[RestartCopy],
+    group: &[GroupNode],
+    links: LinkUse,
+    wanted_copies: usize,
+) -> Replication {
+    let mut newest: HashMap<u64, u64> = HashMap::new();
+    for v in versions {
+        let of = newest.entry(v.application).or_insert(v.version);
+        *of = v.version.max(*of);
+    }
+    let is_outdated = |c: &&RestartCopy| newest.get(&c.application) > Some(&c.version);
+    if let Some(old) = copies.iter().find(is_outdated) {
+        return Replication::Discard(*old);
+    }
+    if links == LinkUse::Urgent {
+        return Replication::Rest;
+    }
+    let mut due: Vec<&DrainedVersion> = versions
+        .iter()
+        .filter(|v| v.copies < wanted_copies && newest.get(&v.application) == Some(&v.version))
+        .collect();
+    due.sort_by(|a, b| {
+        // What has no copy yet is before a second one of anything.
+        let missing = a.copies.cmp(&b.copies);
+        missing
+            .then(a.mtbf_s.total_cmp(&b.mtbf_s))
+            .then(a.application.cmp(&b.application))
+            .then(a.holder.cmp(&b.holder))
+    });
+    let found = due
+        .iter()
+        .find_map(|v| Some((v, target(v, copies, group)?)));
+    found.map_or(Replication::Rest, |(v, to)| Replication::Copy {
+        application: v.application,
+        version: v.version,
+        from: v.holder,
+        to,
+    })
+}
+
+/// The node for a copy: in another rack if one has room, and by weight.
+fn target(
+    version: &DrainedVersion,
+    copies: &[RestartCopy],
+    group: &[GroupNode],
+) -> Option<HolderId> {
+    let rack = |id| group.iter().find(|n| n.holder == id).map(|n| n.rack);
+    let own_rack = rack(version.holder);
+    let has_it = |id| {
+        let of = copies.iter().filter(|c| c.holder == id);
+        let mut same = of.filter(|c| c.application == version.application);
+        same.any(|c| c.version == version.version && c.from == version.holder)
+    };
+    let seed = version.application
+        ^ version.version.rotate_left(32)
+        ^ u64::from(version.holder.0).rotate_left(48);
+    group
+        .iter()
+        .filter(|n| n.takes_files && n.holder != version.holder && !has_it(n.holder))
+        .filter(|n| n.bound_bytes.saturating_sub(n.spent_bytes) >= version.bytes)
+        .max_by_key(|n| (Some(n.rack) != own_rack, weight(seed, n.holder), n.holder))
+        .map(|n| n.holder)
+}
+
+/// A place that has the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Which holder.
+    pub holder: HolderId,
+    /// Where it stands.
+    pub rack: Rack,
+    /// It answers. One that is being emptied may still be read.
+    pub is_answering: bool,
+    /// As in [`crate::holders::Holder::load_bytes`].
+    pub load_bytes: u64,
+}
+
+/// Where a read goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// This holder.
+    Holder(HolderId),
+    /// The PFS.
+    Pfs,
+    /// No place that answers has it: the read waits, or fails with EIO where the mount is soft.
+    Nowhere,
+}
+
+/// A holder of another rack is worth its way where one of the own rack is at least this much
+/// busier: two doublings of its load ([`load_class`]), for links between racks have about a quarter
+/// of the bandwidth of those within.
+const RACK_CLASSES: u32 = 2;
+
+/// Chooses the place that a read comes from: the own node, the own rack, another rack, the PFS.
+/// Within the burst buffer a busy holder is passed over for one that is less busy by more than its
+/// distance. The PFS is last: what a restart of many nodes reads there it reads from everybody's
+/// disks.
+pub fn nearest(
+    own: Option<HolderId>,
+    own_rack: Option<Rack>,
+    object: u64,
+    places: &[Place],
+    pfs_has_it: bool,
+) -> Source {
+    let answering = || places.iter().filter(|p| p.is_answering);
+    if let Some(here) = answering().find(|p| Some(p.holder) == own) {
+        return Source::Holder(here.holder);
+    }
+    let cost = |p: &Place| {
+        let is_far = own_rack != Some(p.rack);
+        let classes = load_class(p.load_bytes) + if is_far { RACK_CLASSES } else { 0 };
+        (classes, is_far, !weight(object, p.holder), p.holder)
+    };
+    match answering().min_by_key(|p| cost(p)) {
+        Some(place) => Source::Holder(place.holder),
+        None if pfs_has_it => Source::Pfs,
+        None => Source::Nowhere,
+    }
+}
+
+#[cfg(test)]
+#[path = "replicators_tests.rs"]
+mod tests;

@@ -1,0 +1,216 @@
+use super::*;
+use proptest::prelude::*;
+
+fn version(application: u64, version: u64, mtbf_s: f64) -> DrainedVersion {
+    DrainedVersion {
+        application,
+        version,
+        bytes: 10,
+        holder: HolderId(1),
+        mtbf_s,
+        copies: 0,
+    }
+}
+
+fn node(id: u16, rack: u16, bound_bytes: u64) -> GroupNode {
+    GroupNode {
+        holder: HolderId(id),
+        rack: Rack(rack),
+        takes_files: true,
+        bound_bytes,
+        spent_bytes: 0,
+    }
+}
+
+fn copied(application: u64, version: u64, to: u16) -> Replication {
+    Replication::Copy {
+        application,
+        version,
+        from: HolderId(1),
+        to: HolderId(to),
+    }
+}
+
+#[test]
+fn the_newest_of_who_fails_most_goes_to_another_rack() {
+    let versions = [
+        version(1, 7, 900.0),
+        version(1, 8, 900.0),
+        version(2, 3, 60.0),
+    ];
+    let group = [node(1, 1, 99), node(2, 1, 99), node(3, 2, 99)];
+    let next = |links, wanted| next(&versions, &[], &group, links, wanted);
+    assert_eq!(next(LinkUse::Idle, 1), copied(2, 3, 3));
+    assert_eq!(next(LinkUse::Replicators, 1), copied(2, 3, 3));
+    assert_eq!(next(LinkUse::Urgent, 1), Replication::Rest);
+    assert_eq!(next(LinkUse::Idle, 0), Replication::Rest, "turned off");
+}
+
+#[test]
+fn a_first_copy_of_all_is_before_a_second_of_any() {
+    let mut versions = [version(1, 8, 900.0), version(2, 3, 60.0)];
+    let group = [node(1, 1, 99), node(2, 1, 99), node(3, 2, 99)];
+    let first = RestartCopy {
+        application: 2,
+        version: 3,
+        from: HolderId(1),
+        holder: HolderId(3),
+        bytes: 10,
+    };
+    versions[1].copies = 1;
+    let next = |versions: &[_]| next(versions, &[first], &group, LinkUse::Idle, 2);
+    assert_eq!(next(&versions), copied(1, 8, 3));
+    versions[0].copies = 1;
+    assert_eq!(next(&versions), copied(2, 3, 2), "3 has it");
+}
+
+#[test]
+fn copies_of_older_versions_go_even_while_links_are_busy() {
+    let old = RestartCopy {
+        application: 1,
+        version: 7,
+        from: HolderId(1),
+        holder: HolderId(2),
+        bytes: 10,
+    };
+    let group = [node(1, 1, 99), node(2, 1, 10)];
+    let next = |newest| {
+        next(
+            &[version(1, newest, 1.0)],
+            &[old],
+            &group,
+            LinkUse::Urgent,
+            1,
+        )
+    };
+    assert_eq!(next(8), Replication::Discard(old));
+    assert_eq!(next(7), Replication::Rest);
+}
+
+#[test]
+fn what_fits_nowhere_is_passed_over() {
+    let mut versions = [version(1, 8, 900.0), version(2, 3, 60.0)];
+    versions[1].bytes = 100;
+    let group = [node(1, 1, 99), node(2, 1, 99)];
+    let next = |group: &[_]| next(&versions, &[], group, LinkUse::Idle, 1);
+    assert_eq!(next(&group), copied(1, 8, 2));
+    let mut full = group;
+    full[1].spent_bytes = 90;
+    assert_eq!(next(&full), Replication::Rest);
+    full[1].spent_bytes = 0;
+    full[1].takes_files = false;
+    assert_eq!(next(&full), Replication::Rest);
+}
+
+fn place(id: u16, rack: u16, load_mib: u64) -> Place {
+    Place {
+        holder: HolderId(id),
+        rack: Rack(rack),
+        is_answering: true,
+        load_bytes: load_mib << 20,
+    }
+}
+
+#[test]
+fn a_restart_reads_the_nearest_copy_that_is_not_much_busier() {
+    let own = Some(HolderId(1));
+    let read = |places: &[Place]| nearest(own, Some(Rack(1)), 7, places, true);
+    let from = |id| Source::Holder(HolderId(id));
+    let mut places = [place(3, 2, 0), place(2, 1, 0), place(1, 1, 1 << 20)];
+    assert_eq!(read(&places), from(1), "its own node, however busy");
+    places[2].is_answering = false;
+    assert_eq!(read(&places), from(2));
+    places[1].load_bytes = 200 << 20;
+    assert_eq!(read(&places), from(2), "near is worth two doublings");
+    places[1].load_bytes = 300 << 20;
+    assert_eq!(read(&places), from(3));
+    places.iter_mut().for_each(|p| p.is_answering = false);
+    assert_eq!(read(&places), Source::Pfs);
+    assert_eq!(nearest(own, None, 7, &places, false), Source::Nowhere);
+    assert_eq!(nearest(None, None, 7, &[], true), Source::Pfs);
+}
+
+#[test]
+fn each_rank_has_its_part_copied() {
+    let mut versions = [version(1, 8, 60.0), version(1, 8, 60.0)];
+    versions[1].holder = HolderId(2);
+    let group = [node(1, 1, 99), node(2, 1, 99)];
+    let of_first = RestartCopy {
+        application: 1,
+        version: 8,
+        from: HolderId(1),
+        holder: HolderId(2),
+        bytes: 10,
+    };
+    versions[0].copies = 1;
+    let expected = Replication::Copy {
+        application: 1,
+        version: 8,
+        from: HolderId(2),
+        to: HolderId(1),
+    };
+    let found = next(&versions, &[of_first], &group, LinkUse::Idle, 1);
+    assert_eq!(found, expected);
+}
+
+proptest! {
+    #[test]
+    fn the_bound_of_a_node_is_kept_and_all_comes_to_rest(
+        sizes in prop::collection::vec((0u64..4, 0u64..3, 1u64..40, 1.0..9.0f64), 0..12),
+        bounds in prop::collection::vec((0u16..3, 0u64..100), 1..5),
+        wanted in 0usize..3,
+    ) {
+        let mut versions: Vec<DrainedVersion> = sizes.iter()
+            .map(|(app, number, bytes, mtbf)| DrainedVersion { bytes: *bytes, ..version(*app, *number, *mtbf) })
+            .collect();
+        versions.sort_by_key(|v| (v.application, v.version));
+        versions.dedup_by_key(|v| (v.application, v.version));
+        let mut group: Vec<GroupNode> = (1..).zip(&bounds)
+            .map(|(id, (rack, bound))| node(id, *rack, *bound)).collect();
+        let mut copies: Vec<RestartCopy> = Vec::new();
+        for _ in 0..100 {
+            match next(&versions, &copies, &group, LinkUse::Idle, wanted) {
+                Replication::Rest => break,
+                Replication::Discard(_) => prop_assert!(false, "only the newest was copied"),
+                Replication::Copy { application, version, from, to } => {
+                    prop_assert_ne!(from, to);
+                    let of = versions.iter_mut().find(|v| v.application == application && v.version == version).expect("one of them");
+                    of.copies += 1;
+                    prop_assert!(of.copies <= wanted);
+                    let copy = RestartCopy { application, version, from, holder: to, bytes: of.bytes };
+                    prop_assert!(!copies.contains(&copy), "twice on one node");
+                    let at = group.iter_mut().find(|n| n.holder == to).expect("one of them");
+                    at.spent_bytes += copy.bytes;
+                    prop_assert!(at.spent_bytes <= at.bound_bytes);
+                    copies.push(copy);
+                }
+            }
+        }
+        prop_assert_eq!(next(&versions, &copies, &group, LinkUse::Idle, wanted), Replication::Rest);
+        for c in &copies {
+            prop_assert!(versions.iter().all(|v| v.application != c.application || v.version <= c.version));
+        }
+    }
+
+    #[test]
+    fn a_read_never_waits_for_who_does_not_answer(
+        places in prop::collection::vec((0u16..3, any::<bool>(), 0u64..1 << 34), 0..6),
+        own in prop::option::of(1u16..6),
+        pfs_has_it: bool,
+        object: u64,
+    ) {
+        let mut all: Vec<Place> = (1..).zip(&places)
+            .map(|(id, (rack, is_answering, load_bytes))| Place {
+                holder: HolderId(id), rack: Rack(*rack), is_answering: *is_answering, load_bytes: *load_bytes,
+            }).collect();
+        let read = |all: &[Place]| nearest(own.map(HolderId), Some(Rack(0)), object, all, pfs_has_it);
+        let found = read(&all);
+        match found {
+            Source::Holder(id) => prop_assert!(all.iter().any(|p| p.holder == id && p.is_answering)),
+            Source::Pfs => prop_assert!(pfs_has_it && all.iter().all(|p| !p.is_answering)),
+            Source::Nowhere => prop_assert!(!pfs_has_it && all.iter().all(|p| !p.is_answering)),
+        }
+        all.reverse();
+        prop_assert_eq!(read(&all), found);
+    }
+}
