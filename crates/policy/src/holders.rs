@@ -50,7 +50,7 @@ pub struct Holder {
     pub id: HolderId,
     /// Where it stands.
     pub rack: Rack,
-    /// It answers: see `liveness`.
+    /// It answers: [`crate::liveness::judge`].
     pub is_answering: bool,
     /// It is being emptied (`drain-node`): nothing new goes there.
     pub is_emptied: bool,

@@ -14,6 +14,8 @@
 //! | Which application, which version? | [`series`] |
 //! | Which batch job does a process belong to? | [`job`] |
 //! | Which version is complete, which outdated, how large will a file be? | [`version`] |
+//! | May a metadata server change the PFS, and when may a standby begin? | [`leadership`] |
+//! | Does a holder answer, and what is left of one that comes back? | [`liveness`] |
 //! | What does fsync promise? | [`durability`] |
 //! | Does the PFS answer? | [`health`] |
 //! | Is it the PFS that the state was made for? | [`samepfs`] |
@@ -29,7 +31,7 @@
 //! | When has a bandwidth been measured? | [`calibration`] |
 //! | Who does I/O now? | [`schedule`], [`share`] |
 //! | When, and how fast, is data demoted? | [`plan`], [`engine`], [`trigger`], [`throttle`] |
-//! | How is a rate divided among nodes? | [`fairshare`] |
+//! | How is a rate divided among nodes, and lent to them? | [`fairshare`], [`ratelease`] |
 //! | What is demoted and evicted first, and what never comes in? | [`demotion`], one at a time among many: [`queue`], [`victims`] |
 //! | When is what was changed in place flushed? | [`writeback`] |
 //! | When does a version become visible? | [`publication`] |
@@ -51,7 +53,9 @@ pub mod handover;
 pub mod health;
 pub mod holders;
 pub mod job;
+pub mod leadership;
 pub mod links;
+pub mod liveness;
 pub mod locks;
 pub mod mtbf;
 mod named;
@@ -59,6 +63,7 @@ pub mod placement;
 pub mod plan;
 pub mod publication;
 pub mod queue;
+pub mod ratelease;
 pub mod readers;
 pub mod repair;
 pub mod replicas;
