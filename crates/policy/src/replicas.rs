@@ -120,6 +120,11 @@ mod tests {
         };
         assert_eq!(step(&[whole]), copy);
         assert_eq!(step(&[whole, held(3, true, false)]), copy, "it may be gone");
+        assert_eq!(
+            step(&[whole, held(3, false, false)]),
+            copy,
+            "nobody waits for it"
+        );
     }
 
     #[test]

@@ -134,12 +134,13 @@ fn a_restart_reads_the_nearest_copy_that_is_not_much_busier() {
 fn each_rank_has_its_part_copied() {
     let mut versions = [version(1, 8, 60.0), version(1, 8, 60.0)];
     versions[1].holder = HolderId(2);
-    let group = [node(1, 1, 99), node(2, 1, 99)];
+    let mut group = [node(1, 1, 99), node(2, 1, 99), node(3, 1, 99)];
+    group[0].takes_files = false;
     let of_first = RestartCopy {
         application: 1,
         version: 8,
         from: HolderId(1),
-        holder: HolderId(2),
+        holder: HolderId(3),
         bytes: 10,
     };
     versions[0].copies = 1;
@@ -147,7 +148,7 @@ fn each_rank_has_its_part_copied() {
         application: 1,
         version: 8,
         from: HolderId(2),
-        to: HolderId(1),
+        to: HolderId(3),
     };
     let found = next(&versions, &[of_first], &group, LinkUse::Idle, 1);
     assert_eq!(found, expected);
