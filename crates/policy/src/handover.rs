@@ -67,7 +67,8 @@ pub enum WhenFull {
     Pfs,
 }
 
-/// Decides that. `holders` has `full`, which may be in the midst of being emptied.
+/// Decides that. `holders` has `full`. Where that is being emptied the file does not go on in
+/// another tier there, only to move again.
 pub fn when_full(full: HolderId, holders: &[Holder], file: &Growing) -> WhenFull {
     let Some(here) = holders.iter().find(|h| h.id == full) else {
         return WhenFull::Pfs;
@@ -87,7 +88,8 @@ pub fn when_full(full: HolderId, holders: &[Holder], file: &Growing) -> WhenFull
     if file.is_written_unseen {
         return WhenFull::Wait;
     }
-    if let Some(index) = tier_to_grow_in(&spaces, file.tier, file.next_bytes()) {
+    let other_tier = tier_to_grow_in(&spaces, file.tier, file.next_bytes());
+    if let Some(index) = other_tier.filter(|_| !here.is_emptied) {
         return WhenFull::OtherTier(index);
     }
     if file.wanted.rule.locality == Locality::LocalOnly {

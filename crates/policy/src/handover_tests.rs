@@ -1,6 +1,6 @@
 use super::*;
-use crate::holders::tests::{any_holders, any_rule};
 use crate::holders::{HolderRule, Rack};
+use crate::testing::{any_holders, any_rule};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -67,6 +67,9 @@ fn evicting_then_another_tier_then_another_holder_then_waiting() {
     assert_eq!(ask(&all, &file), WhenFull::Evict { bytes });
     all[0].tiers[0].evictable_bytes = 9 * MIB;
     assert_eq!(ask(&all, &file), WhenFull::OtherTier(1));
+    all[0].is_emptied = true;
+    assert!(matches!(ask(&all, &file), WhenFull::HandOver { .. }));
+    all[0].is_emptied = false;
     all[0].tiers[1].space.free_bytes = 0;
     let to = |must_evict| WhenFull::HandOver {
         to: HolderId(2),

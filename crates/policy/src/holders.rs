@@ -291,4 +291,4 @@ pub fn choose_home(writer: &Writer, holders: &[Holder], wanted: &Wanted) -> Home
 
 #[cfg(test)]
 #[path = "holders_tests.rs"]
-pub(crate) mod tests;
+mod tests;

@@ -1,22 +1,8 @@
 use super::*;
 use crate::placement::SPACE_UNIT_BYTES;
+use crate::testing::{MIB, any_holders, any_rule, tier};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-
-const MIB: u64 = 1 << 20;
-
-fn tier(kind: TierKind, capacity_mib: u64, free_mib: u64, clean_mib: u64) -> HolderTier {
-    HolderTier {
-        space: TierSpace {
-            index: usize::from(kind == TierKind::Ssd),
-            kind,
-            capacity_bytes: capacity_mib * MIB,
-            free_bytes: free_mib * MIB,
-            reserved_bytes: 0,
-        },
-        evictable_bytes: clean_mib * MIB,
-    }
-}
 
 /// With flash of 1000 MiB.
 fn holder(id: u16, rack: u16, free_mib: u64) -> Holder {
@@ -194,54 +180,6 @@ fn many_files_spread_over_equals_and_stay_when_a_holder_comes() {
     let to: Vec<_> = moved.map(|(_, new)| new).collect();
     assert!((750..1050).contains(&to.len()), "{}", to.len());
     assert!(to.iter().all(|id| **id == HolderId(9)));
-}
-
-pub(crate) fn any_holders() -> impl Strategy<Value = Vec<Holder>> {
-    let space = (any::<bool>(), 0u64..400, 0u64..400, 0u64..400).prop_map(
-        |(is_memory, capacity, free, clean)| {
-            let kind = if is_memory {
-                TierKind::Dram
-            } else {
-                TierKind::Ssd
-            };
-            let free = free.min(capacity);
-            tier(kind, capacity, free, clean.min(capacity - free))
-        },
-    );
-    let one = (
-        0u16..4,
-        prop::bool::weighted(0.8),
-        prop::bool::weighted(0.2),
-        prop::collection::vec(space, 0..3),
-        0u64..1 << 32,
-    );
-    prop::collection::vec(one, 0..7).prop_map(|all| {
-        let mut holders = Vec::new();
-        for (rack, is_answering, is_emptied, mut tiers, load_bytes) in all {
-            for (index, tier) in tiers.iter_mut().enumerate() {
-                tier.space.index = index;
-            }
-            holders.push(Holder {
-                id: HolderId(holders.len() as u16 + 1),
-                rack: Rack(rack),
-                is_answering,
-                is_emptied,
-                tiers,
-                load_bytes,
-            });
-        }
-        holders
-    })
-}
-
-pub(crate) fn any_rule() -> impl Strategy<Value = HolderRule> {
-    let servers = prop::collection::vec((1u16..7).prop_map(HolderId), 0..3);
-    let racks = prop::collection::vec((0u16..4).prop_map(Rack), 0..2);
-    (0usize..3, servers, racks).prop_map(|(locality, servers, racks)| HolderRule {
-        locality: Locality::ALL[locality],
-        servers,
-        racks,
-    })
 }
 
 proptest! {

@@ -75,6 +75,8 @@ pub mod scrub;
 pub mod series;
 pub mod share;
 pub mod spill;
+#[cfg(test)]
+mod testing;
 pub mod throttle;
 pub mod trigger;
 pub mod version;

@@ -8,16 +8,16 @@ use crate::placement::TierKind;
 
 /// When silence begins to mean something. Seconds since the last answer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Lease {
+pub struct HolderLease {
     /// From here on nothing new goes there.
     pub silent_after_s: f64,
     /// From here on it is fenced: it has ended by its own clock to serve anybody. Not below
     /// `silent_after_s`, and by the rates of clocks above what the holder itself counts
-    /// ([`Lease::of_holder_s`]).
+    /// ([`HolderLease::of_holder_s`]).
     pub lost_after_s: f64,
 }
 
-impl Lease {
+impl HolderLease {
     /// A lease of `lease_s` seconds, at least a tenth; a holder is silent after a quarter of it.
     pub fn new(lease_s: f64) -> Self {
         let lost_after_s = lease_s.max(0.1);
@@ -48,7 +48,7 @@ pub enum Liveness {
 
 /// The judgement on one that has last answered at `answered_at_s`. Once lost it stays lost:
 /// `before` is the last judgement.
-pub fn judge(before: Liveness, answered_at_s: f64, now_s: f64, lease: &Lease) -> Liveness {
+pub fn judge(before: Liveness, answered_at_s: f64, now_s: f64, lease: &HolderLease) -> Liveness {
     let silent_s = now_s - answered_at_s;
     match before {
         Liveness::Lost => Liveness::Lost,
@@ -59,7 +59,7 @@ pub fn judge(before: Liveness, answered_at_s: f64, now_s: f64, lease: &Lease) ->
 }
 
 /// Seconds until the judgement becomes another if no answer comes; `None`: never.
-pub fn next_change_s(answered_at_s: f64, now_s: f64, lease: &Lease) -> Option<f64> {
+pub fn next_change_s(answered_at_s: f64, now_s: f64, lease: &HolderLease) -> Option<f64> {
     [lease.silent_after_s, lease.lost_after_s]
         .into_iter()
         .map(|after_s| answered_at_s + after_s - now_s)

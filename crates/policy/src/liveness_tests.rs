@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 #[test]
 fn silence_means_more_the_longer_it_lasts() {
-    let lease = Lease::new(20.0);
+    let lease = HolderLease::new(20.0);
     let judge = |now_s| judge(Liveness::Answering, 100.0, now_s, &lease);
     assert_eq!(judge(100.0), Liveness::Answering);
     assert_eq!(judge(104.9), Liveness::Answering);
@@ -18,7 +18,7 @@ fn silence_means_more_the_longer_it_lasts() {
 
 #[test]
 fn who_is_lost_is_not_believed_before_it_has_come_back() {
-    let lease = Lease::new(20.0);
+    let lease = HolderLease::new(20.0);
     assert_eq!(
         judge(Liveness::Silent, 100.0, 101.0, &lease),
         Liveness::Answering
@@ -168,7 +168,7 @@ proptest! {
         server_origin in 0.0..1e6f64,
     ) {
         // True times: it asks at 0, is heard at `way_s`, and no answer comes after that.
-        let lease = Lease::new(lease_s);
+        let lease = HolderLease::new(lease_s);
         let (holder_rate, server_rate) = (1.0 + holder, 1.0 + server);
         let stops_s = lease.of_holder_s() / holder_rate;
         let heard_at_s = server_origin + way_s * server_rate;

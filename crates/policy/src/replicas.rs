@@ -92,7 +92,7 @@ pub fn fsync_step(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::holders::tests::{any_holders, any_rule};
+    use crate::testing::{any_holders, any_rule};
     use proptest::prelude::*;
 
     fn held(holder: u16, has_all: bool, is_answering: bool) -> HeldCopy {

@@ -58,14 +58,12 @@ pub struct RestartCopy {
     pub bytes: u64,
 }
 
-/// What the links between nodes are needed for, least urgent first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Whether the links between nodes are needed for something else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkUse {
-    /// Nothing.
-    Idle,
-    /// Copies for restarts.
-    Replicators,
-    /// Moves off a node that is emptied, second copies, drains, or what programs do.
+    /// No, or not all of them.
+    Spare,
+    /// For moves off a node that is emptied, second copies, drains, or what programs do.
     Urgent,
 }
 
@@ -92,7 +90,8 @@ pub enum Replication {
 /// Decides that. `wanted_copies`: how many nodes beside the holder are to have its part of each
 /// newest version; 0 turns replicators off.
 ///
-/// Copies of older versions go first, whatever the links do, for that moves no bytes. A version
+/// Copies of older versions go first, whatever the links do, for that moves no bytes. A copy
+/// outlives the version that it was made from: what was evicted there is still read here. A version
 /// that fits nowhere is passed over for one that does.
 pub fn next(
     versions: &[DrainedVersion],

@@ -40,10 +40,9 @@ fn the_newest_of_who_fails_most_goes_to_another_rack() {
     ];
     let group = [node(1, 1, 99), node(2, 1, 99), node(3, 2, 99)];
     let next = |links, wanted| next(&versions, &[], &group, links, wanted);
-    assert_eq!(next(LinkUse::Idle, 1), copied(2, 3, 3));
-    assert_eq!(next(LinkUse::Replicators, 1), copied(2, 3, 3));
+    assert_eq!(next(LinkUse::Spare, 1), copied(2, 3, 3));
     assert_eq!(next(LinkUse::Urgent, 1), Replication::Rest);
-    assert_eq!(next(LinkUse::Idle, 0), Replication::Rest, "turned off");
+    assert_eq!(next(LinkUse::Spare, 0), Replication::Rest, "turned off");
 }
 
 #[test]
@@ -58,7 +57,7 @@ fn a_first_copy_of_all_is_before_a_second_of_any() {
         bytes: 10,
     };
     versions[1].copies = 1;
-    let next = |versions: &[_]| next(versions, &[first], &group, LinkUse::Idle, 2);
+    let next = |versions: &[_]| next(versions, &[first], &group, LinkUse::Spare, 2);
     assert_eq!(next(&versions), copied(1, 8, 3));
     versions[0].copies = 1;
     assert_eq!(next(&versions), copied(2, 3, 2), "3 has it");
@@ -85,6 +84,8 @@ fn copies_of_older_versions_go_even_while_links_are_busy() {
     };
     assert_eq!(next(8), Replication::Discard(old));
     assert_eq!(next(7), Replication::Rest);
+    let evicted = super::next(&[], &[old], &group, LinkUse::Spare, 1);
+    assert_eq!(evicted, Replication::Rest, "it is still read");
 }
 
 #[test]
@@ -92,7 +93,7 @@ fn what_fits_nowhere_is_passed_over() {
     let mut versions = [version(1, 8, 900.0), version(2, 3, 60.0)];
     versions[1].bytes = 100;
     let group = [node(1, 1, 99), node(2, 1, 99)];
-    let next = |group: &[_]| next(&versions, &[], group, LinkUse::Idle, 1);
+    let next = |group: &[_]| next(&versions, &[], group, LinkUse::Spare, 1);
     assert_eq!(next(&group), copied(1, 8, 2));
     let mut full = group;
     full[1].spent_bytes = 90;
@@ -150,7 +151,7 @@ fn each_rank_has_its_part_copied() {
         from: HolderId(2),
         to: HolderId(3),
     };
-    let found = next(&versions, &[of_first], &group, LinkUse::Idle, 1);
+    let found = next(&versions, &[of_first], &group, LinkUse::Spare, 1);
     assert_eq!(found, expected);
 }
 
@@ -170,7 +171,7 @@ proptest! {
             .map(|(id, (rack, bound))| node(id, *rack, *bound)).collect();
         let mut copies: Vec<RestartCopy> = Vec::new();
         for _ in 0..100 {
-            match next(&versions, &copies, &group, LinkUse::Idle, wanted) {
+            match next(&versions, &copies, &group, LinkUse::Spare, wanted) {
                 Replication::Rest => break,
                 Replication::Discard(_) => prop_assert!(false, "only the newest was copied"),
                 Replication::Copy { application, version, from, to } => {
@@ -187,7 +188,7 @@ proptest! {
                 }
             }
         }
-        prop_assert_eq!(next(&versions, &copies, &group, LinkUse::Idle, wanted), Replication::Rest);
+        prop_assert_eq!(next(&versions, &copies, &group, LinkUse::Spare, wanted), Replication::Rest);
         for c in &copies {
             prop_assert!(versions.iter().all(|v| v.application != c.application || v.version <= c.version));
         }

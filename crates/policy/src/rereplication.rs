@@ -5,7 +5,7 @@
 //! the network has to spare, but at least an eighth of it, for until it is done a second loss is
 //! one of data; and never faster than the limit that a person has set.
 
-use crate::throttle::TokenBucket;
+use crate::throttle::{PAUSE_MAX_S, TokenBucket};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Least part of the network that re-replication is given, whatever else goes over it.
@@ -23,6 +23,10 @@ pub fn rate_bytes_per_s(
         .min(limit_bytes_per_s.unwrap_or(f64::INFINITY))
         .max(0.0)
 }
+
+/// Most copies under way at once: more would only end later, all of them, where the network is
+/// slower than the rate.
+const COPIES_MAX: usize = 8;
 
 /// How safe the only copy of a file is, least first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,7 +71,7 @@ fn key(file: &Unprotected) -> Key {
 pub enum NextCopy {
     /// This file is copied, and pays for itself.
     Copy(u64),
-    /// None for so long: ask again then. Seconds.
+    /// None for so long: ask again then, or when one under way has ended. Seconds.
     Pause(f64),
     /// All have two copies, or a copy under way.
     Nothing,
@@ -132,7 +136,10 @@ impl ReReplication {
         let Some(first) = self.order.first().copied() else {
             return NextCopy::Nothing;
         };
-        let pause_s = self.bucket.pause_s(now_s);
+        let pause_s = match self.under_way.len() < COPIES_MAX {
+            true => self.bucket.pause_s(now_s),
+            false => PAUSE_MAX_S,
+        };
         if pause_s > 0.0 {
             return NextCopy::Pause(pause_s);
         }
@@ -192,6 +199,16 @@ mod tests {
     }
 
     #[test]
+    fn copies_that_do_not_end_are_not_piled_up() {
+        let mut queue = ReReplication::new(1.0, 0.0);
+        (0..20).for_each(|id| queue.wants(file(id, OnlyCopy::OnFlash, None)));
+        assert_eq!(all_in_order(&mut queue).len(), COPIES_MAX);
+        assert_eq!(queue.next(1e9), NextCopy::Pause(PAUSE_MAX_S));
+        queue.settled(0);
+        assert_eq!(queue.next(1e9), NextCopy::Copy(8));
+    }
+
+    #[test]
     fn the_rate_is_what_is_spare_but_never_nothing() {
         assert_eq!(rate_bytes_per_s(800.0, 300.0, None), 500.0);
         assert_eq!(rate_bytes_per_s(800.0, 799.0, None), 100.0);
@@ -218,6 +235,7 @@ mod tests {
                         prop_assert!(passed <= rate * (now_s + BURST_S) + 1.0);
                         passed += sizes[id as usize] as f64;
                         copied.push(id);
+                        queue.settled(id);
                     }
                     NextCopy::Pause(s) => {
                         prop_assert!(s > 0.0);
@@ -228,7 +246,6 @@ mod tests {
             }
             prop_assert_eq!(copied, (0..sizes.len() as u64).collect::<Vec<_>>());
             prop_assert!(now_s <= total as f64 / rate + 0.1, "no slower than the rate either");
-            (0..sizes.len() as u64).for_each(|id| queue.settled(id));
             prop_assert_eq!(queue.at_risk_bytes(), 0);
         }
 
