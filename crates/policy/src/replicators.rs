@@ -183,9 +183,9 @@ pub enum Source {
     Nowhere,
 }
 
-/// A holder of another rack is worth its way where one of the own rack is at least this much
-/// busier: two doublings of its load ([`load_class`]), for links between racks have about a quarter
-/// of the bandwidth of those within.
+/// A holder of another rack is worth its way where one of the own rack is busier by more than this:
+/// two doublings of its load ([`load_class`]). Links between racks are taken to have a quarter of
+/// the bandwidth of those within, which no measurement has confirmed yet.
 const RACK_CLASSES: u32 = 2;
 
 /// Chooses the place that a read comes from: the own node, the own rack, another rack, the PFS.
