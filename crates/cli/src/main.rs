@@ -5,11 +5,13 @@
 //! - `exit`: exit codes, errors;
 //! - `control`: talking to a running burst buffer;
 //! - `mounts`, `instance`: finding a running burst buffer;
+//! - `abort`: the end of a mount whose process was killed;
 //! - `starter`, `dead`: what starts one again, what a dead one leaves;
 //! - `asked`: one on this node, or a cluster's server over the network;
 //! - `paths`: what the user calls a file;
 //! - `show`: tables, bars, progress, JSON.
 
+mod abort;
 mod asked;
 mod calibrate;
 mod cluster;
@@ -126,6 +128,14 @@ impl Command {
 }
 
 fn main() -> std::process::ExitCode {
+    let mut args = std::env::args_os();
+    if abort::is_called(args.next().as_ref()) {
+        return match abort::run(args) {
+            Ok(()) => Exit::Complete.into(),
+            // Its standard error is nobody's.
+            Err(_) => Exit::Fatal.into(),
+        };
+    }
     let done = match mount::is_called_by_mount(std::env::args_os().next().as_ref()) {
         true => mount::run_for_mount(std::env::args_os().skip(1)),
         false => match Cli::try_parse() {

@@ -15,6 +15,7 @@ use super::MountArgs;
 use super::place::{RunFolder, make_again};
 use super::relay::Relay;
 use super::samepfs;
+use crate::abort::Aborter;
 use crate::cluster::address::is_here;
 use crate::cluster::config::{Cluster, MountSettings};
 use crate::cluster::remote::todo;
@@ -238,11 +239,13 @@ fn serve(
     let client = Client::of_another_node(lasting.clone(), plan.settings.distribution);
     let what = format!("{}: cannot mount", plan.mount.display());
     let mounted = forebay_mount::mount(client, &options).explain(what, "")?;
+    let aborter = Aborter::start(&plan.mount);
     let told = events.clone();
     mounted.on_unmounted(Box::new(move || drop(told.send(Event::Unmounted))));
     mounted.on_thread_death(Box::new(move |what| drop(events.send(Event::Died(what)))));
     let ready = ready(plan, detached, log, readiness);
     let why = ready.as_ref().ok().map(|()| wait(heard, log));
+    drop(aborter);
     // Once nobody can use the mount any more, nobody is to wait for the server.
     if let Some(Event::Unmounted) = why {
         lasting.close();

@@ -11,6 +11,7 @@ use forebay_wire::InMemory;
 use super::settle::Plan;
 use super::supervisor::Supervisor;
 use super::tiers;
+use crate::abort::Aborter;
 use crate::exit::{Explain, Failure, reason};
 
 /// By what a burst buffer is reached.
@@ -79,6 +80,7 @@ impl Front for MountHere {
         };
         let what = format!("{}: cannot mount", point.display());
         let mounted = forebay_mount::mount(client, &options).explain(what, "")?;
+        let aborter = Aborter::start(point);
         instance.write_back_by(Box::new(mounted.write_back()));
         let stopped = instance.clone();
         mounted.on_unmounted(Box::new(move || stopped.request_stop()));
@@ -87,6 +89,7 @@ impl Front for MountHere {
         let open = Box::new(OpenMount {
             mounted,
             point: point.to_path_buf(),
+            aborter,
         });
         if let Err(error) = std::fs::metadata(point) {
             open.close(instance);
@@ -100,10 +103,12 @@ impl Front for MountHere {
 struct OpenMount {
     mounted: Mounted,
     point: std::path::PathBuf,
+    aborter: Aborter,
 }
 
 impl OpenFront for OpenMount {
     fn close(self: Box<Self>, instance: &Instance) {
+        drop(self.aborter);
         unmount(&self.mounted, &self.point);
         // Programs may go on using it, whoever has taken it out of the tree. No page is given out
         // from here on, so that nothing is stored that nobody takes in.

@@ -434,3 +434,51 @@ fn a_drained_flash_directory_that_was_taken_out_of_use_serves_a_new_state_folder
     pattern(1992, MIB).assert_in(&cluster.pfs("g"));
     pattern(1991, 100).assert_in(&cluster.ssd().join("lost+found/kept"));
 }
+
+/// Processes that end the mount of this process if it is killed.
+fn aborters(of: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_one = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.contains("(fb-abort)") && stat.contains(&format!(") S {of} "))
+    };
+    pids.filter(is_one).collect()
+}
+
+#[test]
+fn a_mount_ends_when_the_process_that_is_watched_dies() {
+    if needs_root() {
+        return;
+    }
+    let cluster = Cluster::builder().dram("64MiB").up();
+    let point = cluster.mnt("");
+    let daemon = cluster.pid().as_raw_pid() as u32;
+    wait_until("the mount is watched", || aborters(daemon).len() == 1);
+    let own = aborters(daemon)[0];
+    // The kernel's file, or none where the mount is found by its path.
+    let abort = OpenOptions::new()
+        .write(true)
+        .open(format!("/proc/{own}/fd/0"))
+        .expect("its standard input");
+    // As if the kernel held a thread of the mount: who is watched dies, and the mount does not.
+    let mut watched = Command::new("bash")
+        .args(["-c", r#"(exec -a forebay-abort "$0" $$ "$1") <&0 & wait"#])
+        .args([forebay_testkit::program(), &point])
+        .stdin(abort)
+        .spawn()
+        .expect("bash");
+    let bash = watched.id();
+    wait_until("bash is watched", || aborters(bash).len() == 1);
+    let other = Pid::from_raw(aborters(bash)[0] as i32).expect("a pid");
+    // Others send signals, too.
+    kill_process(other, Signal::TERM).expect("kill");
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(fs::metadata(&point).is_ok(), "the mount was ended");
+    watched.kill().expect("kill");
+    watched.wait().expect("wait");
+    // Its connection has gone, so it has, too.
+    cluster.wait_ended();
+    let own = format!("/proc/{own}");
+    wait_until("nobody watches", || !std::path::Path::new(&own).exists());
+}
