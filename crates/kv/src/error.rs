@@ -1,4 +1,5 @@
 use std::fmt;
+use std::io;
 
 /// Which part of a request exceeded its limit, see [`Error::TooLarge`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,13 @@ pub enum Error {
     /// The store is already open, here or in another process.
     #[error("the key-value store is in use by another process")]
     InUse,
+    /// Another server holds the store now, or may: nothing was changed, and nothing will be until
+    /// the store is opened anew.
+    #[error("the key-value store is held by another server now; this one may not change it")]
+    Lost,
+    /// The store cannot be used as it is asked for, or as its server is set up.
+    #[error("{0}")]
+    Setup(String),
     /// A key, a value or a whole batch is over its limit; nothing was changed.
     #[error("{part} of {len_bytes} bytes is over the limit of {limit_bytes} bytes")]
     TooLarge {
@@ -63,19 +71,48 @@ pub enum Error {
 }
 
 impl Error {
+    /// The same error once more: one failure is told to everybody whom it concerns.
+    pub(crate) fn again(&self) -> Error {
+        match self {
+            Error::Conflict => Error::Conflict,
+            Error::Io(source) => Error::Io(match source.raw_os_error() {
+                Some(errno) => io::Error::from_raw_os_error(errno),
+                None => io::Error::new(source.kind(), source.to_string()),
+            }),
+            Error::Corrupt(what) => Error::Corrupt(what.clone()),
+            Error::Version { found } => Error::Version {
+                found: found.clone(),
+            },
+            Error::Poisoned => Error::Poisoned,
+            Error::InUse => Error::InUse,
+            Error::Lost => Error::Lost,
+            Error::Setup(what) => Error::Setup(what.clone()),
+            Error::TooLarge {
+                part,
+                len_bytes,
+                limit_bytes,
+            } => Error::TooLarge {
+                part: *part,
+                len_bytes: *len_bytes,
+                limit_bytes: *limit_bytes,
+            },
+            Error::EmptyKey => Error::EmptyKey,
+        }
+    }
+
     /// The errno this error becomes when it reaches a system call.
     pub fn errno(&self) -> i32 {
         match self {
             Error::Conflict => libc::EAGAIN,
             Error::Io(source) => source.raw_os_error().unwrap_or(libc::EIO),
-            Error::Corrupt(_) | Error::Poisoned => libc::EIO,
+            Error::Corrupt(_) | Error::Poisoned | Error::Lost => libc::EIO,
             Error::Version { .. } => libc::EPROTO,
             Error::InUse => libc::EBUSY,
             Error::TooLarge {
                 part: Part::Key, ..
             } => libc::ENAMETOOLONG,
             Error::TooLarge { .. } => libc::E2BIG,
-            Error::EmptyKey => libc::EINVAL,
+            Error::EmptyKey | Error::Setup(_) => libc::EINVAL,
         }
     }
 }

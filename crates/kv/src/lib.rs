@@ -24,10 +24,12 @@ mod media;
 #[cfg(any(test, feature = "testing"))]
 pub mod memory;
 mod range;
+pub mod remote;
 mod tail;
 
 pub use batch::{Batch, Entry};
 pub use error::{Error, Part};
+pub use remote::{Options, open_url};
 
 /// The longest key. Room for a name of 255 bytes with its parent and tags, four times over.
 pub const MAX_KEY_BYTES: usize = 1024;
