@@ -26,10 +26,11 @@ pub(crate) enum Applied {
 pub(crate) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// A page of a scan.
+#[derive(Default)]
 pub(crate) struct Page {
     pub(crate) pairs: Pairs,
-    /// The server has more behind these.
-    pub(crate) is_full: bool,
+    /// The next page begins after this key, if there is one.
+    pub(crate) next: Option<Vec<u8>>,
 }
 
 /// A server that holds the map, and the mark beside it.

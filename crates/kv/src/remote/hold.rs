@@ -41,14 +41,13 @@ impl Keeper {
         })
     }
 
-    /// Returns when the thread has ended.
-    pub(crate) fn stop(&self) {
+    /// Returns when the thread has ended; false if it was stopped before.
+    pub(crate) fn stop(&self) -> bool {
         *self.stop.is_asked_for.lock() = true;
         self.stop.asked.notify_all();
-        if let Some(thread) = self.thread.lock().take() {
-            // It ends by itself, or has panicked: either way it keeps nothing any more.
-            drop(thread.join());
-        }
+        let thread = self.thread.lock().take();
+        // It ends by itself, or has panicked: either way it keeps nothing any more.
+        thread.map(JoinHandle::join).is_some()
     }
 }
 

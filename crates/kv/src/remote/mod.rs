@@ -15,6 +15,8 @@ use std::time::Duration;
 use crate::{Error, Store, lsm};
 
 mod backend;
+mod boottime;
+mod etcd;
 mod hold;
 mod lane;
 mod mark;
@@ -23,6 +25,7 @@ mod redis;
 mod store;
 mod url;
 
+pub use etcd::Leadership;
 pub use url::Location;
 
 /// How a store on a server is opened.
@@ -65,6 +68,6 @@ pub fn open_url(url: &str, options: &Options) -> Result<Box<dyn Store>, Error> {
             prefix,
             accepts_everysec,
         } => redis::open(&server, &prefix, accepts_everysec, options),
-        Location::Etcd { .. } => Err(Error::Setup("no etcd yet".into())),
+        Location::Etcd { members, prefix } => etcd::open(&members, &prefix, options),
     }
 }

@@ -264,16 +264,16 @@ impl<B: Backend> Store for Remote<B> {
         let mut after = after.map(<[u8]>::to_vec);
         loop {
             let page = || self.backend.page(prefix, after.as_deref());
-            let Page { mut pairs, is_full } = self.until(Instant::now(), page)?;
+            let Page { pairs, next } = self.until(Instant::now(), page)?;
             for (key, value) in &pairs {
                 if !visit(key, value) {
                     return Ok(());
                 }
             }
-            match pairs.pop() {
-                Some((last, _)) if is_full => after = Some(last),
-                _ => return Ok(()),
+            if next.is_none() {
+                return Ok(());
             }
+            after = next;
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::backend::{Applied, Backend, Limits, Page, Pairs};
+use super::backend::{Applied, Backend, Limits, Page};
 use super::mark::Mark;
 use super::plan::Plan;
 use super::store::Remote;
@@ -187,12 +187,8 @@ impl Backend for Redis {
     }
 
     fn page(&self, prefix: &[u8], after: Option<&[u8]>) -> Result<Page, Error> {
-        let empty = Page {
-            pairs: Pairs::new(),
-            is_full: false,
-        };
         let Some((start, end)) = range::bounds(prefix, after) else {
-            return Ok(empty);
+            return Ok(Page::default());
         };
         let page = self.links.run(Script::Page, 0, |call| {
             call.arg(2).arg(&self.names.keys).arg(&self.names.values);
@@ -201,7 +197,10 @@ impl Backend for Redis {
             call.arg(PAGE_ENTRIES);
         })?;
         let (keys, values) = link::two_lists(page)?;
-        let is_full = keys.len() == PAGE_ENTRIES;
+        let next = match keys.len() == PAGE_ENTRIES {
+            true => keys.last().cloned().flatten(),
+            false => None,
+        };
         let pairs = keys.into_iter().zip(values);
         let pairs = pairs.map(|(key, value)| match (key, value) {
             (Some(key), Some(value)) => Ok((key, value)),
@@ -209,7 +208,7 @@ impl Backend for Redis {
         });
         Ok(Page {
             pairs: pairs.collect::<Result<_, _>>()?,
-            is_full,
+            next,
         })
     }
 
