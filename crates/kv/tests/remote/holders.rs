@@ -1,1 +1,186 @@
+//! One holder at a time.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use forebay_kv::remote::Leadership;
+use forebay_kv::{Batch, Durability, Error, Options, Store, open_url};
+
+use crate::proxy::{Mode, Proxy};
+use crate::servers::{Kind, Server, prefix};
+
+fn put(store: &dyn Store, value: &str) -> Result<(), Error> {
+    let mut batch = Batch::new();
+    batch.put("key", value);
+    store.commit(batch, Durability::Buffered)
+}
+
+fn take_over() -> Options {
+    Options {
+        take_over: true,
+        ..Options::default()
+    }
+}
+
+fn only_one_holds(kind: Kind) {
+    let server = Server::start(kind);
+    let proxy = Proxy::start(server.port);
+    let prefix = prefix();
+    let url = server.url(&prefix);
+    let first = open_url(&server.url_at(proxy.port, &prefix), &Options::default()).expect("first");
+    put(&*first, "first").expect("a commit");
+    let refused = open_url(&url, &Options::default());
+    assert!(matches!(refused, Err(Error::InUse)), "it is held");
+    // The first is out of reach, as one that was stopped, and hears nothing of what comes.
+    proxy.set(Mode::Stalled);
+    let second = open_url(&url, &take_over()).expect("second");
+    put(&*second, "second").expect("a commit");
+    proxy.set(Mode::Open);
+    for _ in 0..2 {
+        let lost = put(&*first, "late");
+        assert!(matches!(lost, Err(Error::Lost)), "{lost:?}");
+    }
+    assert!(matches!(first.mend(), Err(Error::Lost)));
+    assert!(matches!(first.sync(), Err(Error::Lost)));
+    assert_eq!(
+        second.get(b"key").expect("a read"),
+        Some(b"second".to_vec())
+    );
+    // Who has lost the store gives back nothing that another holds.
+    drop(first);
+    put(&*second, "third").expect("a commit");
+    assert!(matches!(
+        open_url(&url, &Options::default()),
+        Err(Error::InUse)
+    ));
+    drop(second);
+    let third = open_url(&url, &Options::default()).expect("nobody holds it");
+    assert_eq!(third.get(b"key").expect("a read"), Some(b"third".to_vec()));
+}
+
+#[test]
+fn redis_has_one_holder() {
+    only_one_holds(Kind::Redis);
+}
+
+#[test]
+fn etcd_has_one_holder() {
+    only_one_holds(Kind::Etcd);
+}
+
+/// A commit that was on its way when the store was taken over changes nothing.
+fn late_commits_change_nothing(kind: Kind) {
+    let server = Server::start(kind);
+    let proxy = Proxy::start(server.port);
+    let prefix = prefix();
+    let first = open_url(&server.url_at(proxy.port, &prefix), &Options::default()).expect("first");
+    put(&*first, "first").expect("a commit");
+    proxy.set(Mode::Stalled);
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| put(&*first, "late"));
+        std::thread::sleep(Duration::from_millis(200));
+        let second = open_url(&server.url(&prefix), &take_over()).expect("second");
+        proxy.set(Mode::Open);
+        let late = late.join().expect("the commit ends");
+        assert!(matches!(late, Err(Error::Lost)), "{late:?}");
+        assert_eq!(second.get(b"key").expect("a read"), Some(b"first".to_vec()));
+    });
+}
+
+#[test]
+fn redis_refuses_late_commits() {
+    late_commits_change_nothing(Kind::Redis);
+}
+
+#[test]
+fn etcd_refuses_late_commits() {
+    late_commits_change_nothing(Kind::Etcd);
+}
+
+/// A hold that nobody keeps ends by itself.
+fn a_hold_expires(kind: Kind) {
+    let server = Server::start(kind);
+    let proxy = Proxy::start(server.port);
+    let prefix = prefix();
+    let options = Options {
+        lease: Duration::from_secs(2),
+        patience: Duration::from_millis(500),
+        ..Options::default()
+    };
+    let first = open_url(&server.url_at(proxy.port, &prefix), &options).expect("first");
+    put(&*first, "first").expect("a commit");
+    std::thread::sleep(Duration::from_secs(3));
+    let refused = open_url(&server.url(&prefix), &options);
+    assert!(matches!(refused, Err(Error::InUse)), "it is kept");
+    proxy.set(Mode::Cut);
+    let second = loop {
+        match open_url(&server.url(&prefix), &options) {
+            Err(Error::InUse) => std::thread::sleep(Duration::from_millis(100)),
+            other => break other.expect("second"),
+        }
+    };
+    put(&*second, "second").expect("a commit");
+    proxy.set(Mode::Open);
+    assert!(matches!(put(&*first, "late"), Err(Error::Lost)));
+}
+
+#[test]
+fn a_hold_on_redis_expires() {
+    a_hold_expires(Kind::Redis);
+}
+
+#[test]
+fn a_hold_on_etcd_expires() {
+    a_hold_expires(Kind::Etcd);
+}
+
+#[test]
+fn a_standby_of_etcd_leads_when_the_leader_has_gone() {
+    let server = Server::start(Kind::Etcd);
+    let url = server.url(&prefix());
+    let (options, stop) = (Options::default(), AtomicBool::new(false));
+    let campaign = || Leadership::campaign(&url, &options, &stop);
+    let first = campaign().expect("a campaign").expect("nobody leads");
+    let store = first.open(&options).expect("the store opens");
+    put(&*store, "first").expect("a commit");
+    assert!(first.is_valid());
+    std::thread::scope(|scope| {
+        let standby = scope.spawn(campaign);
+        std::thread::sleep(Duration::from_millis(700));
+        assert!(!standby.is_finished(), "somebody leads");
+        drop(store);
+        let second = standby.join().expect("it ends").expect("a campaign");
+        let second = second.expect("it leads");
+        assert!(second.valid_until() >= first.valid_until());
+        let store = second.open(&options).expect("the store opens");
+        assert_eq!(store.get(b"key").expect("a read"), Some(b"first".to_vec()));
+        assert!(matches!(first.open(&options), Err(Error::Lost)));
+        stop.store(true, Ordering::SeqCst);
+        assert!(campaign().expect("a campaign").is_none(), "it was given up");
+    });
+}
+
+#[test]
+fn a_redis_that_would_lose_commits_is_refused() {
+    for (set, url_option, advice) in [
+        (
+            ["--appendfsync", "everysec"],
+            "",
+            Some("`appendfsync always`"),
+        ),
+        (["--appendfsync", "everysec"], "&durability=everysec", None),
+        (
+            ["--appendonly", "no"],
+            "&durability=everysec",
+            Some("`appendonly yes`"),
+        ),
+    ] {
+        let server = Server::start_with(Kind::Redis, &set);
+        let url = server.url(&prefix()) + url_option;
+        match (open_url(&url, &Options::default()), advice) {
+            (Ok(store), None) => put(&*store, "value").expect("a commit"),
+            (Err(Error::Setup(said)), Some(advice)) => assert!(said.contains(advice), "{said}"),
+            (other, _) => panic!("{set:?}: {:?}", other.err()),
+        }
+    }
+}

@@ -1,1 +1,109 @@
+//! A network between a store and its server that can be cut, or that keeps what it is given.
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// What the network does with bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Mode {
+    /// Carries them.
+    Open,
+    /// Takes connections, and ends each at once; those that there were are broken.
+    Cut,
+    /// Carries what the store sends, and keeps what the server answers.
+    Deaf,
+    /// Keeps everything, until it carries again.
+    Stalled,
+}
+
+/// A listener on loopback before a server.
+pub struct Proxy {
+    pub port: u16,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    mode: AtomicU8,
+    sockets: Mutex<Vec<TcpStream>>,
+}
+
+const LOOK: Duration = Duration::from_millis(5);
+
+impl Proxy {
+    pub fn start(server: u16) -> Proxy {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        let port = listener.local_addr().expect("its address").port();
+        let shared = Arc::new(Shared {
+            mode: AtomicU8::new(Mode::Open as u8),
+            sockets: Mutex::default(),
+        });
+        let accepting = shared.clone();
+        // Ends with the process of the tests.
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                accepting.join(client.expect("a connection"), server);
+            }
+        });
+        Proxy { port, shared }
+    }
+
+    pub fn set(&self, mode: Mode) {
+        self.shared.mode.store(mode as u8, Ordering::SeqCst);
+        if mode == Mode::Cut {
+            for socket in self.shared.sockets.lock().expect("sockets").drain(..) {
+                // It may be closed already.
+                drop(socket.shutdown(Shutdown::Both));
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn is(&self, mode: Mode) -> bool {
+        self.mode.load(Ordering::SeqCst) == mode as u8
+    }
+
+    fn join(self: &Arc<Self>, client: TcpStream, server: u16) {
+        if self.is(Mode::Cut) {
+            return;
+        }
+        // The server may be dead: then so is the connection.
+        let Ok(server) = TcpStream::connect(("127.0.0.1", server)) else {
+            return;
+        };
+        for socket in [&client, &server] {
+            socket.set_nodelay(true).expect("an option");
+            let socket = socket.try_clone().expect("a socket");
+            self.sockets.lock().expect("sockets").push(socket);
+        }
+        let (from, to) = (client.try_clone(), server.try_clone());
+        self.carry(client, to.expect("a socket"), &[Mode::Stalled]);
+        self.carry(
+            server,
+            from.expect("a socket"),
+            &[Mode::Stalled, Mode::Deaf],
+        );
+    }
+
+    fn carry(self: &Arc<Self>, mut from: TcpStream, mut to: TcpStream, keeps: &'static [Mode]) {
+        let shared = self.clone();
+        std::thread::spawn(move || {
+            let mut bytes = vec![0; 64 * 1024];
+            while let Ok(length @ 1..) = from.read(&mut bytes) {
+                while keeps.iter().any(|mode| shared.is(*mode)) {
+                    std::thread::sleep(LOOK);
+                }
+                if to.write_all(&bytes[..length]).is_err() {
+                    break;
+                }
+            }
+            // Whichever end has gone, the other is told; it may know already.
+            drop(to.shutdown(Shutdown::Both));
+            drop(from.shutdown(Shutdown::Both));
+        });
+    }
+}
