@@ -1,6 +1,8 @@
 //! Compares embedded key-value engines on the metadata workload of a file system.
 //!
-//! `cargo run --release [DIR [FILES [ROUNDS]]]` prints a table. Each measurement runs in a process
+//! `cargo run --release [DIR [FILES [ROUNDS [THREADS [ENGINES]]]]]` prints a table; `THREADS` and
+//! `ENGINES` are lists with commas, as in `1,8,64 fjall,redis,etcd`. Stores on a server are measured
+//! with a server on this machine; memory is then the client's alone. Each measurement runs in a process
 //! of its own, so that one engine's memory is not counted to another; the median of the rounds is
 //! printed. `DIR` is the directory for temporary files unless given; figures for synced commits
 //! mean something only on a real disk.
@@ -62,6 +64,13 @@ fn compare(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
         .map_or_else(std::env::temp_dir, PathBuf::from);
     let files: u64 = arguments.get(1).map_or(Ok(100_000), |text| text.parse())?;
     let rounds: usize = arguments.get(2).map_or(Ok(3), |text| text.parse())?;
+    let threads = arguments.get(3).map_or("1,2", String::as_str).split(',');
+    let threads = threads.map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+    let engines: Option<Vec<&str>> = arguments.get(4).map(|text| text.split(',').collect());
+    let is_asked_for = |candidate: &Candidate| {
+        let engines = engines.as_ref();
+        engines.is_none_or(|engines| engines.contains(&candidate.name))
+    };
     for durability in [Durability::Buffered, Durability::Synced] {
         let files = if durability == Durability::Synced {
             files.div_ceil(SYNCED_FILES_DIVISOR)
@@ -69,11 +78,12 @@ fn compare(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
             files
         };
         let mut cases = Vec::new();
-        for threads in [1, 2] {
+        for &threads in &threads {
             let candidates = CANDIDATES
                 .iter()
                 .enumerate()
-                .filter(|(_, candidate)| candidate.durability == durability);
+                .filter(|(_, candidate)| candidate.durability == durability)
+                .filter(|(_, candidate)| is_asked_for(candidate));
             cases.extend(
                 candidates.map(|(index, candidate)| (index, candidate, threads, Vec::new())),
             );
@@ -100,6 +110,7 @@ fn compare(arguments: Vec<String>) -> Result<(), Box<dyn Error>> {
         for candidate in CANDIDATES
             .iter()
             .filter(|candidate| candidate.durability == durability)
+            .filter(|candidate| is_asked_for(candidate))
         {
             println!("  {}: {}", candidate.name, candidate.setting);
         }
@@ -152,7 +163,8 @@ fn measure(task: &str) -> Result<(), Box<dyn Error>> {
     let (files, threads): (u64, u64) = (part()?.parse()?, part()?.parse()?);
     let dir = PathBuf::from(part()?);
 
-    let mut store = candidate.open(&dir)?;
+    let server = candidate.serve(&dir)?;
+    let mut store = candidate.open(&dir, server.as_ref())?;
     let create = workload::run(&*store, Op::Create, candidate.durability, files, threads)?;
     std::thread::sleep(REST);
     let disk_kib = usage::disk_kib(&dir)?;
@@ -160,7 +172,7 @@ fn measure(task: &str) -> Result<(), Box<dyn Error>> {
     if candidate.name != "memory" {
         drop(store);
         let start = std::time::Instant::now();
-        store = candidate.open(&dir)?;
+        store = candidate.open(&dir, server.as_ref())?;
         reopen_ms = start.elapsed().as_secs_f64() * 1e3;
     }
     let stat = workload::run(&*store, Op::Stat, candidate.durability, files, threads)?;

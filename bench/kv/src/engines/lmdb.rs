@@ -75,4 +75,8 @@ impl Store for Lmdb {
     fn sync(&self) -> Result<(), Error> {
         self.env.force_sync().map_err(engine_error)
     }
+
+    fn mend(&self) -> Result<bool, Error> {
+        Err(engine_error("not measured"))
+    }
 }

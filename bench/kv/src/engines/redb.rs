@@ -106,4 +106,8 @@ impl Store for Redb {
     fn sync(&self) -> Result<(), Error> {
         Err(engine_error("not measured"))
     }
+
+    fn mend(&self) -> Result<bool, Error> {
+        Err(engine_error("not measured"))
+    }
 }

@@ -109,4 +109,8 @@ impl Store for Sqlite {
     fn sync(&self) -> Result<(), Error> {
         Err(engine_error("not measured"))
     }
+
+    fn mend(&self) -> Result<bool, Error> {
+        Err(engine_error("not measured"))
+    }
 }

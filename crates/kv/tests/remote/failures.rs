@@ -337,3 +337,76 @@ fn etcd_takes_back_what_nobody_was_told_of() {
     takes_back_what_nobody_was_told_of(Kind::Etcd, 40);
     takes_back_what_nobody_was_told_of(Kind::Etcd, 48);
 }
+
+/// A large commit is cut off after so many bytes; then its holder mends the store, or another one
+/// takes it.
+fn is_whole_wherever_it_is_cut(kind: Kind) {
+    const COUNT: u64 = 16;
+    /// A large commit in etcd sends its content twice.
+    const BYTES: i64 = 5_500_000;
+    const POINTS: i64 = 12;
+    let server = Server::start(kind);
+    let proxy = Proxy::start(server.port);
+    let (mut cut_short, mut went_through) = (0, 0);
+    for point in 1..=POINTS {
+        let prefix = prefix();
+        let options = Options {
+            patience: Duration::from_millis(300),
+            ..options()
+        };
+        let store = open_url(&server.url_at(proxy.port, &prefix), &options).expect("it opens");
+        for count in 1..COUNT {
+            store
+                .commit(batch(count), Durability::Buffered)
+                .expect("a commit");
+        }
+        proxy.cut_after(BYTES * point / POINTS);
+        let is_committed = match store.commit(batch(COUNT), Durability::Buffered) {
+            Ok(()) => true,
+            Err(Error::Io(_)) => false,
+            Err(error) => panic!("{error}"),
+        };
+        *(if is_committed {
+            &mut went_through
+        } else {
+            &mut cut_short
+        }) += 1;
+        if point % 2 == 0 {
+            let store = open_url(&server.url(&prefix), &self::options()).expect("another holder");
+            let held = holds_a_prefix(&*store);
+            assert!(held == COUNT || held == COUNT - 1 && !is_committed);
+            proxy.set(Mode::Open);
+            continue;
+        }
+        proxy.set(Mode::Open);
+        let held = COUNT - u64::from(!is_committed);
+        if !is_committed {
+            mend(&*store);
+        }
+        assert_eq!(holds_a_prefix(&*store), held);
+        // It may have to finish the large one first.
+        commit_and_mend(&*store, held + 1);
+        assert_eq!(holds_a_prefix(&*store), held + 1);
+    }
+    assert!(
+        cut_short > 2 && went_through > 2,
+        "{cut_short} {went_through}"
+    );
+}
+
+fn commit_and_mend(store: &dyn Store, count: u64) {
+    while let Err(error) = store.commit(batch(count), Durability::Buffered) {
+        assert!(matches!(error, Error::Io(_)), "{error}");
+        mend(store);
+    }
+}
+
+#[test]
+fn redis_has_large_commits_whole() {
+    is_whole_wherever_it_is_cut(Kind::Redis);
+}
+
+#[test]
+fn etcd_has_large_commits_whole() {
+    is_whole_wherever_it_is_cut(Kind::Etcd);
+}

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -28,6 +28,8 @@ pub struct Proxy {
 
 struct Shared {
     mode: AtomicU8,
+    /// How many bytes the store may send before the network is cut.
+    left: AtomicI64,
     sockets: Mutex<Vec<TcpStream>>,
 }
 
@@ -39,6 +41,7 @@ impl Proxy {
         let port = listener.local_addr().expect("its address").port();
         let shared = Arc::new(Shared {
             mode: AtomicU8::new(Mode::Open as u8),
+            left: AtomicI64::new(i64::MAX),
             sockets: Mutex::default(),
         });
         let accepting = shared.clone();
@@ -52,17 +55,34 @@ impl Proxy {
     }
 
     pub fn set(&self, mode: Mode) {
-        self.shared.mode.store(mode as u8, Ordering::SeqCst);
+        self.shared.set(mode);
+    }
+
+    /// Cuts the network when the store has sent so many bytes more.
+    pub fn cut_after(&self, bytes: i64) {
+        self.shared.left.store(bytes, Ordering::SeqCst);
+    }
+}
+
+impl Shared {
+    fn set(&self, mode: Mode) {
+        self.mode.store(mode as u8, Ordering::SeqCst);
+        self.left.store(i64::MAX, Ordering::SeqCst);
         if mode == Mode::Cut {
-            for socket in self.shared.sockets.lock().expect("sockets").drain(..) {
+            for socket in self.sockets.lock().expect("sockets").drain(..) {
                 // It may be closed already.
                 drop(socket.shutdown(Shutdown::Both));
             }
         }
     }
-}
 
-impl Shared {
+    /// What of these bytes of the store is carried.
+    fn let_through(&self, length: usize) -> usize {
+        let length = length as i64;
+        let left = self.left.fetch_sub(length, Ordering::SeqCst);
+        left.clamp(0, length) as usize
+    }
+
     fn is(&self, mode: Mode) -> bool {
         self.mode.load(Ordering::SeqCst) == mode as u8
     }
@@ -81,15 +101,22 @@ impl Shared {
             self.sockets.lock().expect("sockets").push(socket);
         }
         let (from, to) = (client.try_clone(), server.try_clone());
-        self.carry(client, to.expect("a socket"), &[Mode::Stalled]);
+        self.carry(client, to.expect("a socket"), &[Mode::Stalled], true);
         self.carry(
             server,
             from.expect("a socket"),
             &[Mode::Stalled, Mode::Deaf],
+            false,
         );
     }
 
-    fn carry(self: &Arc<Self>, mut from: TcpStream, mut to: TcpStream, keeps: &'static [Mode]) {
+    fn carry(
+        self: &Arc<Self>,
+        mut from: TcpStream,
+        mut to: TcpStream,
+        keeps: &'static [Mode],
+        is_counted: bool,
+    ) {
         let shared = self.clone();
         std::thread::spawn(move || {
             let mut bytes = vec![0; 64 * 1024];
@@ -97,8 +124,15 @@ impl Shared {
                 while keeps.iter().any(|mode| shared.is(*mode)) {
                     std::thread::sleep(LOOK);
                 }
-                if to.write_all(&bytes[..length]).is_err() {
+                let carried = match is_counted {
+                    true => shared.let_through(length),
+                    false => length,
+                };
+                if to.write_all(&bytes[..carried]).is_err() {
                     break;
+                }
+                if carried < length {
+                    shared.set(Mode::Cut);
                 }
             }
             // Whichever end has gone, the other is told; it may know already.

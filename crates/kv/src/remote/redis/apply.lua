@@ -1,22 +1,34 @@
 -- One group of commits. KEYS: mark, keys, values, undo.
--- ARGV: mark expected, mark to set, number of checks, puts and deletes; then of each check key and value ('=' before a value,
--- '' for an absent key), of each put key and value, of each delete its key.
+-- ARGV: mark expected, mark to set, numbers of keys that must be absent, of pairs that must be there, of puts and of deletes; then
+-- the absent keys, the keys of the pairs, the values of the pairs, of each put key and value, the keys of the deletes.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'mark' end
-local checks, puts, deletes = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local at = 6
-for _ = 1, checks do
-    local held = redis.call('HGET', KEYS[3], ARGV[at])
-    local wanted = ARGV[at + 1]
-    if held then held = '=' .. held else held = '' end
-    if held ~= wanted then return 'conflict' end
-    at = at + 2
+local absent, there = tonumber(ARGV[3]), tonumber(ARGV[4])
+local puts, deletes = tonumber(ARGV[5]), tonumber(ARGV[6])
+-- So many keys at a time: more do not fit on the stack.
+local step = 2000
+local at = 7
+for from = at, at + absent - 1, step do
+    local to = math.min(from + step, at + absent) - 1
+    local held = redis.call('HMGET', KEYS[3], unpack(ARGV, from, to))
+    for i = 1, to - from + 1 do
+        if held[i] then return 'conflict' end
+    end
 end
--- What the group replaces, so that it can be taken back. Few enough at a time for the stack.
+at = at + absent
+for from = at, at + there - 1, step do
+    local to = math.min(from + step, at + there) - 1
+    local held = redis.call('HMGET', KEYS[3], unpack(ARGV, from, to))
+    for i = 1, to - from + 1 do
+        if held[i] ~= ARGV[from + i - 1 + there] then return 'conflict' end
+    end
+end
+at = at + 2 * there
+-- What the group replaces, so that it can be taken back.
 local changed, first = {}, at
 for i = 0, puts - 1 do changed[i + 1] = ARGV[first + 2 * i] end
 local gone = first + 2 * puts
 for i = 0, deletes - 1 do changed[puts + i + 1] = ARGV[gone + i] end
-local undo, step = {}, 2000
+local undo = {}
 for from = 1, #changed, step do
     local to = math.min(from + step - 1, #changed)
     local held = redis.call('HMGET', KEYS[3], unpack(changed, from, to))

@@ -154,19 +154,20 @@ impl Backend for Redis {
     fn apply(&self, held: &Mark, next: &Mark, plan: &Plan) -> Result<Applied, Error> {
         let (puts, deletes): (Vec<_>, Vec<_>) =
             plan.changes.iter().partition(|(_, value)| value.is_some());
+        let (there, absent): (Vec<_>, Vec<_>) =
+            plan.checks.iter().partition(|(_, value)| value.is_some());
         let names = &self.names;
         let applied = self.links.run(Script::Apply, plan.bytes(), |call| {
             call.arg(4).arg(&names.mark).arg(&names.keys);
             call.arg(&names.values).arg(&names.undo);
             call.arg(&held.encode()[..]).arg(&next.encode()[..]);
-            call.arg(plan.checks.len());
+            call.arg(absent.len()).arg(there.len());
             call.arg(puts.len()).arg(deletes.len());
-            for (key, value) in &plan.checks {
+            for (key, _) in absent.iter().chain(&there) {
                 call.arg(&key[..]);
-                match value {
-                    Some(value) => call.arg([b"=", &value[..]].concat()),
-                    None => call.arg(""),
-                };
+            }
+            for (_, value) in &there {
+                call.arg(value.as_deref().unwrap_or_default());
             }
             for (key, value) in puts {
                 call.arg(&key[..]).arg(value.as_deref().unwrap_or_default());
