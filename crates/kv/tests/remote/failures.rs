@@ -338,6 +338,47 @@ fn etcd_takes_back_what_nobody_was_told_of() {
     takes_back_what_nobody_was_told_of(Kind::Etcd, 48);
 }
 
+/// The network keeps a commit until long after the store was mended.
+fn a_commit_that_comes_late_changes_nothing(kind: Kind) {
+    let server = Server::start(kind);
+    let proxy = Proxy::start(server.port);
+    let url = server.url_at(proxy.port, &prefix());
+    let store = open_url(&url, &impatient()).expect("the store opens");
+    for count in 1..40 {
+        store
+            .commit(batch(count), Durability::Buffered)
+            .expect("a commit");
+    }
+    proxy.set(Mode::Stalled);
+    let failed = store.commit(batch(40), Durability::Buffered);
+    assert!(matches!(failed, Err(Error::Io(_))), "{failed:?}");
+    proxy.stall_old();
+    proxy.set(Mode::Open);
+    mend(&*store);
+    proxy.release_old();
+    // Nobody says when the server has read it.
+    for _ in 0..50 {
+        assert_eq!(holds_a_prefix(&*store), 39);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    for count in 40..44 {
+        store
+            .commit(batch(count), Durability::Buffered)
+            .expect("a commit");
+        assert_eq!(holds_a_prefix(&*store), count);
+    }
+}
+
+#[test]
+fn a_commit_that_comes_late_to_redis_changes_nothing() {
+    a_commit_that_comes_late_changes_nothing(Kind::Redis);
+}
+
+#[test]
+fn a_commit_that_comes_late_to_etcd_changes_nothing() {
+    a_commit_that_comes_late_changes_nothing(Kind::Etcd);
+}
+
 /// A large commit is cut off after so many bytes; then its holder mends the store, or another one
 /// takes it.
 fn is_whole_wherever_it_is_cut(kind: Kind) {

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -30,6 +30,9 @@ struct Shared {
     mode: AtomicU8,
     /// How many bytes the store may send before the network is cut.
     left: AtomicI64,
+    /// Connections before this number are stalled, whatever the mode.
+    stalled_before: AtomicU64,
+    connections: AtomicU64,
     sockets: Mutex<Vec<TcpStream>>,
 }
 
@@ -42,6 +45,8 @@ impl Proxy {
         let shared = Arc::new(Shared {
             mode: AtomicU8::new(Mode::Open as u8),
             left: AtomicI64::new(i64::MAX),
+            stalled_before: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
             sockets: Mutex::default(),
         });
         let accepting = shared.clone();
@@ -56,6 +61,17 @@ impl Proxy {
 
     pub fn set(&self, mode: Mode) {
         self.shared.set(mode);
+    }
+
+    /// Stalls the connections that there are, and carries what comes by new ones.
+    pub fn stall_old(&self) {
+        let next = self.shared.connections.load(Ordering::SeqCst);
+        self.shared.stalled_before.store(next, Ordering::SeqCst);
+    }
+
+    /// Carries what old connections have kept.
+    pub fn release_old(&self) {
+        self.shared.stalled_before.store(0, Ordering::SeqCst);
     }
 
     /// Cuts the network when the store has sent so many bytes more.
@@ -108,6 +124,7 @@ impl Shared {
             &[Mode::Stalled, Mode::Deaf],
             false,
         );
+        self.connections.fetch_add(1, Ordering::SeqCst);
     }
 
     fn carry(
@@ -118,10 +135,12 @@ impl Shared {
         is_counted: bool,
     ) {
         let shared = self.clone();
+        let number = self.connections.load(Ordering::SeqCst);
+        let is_old = move |shared: &Shared| number < shared.stalled_before.load(Ordering::SeqCst);
         std::thread::spawn(move || {
             let mut bytes = vec![0; 64 * 1024];
             while let Ok(length @ 1..) = from.read(&mut bytes) {
-                while keeps.iter().any(|mode| shared.is(*mode)) {
+                while keeps.iter().any(|mode| shared.is(*mode)) || is_old(&shared) {
                     std::thread::sleep(LOOK);
                 }
                 let carried = match is_counted {
