@@ -111,6 +111,9 @@ setup_test() {
     need ip iproute2
     need nft nftables
     need script bsdutils
+    # Stores on a server: the tests start their own.
+    need redis-server redis-server
+    need etcd etcd-server
     need git git
     python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
     install_missing

@@ -6,6 +6,7 @@
 //! | engine | survives | for |
 //! | --- | --- | --- |
 //! | [`Lsm`](lsm::Lsm) | what [`Durability`] says | the daemon's records; see `docs/decisions/0001-embedded-kv-engine.md` |
+//! | [`remote`]: Redis, etcd | that, and death of the metadata server's node | several nodes; see `docs/decisions/0011-commits-of-remote-stores.md` |
 //! | `memory::Memory` (`testing`) | nothing | tests |
 //! | `failing::Failing` (`testing`) | as the store inside | tests of what happens when storage fails |
 
@@ -50,9 +51,11 @@ const _: () = assert!(
 /// What a commit survives when it has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
-    /// Handed to the kernel: survives death (kill -9) of this process, not of the node.
+    /// Handed to the kernel: survives death (kill -9) of this process, not of the node. Of a store
+    /// on a server it is the same as `Synced`.
     Buffered,
-    /// On stable storage: survives power loss.
+    /// On stable storage: survives power loss. (Not of Redis's own node, where that was accepted
+    /// with `durability=everysec`.)
     Synced,
 }
 
@@ -68,6 +71,8 @@ pub enum Durability {
 ///    batch survives is known only after the store was opened again. Until then commits and syncs
 ///    give [`Error::Poisoned`], and reads go on.
 /// 5. [`Store::mend`] opens it again in place.
+/// 6. A store on a server that another holder has taken gives [`Error::Lost`] to every commit, sync
+///    and mend from then on, and nothing of them takes effect. Reads may still be answered.
 pub trait Store: Send + Sync {
     /// The value of `key`, or `None` if it is absent.
     ///

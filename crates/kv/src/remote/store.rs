@@ -79,7 +79,14 @@ impl<B: Backend> Remote<B> {
                 };
                 takes_part.into_iter().map(verdict).collect()
             }
-            Err(error) => batches.iter().map(|_| Err(error.again())).collect(),
+            Err(error) => {
+                // Also where nothing was sent yet: an error of storage poisons, so that callers
+                // need not tell the two apart.
+                if matches!((&error, &head.health), (Error::Io(_), Health::Well)) {
+                    head.health = Health::Poisoned;
+                }
+                batches.iter().map(|_| Err(error.again())).collect()
+            }
         }
     }
 
@@ -104,7 +111,7 @@ impl<B: Backend> Remote<B> {
         Ok(takes_part)
     }
 
-    /// What the keys of all expectations hold. A failure to read changes nothing.
+    /// What the keys of all expectations hold.
     fn held(&self, batches: &[Batch], begun: Instant) -> Result<Held, Error> {
         let expectations = batches.iter().flat_map(|batch| &batch.expectations);
         let mut keys: Vec<&[u8]> = expectations.map(|(key, _)| &**key).collect();

@@ -24,7 +24,8 @@ const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// A connection to one member at a time; after a failure, to the next.
 pub(super) struct Client {
     /// Drives the connection, on a thread of its own: callers block, and none of them may be there.
-    runtime: Runtime,
+    /// `None` only while this is dropped.
+    runtime: Option<Runtime>,
     members: Vec<Endpoint>,
     current: Mutex<Current>,
     patience: Duration,
@@ -56,7 +57,7 @@ impl Client {
             first.connect_lazy()
         };
         Ok(Arc::new(Client {
-            runtime,
+            runtime: Some(runtime),
             members,
             current: Mutex::new(Current { channel, number: 0 }),
             patience,
@@ -77,15 +78,14 @@ impl Client {
 
     /// Revoking a lease that has gone is no error.
     pub(super) fn revoke(&self, id: i64) -> Result<(), Error> {
-        let answer = self.call(|channel| async move {
+        self.call(|channel| async move {
             let path = "/etcdserverpb.Lease/LeaseRevoke";
             match unary(channel, path, LeaseRevokeRequest { id }).await {
                 Err(status) if status.code() == Code::NotFound => Ok(()),
                 Err(status) => Err(status),
                 Ok(LeaseRevokeResponse {}) => Ok(()),
             }
-        });
-        answer
+        })
     }
 
     /// How many seconds the lease is valid from now on; 0 if it has gone.
@@ -113,7 +113,7 @@ impl Client {
         // Somebody else who has met the same failure may have been faster.
         if current.number == number {
             current.number += 1;
-            let _inside = self.runtime.enter();
+            let _inside = self.runtime.as_ref().map(Runtime::enter);
             current.channel = self.members[current.number % self.members.len()].connect_lazy();
         }
     }
@@ -134,7 +134,8 @@ impl Client {
             let current = self.current.lock();
             (current.channel.clone(), current.number)
         };
-        let answer = self.runtime.block_on(async {
+        let runtime = self.runtime.as_ref().ok_or(Error::Poisoned)?;
+        let answer = runtime.block_on(async {
             match tokio::time::timeout(self.patience, call(channel)).await {
                 Ok(answer) => answer,
                 Err(_) => Err(Status::deadline_exceeded("no answer in time")),
@@ -147,6 +148,15 @@ impl Client {
             }
             error
         })
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        // Plainly dropped it would wait for a resolver of names that may be silent.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 

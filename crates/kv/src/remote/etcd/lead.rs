@@ -43,11 +43,16 @@ impl Validity {
         let until = u64::try_from((sent + valid).as_millis()).unwrap_or(u64::MAX);
         self.0.fetch_max(until, Ordering::SeqCst);
     }
+
+    /// The lease has gone, or is about to be given back.
+    fn end(&self) {
+        self.0.store(0, Ordering::SeqCst);
+    }
 }
 
 impl Leadership {
     /// Waits until nobody leads the store that an `etcd://` URL names, and leads it. `Ok(None)` if
-    /// `give_up` became true before that.
+    /// `give_up` became true before that. With [`Options::take_over`] it waits for nobody.
     ///
     /// # Errors
     ///
@@ -71,7 +76,8 @@ impl Leadership {
         Ok(None)
     }
 
-    /// The time since boot (`CLOCK_BOOTTIME`) until which nobody else can lead.
+    /// The time since boot (`CLOCK_BOOTTIME`) until which nobody else can lead, unless a person
+    /// orders it with [`Options::take_over`]; zero once the lease has gone.
     pub fn valid_until(&self) -> Duration {
         Duration::from_millis(self.0.validity.0.load(Ordering::SeqCst))
     }
@@ -101,6 +107,7 @@ impl Lead {
         if !self.keeper.stop() {
             return;
         }
+        self.validity.end();
         // Where this fails, the lease expires by itself.
         drop(self.client.revoke(self.lease));
     }
@@ -143,7 +150,10 @@ pub(super) fn lead(
         Keeper::start(lease, move || {
             let sent = boottime::now();
             let ttl = client.keep_alive(id)?;
-            validity.extend(sent, ttl);
+            match ttl > 0 {
+                true => validity.extend(sent, ttl),
+                false => validity.end(),
+            }
             Ok(ttl > 0)
         })?
     };

@@ -175,7 +175,8 @@ impl Link {
         for script in SCRIPTS {
             let mut load = redis::cmd("SCRIPT");
             load.arg("LOAD").arg(script);
-            let answer = self.connection.req_command(&load).map_err(from_redis)?;
+            let answer = self.connection.req_command(&load);
+            let answer = answer.and_then(Value::extract_error).map_err(from_redis)?;
             let name = bytes_of(answer)?.map(|name| String::from_utf8_lossy(&name).into_owned());
             names.push(name.ok_or_else(|| strange(&Value::Nil))?);
         }
