@@ -103,13 +103,13 @@ fn a_hold_expires(kind: Kind) {
     let proxy = Proxy::start(server.port);
     let prefix = prefix();
     let options = Options {
-        lease: Duration::from_secs(2),
-        patience: Duration::from_millis(500),
+        lease: Duration::from_secs(3),
+        patience: Duration::from_secs(2),
         ..Options::default()
     };
     let first = open_url(&server.url_at(proxy.port, &prefix), &options).expect("first");
     put(&*first, "first").expect("a commit");
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(4));
     let refused = open_url(&server.url(&prefix), &options);
     assert!(matches!(refused, Err(Error::InUse)), "it is kept");
     proxy.set(Mode::Cut);

@@ -33,6 +33,8 @@ struct Shared {
     /// Connections before this number are stalled, whatever the mode.
     stalled_before: AtomicU64,
     connections: AtomicU64,
+    /// The network turns deaf when the store sends this.
+    word: Mutex<Option<&'static [u8]>>,
     sockets: Mutex<Vec<TcpStream>>,
 }
 
@@ -47,6 +49,7 @@ impl Proxy {
             left: AtomicI64::new(i64::MAX),
             stalled_before: AtomicU64::new(0),
             connections: AtomicU64::new(0),
+            word: Mutex::default(),
             sockets: Mutex::default(),
         });
         let accepting = shared.clone();
@@ -74,6 +77,11 @@ impl Proxy {
         self.shared.stalled_before.store(0, Ordering::SeqCst);
     }
 
+    /// Turns deaf when the store sends this word, which is carried.
+    pub fn deaf_at(&self, word: &'static [u8]) {
+        *self.shared.word.lock().expect("the word") = Some(word);
+    }
+
     /// Cuts the network when the store has sent so many bytes more.
     pub fn cut_after(&self, bytes: i64) {
         self.shared.left.store(bytes, Ordering::SeqCst);
@@ -93,8 +101,13 @@ impl Shared {
     }
 
     /// What of these bytes of the store is carried.
-    fn let_through(&self, length: usize) -> usize {
-        let length = length as i64;
+    fn let_through(&self, bytes: &[u8]) -> usize {
+        let mut word = self.word.lock().expect("the word");
+        if word.is_some_and(|word| bytes.windows(word.len()).any(|at| at == word)) {
+            *word = None;
+            self.mode.store(Mode::Deaf as u8, Ordering::SeqCst);
+        }
+        let length = bytes.len() as i64;
         let left = self.left.fetch_sub(length, Ordering::SeqCst);
         left.clamp(0, length) as usize
     }
@@ -144,7 +157,7 @@ impl Shared {
                     std::thread::sleep(LOOK);
                 }
                 let carried = match is_counted {
-                    true => shared.let_through(length),
+                    true => shared.let_through(&bytes[..length]),
                     false => length,
                 };
                 if to.write_all(&bytes[..carried]).is_err() {
