@@ -4,8 +4,8 @@
 //! `ENGINES` are lists with commas, as in `1,8,64 fjall,redis,etcd`. Each measurement runs in a
 //! process of its own, so that one engine's memory is not counted to another; the median of the
 //! rounds is printed. `DIR` is the directory for temporary files unless given; figures for synced
-//! commits mean something only on a real disk. Stores on a server are measured with a server on this
-//! machine, which keeps its data in that directory; memory is then the client's alone.
+//! commits mean something only on a real disk. Stores on a server are measured with a server on
+//! this machine, which keeps its data in that directory; memory is then the client's alone.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
