@@ -162,20 +162,21 @@ fn a_standby_of_etcd_leads_when_the_leader_has_gone() {
 
 #[test]
 fn a_redis_that_would_lose_commits_is_refused() {
-    for (set, url_option, advice) in [
+    let everysec = ["--appendfsync", "everysec"];
+    let silent = ["--rename-command", "CONFIG", ""];
+    let cases: [(&[&str], &str, Option<&str>); 5] = [
+        (&everysec, "", Some("`appendfsync always`")),
+        (&everysec, "&durability=everysec", None),
         (
-            ["--appendfsync", "everysec"],
-            "",
-            Some("`appendfsync always`"),
-        ),
-        (["--appendfsync", "everysec"], "&durability=everysec", None),
-        (
-            ["--appendonly", "no"],
+            &["--appendonly", "no"],
             "&durability=everysec",
             Some("`appendonly yes`"),
         ),
-    ] {
-        let server = Server::start_with(Kind::Redis, &set);
+        (&silent, "", Some("`CONFIG GET`")),
+        (&silent, "&durability=everysec", None),
+    ];
+    for (set, url_option, advice) in cases {
+        let server = Server::start_with(Kind::Redis, set);
         let url = server.url(&prefix()) + url_option;
         match (open_url(&url, &Options::default()), advice) {
             (Ok(store), None) => put(&*store, "value").expect("a commit"),

@@ -1,7 +1,7 @@
 //! What every engine must do.
 
 use forebay_kv::conformance::check_all;
-use forebay_kv::{Options, open_url};
+use forebay_kv::{Error, Options, open_url};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -48,4 +48,27 @@ fn redis_is_an_ordered_map() {
 #[test]
 fn etcd_is_an_ordered_map() {
     is_an_ordered_map(Kind::Etcd);
+}
+
+#[test]
+fn a_url_names_the_embedded_store_too() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let url = format!("embedded:{}/kv", dir.path().display());
+    let store = open_url(&url, &Options::default()).expect("the store opens");
+    assert!(matches!(
+        open_url(&url, &Options::default()),
+        Err(Error::InUse)
+    ));
+    drop(store);
+}
+
+#[test]
+fn a_server_that_is_not_there_is_storage_that_fails() {
+    for kind in [Kind::Redis, Kind::Etcd] {
+        let mut server = Server::start(kind);
+        server.kill();
+        let options = Options::default();
+        let refused = open_url(&server.url(&prefix()), &options).err();
+        assert!(matches!(refused, Some(Error::Io(_))), "{refused:?}");
+    }
 }
