@@ -17,6 +17,7 @@ mod calibrate;
 mod cluster;
 mod commit;
 mod control;
+mod data;
 mod dead;
 mod down;
 mod ended;

@@ -9,6 +9,7 @@ use forebay_wire::Key;
 use forebay_wire::net::{NetServer, NetServerConfig};
 
 use crate::cluster::config::{Cluster, Server};
+use crate::data;
 use crate::exit::{Exit, Explain, Failure};
 use crate::state;
 use crate::up::detach::{self, Readiness};
@@ -67,8 +68,14 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
     let key = Key::read(&cluster.key).map_err(|e| refused(&e))?;
     cluster.check_here(&server)?;
     cluster.check_pfs()?;
-    let plan = cluster.plan(&server, resources::may_mount())?;
+    let mut plan = cluster.plan(&server, resources::may_mount())?;
     forebay_types::failpoint::arm_from_environment().map_err(|e| refused(&e))?;
+    if !server.metadata {
+        let command = command(&config, &server);
+        let own = (&cluster, &server, &key);
+        return data::serve(own, plan, &command, args.detached, readiness);
+    }
+    plan.settings.holders = cluster.holders(&server, &key);
     let front = Network {
         cluster,
         server,
@@ -76,6 +83,15 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
         config,
     };
     start_planned(plan, &front, args.detached, readiness)
+}
+
+/// How it is started again.
+fn command(config: &Path, server: &Server) -> String {
+    format!(
+        "forebay server --config {} --id {}",
+        config.display(),
+        server.id
+    )
 }
 
 /// Where mounts on the server's own node connect.
@@ -98,8 +114,7 @@ impl Front for Network {
     }
 
     fn command(&self) -> Option<String> {
-        let (config, id) = (self.config.display(), self.server.id);
-        Some(format!("forebay server --config {config} --id {id}"))
+        Some(command(&self.config, &self.server))
     }
 
     fn announcement(&self, plan: &Plan) -> String {

@@ -1,15 +1,21 @@
 //! Objects on another node.
 //!
-//! A data server holds objects; a metadata server knows which file each is of. [`DataService`] is
+//! A data server holds objects; a metadata server knows which file each is of. [`DataServer`] is
 //! the data server's side: it answers [`forebay_wire::ObjectCall`] out of the node's own tiers.
 //! [`RemoteTier`] is the metadata server's: a [`forebay_tiers::Tier`] like any other, whose bytes
 //! are elsewhere. Both know nothing of names, files and policy.
 
 mod convert;
+mod local;
 mod object;
+mod redial;
 mod remote;
+mod server;
 mod service;
 
+pub use local::{SsdSetting, open_flash, open_memory};
 pub use object::RemoteObject;
+pub use redial::{Dial, Redialing};
 pub use remote::{RemoteTier, RemoteTiers};
-pub use service::DataService;
+pub use server::{DataHost, DataServer, OpenTiers};
+pub use service::DataSession;

@@ -92,16 +92,19 @@ impl RemoteObject {
             tries += 1;
             let held = self.held()?;
             let call = ObjectCall::On(held.handle, request.clone());
-            match self.way.call(call, payload, into) {
+            let error = match self.way.call(&call, payload, into) {
                 Ok(reply) => return Ok(reply.response),
-                Err(errno) if tries < TRIES && may_ask_again(request, errno) => {
+                Err(error) => error,
+            };
+            match Errno::of(&error) {
+                errno if tries < TRIES && may_ask_again(request, errno) => {
                     if errno == Errno::EBADF {
                         self.forget(&held);
                     }
                 }
                 // Whether it was appended is not known.
-                Err(errno) if is_lost(errno) => return Err(Errno::EIO.into()),
-                Err(errno) => return Err(errno.into()),
+                errno if is_lost(errno) => return Err(Errno::EIO.into()),
+                _ => return Err(error),
             }
         }
     }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use forebay_tiers::{Identity, IdentityError, Object, Space, Tier, TierKind};
 use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
 use forebay_wire::{
-    Connection, ObjectCall, ObjectKey, ObjectReply, ObjectTier, ObjectUse, Reply, Request, Response,
+    Connection, NOT_BEGUN, ObjectCall, ObjectKey, ObjectReply, ObjectTier, ObjectUse, Reply,
+    Request, Response,
 };
 use parking_lot::Mutex;
 
@@ -14,6 +15,9 @@ use crate::object::RemoteObject;
 
 /// As many closed handles wait for the next call at most.
 const CLOSES_MAX: usize = 64;
+
+/// Sessions that may come between.
+const TRIES: u32 = 4;
 
 /// Another answer than the question has.
 pub(crate) fn odd() -> io::Error {
@@ -37,25 +41,35 @@ pub(crate) struct Held {
 /// The way to one data server, shared by its tiers and their objects.
 pub(crate) struct Way {
     connection: Arc<dyn Connection>,
+    instance: [u8; 16],
     session: Mutex<Option<Session>>,
     /// Handles that nobody needs any more: they travel together.
     closes: Mutex<Vec<Handle>>,
 }
 
 impl Way {
-    pub fn call(&self, call: ObjectCall, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
-        self.connection.call(Request::Object(call), payload, into)
+    /// In a session that has begun. Where another one has come between, nothing was done.
+    pub fn call(&self, call: &ObjectCall, payload: &[u8], into: &mut [u8]) -> io::Result<Reply> {
+        for _ in 0..TRIES {
+            self.session()?;
+            let request = Request::Object(call.clone());
+            match self.connection.call(request, payload, into) {
+                Err(NOT_BEGUN) => *self.session.lock() = None,
+                answered => return Ok(answered?),
+            }
+        }
+        Err(Errno::ENOTCONN.into())
     }
 
     pub fn ask(&self, call: ObjectCall) -> io::Result<ObjectReply> {
-        match self.call(call, &[], &mut [])?.response {
+        match self.call(&call, &[], &mut [])?.response {
             Response::Object(reply) => Ok(reply),
             _ => Err(odd()),
         }
     }
 
     pub fn order(&self, call: ObjectCall) -> io::Result<()> {
-        match self.call(call, &[], &mut [])?.response {
+        match self.call(&call, &[], &mut [])?.response {
             Response::Done => Ok(()),
             _ => Err(odd()),
         }
@@ -75,7 +89,10 @@ impl Way {
     fn introduce(&self) -> io::Result<(Session, Vec<ObjectTier>)> {
         loop {
             let before = self.connection.generation();
-            let ObjectReply::Tiers { boot, tiers } = self.ask(ObjectCall::Tiers)? else {
+            let instance = self.instance;
+            let request = Request::Object(ObjectCall::Begin { instance });
+            let begun = self.connection.call(request, &[], &mut [])?;
+            let Response::Object(ObjectReply::Tiers { boot, tiers }) = begun.response else {
                 return Err(odd());
             };
             // Else it may have answered in the one before, or in the one after.
@@ -134,28 +151,32 @@ pub struct RemoteTiers {
 }
 
 impl RemoteTiers {
-    /// At the other end of a connection.
-    pub fn new(connection: Arc<dyn Connection>) -> RemoteTiers {
+    /// At the other end of a connection, for the objects of this instance.
+    pub fn new(connection: Arc<dyn Connection>, instance: [u8; 16]) -> RemoteTiers {
         RemoteTiers {
             way: Arc::new(Way {
                 connection,
+                instance,
                 session: Mutex::default(),
                 closes: Mutex::default(),
             }),
         }
     }
 
-    /// Asks which tiers there are.
+    /// Asks which tiers there are. Their names begin with that of the data server.
     ///
     /// # Errors
     /// The connection's.
-    pub fn find(&self) -> io::Result<Vec<RemoteTier>> {
+    pub fn find(&self, server: &str) -> io::Result<Vec<RemoteTier>> {
         let (_, tiers) = self.way.introduce()?;
         let numbered = tiers.into_iter().zip(0u8..);
         let tiers = numbered.map(|(facts, id)| RemoteTier {
             way: self.way.clone(),
             id: TierId(id),
-            facts,
+            facts: ObjectTier {
+                name: format!("{server}/{}", facts.name),
+                ..facts
+            },
         });
         Ok(tiers.collect())
     }
@@ -277,10 +298,6 @@ impl Tier for RemoteTier {
         self.find(id, ObjectUse::Share)
     }
 
-    fn tells_writers(&self) -> bool {
-        self.facts.tells_writers
-    }
-
     fn remove(&self, id: ObjectId) -> io::Result<()> {
         // Else the object would keep its space for as long as nothing else is opened.
         self.way.send_closes();
@@ -322,7 +339,7 @@ impl Tier for RemoteTier {
         loop {
             let tier = self.id;
             let call = ObjectCall::List { tier, after };
-            let Response::Moved(bytes) = self.way.call(call, &[], &mut room)?.response else {
+            let Response::Moved(bytes) = self.way.call(&call, &[], &mut room)?.response else {
                 return Err(odd());
             };
             let (ids, rest) = room

@@ -1,59 +1,51 @@
-//! A data server's side: calls on the node's own tiers.
+//! A data server's answers to one session: calls on the node's own tiers.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, OnceLock};
 
 use forebay_tiers::{Identity, IdentityError, Object, Tier, TierKind};
 use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
 use forebay_wire::{
-    Descriptor, ObjectCall, ObjectKey, ObjectReply, ObjectRequest, ObjectTier, ObjectUse, Peer,
-    Reply, Request, Response, Service,
+    Descriptor, NOT_BEGUN, ObjectCall, ObjectKey, ObjectReply, ObjectRequest, ObjectTier,
+    ObjectUse, Peer, Reply, Request, Response, Service,
 };
 use parking_lot::RwLock;
 
 use crate::convert;
+use crate::server::{DataServer, Tiers, Turn};
 
 /// An id in the answer to [`ObjectCall::List`], bytes.
 const ID_BYTES: usize = size_of::<u64>();
 
-/// Answers a metadata server, for one session of it.
+/// Answers one session of a metadata server.
 ///
 /// Invariants:
-/// 1. A handle is never given twice, also not by another session or another run: who asks with one
+/// 1. Nothing is done before the session has said whose objects it wants ([`ObjectCall::Begin`]),
+///    and nothing after another one has.
+/// 2. A handle is never given twice, also not by another session or another run: who asks with one
 ///    of before gets `EBADF`, and nothing is done.
-/// 2. What is open in the session is closed when the service is dropped.
-pub struct DataService {
-    tiers: Vec<Arc<dyn Tier>>,
-    boot: String,
+/// 3. What is open in the session is closed when it is dropped.
+pub struct DataSession {
+    server: Arc<DataServer>,
+    /// Once it has begun.
+    begun: OnceLock<Begun>,
     open: RwLock<HashMap<Handle, Arc<dyn Object>>>,
-    next: Arc<AtomicU64>,
 }
 
-impl DataService {
-    /// Serves these tiers, which have the numbers that are their places here. `boot` names this
-    /// start of the node.
-    pub fn new(tiers: Vec<Arc<dyn Tier>>, boot: String) -> DataService {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        let first = since.map_or(1, |since| since.as_nanos() as u64);
-        DataService {
-            tiers,
-            boot,
-            open: RwLock::default(),
-            next: Arc::new(AtomicU64::new(first)),
-        }
-    }
+/// What a session that has begun works with.
+struct Begun {
+    turn: Turn,
+    tiers: Tiers,
+}
 
-    /// The same tiers for another session.
-    pub fn again(&self) -> DataService {
-        DataService {
-            tiers: self.tiers.clone(),
-            boot: self.boot.clone(),
+impl DataSession {
+    pub(crate) fn new(server: Arc<DataServer>) -> DataSession {
+        DataSession {
+            server,
+            begun: OnceLock::new(),
             open: RwLock::default(),
-            next: self.next.clone(),
         }
     }
 
@@ -62,8 +54,28 @@ impl DataService {
         self.open.read().len()
     }
 
+    /// Nothing is open any more.
+    pub(crate) fn close_all(&self) {
+        drop(std::mem::take(&mut *self.open.write()));
+    }
+
+    fn begin(&self, instance: [u8; 16]) -> io::Result<ObjectReply> {
+        if self.begun.get().is_none() {
+            let (turn, tiers) = self.server.begin(instance)?;
+            // Who began at the same time has the newer turn, and this session with it.
+            drop(self.begun.set(Begun { turn, tiers }));
+        }
+        let tiers = self.begun.get().map(|begun| &begun.tiers);
+        let tiers = tiers.ok_or(NOT_BEGUN)?.iter();
+        Ok(ObjectReply::Tiers {
+            boot: self.server.boot().to_string(),
+            tiers: tiers.map(|tier| described(&**tier)).collect(),
+        })
+    }
+
     fn tier(&self, id: TierId) -> Result<&dyn Tier, Errno> {
-        match self.tiers.get(usize::from(id.0)) {
+        let begun = self.begun.get().ok_or(NOT_BEGUN)?;
+        match begun.tiers.get(usize::from(id.0)) {
             Some(tier) => Ok(&**tier),
             None => Err(Errno::ENODEV),
         }
@@ -81,10 +93,7 @@ impl DataService {
         local: bool,
     ) -> io::Result<Reply> {
         let done = match call {
-            ObjectCall::Tiers => ObjectReply::Tiers {
-                boot: self.boot.clone(),
-                tiers: self.tiers.iter().map(|tier| described(&**tier)).collect(),
-            },
+            ObjectCall::Begin { instance } => self.begin(instance)?,
             ObjectCall::Space(tier) => {
                 let space = self.tier(tier)?.space()?;
                 ObjectReply::Space {
@@ -150,7 +159,7 @@ impl DataService {
         if open.len() >= limits::HANDLES_PER_SESSION_MAX {
             return Err(Errno::ENFILE.into());
         }
-        let handle = Handle(self.next.fetch_add(1, Ordering::Relaxed));
+        let handle = self.server.next_handle();
         open.insert(handle, object.clone());
         drop(open);
         let descriptor = match object.descriptor().filter(|_| local) {
@@ -175,10 +184,19 @@ impl DataService {
     }
 }
 
-impl Service for DataService {
+impl Service for DataSession {
     fn handle(&self, peer: Peer<'_>, request: Request, payload: &[u8], into: &mut [u8]) -> Reply {
         let Request::Object(call) = request else {
             return Errno::ENOSYS.into();
+        };
+        // For as long as the call runs nobody else begins.
+        let _turn = match (&call, self.begun.get()) {
+            (ObjectCall::Begin { .. }, _) => None,
+            (_, None) => return NOT_BEGUN.into(),
+            (_, Some(begun)) => match begun.turn.take() {
+                Some(turn) => Some(turn),
+                None => return Errno::ESTALE.into(),
+            },
         };
         match self.answer(call, payload, into, peer.local) {
             Ok(reply) => reply,
@@ -201,7 +219,6 @@ fn described(tier: &dyn Tier) -> ObjectTier {
         name: tier.name().to_string(),
         is_memory: tier.kind() == TierKind::Dram,
         capacity_bytes: tier.capacity_bytes(),
-        tells_writers: tier.tells_writers(),
     }
 }
 

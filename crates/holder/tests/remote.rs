@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_holder::{DataService, RemoteTier, RemoteTiers};
+use forebay_holder::{DataServer, DataSession, RemoteTier, RemoteTiers};
 use forebay_tiers::{DirTier, Object, Tier, TierKind, conformance};
 use forebay_types::{Errno, ObjectId};
 use forebay_wire::{Connection, ObjectCall, Peer, Reply, Request, Response, Service};
@@ -12,7 +12,8 @@ use parking_lot::{Mutex, RwLock};
 
 /// A connection whose sessions end when a test says so.
 struct Breaking {
-    service: RwLock<Arc<DataService>>,
+    server: RwLock<Arc<DataServer>>,
+    session: RwLock<Arc<DataSession>>,
     generation: AtomicU64,
     /// The session ends after the next call was done, and before its answer.
     loses_answer: AtomicBool,
@@ -20,29 +21,36 @@ struct Breaking {
 }
 
 impl Breaking {
-    fn new(service: DataService) -> Arc<Breaking> {
+    fn new(server: Arc<DataServer>) -> Arc<Breaking> {
         Arc::new(Breaking {
-            service: RwLock::new(Arc::new(service)),
+            session: RwLock::new(Arc::new(server.session())),
+            server: RwLock::new(server),
             generation: AtomicU64::new(1),
             loses_answer: AtomicBool::new(false),
             calls: Mutex::default(),
         })
     }
 
-    /// What was open is closed; the next session is of this service.
-    fn begin(&self, service: DataService) {
-        *self.service.write() = Arc::new(service);
+    /// What was open is closed; the next session is of this server.
+    fn begin(&self, server: Arc<DataServer>) {
+        self.restart_unheard(server);
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// The same, and who asks has not heard of it.
+    fn restart_unheard(&self, server: Arc<DataServer>) {
+        *self.session.write() = Arc::new(server.session());
+        *self.server.write() = server;
+    }
+
     fn open_objects(&self) -> usize {
-        self.service.read().open_objects()
+        self.session.read().open_objects()
     }
 }
 
 impl Connection for Breaking {
     fn call(&self, request: Request, payload: &[u8], into: &mut [u8]) -> Result<Reply, Errno> {
-        let service = self.service.read().clone();
+        let session = self.session.read().clone();
         let peer = Peer {
             uid: 0,
             gid: 0,
@@ -52,9 +60,10 @@ impl Connection for Breaking {
             socket: None,
         };
         self.calls.lock().push(request.clone());
-        let reply = service.handle(peer, request, payload, into);
+        let reply = session.handle(peer, request, payload, into);
         if self.loses_answer.swap(false, Ordering::AcqRel) {
-            self.begin(service.again());
+            let server = self.server.read().clone();
+            self.begin(server);
             return Err(Errno::ENOTCONN);
         }
         match reply.response {
@@ -77,15 +86,26 @@ fn flash(dir: &Path) -> Arc<dyn Tier> {
     Arc::new(tier.expect("a tier"))
 }
 
+const INSTANCE: [u8; 16] = [7; 16];
+
+fn server(dir: &Path, boot: &str) -> Arc<DataServer> {
+    let dir = dir.to_path_buf();
+    let open = move |_| Ok(vec![flash(&dir)]);
+    DataServer::new(boot.into(), Vec::new(), Box::new(open))
+}
+
 fn served(dir: &Path) -> (Arc<Breaking>, RemoteTier) {
-    let service = DataService::new(vec![flash(dir)], "boot 1".into());
-    let connection = Breaking::new(service);
-    let mut tiers = RemoteTiers::new(connection.clone()).find().expect("tiers");
-    (connection, tiers.remove(0))
+    let connection = Breaking::new(server(dir, "boot 1"));
+    (connection.clone(), tier_of(connection))
+}
+
+fn tier_of(connection: Arc<Breaking>) -> RemoteTier {
+    let tiers = RemoteTiers::new(connection, INSTANCE).find("server-2");
+    tiers.expect("tiers").remove(0)
 }
 
 fn restart(connection: &Breaking, dir: &Path, boot: &str) {
-    connection.begin(DataService::new(vec![flash(dir)], boot.into()));
+    connection.begin(server(dir, boot));
 }
 
 fn create(tier: &RemoteTier, id: u64) -> Arc<dyn Object> {
@@ -123,7 +143,6 @@ impl Tier for Kept {
         create_shared(id: ObjectId, identity: &forebay_tiers::Identity) -> std::io::Result<Arc<dyn Object>>;
         open(id: ObjectId) -> std::io::Result<Arc<dyn Object>>;
         open_shared(id: ObjectId) -> std::io::Result<Arc<dyn Object>>;
-        tells_writers() -> bool;
         remove(id: ObjectId) -> std::io::Result<()>;
         quarantine(id: ObjectId) -> std::io::Result<String>;
         identity(id: ObjectId) -> std::io::Result<Option<forebay_tiers::Identity>>;
@@ -152,7 +171,6 @@ fn more_ids_than_one_answer_has_room_for_are_listed() {
     tier.list(&mut |id| listed.push(id.0)).expect("list");
     assert_eq!(listed, (1..=300).map(|id| id * 7).collect::<Vec<_>>());
     // In small answers.
-    let service = connection.service.read().clone();
     let (mut after, mut found) = (None, Vec::new());
     loop {
         let mut room = [0; 100];
@@ -173,7 +191,6 @@ fn more_ids_than_one_answer_has_room_for_are_listed() {
         after = found.last().map(|id| ObjectId(*id));
     }
     assert_eq!(found, listed);
-    drop(service);
 }
 
 #[test]
@@ -256,10 +273,31 @@ fn a_handle_of_before_is_nobodys() {
     first.write_at(b"1", 0).expect("write");
     second.write_at(b"2", 0).expect("write");
     // The data server was started anew, and the connection has not heard of it.
-    *connection.service.write() =
-        Arc::new(DataService::new(vec![flash(dir.path())], "boot 1".into()));
+    connection.restart_unheard(server(dir.path(), "boot 1"));
     let other = tier.open(ObjectId(2)).expect("open");
     assert_eq!(read(&*first), b"1");
     assert_eq!(read(&*second), b"2");
     assert_eq!(read(&*other), b"2");
+}
+
+#[test]
+fn who_begins_ends_the_session_before() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = server(dir.path(), "boot 1");
+    let (first, second) = (Breaking::new(server.clone()), Breaking::new(server.clone()));
+    let (before, after) = (tier_of(first.clone()), tier_of(second));
+    let object = after.create(ObjectId(1), &conformance::identity(1));
+    object.expect("create").write_at(b"new", 0).expect("write");
+    assert_eq!(errno(before.remove(ObjectId(1))), Some(Errno::ESTALE));
+    assert_eq!(errno(before.open(ObjectId(1))), Some(Errno::ESTALE));
+    assert_eq!(read(&*after.open(ObjectId(1)).expect("open")), b"new");
+    // Nor does anybody get in who has not begun, or wants another's objects.
+    first.begin(server);
+    let ask = Request::Object(ObjectCall::Space(forebay_types::TierId(0)));
+    assert_eq!(
+        first.call(ask, &[], &mut []).err(),
+        Some(forebay_wire::NOT_BEGUN)
+    );
+    let other = RemoteTiers::new(first, [8; 16]).find("server-2");
+    assert_eq!(errno(other), Some(Errno::EBUSY));
 }

@@ -24,7 +24,8 @@ mod testing;
 mod threads;
 
 pub use base::settings::{
-    DemotionSettings, EngineSettings, PathRule, ScrubSettings, Settings, SsdSetting, Verify,
+    DemotionSettings, EngineSettings, HolderSetting, HolderWay, PathRule, ScrubSettings, Settings,
+    SsdSetting, Verify,
 };
 pub use catalog::rules::check_rule;
 // For the fuzzer: patterns are an administrator's, the paths that they are compared with anybody's.

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use forebay_namespace::{Loaded, Namespace};
 use forebay_policy::trigger::Trigger;
-use forebay_tiers::PfsTree;
+use forebay_tiers::{PfsTree, TierKind};
 use forebay_types::{TierId, failpoint};
 
 use crate::base::Base;
 use crate::base::settings::Settings;
 use crate::buffer::Buffer;
-use crate::buffer::tierset::{OVERFLOW, SSDS_MAX, TierSet};
+use crate::buffer::tierset::{OVERFLOW, SSDS_MAX, Slot, TierSet};
 use crate::catalog::Catalog;
 use crate::drain::Drain;
 use crate::drain::picking::Picking;
@@ -243,7 +243,8 @@ fn wire_up(
     tiers: TierSet,
     scheduling: Scheduling,
 ) -> Rooms {
-    let has_flash = !settings.ssd.is_empty();
+    let is_flash = |(_, slot): (_, &Slot)| slot.kind == TierKind::Ssd;
+    let has_flash = tiers.iter().any(is_flash);
     let durability = settings.durability;
     let durability = durability.unwrap_or(Files::default_durability(has_flash));
     let descriptors = Descriptors::new(&settings, tiers.get(OVERFLOW).is_some());

@@ -24,7 +24,8 @@ pub use message::{
     Response, Shown, WriteHow,
 };
 pub use object::{
-    ObjectCall, ObjectFacts, ObjectKey, ObjectReply, ObjectRequest, ObjectTier, ObjectUse,
+    NOT_BEGUN, ObjectCall, ObjectFacts, ObjectKey, ObjectReply, ObjectRequest, ObjectTier,
+    ObjectUse,
 };
 pub use socket::{UnixConnection, UnixServer};
 pub use space::{SeekWhat, SpaceChange};

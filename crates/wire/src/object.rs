@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::space::{SeekWhat, SpaceChange};
 
+/// Nothing was done: the session has not begun, see [`ObjectCall::Begin`].
+pub const NOT_BEGUN: Errno = Errno(libc::ENOLINK);
+
 /// An object of a tier. The tier has the data server's own number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ObjectKey {
@@ -72,8 +75,11 @@ pub enum ObjectRequest {
 /// What a metadata server asks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectCall {
-    /// Which tiers there are; [`ObjectReply::Tiers`].
-    Tiers,
+    /// Begins, and ends the session before; [`ObjectReply::Tiers`].
+    Begin {
+        /// Whose objects are wanted.
+        instance: [u8; 16],
+    },
     /// Physical space below a tier; [`ObjectReply::Space`].
     Space(TierId),
     /// Makes an empty object and opens it; [`ObjectReply::Opened`].
@@ -125,8 +131,6 @@ pub struct ObjectTier {
     pub is_memory: bool,
     /// What it may hold, bytes.
     pub capacity_bytes: u64,
-    /// Whether [`ObjectRequest::HasWriters`] works there.
-    pub tells_writers: bool,
 }
 
 /// What is known of an object without reading it.
@@ -172,7 +176,7 @@ impl ObjectCall {
     /// See [`crate::Request::is_repeatable`].
     pub(crate) fn is_repeatable(&self) -> bool {
         match self {
-            ObjectCall::Tiers
+            ObjectCall::Begin { .. }
             | ObjectCall::Space(_)
             | ObjectCall::Identity(_)
             | ObjectCall::List { .. }

@@ -21,7 +21,7 @@ const TIME: TimeSpec = TimeSpec {
 pub fn calls() -> Vec<ObjectCall> {
     let identity = vec![1; 90];
     let mut all = vec![
-        ObjectCall::Tiers,
+        ObjectCall::Begin { instance: [3; 16] },
         ObjectCall::Space(TIER),
         ObjectCall::Close(vec![HANDLE, Handle(3)]),
         ObjectCall::Remove(KEY),
@@ -85,7 +85,6 @@ pub fn replies() -> Vec<ObjectReply> {
                 name: "dram".into(),
                 is_memory: true,
                 capacity_bytes: 1 << 36,
-                tells_writers: true,
             }],
         },
         ObjectReply::Space {

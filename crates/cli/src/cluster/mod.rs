@@ -10,6 +10,7 @@ pub mod address;
 mod checks;
 pub mod config;
 pub mod error;
+mod holders;
 pub mod remote;
 mod written;
 

@@ -1,6 +1,9 @@
 //! What an administrator or user may set. Plain values: parsing them is the command line's work.
 
+use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_policy::demotion::PlacementPolicy;
@@ -9,14 +12,35 @@ use forebay_policy::engine::Bandwidths;
 use forebay_policy::placement;
 use forebay_policy::publication::GroupMode;
 use forebay_tiers::MachineMemory;
+use forebay_wire::Connection;
 
-/// One flash directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SsdSetting {
-    /// The flash directory.
-    pub dir: PathBuf,
-    /// How much of it may be used, bytes; `None`: what its file system has, less a twentieth.
-    pub capacity_bytes: Option<u64>,
+pub use forebay_holder::SsdSetting;
+
+/// A data server on another node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HolderSetting {
+    /// Its id in the cluster.
+    pub server: u16,
+    /// Where mounts on its node come from.
+    pub addresses: Vec<IpAddr>,
+    /// How it is reached.
+    pub way: HolderWay,
+}
+
+/// A connection to a data server. Two are equal if they are one.
+#[derive(Clone)]
+pub struct HolderWay(pub Arc<dyn Connection>);
+
+impl fmt::Debug for HolderWay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("(a connection)")
+    }
+}
+
+impl PartialEq for HolderWay {
+    fn eq(&self, other: &HolderWay) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 /// How a finished copy on the PFS is compared with what was read from the burst buffer: always its
@@ -189,6 +213,8 @@ pub struct Settings {
     pub dram_bytes: Option<u64>,
     /// Flash directories.
     pub ssd: Vec<SsdSetting>,
+    /// Data servers on other nodes, whose tiers are this burst buffer's, too.
+    pub holders: Vec<HolderSetting>,
     /// What fsync promises; `None`: `ssd` where there is a flash tier, else `pfs`.
     pub durability: Option<Durability>,
     /// First match wins.
@@ -232,6 +258,7 @@ impl Settings {
             state,
             dram_bytes: None,
             ssd: Vec::new(),
+            holders: Vec::new(),
             durability: None,
             rules: Vec::new(),
             policy: "bbos".into(),

@@ -10,7 +10,6 @@ pub(crate) mod evict;
 pub(crate) mod ledger;
 pub(crate) mod opens;
 pub(crate) mod overflow;
-pub(crate) mod private;
 pub(crate) mod queue;
 pub(crate) mod stranded;
 pub(crate) mod table;

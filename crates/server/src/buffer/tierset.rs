@@ -3,19 +3,17 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use forebay_holder::{RemoteTier, RemoteTiers, open_flash, open_memory};
 use forebay_policy::placement::TierKind as PolicyKind;
-use forebay_tiers::{DirTier, DramMount, Object, PfsDir, PfsTree, Tier, TierKind, mount_dram};
+use forebay_tiers::{DramMount, Object, PfsDir, PfsTree, Tier, TierKind};
 use forebay_types::{ObjectId, TierId};
 use parking_lot::Mutex;
 
+use crate::base::settings::{HolderSetting, Settings};
 use crate::buffer::overflow::Overflow;
-use crate::buffer::private::make_private;
 
-use crate::base::settings::Settings;
-
-/// Share of an ssd directory's file system that is left alone where no size was given.
-const SSD_LEFT_FREE_FRACTION: f64 = 0.05;
 /// Id of the memory tier.
 pub const DRAM: TierId = TierId(0);
 /// Id of the overflow: a hidden directory on the PFS for files that go straight there. Its objects
@@ -34,6 +32,33 @@ pub struct Slot {
     pub kind: TierKind,
     /// Capacity, bytes; 0 for the overflow, which has no limit of its own.
     pub capacity_bytes: u64,
+}
+
+/// Between two tries to reach a data server.
+const TRY_AGAIN: Duration = Duration::from_millis(200);
+/// As often it is said that one is waited for.
+const TELL: Duration = Duration::from_secs(10);
+
+fn await_tiers(holder: &HolderSetting, instance: [u8; 16]) -> io::Result<Vec<RemoteTier>> {
+    let tiers = RemoteTiers::new(holder.way.0.clone(), instance);
+    let mut told: Option<Instant> = None;
+    loop {
+        match tiers.find(&format!("server-{}", holder.server)) {
+            // Another burst buffer's, or another version's: that does not change by itself.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EACCES)) => {
+                let what = format!("server {}: {error}", holder.server);
+                return Err(io::Error::new(error.kind(), what));
+            }
+            Err(error) => {
+                if told.is_none_or(|told| told.elapsed() >= TELL) {
+                    tracing::warn!("waiting for server {}: {error}", holder.server);
+                    told = Some(Instant::now());
+                }
+                std::thread::sleep(TRY_AGAIN);
+            }
+            found => return found,
+        }
+    }
 }
 
 /// All tiers. Ids stay with their directories over restarts.
@@ -78,14 +103,11 @@ impl TierSet {
         known: &mut Vec<PathBuf>,
     ) -> io::Result<()> {
         if let Some(size) = settings.dram_bytes {
-            let dir = settings.state.join("dram");
-            make_private(&dir)?;
             // The ledger keeps to the size; what lies beyond it is for writes that do not ask.
-            let limit = size.saturating_add(settings.overrun_bytes());
-            let mounted = mount_dram(&dir, limit)?;
-            let path = mounted.path().to_path_buf();
+            let overrun_bytes = settings.overrun_bytes();
+            let opened = open_memory(&settings.state, size, overrun_bytes, instance);
+            let (tier, mounted) = opened?;
             *self.dram.lock() = Some(mounted);
-            let tier = DirTier::open("dram", TierKind::Dram, &path, Some(size), instance)?;
             self.slots[DRAM.0 as usize] = Some(Slot {
                 tier: Arc::new(tier),
                 kind: TierKind::Dram,
@@ -100,26 +122,55 @@ impl TierSet {
                     known.push(ssd.dir.clone());
                     known.len() - 1
                 });
-            let name = if at == 0 {
-                "ssd".into()
-            } else {
-                format!("ssd{at}")
-            };
-            let tier = DirTier::open(&name, TierKind::Ssd, &ssd.dir, ssd.capacity_bytes, instance)?;
-            let capacity_bytes = match ssd.capacity_bytes {
-                Some(bytes) => bytes,
-                None => (tier.space()?.free_bytes as f64 * (1.0 - SSD_LEFT_FREE_FRACTION)) as u64,
-            };
-            let id = FIRST_SSD as usize + at;
-            let slots = self.slots.len().max(id + 1);
-            self.slots.resize_with(slots, || None);
-            self.slots[id] = Some(Slot {
-                tier: Arc::new(tier),
-                kind: TierKind::Ssd,
-                capacity_bytes,
-            });
+            let (tier, capacity_bytes) = open_flash(at, ssd, instance)?;
+            self.put(at, Arc::new(tier), TierKind::Ssd, capacity_bytes)?;
+        }
+        for holder in &settings.holders {
+            self.fill_from(holder, instance, known)?;
         }
         self.overflow.find(pfs)
+    }
+
+    /// The tiers of a data server, which is waited for: without it nobody can say what it holds.
+    fn fill_from(
+        &mut self,
+        holder: &HolderSetting,
+        instance: [u8; 16],
+        known: &mut Vec<PathBuf>,
+    ) -> io::Result<()> {
+        for tier in await_tiers(holder, instance)? {
+            // No directory is called so: it is no path from the root.
+            let name = PathBuf::from(tier.name());
+            let at = known.iter().position(|known| *known == name);
+            let at = at.unwrap_or_else(|| {
+                known.push(name);
+                known.len() - 1
+            });
+            let (kind, capacity_bytes) = (tier.kind(), tier.capacity_bytes());
+            self.put(at, Arc::new(tier), kind, capacity_bytes)?;
+        }
+        Ok(())
+    }
+
+    fn put(
+        &mut self,
+        at: usize,
+        tier: Arc<dyn Tier>,
+        kind: TierKind,
+        capacity_bytes: u64,
+    ) -> io::Result<()> {
+        let id = FIRST_SSD as usize + at;
+        if at >= SSDS_MAX {
+            return Err(io::Error::other(format!("more than {SSDS_MAX} tiers")));
+        }
+        let slots = self.slots.len().max(id + 1);
+        self.slots.resize_with(slots, || None);
+        self.slots[id] = Some(Slot {
+            tier,
+            kind,
+            capacity_bytes,
+        });
+        Ok(())
     }
 
     /// The overflow, made if it is not there yet.

@@ -168,6 +168,10 @@ pub fn is_exhaustion(error: &io::Error) -> bool {
                 | libc::EAGAIN
                 | libc::ECANCELED
                 | libc::ENODEV
+                // The data server that has it does not answer.
+                | libc::EHOSTDOWN
+                | libc::ENOTCONN
+                | libc::ESHUTDOWN
         )
     )
 }

@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_kv::Store;
+use forebay_tiers::make_private;
 
-use crate::buffer::private::make_private;
 use crate::starterror::StartError;
 
 /// Says what made the folder.

@@ -271,7 +271,7 @@ impl Case {
             },
             Request::Release { handle },
             Request::ReleaseMany(vec![handle]),
-            Request::Object(ObjectCall::Tiers),
+            Request::Object(ObjectCall::Begin { instance: [3; 16] }),
             Request::Read {
                 handle,
                 offset: 0,

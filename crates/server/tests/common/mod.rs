@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_client::Client;
-use forebay_server::{Instance, Settings, SsdSetting};
+use forebay_holder::{DataServer, open_flash};
+use forebay_server::{HolderSetting, HolderWay, Instance, Settings, SsdSetting};
+use forebay_tiers::Tier;
 use forebay_types::{Attr, Cred, Errno, Handle, Ino, OpenFlags, Process};
 use forebay_wire::control::{
     Control, ControlResponse, JobProgress, Movement, PathFailure, StatusBits, WhereEntry,
@@ -87,6 +89,24 @@ pub fn settings(dir: &Path, ssd_bytes: u64) -> Settings {
     settings.demotion.idle_after = Duration::from_millis(10);
     settings.demotion.retry_after = Duration::from_millis(20);
     settings.wait_for_space = Duration::from_millis(100);
+    settings
+}
+
+/// The same with the second tier on a data server.
+pub fn settings_with_holder(dir: &Path, ssd_bytes: u64) -> Settings {
+    let mut settings = settings(dir, ssd_bytes);
+    let ssd = settings.ssd.pop().expect("two");
+    let open = move |instance| {
+        let (tier, _) = open_flash(0, &ssd, instance)?;
+        Ok(vec![Arc::new(tier) as Arc<dyn Tier>])
+    };
+    let server = DataServer::new("this boot".into(), Vec::new(), Box::new(open));
+    let connection = InMemory::mount(Arc::new(server.session()));
+    settings.holders = vec![HolderSetting {
+        server: 2,
+        addresses: Vec::new(),
+        way: HolderWay(Arc::new(connection)),
+    }];
     settings
 }
 

@@ -13,7 +13,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::clients::Clients;
-use crate::common::{Running, Scratch, me, settings};
+use crate::common::{Running, Scratch, me, settings, settings_with_holder};
 use crate::reference::{Id, Place, Tree};
 
 /// Most operations that are shown when a run fails.
@@ -63,6 +63,8 @@ pub struct Shape {
     pub descriptors_max: Option<u64>,
     /// Clients with a session each; one alone needs none.
     pub clients: usize,
+    /// The second flash tier is on a data server.
+    pub holder: bool,
 }
 
 impl Shape {
@@ -82,6 +84,7 @@ impl Shape {
             by_piece: rng.random_bool(0.5),
             descriptors_max: rng.random_bool(0.5).then(|| rng.random_range(0..8)),
             clients,
+            holder: rng.random_bool(0.4),
         }
     }
 
@@ -98,7 +101,10 @@ impl Shape {
     }
 
     fn settings(&self, scratch: &Scratch) -> Settings {
-        let mut settings = settings(scratch.path(), self.ssd_bytes);
+        let mut settings = match self.holder {
+            true => settings_with_holder(scratch.path(), self.ssd_bytes),
+            false => settings(scratch.path(), self.ssd_bytes),
+        };
         settings.dram_bytes = self.dram_bytes;
         settings.demotion.idle_after = self.idle_after;
         settings.wait_for_space = self.wait_for_space;

@@ -201,7 +201,7 @@ impl Check<'_> {
 /// Keeps the bytes of a record in the state folder.
 fn keep_record(integrity: &Integrity, key: &[u8], value: &[u8]) -> Result<(), Failure> {
     let dir = integrity.settings.state.join(LOST_FOUND);
-    crate::buffer::private::make_private(&dir)?;
+    forebay_tiers::make_private(&dir)?;
     let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
     let path = dir.join(format!("record-{hex}"));
     let mut options = std::fs::OpenOptions::new();

@@ -1,0 +1,39 @@
+//! The data servers of a cluster, as its metadata server reaches them.
+
+use std::sync::Arc;
+
+use forebay_holder::Redialing;
+use forebay_server::{HolderSetting, HolderWay};
+use forebay_wire::Key;
+use forebay_wire::net::{NetConfig, NetConnection};
+
+use super::config::{Cluster, Server};
+
+/// Sockets to each: copies and reads are under way at the same time.
+const LINKS: usize = 4;
+
+impl Cluster {
+    /// All data servers but `own`.
+    pub fn holders(&self, own: &Server, key: &Key) -> Vec<HolderSetting> {
+        let others = self.servers.iter();
+        let others = others.filter(|server| server.data && server.id != own.id);
+        others.map(|server| self.holder(server, key)).collect()
+    }
+
+    fn holder(&self, server: &Server, key: &Key) -> HolderSetting {
+        let config = NetConfig {
+            addresses: server.addresses.clone(),
+            links: LINKS,
+            encrypt: self.encrypt,
+            ..NetConfig::new(&self.name, key.clone())
+        };
+        let dial = move || NetConnection::connect(config.clone());
+        let way = Redialing::new(format!("server {}", server.id), Box::new(dial));
+        let addresses = server.addresses.iter();
+        HolderSetting {
+            server: server.id,
+            addresses: addresses.map(|one| one.ip().to_canonical()).collect(),
+            way: HolderWay(Arc::new(way)),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A data server: the node's own tiers, for one metadata server at a time.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_tiers::Tier;
+use forebay_types::{Errno, Handle};
+use forebay_wire::net::{ClientFacts, Guest, Host};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+
+use crate::service::DataSession;
+
+/// Who begins waits for what is under way in the session before for so long.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Opens the tiers of this node for the objects of an instance.
+pub type OpenTiers = dyn Fn([u8; 16]) -> io::Result<Vec<Arc<dyn Tier>>> + Send + Sync;
+
+/// The open tiers of a data server, by their numbers.
+pub(crate) type Tiers = Arc<[Arc<dyn Tier>]>;
+
+/// The sessions of one data server.
+pub struct DataServer {
+    boot: String,
+    epoch: u64,
+    /// Where metadata servers are; a Unix socket is this node's own user's.
+    metadata: Vec<IpAddr>,
+    open: Box<OpenTiers>,
+    tiers: Mutex<Option<Opened>>,
+    /// Whose turn it is.
+    turn: Mutex<Option<Turn>>,
+    next: AtomicU64,
+}
+
+/// Tiers that are open, and whose objects are in them.
+struct Opened {
+    instance: [u8; 16],
+    tiers: Tiers,
+}
+
+impl DataServer {
+    /// `boot` names this start of the node. Tiers get the numbers that are their places in what
+    /// `open` answers, which is asked when a metadata server has come first. One comes from an
+    /// address in `metadata`.
+    pub fn new(boot: String, metadata: Vec<IpAddr>, open: Box<OpenTiers>) -> Arc<DataServer> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let first = since.map_or(1, |since| since.as_nanos() as u64);
+        Arc::new(DataServer {
+            boot,
+            epoch: first,
+            metadata,
+            open,
+            tiers: Mutex::default(),
+            turn: Mutex::default(),
+            next: AtomicU64::new(first),
+        })
+    }
+
+    /// A session that has not begun.
+    pub fn session(self: &Arc<Self>) -> DataSession {
+        DataSession::new(self.clone())
+    }
+
+    pub(crate) fn boot(&self) -> &str {
+        &self.boot
+    }
+
+    pub(crate) fn next_handle(&self) -> Handle {
+        Handle(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Lets a session begin: the one before is over, and nothing of it runs any more.
+    pub(crate) fn begin(&self, instance: [u8; 16]) -> io::Result<(Turn, Tiers)> {
+        let tiers = self.tiers_of(instance)?;
+        let mut current = self.turn.lock();
+        if let Some(before) = &*current {
+            before.end()?;
+        }
+        let turn = Turn(Arc::new(RwLock::new(true)));
+        *current = Some(turn.clone());
+        Ok((turn, tiers))
+    }
+
+    fn tiers_of(&self, instance: [u8; 16]) -> io::Result<Tiers> {
+        let mut opened = self.tiers.lock();
+        if let Some(opened) = &*opened {
+            return match opened.instance == instance {
+                true => Ok(opened.tiers.clone()),
+                // Another burst buffer's objects would be taken for strays.
+                false => Err(Errno::EBUSY.into()),
+            };
+        }
+        let tiers: Tiers = (self.open)(instance)
+            .inspect_err(|error| tracing::error!("tiers: {error}"))?
+            .into();
+        *opened = Some(Opened {
+            instance,
+            tiers: tiers.clone(),
+        });
+        Ok(tiers)
+    }
+}
+
+/// The right of a session to do something.
+#[derive(Clone)]
+pub(crate) struct Turn(Arc<RwLock<bool>>);
+
+impl Turn {
+    /// Held for as long as a call runs; `None` once it is another session's turn.
+    pub fn take(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(self.0.read()).filter(|goes_on| **goes_on)
+    }
+
+    fn end(&self) -> io::Result<()> {
+        let mut goes_on = self.0.try_write_for(PATIENCE).ok_or(Errno::EBUSY)?;
+        *goes_on = false;
+        Ok(())
+    }
+}
+
+/// A [`DataServer`] on the network.
+pub struct DataHost(pub Arc<DataServer>);
+
+impl Host for DataHost {
+    fn epoch(&self) -> u64 {
+        self.0.epoch
+    }
+
+    fn begin(&self, facts: &ClientFacts) -> Result<Arc<dyn Guest>, Errno> {
+        let is_metadata = |address: IpAddr| self.0.metadata.contains(&address.to_canonical());
+        match facts.address {
+            Some(address) if !is_metadata(address.ip()) => {
+                tracing::warn!("{address} asks for objects, and is no metadata server");
+                Err(Errno::EACCES)
+            }
+            _ => Ok(Arc::new(self.0.session())),
+        }
+    }
+}
+
+impl Guest for DataSession {
+    fn end(&self) {
+        self.close_all();
+    }
+
+    fn open_files(&self) -> u64 {
+        self.open_objects() as u64
+    }
+}
