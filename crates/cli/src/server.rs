@@ -75,6 +75,7 @@ fn start(args: &ServerArgs, readiness: &mut Readiness) -> Result<Exit, Failure> 
         let own = (&cluster, &server, &key);
         return data::serve(own, plan, &command, args.detached, readiness);
     }
+    plan.settings.server = server.id;
     plan.settings.holders = cluster.holders(&server, &key);
     let front = Network {
         cluster,

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_tiers::{Allocate, Identity, Object, ObjectStat, Seek};
 use forebay_types::{Errno, SetTime, limits};
@@ -23,16 +23,13 @@ const TRIES: u32 = 3;
 /// Invariants:
 /// 1. Over the end of a session it is opened anew by its id. The data server begins a session only
 ///    when nothing of the one before is under way, so what is asked again does not meet itself.
-/// 2. What was written and not flushed when its node stopped is lost: every further call fails with
-///    `EIO`, whatever the tier has by then.
+/// 2. Once its node has stopped every call fails with `EIO`, whatever the tier has by then: what
+///    was not flushed is gone.
 pub struct RemoteObject {
     way: Arc<Way>,
     key: ObjectKey,
     how: ObjectUse,
     held: Mutex<Held>,
-    /// Changes that were asked for, and those of them that a flush has come after.
-    changes: AtomicU64,
-    flushed: AtomicU64,
     is_lost: AtomicBool,
 }
 
@@ -43,8 +40,6 @@ impl RemoteObject {
             key,
             how,
             held: Mutex::new(held),
-            changes: AtomicU64::new(0),
-            flushed: AtomicU64::new(0),
             is_lost: AtomicBool::new(false),
         }
     }
@@ -70,12 +65,6 @@ impl RemoteObject {
             }
             opened => opened?,
         };
-        let restarted = now.session.boot != held.session.boot;
-        if restarted && self.is_unflushed() {
-            self.way.close(&now);
-            self.lose("was written and not flushed when its node stopped");
-            return Err(Errno::EIO.into());
-        }
         *held = now;
         Ok(())
     }
@@ -137,14 +126,6 @@ impl RemoteObject {
             _ => Err(odd()),
         }
     }
-
-    fn note_change(&self) {
-        self.changes.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn is_unflushed(&self) -> bool {
-        self.flushed.load(Ordering::Acquire) < self.changes.load(Ordering::Acquire)
-    }
 }
 
 fn is_lost(errno: Errno) -> bool {
@@ -187,7 +168,6 @@ impl Object for RemoteObject {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> io::Result<usize> {
-        self.note_change();
         let mut done = 0;
         for part in data.chunks(limits::IO_BYTES_MAX) {
             let request = ObjectRequest::Write {
@@ -208,7 +188,6 @@ impl Object for RemoteObject {
     }
 
     fn append(&self, data: &[u8]) -> io::Result<(usize, u64)> {
-        self.note_change();
         // As much as goes at once: more would not be together.
         let part = &data[..data.len().min(limits::IO_BYTES_MAX)];
         match self.on(&ObjectRequest::Append, part, &mut [])? {
@@ -222,12 +201,10 @@ impl Object for RemoteObject {
     }
 
     fn set_len(&self, size: u64) -> io::Result<()> {
-        self.note_change();
         self.order(&ObjectRequest::SetLen { size })
     }
 
     fn allocate(&self, mode: Allocate, offset: u64, len: u64) -> io::Result<()> {
-        self.note_change();
         self.order(&ObjectRequest::Allocate {
             change: convert::change(mode),
             offset,
@@ -244,11 +221,7 @@ impl Object for RemoteObject {
     }
 
     fn sync(&self, data_only: bool) -> io::Result<()> {
-        // What is written from here on may not be flushed by this.
-        let before = self.changes.load(Ordering::Acquire);
-        self.order(&ObjectRequest::Sync { data_only })?;
-        self.flushed.fetch_max(before, Ordering::AcqRel);
-        Ok(())
+        self.order(&ObjectRequest::Sync { data_only })
     }
 
     fn stat(&self) -> io::Result<ObjectStat> {

@@ -1,6 +1,7 @@
 //! A connection to a data server that begins anew where its session is lost.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_types::Errno;
@@ -26,6 +27,8 @@ pub struct Redialing {
     dial: Box<Dial>,
     /// Held while somebody dials: the others want the same session.
     state: Mutex<State>,
+    /// For who does not want to wait for `state`.
+    answers: AtomicBool,
 }
 
 #[derive(Default)]
@@ -52,6 +55,7 @@ impl Redialing {
             name,
             dial,
             state: Mutex::default(),
+            answers: AtomicBool::new(true),
         }
     }
 
@@ -85,6 +89,7 @@ impl Redialing {
                 state.generation += 1;
                 state.session = Some(Arc::new(session));
                 state.failed = None;
+                self.answers.store(true, Ordering::Release);
                 tracing::info!("{} answers", self.name);
                 return;
             }
@@ -93,6 +98,7 @@ impl Redialing {
         if state.failed.is_none() {
             tracing::warn!("{} is waited for: {error}", self.name);
         }
+        self.answers.store(false, Ordering::Release);
         let now = Instant::now();
         state.failed = Some(Failed {
             first: state.failed.map_or(now, |failed| failed.first),
@@ -131,6 +137,10 @@ impl Connection for Redialing {
         let state = self.state.lock();
         // Without a session what is open is open no more.
         state.generation + u64::from(state.session.is_none())
+    }
+
+    fn is_answering(&self) -> bool {
+        self.answers.load(Ordering::Acquire)
     }
 
     fn hands_over_descriptors(&self) -> bool {

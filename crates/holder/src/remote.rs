@@ -1,7 +1,7 @@
 //! A metadata server's side: tiers whose objects are on another node.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use forebay_tiers::{Identity, IdentityError, Object, Space, Tier, TierKind};
 use forebay_types::{Errno, Handle, ObjectId, TierId, limits};
@@ -24,11 +24,10 @@ pub(crate) fn odd() -> io::Error {
     io::Error::from_raw_os_error(libc::EPROTO)
 }
 
-/// Which session, and which start of the node at its other end.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Which session that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Session {
     pub generation: u64,
-    pub boot: Arc<str>,
 }
 
 /// What is open there, and in which session.
@@ -43,6 +42,8 @@ pub(crate) struct Way {
     connection: Arc<dyn Connection>,
     instance: [u8; 16],
     session: Mutex<Option<Session>>,
+    /// The start of the node that was found first.
+    boot: OnceLock<String>,
     /// Handles that nobody needs any more: they travel together.
     closes: Mutex<Vec<Handle>>,
 }
@@ -78,7 +79,7 @@ impl Way {
     /// The session that calls go to now, and what is at its other end.
     pub fn session(&self) -> io::Result<Session> {
         let generation = self.connection.generation();
-        let known = self.session.lock().clone();
+        let known = *self.session.lock();
         match known.filter(|known| known.generation == generation) {
             Some(known) => Ok(known),
             None => Ok(self.introduce()?.0),
@@ -95,12 +96,16 @@ impl Way {
             let Response::Object(ObjectReply::Tiers { boot, tiers }) = begun.response else {
                 return Err(odd());
             };
+            // What was not flushed has gone with the node's memory. What is left is looked at by
+            // who starts anew, and meanwhile is not taken for what was written.
+            if *self.boot.get_or_init(|| boot.clone()) != boot {
+                return Err(Errno::EIO.into());
+            }
             // Else it may have answered in the one before, or in the one after.
             let generation = self.connection.generation();
             if before == generation {
-                let boot = boot.into();
-                let session = Session { generation, boot };
-                *self.session.lock() = Some(session.clone());
+                let session = Session { generation };
+                *self.session.lock() = Some(session);
                 return Ok((session, tiers));
             }
         }
@@ -158,6 +163,7 @@ impl RemoteTiers {
                 connection,
                 instance,
                 session: Mutex::default(),
+                boot: OnceLock::new(),
                 closes: Mutex::default(),
             }),
         }
@@ -179,15 +185,6 @@ impl RemoteTiers {
             },
         });
         Ok(tiers.collect())
-    }
-
-    /// How the kernel of the node calls the start of it that is there now: what memory held in
-    /// another one is gone.
-    ///
-    /// # Errors
-    /// The connection's.
-    pub fn boot(&self) -> io::Result<String> {
-        Ok(self.way.session()?.boot.to_string())
     }
 }
 
@@ -280,6 +277,10 @@ impl Tier for RemoteTier {
             }),
             _ => Err(odd()),
         }
+    }
+
+    fn boot(&self) -> Option<String> {
+        self.way.boot.get().cloned()
     }
 
     fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>> {

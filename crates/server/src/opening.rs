@@ -224,7 +224,7 @@ impl Scheduling {
         facts.save(ns).map_err(failed(WHAT))?;
         let fits = dedicated.check(capacity);
         fits.map_err(failed("[engine] share"))?;
-        let boot = Boot::look(ns, settings.boot_id.as_deref());
+        let boot = Boot::look(ns, settings.boot_id.as_deref(), tiers);
         Ok(Scheduling {
             started,
             dedicated,

@@ -496,7 +496,12 @@ impl Host for Sessions {
         let squash = self.squash.get().filter(|_| !facts.local).cloned();
         Ok(match facts.command {
             true => Arc::new(Command::of(self.common.server.clone(), squash.is_some())),
-            false => self.begin_as(facts.life, squash),
+            false => {
+                let session = self.begin_as(facts.life, squash);
+                let processes = &self.common.processes;
+                processes.note_address(session.node, facts.address);
+                session
+            }
         })
     }
 }

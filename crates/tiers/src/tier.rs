@@ -48,6 +48,12 @@ pub trait Tier: Send + Sync {
     /// Physical space of the file system below.
     fn space(&self) -> io::Result<Space>;
 
+    /// How the kernel of the node that it is on calls the present start of that node; `None`: it is
+    /// on this node.
+    fn boot(&self) -> Option<String> {
+        None
+    }
+
     /// Makes an empty object. `EEXIST` if the id is taken.
     fn create(&self, id: ObjectId, identity: &Identity) -> io::Result<Arc<dyn Object>>;
 

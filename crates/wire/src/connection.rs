@@ -143,6 +143,11 @@ pub trait Connection: Send + Sync {
     /// not sent yet then gets `EINTR`, where it may have to wait for long.
     fn give_up_by(&self, _is_given_up: fn() -> bool) {}
 
+    /// Whether the other side answers, as far as is known: who has a choice asks somebody else.
+    fn is_answering(&self) -> bool {
+        true
+    }
+
     /// Ends it: whoever waits for an answer gets `ENOTCONN`, where anybody may wait for long.
     fn close(&self) {}
 

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::io::Read;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,8 @@ pub struct Processes {
     known: Mutex<HashMap<u32, Known>>,
     /// By node.
     elsewhere: Mutex<HashMap<u32, HashMap<u32, Told>>>,
+    /// Where nodes are whose clients came over the network.
+    addresses: Mutex<HashMap<u32, IpAddr>>,
 }
 
 impl Processes {
@@ -74,9 +77,23 @@ impl Processes {
         }
     }
 
+    /// A node's client has come from there; `None`: by this node's own socket.
+    pub fn note_address(&self, node: u32, address: Option<SocketAddr>) {
+        if let Some(address) = address {
+            let ip = address.ip().to_canonical();
+            self.addresses.lock().insert(node, ip);
+        }
+    }
+
+    /// Where a node is; `None` if its client came by this node's own socket.
+    pub fn address_of(&self, node: u32) -> Option<IpAddr> {
+        self.addresses.lock().get(&node).copied()
+    }
+
     /// A node has gone.
     pub fn forget(&self, node: u32) {
         self.elsewhere.lock().remove(&node);
+        self.addresses.lock().remove(&node);
     }
 
     /// The job of a process. `None` if it has none, is gone, or may not be looked into: of another

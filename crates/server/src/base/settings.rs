@@ -213,6 +213,8 @@ pub struct Settings {
     pub dram_bytes: Option<u64>,
     /// Flash directories.
     pub ssd: Vec<SsdSetting>,
+    /// Id of this server in its cluster; 0 without one.
+    pub server: u16,
     /// Data servers on other nodes, whose tiers are this burst buffer's, too.
     pub holders: Vec<HolderSetting>,
     /// What fsync promises; `None`: `ssd` where there is a flash tier, else `pfs`.
@@ -258,6 +260,7 @@ impl Settings {
             state,
             dram_bytes: None,
             ssd: Vec::new(),
+            server: 0,
             holders: Vec::new(),
             durability: None,
             rules: Vec::new(),

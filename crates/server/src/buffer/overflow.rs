@@ -128,6 +128,7 @@ impl Overflow {
             tier: tier.clone(),
             kind,
             capacity_bytes: 0,
+            server: 0,
         };
         let open = Open {
             name,

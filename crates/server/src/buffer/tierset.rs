@@ -32,6 +32,8 @@ pub struct Slot {
     pub kind: TierKind,
     /// Capacity, bytes; 0 for the overflow, which has no limit of its own.
     pub capacity_bytes: u64,
+    /// The server that has it.
+    pub server: u16,
 }
 
 /// Between two tries to reach a data server.
@@ -112,6 +114,7 @@ impl TierSet {
                 tier: Arc::new(tier),
                 kind: TierKind::Dram,
                 capacity_bytes: size,
+                server: settings.server,
             });
         }
         for ssd in &settings.ssd {
@@ -123,7 +126,13 @@ impl TierSet {
                     known.len() - 1
                 });
             let (tier, capacity_bytes) = open_flash(at, ssd, instance)?;
-            self.put(at, Arc::new(tier), TierKind::Ssd, capacity_bytes)?;
+            self.put(
+                at,
+                Arc::new(tier),
+                TierKind::Ssd,
+                capacity_bytes,
+                settings.server,
+            )?;
         }
         for holder in &settings.holders {
             self.fill_from(holder, instance, known)?;
@@ -147,7 +156,7 @@ impl TierSet {
                 known.len() - 1
             });
             let (kind, capacity_bytes) = (tier.kind(), tier.capacity_bytes());
-            self.put(at, Arc::new(tier), kind, capacity_bytes)?;
+            self.put(at, Arc::new(tier), kind, capacity_bytes, holder.server)?;
         }
         Ok(())
     }
@@ -158,6 +167,7 @@ impl TierSet {
         tier: Arc<dyn Tier>,
         kind: TierKind,
         capacity_bytes: u64,
+        server: u16,
     ) -> io::Result<()> {
         let id = FIRST_SSD as usize + at;
         if at >= SSDS_MAX {
@@ -169,6 +179,7 @@ impl TierSet {
             tier,
             kind,
             capacity_bytes,
+            server,
         });
         Ok(())
     }

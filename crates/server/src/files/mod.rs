@@ -10,6 +10,7 @@ pub(crate) mod fsync;
 pub(crate) mod garbage;
 pub(crate) mod guard;
 pub(crate) mod handed;
+pub(crate) mod home;
 pub(crate) mod inplace;
 pub(crate) mod io;
 pub(crate) mod losses;

@@ -17,6 +17,7 @@ use crate::buffer::opens::{Before, Claim, OpenFile, Target};
 use crate::files::Files;
 use crate::files::change::stale_if_gone;
 use crate::files::handed::{Handed, Local, OpenResult, hand_over, opened};
+use crate::files::home::{Origin, hash_of};
 use crate::integrity::atrest::Purpose;
 
 /// Facts of an object about to be created.
@@ -153,7 +154,11 @@ impl Files {
             durability: self.catalog.durability_of(path),
             series_fsyncs: expected.fsyncs,
         };
-        let tier = self.place_checkpoint(&identity, &new)?;
+        let origin = Origin {
+            writer: Some(process),
+            name_hash: hash_of(path),
+        };
+        let tier = self.place_checkpoint(&identity, origin, &new)?;
         Ok(Foreseen {
             identity,
             bytes: expected.bytes,

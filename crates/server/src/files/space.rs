@@ -21,6 +21,7 @@ use crate::base::failure::Failure;
 use crate::buffer::ledger::Refused;
 use crate::buffer::opens::{OpenFile, Target};
 use crate::files::Files;
+use crate::files::home::Origin;
 use crate::files::mover::Move;
 
 /// A writer that waits for space looks again after this long even if nobody woke it.
@@ -37,14 +38,15 @@ pub enum Room {
 
 impl Files {
     /// The tier with room for a file, made by eviction where that is enough.
-    pub fn find_room(&self, file: &NewFile) -> Option<TierId> {
+    pub fn find_room(&self, origin: Origin, file: &NewFile) -> Option<TierId> {
         for _ in 0..2 {
-            match choose_tier(&self.buffer.ledger().spaces(), file) {
+            let spaces = self.spaces_for(origin, file);
+            match choose_tier(&spaces, file) {
                 Placement::Tier(index) => return Some(TierId(index as u8)),
                 Placement::Pfs => return None,
                 Placement::Wait => {
                     let wanted = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
-                    if !self.evict_somewhere(wanted) {
+                    if !self.evict_in(&spaces, wanted) {
                         return None;
                     }
                 }
@@ -55,17 +57,17 @@ impl Files {
 
     /// The tier for a new file. Where none has room, but demotion will make some, it is created in
     /// a tier all the same and its writes wait there ([`Files::admit`]); else the overflow.
-    pub fn place_new(&self, file: &NewFile) -> Result<TierId, Failure> {
-        if let Some(tier) = self.find_room(file) {
+    pub fn place_new(&self, origin: Origin, file: &NewFile) -> Result<TierId, Failure> {
+        if let Some(tier) = self.find_room(origin, file) {
             return Ok(tier);
         }
         self.buffer.queue().hurry();
         let frees = self.drain.can_drain_for(Ino::ROOT) || self.has_garbage();
         let waits = !self.settings.wait_for_space.is_zero() && frees;
-        match waiting_tier(&self.buffer.ledger().spaces(), file) {
+        match waiting_tier(&self.spaces_for(origin, file), file) {
             Some(index) if waits => Ok(TierId(index as u8)),
             // What was on its way to the PFS at the first look has arrived there, perhaps.
-            _ => match self.find_room(file) {
+            _ => match self.find_room(origin, file) {
                 Some(tier) => Ok(tier),
                 None => self.overflow(),
             },
@@ -81,7 +83,12 @@ impl Files {
     /// The tier for a new file of an application. The file goes straight to the PFS where its
     /// application has no share, or where the burst buffer would have to make room and the file is
     /// colder than what is there.
-    pub fn place_checkpoint(&self, identity: &Identity, file: &NewFile) -> Result<TierId, Failure> {
+    pub fn place_checkpoint(
+        &self,
+        identity: &Identity,
+        origin: Origin,
+        file: &NewFile,
+    ) -> Result<TierId, Failure> {
         let bytes = file.predicted_bytes.unwrap_or(SPACE_UNIT_BYTES);
         if !self.plan.has_share(&identity.application, bytes) {
             return Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?);
@@ -104,21 +111,19 @@ impl Files {
                 return Ok(self.buffer.tiers().need_overflow(self.ns.pfs())?);
             }
         }
-        self.place_new(file)
+        self.place_new(origin, file)
     }
 
     /// Evicts clean copies from whichever tier has some; whether anything was freed.
     pub fn evict_somewhere(&self, wanted_bytes: u64) -> bool {
-        let tiers: Vec<TierId> = self
-            .buffer
-            .ledger()
-            .spaces()
-            .iter()
-            .map(|t| TierId(t.index as u8))
-            .collect();
-        tiers
-            .into_iter()
-            .any(|tier| self.make_space(tier, wanted_bytes) > 0)
+        self.evict_in(&self.buffer.ledger().spaces(), wanted_bytes)
+    }
+
+    /// The same of some tiers.
+    fn evict_in(&self, spaces: &[TierSpace], wanted_bytes: u64) -> bool {
+        let tiers = spaces.iter().map(|space| TierId(space.index as u8));
+        let mut freed = tiers.map(|tier| self.make_space(tier, wanted_bytes));
+        freed.any(|bytes| bytes > 0)
     }
 
     /// Removes what has no name any more, then evicts clean copies from a tier until `wanted_bytes`

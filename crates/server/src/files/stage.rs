@@ -10,6 +10,7 @@ use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::files::Files;
+use crate::files::home::{Origin, hash_of};
 use crate::files::mover::Move;
 use crate::files::open::stale_if_taken;
 use crate::integrity::atrest::Purpose;
@@ -54,10 +55,14 @@ impl Files {
             durability: self.catalog.durability_of(&path),
             series_fsyncs: false,
         };
+        let origin = Origin {
+            writer: None,
+            name_hash: hash_of(&path),
+        };
         let tier = match empty {
-            true => self.place_new(&new)?,
+            true => self.place_new(origin, &new)?,
             // A copy that is not needed yet waits for nobody's space.
-            false => self.find_room(&new).ok_or(Errno::ENOSPC)?,
+            false => self.find_room(origin, &new).ok_or(Errno::ENOSPC)?,
         };
         let object_id = self.ns.new_object()?;
         self.buffer.arrive(object_id, tier, 0, empty);

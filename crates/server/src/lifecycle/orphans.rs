@@ -161,7 +161,7 @@ impl Lifecycle {
         if identity.shadow || identity.object != object || identity.instance != self.ns.instance() {
             return Ok(None);
         }
-        let may_be_torn = self.boot.may_have_torn(self.buffer.tiers().kind(tier));
+        let may_be_torn = self.boot.may_have_torn(self.buffer.tiers().get(tier));
         let adopted = self.ns.adopt(identity, tier, may_be_torn);
         let taken_over = adopted.map_err(Failure::from).and_then(|adopted| {
             if let Adopted::File(file) = &adopted {

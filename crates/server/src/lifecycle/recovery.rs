@@ -268,7 +268,7 @@ impl Lifecycle {
             is_sealed: residency.crc.is_some(),
             is_writing: residency.writing,
             has_older: residency.published.is_some(),
-            may_be_torn: self.boot.may_have_torn(self.buffer.tiers().kind(tier)),
+            may_be_torn: self.boot.may_have_torn(self.buffer.tiers().get(tier)),
         };
         (state.is_dirty(), found)
     }

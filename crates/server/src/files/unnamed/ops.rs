@@ -13,6 +13,7 @@ use super::UNNAMED;
 use crate::base::failure::Failure;
 use crate::buffer::opens::Target;
 use crate::files::Files;
+use crate::files::home::Origin;
 use crate::files::losses::names::Had;
 use crate::files::open::born_at;
 
@@ -37,7 +38,11 @@ impl Files {
             durability: self.catalog.durability_of(&path),
             series_fsyncs: false,
         };
-        let wanted = self.place_checkpoint(&series, &kind)?;
+        let origin = Origin {
+            writer: Some(cred.process),
+            name_hash: 0,
+        };
+        let wanted = self.place_checkpoint(&series, origin, &kind)?;
         let object_id = self.ns.new_object()?;
         let carried = self.identity_of_unnamed(object_id, perm, cred.uid, gid);
         self.make_way();
