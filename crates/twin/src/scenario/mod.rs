@@ -2,12 +2,14 @@
 //! `docs/twin.md` describes every key.
 
 mod dist;
+mod nodes;
 mod parse;
 mod read;
 #[cfg(test)]
 mod tests;
 
 pub use dist::Dist;
+pub use nodes::{NodeSpec, Nodes};
 pub use parse::{MAX_APPLICATIONS, MAX_NODES};
 pub use read::{Override, ScenarioError};
 
@@ -32,8 +34,10 @@ pub struct Scenario {
     pub version_aware: bool,
     /// Whether cold checkpoints go straight to the PFS.
     pub direct: bool,
-    /// The burst buffer.
+    /// The burst buffer; with `nodes` all of them together.
     pub bb: BurstBuffer,
+    /// Where it is of several data servers, these one by one.
+    pub nodes: Option<Nodes>,
     /// What is behind it.
     pub pfs: Pfs,
     /// The planning window.

@@ -8,10 +8,11 @@ use forebay_policy::plan::DrainPolicy;
 use forebay_policy::trigger::DEFAULT_IDLE_S;
 use toml::de::DeTable;
 
+use super::nodes::nodes;
 use super::read::{Document, Section};
 use super::{
-    Application, Arrivals, Assume, BurstBuffer, Dist, FailureMode, Failures, Override, Pattern,
-    Pfs, Planning, Scenario, ScenarioError,
+    Application, Arrivals, Assume, BurstBuffer, Dist, FailureMode, Failures, Nodes, Override,
+    Pattern, Pfs, Planning, Scenario, ScenarioError,
 };
 
 /// More applications than any machine runs at a time; each takes about 1 KiB.
@@ -69,7 +70,11 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
     })?;
     let top = Section::new(&document, "", Some(root.get_ref()), None);
     let bb_section = top.section("bb")?;
-    let bb = burst_buffer(&bb_section)?;
+    let device = burst_buffer(&bb_section)?;
+    let nodes_section = top.section("nodes")?;
+    let node_sections = top.sections("node")?;
+    let nodes = nodes(&nodes_section, &node_sections, &bb_section, &device)?;
+    let bb = nodes.as_ref().map_or(device, Nodes::together);
     let pfs_section = top.section("pfs")?;
     let plan_section = top.section("plan")?;
     let arrivals_section = top.section("arrivals")?;
@@ -77,9 +82,11 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
     let assume_section = top.section("assume")?;
     let plan = planning(&plan_section)?;
     let mut application_sections = top.sections("application")?;
+    // Parts of a checkpoint may be more than nodes where writers choose the node of each.
+    let stripe_max = nodes.as_ref().map_or(u64::from(bb.nodes), |_| MAX_NODES);
     let mut applications = Vec::with_capacity(application_sections.len());
     for (index, section) in application_sections.iter_mut().enumerate() {
-        applications.push(application(section, index, &bb, &plan)?);
+        applications.push(application(section, index, stripe_max, &plan)?);
     }
     let scenario = Scenario {
         name: top.text("name")?.unwrap_or_else(|| "scenario".into()),
@@ -91,8 +98,9 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
             .unwrap_or_default(),
         version_aware: top.boolean("version_aware")?.unwrap_or(true),
         direct: top.boolean("direct_checkpoint")?.unwrap_or(false),
-        pfs: pfs(&pfs_section, &bb)?,
+        pfs: pfs(&pfs_section, &device)?,
         bb,
+        nodes,
         plan,
         arrivals: Arrivals {
             pattern: arrivals_section.word("pattern")?.unwrap_or(Pattern::Random),
@@ -113,9 +121,11 @@ pub(super) fn parse(text: &str, overrides: &[Override]) -> Result<Scenario, Scen
         &arrivals_section,
         &failures_section,
         &assume_section,
+        &nodes_section,
     ]
     .into_iter()
     .chain(&application_sections)
+    .chain(&node_sections)
     {
         section.finish()?;
     }
@@ -188,7 +198,7 @@ fn failures(section: &Section<'_>) -> Result<Failures, ScenarioError> {
 fn application(
     section: &mut Section<'_>,
     index: usize,
-    bb: &BurstBuffer,
+    stripe_max: u64,
     plan: &Planning,
 ) -> Result<Application, ScenarioError> {
     let name = section.text("name")?;
@@ -209,9 +219,7 @@ fn application(
         start: dist("start", 0.0)?,
         runtime_s: section.seconds("runtime")?.unwrap_or(f64::INFINITY),
         link_bytes_per_s: section.rate("bandwidth")?.unwrap_or(f64::INFINITY),
-        stripe: section
-            .count("stripe", 1, u64::from(bb.nodes))?
-            .unwrap_or(1) as u32,
+        stripe: section.count("stripe", 1, stripe_max)?.unwrap_or(1) as u32,
         stage_in_bytes: section.size("stage_in")?.unwrap_or(0),
         dedicated_bytes: section.size("dedicated")?.unwrap_or(checkpoint_bytes),
         name,
@@ -231,8 +239,10 @@ fn application(
 
 /// The rates must be positive and in order; each is named with its line.
 fn check_rates(scenario: &Scenario, section: &Section<'_>) -> Result<(), ScenarioError> {
-    use forebay_policy::plan::PlanError;
     let bb = &scenario.bb;
+    if let Some(nodes) = &scenario.nodes {
+        return check_nodes(scenario, nodes, section);
+    }
     if scenario.node_capacity_bytes() == 0 {
         let why = format!(
             "must be at least a byte on each of {} nodes, not {}",
@@ -247,8 +257,35 @@ fn check_rates(scenario: &Scenario, section: &Section<'_>) -> Result<(), Scenari
             false => Err(section.error("read", section.line_of("read"), "must be a positive rate")),
         };
     };
+    Err(bad_plan(section, &error))
+}
+
+/// As [`check_rates`], of one node's figures.
+fn check_nodes(
+    scenario: &Scenario,
+    nodes: &Nodes,
+    section: &Section<'_>,
+) -> Result<(), ScenarioError> {
+    if scenario.policy == DrainPolicy::Dedicated && nodes.all.len() > 1 {
+        let why = "dedicated is modelled without [nodes], or with one node";
+        return Err(section.error("nodes", None, why));
+    }
+    let bb = &nodes.device;
+    let device = forebay_policy::engine::Bandwidths {
+        bw_max_bytes_per_s: bb.bw_max_bytes_per_s,
+        bw_min_bytes_per_s: bb.bw_min_bytes_per_s,
+        br_max_bytes_per_s: bb.br_max_bytes_per_s,
+        br_min_bytes_per_s: bb.br_min_bytes_per_s,
+    };
+    let input = device.input(1.0, 0.0, scenario.plan.period_s);
+    input.check().map_err(|error| bad_plan(section, &error))
+}
+
+/// The key of `[bb]` that an error is about, with its line.
+fn bad_plan(section: &Section<'_>, error: &forebay_policy::plan::PlanError) -> ScenarioError {
+    use forebay_policy::plan::PlanError;
     let key = match error {
-        PlanError::NotPositive { name, .. } | PlanError::Negative { name, .. } => match name {
+        PlanError::NotPositive { name, .. } | PlanError::Negative { name, .. } => match *name {
             "Bwmax" => "bw_max",
             "Bwmin" => "bw_min",
             "Brmax" => "br_max",
@@ -259,7 +296,7 @@ fn check_rates(scenario: &Scenario, section: &Section<'_>) -> Result<(), Scenari
         PlanError::ReadBandwidths { .. } => "br_min",
         PlanError::Overflow { .. } => "capacity",
     };
-    Err(section.error(key, section.line_of(key), error.to_string()))
+    section.error(key, section.line_of(key), error.to_string())
 }
 
 /// Refuses a load that the burst buffer cannot take: the queue would grow without end.
@@ -282,6 +319,11 @@ fn check_load(
     if scenario.application_count() > MAX_APPLICATIONS {
         let why = format!("more than {MAX_APPLICATIONS} applications");
         return Err(top.error("application", sections[0].line_of("count"), why));
+    }
+    // How many nodes are enough is what such a scenario asks: too few make checkpoints late, and
+    // nothing more.
+    if scenario.nodes.is_some() {
+        return Ok(());
     }
     let mut total_bytes_per_s = 0.0;
     for (application, section) in scenario.applications.iter().zip(sections) {

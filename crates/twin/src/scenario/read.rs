@@ -183,6 +183,13 @@ impl<'a> Section<'a> {
         self.aliases.push(alias);
     }
 
+    /// Whether the command line sets a key of this table.
+    pub fn is_overridden(&self) -> bool {
+        let prefix = format!("{}.", self.name);
+        let mut all = self.document.overrides.iter();
+        all.any(|o| o.key.starts_with(&prefix))
+    }
+
     fn ask(&self, key: &str) {
         self.asked.borrow_mut().insert(key.into());
     }
@@ -372,6 +379,13 @@ impl<'a> Section<'a> {
     /// A list of seconds.
     pub fn seconds_list(&self, key: &str) -> Result<Option<Vec<f64>>, ScenarioError> {
         self.ask(key);
+        if let Some(text) = self.document.replaced(&[self.full(key)], key) {
+            let parts = text
+                .split(',')
+                .map(|part| seconds(&Raw::Text(part.trim().into())));
+            let list: Result<Vec<f64>, String> = parts.collect();
+            return list.map(Some).map_err(|why| self.error(key, None, why));
+        }
         let Some(value) = self.table.and_then(|t| t.get(key)) else {
             return Ok(None);
         };

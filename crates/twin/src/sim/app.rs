@@ -25,6 +25,11 @@ pub(super) struct App {
     pub newest: Option<u64>,
     /// When the newest version was complete; before the first, when the application started.
     pub newest_s: f64,
+    /// The newest version that is on the PFS as a whole, and when it was complete; kept where nodes
+    /// fail.
+    pub safe: Option<(u64, f64)>,
+    /// Of versions under way to the PFS: how many parts are there, and when each was complete.
+    pub on_pfs: SmallVec<[OnPfs; 2]>,
     pub tracker: VersionTracker,
     /// Parts in the burst buffer, in the order in which they were begun.
     pub parts: SmallVec<[PartId; 4]>,
@@ -37,6 +42,15 @@ pub(super) struct App {
     pub has_ended: bool,
 }
 
+/// A version on its way to the PFS.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OnPfs {
+    pub version: u64,
+    pub parts: u32,
+    /// When the application had written it; infinite before.
+    pub complete_s: f64,
+}
+
 /// A checkpoint or a restart under way.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Phase {
@@ -47,4 +61,6 @@ pub(super) struct Phase {
     pub parts_left: u32,
     pub stall_s: f64,
     pub is_direct: bool,
+    /// A restart after the failure of a node, not of the application.
+    pub by_node: bool,
 }

@@ -21,6 +21,12 @@ pub(super) enum Event {
     Draw,
     /// The state is noted for the figures.
     Sample,
+    /// Holders report, and are lent shares of Brmax.
+    Report,
+    /// A data server fails; `None`: one drawn at random.
+    NodeFails(Option<u32>),
+    /// A data server is back.
+    NodeIsBack(u32),
 }
 
 #[derive(Debug, Clone, Copy)]

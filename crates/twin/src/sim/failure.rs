@@ -5,9 +5,10 @@ use forebay_policy::mtbf::on_restart;
 use super::Sim;
 use super::app::Phase;
 use super::event::Event;
-use super::node::{Access, Request};
+use super::node::{Access, Request, Worker};
 use super::part::State;
 use super::pfs::{PfsOperation, Purpose};
+use crate::scenario::FailureMode;
 
 impl Sim<'_> {
     pub(super) fn plan_failure(&mut self, app: u32) {
@@ -30,14 +31,24 @@ impl Sim<'_> {
     /// Counts a restart, learns from it, and says whether the burst buffer had all of the newest
     /// checkpoint; `None` without a complete one.
     fn count_restart(&mut self, app: u32) -> Option<bool> {
-        let now_s = self.now_s;
         let newest = self.apps[app as usize].newest?;
+        if self.scenario.nodes.is_some() {
+            return Some(self.count_restart_of_parts(app, newest));
+        }
         let stripe = self.nodes_of(app).len();
         let parts = self.apps[app as usize].parts.clone();
         let whole = parts
             .iter()
             .filter(|id| self.parts[**id].version == newest && self.parts[**id].is_whole());
         let is_hit = whole.count() == stripe;
+        self.learn_from_restart(app, newest, is_hit);
+        Some(is_hit)
+    }
+
+    /// What the burst buffer makes of a restart.
+    pub(super) fn learn_from_restart(&mut self, app: u32, newest: u64, is_hit: bool) {
+        let now_s = self.now_s;
+        let parts = self.apps[app as usize].parts.clone();
         self.outcome.restarts += 1;
         self.outcome.hits += u64::from(is_hit);
         for id in &parts {
@@ -49,7 +60,6 @@ impl Sim<'_> {
             self.learn_mtbf(app);
         }
         self.apps[app as usize].last_restart_s = now_s;
-        Some(is_hit)
     }
 
     /// A read moves a part in the order of the least recently used.
@@ -63,7 +73,7 @@ impl Sim<'_> {
         let queue = match part.state {
             State::Dirty => &mut node.dirty_queue,
             State::Clean => &mut node.clean_queue,
-            State::Demoting | State::Writing => return,
+            State::Demoting | State::Writing | State::Second => return,
         };
         if queue.remove(&before) {
             queue.insert(&after);
@@ -76,7 +86,7 @@ impl Sim<'_> {
             a.known_mtbf_s,
             on_restart(a.known_mtbf_s, self.now_s, a.last_restart_s),
         );
-        for node in self.nodes_of(app) {
+        for node in self.nodes_used(app) {
             let n = &mut self.nodes[node];
             n.dirty_queue.rerank(u64::from(app), new_s);
             n.clean_queue.rerank(u64::from(app), new_s);
@@ -100,18 +110,25 @@ impl Sim<'_> {
 
     /// [`crate::scenario::FailureMode::Process`]: what the application was writing is lost. It
     /// reads its newest checkpoint and goes on.
-    pub(super) fn fail(&mut self, app: u32) {
+    pub(super) fn fail(&mut self, app: u32, by_node: bool) {
         let now_s = self.now_s;
         let a = &self.apps[app as usize];
         if a.has_ended || now_s > a.end_s {
             return;
         }
+        // Its own next failure is planned when it has come back from the one before.
+        let was_own = a.phase.is_some_and(|p| p.is_read && !p.by_node);
+        let by_node = by_node && !was_own;
         self.abort_phase(app);
         let a = &mut self.apps[app as usize];
         self.outcome.lost_work_s += now_s - a.newest_s;
         a.attempt += 1;
         a.failures += 1;
         let attempt = a.attempt;
+        if self.scenario.nodes.is_some() {
+            self.read_parts(app, by_node);
+            return;
+        }
         let nodes = self.nodes_of(app);
         let hit = self.count_restart(app);
         self.apps[app as usize].phase = Some(Phase {
@@ -125,6 +142,7 @@ impl Sim<'_> {
             },
             stall_s: 0.0,
             is_direct: false,
+            by_node,
         });
         let kind = &self.scenario.applications[self.apps[app as usize].kind as usize];
         let bytes = kind.checkpoint_bytes;
@@ -138,6 +156,9 @@ impl Sim<'_> {
                         bytes: (bytes / nodes.len() as u64).max(1),
                         is_read: true,
                         since_s: now_s,
+                        slot: 0,
+                        is_second: false,
+                        moved: None,
                     };
                     self.enqueue(*node, request);
                     self.touched.push(*node);
@@ -156,18 +177,22 @@ impl Sim<'_> {
 
     /// Ends what the application was doing, and removes what it has written of an incomplete
     /// version.
-    fn abort_phase(&mut self, app: u32) {
+    pub(super) fn abort_phase(&mut self, app: u32) {
         let Some(phase) = self.apps[app as usize].phase.take() else {
             return;
         };
         self.pfs_abort(app);
-        for node in self.nodes_of(app) {
+        for node in self.nodes_used(app) {
             self.advance(node);
-            while let Some(worker) = self.nodes[node].workers.iter().position(|w| w.app == app) {
+            let is_its = |w: &Worker| w.app == app && !matches!(w.access, Access::Copy(_));
+            while let Some(worker) = self.nodes[node].workers.iter().position(is_its) {
                 let w = self.nodes[node].workers.swap_remove(worker);
+                self.way_ends(node, w.way);
                 let class = match w.access {
                     Access::Read => forebay_policy::schedule::Class::Restart,
-                    Access::Write(_) => forebay_policy::schedule::Class::Checkpoint,
+                    Access::Write(_) | Access::Second(_) | Access::Copy(_) => {
+                        forebay_policy::schedule::Class::Checkpoint
+                    }
                 };
                 if class == forebay_policy::schedule::Class::Restart
                     || self.nodes[node].shares.is_none()
@@ -189,12 +214,15 @@ impl Sim<'_> {
             .filter(|id| self.parts[*id].version == a.version)
             .collect();
         for id in incomplete {
-            self.drop_part(id);
+            // With a first copy its second has gone.
+            if self.apps[app as usize].parts.contains(&id) {
+                self.drop_part(id);
+            }
         }
     }
 
     /// The application has read its checkpoint and computes again.
-    pub(super) fn end_restart(&mut self, app: u32) {
+    pub(super) fn end_restart(&mut self, app: u32, by_node: bool) {
         let now_s = self.now_s;
         let a = &mut self.apps[app as usize];
         let kind = &self.scenario.applications[a.kind as usize];
@@ -204,6 +232,8 @@ impl Sim<'_> {
         if due_s <= end_s {
             self.calendar.plan(due_s, Event::Checkpoint(app, failures));
         }
-        self.plan_failure(app);
+        if self.scenario.failures.mode == FailureMode::Process && !by_node {
+            self.plan_failure(app);
+        }
     }
 }

@@ -5,7 +5,7 @@ use forebay_policy::plan::Plan;
 use forebay_policy::throttle::{DemotionPace, Load, pace};
 
 use super::node::Access;
-use super::part::State;
+use super::part::{Role, State};
 use super::{MIN_STEP_S, Sim};
 
 /// A ramp of the plan is walked in so many steps. Rates are linear in time there, so a step runs at
@@ -42,20 +42,21 @@ impl Sim<'_> {
         // What was there before the step is demoted first: a writer in a full burst buffer gets its
         // space.
         demote -= self.demote(node, demote);
-        let before = self.nodes[node].dirty;
+        let mut written = 0;
         for worker in 0..self.nodes[node].workers.len() {
-            self.work(node, worker, dt, is_end);
+            written += self.work(node, worker, dt, is_end);
         }
-        let written = self.nodes[node].dirty.saturating_sub(before);
         if demote < u64::MAX / 2 {
             self.demote(node, demote);
         }
         let n = &mut self.nodes[node];
         if written > 0 {
             n.meter.on_write(written, begun_s);
+            n.written += written;
         }
         debug_assert!(n.dirty + n.clean <= n.capacity);
         let used = n.dirty + n.clean;
+        n.peak = n.peak.max(used);
         self.outcome.max_used_bytes = self.outcome.max_used_bytes.max(used);
         self.outcome.max_dirty_bytes = self.outcome.max_dirty_bytes.max(n.dirty);
     }
@@ -75,6 +76,7 @@ impl Sim<'_> {
         part.demoted += moved;
         n.dirty -= moved;
         n.clean += moved;
+        n.drained += moved;
         self.outcome.demoted_bytes += moved;
         moved
     }
@@ -85,7 +87,9 @@ impl Sim<'_> {
         !self.scenario.assume.whole_files || self.nodes[node].is_full()
     }
 
-    fn work(&mut self, node: usize, worker: usize, dt: f64, is_end: bool) {
+    /// Moves the bytes of a worker. Returns those that an application wrote: second copies are not
+    /// written again by anybody.
+    fn work(&mut self, node: usize, worker: usize, dt: f64, is_end: bool) -> u64 {
         let n = &mut self.nodes[node];
         let is_last = is_end && n.ends_worker == Some(worker);
         let stall_s = dt * n.stall_share;
@@ -97,19 +101,35 @@ impl Sim<'_> {
             bytes = w.remaining;
         }
         bytes = bytes.min(w.remaining);
-        let Access::Write(id) = w.access else {
+        let Some(id) = w.access.part() else {
             w.remaining -= bytes;
-            return;
+            return 0;
         };
         w.stall_s += stall_s;
-        if self.nodes[node].free() < bytes {
+        let role = self.parts[id].role;
+        if role != Role::Restart && self.nodes[node].free() < bytes {
             self.make_room(node, bytes);
         }
         let n = &mut self.nodes[node];
         bytes = bytes.min(n.free());
         n.workers[worker].remaining -= bytes;
-        n.dirty += bytes;
         self.parts[id].written += bytes;
+        match role {
+            Role::First => n.dirty += bytes,
+            Role::Second => {
+                n.dirty += bytes;
+                n.seconds += bytes;
+            }
+            // What it is a copy of is on the PFS.
+            Role::Restart => {
+                n.clean += bytes;
+                self.parts[id].demoted += bytes;
+            }
+        }
+        match role {
+            Role::First => bytes,
+            Role::Second | Role::Restart => 0,
+        }
     }
 
     fn end_what_is_done(&mut self, node: usize) {
@@ -130,35 +150,27 @@ impl Sim<'_> {
 
     /// Gives turns, chooses a victim and sets rates until something changes.
     fn replan(&mut self, node: usize) {
+        if !self.nodes[node].is_up {
+            self.leave_pfs(node);
+            self.nodes[node].demotion_rate = 0.0;
+            self.node_next_s[node] = f64::INFINITY;
+            return;
+        }
         self.give_turns(node);
-        self.update_plan(node);
+        if !self.is_lent() {
+            self.update_plan(node);
+        }
         let has_writers = self.nodes[node].writers().next().is_some();
-        if has_writers && self.nodes[node].free() < self.nodes[node].unit() {
+        let needs_room = self.nodes[node].fillers().next().is_some();
+        if needs_room && self.nodes[node].free() < self.nodes[node].unit() {
+            self.end_restart_copies(node);
             let unit = self.nodes[node].unit();
             self.make_room(node, unit);
         }
         let (limit, demotion_cap) = self.pace(node, has_writers);
         let demotion = self.set_demotion(node, demotion_cap, has_writers);
-        let scenario = self.scenario;
-        let nodes = f64::from(scenario.bb.nodes);
+        let mut total = self.set_rates(node, limit, demotion);
         let n = &mut self.nodes[node];
-        let bw_max = scenario.bb.bw_max_bytes_per_s / nodes;
-        let physical = n.line.map_or(bw_max, |line| line.write_beside(demotion));
-        let writing = physical.min(limit).min(bw_max);
-        let writers = n.writers().count();
-        let readers = n.workers.len() - writers;
-        let reading = scenario.bb.read_bytes_per_s / nodes / readers.max(1) as f64;
-        let (mut total, apps) = (0.0, &self.apps);
-        for w in &mut n.workers {
-            let link = scenario.applications[apps[w.app as usize].kind as usize].link_bytes_per_s;
-            w.rate = match w.access {
-                Access::Write(_) => (writing / writers as f64).min(link),
-                Access::Read => reading.min(link),
-            };
-            if matches!(w.access, Access::Write(_)) {
-                total += w.rate;
-            }
-        }
         n.stall_share = 0.0;
         let is_full = n.is_full() && n.shares.is_none();
         if is_full && total > demotion {
@@ -166,15 +178,48 @@ impl Sim<'_> {
             n.stall_share = 1.0 - share;
             n.workers
                 .iter_mut()
-                .filter(|w| matches!(w.access, Access::Write(_)))
+                .filter(|w| w.access.part().is_some())
                 .for_each(|w| w.rate *= share);
             total = demotion;
+            self.ask_when_full(node);
         }
+        let n = &mut self.nodes[node];
         // Only what is being written can be demoted, so no faster than it is written.
         if n.demoting.is_none() && n.demotion_rate > total {
             n.demotion_rate = total;
         }
         self.end_of_step(node, total, is_full);
+    }
+
+    /// Sets the rates of all workers of a node. Returns that of those that need space.
+    fn set_rates(&mut self, node: usize, limit: f64, demotion: f64) -> f64 {
+        let scenario = self.scenario;
+        let n = &mut self.nodes[node];
+        let bw_max = n.input.bw_max_bytes_per_s;
+        let physical = n.line.map_or(bw_max, |line| line.write_beside(demotion));
+        let writing = physical.min(limit).min(bw_max);
+        let writers = n.fillers().count();
+        let readers = n.workers.len() - writers;
+        let reading = n.read_bytes_per_s / readers.max(1) as f64;
+        let (mut total, apps) = (0.0, &self.apps);
+        for w in &mut n.workers {
+            let link = scenario.applications[apps[w.app as usize].kind as usize].link_bytes_per_s;
+            let way = w.way.map_or(f64::INFINITY, |way| self.fleet.way_share(way));
+            w.rate = match w.access {
+                Access::Write(_) | Access::Second(_) => {
+                    (writing / writers as f64).min(link).min(way)
+                }
+                Access::Read => reading.min(link).min(way),
+                Access::Copy(part) => {
+                    let network = self.fleet.copy_network(self.parts[part].role);
+                    (writing / writers as f64).min(network).min(way)
+                }
+            };
+            if w.access.part().is_some() {
+                total += w.rate;
+            }
+        }
+        total
     }
 
     fn end_of_step(&mut self, node: usize, total: f64, is_full: bool) {
@@ -208,7 +253,7 @@ impl Sim<'_> {
             cut |= bound(free as f64 / total);
         }
         if total > 0.0
-            && let Some(plan) = &n.plan
+            && let Some(plan) = n.plan.as_ref().filter(|_| !self.fleet.is_lent)
         {
             let dwsf = n.meter.dwsf_bytes(now_s) as f64;
             cut |= bound(ramp_end(plan, dwsf) / total);
@@ -238,6 +283,9 @@ impl Sim<'_> {
     /// The limit for writes and the cap for demotion, both in bytes/s, as the throttler of the
     /// servers would set them.
     fn pace(&mut self, node: usize, has_writers: bool) -> (f64, f64) {
+        if self.is_lent() {
+            return self.lent_pace(node);
+        }
         let now_s = self.now_s;
         let scenario = self.scenario;
         let n = &mut self.nodes[node];
@@ -258,7 +306,7 @@ impl Sim<'_> {
             is_idle,
             is_starved: (has_writers && n.is_full()) || !n.blocked.is_empty(),
         };
-        let nodes = f64::from(scenario.bb.nodes);
+        let (bw_max, br_max) = (n.input.bw_max_bytes_per_s, n.input.br_max_bytes_per_s);
         let rates = |dwsf_bytes: f64| {
             let load = Load { dwsf_bytes, ..load };
             let pace = pace(scenario.policy, n.plan.as_ref(), &load);
@@ -266,9 +314,8 @@ impl Sim<'_> {
             let demotion = match pace.demotion {
                 DemotionPace::Stop => 0.0,
                 DemotionPace::Rate(rate) => rate,
-                DemotionPace::Full => scenario.bb.br_max_bytes_per_s / nodes,
+                DemotionPace::Full => br_max,
             };
-            let bw_max = scenario.bb.bw_max_bytes_per_s / nodes;
             (limit.unwrap_or(bw_max), demotion)
         };
         let on_ramp = n
@@ -333,7 +380,7 @@ impl Sim<'_> {
             return;
         }
         n.planned_bytes = dwpp;
-        let input = scenario.node_plan(0.0);
+        let input = n.input;
         let choice = PlanChoice {
             policy: scenario.policy,
             bandwidths: Some(Bandwidths {

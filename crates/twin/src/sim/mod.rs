@@ -8,6 +8,7 @@
 mod app;
 mod event;
 mod failure;
+mod fleet;
 mod flow;
 mod node;
 mod part;
@@ -18,12 +19,9 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
+pub use fleet::{FleetOutcome, NodeOutcome};
 pub use stats::{JobRecord, Outcome, Sample};
 
-use forebay_policy::forecast::Meter;
-use forebay_policy::plan::{DrainPolicy, InterferenceLine};
-use forebay_policy::schedule::{ScheduleConfig, Scheduler};
-use forebay_policy::share::Shares;
 use forebay_policy::version::VersionTracker;
 use smallvec::SmallVec;
 
@@ -31,6 +29,7 @@ use crate::rng::Rng;
 use crate::scenario::{FailureMode, Pattern, Scenario};
 use app::App;
 use event::{Calendar, Event};
+use fleet::Fleet;
 use node::Node;
 use part::Parts;
 use pfs::PfsState;
@@ -68,6 +67,8 @@ pub struct Run {
     pub records: Vec<JobRecord>,
     /// The state over time, if asked for.
     pub samples: Vec<Sample>,
+    /// Node by node, where the scenario has nodes.
+    pub fleet: Option<FleetOutcome>,
 }
 
 /// The run was stopped from outside.
@@ -112,10 +113,12 @@ struct Sim<'a> {
     /// Nodes whose surroundings have changed and that must think again.
     touched: Vec<usize>,
     pfs: PfsState,
+    fleet: Fleet,
     jitter_rng: Rng,
     failure_rng: Rng,
     draw_rng: Rng,
     flush_rng: Rng,
+    node_rng: Rng,
     /// Running sums of 1/MTBF, for draws.
     failure_weights: Vec<f64>,
     sums: Sums,
@@ -127,7 +130,7 @@ struct Sim<'a> {
 impl<'a> Sim<'a> {
     fn new(scenario: &'a Scenario, options: Options) -> Self {
         let rng = |purpose| Rng::new(scenario.seed, purpose);
-        let nodes: Vec<Node> = (0..scenario.bb.nodes).map(|_| new_node(scenario)).collect();
+        let (nodes, fleet) = fleet::build(scenario);
         let mut sim = Self {
             scenario,
             options,
@@ -138,11 +141,13 @@ impl<'a> Sim<'a> {
             node_next_s: vec![f64::INFINITY; nodes.len()],
             nodes,
             touched: Vec::new(),
-            pfs: PfsState::new(&scenario.pfs),
+            pfs: PfsState::new(&scenario.pfs, fleet.is_lent),
+            fleet,
             jitter_rng: rng(1),
             failure_rng: rng(2),
             draw_rng: rng(3),
             flush_rng: rng(4),
+            node_rng: rng(6),
             failure_weights: Vec::new(),
             sums: Sums::default(),
             outcome: Outcome::default(),
@@ -151,6 +156,7 @@ impl<'a> Sim<'a> {
         };
         sim.add_applications(&mut rng(5));
         sim.calendar.plan(0.0, Event::Period);
+        sim.plan_nodes();
         for i in 1..=options.samples {
             let at_s = scenario.duration_s * f64::from(i) / f64::from(options.samples);
             sim.calendar.plan(at_s, Event::Sample);
@@ -187,6 +193,8 @@ impl<'a> Sim<'a> {
                     version: 0,
                     newest: None,
                     newest_s: start_s,
+                    safe: None,
+                    on_pfs: SmallVec::new(),
                     tracker: VersionTracker::default(),
                     parts: SmallVec::new(),
                     due_s: start_s + offset_s,
@@ -219,10 +227,20 @@ impl<'a> Sim<'a> {
         } else {
             self.pfs_step();
         }
-        while let Some(node) = self.touched.pop() {
-            self.touch(node);
-        }
+        self.settle();
         true
+    }
+
+    /// Lets all think again whose surroundings have changed, and does what they have put off.
+    fn settle(&mut self) {
+        loop {
+            while let Some(node) = self.touched.pop() {
+                self.touch(node);
+            }
+            if !self.do_what_was_put_off() {
+                return;
+            }
+        }
     }
 
     fn next_node(&self) -> (usize, f64) {
@@ -240,10 +258,13 @@ impl<'a> Sim<'a> {
             Event::Period => self.begin_period(),
             Event::Start(app) => self.start_application(app),
             Event::Checkpoint(app, failures) => self.begin_checkpoint(app, failures),
-            Event::Fail(app) => self.fail(app),
+            Event::Fail(app) => self.fail(app, false),
             Event::End(app) => self.end_application(app),
             Event::Draw => self.draw_restart(),
             Event::Sample => self.sample(),
+            Event::Report => self.report(),
+            Event::NodeFails(host) => self.node_fails(host),
+            Event::NodeIsBack(host) => self.node_is_back(host),
         }
     }
 
@@ -273,6 +294,7 @@ impl<'a> Sim<'a> {
 
     fn sample(&mut self) {
         self.advance_all();
+        self.note_at_risk();
         self.samples.push(Sample {
             at_s: self.now_s,
             dirty_bytes: self.nodes.iter().map(|n| n.dirty).sum(),
@@ -285,6 +307,7 @@ impl<'a> Sim<'a> {
         for node in 0..self.nodes.len() {
             self.advance(node);
         }
+        let fleet = self.fleet_outcome();
         let (sums, n) = (self.sums, self.sums.checkpoints.max(1) as f64);
         let mut o = self.outcome;
         o.checkpoints = sums.checkpoints;
@@ -306,36 +329,7 @@ impl<'a> Sim<'a> {
             outcome: o,
             records: self.records,
             samples: self.samples,
+            fleet,
         }
     }
-}
-
-fn new_node(scenario: &Scenario) -> Node {
-    let capacity = scenario.node_capacity_bytes();
-    let config = ScheduleConfig {
-        turn_s: WHOLE_PHASE_S,
-        // The next phase begins at once.
-        linger_s: f64::MIN_POSITIVE,
-        linger_flushing_s: f64::MIN_POSITIVE,
-        linger_closed_s: f64::MIN_POSITIVE,
-        max_wait_s: WHOLE_PHASE_S,
-        limits: [u32::MAX, 1, 1, 1],
-    };
-    let share = scenario
-        .applications
-        .iter()
-        .map(|a| a.dedicated_bytes.div_ceil(u64::from(a.stripe)))
-        .max()
-        .unwrap_or(1)
-        .clamp(1, capacity);
-    let shares = match scenario.policy {
-        DrainPolicy::Dedicated => Shares::new(capacity, share).ok(),
-        _ => None,
-    };
-    let input = scenario.node_plan(0.0);
-    // A checked scenario has a period of more than 0 and a schedule that `check` takes.
-    let meter = Meter::new(scenario.plan.period_s).unwrap_or_else(|_| unreachable!("checked"));
-    let scheduler = Scheduler::new(config).unwrap_or_else(|_| unreachable!("constant"));
-    let line = InterferenceLine::through(&input);
-    Node::new(capacity, scenario.placement, scheduler, shares, meter, line)
 }

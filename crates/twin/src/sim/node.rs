@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use forebay_policy::demotion::PlacementPolicy;
 use forebay_policy::forecast::Meter;
+use forebay_policy::holders::HolderTier;
 use forebay_policy::placement::{SPACE_UNIT_BYTES, TierKind, TierSpace};
-use forebay_policy::plan::{InterferenceLine, Plan};
+use forebay_policy::plan::{InterferenceLine, Plan, PlanInput};
 use forebay_policy::queue::VictimQueue;
 use forebay_policy::schedule::{Class, Scheduler, TurnEnd};
 use forebay_policy::share::Shares;
@@ -17,8 +18,29 @@ use super::part::PartId;
 pub(super) enum Access {
     /// Writes a part.
     Write(PartId),
+    /// Writes the second copy of a part, which its application waits for, too.
+    Second(PartId),
     /// Reads a checkpoint after a restart.
     Read,
+    /// Fills a copy that no application waits for.
+    Copy(PartId),
+}
+
+impl Access {
+    /// The part that is filled.
+    pub fn part(self) -> Option<PartId> {
+        match self {
+            Access::Write(part) | Access::Second(part) | Access::Copy(part) => Some(part),
+            Access::Read => None,
+        }
+    }
+}
+
+/// The hosts that bytes go from and to, where a link is between them; `None`: a compute node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    pub from: Option<u32>,
+    pub to: Option<u32>,
 }
 
 /// A request that has its turn.
@@ -32,6 +54,8 @@ pub(super) struct Worker {
     /// Part of a byte left from the step before.
     pub carry: f64,
     pub stall_s: f64,
+    /// Links that the bytes go over; `None`: none.
+    pub way: Option<Way>,
 }
 
 /// A request that waits for a turn, or for space of its own.
@@ -45,11 +69,42 @@ pub(super) struct Request {
     pub is_read: bool,
     /// When the request began to wait for space of its own.
     pub since_s: f64,
+    /// Which part of the checkpoint.
+    pub slot: u32,
+    /// It is the second copy of that part.
+    pub is_second: bool,
+    /// For a first part that another node has handed over.
+    pub moved: Option<Moved>,
+}
+
+/// What a part brings along that another node has handed over.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moved {
+    /// Time that it has stalled there.
+    pub stalled_s: f64,
+    pub is_drained_by_fsync: bool,
 }
 
 /// `dirty + clean ≤ capacity`, always: bytes are whole numbers, and none is written before its
 /// space is free.
 pub(super) struct Node {
+    /// The data server that it is a tier of.
+    pub host: u32,
+    pub kind: TierKind,
+    pub is_up: bool,
+    /// What the node plans with, where it plans for itself.
+    pub input: PlanInput,
+    pub read_bytes_per_s: f64,
+    /// Bytes of checkpoints that wait for their turn here.
+    pub queued: u64,
+    /// Who waits for a turn here, and its attempt; kept where nodes fail.
+    pub waiting: Vec<(u32, u32)>,
+    /// Of the dirty bytes, those of second copies: they leave when the first copy is drained.
+    pub seconds: u64,
+    /// Most bytes at any time.
+    pub peak: u64,
+    pub drained: u64,
+    pub written: u64,
     pub capacity: u64,
     pub dirty: u64,
     pub clean: u64,
@@ -95,9 +150,21 @@ impl Node {
         scheduler: Scheduler<Request>,
         shares: Option<Shares>,
         meter: Meter,
-        line: Option<InterferenceLine>,
+        input: PlanInput,
+        read_bytes_per_s: f64,
     ) -> Self {
         Self {
+            host: 0,
+            kind: TierKind::Ssd,
+            is_up: true,
+            input,
+            read_bytes_per_s,
+            queued: 0,
+            waiting: Vec::new(),
+            seconds: 0,
+            peak: 0,
+            drained: 0,
+            written: 0,
             capacity,
             dirty: 0,
             clean: 0,
@@ -112,7 +179,7 @@ impl Node {
             meter,
             planned_bytes: None,
             plan: None,
-            line,
+            line: InterferenceLine::through(&input),
             residents: BTreeMap::new(),
             flow: None,
             round: 0,
@@ -132,7 +199,33 @@ impl Node {
 
     /// Whether an application reads or writes: demotion that runs only in pauses waits then.
     pub fn is_busy(&self) -> bool {
-        !self.workers.is_empty() || self.direct > 0
+        self.direct > 0 || self.workers.iter().any(|w| !is_copy(w))
+    }
+
+    /// Bytes that are set aside: checkpoints that wait for their turn here, and what is still to
+    /// come of those that have it.
+    pub fn reserved(&self) -> u64 {
+        let filling = self.workers.iter().filter(|w| w.access.part().is_some());
+        self.queued + filling.map(|w| w.remaining).sum::<u64>()
+    }
+
+    /// The tier as the policy for several nodes sees it: the `index`-th of its node.
+    pub fn tier(&self, index: usize) -> HolderTier {
+        HolderTier {
+            space: TierSpace {
+                index,
+                kind: self.kind,
+                capacity_bytes: self.capacity,
+                free_bytes: self.free(),
+                reserved_bytes: self.reserved().min(self.free() + self.clean),
+            },
+            evictable_bytes: self.clean,
+        }
+    }
+
+    /// Workers that fill a part.
+    pub fn fillers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter().filter(|w| w.access.part().is_some())
     }
 
     /// The unit in which space is given: less space than this counts as none. Never more than a
@@ -175,7 +268,11 @@ impl Node {
     pub fn writing_part(&self) -> Option<PartId> {
         self.workers.iter().find_map(|w| match w.access {
             Access::Write(part) => Some(part),
-            Access::Read => None,
+            Access::Second(_) | Access::Read | Access::Copy(_) => None,
         })
     }
+}
+
+fn is_copy(worker: &Worker) -> bool {
+    matches!(worker.access, Access::Copy(_))
 }

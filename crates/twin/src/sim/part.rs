@@ -16,6 +16,20 @@ pub(super) enum State {
     Demoting,
     /// On the PFS, too.
     Clean,
+    /// A second copy that is whole: its first one is the one that is demoted.
+    Second,
+}
+
+/// What a part is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Role {
+    /// What the application wrote.
+    #[default]
+    First,
+    /// Its second copy, while it is not drained.
+    Second,
+    /// A copy of a drained part, for restarts.
+    Restart,
 }
 
 /// `evicted ≤ demoted ≤ written ≤ size`, always.
@@ -24,6 +38,11 @@ pub(super) struct Part {
     pub app: u32,
     pub node: u32,
     pub version: u64,
+    /// Which part of the version.
+    pub slot: u32,
+    pub role: Role,
+    /// No second holder had room: its fsync drains it.
+    pub is_drained_by_fsync: bool,
     pub outdated: bool,
     pub state: State,
     /// Size of the part when all of it is written.

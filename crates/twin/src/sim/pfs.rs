@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use forebay_policy::demotion::flush_target;
 
-use super::part::{Part, State};
+use super::part::{Part, PartId, Role, State};
 use super::{MIN_STEP_S, Sim};
 use crate::scenario::Pfs;
 
@@ -19,6 +19,8 @@ pub(super) enum Purpose {
     Restart,
     /// Input of an application that starts.
     StageIn,
+    /// An fsync drains the part, for there is no second holder.
+    Fsync(PartId),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -68,10 +70,12 @@ pub(super) struct PfsState {
 }
 
 impl PfsState {
-    pub fn new(pfs: &Pfs) -> Self {
+    /// `is_one`: nodes share it by their reports, not server by server.
+    pub fn new(pfs: &Pfs, is_one: bool) -> Self {
+        let servers = if is_one { 1 } else { pfs.servers };
         Self {
-            server_bytes_per_s: pfs.bytes_per_s / f64::from(pfs.servers),
-            flows: vec![Vec::new(); pfs.servers as usize],
+            server_bytes_per_s: pfs.bytes_per_s / f64::from(servers),
+            flows: vec![Vec::new(); servers as usize],
             lanes: Vec::new(),
             operations: 0,
             arrivals: 0,
@@ -84,6 +88,16 @@ impl PfsState {
     fn share(&self, server: usize) -> f64 {
         let users = self.flows[server].len() + self.operations;
         self.server_bytes_per_s / users.max(1) as f64
+    }
+
+    /// What operations leave for all that is demoted together.
+    pub fn left_for_flows(&self) -> f64 {
+        let flows: usize = self.flows.iter().map(Vec::len).sum();
+        let all: f64 = self.server_bytes_per_s * self.flows.len() as f64;
+        match self.operations {
+            0 => all,
+            operations => all * flows as f64 / (flows + operations) as f64,
+        }
     }
 
     fn lane(&mut self, link_bytes_per_s: f64) -> &mut Lane {
@@ -118,10 +132,17 @@ impl PfsState {
 impl Sim<'_> {
     /// What the PFS leaves for the demotion of a node, which from now on flushes to a server.
     pub(super) fn pfs_share(&mut self, node: usize) -> f64 {
-        if let Some(server) = self.nodes[node].flow {
-            return self.pfs.share(server as usize);
+        if self.nodes[node].flow.is_none() {
+            self.join_pfs(node);
         }
-        let servers = self.scenario.pfs.servers;
+        match (self.is_lent(), self.nodes[node].flow) {
+            (false, Some(server)) => self.pfs.share(server as usize),
+            _ => self.lent_now(node),
+        }
+    }
+
+    fn join_pfs(&mut self, node: usize) {
+        let servers = self.pfs.flows.len() as u32;
         let target = match self.scenario.pfs.ordered_flush {
             true => flush_target(node as u32, self.nodes[node].round, servers).unwrap_or(0),
             false => self.flush_rng.below(u64::from(servers)) as u32,
@@ -129,7 +150,6 @@ impl Sim<'_> {
         self.nodes[node].flow = Some(target);
         self.pfs.flows[target as usize].push(node as u32);
         self.flows_changed(target as usize, node);
-        self.pfs.share(target as usize)
     }
 
     pub(super) fn leave_pfs(&mut self, node: usize) {
@@ -141,8 +161,11 @@ impl Sim<'_> {
     }
 
     fn flows_changed(&mut self, server: usize, but: usize) {
-        let others = self.pfs.flows[server].iter().map(|node| *node as usize);
-        self.touched.extend(others.filter(|node| *node != but));
+        // Shares that are lent stay what they are until the next report.
+        if !self.is_lent() {
+            let others = self.pfs.flows[server].iter().map(|node| *node as usize);
+            self.touched.extend(others.filter(|node| *node != but));
+        }
         self.pfs_advance();
         self.pfs_rate();
     }
@@ -239,9 +262,11 @@ impl Sim<'_> {
         match operation.purpose {
             Purpose::Direct => {
                 self.outcome.direct_bytes += operation.bytes;
+                self.slot_is_on_pfs(operation.app);
                 self.end_of_part(operation.app, 0.0);
             }
             Purpose::Restart => self.end_of_part(operation.app, 0.0),
+            Purpose::Fsync(part) => self.end_fsync(operation.app, part),
             Purpose::StageIn => {
                 self.stage_in(&operation);
                 self.begin_work(operation.app);
@@ -268,6 +293,9 @@ impl Sim<'_> {
             app: operation.app,
             node: node as u32,
             version: 0,
+            slot: 0,
+            role: Role::First,
+            is_drained_by_fsync: false,
             outdated: false,
             state: State::Clean,
             size: operation.bytes,

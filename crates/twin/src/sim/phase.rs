@@ -6,8 +6,9 @@ use forebay_policy::victims::{Incoming, is_direct};
 
 use super::app::Phase;
 use super::event::Event;
+use super::fleet::PutOff;
 use super::node::{Access, Request, Worker};
-use super::part::{Part, State};
+use super::part::{Part, Role, State};
 use super::pfs::{PfsOperation, Purpose};
 use super::{JobRecord, Sim};
 use crate::scenario::FailureMode;
@@ -17,7 +18,7 @@ impl Sim<'_> {
         let a = &self.apps[app as usize];
         let kind = &self.scenario.applications[a.kind as usize];
         if kind.stage_in_bytes > 0 {
-            let node = a.node;
+            let node = self.stage_node(a.node);
             self.pfs_begin(PfsOperation {
                 app,
                 node,
@@ -82,23 +83,30 @@ impl Sim<'_> {
             is_read: false,
             arrive_s: now_s,
             started_s: None,
-            parts_left: kind.stripe,
+            parts_left: kind.stripe * self.fleet.replicas,
             stall_s: 0.0,
             is_direct: false,
+            by_node: false,
         });
         let total = kind.checkpoint_bytes;
         for i in 0..stripe {
-            // The first parts are a byte larger where it does not come out even.
-            let bytes = total / stripe + u64::from(i < total % stripe);
-            let node =
-                ((self.apps[app as usize].node + i as u32) % self.scenario.bb.nodes) as usize;
             let request = Request {
                 app,
                 attempt,
-                bytes,
+                // The first parts are a byte larger where it does not come out even.
+                bytes: total / stripe + u64::from(i < total % stripe),
                 is_read: false,
                 since_s: now_s,
+                slot: i as u32,
+                is_second: false,
+                moved: None,
             };
+            if self.scenario.nodes.is_some() {
+                self.place_first(request);
+                continue;
+            }
+            let node =
+                ((self.apps[app as usize].node + i as u32) % self.scenario.bb.nodes) as usize;
             self.advance(node);
             self.enqueue(node, request);
             self.touched.push(node);
@@ -115,6 +123,14 @@ impl Sim<'_> {
         if self.nodes[node].shares.is_some() && !request.is_read {
             self.begin_in_own_space(node, request);
         } else {
+            if !request.is_read {
+                self.nodes[node].queued += request.bytes;
+            }
+            if self.scenario.nodes.is_some() {
+                self.nodes[node]
+                    .waiting
+                    .push((request.app, request.attempt));
+            }
             let scheduler = &mut self.nodes[node].scheduler;
             scheduler.enqueue(u64::from(request.app), class, request, self.now_s);
         }
@@ -123,6 +139,16 @@ impl Sim<'_> {
     pub(super) fn give_turns(&mut self, node: usize) {
         while let Some(started) = self.nodes[node].scheduler.start(self.now_s) {
             let request = started.ticket;
+            if !request.is_read {
+                self.nodes[node].queued -= request.bytes;
+            }
+            let waiting = &mut self.nodes[node].waiting;
+            if let Some(place) = waiting
+                .iter()
+                .position(|w| *w == (request.app, request.attempt))
+            {
+                waiting.swap_remove(place);
+            }
             let is_void = self.apps[request.app as usize].attempt != request.attempt;
             if is_void {
                 self.nodes[node].end_turn(started.application, started.class, self.now_s);
@@ -131,7 +157,10 @@ impl Sim<'_> {
             if request.is_read {
                 self.note_start(request.app);
                 self.add_worker(node, request, Access::Read);
-            } else if self.is_direct(node, &request) {
+            } else if request.is_second && !self.needs_second(&request) {
+                self.nodes[node].end_turn(started.application, started.class, self.now_s);
+                self.put_off(PutOff::EndOfPart(request.app, request.attempt, 0.0));
+            } else if !request.is_second && self.is_direct(node, &request) {
                 self.nodes[node].end_turn(started.application, started.class, self.now_s);
                 self.write_direct(node, &request);
             } else {
@@ -176,9 +205,11 @@ impl Sim<'_> {
         )
     }
 
-    fn write_direct(&mut self, node: usize, request: &Request) {
+    pub(super) fn write_direct(&mut self, node: usize, request: &Request) {
         if let Some(phase) = &mut self.apps[request.app as usize].phase {
             phase.is_direct = true;
+            // What is on the PFS needs no second copy.
+            phase.parts_left -= self.fleet.replicas - 1;
         }
         self.pfs_begin(PfsOperation {
             app: request.app,
@@ -196,6 +227,12 @@ impl Sim<'_> {
             app: request.app,
             node: node as u32,
             version,
+            slot: request.slot,
+            role: match request.is_second {
+                true => Role::Second,
+                false => Role::First,
+            },
+            is_drained_by_fsync: request.moved.is_some_and(|m| m.is_drained_by_fsync),
             outdated: false,
             state: State::Writing,
             size: request.bytes,
@@ -208,10 +245,19 @@ impl Sim<'_> {
         });
         self.apps[request.app as usize].parts.push(id);
         self.note_resident(request.app, node as u32, true);
-        self.add_worker(node, request, Access::Write(id));
+        let access = match request.is_second {
+            true => Access::Second(id),
+            false => Access::Write(id),
+        };
+        self.add_worker(node, request, access);
+        // What was handed over has its second copy, or one that waits for its turn.
+        if self.fleet.replicas > 1 && !request.is_second && request.moved.is_none() {
+            self.begin_second(id, &request);
+        }
     }
 
     fn add_worker(&mut self, node: usize, request: Request, access: Access) {
+        let way = self.way(node, &request, access);
         let n = &mut self.nodes[node];
         n.foreground_s = self.now_s;
         n.workers.push(Worker {
@@ -221,13 +267,18 @@ impl Sim<'_> {
             rate: 0.0,
             carry: 0.0,
             stall_s: self.now_s - request.since_s.min(self.now_s),
+            way,
         });
         // Time in the queue is a wait; only time without space of one's own is a stall.
         if n.shares.is_none()
             && let Some(worker) = n.workers.last_mut()
         {
-            worker.stall_s = 0.0;
+            let moved = request
+                .moved
+                .map(|m| m.stalled_s + self.now_s - request.since_s);
+            worker.stall_s = moved.unwrap_or(0.0);
         }
+        self.way_begins(node, way);
     }
 
     /// Policy `dedicated`: the application writes at once, in its own space, over its own older
@@ -267,19 +318,34 @@ impl Sim<'_> {
 
     pub(super) fn end_worker(&mut self, node: usize, worker: usize) {
         let w = self.nodes[node].workers.swap_remove(worker);
+        self.way_ends(node, w.way);
+        if let Access::Copy(id) = w.access {
+            self.end_copy(id);
+            return;
+        }
         self.nodes[node].foreground_s = self.now_s;
         let app = u64::from(w.app);
         match w.access {
+            Access::Copy(_) => {}
             Access::Read => {
                 self.nodes[node].end_turn(app, Class::Restart, self.now_s);
             }
-            Access::Write(id) => {
+            Access::Write(id) | Access::Second(id) => {
                 if self.nodes[node].shares.is_none() {
                     self.nodes[node].end_turn(app, Class::Checkpoint, self.now_s);
                 }
                 let part = &mut self.parts[id];
                 part.closed_s = self.now_s;
                 part.accessed_s = self.now_s;
+                if part.role == Role::Second {
+                    part.state = State::Second;
+                    self.end_of_part(w.app, w.stall_s);
+                    return;
+                }
+                if self.begin_fsync(id) {
+                    return;
+                }
+                let part = &mut self.parts[id];
                 part.state = State::Dirty;
                 let candidate = part.candidate(id, self.apps[w.app as usize].known_mtbf_s);
                 if part.dirty() > 0 {
@@ -289,6 +355,7 @@ impl Sim<'_> {
                 }
             }
         }
+        self.note_stall(node, w.stall_s);
         self.end_of_part(w.app, w.stall_s);
     }
 
@@ -305,7 +372,7 @@ impl Sim<'_> {
         let phase = *phase;
         self.apps[app as usize].phase = None;
         match phase.is_read {
-            true => self.end_restart(app),
+            true => self.end_restart(app, phase.by_node),
             false => self.end_checkpoint(app, &phase),
         }
     }
@@ -325,6 +392,9 @@ impl Sim<'_> {
             bytes: kind.checkpoint_bytes,
             direct: phase.is_direct,
         };
+        self.version_is_complete(app);
+        let a = &mut self.apps[app as usize];
+        let kind = &self.scenario.applications[a.kind as usize];
         let (before, parts) = (a.newest.replace(a.version), &self.parts);
         a.tracker.committed(a.version, now_s);
         // The tracker forgets a version that has no bytes here.
@@ -363,8 +433,11 @@ impl Sim<'_> {
             let node = part.node as usize;
             if part.version < oldest_kept {
                 self.advance(node);
+                self.stop_copying(id);
                 self.drop_part(id);
                 self.touched.push(node);
+                // With a first copy its second goes, which may have stood before it.
+                place = 0;
                 continue;
             }
             let a = &self.apps[app as usize];
@@ -406,7 +479,7 @@ impl Sim<'_> {
                     return true;
                 }
             }
-            State::Demoting | State::Writing => {}
+            State::Demoting | State::Writing | State::Second => {}
         }
         false
     }

@@ -3,7 +3,7 @@
 use forebay_policy::demotion::{CleanCandidate, Residency, evict_needed, leaves_at_once};
 
 use super::Sim;
-use super::part::{PartId, State};
+use super::part::{PartId, Role, State};
 
 impl Sim<'_> {
     /// Frees clean bytes for `wanted_bytes` more, as far as there are any; the order and the amount
@@ -48,12 +48,15 @@ impl Sim<'_> {
             State::Clean => {
                 node.clean_queue.remove(&candidate);
             }
-            State::Demoting | State::Writing => {}
+            State::Demoting | State::Writing | State::Second => {}
         }
         if node.demoting == Some(id) {
             node.demoting = None;
         }
         node.dirty -= part.dirty();
+        if part.role == Role::Second {
+            node.seconds -= part.dirty();
+        }
         node.clean -= part.clean();
         if let Some(shares) = &mut node.shares {
             shares.freed(u64::from(part.app), part.size);
@@ -70,6 +73,7 @@ impl Sim<'_> {
         }
         self.parts.remove(id);
         self.note_resident(part.app, part.node, false);
+        self.part_is_gone(id, &part);
     }
 
     /// A part is on the PFS as a whole.
@@ -79,6 +83,7 @@ impl Sim<'_> {
             self.nodes[node].demoting = None;
         }
         self.parts[id].state = State::Clean;
+        self.part_is_drained(id);
         let part = self.parts[id];
         let candidate = part.candidate(id, self.apps[part.app as usize].known_mtbf_s);
         self.nodes[node].clean_queue.insert(&candidate);
