@@ -11,6 +11,7 @@ use forebay_twin::output;
 use forebay_twin::replay::{self, ReplayError};
 use forebay_twin::scenario::Override;
 use forebay_twin::sim::Stopped;
+use forebay_twin::sizing::{self, Counts, Sizing};
 use forebay_twin::sweep::{self, Axis, SweepError, Target};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -38,7 +39,8 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
         "  forebay simulate --list\n",
         "  forebay simulate bbos-checkpoint --out figures\n",
         "  forebay simulate centre.toml --seed 7 --json\n",
-        "  forebay simulate centre.toml --sweep capacity=1TB..20TB --target 'stall<=1s'\n\n",
+        "  forebay simulate centre.toml --sweep capacity=1TB..20TB --target 'stall<=1s'\n",
+        "  forebay simulate centre.toml --nodes 1..16 --replicas 1,2 --max-stall 0.05\n\n",
         "Exit codes: 0 complete; 1 wrong usage, bad scenario (line and reason) or fatal; 130 interrupted\n",
         "(nothing is left half-written)."
     )
@@ -72,6 +74,28 @@ pub struct SimulateArgs {
     /// (may be repeated)
     #[arg(long, value_name = "TARGET", requires = "sweep")]
     target: Vec<String>,
+    /// How many burst-buffer nodes are enough? FROM..TO or A,B,C
+    #[arg(long, value_name = "COUNTS", conflicts_with_all = ["sweep", "replay"])]
+    nodes: Option<String>,
+    /// With --nodes: servers that hold undrained data, 1 or 2 or both
+    #[arg(long, value_name = "COUNTS", requires = "nodes", default_value = "1,2")]
+    replicas: String,
+    /// With --nodes: runs of each, with seeds that follow each other
+    #[arg(long, value_name = "N", requires = "nodes", default_value = "5",
+        value_parser = clap::value_parser!(u64).range(1..=1000))]
+    runs: u64,
+    /// With --nodes: greatest part of the checkpoints' time that may be stalls, 0 to 1
+    #[arg(long, value_name = "SHARE", requires = "nodes", value_parser = share)]
+    max_stall: Option<f64>,
+    /// With --nodes: greatest part of the checkpoints' time that may be waits for a turn, 0 to 1
+    #[arg(long, value_name = "SHARE", requires = "nodes", value_parser = share)]
+    max_wait: Option<f64>,
+    /// With --nodes: least part of the restarts served from the burst buffer, 0 to 1
+    #[arg(long, value_name = "SHARE", requires = "nodes", value_parser = share)]
+    min_hit_ratio: Option<f64>,
+    /// With --nodes: greatest part of the runs that may lose a complete checkpoint's bytes, 0 to 1
+    #[arg(long, value_name = "SHARE", requires = "nodes", value_parser = share)]
+    max_loss: Option<f64>,
     /// Simulate a live experiment's parameters and compare job by job (docs/twin.md)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["sweep", "set", "what"])]
     replay: Option<PathBuf>,
@@ -104,6 +128,13 @@ pub fn run(args: &SimulateArgs) -> Result<Exit, Failure> {
         1 => output::list(&report),
         _ => output::table(&report),
     });
+    if !args.json && !report.nodes.is_empty() {
+        let nodes = match args.csv {
+            true => output::nodes_csv(&report),
+            false => output::nodes(&report),
+        };
+        out::print(&format!("\n{nodes}"));
+    }
     if !args.json && !args.csv {
         for note in &report.notes {
             out::print(&format!("{note}\n"));
@@ -127,7 +158,7 @@ fn simulate(
         return replay_file(file, watch);
     }
     let experiment = Experiment::find(what);
-    if let Some(experiment) = experiment.filter(|_| args.sweep.is_empty()) {
+    if let Some(experiment) = experiment.filter(|_| args.sweep.is_empty() && args.nodes.is_none()) {
         if !set.is_empty() {
             return Err(Failure::fatal(
                 "--set: a built-in experiment sets its keys itself; use --sweep, or a scenario file",
@@ -146,6 +177,10 @@ fn simulate(
             value: seed.to_string(),
         });
     }
+    if let Some(nodes) = &args.nodes {
+        let sizing = sizing_of(args, nodes).map_err(|e| bad(&e))?;
+        return finished(what, sizing::size(&text, &set, &sizing, watch));
+    }
     if args.sweep.is_empty() {
         return finished(what, experiment::scenario(&text, &set, watch));
     }
@@ -158,6 +193,29 @@ fn simulate(
         Err(SweepError::Run(error)) => finished(what, Err(error)),
         Err(error) => Err(bad(&error)),
     }
+}
+
+fn sizing_of(args: &SimulateArgs, nodes: &str) -> Result<Sizing, sweep::BadSweep> {
+    let replicas: Counts = args.replicas.parse()?;
+    if let Some(bad) = replicas.0.iter().find(|n| **n > 2) {
+        let why = format!("--replicas: {bad} servers are not modelled; 1 and 2 are");
+        return Err(sweep::BadSweep(why));
+    }
+    Ok(Sizing {
+        nodes: nodes.parse()?,
+        replicas,
+        runs: args.runs,
+        max_stall: args.max_stall,
+        max_wait: args.max_wait,
+        min_hit_ratio: args.min_hit_ratio,
+        max_loss: args.max_loss,
+    })
+}
+
+/// A part of something, 0 to 1.
+fn share(text: &str) -> Result<f64, String> {
+    let found = text.parse().ok().filter(|x| (0.0..=1.0).contains(x));
+    found.ok_or_else(|| format!("must be a number from 0 to 1, not {text}"))
 }
 
 fn finished(

@@ -19,5 +19,6 @@ pub mod rng;
 pub mod row;
 pub mod scenario;
 pub mod sim;
+pub mod sizing;
 pub mod sweep;
 pub mod trace;

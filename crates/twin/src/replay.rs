@@ -135,6 +135,7 @@ pub fn replay(json: &str, watch: &mut dyn FnMut(f64) -> bool) -> Result<Report, 
         ));
     }
     Ok(Report {
+        nodes: Vec::new(),
         title: "Live experiment and twin".into(),
         rows: pairs.iter().map(Pair::row).collect(),
         figures: vec![figure(&pairs)],

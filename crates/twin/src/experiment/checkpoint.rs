@@ -64,6 +64,7 @@ pub(super) fn run(runner: &mut Runner<'_>) -> Result<Report, ExperimentError> {
         ));
     }
     Ok(Report {
+        nodes: Vec::new(),
         title: "Checkpoints by policy, load and congestion".into(),
         rows,
         figures,

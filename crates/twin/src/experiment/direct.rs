@@ -40,6 +40,7 @@ pub(super) fn run(runner: &mut Runner<'_>) -> Result<Report, ExperimentError> {
         ],
     );
     Ok(Report {
+        nodes: Vec::new(),
         title: "Direct checkpoints to the PFS".into(),
         rows,
         figures: vec![figure],

@@ -12,7 +12,7 @@ mod versions;
 use crate::figure::Figure;
 use crate::row::Row;
 use crate::scenario::{Override, Scenario, ScenarioError};
-use crate::sim::{Options, Outcome, Run, Stopped, run_watched};
+use crate::sim::{FleetOutcome, NodeOutcome, Options, Outcome, Run, Stopped, run_watched};
 
 /// The scenario that most experiments vary.
 pub const BBOS: &str = include_str!("../../scenarios/bbos.toml");
@@ -36,6 +36,8 @@ pub struct Report {
     pub title: String,
     /// The results.
     pub rows: Vec<Row>,
+    /// Node by node, where the scenario has nodes.
+    pub nodes: Vec<Row>,
     /// Drawn.
     pub figures: Vec<Figure>,
     /// What must be known to read them.
@@ -204,12 +206,66 @@ pub fn scenario(
             ("undrained and clean".into(), used.collect()),
         ],
     );
-    Ok(Report {
+    let mut report = Report {
         title: scenario.name.clone(),
         rows: vec![summary(&scenario, &run.outcome)],
         figures: vec![figure],
-        notes: Vec::new(),
-    })
+        ..Report::default()
+    };
+    if let Some(found) = &run.fleet {
+        report.rows = vec![with_nodes(report.rows.remove(0), found)];
+        report.nodes = node_rows(found);
+        let at_risk = run.samples.iter().map(|s| (s.at_s, gb(s.at_risk_bytes)));
+        report.figures.push(Figure::lines(
+            "at-risk",
+            "Undrained bytes of complete checkpoints with one copy",
+            "time, s",
+            "GB",
+            vec![("at risk".into(), at_risk.collect())],
+        ));
+    }
+    Ok(report)
+}
+
+/// What several nodes add to the row of a run.
+pub fn with_nodes(row: Row, found: &FleetOutcome) -> Row {
+    row.with("nodes", found.nodes.len() as u64)
+        .with("node_failures", found.failures())
+        .with("lost_bytes", found.lost_bytes)
+        .with("lost_versions", found.lost_versions)
+        .with("max_at_risk_bytes", found.max_at_risk_bytes)
+        .with("re_replications", found.re_replications)
+        .with("mean_re_replication_s", found.mean_re_replication_s())
+        .with("max_re_replication_s", found.max_re_replication_s)
+        .with("copied_again_bytes", found.copied_again_bytes)
+        .with("drained_by_fsync_bytes", found.drained_by_fsync_bytes)
+        .with("handed_over", found.handed_over)
+        .with("handed_over_bytes", found.handed_over_bytes)
+        .with("restart_copies", found.restart_copies)
+        .with("restart_copy_bytes", found.restart_copy_bytes)
+        .with("interrupted", found.interrupted)
+        .with("begun_again", found.begun_again)
+        .with("waited_for_node_s", found.waited_for_node_s)
+}
+
+/// A row for each node.
+fn node_rows(found: &FleetOutcome) -> Vec<Row> {
+    let one = |(i, n): (usize, &NodeOutcome)| {
+        Row::default()
+            .with("node", i as u64 + 1)
+            .with("rack", n.rack)
+            .with("capacity_bytes", n.capacity_bytes)
+            .with("peak_bytes", n.peak_bytes)
+            .with("written_bytes", n.written_bytes)
+            .with("drained_bytes", n.drained_bytes)
+            .with("stalls", n.stalls)
+            .with("stall_s", n.stall_s)
+            .with("reads", n.reads)
+            .with("hit_ratio", n.hit_ratio)
+            .with("failures", n.failures)
+            .with("away_s", n.away_s)
+    };
+    found.nodes.iter().enumerate().map(one).collect()
 }
 
 /// The row of one run.

@@ -58,6 +58,7 @@ pub(super) fn run(runner: &mut Runner<'_>) -> Result<Report, ExperimentError> {
     });
     let figures = figures.collect();
     Ok(Report {
+        nodes: Vec::new(),
         title: "Restart hit ratio by placement".into(),
         rows,
         figures,

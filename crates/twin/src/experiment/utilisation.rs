@@ -46,6 +46,7 @@ pub(super) fn run(runner: &mut Runner<'_>) -> Result<Report, ExperimentError> {
         ],
     );
     Ok(Report {
+        nodes: Vec::new(),
         title: "Burst-buffer utilisation".into(),
         rows,
         figures: vec![figure],

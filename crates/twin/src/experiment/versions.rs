@@ -42,6 +42,7 @@ pub(super) fn run(runner: &mut Runner<'_>) -> Result<Report, ExperimentError> {
         ],
     );
     Ok(Report {
+        nodes: Vec::new(),
         title: "Version-aware placement".into(),
         rows,
         figures: vec![figure],

@@ -10,7 +10,7 @@ mod table;
 mod tests;
 
 pub use png::DrawError;
-pub use table::{csv, json, list, table};
+pub use table::{csv, json, list, nodes, nodes_csv, table};
 
 use crate::experiment::Report;
 use crate::figure::Figure;
@@ -34,7 +34,7 @@ pub fn figure_png(figure: &Figure) -> Result<Vec<u8>, DrawError> {
     png::render(&draw::draw(figure))
 }
 
-/// All files of a report: `rows.json`, `rows.csv`, each figure as SVG and PNG, and `report.html`,
+/// All files of a report: `rows.json`, `rows.csv`, `nodes.csv` where there are nodes, each figure as SVG and PNG, and `report.html`,
 /// which holds all of them.
 pub fn files(report: &Report) -> Result<Vec<File>, DrawError> {
     let mut files = vec![
@@ -51,6 +51,12 @@ pub fn files(report: &Report) -> Result<Vec<File>, DrawError> {
             content: html::page(report).into_bytes(),
         },
     ];
+    if !report.nodes.is_empty() {
+        files.push(File {
+            name: "nodes.csv".into(),
+            content: nodes_csv(report).into_bytes(),
+        });
+    }
     for figure in &report.figures {
         files.push(File {
             name: format!("{}.svg", figure.name),

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::experiment::Report;
+use crate::row::Row;
 
 /// A column's name for people: units go into the cells.
 pub(super) fn heading(name: &str) -> String {
@@ -47,11 +48,20 @@ pub(super) fn cell(name: &str, value: &Value) -> String {
 
 /// The rows as lines; columns are as wide as they must be.
 pub fn table(report: &Report) -> String {
-    let Some(first) = report.rows.first() else {
+    columns(&report.rows)
+}
+
+/// The nodes as lines; empty where there are none.
+pub fn nodes(report: &Report) -> String {
+    columns(&report.nodes)
+}
+
+fn columns(rows: &[Row]) -> String {
+    let Some(first) = rows.first() else {
         return String::new();
     };
     let mut lines: Vec<Vec<String>> = vec![first.0.iter().map(|(name, _)| heading(name)).collect()];
-    for row in &report.rows {
+    for row in rows {
         lines.push(
             row.0
                 .iter()
@@ -94,29 +104,42 @@ pub fn list(report: &Report) -> String {
         .collect()
 }
 
-/// `{"rows":[...]}`.
+/// `{"rows":[...]}`, and `"nodes":[...]` where there are nodes.
 pub fn json(report: &Report) -> String {
-    let rows: Vec<String> = report
-        .rows
-        .iter()
+    let all = |rows: &[Row]| {
+        let rows = rows.iter();
         // Strings, numbers and booleans only: these cannot fail.
-        .map(|row| serde_json::to_string(row).unwrap_or_default())
-        .collect();
-    format!("{{\"rows\":[{}]}}\n", rows.join(",\n"))
+        let rows = rows.map(|row| serde_json::to_string(row).unwrap_or_default());
+        rows.collect::<Vec<String>>().join(",\n")
+    };
+    let nodes = match report.nodes.is_empty() {
+        true => String::new(),
+        false => format!(",\n\"nodes\":[{}]", all(&report.nodes)),
+    };
+    format!("{{\"rows\":[{}]{nodes}}}\n", all(&report.rows))
 }
 
 /// Comma-separated, with a line of names.
 pub fn csv(report: &Report) -> String {
+    comma_separated(&report.rows)
+}
+
+/// The nodes, comma-separated; empty where there are none.
+pub fn nodes_csv(report: &Report) -> String {
+    comma_separated(&report.nodes)
+}
+
+fn comma_separated(rows: &[Row]) -> String {
     let quote = |text: String| match text.contains([',', '"', '\n']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
         false => text,
     };
-    let Some(first) = report.rows.first() else {
+    let Some(first) = rows.first() else {
         return String::new();
     };
     let names: Vec<&str> = first.0.iter().map(|(name, _)| name.as_ref()).collect();
     let mut text = names.join(",") + "\n";
-    for row in &report.rows {
+    for row in rows {
         let cells: Vec<String> = row
             .0
             .iter()

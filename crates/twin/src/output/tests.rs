@@ -3,6 +3,7 @@ use crate::row::Row;
 
 fn report() -> Report {
     Report {
+        nodes: Vec::new(),
         title: "Bars <and> lines".into(),
         rows: vec![
             Row::default()

@@ -258,7 +258,9 @@ impl Sim<'_> {
             let dwsf = n.meter.dwsf_bytes(now_s) as f64;
             cut |= bound(ramp_end(plan, dwsf) / total);
         }
+        // Where shares are lent, reports end periods.
         if !n.workers.is_empty()
+            && !self.fleet.is_lent
             && let Some(begun_s) = n.meter.begun_s()
         {
             cut |= bound(begun_s + n.meter.period_s() - now_s);

@@ -299,6 +299,7 @@ impl<'a> Sim<'a> {
             at_s: self.now_s,
             dirty_bytes: self.nodes.iter().map(|n| n.dirty).sum(),
             clean_bytes: self.nodes.iter().map(|n| n.clean).sum(),
+            at_risk_bytes: self.fleet.sums.at_risk_bytes,
         });
     }
 

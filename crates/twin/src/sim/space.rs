@@ -21,6 +21,7 @@ impl Sim<'_> {
                     .into_iter()
                     .flatten()
                     .find(|id| self.parts[*id].clean() > 0)
+                    .or_else(|| self.partly_clean(node))
             });
             let Some(id) = victim else {
                 return;

@@ -70,6 +70,8 @@ pub struct Sample {
     pub dirty_bytes: u64,
     /// Bytes that are in the burst buffer and on the PFS.
     pub clean_bytes: u64,
+    /// Undrained bytes of complete checkpoints with one copy, where the scenario has nodes.
+    pub at_risk_bytes: u64,
 }
 
 /// What came of a scenario. Means are over checkpoints that ended.

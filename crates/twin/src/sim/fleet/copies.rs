@@ -262,6 +262,20 @@ impl Sim<'_> {
         }
     }
 
+    /// A part in no queue that has clean bytes: its demotion was broken off, or its fsync goes on
+    /// with it.
+    pub(in super::super) fn partly_clean(&self, node: usize) -> Option<PartId> {
+        if self.scenario.nodes.is_none() || self.nodes[node].clean == 0 {
+            return None;
+        }
+        let mut all = self.apps.iter().flat_map(|a| a.parts.iter().copied());
+        all.find(|id| {
+            let part = &self.parts[*id];
+            let is_here = part.node as usize == node && part.role == Role::First;
+            is_here && part.clean() > 0 && part.state != State::Clean
+        })
+    }
+
     /// A copy that nobody waited for is whole.
     pub(in super::super) fn end_copy(&mut self, id: PartId) {
         let part = self.parts[id];

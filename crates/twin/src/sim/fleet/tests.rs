@@ -36,11 +36,137 @@ fn two_copies_outlive_one_failure_and_one_does_not() {
     assert!(all.iter().any(|bytes| *bytes > 0), "{all:?}");
 }
 
-#[test]
-fn print_it() {
-    for set in [vec![], vec![("nodes.replicas", "1")], vec![("nodes.local", "false")]] {
-        let scenario = four(&set);
-        let r = run(&scenario, Options { records: false, samples: 10 });
-        println!("{set:?} {:#?} {:#?}", r.outcome, r.fleet);
+fn any_fleet() -> impl Strategy<Value = String> {
+    let policy = proptest::sample::select(vec!["bbos", "maxbw", "maxeff"]);
+    let locality = proptest::sample::select(vec!["writer-first", "local-only", "spread"]);
+    let pattern = proptest::sample::select(vec!["low", "high", "back-to-back", "random"]);
+    let kind = (1u32..6, 1u64..3_000_000, 20u32..200, 1u64..4, 1u32..5);
+    let node = (
+        0u64..2_000_000,
+        5_000u64..4_000_000,
+        1u32..4,
+        100_000u64..2_000_000,
+    );
+    (
+        (policy, locality, pattern),
+        proptest::collection::vec(node, 1..5),
+        proptest::collection::vec(kind, 1..4),
+        any::<[bool; 6]>(),
+        (any::<u32>(), 1u64..500_000),
+    )
+        .prop_map(|((policy, locality, pattern), nodes, kinds, flags, (seed, pfs))| {
+            let fails = if flags[2] { "mtbf = 700\n" } else { "fail_at = [300, 301, 900]\n" };
+            let mut text = format!(
+                "seed = {seed}\nduration = 2000\npolicy = \"{policy}\"\ndirect_checkpoint = {}\n\
+                 [bb]\ncapacity = 1000000\nbw_max = 900000\nbw_min = 600000\nbr_max = 300000\nbr_min = 10000\n\
+                 [nodes]\nlocal = {}\nlocality = \"{locality}\"\nreplicas = {}\nfsync = \"{}\"\nrestart_copies = {}\n\
+                 restart_network = 20000\nrepair = 100\nflash_loss = 0.{}\nracks = 2\nmemory_write = 3000000\n{fails}\
+                 [pfs]\nbandwidth = {}\n[plan]\nperiod = 150\n[arrivals]\npattern = \"{pattern}\"\n\
+                 [failures]\nmode = \"{}\"\n",
+                flags[0],
+                flags[1],
+                1 + seed % 2,
+                if flags[3] { "memory" } else { "ssd" },
+                seed % 3,
+                seed % 10,
+                300_000 + pfs,
+                if flags[4] { "process" } else { "draws" },
+            );
+            for (memory, flash, count, link) in nodes {
+                let memory = if flags[5] { memory } else { 0 };
+                text.push_str(&format!(
+                    "[[node]]\ncount = {count}\nmemory = {memory}\nflash = {flash}\nlink = {link}\n"
+                ));
+            }
+            for (count, bytes, interval, versions, stripe) in kinds {
+                let bytes = bytes.min(u64::from(interval) * 120_000 / u64::from(count)).max(1);
+                text.push_str(&format!(
+                    "[[application]]\ncount = {count}\ncheckpoint = {bytes}\ninterval = {interval}\n\
+                     versions = {versions}\nmtbf = {{ exponential = 300 }}\nstripe = {stripe}\nstage_in = {}\n",
+                    bytes / 3,
+                ));
+            }
+            text
+        })
+}
+
+/// What holds after every step.
+fn check(sim: &Sim<'_>) -> Result<(), TestCaseError> {
+    let mut held = vec![(0, 0, 0); sim.nodes.len()];
+    for (app, a) in sim.apps.iter().enumerate() {
+        for id in &a.parts {
+            let part = &sim.parts[*id];
+            prop_assert_eq!(part.app as usize, app);
+            prop_assert!(part.evicted <= part.demoted && part.demoted <= part.written);
+            prop_assert!(part.written <= part.size);
+            let (dirty, clean, seconds) = &mut held[part.node as usize];
+            *dirty += part.dirty();
+            *clean += part.clean();
+            if part.role == Role::Second {
+                *seconds += part.dirty();
+            }
+        }
+    }
+    let mut drains = 0.0;
+    for (node, held) in sim.nodes.iter().zip(held) {
+        prop_assert!(node.dirty + node.clean <= node.capacity);
+        prop_assert_eq!(held, (node.dirty, node.clean, node.seconds));
+        prop_assert!(node.is_up || (node.workers.is_empty() && node.demotion_rate == 0.0));
+        drains += node.demotion_rate;
+    }
+    prop_assert!(
+        drains <= sim.br_max() * (1.0 + 1e-9),
+        "{drains} of {}",
+        sim.br_max()
+    );
+    for host in &sim.fleet.hosts {
+        prop_assert_eq!((host.out + host.into) as usize, host.flows.len());
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(120))]
+
+    /// Not a byte more than a tier holds, none that nobody accounts for, and never more than Brmax
+    /// to the PFS, in any burst buffer, at any step.
+    #[test]
+    fn no_byte_is_lost_or_too_many_and_brmax_is_kept(text in any_fleet()) {
+        let scenario = Scenario::parse(&text, &[]).unwrap();
+        let mut sim = Sim::new(&scenario, Options { records: true, samples: 10 });
+        let mut steps = 0u64;
+        while sim.step() {
+            steps += 1;
+            prop_assert!(steps < 1_000_000, "time stands still at {} s", sim.now_s);
+            check(&sim)?;
+        }
+        let run = sim.finish();
+        let fleet = run.fleet.unwrap();
+        let drained: u64 = fleet.nodes.iter().map(|n| n.drained_bytes).sum();
+        prop_assert_eq!(drained, run.outcome.demoted_bytes);
+        prop_assert!(fleet.nodes.iter().all(|n| n.peak_bytes <= n.capacity_bytes));
+        for r in &run.records {
+            prop_assert!(r.wait_s >= 0.0 && r.stall_s >= 0.0 && r.execution_s >= 0.0, "{:?}", r);
+        }
+    }
+
+    /// With two copies of everything, the loss of one node takes nothing that was promised.
+    #[test]
+    fn one_failure_takes_nothing_that_two_nodes_hold(text in any_fleet(), at_s in 0u32..2000) {
+        let text = text
+            .replace("mtbf = 700\n", "fail_at = [1]\n")
+            .replace("fail_at = [300, 301, 900]", "fail_at = [1]")
+            .replace("fail_at = [1]", &format!("fail_at = [{at_s}]"))
+            .replace("replicas = 1", "replicas = 2");
+        let scenario = Scenario::parse(&text, &[]).unwrap();
+        let fleet = run(&scenario, Options::default()).fleet.unwrap();
+        prop_assert_eq!((fleet.failures(), fleet.lost_bytes), (1, 0));
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_run(text in any_fleet()) {
+        let scenario = Scenario::parse(&text, &[]).unwrap();
+        let options = Options { records: true, samples: 3 };
+        prop_assert_eq!(run(&scenario, options), run(&scenario, options));
     }
 }
