@@ -34,8 +34,8 @@ pub fn figure_png(figure: &Figure) -> Result<Vec<u8>, DrawError> {
     png::render(&draw::draw(figure))
 }
 
-/// All files of a report: `rows.json`, `rows.csv`, `nodes.csv` where there are nodes, each figure as SVG and PNG, and `report.html`,
-/// which holds all of them.
+/// All files of a report: `rows.json`, `rows.csv`, `nodes.csv` where there are nodes, each figure
+/// as SVG and PNG, and `report.html`, which holds all of them.
 pub fn files(report: &Report) -> Result<Vec<File>, DrawError> {
     let mut files = vec![
         File {

@@ -41,7 +41,7 @@ pub struct NodeSpec {
 pub struct Nodes {
     /// Never empty.
     pub all: Vec<NodeSpec>,
-    /// Bandwidths of one node's flash, as `[bb]` gives them; those of another `write` in proportion.
+    /// Bandwidths of one node's flash, as `[bb]` gives them; with another `write` in proportion.
     pub device: BurstBuffer,
     /// What memory takes.
     pub memory_write_bytes_per_s: f64,
@@ -131,8 +131,8 @@ impl Nodes {
     }
 }
 
-/// Reads both sections; `None` where the file has no `[nodes]` and nobody sets a key of it. `device`
-/// is `[bb]`: one node's figures then.
+/// Reads both sections; `None` where the file has no `[nodes]` and nobody sets a key of it.
+/// `device` is `[bb]`: one node's figures then.
 pub(super) fn nodes(
     section: &Section<'_>,
     list: &[Section<'_>],

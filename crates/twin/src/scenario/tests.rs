@@ -194,3 +194,91 @@ fn distributions_keep_their_bounds() {
     );
     assert!(drawn.contains(&60.0) && drawn.contains(&1200.0));
 }
+
+const FOUR: &str = include_str!("../../scenarios/four-nodes.toml");
+
+#[test]
+fn nodes_are_read_alike_or_one_by_one() {
+    let alike = Scenario::parse(FOUR, &[]).unwrap();
+    let nodes = alike.nodes.as_ref().unwrap();
+    assert_eq!(nodes.all.len(), 4);
+    let racks: Vec<u16> = nodes.all.iter().map(|n| n.rack).collect();
+    assert_eq!(racks, [0, 1, 0, 1]);
+    assert_eq!(nodes.all[0].memory_bytes, 16 << 30);
+    assert_eq!((nodes.replicas, nodes.fail_at_s[0]), (2, 1845.0));
+    // `[bb]` is one node there, and all of them here.
+    assert_eq!(
+        alike.bb.capacity_bytes,
+        4 * (256_000_000_000 + (16u64 << 30))
+    );
+    assert_eq!(
+        alike.pfs.bytes_per_s, 1.5e9,
+        "the PFS is no faster for more nodes"
+    );
+    let text = FOUR.replace("count = 4\n", "").replace(
+        "# What the PFS",
+        "[[node]]\ncount = 2\n[[node]]\nrack = 7\nflash = \"1TB\"\nwrite = \"4GB/s\"\n# What the PFS",
+    );
+    let listed = Scenario::parse(&text, &[]).unwrap();
+    let nodes = listed.nodes.as_ref().unwrap();
+    assert_eq!(nodes.all.len(), 3);
+    assert_eq!(nodes.all[1].flash_bytes, 256_000_000_000);
+    assert_eq!(
+        (nodes.all[2].flash_bytes, nodes.all[2].rack),
+        (1_000_000_000_000, 7)
+    );
+    // Twice the write bandwidth has twice of the others.
+    assert_eq!(nodes.flash_of(&nodes.all[2]).bw_min_bytes_per_s, 3.2e9);
+}
+
+#[test]
+fn bad_nodes_are_refused_with_line_and_reason() {
+    let cases = [
+        ("count = 4", "count = 0", "nodes.count", "from 1"),
+        (
+            "replicas = 2",
+            "replicas = 3",
+            "nodes.replicas",
+            "from 1 to 2",
+        ),
+        (
+            "replicas = 2",
+            "fsync = \"pfs\"",
+            "nodes.fsync",
+            "ssd or memory",
+        ),
+        ("\"3.1GB/s\"", "0", "nodes.link", "positive rate"),
+        ("racks = 2", "rakcs = 2", "nodes.rakcs", "unknown key"),
+        (
+            "repair = \"20m\"",
+            "repair = 0",
+            "nodes.repair",
+            "more than 0",
+        ),
+        (
+            "capacity = \"256GB\"",
+            "capacity = 1\nnodes = 4",
+            "bb.nodes",
+            "nodes.count",
+        ),
+        (
+            "bw_min = \"1.6GB/s\"",
+            "bw_min = \"3GB/s\"",
+            "bb.bw_min",
+            "exceeds",
+        ),
+        (
+            "policy = \"bbos\"",
+            "policy = \"dedicated\"",
+            "bb.nodes",
+            "dedicated",
+        ),
+        ("[pfs]", "[[node]]\n[pfs]", "nodes.count", "one by one"),
+    ];
+    for (from, to, key, why) in cases {
+        assert!(FOUR.contains(from), "{from}");
+        let error = Scenario::parse(&FOUR.replacen(from, to, 1), &[]).unwrap_err();
+        assert_eq!(error.key, key, "{error}");
+        assert!(error.why.contains(why), "{error}");
+    }
+}

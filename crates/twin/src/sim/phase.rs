@@ -343,6 +343,7 @@ impl Sim<'_> {
                     return;
                 }
                 if self.begin_fsync(id) {
+                    self.end_of_part(w.app, w.stall_s);
                     return;
                 }
                 let part = &mut self.parts[id];

@@ -17,6 +17,9 @@ use super::place::{object, wanted};
 use crate::scenario::Nodes;
 use forebay_policy::placement::TierKind;
 
+/// What the policy sees of parts, and these.
+type Parts<T> = Vec<(T, PartId)>;
+
 impl Sim<'_> {
     /// The copy of a part of a version that has this role.
     pub(in super::super) fn part_of(
@@ -360,7 +363,7 @@ impl Sim<'_> {
     }
 
     /// The newest versions that are drained, and the restart copies there are, each with its part.
-    fn drained(&self) -> (Vec<(DrainedVersion, PartId)>, Vec<(RestartCopy, PartId)>) {
+    fn drained(&self) -> (Parts<DrainedVersion>, Parts<RestartCopy>) {
         let (mut versions, mut copies) = (Vec::new(), Vec::new());
         for (app, a) in self.apps.iter().enumerate() {
             for id in &a.parts {

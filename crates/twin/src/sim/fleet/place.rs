@@ -119,7 +119,8 @@ impl Sim<'_> {
         self.touched.push(node);
     }
 
-    /// Chooses the node of the second copy of a part that is begun; without one its fsync drains it.
+    /// Chooses the node of the second copy of a part that is begun; without one its fsync drains
+    /// it.
     pub(in super::super) fn begin_second(&mut self, first: PartId, request: &Request) {
         let scenario = self.scenario;
         let Some(nodes) = &scenario.nodes else {

@@ -36,6 +36,169 @@ fn two_copies_outlive_one_failure_and_one_does_not() {
     assert!(all.iter().any(|bytes| *bytes > 0), "{all:?}");
 }
 
+/// Two nodes, and one application that writes 10 GB from the first.
+fn pair(set: &[(&str, &str)]) -> super::super::Run {
+    let all = [
+        ("nodes.count", "2"),
+        ("nodes.memory", "0"),
+        ("nodes.fail_at", "100h"),
+        ("nodes.restart_copies", "0"),
+        ("failures.mode", "none"),
+        ("duration", "1000s"),
+        ("arrivals.pattern", "low"),
+        ("application.count", "1"),
+        ("application.stripe", "1"),
+        ("application.checkpoint", "10GB"),
+        ("application.interval", "2000s"),
+    ];
+    let mut all = all.to_vec();
+    all.extend_from_slice(set);
+    let options = Options {
+        records: true,
+        samples: 0,
+    };
+    run(&four(&all), options)
+}
+
+fn seconds(set: &[(&str, &str)]) -> f64 {
+    let run = pair(set);
+    assert_eq!(run.records.len(), 1, "{:?}", run.outcome);
+    run.records[0].latency_s()
+}
+
+#[test]
+fn links_and_second_copies_cost_what_they_take() {
+    let one = ("nodes.replicas", "1");
+    let near = |found: f64, wanted: f64| assert!((found - wanted).abs() < 0.01, "{found} {wanted}");
+    // Flash takes 2 GB/s.
+    near(seconds(&[one]), 5.0);
+    // Node-local writes use no link; those from a compute node do, and so does a second copy.
+    let slow = ("nodes.link", "1GB/s");
+    near(seconds(&[one, slow]), 5.0);
+    near(seconds(&[one, slow, ("nodes.local", "false")]), 10.0);
+    near(seconds(&[slow]), 10.0);
+    // Both copies of two applications go to the same two devices.
+    let both = [
+        ("application.count", "2"),
+        ("arrivals.pattern", "back-to-back"),
+    ];
+    let run = pair(&both);
+    let last = run
+        .records
+        .iter()
+        .map(|r| r.latency_s())
+        .fold(0.0, f64::max);
+    near(last, 10.0);
+    // With one node the fsync drains: 10 GB at 1.5 GB/s after it was written.
+    near(seconds(&[("nodes.count", "1")]), 5.0 + 10.0 / 1.5);
+    // Memory takes 5 GB/s.
+    near(
+        seconds(&[one, ("nodes.memory", "20GB"), ("nodes.fsync", "memory")]),
+        2.0,
+    );
+    near(
+        seconds(&[one, ("nodes.memory", "20GB"), ("nodes.fsync", "ssd")]),
+        5.0,
+    );
+}
+
+#[test]
+fn two_full_nodes_drain_as_one_with_all_their_space_would() {
+    let full = [
+        ("nodes.replicas", "1"),
+        ("bb.capacity", "30GB"),
+        ("policy", "maxbw"),
+        ("application.count", "6"),
+        ("arrivals.pattern", "back-to-back"),
+    ];
+    let run = pair(&full);
+    let fleet = run.fleet.unwrap();
+    assert_eq!(run.outcome.checkpoints, 6);
+    for node in &fleet.nodes {
+        assert_eq!(node.drained_bytes, node.written_bytes);
+        assert_eq!(node.peak_bytes, 30_000_000_000);
+    }
+    // 60 GB at 1.5 GB/s, as one burst buffer with all the space would drain them.
+    assert_eq!(run.outcome.dirty_at_end_bytes, 0);
+}
+
+#[test]
+fn a_file_goes_on_where_room_was_made_first() {
+    let alike = "[nodes]\ncount = 4\nmemory = \"16GiB\"";
+    assert!(FOUR.contains(alike));
+    // The third of 20 GB fits neither beside the first nor beside the second, and waits for its own
+    // node. A gigabyte is soon drained from the other one.
+    let text = FOUR
+        .replace(alike, "[nodes]")
+        .replace("replicas = 2", "replicas = 1")
+        .replace("fail_at = [\"1845s\"]", "")
+        .replace("restart_copies = 1", "")
+        .replace("mode = \"process\"", "mode = \"none\"")
+        .replace("pattern = \"med\"", "pattern = \"back-to-back\"")
+        .replace("policy = \"bbos\"", "policy = \"maxbw\"")
+        .replace(
+            "[pfs]",
+            "[[node]]\nflash = \"30GB\"\n[[node]]\nflash = \"39GB\"\n[pfs]",
+        )
+        .replace("count = 12", "count = 3")
+        .replace("32GB", "20GB")
+        .replace("stripe = 4", "")
+        .replace("duration = \"4h\"", "duration = 500");
+    let found = |locality: &str| {
+        let set = [Override {
+            key: "nodes.locality".into(),
+            value: locality.into(),
+        }];
+        let run = run(&Scenario::parse(&text, &set).unwrap(), Options::default());
+        assert_eq!(run.outcome.checkpoints, 3);
+        let fleet = run.fleet.unwrap();
+        let written: u64 = fleet.nodes.iter().map(|n| n.written_bytes).sum();
+        assert_eq!(written, 60_000_000_000 + fleet.handed_over_bytes);
+        fleet.handed_over
+    };
+    assert_eq!((found("writer-first"), found("local-only")), (1, 0));
+}
+
+#[test]
+fn restarts_read_from_another_node_what_their_own_has_lost() {
+    let hits = |copies: &str| {
+        let set = [
+            ("nodes.replicas", "1"),
+            ("nodes.restart_copies", copies),
+            ("nodes.fail_at", "1500s"),
+            ("arrivals.pattern", "low"),
+            ("duration", "2000s"),
+            ("application.count", "4"),
+            ("application.checkpoint", "8GB"),
+            ("application.interval", "1000s"),
+        ];
+        let run = pair(&set);
+        assert!(run.outcome.restarts > 0, "{:?}", run.outcome);
+        run.outcome.hits
+    };
+    assert_eq!(hits("0"), 0, "flash goes with its node");
+    assert!(hits("1") > 0);
+}
+
+#[test]
+fn a_node_that_is_away_is_waited_for() {
+    let run = pair(&[
+        ("nodes.replicas", "1"),
+        ("nodes.flash_loss", "0"),
+        ("policy", "maxbw"),
+        ("pfs.bandwidth", "20MB/s"),
+        ("nodes.fail_at", "30s"),
+        ("nodes.repair", "200s"),
+        ("application.count", "2"),
+        ("arrivals.pattern", "back-to-back"),
+    ]);
+    let fleet = run.fleet.unwrap();
+    assert_eq!((fleet.lost_bytes, fleet.interrupted), (0, 1));
+    assert!((fleet.waited_for_node_s - 200.0).abs() < 1e-6, "{fleet:?}");
+    let away: f64 = fleet.nodes.iter().map(|n| n.away_s).sum();
+    assert!((away - 200.0).abs() < 1e-6, "{fleet:?}");
+}
+
 fn any_fleet() -> impl Strategy<Value = String> {
     let policy = proptest::sample::select(vec!["bbos", "maxbw", "maxeff"]);
     let locality = proptest::sample::select(vec!["writer-first", "local-only", "spread"]);
