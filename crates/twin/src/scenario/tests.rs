@@ -282,3 +282,20 @@ fn bad_nodes_are_refused_with_line_and_reason() {
         assert!(error.why.contains(why), "{error}");
     }
 }
+
+#[test]
+fn the_scenario_of_the_page_on_scale_is_read() {
+    let scale = include_str!("../../scenarios/scale.toml");
+    let set = [("nodes.count", "1000"), ("application.count", "4000")];
+    let set = set.map(|(key, value)| Override {
+        key: key.into(),
+        value: value.into(),
+    });
+    let scenario = Scenario::parse(scale, &set).unwrap();
+    assert_eq!(scenario.nodes.unwrap().all.len(), 1000);
+    let total: f64 = 4000.0 * 40e9 / 1800.0;
+    assert!(
+        (total / 1000.0 - 89e6).abs() < 1e5,
+        "as its first lines say"
+    );
+}
