@@ -252,6 +252,18 @@ mod tests {
     }
 
     #[test]
+    fn a_run_of_several_nodes_is_compared_as_any() {
+        let one = live(1.0);
+        let bb = "\"plan\":";
+        let several = one.replace(bb, "\"nodes\":{\"count\":2,\"replicas\":2},\"plan\":");
+        assert_ne!(one, several);
+        let report = replay(&several, &mut |_| true).unwrap();
+        assert_eq!(report.rows.len(), 2);
+        // Each writes 1 GB at 1 GB/s, and its second copy at the other node.
+        assert_eq!(report.rows[0].number("twin_latency_s"), Some(1.0));
+    }
+
+    #[test]
     fn of_throughput_the_mean_and_the_middle_are_compared() {
         // One job as simulated (1 s), one in 4 s: means of 0.625 and 1 GB/s, and two is their
         // middle.

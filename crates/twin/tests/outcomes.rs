@@ -60,13 +60,11 @@ fn numbers(outcome: &Outcome) -> Vec<(String, f64)> {
 #[test]
 fn one_node_is_the_burst_buffer_of_before() {
     for (name, text, _) in SHIPPED {
-        // `bb.nodes` is 1 without the key, and may not stand beside `[nodes]`.
-        let text = text.replace("nodes = 1\n", "");
         for policy in ["bbos", "maxbw", "maxeff", "dedicated"] {
             for placement in ["bbos", "lru"] {
                 let set = [("policy", policy), ("placement", placement)];
-                let old = with(&text, &set);
-                let new = with(&text, &[set[0], set[1], ("nodes.count", "1")]);
+                let old = with(text, &set);
+                let new = with(text, &[set[0], set[1], ("nodes.count", "1")]);
                 assert!(new.fleet.is_some());
                 for (old, new) in numbers(&old.outcome).iter().zip(numbers(&new.outcome)) {
                     let differ = (old.1 - new.1).abs();
@@ -77,4 +75,34 @@ fn one_node_is_the_burst_buffer_of_before() {
             }
         }
     }
+}
+
+#[test]
+fn nodes_are_in_the_report_one_by_one_and_in_sum() {
+    let text = include_str!("../scenarios/four-nodes.toml");
+    let report = experiment::scenario(text, &[], &mut |_| true).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&output::json(&report)).unwrap();
+    let nodes = json["nodes"].as_array().unwrap();
+    assert_eq!(nodes.len(), 4);
+    let sum = |field: &str| {
+        nodes
+            .iter()
+            .map(|n| n[field].as_u64().unwrap())
+            .sum::<u64>()
+    };
+    let row = &json["rows"][0];
+    assert_eq!(sum("drained_bytes"), row["demoted_bytes"].as_u64().unwrap());
+    assert_eq!(
+        sum("capacity_bytes"),
+        row["capacity_bytes"].as_u64().unwrap()
+    );
+    assert_eq!(sum("failures"), row["node_failures"].as_u64().unwrap());
+    assert_eq!(row["lost_bytes"], 0);
+    assert_eq!(output::nodes(&report).lines().count(), 5);
+    let files = output::files(&report).unwrap();
+    let names: Vec<&str> = files.iter().map(|f| f.name.as_str()).collect();
+    assert!(
+        names.contains(&"nodes.csv") && names.contains(&"at-risk.svg"),
+        "{names:?}"
+    );
 }

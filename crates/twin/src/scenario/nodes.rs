@@ -142,7 +142,7 @@ pub(super) fn nodes(
     if section.line.is_none() && list.is_empty() && !section.is_overridden() {
         return Ok(None);
     }
-    if bb.find("nodes").is_some() {
+    if device.nodes != 1 {
         let why = "is nodes.count where there is a section [nodes]; the figures of [bb] are of one node then";
         return Err(bb.error("nodes", bb.line_of("nodes"), why));
     }

@@ -292,10 +292,11 @@ fn the_scenario_of_the_page_on_scale_is_read() {
         value: value.into(),
     });
     let scenario = Scenario::parse(scale, &set).unwrap();
-    assert_eq!(scenario.nodes.unwrap().all.len(), 1000);
-    let total: f64 = 4000.0 * 40e9 / 1800.0;
+    let of = |a: &Application| f64::from(a.count) * a.checkpoint_bytes as f64 / a.interval_s;
+    let load: f64 = scenario.applications.iter().map(of).sum();
+    let a_node = load / scenario.nodes.unwrap().all.len() as f64;
     assert!(
-        (total / 1000.0 - 89e6).abs() < 1e5,
-        "as its first lines say"
+        (a_node - 89e6).abs() < 0.5e6,
+        "its first line says so: {a_node}"
     );
 }
