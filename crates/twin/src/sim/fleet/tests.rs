@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::super::part::State;
 use super::super::{Options, run};
 use super::*;
 use crate::scenario::Override;
@@ -267,6 +268,10 @@ fn check(sim: &Sim<'_>) -> Result<(), TestCaseError> {
             *clean += part.clean();
             if part.role == Role::Second {
                 *seconds += part.dirty();
+                // What is drained has its second copy on the PFS.
+                let first = sim.part_of(part.app, part.version, part.slot, Role::First);
+                let is_drained = first.is_some_and(|id| sim.parts[id].state == State::Clean);
+                prop_assert!(!is_drained);
             }
         }
     }
