@@ -6,7 +6,7 @@
 //! and programs wait for ever. So a small process beside the mount aborts the connection when the
 //! mount's main thread has died.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -14,7 +14,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags};
+use rustix::io::Errno as Sys;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Signal;
 
@@ -22,6 +23,8 @@ use crate::exit::reason;
 
 /// What the program is called to be this process.
 const NAME: &str = "forebay-abort";
+/// `STATX_MNT_ID_UNIQUE` of `linux/stat.h`.
+const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 /// Also without a signal it looks again after so long, seconds.
 const LOOK_AGAIN_S: i64 = 10;
 
@@ -59,10 +62,11 @@ impl Drop for Aborter {
 }
 
 fn spawn(point: &Path) -> io::Result<Child> {
-    // Nothing is asked of the mount.
-    let stat = rustix::fs::statx(CWD, point, AtFlags::STATX_DONT_SYNC, StatxFlags::empty())?;
-    // Where the kernel's own file is not shown, root takes the mount away by its path.
-    let path = format!("/sys/fs/fuse/connections/{}/abort", stat.stx_dev_minor);
+    // Where the kernel's own file is not shown, root ends the mount by its path.
+    let path = format!(
+        "/sys/fs/fuse/connections/{}/abort",
+        stat(CWD, point)?.stx_dev_minor
+    );
     let connection = match File::options().write(true).open(path) {
         Ok(file) => Stdio::from(file),
         Err(_) if rustix::process::geteuid().is_root() => Stdio::null(),
@@ -72,11 +76,25 @@ fn spawn(point: &Path) -> io::Result<Child> {
         .arg0(NAME)
         .arg(std::process::id().to_string())
         .arg(point)
+        .arg(identity(CWD, point)?)
         .current_dir("/")
         .stdin(connection)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
+}
+
+/// Asks nothing of the mount.
+fn stat(dir: impl AsFd, path: impl rustix::path::Arg) -> io::Result<Statx> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::EMPTY_PATH;
+    Ok(rustix::fs::statx(dir, path, flags, MNT_ID_UNIQUE)?)
+}
+
+/// Tells a mount from others. Before Linux 6.8 the number of a mount may be another's later.
+fn identity(dir: impl AsFd, path: impl rustix::path::Arg) -> io::Result<String> {
+    let found = stat(dir, path)?;
+    let device = (found.stx_dev_major, found.stx_dev_minor);
+    Ok(format!("{}:{}:{}", device.0, device.1, found.stx_mnt_id))
 }
 
 /// Whether this process was started as that.
@@ -85,13 +103,13 @@ pub fn is_called(name: Option<&OsString>) -> bool {
 }
 
 /// Waits for the end of the process that is named first, whose child this is, and aborts the
-/// connection behind standard input, or of the mount that is named after it.
+/// connection behind standard input, or of the mount whose path and identity are named after it.
 ///
 /// # Errors
-/// Not both were named, or a system call failed.
+/// Not all were named, or a system call failed.
 pub fn run(mut args: impl Iterator<Item = OsString>) -> io::Result<()> {
     let parent = args.next().and_then(|text| text.to_str()?.parse().ok());
-    let (Some(parent), Some(point)) = (parent, args.next()) else {
+    let (Some(parent), Some(point), Some(mount)) = (parent, args.next(), args.next()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
     // Ctrl-C in the mount's terminal is for the mount.
@@ -106,11 +124,25 @@ pub fn run(mut args: impl Iterator<Item = OsString>) -> io::Result<()> {
     let mut connection = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     match connection.metadata()?.is_file() {
         true => connection.write_all(b"1"),
-        // Aborted all the same where programs still use it.
-        false => Ok(unmount(
-            Path::new(&point),
-            UnmountFlags::FORCE | UnmountFlags::NOFOLLOW,
-        )?),
+        false => abort_by_path(Path::new(&point), &mount),
+    }
+}
+
+fn abort_by_path(point: &Path, mount: &OsStr) -> io::Result<()> {
+    // While this is open the mount stays in the tree, dead: programs get errors, and do not write
+    // into the folder below it.
+    let root = rustix::fs::open(
+        point,
+        OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
+    if *identity(&root, "")? != *mount {
+        // Somebody has put another one in its place.
+        return Ok(());
+    }
+    match unmount(point, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW) {
+        Err(Sys::BUSY) => Ok(()),
+        done => Ok(done?),
     }
 }
 

@@ -42,6 +42,7 @@ pub(crate) struct Way {
     connection: Arc<dyn Connection>,
     instance: [u8; 16],
     session: Mutex<Option<Session>>,
+    introducing: Mutex<()>,
     /// The start of the node that was found first.
     boot: OnceLock<String>,
     /// Handles that nobody needs any more: they travel together.
@@ -82,17 +83,28 @@ impl Way {
         let known = *self.session.lock();
         match known.filter(|known| known.generation == generation) {
             Some(known) => Ok(known),
-            None => Ok(self.introduce()?.0),
+            None => {
+                // One asks, and the others have the answer.
+                let _one = self.introducing.lock();
+                let known = *self.session.lock();
+                match known.filter(|known| known.generation == self.connection.generation()) {
+                    Some(known) => Ok(known),
+                    None => Ok(self.introduce()?.0),
+                }
+            }
         }
     }
 
-    /// Asks who is there.
+    /// Asks who is there. A call of the session before may be under way there for long.
     fn introduce(&self) -> io::Result<(Session, Vec<ObjectTier>)> {
         loop {
             let before = self.connection.generation();
             let instance = self.instance;
             let request = Request::Object(ObjectCall::Begin { instance });
-            let begun = self.connection.call(request, &[], &mut [])?;
+            let begun = match self.connection.call(request, &[], &mut []) {
+                Err(Errno::EAGAIN) => continue,
+                begun => begun?,
+            };
             let Response::Object(ObjectReply::Tiers { boot, tiers }) = begun.response else {
                 return Err(odd());
             };
@@ -163,6 +175,7 @@ impl RemoteTiers {
                 connection,
                 instance,
                 session: Mutex::default(),
+                introducing: Mutex::default(),
                 boot: OnceLock::new(),
                 closes: Mutex::default(),
             }),

@@ -115,7 +115,7 @@ impl Turn {
     }
 
     fn end(&self) -> io::Result<()> {
-        let mut goes_on = self.0.try_write_for(PATIENCE).ok_or(Errno::EBUSY)?;
+        let mut goes_on = self.0.try_write_for(PATIENCE).ok_or(Errno::EAGAIN)?;
         *goes_on = false;
         Ok(())
     }

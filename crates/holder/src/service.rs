@@ -11,7 +11,7 @@ use forebay_wire::{
     Descriptor, NOT_BEGUN, ObjectCall, ObjectKey, ObjectReply, ObjectRequest, ObjectTier,
     ObjectUse, Peer, Reply, Request, Response, Service,
 };
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::convert;
 use crate::server::{DataServer, Tiers, Turn};
@@ -31,6 +31,8 @@ pub struct DataSession {
     server: Arc<DataServer>,
     /// Once it has begun.
     begun: OnceLock<Begun>,
+    /// Held by who begins it.
+    beginning: Mutex<()>,
     open: RwLock<HashMap<Handle, Arc<dyn Object>>>,
 }
 
@@ -45,6 +47,7 @@ impl DataSession {
         DataSession {
             server,
             begun: OnceLock::new(),
+            beginning: Mutex::default(),
             open: RwLock::default(),
         }
     }
@@ -60,10 +63,13 @@ impl DataSession {
     }
 
     fn begin(&self, instance: [u8; 16]) -> io::Result<ObjectReply> {
-        if self.begun.get().is_none() {
-            let (turn, tiers) = self.server.begin(instance)?;
-            // Who began at the same time has the newer turn, and this session with it.
-            drop(self.begun.set(Begun { turn, tiers }));
+        {
+            // Many may ask at once: the second to take a turn would end that of the first.
+            let _one = self.beginning.lock();
+            if self.begun.get().is_none() {
+                let (turn, tiers) = self.server.begin(instance)?;
+                drop(self.begun.set(Begun { turn, tiers }));
+            }
         }
         let tiers = self.begun.get().map(|begun| &begun.tiers);
         let tiers = tiers.ok_or(NOT_BEGUN)?.iter();

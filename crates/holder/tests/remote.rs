@@ -300,3 +300,28 @@ fn who_begins_ends_the_session_before() {
     let other = RemoteTiers::new(first, [8; 16]).find("server-2");
     assert_eq!(errno(other), Some(Errno::EBUSY));
 }
+
+#[test]
+fn many_that_begin_at_once_have_one_session() {
+    let dir = tempfile::tempdir().expect("a directory");
+    for round in 0..20 {
+        let connection = Breaking::new(server(dir.path(), "boot 1"));
+        let barrier = std::sync::Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    barrier.wait();
+                    let begin = ObjectCall::Begin { instance: INSTANCE };
+                    assert!(
+                        connection
+                            .call(Request::Object(begin), &[], &mut [])
+                            .is_ok()
+                    );
+                });
+            }
+        });
+        let ask = Request::Object(ObjectCall::Space(forebay_types::TierId(0)));
+        let answer = connection.call(ask, &[], &mut []);
+        assert!(answer.is_ok(), "round {round}: {:?}", answer.err());
+    }
+}

@@ -185,8 +185,11 @@ pub struct FileFacts {
     pub drain_open: u32,
     /// The last generation that is on the PFS, of a file that was open for writing then.
     pub safe: Option<Generation>,
-    /// How often it was cut since it is known here: what was flushed of it before may be gone.
+    /// How often it was cut since it is known here, and cuts that are under way: what was flushed
+    /// of it before may be gone.
     pub cuts: u32,
+    /// See `cuts`.
+    pub cutting: u32,
 }
 
 impl Deref for FileState {

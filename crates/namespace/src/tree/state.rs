@@ -33,6 +33,7 @@ impl FileState {
                 drain_open: 0,
                 safe: None,
                 cuts: 0,
+                cutting: 0,
             },
             unplaced: Vec::new(),
             unsettled: false,

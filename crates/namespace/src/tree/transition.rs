@@ -138,15 +138,21 @@ impl FileState {
     }
 
     /// The object is about to be cut: of what was flushed no more is left than `size`. What was on
-    /// record, if that is more.
-    pub fn cut(&mut self, size: u64) -> Option<Flushed> {
-        self.facts.cuts = self.facts.cuts.wrapping_add(1);
+    /// record, if that is more. [`FileState::end_cut`] follows, whatever comes of it.
+    pub fn begin_cut(&mut self, size: u64) -> Option<Flushed> {
+        self.facts.cutting += 1;
         let more = self.residency.flushed.filter(|was| was.bytes > size)?;
         self.restore_flushed(Some(Flushed {
             bytes: size,
             ..more
         }));
         Some(more)
+    }
+
+    /// It was cut, or was not.
+    pub fn end_cut(&mut self) {
+        self.facts.cutting = self.facts.cutting.saturating_sub(1);
+        self.facts.cuts = self.facts.cuts.wrapping_add(1);
     }
 
     /// What was flushed could not be put on record: this is what is there.

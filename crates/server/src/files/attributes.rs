@@ -221,10 +221,12 @@ impl Files {
             loop {
                 let end = open.end.lock();
                 if is_marked(target) {
-                    if let Target::Buffer { file, object, .. } = target {
-                        self.note_cut(file, &**object, size)?;
+                    match target {
+                        Target::Buffer { file, object, .. } => {
+                            self.cut(file, size, || Ok(object.set_len(size)?))?;
+                        }
+                        Target::Pfs { file, .. } => file.set_len(size)?,
                     }
-                    target.object().set_len(size)?;
                     self.note_changed(target)?;
                     break;
                 }
@@ -247,19 +249,24 @@ impl Files {
         object: &dyn Object,
         set: &SetAttr,
     ) -> Result<(), Failure> {
-        if let Some(size) = set.size {
+        if set.size.is_some() {
             // Until it is recorded, only the object knows the size.
             self.begin_change(file)?;
-            self.note_cut(file, object, size)?;
             self.buffer.activity().note();
         }
-        let changed = change_object(object, set);
+        let changed = match set.size {
+            Some(size) => self.cut(file, size, || change_object(object, set)),
+            None => change_object(object, set),
+        };
         if changed.is_ok() && set.size == Some(0) {
             self.integrity.forget_failed_flush(file, object);
             self.was_emptied(file);
         }
         // Also what failed: the file was marked as being written.
-        let recorded = self.record_object(file, object);
+        let recorded = match object.stat() {
+            Ok(stat) => self.take_in(file, &stat, &|| false),
+            Err(error) => Err(self.not_taken_in(file, error)),
+        };
         both("record a file", changed, recorded).map(drop)
     }
 
@@ -281,13 +288,17 @@ impl Files {
         let opened = self.buffer.tiers().open_object(file.tier(), file.object);
         let stat = match opened.and_then(|object| object.stat()) {
             Ok(stat) => stat,
-            Err(error) => {
-                let failure = error.into();
-                self.leave_unclosed(file, &failure);
-                return Err(failure);
-            }
+            // It has lost its last name, and its object with that.
+            Err(_) if file.lock().is_unlinked() => return Ok(()),
+            Err(error) => return Err(self.not_taken_in(file, error)),
         };
         self.take_in(file, &stat, &goes_on)
+    }
+
+    fn not_taken_in(&self, file: &Arc<File>, error: std::io::Error) -> Failure {
+        let failure = error.into();
+        self.leave_unclosed(file, &failure);
+        failure
     }
 
     /// Takes size and times of an object into its record. The caller has claimed the file, and

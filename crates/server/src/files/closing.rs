@@ -185,6 +185,10 @@ impl Files {
 
     /// The object does not say what it has become: its drain asks again.
     pub fn leave_unclosed(&self, file: &Arc<File>, failure: &Failure) {
+        if file.lock().is_unlinked() {
+            // Nobody misses it.
+            return;
+        }
         self.buffer.unclosed().lock().insert(file.object);
         let reason = format!(
             "its close could not look at its object: {failure}; it is kept and tried again"
@@ -193,14 +197,22 @@ impl Files {
         self.buffer.queue().add(file.object);
     }
 
-    /// A file is about to be cut. What an fsync has promised goes with what is cut off, or a start
-    /// after a power cut would miss it. So that is on record before the cut can be.
-    pub fn note_cut(&self, file: &Arc<File>, object: &dyn Object, to: u64) -> Result<(), Failure> {
-        if to >= object.stat()?.size {
-            return Ok(());
-        }
+    /// Cuts a file. What an fsync has promised goes with what is cut off, or a start after a power
+    /// cut would miss it. So that is on record before the cut can be.
+    pub fn cut<T>(
+        &self,
+        file: &Arc<File>,
+        to: u64,
+        cut: impl FnOnce() -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let done = self.promise_no_more(file, to).and_then(|()| cut());
+        file.lock().end_cut();
+        done
+    }
+
+    fn promise_no_more(&self, file: &Arc<File>, than: u64) -> Result<(), Failure> {
         let mut state = file.lock();
-        if let Some(before) = state.cut(to)
+        if let Some(before) = state.begin_cut(than)
             && let Err(error) = self.ns.save(file, &state, KvDurability::Synced)
         {
             state.restore_flushed(Some(before));

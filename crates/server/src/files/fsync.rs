@@ -144,12 +144,15 @@ impl Files {
 
     /// Asks what an object holds, right before it is flushed.
     fn begin_flush(&self, file: &File, object: &dyn Object) -> Result<Flush, Failure> {
-        let (generation, cuts) = {
+        let (generation, cuts, cutting) = {
             let state = file.lock();
-            (state.generation(), state.cuts)
+            (state.generation(), state.cuts, state.cutting > 0)
         };
-        // After that: what is cut from here on is counted.
-        let bytes = object.stat()?.size;
+        // After that: what is cut from here on is counted. What is being cut may be gone already.
+        let bytes = match cutting {
+            true => 0,
+            false => object.stat()?.size,
+        };
         Ok(Flush {
             generation,
             bytes,
@@ -168,7 +171,7 @@ impl Files {
         let before = state.residency.flushed;
         if on_flash && state.is_dirty() {
             // If it was cut meanwhile, what it has grown to since may be on no device.
-            let bytes = match state.cuts == flush.cuts {
+            let bytes = match (state.cuts, state.cutting) == (flush.cuts, 0) {
                 true => flush.bytes,
                 false => 0,
             };
@@ -746,6 +749,11 @@ mod tests {
             cut(rooms, file.ino, size);
             assert_eq!(promised(), Some(left));
         }
+        // Nor by an fsync that begins while it is cut.
+        file.lock().begin_cut(15);
+        assert_eq!(answer(rooms.files.fsync(handle, false)), Ok(()));
+        assert_eq!(promised(), Some(15));
+        file.lock().end_cut();
         rooms.files.release(handle).expect("close");
         cut(rooms, file.ino, 7);
         assert_eq!(promised(), Some(7));

@@ -457,14 +457,21 @@ fn a_mount_ends_when_the_process_that_is_watched_dies() {
     wait_until("the mount is watched", || aborters(daemon).len() == 1);
     let own = aborters(daemon)[0];
     // The kernel's file, or none where the mount is found by its path.
+    let line = fs::read(format!("/proc/{own}/cmdline")).expect("its command line");
+    let words: Vec<_> = line.split(|byte| *byte == 0).collect();
+    let identity = String::from_utf8(words[3].to_vec()).expect("numbers");
     let abort = OpenOptions::new()
         .write(true)
         .open(format!("/proc/{own}/fd/0"))
         .expect("its standard input");
     // As if the kernel held a thread of the mount: who is watched dies, and the mount does not.
     let mut watched = Command::new("bash")
-        .args(["-c", r#"(exec -a forebay-abort "$0" $$ "$1") <&0 & wait"#])
+        .args([
+            "-c",
+            r#"(exec -a forebay-abort "$0" $$ "$1" "$2") <&0 & wait"#,
+        ])
         .args([forebay_testkit::program(), &point])
+        .arg(&identity)
         .stdin(abort)
         .spawn()
         .expect("bash");
