@@ -65,7 +65,8 @@ impl RemoteObject {
             }
             opened => opened?,
         };
-        *held = now;
+        // If it was of this session after all.
+        self.way.close(&std::mem::replace(held, now));
         Ok(())
     }
 

@@ -53,10 +53,14 @@ impl Way {
     /// In a session that has begun. Where another one has come between, nothing was done.
     pub fn call(&self, call: &ObjectCall, payload: &[u8], into: &mut [u8]) -> io::Result<Reply> {
         for _ in 0..TRIES {
-            self.session()?;
+            let session = self.session()?;
             let request = Request::Object(call.clone());
             match self.connection.call(request, payload, into) {
                 Err(NOT_BEGUN) => *self.session.lock() = None,
+                // Another one may have come before the call: then it says nothing of this one.
+                Ok(_) if self.connection.generation() != session.generation => {
+                    return Err(Errno::ENOTCONN.into());
+                }
                 answered => return Ok(answered?),
             }
         }
