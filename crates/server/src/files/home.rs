@@ -20,14 +20,17 @@ pub struct Origin {
     pub name_hash: u64,
 }
 
-/// Of a path.
-pub fn hash_of(path: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    path.hash(&mut hasher);
-    hasher.finish()
-}
-
 impl Files {
+    /// Of a path; 0 where there is one node, and nothing to spread.
+    pub fn name_hash(&self, path: &[u8]) -> u64 {
+        if self.settings.holders.is_empty() {
+            return 0;
+        }
+        let mut hasher = DefaultHasher::new();
+        path.hash(&mut hasher);
+        hasher.finish()
+    }
+
     /// Spaces of the tiers that a new file may go to: those of one node.
     pub fn spaces_for(&self, origin: Origin, file: &NewFile) -> Vec<TierSpace> {
         let spaces = self.buffer.ledger().spaces();

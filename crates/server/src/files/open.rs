@@ -17,7 +17,7 @@ use crate::buffer::opens::{Before, Claim, OpenFile, Target};
 use crate::files::Files;
 use crate::files::change::stale_if_gone;
 use crate::files::handed::{Handed, Local, OpenResult, hand_over, opened};
-use crate::files::home::{Origin, hash_of};
+use crate::files::home::Origin;
 use crate::integrity::atrest::Purpose;
 
 /// Facts of an object about to be created.
@@ -156,7 +156,7 @@ impl Files {
         };
         let origin = Origin {
             writer: Some(process),
-            name_hash: hash_of(path),
+            name_hash: self.name_hash(path),
         };
         let tier = self.place_checkpoint(&identity, origin, &new)?;
         Ok(Foreseen {

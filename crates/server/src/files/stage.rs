@@ -10,7 +10,7 @@ use forebay_types::{Errno, Generation, ObjectId, SetTime, TierId, failpoint};
 
 use crate::base::failure::Failure;
 use crate::files::Files;
-use crate::files::home::{Origin, hash_of};
+use crate::files::home::Origin;
 use crate::files::mover::Move;
 use crate::files::open::stale_if_taken;
 use crate::integrity::atrest::Purpose;
@@ -57,7 +57,7 @@ impl Files {
         };
         let origin = Origin {
             writer: None,
-            name_hash: hash_of(&path),
+            name_hash: self.name_hash(&path),
         };
         let tier = match empty {
             true => self.place_new(origin, &new)?,
