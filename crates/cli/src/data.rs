@@ -1,6 +1,5 @@
 //! `forebay server` of a node that only holds data: it serves its tiers to the metadata server.
 
-use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -16,7 +15,7 @@ use forebay_wire::{Key, Peer, Reply, Request, Response, Service, UnixServer};
 
 use crate::cluster::config::{Cluster, Server};
 use crate::exit::{Exit, Explain, Failure, reason};
-use crate::signals::{self, Hangup};
+use crate::signals;
 use crate::state::{self, SocketPath};
 use crate::up::detach::Readiness;
 use crate::up::log::{self, Log};
@@ -179,15 +178,7 @@ fn wait(heard: &Receiver<&'static str>, log: &Log) -> &'static str {
 
 fn watch_signals(detached: bool, log: &Log, events: Sender<&'static str>) -> std::io::Result<()> {
     signals::ignore_user_signals()?;
-    let log = log.clone();
-    let hangup = match !detached && std::io::stdin().is_terminal() {
-        true => Hangup::Stops,
-        false => Hangup::Calls(Box::new(move || {
-            if let Err(error) = log.reopen() {
-                tracing::warn!("the log cannot be opened again: {}", reason(&error));
-            }
-        })),
-    };
+    let hangup = log.hangup(detached);
     signals::watch(hangup, move |signal, nth| {
         if nth > 1 || events.send("a signal").is_err() {
             std::process::exit(128 + signal);

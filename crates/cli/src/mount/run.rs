@@ -1,6 +1,6 @@
 //! The life of a mount: connect, mount, serve, unmount.
 
-use std::io::{ErrorKind::NotFound, IsTerminal};
+use std::io::ErrorKind::NotFound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -19,10 +19,10 @@ use crate::abort::Aborter;
 use crate::cluster::address::is_here;
 use crate::cluster::config::{Cluster, MountSettings};
 use crate::cluster::remote::todo;
-use crate::exit::{Exit, Explain, Failure, reason};
+use crate::exit::{Exit, Explain, Failure};
 use crate::instance::mount_table;
 use crate::server::socket_for_mounts;
-use crate::signals::{self, Hangup};
+use crate::signals;
 use crate::state::{self, Lock, LockError, SocketPath};
 use crate::up::detach::Readiness;
 use crate::up::front::unmount;
@@ -311,15 +311,7 @@ fn watch_signals(
     events: Sender<Event>,
 ) -> std::io::Result<()> {
     signals::ignore_user_signals()?;
-    let log = log.clone();
-    let hangup = match !detached && std::io::stdin().is_terminal() {
-        true => Hangup::Stops,
-        false => Hangup::Calls(Box::new(move || {
-            if let Err(error) = log.reopen() {
-                tracing::warn!("the log cannot be opened again: {}", reason(&error));
-            }
-        })),
-    };
+    let hangup = log.hangup(detached);
     let mount = plan.mount.clone();
     signals::watch(hangup, move |signal, nth| {
         if nth > 1 || events.send(Event::Stop("a signal")).is_err() {

@@ -5,7 +5,7 @@
 //! ([`limit`]).
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -16,7 +16,8 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-use crate::exit::{Explain, Failure};
+use crate::exit::{Explain, Failure, reason};
+use crate::signals::Hangup;
 use crate::state;
 
 mod file;
@@ -111,6 +112,20 @@ pub struct Log {
 }
 
 impl Log {
+    /// What SIGHUP means to a process with this log: the log is opened again, unless somebody's
+    /// terminal goes away with the process in its foreground.
+    pub fn hangup(&self, detached: bool) -> Hangup {
+        if !detached && io::stdin().is_terminal() {
+            return Hangup::Stops;
+        }
+        let log = self.clone();
+        Hangup::Calls(Box::new(move || {
+            if let Err(error) = log.reopen() {
+                tracing::warn!("the log cannot be opened again: {}", reason(&error));
+            }
+        }))
+    }
+
     fn new(sink: Sink) -> Log {
         let inner = Inner {
             sink,
